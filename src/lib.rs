@@ -259,12 +259,12 @@ pub mod training {
 pub mod compute {
     pub use pushpull_device::{
         Activation, Bags, Buffer, Combiner, ComputeError, Device, DeviceElement, DeviceInfo,
-        EmbeddingBag, Half, LabelledBags, Logistic, Matrix, Mlp, Network, Resident, Samples,
-        Targets, View, ViewMut, devices,
+        EmbeddingBag, Half, LabelledBags, Logistic, Matrix, Mlp, Network, Pinned, Resident,
+        Samples, Targets, Transfer, View, ViewMut, cuda_devices, devices,
     };
     pub use pushpull_worker::compute::{
-        Compute, ComputeFn, Divide, Model, ModelError, StepGradients, StepValues, Towers,
-        compute_fn,
+        Compute, ComputeFn, DeviceGradients, DeviceParams, Divide, Model, ModelError,
+        StepGradients, StepValues, Towers, compute_fn,
     };
 }
 

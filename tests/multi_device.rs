@@ -8,11 +8,11 @@ mod multi_device;
 
 use std::thread;
 
-use pushpull::blocking::TrainingSession;
-use pushpull::compute::{Compute, Device, Mlp, Model, Samples, Towers};
+use pushpull::blocking::{TrainingSession, Worker};
+use pushpull::compute::{Compute, Device, DeviceParams, Mlp, Model, Samples, Towers};
 use pushpull::local::Cluster;
 use pushpull::training::TrainingConfig;
-use pushpull::{Params, PsConfig, Sgd, Synchronous};
+use pushpull::{Params, PsConfig, Push, Sgd, Synchronous};
 
 #[test]
 fn towers_of_one_process_learn_together() {
@@ -84,4 +84,29 @@ fn two_workers_of_two_towers_make_one_mean_of_four_parts() {
         assert!((found - expected).abs() < 1e-5, "{found} instead of {expected}");
     }
     assert!(alone[1].iter().any(|&bias| bias.abs() > 1e-3), "nothing was trained");
+}
+
+/// A worker without a session: pulls to a device and pushes from it.
+#[test]
+fn values_travel_to_a_device_and_gradients_from_it() {
+    let cluster = Cluster::start(1, 1, |cluster, task| {
+        PsConfig::new(cluster, task, Sgd::new(0.5)).last_step(30)
+    })
+    .unwrap();
+    let mut model = model();
+    let mut worker = Worker::connect(cluster.worker_config(0)).unwrap();
+    let params = worker.join(&model.variables().unwrap(), |_| ()).unwrap();
+    let device = model.device().clone();
+    let mut local = DeviceParams::new(&device, params).unwrap();
+    let batch = Samples { features: &[1.0, 0.0, 0.5, 0.0, 1.0, -0.5], labels: &[0, 1] };
+    let mut losses = Vec::new();
+    while let Some(token) = worker.token().unwrap() {
+        worker.pull_to(&token, &mut local).unwrap();
+        let mut gradients = worker.gradients_on(&device).unwrap();
+        losses.push(model.gradients(local.values(), batch, &mut gradients.out()).unwrap());
+        assert!(matches!(worker.push_from(token, gradients).unwrap(), Push::Applied { .. }));
+    }
+    assert_eq!((losses.len(), local.host().step()), (30, 29));
+    assert!(losses[29] < 0.2 * losses[0], "{losses:?}");
+    cluster.stop().unwrap();
 }

@@ -30,7 +30,9 @@ use pushpull_common::placement::Placement;
 use pushpull_common::protocol::message::EndReason;
 use pushpull_common::tensor::Element;
 use pushpull_common::variable::VariableSpec;
+use pushpull_device::Device;
 
+use crate::compute::{DeviceGradients, DeviceParams};
 use crate::config::WorkerConfig;
 use crate::error::Error;
 use crate::gradients::params::{Gradients, Params};
@@ -175,6 +177,24 @@ impl Worker {
     /// See [`crate::Worker::push`].
     pub fn push(&mut self, token: Token, gradients: Gradients) -> Result<Push, Error> {
         self.waiter.call("push", || self.inner.push(token, gradients))
+    }
+
+    /// See [`crate::Worker::pull_to`].
+    pub fn pull_to(&mut self, token: &Token, params: &mut DeviceParams) -> Result<Pulled, Error> {
+        self.waiter.call("pull", || self.inner.pull_to(token, params))
+    }
+
+    /// See [`crate::Worker::gradients_on`].
+    ///
+    /// # Panics
+    /// If the worker has not joined.
+    pub fn gradients_on(&mut self, device: &Device) -> Result<DeviceGradients, Error> {
+        self.inner.gradients_on(device)
+    }
+
+    /// See [`crate::Worker::push_from`].
+    pub fn push_from(&mut self, token: Token, gradients: DeviceGradients) -> Result<Push, Error> {
+        self.waiter.call("push", || self.inner.push_from(token, gradients))
     }
 
     /// Starts [`Worker::push`] without waiting for it: see [`crate::Worker::push`].

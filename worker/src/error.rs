@@ -11,6 +11,7 @@ use std::time::Duration;
 use pushpull_common::codec::{Codec, CodecError};
 use pushpull_common::ids::{Sequence, ShardId, TaskId};
 use pushpull_common::protocol::Refusal;
+use pushpull_device::ComputeError;
 use thiserror::Error;
 
 pub use advice::Advice;
@@ -36,6 +37,9 @@ pub enum Error {
     /// A setting or a declaration of this program is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The device that computes refused an operation, or failed.
+    #[error(transparent)]
+    Device(#[from] ComputeError),
     /// The servers hold other variables: another model, or another version of it.
     #[error("cannot join: the variables differ from those on {shard}: {differs}")]
     Differs {
@@ -355,6 +359,7 @@ impl Error {
             | Error::Encode { error: CodecError::NonFinite { .. }, .. }
             | Error::DroppedVariable => Advice::SkipBatch,
             Error::Config(_)
+            | Error::Device(_)
             | Error::View(_)
             | Error::Load(_)
             | Error::Differs { .. }

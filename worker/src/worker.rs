@@ -1,6 +1,7 @@
 //! The worker: the operations of a training loop.
 
 mod assigns;
+mod device_steps;
 mod pulls;
 mod pushes;
 mod replication;
@@ -19,9 +20,11 @@ use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
 use pushpull_common::protocol::message;
 use pushpull_common::protocol::message::{EndReason, Role};
 use pushpull_common::variable::{Replication, VariableSpec};
+use pushpull_device::Device;
 
 use crate::client::{SessionClient, join_all};
 use crate::compression::Compression;
+use crate::compute::DeviceMemory;
 use crate::config::WorkerConfig;
 use crate::error::{ConfigError, Error};
 use crate::gradients::gradient_buffer::BufferRun;
@@ -65,6 +68,8 @@ pub struct Worker {
     data_begun: Option<DataBegun>,
     /// Memory of earlier pushes, for reuse.
     pool: Vec<GradientMemory>,
+    /// Memory of a device for gradients, for reuse.
+    device_pool: Option<(Device, DeviceMemory)>,
     /// The variables of the last push, and the scatter for them.
     scatter: Option<(Vec<bool>, Arc<Scatter>)>,
 }
@@ -99,6 +104,7 @@ impl Worker {
             means: None,
             data_begun: None,
             pool: Vec::new(),
+            device_pool: None,
             scatter: None,
         })
     }

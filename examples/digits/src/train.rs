@@ -41,7 +41,7 @@ pub(crate) fn run(
     split: &Split,
     interrupt: &Interrupt,
 ) -> Result<Option<Outcome>, TaskError> {
-    let device = Device::pick(&options.device)?;
+    let device = device(options)?;
     let network = Mlp::new(device, &[split.width(), options.hidden, CLASSES]);
     let mut model = Model::new(network, NAMES);
     let pipeline = pipeline(options, split);
@@ -89,6 +89,20 @@ pub(crate) fn run(
     })?;
     let accuracy = metrics.get().and_then(|metrics| metrics.get(ACCURACY));
     Ok(accuracy.map(|accuracy| Outcome { from_step, steps: ended.step, accuracy, losses }))
+}
+
+/// Opens the device that computes. The best one is the processor if there is no CUDA device, and the
+/// worker says why.
+fn device(options: &DigitsOptions) -> Result<Device, TaskError> {
+    if options.device != "auto" {
+        return Ok(Device::pick(&options.device)?);
+    }
+    let (device, reason) = Device::auto()?;
+    match reason {
+        None | Some(ComputeError::WithoutCuda { .. }) => {}
+        Some(reason) => print_error(format_args!("computes on {device}: {reason}")),
+    }
+    Ok(device)
 }
 
 /// Returns the batches that all workers share.

@@ -3,7 +3,7 @@
 use std::error::Error;
 
 use clap::Args;
-use pushpull::compute::{DeviceInfo, devices};
+use pushpull::compute::{ComputeError, DeviceInfo, cuda_devices, devices};
 use serde_json::{Value, json};
 
 use super::output::print_lines;
@@ -18,6 +18,11 @@ pub(crate) struct DevicesOptions {
 
 pub(crate) fn run(options: &DevicesOptions) -> Result<(), Box<dyn Error>> {
     let devices = devices();
+    match cuda_devices() {
+        // Nobody expects CUDA of a program that was built without.
+        Ok(_) | Err(ComputeError::WithoutCuda { .. }) => {}
+        Err(reason) => eprintln!("pushpull: {reason}"),
+    }
     let text = match options.json {
         true => Value::from(devices.iter().map(json_of).collect::<Vec<_>>()).to_string(),
         false => devices.iter().map(line_of).collect::<Vec<_>>().join("\n"),
@@ -26,16 +31,28 @@ pub(crate) fn run(options: &DevicesOptions) -> Result<(), Box<dyn Error>> {
 }
 
 fn line_of(device: &DeviceInfo) -> String {
-    let DeviceInfo { name, model, cores, memory_bytes, .. } = device;
+    let DeviceInfo { name, model, cores, memory_bytes, compute_capability, .. } = device;
     let memory = memory_bytes.map_or_else(
         || "unknown memory".to_owned(),
         |bytes| format!("{:.1} GiB", bytes as f64 / (1_u64 << 30) as f64),
     );
-    let cores = if *cores == 1 { "1 core".to_owned() } else { format!("{cores} cores") };
-    format!("{name:<8} {cores:<10} {memory:<16} {model}").trim_end().to_owned()
+    let unit = if compute_capability.is_some() { "multiprocessor" } else { "core" };
+    let plural = if *cores == 1 { "" } else { "s" };
+    let capability = compute_capability.map_or_else(String::new, |(major, minor)| {
+        format!(" (compute capability {major}.{minor})")
+    });
+    let cores = format!("{cores} {unit}{plural}");
+    format!("{name:<8} {cores:<10} {memory:<16} {model}{capability}").trim_end().to_owned()
 }
 
 fn json_of(device: &DeviceInfo) -> Value {
-    let DeviceInfo { name, model, cores, memory_bytes, .. } = device;
-    json!({ "name": name, "model": model, "cores": cores, "memory_bytes": memory_bytes })
+    let DeviceInfo { name, model, cores, memory_bytes, compute_capability, .. } = device;
+    let capability = compute_capability.map(|(major, minor)| format!("{major}.{minor}"));
+    json!({
+        "name": name,
+        "model": model,
+        "cores": cores,
+        "memory_bytes": memory_bytes,
+        "compute_capability": capability,
+    })
 }

@@ -4,14 +4,18 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::cpu::pool::Pool;
+#[cfg(feature = "cuda")]
+use crate::cuda::cuda_device::CudaDevice;
+#[cfg(feature = "cuda")]
+use crate::cuda::cuda_memory::CudaMemory;
 use crate::device_info::cores;
 use crate::error::{ComputeError, check_length};
 use crate::memory::{Buffer, BufferPlace, DeviceElement, Resident, View, ViewMut};
 
-/// Where a worker computes: the processor, with a number of threads.
+/// Where a worker computes: the processor, with a number of threads, or a CUDA device.
 ///
-/// A clone is the same device. Several threads may use one device at once; they share its threads.
-/// The results of a kernel do not depend on the number of threads.
+/// A clone is the same device. Several threads may use one device at once; they share its threads,
+/// or its queue. The results of a kernel do not depend on the number of threads.
 #[derive(Clone, Debug)]
 pub struct Device {
     backend: Backend,
@@ -21,6 +25,8 @@ pub struct Device {
 #[derive(Clone, Debug)]
 pub(crate) enum Backend {
     Cpu(Arc<Pool>),
+    #[cfg(feature = "cuda")]
+    Cuda(Arc<CudaDevice>),
 }
 
 impl Device {
@@ -59,27 +65,66 @@ impl Device {
     /// ```
     ///
     /// # Errors
-    /// [`ComputeError::Name`], [`ComputeError::WithoutCuda`], and those of
-    /// [`Device::cpu_threads`].
+    /// [`ComputeError::Name`], and those of [`Device::cpu_threads`] and [`Device::cuda`].
     pub fn pick(name: &str) -> Result<Device, ComputeError> {
         let unknown = || ComputeError::Name { name: name.to_owned() };
         match name.split_once(':') {
-            None if matches!(name, "auto" | "cpu") => Device::cpu(),
+            None if name == "auto" => Ok(Device::auto()?.0),
+            None if name == "cpu" => Device::cpu(),
             Some(("cpu", threads)) => {
                 Device::cpu_threads(number(threads).ok_or_else(unknown)? as usize)
             }
-            Some(("cuda", index)) => {
-                let index = number(index).ok_or_else(unknown)?;
-                Err(ComputeError::WithoutCuda { index })
-            }
+            Some(("cuda", index)) => Device::cuda(number(index).ok_or_else(unknown)?),
             _ => Err(unknown()),
         }
     }
 
-    /// The number of threads that compute a large operation, the caller's included.
+    /// Opens a CUDA device by its index among those that the process may use. The environment
+    /// variable `CUDA_VISIBLE_DEVICES` limits them.
+    ///
+    /// The driver translates the kernels the first time, and keeps the result for later processes.
+    ///
+    /// # Errors
+    /// [`ComputeError::WithoutCuda`] if this build has no support for CUDA;
+    /// [`ComputeError::NoDriver`], [`ComputeError::DriverTooOld`] and
+    /// [`ComputeError::DriverLacks`]; [`ComputeError::NoDevice`] and [`ComputeError::Capability`];
+    /// [`ComputeError::Cuda`] if the driver fails.
+    pub fn cuda(index: u32) -> Result<Device, ComputeError> {
+        Device::cuda_within(index, u64::MAX)
+    }
+
+    /// Opens a CUDA device and limits the memory of its buffers to this many bytes. Otherwise as
+    /// [`Device::cuda`]. An allocation beyond the limit is [`ComputeError::MemoryLimit`].
+    pub fn cuda_within(index: u32, memory_bytes_max: u64) -> Result<Device, ComputeError> {
+        #[cfg(feature = "cuda")]
+        {
+            let device = Arc::new(CudaDevice::open(index, memory_bytes_max)?);
+            Ok(Device { backend: Backend::Cuda(device) })
+        }
+        #[cfg(not(feature = "cuda"))]
+        {
+            let _ = memory_bytes_max;
+            Err(ComputeError::WithoutCuda { index })
+        }
+    }
+
+    /// Opens the first CUDA device. If that fails, opens the processor, and returns why.
+    ///
+    /// # Errors
+    /// Those of [`Device::cpu`].
+    pub fn auto() -> Result<(Device, Option<ComputeError>), ComputeError> {
+        match Device::cuda(0) {
+            Ok(device) => Ok((device, None)),
+            Err(reason) => Ok((Device::cpu()?, Some(reason))),
+        }
+    }
+
+    /// The number of threads of this process that compute a large operation, the caller's included.
     pub fn threads(&self) -> usize {
         match &self.backend {
             Backend::Cpu(pool) => pool.threads(),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => 1,
         }
     }
 
@@ -87,6 +132,10 @@ impl Device {
     pub fn is_same(&self, other: &Device) -> bool {
         match (&self.backend, &other.backend) {
             (Backend::Cpu(_), Backend::Cpu(_)) => true,
+            #[cfg(feature = "cuda")]
+            (Backend::Cuda(cuda), Backend::Cuda(other)) => Arc::ptr_eq(cuda, other),
+            #[cfg(feature = "cuda")]
+            _ => false,
         }
     }
 
@@ -94,6 +143,8 @@ impl Device {
     pub fn uses_host_memory(&self) -> bool {
         match &self.backend {
             Backend::Cpu(_) => true,
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => false,
         }
     }
 
@@ -104,6 +155,10 @@ impl Device {
     pub fn buffer<T: DeviceElement>(&self, length: usize) -> Result<Buffer<T>, ComputeError> {
         match &self.backend {
             Backend::Cpu(_) => Ok(Buffer { place: BufferPlace::Host(vec![T::default(); length]) }),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => {
+                Ok(Buffer { place: BufferPlace::Cuda(CudaMemory::new(cuda, length)?) })
+            }
         }
     }
 
@@ -118,6 +173,12 @@ impl Device {
     ) -> Result<Resident<'a, T>, ComputeError> {
         match &self.backend {
             Backend::Cpu(_) => Ok(Resident::Host(values)),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(_) => {
+                let mut copy = self.buffer(values.len())?;
+                self.write(values, &mut copy)?;
+                Ok(Resident::Copy(copy))
+            }
         }
     }
 
@@ -135,6 +196,8 @@ impl Device {
         check_length(NAME, "values", values.len(), to.len())?;
         match &self.backend {
             Backend::Cpu(_) => to.host(NAME, "the target")?.copy_from_slice(values),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => cuda.write(values, to.cuda(cuda, NAME, "the target")?)?,
         }
         Ok(())
     }
@@ -154,6 +217,8 @@ impl Device {
         check_length(NAME, "values", values.len(), from.len())?;
         match &self.backend {
             Backend::Cpu(_) => values.copy_from_slice(from.host(NAME, "the source")?),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => cuda.read(from.cuda(cuda, NAME, "the source")?, values)?,
         }
         Ok(())
     }
@@ -174,6 +239,11 @@ impl Device {
             Backend::Cpu(_) => {
                 to.host(NAME, "the target")?.copy_from_slice(from.host(NAME, "the source")?);
             }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => {
+                let from = from.cuda(cuda, NAME, "the source")?;
+                cuda.copy(from, to.cuda(cuda, NAME, "the target")?)?;
+            }
         }
         Ok(())
     }
@@ -186,7 +256,11 @@ impl Device {
 /// Writes the name by which [`Device::pick`] opens such a device.
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cpu:{}", self.threads())
+        match &self.backend {
+            Backend::Cpu(pool) => write!(f, "cpu:{}", pool.threads()),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => write!(f, "cuda:{}", cuda.index()),
+        }
     }
 }
 
@@ -208,7 +282,6 @@ mod tests {
             ("cpu:03", Ok("cpu:3".to_owned())),
             ("cpu:0", Err(ComputeError::Threads { threads: 0 })),
             ("cpu:1025", Err(ComputeError::Threads { threads: 1025 })),
-            ("cuda:7", Err(ComputeError::WithoutCuda { index: 7 })),
             ("cpu:", name("cpu:")),
             ("cpu:+1", name("cpu:+1")),
             ("cpu: 1", name("cpu: 1")),

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::thread;
 
 use crate::cpu::host;
+use crate::error::ComputeError;
 
 /// A device of this machine, as far as this process may use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,22 +15,39 @@ pub struct DeviceInfo {
     /// The model; empty if the system does not tell.
     pub model: String,
     /// The cores that this process may use, by its affinity and by the quota of its control group.
-    /// A fraction of a core counts as none, but there is always one.
+    /// A fraction of a core counts as none, but there is always one. For a CUDA device, its
+    /// multiprocessors.
     pub cores: usize,
     /// The bytes of memory that this process may use, by the limits of its control groups; `None`
-    /// if the system does not tell.
+    /// if the system does not tell. For a CUDA device, its memory.
     pub memory_bytes: Option<u64>,
+    /// The major and minor version of what a CUDA device can compute.
+    pub compute_capability: Option<(u32, u32)>,
 }
 
 /// Returns the devices of this machine. The first is the processor.
 pub fn devices() -> Vec<DeviceInfo> {
     let root = Path::new("/");
-    vec![DeviceInfo {
+    let mut devices = vec![DeviceInfo {
         name: "cpu".to_owned(),
         model: host::model(root),
         cores: cores(),
         memory_bytes: host::memory_bytes(root),
-    }]
+        compute_capability: None,
+    }];
+    devices.extend(cuda_devices().unwrap_or_default());
+    devices
+}
+
+/// Returns the CUDA devices that this process may use.
+///
+/// # Errors
+/// [`ComputeError::WithoutCuda`] if this build has no support for CUDA, and why there is no driver.
+pub fn cuda_devices() -> Result<Vec<DeviceInfo>, ComputeError> {
+    #[cfg(feature = "cuda")]
+    return crate::cuda::cuda_device::infos();
+    #[cfg(not(feature = "cuda"))]
+    Err(ComputeError::WithoutCuda { index: 0 })
 }
 
 /// Returns the number of cores that this process may use.
@@ -46,7 +64,11 @@ mod tests {
     fn every_device_opens_by_its_name() {
         for info in devices() {
             let device = Device::pick(&info.name).unwrap();
-            assert_eq!((device.threads(), info.memory_bytes > Some(1 << 20)), (info.cores, true));
+            assert!(info.memory_bytes > Some(1 << 20), "{info:?}");
+            match info.compute_capability {
+                None => assert_eq!(device.threads(), info.cores),
+                Some(_) => assert!(!device.uses_host_memory()),
+            }
         }
     }
 }

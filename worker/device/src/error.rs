@@ -27,10 +27,86 @@ pub enum ComputeError {
         reason: String,
     },
     /// This build has no support for CUDA.
-    #[error("cannot open cuda:{index}: this program is built without CUDA")]
+    #[error("cannot open cuda:{index}: this program is built without the feature `cuda`")]
     WithoutCuda {
         /// The device's index.
         index: u32,
+    },
+    /// There is no CUDA driver.
+    #[error("cannot use CUDA: no driver is installed; tried {}", tried.join(" and "))]
+    NoDriver {
+        /// The names of the library that were tried.
+        tried: &'static [&'static str],
+    },
+    /// The CUDA driver is too old for the kernels.
+    #[error(
+        "cannot use CUDA: the driver is of version {}, and {} is needed",
+        version(*found),
+        version(*needed)
+    )]
+    DriverTooOld {
+        /// The version of CUDA that the driver supports, times 1000; minor versions times 10.
+        found: i32,
+        /// The lowest version that is needed.
+        needed: i32,
+    },
+    /// The CUDA driver lacks a function.
+    #[error("cannot use CUDA: the driver has no function {function}")]
+    DriverLacks {
+        /// The function.
+        function: &'static str,
+    },
+    /// There is no CUDA device of this index.
+    #[error(
+        "cannot open cuda:{index}: the driver has {devices} devices{}",
+        visible.as_ref().map_or(String::new(), |list| format!(" (CUDA_VISIBLE_DEVICES={list:?})"))
+    )]
+    NoDevice {
+        /// The device's index.
+        index: u32,
+        /// The number of devices that the process may use.
+        devices: u32,
+        /// The list of devices that the environment allows, if it has one.
+        visible: Option<String>,
+    },
+    /// A CUDA device is older than the kernels support.
+    #[error(
+        "cannot open cuda:{index}: its compute capability is {}.{}, and 7.0 is needed",
+        capability.0, capability.1
+    )]
+    Capability {
+        /// The device's index.
+        index: u32,
+        /// Its compute capability.
+        capability: (u32, u32),
+    },
+    /// A device has not enough memory.
+    #[error("cuda:{index} has no memory for {bytes} bytes more")]
+    OutOfMemory {
+        /// The device's index.
+        index: u32,
+        /// The bytes asked for.
+        bytes: u64,
+    },
+    /// The limit of a device's memory would be passed.
+    #[error("cuda:{index} may use {limit} bytes: {used} are used, and {bytes} more were asked for")]
+    MemoryLimit {
+        /// The device's index.
+        index: u32,
+        /// The bytes asked for.
+        bytes: u64,
+        /// The bytes in use.
+        used: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// A call of the CUDA driver failed. Work that was queued before may be what failed.
+    #[error("{call} failed with CUDA error {code} ({})", cuda_error(*code))]
+    Cuda {
+        /// The call that reported it.
+        call: &'static str,
+        /// The driver's code.
+        code: u32,
     },
     /// An argument has the wrong number of elements.
     #[error("{kernel} needs {expected} elements of {argument}, not {found}")]
@@ -98,6 +174,39 @@ pub enum ComputeError {
     },
 }
 
+/// Writes a version of CUDA as people do.
+fn version(number: i32) -> String {
+    format!("{}.{}", number / 1000, number % 1000 / 10)
+}
+
+/// Names the frequent errors of the driver.
+fn cuda_error(code: u32) -> &'static str {
+    match code {
+        1 => "invalid value",
+        2 => "out of memory",
+        3 => "not initialized",
+        4 => "the process is ending",
+        100 => "no device",
+        101 => "invalid device",
+        200 => "invalid image of a kernel",
+        201 => "invalid context",
+        209 => "no kernel for this device",
+        218 => "invalid PTX",
+        222 => "a toolchain newer than the driver",
+        400 => "invalid handle",
+        500 => "not found",
+        700 => "illegal address",
+        701 => "out of resources for a launch",
+        702 => "launch timed out",
+        709 => "the context is destroyed",
+        716 => "misaligned address",
+        719 => "launch failed",
+        801 => "not supported",
+        999 => "unknown",
+        _ => "see CUresult",
+    }
+}
+
 /// Checks the number of elements of an argument.
 pub(crate) fn check_length(
     kernel: &'static str,
@@ -108,5 +217,46 @@ pub(crate) fn check_length(
     match found == expected {
         true => Ok(()),
         false => Err(ComputeError::Length { kernel, argument, found, expected }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_drivers_name_what_was_found_and_what_is_needed() {
+        let tried = &["libcuda.so.1", "libcuda.so"];
+        let no_device = |visible| ComputeError::NoDevice { index: 3, devices: 2, visible };
+        let cases = [
+            (
+                ComputeError::NoDriver { tried },
+                "cannot use CUDA: no driver is installed; tried libcuda.so.1 and libcuda.so",
+            ),
+            (
+                ComputeError::DriverTooOld { found: 11_080, needed: 12_000 },
+                "cannot use CUDA: the driver is of version 11.8, and 12.0 is needed",
+            ),
+            (no_device(None), "cannot open cuda:3: the driver has 2 devices"),
+            (
+                no_device(Some("0,1".to_owned())),
+                "cannot open cuda:3: the driver has 2 devices (CUDA_VISIBLE_DEVICES=\"0,1\")",
+            ),
+            (
+                ComputeError::Capability { index: 0, capability: (6, 1) },
+                "cannot open cuda:0: its compute capability is 6.1, and 7.0 is needed",
+            ),
+            (
+                ComputeError::Cuda { call: "cuInit", code: 999 },
+                "cuInit failed with CUDA error 999 (unknown)",
+            ),
+            (
+                ComputeError::Cuda { call: "cuInit", code: 12_345 },
+                "cuInit failed with CUDA error 12345 (see CUresult)",
+            ),
+        ];
+        for (error, text) in cases {
+            assert_eq!(error.to_string(), text);
+        }
     }
 }

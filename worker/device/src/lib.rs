@@ -19,15 +19,18 @@
 //! follow from the arithmetic.
 
 mod cpu;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod device;
 mod device_info;
 mod error;
 mod kernels;
 mod memory;
 mod networks;
+mod transfer;
 
 pub use device::Device;
-pub use device_info::{DeviceInfo, devices};
+pub use device_info::{DeviceInfo, cuda_devices, devices};
 pub use error::ComputeError;
 pub use kernels::activation::Activation;
 pub use kernels::cast::Half;
@@ -38,3 +41,4 @@ pub use networks::Network;
 pub use networks::embedding_bag::{EmbeddingBag, LabelledBags};
 pub use networks::logistic::{Logistic, Targets};
 pub use networks::mlp::{Mlp, Samples};
+pub use transfer::{Pinned, Transfer};

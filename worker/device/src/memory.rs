@@ -2,9 +2,15 @@
 
 use std::fmt;
 use std::ops::Range;
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
 
 use half::{bf16, f16};
 
+#[cfg(feature = "cuda")]
+use crate::cuda::cuda_device::CudaDevice;
+#[cfg(feature = "cuda")]
+use crate::cuda::cuda_memory::{CudaMemory, CudaView, CudaViewMut};
 use crate::device::Device;
 use crate::error::ComputeError;
 
@@ -46,6 +52,8 @@ pub struct Buffer<T> {
 #[derive(Debug)]
 pub(crate) enum BufferPlace<T> {
     Host(Vec<T>),
+    #[cfg(feature = "cuda")]
+    Cuda(CudaMemory<T>),
 }
 
 impl<T: DeviceElement> Buffer<T> {
@@ -63,6 +71,8 @@ impl<T: DeviceElement> Buffer<T> {
     pub fn view(&self) -> View<'_, T> {
         match &self.place {
             BufferPlace::Host(values) => View::from(values),
+            #[cfg(feature = "cuda")]
+            BufferPlace::Cuda(memory) => View { place: ViewPlace::Cuda(memory.view()) },
         }
     }
 
@@ -70,6 +80,8 @@ impl<T: DeviceElement> Buffer<T> {
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
         match &mut self.place {
             BufferPlace::Host(values) => ViewMut::from(values),
+            #[cfg(feature = "cuda")]
+            BufferPlace::Cuda(memory) => ViewMut { place: ViewPlaceMut::Cuda(memory.view_mut()) },
         }
     }
 }
@@ -141,6 +153,8 @@ pub struct View<'a, T> {
 #[derive(Clone, Copy, Debug)]
 enum ViewPlace<'a, T> {
     Host(&'a [T]),
+    #[cfg(feature = "cuda")]
+    Cuda(CudaView<'a, T>),
 }
 
 impl<'a, T: DeviceElement> View<'a, T> {
@@ -148,6 +162,8 @@ impl<'a, T: DeviceElement> View<'a, T> {
     pub fn len(&self) -> usize {
         match self.place {
             ViewPlace::Host(values) => values.len(),
+            #[cfg(feature = "cuda")]
+            ViewPlace::Cuda(view) => view.len(),
         }
     }
 
@@ -163,6 +179,8 @@ impl<'a, T: DeviceElement> View<'a, T> {
     pub fn slice(self, range: Range<usize>) -> View<'a, T> {
         match self.place {
             ViewPlace::Host(values) => View::from(&values[range]),
+            #[cfg(feature = "cuda")]
+            ViewPlace::Cuda(view) => View { place: ViewPlace::Cuda(view.slice(range)) },
         }
     }
 
@@ -173,6 +191,8 @@ impl<'a, T: DeviceElement> View<'a, T> {
     pub fn cast<U: DeviceElement>(self) -> View<'a, U> {
         match self.place {
             ViewPlace::Host(values) => View::from(bytemuck::cast_slice::<T, U>(values)),
+            #[cfg(feature = "cuda")]
+            ViewPlace::Cuda(view) => View { place: ViewPlace::Cuda(view.cast()) },
         }
     }
 
@@ -180,6 +200,8 @@ impl<'a, T: DeviceElement> View<'a, T> {
     pub fn as_host(self) -> Option<&'a [T]> {
         match self.place {
             ViewPlace::Host(values) => Some(values),
+            #[cfg(feature = "cuda")]
+            ViewPlace::Cuda(_) => None,
         }
     }
 
@@ -190,6 +212,38 @@ impl<'a, T: DeviceElement> View<'a, T> {
         argument: &'static str,
     ) -> Result<&'a [T], ComputeError> {
         self.as_host().ok_or(ComputeError::OtherMemory { kernel, argument })
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<'a, T: DeviceElement> View<'a, T> {
+    /// Returns the elements for a kernel of this CUDA device.
+    pub(crate) fn cuda(
+        self,
+        device: &Arc<CudaDevice>,
+        kernel: &'static str,
+        argument: &'static str,
+    ) -> Result<CudaView<'a, T>, ComputeError> {
+        match self.place {
+            ViewPlace::Cuda(view) if view.is_of(device) => Ok(view),
+            _ => Err(ComputeError::OtherMemory { kernel, argument }),
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl<'a, T: DeviceElement> ViewMut<'a, T> {
+    /// Returns the elements for a kernel of this CUDA device.
+    pub(crate) fn cuda(
+        self,
+        device: &Arc<CudaDevice>,
+        kernel: &'static str,
+        argument: &'static str,
+    ) -> Result<CudaViewMut<'a, T>, ComputeError> {
+        match self.place {
+            ViewPlaceMut::Cuda(view) if view.view().is_of(device) => Ok(view),
+            _ => Err(ComputeError::OtherMemory { kernel, argument }),
+        }
     }
 }
 
@@ -226,6 +280,8 @@ pub struct ViewMut<'a, T> {
 #[derive(Debug)]
 enum ViewPlaceMut<'a, T> {
     Host(&'a mut [T]),
+    #[cfg(feature = "cuda")]
+    Cuda(CudaViewMut<'a, T>),
 }
 
 impl<'a, T: DeviceElement> ViewMut<'a, T> {
@@ -243,6 +299,8 @@ impl<'a, T: DeviceElement> ViewMut<'a, T> {
     pub fn view(&self) -> View<'_, T> {
         match &self.place {
             ViewPlaceMut::Host(values) => View::from(&values[..]),
+            #[cfg(feature = "cuda")]
+            ViewPlaceMut::Cuda(view) => View { place: ViewPlace::Cuda(view.view()) },
         }
     }
 
@@ -250,6 +308,8 @@ impl<'a, T: DeviceElement> ViewMut<'a, T> {
     pub fn reborrow(&mut self) -> ViewMut<'_, T> {
         match &mut self.place {
             ViewPlaceMut::Host(values) => ViewMut::from(&mut values[..]),
+            #[cfg(feature = "cuda")]
+            ViewPlaceMut::Cuda(view) => ViewMut { place: ViewPlaceMut::Cuda(view.reborrow()) },
         }
     }
 
@@ -260,6 +320,8 @@ impl<'a, T: DeviceElement> ViewMut<'a, T> {
     pub fn slice(self, range: Range<usize>) -> ViewMut<'a, T> {
         match self.place {
             ViewPlaceMut::Host(values) => ViewMut::from(&mut values[range]),
+            #[cfg(feature = "cuda")]
+            ViewPlaceMut::Cuda(view) => ViewMut { place: ViewPlaceMut::Cuda(view.slice(range)) },
         }
     }
 
@@ -273,6 +335,12 @@ impl<'a, T: DeviceElement> ViewMut<'a, T> {
                 let (left, right) = values.split_at_mut(middle);
                 (ViewMut::from(left), ViewMut::from(right))
             }
+            #[cfg(feature = "cuda")]
+            ViewPlaceMut::Cuda(view) => {
+                let (left, right) = view.split_at(middle);
+                let part = |view| ViewMut { place: ViewPlaceMut::Cuda(view) };
+                (part(left), part(right))
+            }
         }
     }
 
@@ -280,6 +348,8 @@ impl<'a, T: DeviceElement> ViewMut<'a, T> {
     pub fn cast<U: DeviceElement>(self) -> ViewMut<'a, U> {
         match self.place {
             ViewPlaceMut::Host(values) => ViewMut::from(bytemuck::cast_slice_mut::<T, U>(values)),
+            #[cfg(feature = "cuda")]
+            ViewPlaceMut::Cuda(view) => ViewMut { place: ViewPlaceMut::Cuda(view.cast()) },
         }
     }
 
@@ -287,6 +357,8 @@ impl<'a, T: DeviceElement> ViewMut<'a, T> {
     pub fn into_host(self) -> Option<&'a mut [T]> {
         match self.place {
             ViewPlaceMut::Host(values) => Some(values),
+            #[cfg(feature = "cuda")]
+            ViewPlaceMut::Cuda(_) => None,
         }
     }
 

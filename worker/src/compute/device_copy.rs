@@ -48,9 +48,12 @@ impl DeviceCopy {
         };
         device.write(&params.buffer.bytes()[..bytes], &mut copy.values)?;
         let values = StepValues::new(params, Some(copy.values.view()));
-        let mut out = StepGradients::new(gradients, Some(copy.gradients.view_mut()));
+        let mut viewed = Vec::new();
+        let mut out = StepGradients::new(gradients, Some((copy.gradients.view_mut(), &mut viewed)));
         let loss = model.gradients(values, batch, &mut out)?;
-        for id in out.into_viewed() {
+        viewed.sort_unstable();
+        viewed.dedup();
+        for id in viewed {
             let range = gradients.plan.range(id);
             let from = copy.gradients.view().slice(range);
             device.read(from, gradients.bytes_of_mut(id))?;

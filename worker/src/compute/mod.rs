@@ -2,6 +2,7 @@
 
 mod compute_fn;
 mod device_copy;
+mod device_params;
 mod model;
 mod model_error;
 mod step_memory;
@@ -12,6 +13,8 @@ use pushpull_device::Device;
 
 pub use compute_fn::{ComputeFn, compute_fn};
 pub(crate) use device_copy::DeviceCopy;
+pub(crate) use device_params::DeviceMemory;
+pub use device_params::{DeviceGradients, DeviceParams};
 pub use model::Model;
 pub use model_error::ModelError;
 pub use step_memory::{StepGradients, StepValues};

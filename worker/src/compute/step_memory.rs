@@ -63,18 +63,17 @@ impl<'a> From<&'a Params> for StepValues<'a> {
 #[derive(Debug)]
 pub struct StepGradients<'a> {
     gradients: &'a mut Gradients,
-    /// The memory of the device, laid out as that of the gradients.
-    copy: Option<ViewMut<'a, u8>>,
-    /// The variables that were viewed there.
-    viewed: Vec<VariableId>,
+    /// The memory of the device, laid out as that of the gradients, and the variables that were
+    /// viewed there.
+    copy: Option<(ViewMut<'a, u8>, &'a mut Vec<VariableId>)>,
 }
 
 impl<'a> StepGradients<'a> {
     pub(crate) fn new(
         gradients: &'a mut Gradients,
-        copy: Option<ViewMut<'a, u8>>,
+        copy: Option<(ViewMut<'a, u8>, &'a mut Vec<VariableId>)>,
     ) -> StepGradients<'a> {
-        StepGradients { gradients, copy, viewed: Vec::new() }
+        StepGradients { gradients, copy }
     }
 
     /// The gradients in the processor's memory. Sparse variables and those that the processor
@@ -100,18 +99,14 @@ impl<'a> StepGradients<'a> {
         let places: Result<Vec<_>, _> =
             names.iter().map(|name| self.gradients.plan.locate::<T>(name)).collect();
         let places = places?;
-        self.viewed.extend(places.iter().map(|(id, _)| *id));
+        let ids = places.iter().map(|(id, _)| *id);
+        if let Some((_, viewed)) = &mut self.copy {
+            viewed.extend(ids);
+        }
         let ranges: Vec<Range<usize>> = places.into_iter().map(|(_, range)| range).collect();
-        let copy = self.copy.iter_mut().map(ViewMut::reborrow).next();
+        let copy = self.copy.as_mut().map(|(copy, _)| copy.reborrow());
         let views = copy.map(|copy| split(copy, &ranges)).unwrap_or_default();
         Ok(views.into_iter().map(ViewMut::cast).collect())
-    }
-
-    /// Returns the variables that were viewed on the device, each once.
-    pub(crate) fn into_viewed(mut self) -> Vec<VariableId> {
-        self.viewed.sort_unstable();
-        self.viewed.dedup();
-        self.viewed
     }
 }
 

@@ -47,6 +47,13 @@ impl Device {
                 sums.host(NAME, "sums")?,
                 outputs.host(NAME, "outputs")?,
             ),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => cuda.activate(
+                activation,
+                bias.cuda(cuda, NAME, "bias")?,
+                sums.cuda(cuda, NAME, "sums")?,
+                outputs.cuda(cuda, NAME, "outputs")?,
+            )?,
         }
         Ok(())
     }
@@ -81,6 +88,14 @@ impl Device {
                 gradients.host(NAME, "gradients")?,
                 bias_gradients.host(NAME, "bias_gradients")?,
             ),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => cuda.activate_back(
+                activation,
+                sums.cuda(cuda, NAME, "sums")?,
+                outputs.cuda(cuda, NAME, "outputs")?,
+                gradients.cuda(cuda, NAME, "gradients")?,
+                bias_gradients.cuda(cuda, NAME, "bias_gradients")?,
+            )?,
         }
         Ok(())
     }

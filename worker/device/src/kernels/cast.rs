@@ -15,6 +15,12 @@ mod sealed {
 
 /// A half type: [`half::f16`] or [`half::bf16`].
 pub trait Half: sealed::Sealed + DeviceElement {
+    /// The names of the kernels of CUDA devices.
+    #[doc(hidden)]
+    const ROUND: &'static str;
+    #[doc(hidden)]
+    const WIDEN: &'static str;
+
     /// Converts a slice of the same length from `f32`, rounded to the nearest, ties to even.
     #[doc(hidden)]
     fn round(values: &[f32], halves: &mut [Self]);
@@ -25,6 +31,9 @@ pub trait Half: sealed::Sealed + DeviceElement {
 }
 
 impl Half for f16 {
+    const ROUND: &'static str = "round_f16";
+    const WIDEN: &'static str = "widen_f16";
+
     fn round(values: &[f32], halves: &mut [f16]) {
         halves.convert_from_f32_slice(values);
     }
@@ -35,6 +44,9 @@ impl Half for f16 {
 }
 
 impl Half for bf16 {
+    const ROUND: &'static str = "round_bf16";
+    const WIDEN: &'static str = "widen_bf16";
+
     fn round(values: &[f32], halves: &mut [bf16]) {
         halves.convert_from_f32_slice(values);
     }
@@ -62,6 +74,11 @@ impl Device {
             Backend::Cpu(pool) => {
                 pool.round(values.host(NAME, "values")?, halves.host(NAME, "halves")?);
             }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => {
+                let values = values.cuda(cuda, NAME, "values")?;
+                cuda.round(values, halves.cuda(cuda, NAME, "halves")?)?;
+            }
         }
         Ok(())
     }
@@ -81,6 +98,11 @@ impl Device {
         match self.backend() {
             Backend::Cpu(pool) => {
                 pool.widen(halves.host(NAME, "halves")?, values.host(NAME, "values")?);
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => {
+                let halves = halves.cuda(cuda, NAME, "halves")?;
+                cuda.widen(halves, values.cuda(cuda, NAME, "values")?)?;
             }
         }
         Ok(())

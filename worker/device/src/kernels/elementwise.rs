@@ -17,7 +17,7 @@ impl Device {
         x: impl Into<View<'a, f32>>,
         y: impl Into<ViewMut<'a, f32>>,
     ) -> Result<(), ComputeError> {
-        self.combine("axpy", x.into(), y.into(), |pool, x, y| {
+        self.combine("axpy", Some(factor), x.into(), y.into(), |pool, x, y| {
             pool.combine(x, y, |x, y| factor * x + y);
         })
     }
@@ -31,7 +31,7 @@ impl Device {
         x: impl Into<View<'a, f32>>,
         y: impl Into<ViewMut<'a, f32>>,
     ) -> Result<(), ComputeError> {
-        self.combine("add", x.into(), y.into(), |pool, x, y| pool.combine(x, y, |x, y| y + x))
+        self.combine("add", None, x.into(), y.into(), |pool, x, y| pool.combine(x, y, |x, y| y + x))
     }
 
     /// Multiplies `y` by `x`.
@@ -43,7 +43,7 @@ impl Device {
         x: impl Into<View<'a, f32>>,
         y: impl Into<ViewMut<'a, f32>>,
     ) -> Result<(), ComputeError> {
-        self.combine("mul", x.into(), y.into(), |pool, x, y| pool.combine(x, y, |x, y| y * x))
+        self.combine("mul", None, x.into(), y.into(), |pool, x, y| pool.combine(x, y, |x, y| y * x))
     }
 
     /// Divides `y` by `x`.
@@ -55,19 +55,27 @@ impl Device {
         x: impl Into<View<'a, f32>>,
         y: impl Into<ViewMut<'a, f32>>,
     ) -> Result<(), ComputeError> {
-        self.combine("div", x.into(), y.into(), |pool, x, y| pool.combine(x, y, |x, y| y / x))
+        self.combine("div", None, x.into(), y.into(), |pool, x, y| pool.combine(x, y, |x, y| y / x))
     }
 
     fn combine(
         &self,
         kernel: &'static str,
+        factor: Option<f32>,
         x: View<'_, f32>,
         y: ViewMut<'_, f32>,
         on_cpu: impl FnOnce(&Pool, &[f32], &mut [f32]),
     ) -> Result<(), ComputeError> {
+        #[cfg(not(feature = "cuda"))]
+        let _ = factor;
         check_length(kernel, "x", x.len(), y.len())?;
         match self.backend() {
             Backend::Cpu(pool) => on_cpu(pool, x.host(kernel, "x")?, y.host(kernel, "y")?),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => {
+                let x = x.cuda(cuda, kernel, "x")?;
+                cuda.combine(kernel, factor, x, y.cuda(cuda, kernel, "y")?)?;
+            }
         }
         Ok(())
     }
@@ -83,6 +91,10 @@ impl Device {
     ) -> Result<(), ComputeError> {
         match self.backend() {
             Backend::Cpu(pool) => pool.scale(factor, values.into().host("scale", "values")?),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => {
+                cuda.change("scale", factor, values.into().cuda(cuda, "scale", "values")?)?;
+            }
         }
         Ok(())
     }
@@ -98,6 +110,10 @@ impl Device {
     ) -> Result<(), ComputeError> {
         match self.backend() {
             Backend::Cpu(_) => values.into().host("fill", "values")?.fill(value),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => {
+                cuda.change("fill", value, values.into().cuda(cuda, "fill", "values")?)?;
+            }
         }
         Ok(())
     }
@@ -109,6 +125,8 @@ impl Device {
     pub fn sum<'a>(&self, values: impl Into<View<'a, f32>>) -> Result<f64, ComputeError> {
         match self.backend() {
             Backend::Cpu(pool) => Ok(pool.sum(values.into().host("sum", "values")?)),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => cuda.sum(values.into().cuda(cuda, "sum", "values")?),
         }
     }
 

@@ -123,6 +123,12 @@ impl Device {
                 let table = table.host(NAME, "the table")?;
                 pool.embedding_bag(combiner, table, width, bags, outputs.host(NAME, "outputs")?);
             }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => {
+                let table = table.cuda(cuda, NAME, "the table")?;
+                let outputs = outputs.cuda(cuda, NAME, "outputs")?;
+                cuda.embedding_bag(combiner, table, width, bags, outputs)?;
+            }
         }
         Ok(())
     }
@@ -151,6 +157,12 @@ impl Device {
             Backend::Cpu(pool) => {
                 let gradients = gradients.host(NAME, "gradients")?;
                 pool.embedding_bag_rows(combiner, width, bags, gradients, rows.host(NAME, "rows")?);
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => {
+                let gradients = gradients.cuda(cuda, NAME, "gradients")?;
+                let rows = rows.cuda(cuda, NAME, "rows")?;
+                cuda.embedding_bag_rows(combiner, width, bags, gradients, rows)?;
             }
         }
         Ok(())
@@ -181,6 +193,12 @@ impl Device {
                 let gradients = gradients.host(NAME, "gradients")?;
                 let table = table.host(NAME, "the table")?;
                 pool.embedding_bag_add(combiner, table, width, bags, gradients);
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => {
+                let gradients = gradients.cuda(cuda, NAME, "gradients")?;
+                let table = table.cuda(cuda, NAME, "the table")?;
+                cuda.embedding_bag_add(combiner, table, width, bags, gradients)?;
             }
         }
         Ok(())

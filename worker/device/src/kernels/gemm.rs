@@ -1,6 +1,13 @@
 //! Matrix products.
 
+#[cfg(feature = "cuda")]
+use std::sync::Arc;
+
 use crate::cpu::gemm::HostMatrix;
+#[cfg(feature = "cuda")]
+use crate::cuda::cuda_device::CudaDevice;
+#[cfg(feature = "cuda")]
+use crate::cuda::gemm::CudaMatrix;
 use crate::device::{Backend, Device};
 use crate::error::{ComputeError, check_length};
 use crate::memory::{View, ViewMut};
@@ -39,6 +46,13 @@ impl<'a> Matrix<'a> {
         Matrix { rows: self.columns, columns: self.rows, strides: (column, row), ..self }
     }
 
+    #[cfg(feature = "cuda")]
+    fn cuda(self, device: &Arc<CudaDevice>) -> Result<CudaMatrix<'a>, ComputeError> {
+        let Matrix { rows, columns, strides, .. } = self;
+        let values = self.values.cuda(device, NAME, "a matrix")?;
+        Ok(CudaMatrix { values, rows, columns, strides })
+    }
+
     fn host(self) -> Result<HostMatrix<'a>, ComputeError> {
         let values = self.values.host(NAME, "a matrix")?;
         Ok(HostMatrix::new(values, (self.rows, self.columns), self.strides))
@@ -70,6 +84,11 @@ impl Device {
         match self.backend() {
             Backend::Cpu(pool) => {
                 pool.multiply(a.host()?, b.host()?, beta, product.host(NAME, "the product")?);
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => {
+                let product = product.cuda(cuda, NAME, "the product")?;
+                cuda.multiply(a.cuda(cuda)?, b.cuda(cuda)?, beta, product)?;
             }
         }
         Ok(())

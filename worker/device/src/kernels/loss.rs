@@ -35,6 +35,11 @@ impl Device {
             Backend::Cpu(pool) => {
                 pool.softmax_cross_entropy(logits.host(NAME, "logits")?, classes, labels)
             }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => {
+                let logits = logits.cuda(cuda, NAME, "logits")?;
+                cuda.softmax_cross_entropy(logits, classes, labels)?
+            }
         };
         Ok(sum / samples as f64)
     }
@@ -60,6 +65,11 @@ impl Device {
                 let targets = targets.host(NAME, "targets")?;
                 pool.sigmoid_cross_entropy(logits.host(NAME, "logits")?, targets)
             }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => {
+                let targets = targets.cuda(cuda, NAME, "targets")?;
+                cuda.sum_of_losses(NAME, logits.cuda(cuda, NAME, "logits")?, targets)?
+            }
         };
         Ok(sum / targets.len() as f64)
     }
@@ -82,6 +92,11 @@ impl Device {
             Backend::Cpu(pool) => {
                 let targets = targets.host(NAME, "targets")?;
                 pool.mean_squared_error(outputs.host(NAME, "outputs")?, targets)
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => {
+                let targets = targets.cuda(cuda, NAME, "targets")?;
+                cuda.sum_of_losses(NAME, outputs.cuda(cuda, NAME, "outputs")?, targets)?
             }
         };
         Ok(sum / targets.len() as f64)

@@ -1,0 +1,128 @@
+//! [`CudaDevice`]: one CUDA device, as a device of the process.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cudarc::driver::sys::CUdevice_attribute_enum::{
+    CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+};
+use cudarc::driver::{CudaContext, CudaStream, result, sys};
+
+use super::driver::{self, failed};
+use super::modules::Modules;
+use super::waiter::Waiter;
+use crate::device_info::DeviceInfo;
+use crate::error::ComputeError;
+
+/// One CUDA device. All its work is queued on one stream.
+#[derive(Debug)]
+pub(crate) struct CudaDevice {
+    index: u32,
+    pub(super) waiter: Waiter,
+    pub(super) modules: Modules,
+    pub(super) stream: Arc<CudaStream>,
+    pub(super) context: Arc<CudaContext>,
+    /// The bytes that are allocated, and the most that may be.
+    used: AtomicU64,
+    limit: u64,
+}
+
+impl CudaDevice {
+    /// Opens a device. Its memory is limited to `limit` bytes.
+    pub(crate) fn open(index: u32, limit: u64) -> Result<CudaDevice, ComputeError> {
+        let devices = driver::device_count()?;
+        if index >= devices {
+            let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
+            return Err(ComputeError::NoDevice { index, devices, visible });
+        }
+        let context =
+            CudaContext::new(index as usize).map_err(failed("cuDevicePrimaryCtxRetain"))?;
+        // SAFETY: Memory is used on one stream only, so nothing needs events for its order. It is
+        // freed on this stream, too.
+        unsafe { context.disable_event_tracking() };
+        let capability = capability(context.cu_device())?;
+        if capability < CAPABILITY_MIN {
+            return Err(ComputeError::Capability { index, capability });
+        }
+        let stream = context.new_stream().map_err(failed("cuStreamCreate"))?;
+        let modules = Modules::load(&context)?;
+        let (waiter, used) = (Waiter::default(), AtomicU64::new(0));
+        Ok(CudaDevice { index, waiter, modules, stream, context, used, limit })
+    }
+
+    pub(crate) fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Makes the device's context that of the calling thread.
+    pub(super) fn bind(&self) -> Result<(), ComputeError> {
+        self.context.bind_to_thread().map_err(failed("cuCtxSetCurrent"))
+    }
+
+    /// Waits until all queued work is done. Returns the error of work that failed.
+    pub(crate) fn synchronize(&self) -> Result<(), ComputeError> {
+        self.stream.synchronize().map_err(failed("cuStreamSynchronize"))
+    }
+
+    /// Counts bytes that are to be allocated.
+    pub(super) fn reserve(&self, bytes: u64) -> Result<(), ComputeError> {
+        let add = |used: u64| used.checked_add(bytes).filter(|&used| used <= self.limit);
+        let reserved = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
+        reserved.map(|_| ()).map_err(|used| {
+            let (index, limit) = (self.index, self.limit);
+            ComputeError::MemoryLimit { index, bytes, used, limit }
+        })
+    }
+
+    /// Takes back bytes that were counted.
+    pub(super) fn release(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        // Kernels may still run that use the modules.
+        let _ = self.synchronize();
+    }
+}
+
+/// The lowest compute capability for which the kernels are made.
+const CAPABILITY_MIN: (u32, u32) = (7, 0);
+
+fn capability(device: sys::CUdevice) -> Result<(u32, u32), ComputeError> {
+    let [major, minor] = [
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+    ]
+    .map(|name| attribute(device, name));
+    Ok((major?, minor?))
+}
+
+fn attribute(
+    device: sys::CUdevice,
+    name: sys::CUdevice_attribute_enum,
+) -> Result<u32, ComputeError> {
+    // SAFETY: The device is one that the driver has returned.
+    let value = unsafe { result::device::get_attribute(device, name) };
+    Ok(value.map_err(failed("cuDeviceGetAttribute"))?.max(0) as u32)
+}
+
+/// Describes all devices that the process may use, without a context.
+pub(crate) fn infos() -> Result<Vec<DeviceInfo>, ComputeError> {
+    (0..driver::device_count()?).map(info).collect()
+}
+
+fn info(index: u32) -> Result<DeviceInfo, ComputeError> {
+    let device = result::device::get(index as i32).map_err(failed("cuDeviceGet"))?;
+    // SAFETY: The device is one that the driver has returned.
+    let memory = unsafe { result::device::total_mem(device) };
+    Ok(DeviceInfo {
+        name: format!("cuda:{index}"),
+        model: result::device::get_name(device).map_err(failed("cuDeviceGetName"))?,
+        cores: attribute(device, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize,
+        memory_bytes: Some(memory.map_err(failed("cuDeviceTotalMem"))? as u64),
+        compute_capability: Some(capability(device)?),
+    })
+}

@@ -1,0 +1,54 @@
+//! Matrix products.
+
+use super::cuda_device::CudaDevice;
+use super::cuda_memory::{CudaView, CudaViewMut};
+use crate::error::ComputeError;
+
+/// Rows and columns of the part that a block computes, and the sides of a block.
+const TILE: usize = 64;
+const SIDE: u32 = 16;
+
+/// The most blocks of a grid in its second dimension.
+const GRID_Y_MAX: usize = 65_535;
+
+/// A matrix in the memory of a device, whose strides stay within its values.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CudaMatrix<'a> {
+    pub(crate) values: CudaView<'a, f32>,
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) strides: (usize, usize),
+}
+
+impl CudaDevice {
+    /// Writes `a * b + beta * product`. The matrices fit.
+    pub(crate) fn multiply(
+        &self,
+        a: CudaMatrix<'_>,
+        b: CudaMatrix<'_>,
+        beta: f32,
+        product: CudaViewMut<'_, f32>,
+    ) -> Result<(), ComputeError> {
+        if a.rows == 0 || b.columns == 0 {
+            return Ok(());
+        }
+        let [across, down] = [b.columns, a.rows].map(|count| count.div_ceil(TILE));
+        let grid = (across.min(i32::MAX as usize) as u32, down.min(GRID_Y_MAX) as u32);
+        let arguments = [
+            a.values.into(),
+            a.strides.0.into(),
+            a.strides.1.into(),
+            b.values.into(),
+            b.strides.0.into(),
+            b.strides.1.into(),
+            beta.into(),
+            (&product).into(),
+            a.rows.into(),
+            a.columns.into(),
+            b.columns.into(),
+        ];
+        // SAFETY: These are the parameters of the kernel. The strides stay within the values, and
+        // the product has `a.rows * b.columns` elements.
+        unsafe { self.launch("multiply", grid, (SIDE, SIDE), &arguments) }
+    }
+}

@@ -1,0 +1,107 @@
+//! [`PinnedMemory`]: pages of the processor's memory that a CUDA device copies from and to.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+
+use super::cuda_device::CudaDevice;
+use super::cuda_memory::{CudaView, CudaViewMut};
+use super::driver::failed;
+use crate::error::ComputeError;
+use crate::memory::DeviceElement;
+
+/// Locked pages. They are cached, since the processor reads them: memory that is combined for writing
+/// is read about 68 times slower.
+#[derive(Debug)]
+pub(crate) struct PinnedMemory<T> {
+    device: Arc<CudaDevice>,
+    /// Dangling if there is no element.
+    pointer: *mut T,
+    length: usize,
+    elements: PhantomData<T>,
+}
+
+// SAFETY: It owns its memory.
+unsafe impl<T: Send> Send for PinnedMemory<T> {}
+// SAFETY: As above.
+unsafe impl<T: Sync> Sync for PinnedMemory<T> {}
+
+impl<T: DeviceElement> PinnedMemory<T> {
+    /// Allocates memory for `length` elements, all zero.
+    pub(crate) fn new(device: &Arc<CudaDevice>, length: usize) -> Result<Self, ComputeError> {
+        let (device, bytes) = (device.clone(), length.saturating_mul(size_of::<T>()));
+        let mut pointer = std::ptr::NonNull::<T>::dangling().as_ptr();
+        if bytes > 0 {
+            device.bind()?;
+            // SAFETY: The context is bound. All contexts may use the memory.
+            let allocated = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) };
+            pointer = allocated.map_err(failed("cuMemHostAlloc"))?.cast();
+            // SAFETY: The memory has so many bytes, and its elements are any bits.
+            unsafe { pointer.cast::<u8>().write_bytes(0, bytes) };
+        }
+        Ok(PinnedMemory { device, pointer, length, elements: PhantomData })
+    }
+
+    pub(crate) fn as_slice(&self) -> &[T] {
+        // SAFETY: The memory has so many initialized elements. The device does not write it while
+        // it can be borrowed: a copy under way holds it.
+        unsafe { std::slice::from_raw_parts(self.pointer, self.length) }
+    }
+
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [T] {
+        // SAFETY: As above, and it is borrowed exclusively.
+        unsafe { std::slice::from_raw_parts_mut(self.pointer, self.length) }
+    }
+
+    /// Queues a copy from the device to the beginning.
+    ///
+    /// # Safety
+    ///
+    /// The memory is neither used nor freed before the copy is done.
+    pub(crate) unsafe fn queue_read(
+        &mut self,
+        device: &CudaDevice,
+        from: CudaView<'_, T>,
+    ) -> Result<(), ComputeError> {
+        if from.len() == 0 {
+            return Ok(());
+        }
+        device.bind()?;
+        let (to, stream) = (&mut self.as_mut_slice()[..from.len()], device.stream.cu_stream());
+        // SAFETY: Both have so many elements; the caller guarantees the rest.
+        unsafe { result::memcpy_dtoh_async(to, from.pointer(), stream) }
+            .map_err(failed("cuMemcpyDtoHAsync"))
+    }
+
+    /// Queues a copy from the beginning to the device.
+    ///
+    /// # Safety
+    ///
+    /// The memory is neither changed nor freed before the copy is done.
+    pub(crate) unsafe fn queue_write(
+        &self,
+        device: &CudaDevice,
+        to: CudaViewMut<'_, T>,
+    ) -> Result<(), ComputeError> {
+        let to = to.view();
+        if to.len() == 0 {
+            return Ok(());
+        }
+        device.bind()?;
+        let (from, stream) = (&self.as_slice()[..to.len()], device.stream.cu_stream());
+        // SAFETY: Both have so many elements; the caller guarantees the rest.
+        unsafe { result::memcpy_htod_async(to.pointer(), from, stream) }
+            .map_err(failed("cuMemcpyHtoDAsync"))
+    }
+}
+
+impl<T> Drop for PinnedMemory<T> {
+    fn drop(&mut self) {
+        if self.length * size_of::<T>() > 0 && self.device.bind().is_ok() {
+            // Nobody hears of an error here.
+            // SAFETY: The memory was allocated by the driver, and no copy uses it.
+            let _ = unsafe { result::free_host(self.pointer.cast()) };
+        }
+    }
+}
