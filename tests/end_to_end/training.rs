@@ -450,6 +450,31 @@ fn steps_have_the_samples_of_a_data_set() {
     cluster.stop();
 }
 
+/// A step can be computed while nothing borrows the session, and only the newest one.
+#[test]
+fn a_detached_step_goes_on_where_it_was() {
+    let cluster = TestCluster::sgd(1, |config| config.last_step(4));
+    let mut session = TrainingSession::start(config(&cluster.spec, 0)).unwrap();
+    let first = session.step().unwrap().unwrap().detach();
+    assert_eq!((first.step(), session.global_step()), (0, 0));
+    let mut step = session.attach(first).unwrap();
+    step.parts().1.view_mut::<f32>("w").unwrap().fill(1.0);
+    assert!(step.push().unwrap().counts());
+    // Another step has begun, so the old one is dropped with its token.
+    let old = session.step().unwrap().unwrap().detach();
+    let mut current = session.step().unwrap().unwrap();
+    assert_eq!(current.parts().0.view::<f32>("w").unwrap()[0], -1.0);
+    let current = current.detach();
+    assert!(session.attach(old).is_none());
+    session.attach(current).unwrap().skip();
+    while let Some(mut step) = session.step().unwrap() {
+        step.parts().1.view_mut::<f32>("w").unwrap().fill(1.0);
+        step.push().unwrap();
+    }
+    assert_eq!(session.close().unwrap().step, 4);
+    cluster.stop();
+}
+
 #[test]
 fn a_file_that_does_not_fit_is_an_error_of_the_start() {
     let cluster = TestCluster::sgd(1, |config| config);

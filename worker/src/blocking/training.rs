@@ -9,8 +9,8 @@ use crate::gradients::params::{Gradients, Params};
 use crate::outcome::Pulled;
 use crate::training::data::{Batch, DataError, GrantedBatches};
 use crate::training::{
-    self, GradientOutcome, NextAction, PushRecovery, StepGrant, TrainingConfig, TrainingEnd,
-    TrainingError,
+    self, DetachedStep, GradientOutcome, NextAction, PushRecovery, StepGrant, TrainingConfig,
+    TrainingEnd, TrainingError,
 };
 
 /// A [`crate::training::TrainingSession`] with blocking operations.
@@ -60,6 +60,12 @@ impl TrainingSession {
                 Err(error)
             }
         }
+    }
+
+    /// See [`crate::training::TrainingSession::attach`].
+    pub fn attach(&mut self, step: DetachedStep) -> Option<Step<'_>> {
+        let TrainingSession { inner, waiter } = self;
+        inner.attach(step).map(|inner| Step { inner, waiter })
     }
 
     fn advance(&mut self) -> Result<Option<StepGrant>, TrainingError> {
@@ -164,6 +170,11 @@ impl Step<'_> {
     ) -> Result<Batch<T>, DataError> {
         let samples = self.inner.granted(batches)?;
         batches.blocking_load(samples, self.inner.samples_ahead())
+    }
+
+    /// See [`crate::training::Step::detach`].
+    pub fn detach(self) -> DetachedStep {
+        self.inner.detach()
     }
 
     /// See [`crate::training::Step::skip`].

@@ -37,7 +37,7 @@ pub use hook::{
     StepTiming, TrainingSetup,
 };
 pub use scalars::Scalars;
-pub use step::Step;
+pub use step::{DetachedStep, Step};
 pub use tasks::{SpawnError, StopCause, StopFlag, TaskFailure, Tasks, TasksError};
 pub use training_config::TrainingConfig;
 pub use training_end::{FinalValues, StopReason, TrainingEnd};

@@ -69,6 +69,13 @@ impl<'a> Step<'a> {
         self.samples().ok_or_else(|| DataError::NotGranted { data_set: data_set() })
     }
 
+    /// Takes the step from its session, which can be used meanwhile.
+    /// [`TrainingSession::attach`] continues it. This is for programs that cannot borrow the session
+    /// while they compute, such as an optimizer of another library.
+    pub fn detach(self) -> DetachedStep {
+        DetachedStep { grant: self.grant }
+    }
+
     /// Ends the step without a push, and spends its samples: see [`Token::skip`].
     pub fn skip(self) {
         self.grant.token.skip();
@@ -172,6 +179,30 @@ impl<'a> Step<'a> {
     pub(crate) fn fail(self, source: Box<dyn std::error::Error + Send + Sync>) -> TrainingError {
         let step = self.step();
         self.session.lifecycle.fail(TrainingError::Step { step, source })
+    }
+}
+
+/// A step without its session, from [`Step::detach`]. Dropping it returns its token.
+#[derive(Debug)]
+#[must_use = "a step that is dropped returns its token"]
+pub struct DetachedStep {
+    pub(crate) grant: StepGrant,
+}
+
+impl DetachedStep {
+    /// The global step at which the token was granted.
+    pub fn step(&self) -> u64 {
+        self.grant.token.step()
+    }
+
+    /// The samples of the step: see [`Token::samples`].
+    pub fn samples(&self) -> Option<SampleRange> {
+        self.grant.token.samples()
+    }
+
+    /// The samples that this worker will probably be granted next: see [`Token::samples_ahead`].
+    pub fn samples_ahead(&self) -> Option<SampleRange> {
+        self.grant.token.samples_ahead()
     }
 }
 

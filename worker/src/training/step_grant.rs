@@ -8,4 +8,6 @@ use crate::token::Token;
 pub(crate) struct StepGrant {
     pub(crate) token: Token,
     pub(crate) gradients: Gradients,
+    /// The number of the step among those of the session.
+    pub(crate) number: u64,
 }

@@ -13,7 +13,7 @@ use super::joined_worker::JoinedWorker;
 use super::lifecycle::{Lifecycle, NextAction, PushRecovery};
 use super::local_values::LocalValues;
 use super::scalars::Scalars;
-use super::step::Step;
+use super::step::{DetachedStep, Step};
 use super::step_grant::StepGrant;
 use super::training_config::{FillValues, TrainingConfig};
 use super::training_end::{StopReason, TrainingEnd};
@@ -80,6 +80,8 @@ pub struct TrainingSession {
     fill: FillValues,
     pub(super) interrupt: Interrupt,
     started: Instant,
+    /// The number of steps that have begun to compute.
+    steps: u64,
     /// The token of a step that has not begun to compute.
     token: Option<Token>,
     save: Option<SaveHandle>,
@@ -130,6 +132,7 @@ impl TrainingSession {
             fill,
             interrupt,
             started: Instant::now(),
+            steps: 0,
             token: None,
             save: None,
         })
@@ -164,6 +167,14 @@ impl TrainingSession {
                 Err(error)
             }
         }
+    }
+
+    /// Returns a step that was taken from this session by [`Step::detach`]. `None` if the session
+    /// has begun another step since, or has ended; the token of the step is returned then.
+    pub fn attach(&mut self, step: DetachedStep) -> Option<Step<'_>> {
+        let grant = step.grant;
+        let is_current = grant.number == self.steps && self.joined.is_some();
+        (is_current && !self.lifecycle.is_over()).then(|| Step::new(self, grant))
     }
 
     async fn advance(&mut self) -> Result<Option<StepGrant>, TrainingError> {
@@ -341,8 +352,9 @@ impl TrainingSession {
         if !self.lifecycle.pulled(now, pulled)? {
             return Ok(None);
         }
-        let gradients = self.joined.as_mut().map(|joined| joined.worker.gradients());
-        Ok(gradients.map(|gradients| StepGrant { token, gradients }))
+        let Some(joined) = &mut self.joined else { return Ok(None) };
+        self.steps += 1;
+        Ok(Some(StepGrant { token, gradients: joined.worker.gradients(), number: self.steps }))
     }
 
     /// Averages the means after this many steps; `None` if the interrupt was raised.
