@@ -1,6 +1,7 @@
 //! Runs kernels that are right, and compares their results with Rust.
 
 #![allow(missing_docs, reason = "a test")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod support;
 
@@ -85,8 +86,10 @@ fn functions_are_called_with_arrays_in_local_memory() {
 fn vectors_and_halves_are_loaded_and_stored() {
     let mut bench = Bench::new(CORRECT);
     let x = numbers(40, 6);
-    let halves = [0x3c00u16, 0xc000, 0x3800, 0x4200, 0x0001, 0x7bff, 0x3555, 0xb555, 0x4900, 0x2e66];
-    let floats = [1.0f32, -2.0, 0.5, 3.0, 2f32.powi(-24), 65504.0, 0.333_251_95, -0.333_251_95, 10.0];
+    let halves =
+        [0x3c00u16, 0xc000, 0x3800, 0x4200, 0x0001, 0x7bff, 0x3555, 0xb555, 0x4900, 0x2e66];
+    let floats =
+        [1.0f32, -2.0, 0.5, 3.0, 2f32.powi(-24), 65504.0, 0.333_251_95, -0.333_251_95, 10.0];
     let (input, half, out) = (bench.upload(&x), bench.upload(&halves), bench.room::<f32>(40));
     bench.launch("vectors", ([1, 1], [32, 1]), 0, arguments![out, input, half, 10i32]).unwrap();
     let got = bench.download::<f32>(out, 40);

@@ -1,6 +1,7 @@
 //! Runs kernels with planted bugs: each is found as what it is.
 
 #![allow(missing_docs, reason = "a test")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod support;
 
@@ -15,7 +16,8 @@ fn an_index_one_past_the_end_is_out_of_bounds() {
     let fault = bench
         .launch("off_by_one", ([1, 1], [64, 1]), 0, arguments![out, input, 63i32])
         .unwrap_err();
-    let FaultKind::OutOfBounds { space: Space::Global, size: 4, allocation, .. } = fault.kind else {
+    let FaultKind::OutOfBounds { space: Space::Global, size: 4, allocation, .. } = fault.kind
+    else {
         panic!("{fault}")
     };
     assert_eq!(allocation, Some((input, 252)));
@@ -97,9 +99,7 @@ fn a_sum_without_atomic_operations_is_a_race() {
 fn a_barrier_that_not_all_threads_reach_is_divergent() {
     let mut bench = Bench::new(FAULTY);
     let (out, input) = (bench.room::<f32>(64), bench.upload(&[1f32; 64]));
-    bench
-        .launch("divergent_barrier", ([1, 1], [64, 1]), 0, arguments![out, input, 64i32])
-        .unwrap();
+    bench.launch("divergent_barrier", ([1, 1], [64, 1]), 0, arguments![out, input, 64i32]).unwrap();
     let kind = bench.fault("divergent_barrier", 64, arguments![out, input, 60i32]);
     assert_eq!(kind, FaultKind::DivergentBarrier { waiting: 60, exited: 4, elsewhere: 0 });
     let kind = bench.fault("two_barriers", 64, arguments![out, 10i32]);

@@ -4,8 +4,8 @@ use super::fault::{FaultKind, Other};
 use super::memory::{Access, Accessor, GlobalMemory, RaceShadow, Region};
 use super::thread::{Frame, Geometry, State, Thread};
 use crate::ptx::{
-    Address, AtomicOperation, Call, LOCAL_WINDOW, Load, Operation, Program, Register, SHARED_WINDOW,
-    Space, Store,
+    Address, AtomicOperation, Call, LOCAL_WINDOW, Load, Operation, Program, Register,
+    SHARED_WINDOW, Space, Store,
 };
 use crate::scalar::{Type, convert};
 
@@ -319,7 +319,9 @@ fn resolve(thread: &Thread, address: Address) -> (Space, u64) {
         Space::Generic if at.wrapping_sub(SHARED_WINDOW) < WINDOW => {
             (Space::Shared, at - SHARED_WINDOW)
         }
-        Space::Generic if at.wrapping_sub(LOCAL_WINDOW) < WINDOW => (Space::Local, at - LOCAL_WINDOW),
+        Space::Generic if at.wrapping_sub(LOCAL_WINDOW) < WINDOW => {
+            (Space::Local, at - LOCAL_WINDOW)
+        }
         space => (space, at),
     }
 }

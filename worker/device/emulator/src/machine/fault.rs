@@ -116,7 +116,10 @@ impl fmt::Display for FaultKind {
             FaultKind::Race { space, address, other } => {
                 let did = if other.wrote { "wrote" } else { "read" };
                 let Other { block, thread, .. } = other;
-                write!(f, "race at {space:?} {address:#x}: thread {thread} of block {block} {did} it")
+                write!(
+                    f,
+                    "race at {space:?} {address:#x}: thread {thread} of block {block} {did} it"
+                )
             }
             FaultKind::DivergentBarrier { waiting, exited, elsewhere } => write!(
                 f,

@@ -89,9 +89,10 @@ fn apply(operation: &Operation, warp: &mut [Thread], members: u32) {
             for thread in selected(warp, members) {
                 let own = values[thread.lane() as usize];
                 let equal = members
-                    & values.iter().enumerate().fold(0, |all, (lane, &value)| {
-                        all | u32::from(value == own) << lane
-                    });
+                    & values
+                        .iter()
+                        .enumerate()
+                        .fold(0, |all, (lane, &value)| all | u32::from(value == own) << lane);
                 let matches = equal == members;
                 let value = if all && !matches { 0 } else { equal };
                 thread.set(d, u64::from(value));

@@ -156,7 +156,8 @@ fn address(parser: &mut Parser) -> Result<Operand, PtxError> {
     };
     let mut offset = 0i64;
     while !parser.eat(']') {
-        let negative = if parser.eat('+') { parser.eat('-') } else { parser.eat('-') };
+        parser.eat('+');
+        let negative = parser.eat('-');
         let value = parser.integer()? as i64;
         offset = offset.wrapping_add(if negative { value.wrapping_neg() } else { value });
     }

@@ -13,14 +13,14 @@ mod parser;
 mod program;
 mod syntax;
 
-pub use error::PtxError;
 pub(crate) use decode::{LOCAL_WINDOW, SHARED_WINDOW};
+pub use error::PtxError;
+pub use instruction::Space;
 pub(crate) use instruction::{
     Address, AtomicOperation, BarrierKind, Call, FRAME, Load, Operation, Register, Shuffle,
     ShuffleMode, Special, Store, VoteKind,
 };
-pub use instruction::Space;
-pub(crate) use program::Code;
 pub use parser::parse;
+pub(crate) use program::Code;
 pub use program::{Kernel, Parameter, Program, link};
 pub use syntax::{Initializer, Module, Variable, VariableSpace};

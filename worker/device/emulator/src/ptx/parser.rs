@@ -13,8 +13,10 @@ use crate::scalar::Type;
 /// Fails with [`PtxError`] if the text is not PTX that the interpreter can run.
 pub fn parse(text: &str) -> Result<Module, PtxError> {
     let mut parser = Parser { tokens: tokens(text)?, at: 0 };
-    let mut module =
-        Module { lines: text.lines().map(|line| line.trim().to_owned()).collect(), ..Module::default() };
+    let mut module = Module {
+        lines: text.lines().map(|line| line.trim().to_owned()).collect(),
+        ..Module::default()
+    };
     while parser.peek().is_some() {
         parser.directive(&mut module)?;
     }
@@ -39,7 +41,7 @@ impl Parser {
         }
         match word.as_str() {
             ".version" => module.version = self.version()?,
-            ".target" => self.target()?,
+            ".target" => module.target = self.target()?,
             ".address_size" => {
                 let size = self.integer()?;
                 if size != 64 {
@@ -56,9 +58,11 @@ impl Parser {
                     module.functions.push(function);
                 }
             }
-            ".file" | ".pragma" => while !self.eat(';') && !self.next_is_directive() {
-                self.next()?;
-            },
+            ".file" | ".pragma" => {
+                while !self.eat(';') && !self.next_is_directive() {
+                    self.next()?;
+                }
+            }
             _ => return Err(self.expected("a directive", &word)),
         }
         Ok(())
@@ -88,14 +92,14 @@ impl Parser {
         Ok((major as u32, minor as u32))
     }
 
-    fn target(&mut self) -> Result<(), PtxError> {
+    fn target(&mut self) -> Result<u32, PtxError> {
         let target = self.word()?;
         while self.eat(',') {
             self.word()?;
         }
         let number = target.strip_prefix("sm_").map(|n| n.trim_end_matches('a').parse::<u32>());
         match number {
-            Some(Ok(number)) if number >= 30 => Ok(()),
+            Some(Ok(number)) if number >= 30 => Ok(number),
             _ => Err(PtxError::Target { directive: format!(".target {target}") }),
         }
     }
@@ -245,7 +249,6 @@ impl Parser {
     pub(super) fn peek(&self) -> Option<&TokenKind> {
         self.tokens.get(self.at).map(|token| &token.kind)
     }
-
 
     pub(super) fn next(&mut self) -> Result<Token, PtxError> {
         let token = self.tokens.get(self.at).cloned();

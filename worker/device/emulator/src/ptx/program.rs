@@ -76,7 +76,8 @@ pub fn link(module: &Module, addresses: &HashMap<String, u64>) -> Result<Program
     for (index, function) in module.functions.iter().enumerate() {
         // Variables outside of functions have the same offsets in each kernel.
         let mut shared = Layout::default();
-        let mut symbols = Symbols { addresses, shared: HashMap::new(), functions: &module.functions };
+        let mut symbols =
+            Symbols { addresses, shared: HashMap::new(), functions: &module.functions };
         let outside = module.variables.iter().filter(|v| v.space == VariableSpace::Shared);
         for variable in outside.filter(|variable| !variable.dynamic) {
             let offset = shared.place(variable);

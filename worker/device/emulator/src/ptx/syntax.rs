@@ -7,6 +7,8 @@ use crate::scalar::Type;
 pub struct Module {
     /// The version of the language, such as `(8, 0)`.
     pub version: (u32, u32),
+    /// The compute capability of the target, such as 70.
+    pub target: u32,
     /// The variables outside of functions.
     pub variables: Vec<Variable>,
     /// The functions that have a body.
@@ -89,7 +91,12 @@ pub(super) enum Statement {
     Label(String),
     /// The targets of the label before, for an indexed branch.
     Targets(Vec<String>),
-    Registers { of: Type, prefix: String, count: Option<u32>, line: u32 },
+    Registers {
+        of: Type,
+        prefix: String,
+        count: Option<u32>,
+        line: u32,
+    },
     Variable(Variable),
     Instruction(Written),
 }
@@ -120,5 +127,8 @@ pub(super) enum Operand {
     /// `a|b`: two destinations.
     Pair(String, String),
     /// `[base + offset]`.
-    Address { base: Option<String>, offset: i64 },
+    Address {
+        base: Option<String>,
+        offset: i64,
+    },
 }

@@ -53,4 +53,3 @@ pub(crate) fn ternary(operation: &str, of: Type) -> Option<Ternary> {
     }
     bits::ternary(operation, of).or_else(|| of_integer!(of, ternary, operation))
 }
-

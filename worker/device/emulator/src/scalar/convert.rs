@@ -90,7 +90,10 @@ fn from_integer(how: Conversion, value: i128) -> u64 {
     let bits = match how.to {
         Type::F32 => {
             let nearest = value as f32;
-            u64::from(beside_f32(nearest, compare_integer(value, f64::from(nearest)), how.rounding).to_bits())
+            u64::from(
+                beside_f32(nearest, compare_integer(value, f64::from(nearest)), how.rounding)
+                    .to_bits(),
+            )
         }
         Type::F64 => {
             let nearest = value as f64;

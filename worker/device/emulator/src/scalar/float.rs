@@ -40,9 +40,7 @@ pub(super) fn unary(operation: &str, of: Type) -> Option<Unary> {
         ("abs", Type::F64) => |a| a & !(1 << 63),
         ("sqrt.rn" | "sqrt.approx", Type::F32) => |a| bits_of(f32_of(a).sqrt()),
         ("rcp.rn" | "rcp.approx", Type::F32) => |a| bits_of(1.0 / f32_of(a)),
-        ("rsqrt.approx", Type::F32) => {
-            |a| bits_of((1.0 / f64::from(f32_of(a)).sqrt()) as f32)
-        }
+        ("rsqrt.approx", Type::F32) => |a| bits_of((1.0 / f64::from(f32_of(a)).sqrt()) as f32),
         ("sin.approx", Type::F32) => |a| bits_of(f64::from(f32_of(a)).sin() as f32),
         ("cos.approx", Type::F32) => |a| bits_of(f64::from(f32_of(a)).cos() as f32),
         ("lg2.approx", Type::F32) => |a| bits_of(f64::from(f32_of(a)).log2() as f32),
@@ -59,9 +57,7 @@ pub(super) fn unary(operation: &str, of: Type) -> Option<Unary> {
         ("rsqrt.approx", Type::F64) => |a| (1.0 / f64_of(a).sqrt()).to_bits(),
         // Only the upper half of the result is computed; the lower is zero.
         ("rcp.approx.ftz", Type::F64) => |a| (1.0 / f64_of(a)).to_bits() & !0xffff_ffff,
-        ("rsqrt.approx.ftz", Type::F64) => {
-            |a| (1.0 / f64_of(a).sqrt()).to_bits() & !0xffff_ffff
-        }
+        ("rsqrt.approx.ftz", Type::F64) => |a| (1.0 / f64_of(a).sqrt()).to_bits() & !0xffff_ffff,
         ("saturate", Type::F16) => |a| saturate(Type::F16, a),
         ("saturate", Type::F32) => |a| saturate(Type::F32, a),
         ("saturate", Type::F64) => |a| saturate(Type::F64, a),
@@ -111,9 +107,7 @@ pub(super) fn binary(operation: &str, of: Type) -> Option<Binary> {
         ("add" | "add.rn", Type::F32) => |a, b| bits_of(f32_of(a) + f32_of(b)),
         ("sub" | "sub.rn", Type::F32) => |a, b| bits_of(f32_of(a) - f32_of(b)),
         ("mul" | "mul.rn", Type::F32) => |a, b| bits_of(f32_of(a) * f32_of(b)),
-        ("div.rn" | "div.approx" | "div.full", Type::F32) => {
-            |a, b| bits_of(f32_of(a) / f32_of(b))
-        }
+        ("div.rn" | "div.approx" | "div.full", Type::F32) => |a, b| bits_of(f32_of(a) / f32_of(b)),
         // If one operand is NaN, the result is the other.
         ("min", Type::F32) => |a, b| bits_of(least(f32_of(a), f32_of(b))),
         ("max", Type::F32) => |a, b| bits_of(greatest(f32_of(a), f32_of(b))),

@@ -71,16 +71,6 @@ impl Type {
         matches!(self, Type::S8 | Type::S16 | Type::S32 | Type::S64)
     }
 
-    /// The unsigned integer that is as wide as this type.
-    pub(crate) fn unsigned(self) -> Type {
-        match self.size() {
-            1 => Type::U8,
-            2 => Type::U16,
-            4 => Type::U32,
-            _ => Type::U64,
-        }
-    }
-
     /// The integer of twice the width with the same sign, where there is one.
     pub(crate) fn doubled(self) -> Option<Type> {
         Some(match self {

@@ -1,6 +1,7 @@
 //! A device for tests of the interpreter, without the driver.
 
 #![allow(dead_code, reason = "each test uses a part")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 use std::collections::HashMap;
 

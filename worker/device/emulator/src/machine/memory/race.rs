@@ -248,7 +248,8 @@ mod tests {
     #[test]
     fn a_warp_is_ordered_by_its_own_barrier() {
         let mut shadow = RaceShadow::default();
-        let by = |thread, warp_epoch| Accessor { launch: 1, block: 0, thread, epoch: 0, warp_epoch };
+        let by =
+            |thread, warp_epoch| Accessor { launch: 1, block: 0, thread, epoch: 0, warp_epoch };
         let write = Access { by: by(0, 0), writes: true, atomic: false };
         shadow.note(0, 4, write).unwrap();
         let read = |by| Access { by, writes: false, atomic: false };

@@ -33,11 +33,20 @@ impl Decoder<'_> {
         // The approximations of 64-bit floats have `ftz` in their names.
         let flushes = of == Type::F32 && words.iter().any(|word| word == "ftz");
         let saturates = of.is_float() && words.iter().any(|word| word == "sat");
-        let kept = words.iter().filter(|&word| {
-            !(flushes && word == "ftz" || saturates && word == "sat")
-        });
+        let kept =
+            words.iter().filter(|&word| !(flushes && word == "ftz" || saturates && word == "sat"));
         let name = kept.map(String::as_str).collect::<Vec<_>>().join(".");
         let Some((target, sources)) = written.operands.split_first() else { return Ok(None) };
+        // Before the operands, for an instruction that is not known may have others.
+        let known = match sources.len() {
+            1 => unary(&name, of).is_some(),
+            2 => binary(&name, of).is_some(),
+            3 => ternary(&name, of).is_some(),
+            _ => false,
+        };
+        if !known {
+            return Ok(None);
+        }
         let (d, _) = self.destination(target)?;
         let mut registers = Vec::new();
         for (at, source) in sources.iter().enumerate() {
@@ -106,7 +115,7 @@ impl Decoder<'_> {
         let mut base = ZERO;
         for (at, part) in parts.iter().enumerate() {
             let a = self.source(part, of)?;
-            let place = u64::from(length) * at as u64 | u64::from(length) << 8;
+            let place = (u64::from(length) * at as u64) | (u64::from(length) << 8);
             let c = self.constant(place);
             let d = self.new_register();
             self.emit(Operation::Ternary { f, d, a, b: base, c });
@@ -121,15 +130,13 @@ impl Decoder<'_> {
         let [target, field, base, position, length] = written.operands.as_slice() else {
             return Ok(None);
         };
-        let functions = (
-            ternary("insert", of),
-            ternary("bfe", Type::U64),
-            ternary("insert", Type::B64),
-        );
+        let functions =
+            (ternary("insert", of), ternary("bfe", Type::U64), ternary("insert", Type::B64));
         let (Some(f), Some(extract), Some(merge)) = functions else { return Ok(None) };
         let (d, _) = self.destination(target)?;
         let (a, b) = (self.source(field, of)?, self.source(base, of)?);
-        let (position, length) = (self.source(position, Type::U32)?, self.source(length, Type::U32)?);
+        let (position, length) =
+            (self.source(position, Type::U32)?, self.source(length, Type::U32)?);
         let low = self.new_register();
         let (byte, second) = (self.constant(8), self.constant(8 | 8 << 8));
         self.emit(Operation::Ternary { f: extract, d: low, a: position, b: ZERO, c: byte });

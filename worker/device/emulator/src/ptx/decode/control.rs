@@ -59,8 +59,7 @@ impl Decoder<'_> {
         let Some(callee) = callee else { return Err(self.unknown_name(name)) };
         let function = &self.symbols.functions[callee];
         let mut layout = Layout::default();
-        let mut call =
-            Call { function: callee as u32, arguments: Vec::new(), results: Vec::new() };
+        let mut call = Call { function: callee as u32, arguments: Vec::new(), results: Vec::new() };
         call.results = self.copies(results, &function.results, &mut layout)?;
         call.arguments = self.copies(arguments, &function.parameters, &mut layout)?;
         self.emit(Operation::Call(Box::new(call)));

@@ -26,7 +26,8 @@ impl Decoder<'_> {
     }
 
     fn access(&mut self, written: &Written) -> Result<Option<()>, PtxError> {
-        let Some(Modifiers { space, lanes, shared, of, .. }) = modifiers(&written.words[1..]) else {
+        let Some(Modifiers { space, lanes, shared, of, .. }) = modifiers(&written.words[1..])
+        else {
             return Ok(None);
         };
         let [first, second] = written.operands.as_slice() else { return Ok(None) };

@@ -1,0 +1,105 @@
+//! `cuInit` and `cuDevice*`.
+
+use super::pointers::Out;
+use crate::driver::code::Code;
+
+super::driver_functions! {
+    fn cuInit(flags: u32) |state| {
+        if flags != 0 {
+            return Err(Code::INVALID_VALUE);
+        }
+        if state.devices.is_empty() {
+            return Err(Code::NO_DEVICE);
+        }
+        state.is_initialized = true;
+        Ok(())
+    };
+    fn cuDriverGetVersion(version: Out<i32>) |state| version.set(state.settings.driver_version);
+    fn cuDeviceGetCount(count: Out<i32>) |state| count.set(state.devices.len() as i32);
+    fn cuDeviceGet(device: Out<i32>, ordinal: i32) |state| {
+        state.device_index(ordinal)?;
+        device.set(ordinal)
+    };
+    fn cuDeviceGetName(name: Out<u8>, length: i32, device: i32) |state| {
+        let index = state.device_index(device)?;
+        let length = usize::try_from(length).map_err(|_| Code::INVALID_VALUE)?;
+        name.set_text(&format!("Emulated device {index}"), length)
+    };
+    fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: i32) |state| {
+        state.device_index(device)?;
+        bytes.set(state.settings.memory_bytes)
+    };
+    fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, device: i32) |state| {
+        uuid.set(identity(state.device_index(device)?))
+    };
+    fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: i32) |state| {
+        uuid.set(identity(state.device_index(device)?))
+    };
+    fn cuDeviceGetAttribute(value: Out<i32>, attribute: i32, device: i32) |state| {
+        state.device_index(device)?;
+        let capability = state.settings.compute_capability as i32;
+        value.set(match attribute {
+            75 => capability / 10,
+            76 => capability % 10,
+            _ => attribute_of(attribute, device),
+        })
+    };
+    fn cuDeviceCanAccessPeer(can: Out<i32>, device: i32, peer: i32) |state| {
+        state.device_index(device)?;
+        state.device_index(peer)?;
+        can.set(0)
+    };
+    fn cuDeviceComputeCapability(major: Out<i32>, minor: Out<i32>, device: i32) |state| {
+        state.device_index(device)?;
+        let capability = state.settings.compute_capability as i32;
+        major.set(capability / 10)?;
+        minor.set(capability % 10)
+    };
+    fn cuDeviceGetPCIBusId(name: Out<u8>, length: i32, device: i32) |state| {
+        let index = state.device_index(device)?;
+        let length = usize::try_from(length).map_err(|_| Code::INVALID_VALUE)?;
+        name.set_text(&format!("0000:{:02x}:00.0", index + 1), length)
+    };
+}
+
+fn identity(index: usize) -> [u8; 16] {
+    let mut identity = *b"emulated device\0";
+    identity[15] = index as u8;
+    identity
+}
+
+/// An attribute by its number in the driver API. One that is not listed is 0.
+fn attribute_of(attribute: i32, device: i32) -> i32 {
+    match attribute {
+        // Threads of a block, and a block along each axis.
+        1..=3 => 1024,
+        4 => 64,
+        // A grid along each axis.
+        5 => i32::MAX,
+        6 | 7 => 65_535,
+        // Shared memory of a block, with and without opting in, and of a multiprocessor.
+        8 | 97 => 48 * 1024,
+        81 => 96 * 1024,
+        // Constant memory.
+        9 => 64 * 1024,
+        // The threads of a warp.
+        10 => 32,
+        // Registers of a block and of a multiprocessor.
+        12 | 82 => 65_536,
+        // Clock rates of the processor and of its memory, in kHz.
+        13 | 36 => 1_000_000,
+        // Multiprocessors.
+        16 => 4,
+        // The host's memory can be mapped; kernels run side by side; addresses are unified;
+        // streams have priorities; memory pools.
+        19 | 31 | 41 | 78 | 115 => 1,
+        // The bus.
+        33 => device + 1,
+        37 => 256,
+        38 => 1 << 20,
+        39 => 2048,
+        // Engines for asynchronous copies.
+        40 => 2,
+        _ => 0,
+    }
+}

@@ -1,0 +1,78 @@
+//! `cuEvent*`.
+
+use super::pointers::Out;
+use crate::driver::code::{Code, Status};
+use crate::driver::state::{Reached, State};
+use crate::driver::stream::Event;
+use crate::driver::work::Work;
+
+super::driver_functions! {
+    fn cuEventCreate(event: Out<u64>, flags: u32) |state| {
+        let context = state.current()?;
+        event.check()?;
+        if flags > 7 {
+            return Err(Code::INVALID_VALUE);
+        }
+        let handle = state.new_handle();
+        let has_time = flags & DISABLE_TIMING == 0;
+        state.events.insert(handle, Event { context, has_time, place: None, reached: None });
+        event.set(handle)
+    };
+    fn cuEventDestroy_v2(event: u64) |state| {
+        let removed = state.events.remove(&event).ok_or(Code::INVALID_HANDLE)?;
+        state.sticky(removed.context)
+    };
+    fn cuEventRecord(event: u64, stream: u64) |state| record(state, event, stream);
+    fn cuEventRecordWithFlags(event: u64, stream: u64, _flags: u32) |state| {
+        record(state, event, stream)
+    };
+    fn cuEventQuery(event: u64) |state| {
+        let event = state.event(event)?;
+        let (context, place) = (event.context, event.place);
+        state.sticky(context)?;
+        match place.map_or(Reached::Yes, |place| state.advance(place)) {
+            Reached::Yes => state.sticky(context),
+            _ => Err(Code::NOT_READY),
+        }
+    };
+    wait cuEventSynchronize(event: u64) |state| {
+        let event = state.event(event)?;
+        state.sticky(event.context)?;
+        Ok((event.context, event.place.into_iter().collect()))
+    };
+    fn cuEventElapsedTime(milliseconds: Out<f32>, start: u64, end: u64) |state| {
+        elapsed(state, milliseconds, start, end)
+    };
+    fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: u64, end: u64) |state| {
+        elapsed(state, milliseconds, start, end)
+    };
+}
+
+fn record(state: &mut State, handle: u64, stream: u64) -> Status {
+    let context = state.current()?;
+    if state.event(handle)?.context != context {
+        return Err(Code::INVALID_HANDLE);
+    }
+    let stream = state.stream(stream, context)?;
+    let place = state.queue(stream, Work::Record { event: handle })?;
+    if let Some(event) = state.events.get_mut(&handle) {
+        (event.place, event.reached) = (Some(place), None);
+    }
+    Ok(())
+}
+
+fn elapsed(state: &State, milliseconds: Out<f32>, start: u64, end: u64) -> Status {
+    let (start, end) = (state.event(start)?, state.event(end)?);
+    let recorded = start.place.is_some() && end.place.is_some();
+    if !recorded || !start.has_time || !end.has_time {
+        return Err(Code::INVALID_HANDLE);
+    }
+    match (start.reached, end.reached) {
+        (Some(start), Some(end)) => {
+            milliseconds.set(end.saturating_duration_since(start).as_secs_f32() * 1000.0)
+        }
+        _ => Err(Code::NOT_READY),
+    }
+}
+
+const DISABLE_TIMING: u32 = 2;

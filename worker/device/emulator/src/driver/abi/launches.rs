@@ -1,0 +1,103 @@
+//! `cuLaunchKernel`.
+
+use std::ffi::c_void;
+
+use super::modules::kernel;
+use super::pointers::Array;
+use crate::driver::code::{Code, Status};
+use crate::driver::state::State;
+use crate::driver::work::{PendingLaunch, Work};
+use crate::machine::Launch;
+
+super::driver_functions! {
+    fn cuLaunchKernel(
+        function: u64,
+        grid_x: u32,
+        grid_y: u32,
+        grid_z: u32,
+        block_x: u32,
+        block_y: u32,
+        block_z: u32,
+        shared: u32,
+        stream: u64,
+        parameters: Array<*const c_void>,
+        extra: Array<*const c_void>,
+    ) |state| {
+        if !extra.is_null() {
+            return Err(Code::NOT_SUPPORTED);
+        }
+        let shape = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared);
+        launch(state, function, shape, stream, parameters)
+    };
+    fn cuLaunchCooperativeKernel(
+        _function: u64,
+        _grid_x: u32,
+        _grid_y: u32,
+        _grid_z: u32,
+        _block_x: u32,
+        _block_y: u32,
+        _block_z: u32,
+        _shared: u32,
+        _stream: u64,
+        _parameters: Array<*const c_void>,
+    ) |_| Err(Code::NOT_SUPPORTED);
+}
+
+fn launch(
+    state: &mut State,
+    function: u64,
+    (grid, block, shared): ([u32; 3], [u32; 3], u32),
+    stream: u64,
+    arguments: Array<*const c_void>,
+) -> Status {
+    let context = state.current()?;
+    let stream = state.stream(stream, context)?;
+    let kernel = kernel(state, function)?;
+    let end = kernel.parameters.iter().map(|place| place.offset + place.size).max().unwrap_or(0);
+    let mut parameters = vec![0u8; end];
+    for (at, place) in kernel.parameters.iter().enumerate() {
+        let argument = arguments.at(at)?;
+        if argument.is_null() {
+            return Err(Code::INVALID_VALUE);
+        }
+        // SAFETY: the pointer is not null, and the caller's argument has the size of the kernel's
+        // parameter.
+        let bytes = unsafe { std::slice::from_raw_parts(argument.cast::<u8>(), place.size) };
+        parameters[place.offset..place.offset + place.size].copy_from_slice(bytes);
+    }
+    let name = kernel.name.clone();
+    let (module, _) = state.functions.get(&function).ok_or(Code::INVALID_HANDLE)?;
+    let module = *module;
+    let loaded = state.modules.get(&module).ok_or(Code::INVALID_HANDLE)?;
+    if loaded.context != context {
+        return Err(Code::INVALID_HANDLE);
+    }
+    let program = loaded.program.clone();
+    let kernel = program.kernels.get(&name).ok_or(Code::INVALID_HANDLE)?;
+    let dynamic_shared = shared as usize;
+    let checked = Launch {
+        program: &program,
+        kernel,
+        grid,
+        block,
+        dynamic_shared,
+        parameters: &parameters,
+        number: 0,
+        steps_max: 0,
+    };
+    if let Err(error) = checked.check() {
+        state.fault(error.to_string());
+        return Err(Code::INVALID_VALUE);
+    }
+    state.calls.count(&format!("kernel {name}"));
+    let pending = PendingLaunch {
+        module,
+        kernel: name,
+        program: program.clone(),
+        grid,
+        block,
+        dynamic_shared,
+        parameters,
+    };
+    state.queue(stream, Work::Launch(Box::new(pending))).map(|_| ())
+}

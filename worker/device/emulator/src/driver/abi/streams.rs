@@ -1,0 +1,103 @@
+//! `cuStream*` and `cuLaunchHostFunc`.
+
+use std::ffi::c_void;
+
+use super::pointers::Out;
+use crate::driver::code::{Code, Status};
+use crate::driver::host_functions::schedule;
+use crate::driver::state::{Reached, State};
+use crate::driver::stream::Stream;
+use crate::driver::work::{HostFunction, Work};
+
+super::driver_functions! {
+    fn cuStreamCreate(stream: Out<u64>, flags: u32) |state| create(state, stream, flags);
+    fn cuStreamCreateWithPriority(stream: Out<u64>, flags: u32, _priority: i32) |state| {
+        create(state, stream, flags)
+    };
+    // The work that is queued is done nevertheless, when somebody waits for the context.
+    fn cuStreamDestroy_v2(stream: u64) |state| {
+        let found = state.streams.get_mut(&stream).filter(|stream| !stream.is_destroyed);
+        let found = found.ok_or(Code::INVALID_HANDLE)?;
+        found.is_destroyed = true;
+        let context = found.context;
+        if found.queue.is_empty() {
+            state.streams.remove(&stream);
+        }
+        state.sticky(context)
+    };
+    wait cuStreamSynchronize(stream: u64) |state| {
+        let context = state.current()?;
+        let handle = state.stream(stream, context)?;
+        let queued = state.streams.get(&handle).map_or(0, |stream| stream.queued);
+        Ok((context, vec![(handle, queued)]))
+    };
+    // A query does one piece of work, so that a caller who polls makes progress, and one who
+    // expects to find it done does not.
+    fn cuStreamQuery(stream: u64) |state| {
+        let context = state.current()?;
+        let handle = state.stream(stream, context)?;
+        let queued = state.streams.get(&handle).map_or(0, |stream| stream.queued);
+        match state.advance((handle, queued)) {
+            Reached::Yes => state.sticky(context),
+            _ => Err(Code::NOT_READY),
+        }
+    };
+    fn cuStreamWaitEvent(stream: u64, event: u64, _flags: u32) |state| {
+        let context = state.current()?;
+        let handle = state.stream(stream, context)?;
+        match state.event(event)?.place {
+            Some((other, number)) if other != handle => {
+                state.queue(handle, Work::WaitFor { stream: other, number }).map(|_| ())
+            }
+            // An event that was not recorded, or in this stream, holds nothing up.
+            _ => Ok(()),
+        }
+    };
+    fn cuStreamGetPriority(stream: u64, priority: Out<i32>) |state| {
+        let context = state.current()?;
+        state.stream(stream, context)?;
+        priority.set(0)
+    };
+    fn cuStreamGetFlags(stream: u64, flags: Out<u32>) |state| {
+        let context = state.current()?;
+        let handle = state.stream(stream, context)?;
+        let blocking = state.streams.get(&handle).is_some_and(|stream| stream.is_blocking);
+        flags.set(u32::from(!blocking))
+    };
+    fn cuStreamGetCtx(stream: u64, context: Out<u64>) |state| {
+        let current = state.current()?;
+        state.stream(stream, current)?;
+        context.set(current)
+    };
+    fn cuStreamIsCapturing(stream: u64, status: Out<i32>) |state| {
+        let context = state.current()?;
+        state.stream(stream, context)?;
+        status.set(0)
+    };
+    fn cuStreamBeginCapture_v2(_stream: u64, _mode: i32) |_| Err(Code::NOT_SUPPORTED);
+    fn cuStreamEndCapture(_stream: u64, _graph: Out<u64>) |_| Err(Code::NOT_SUPPORTED);
+    fn cuStreamAttachMemAsync(_stream: u64, _address: u64, _length: usize, _flags: u32) |_| {
+        Err(Code::NOT_SUPPORTED)
+    };
+    fn cuLaunchHostFunc(stream: u64, function: Option<HostFunction>, argument: *mut c_void) |state| {
+        let context = state.current()?;
+        let handle = state.stream(stream, context)?;
+        let function = function.ok_or(Code::INVALID_VALUE)?;
+        let work = Work::HostFunction { function, argument: argument as usize };
+        let (handle, number) = state.queue(handle, work)?;
+        schedule(handle, number);
+        Ok(())
+    };
+}
+
+/// Flag 1 lets a stream run beside the default stream.
+fn create(state: &mut State, stream: Out<u64>, flags: u32) -> Status {
+    let context = state.current()?;
+    stream.check()?;
+    if flags > 1 {
+        return Err(Code::INVALID_VALUE);
+    }
+    let handle = state.new_handle();
+    state.streams.insert(handle, Stream::new(context, flags == 0));
+    stream.set(handle)
+}

@@ -1,0 +1,276 @@
+//! [`State`]: everything that the driver knows.
+
+use std::collections::BTreeMap;
+
+use super::call_log::CallLog;
+use super::code::{Code, Status};
+use super::context::{Context, current_handle};
+use super::device::Device;
+use super::host_memory::HostMemory;
+use super::leaks::Leaks;
+use super::modules::LoadedModule;
+use super::settings::Settings;
+use super::stream::{Event, Stream};
+use super::work::{HostFunction, Work};
+use crate::machine::{Fault, FaultKind};
+
+mod execution;
+
+/// Everything that the driver knows.
+///
+/// Streams are lazy: work is done when a caller waits for it, asks for it, or has queued a host
+/// function behind it. A fault makes the error of its context sticky, and the queued work of the
+/// context is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) is_initialized: bool,
+    pub(crate) settings: Settings,
+    pub(crate) calls: CallLog,
+    pub(crate) faults: Vec<String>,
+    pub(crate) devices: Vec<Device>,
+    pub(crate) contexts: BTreeMap<u64, Context>,
+    pub(crate) streams: BTreeMap<u64, Stream>,
+    pub(crate) events: BTreeMap<u64, Event>,
+    pub(crate) modules: BTreeMap<u64, LoadedModule>,
+    /// The module and the name of each function that was looked up.
+    pub(crate) functions: BTreeMap<u64, (u64, String)>,
+    pub(crate) host: HostMemory,
+    /// How many asynchronous copies had pageable memory on the host's side.
+    pub(crate) pageable_copies: u64,
+    /// How many instructions all launches have executed.
+    pub(crate) instructions: u64,
+    launches: u64,
+    handles: u64,
+}
+
+/// A stream, and the number of the work up to which it is waited for.
+pub(crate) type Target = (u64, u64);
+
+/// Whether a target is reached after a piece of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reached {
+    Yes,
+    /// Something was done.
+    NotYet,
+    /// A host function has to return first.
+    HostFunction,
+}
+
+impl State {
+    /// A state with the settings of the environment.
+    pub(crate) fn from_environment() -> State {
+        let (settings, failures) = Settings::from_variables(|name| std::env::var(name).ok());
+        let mut state = State::with_settings(settings);
+        for failure in failures {
+            state.calls.fail(failure);
+        }
+        state
+    }
+
+    /// A state in which nothing has happened.
+    pub(crate) fn with_settings(settings: Settings) -> State {
+        let devices = (0..settings.devices).map(Device::new).collect();
+        State { settings, devices, ..State::default() }
+    }
+
+    /// A state with the settings of the environment, in which no handle of this one is used again.
+    pub(crate) fn fresh(&self) -> State {
+        State { handles: self.handles, launches: self.launches, ..State::from_environment() }
+    }
+
+    /// Makes the state one in which nothing has happened. Handles are not used again.
+    pub(crate) fn reset(&mut self, settings: Settings) {
+        let (handles, launches) = (self.handles, self.launches);
+        *self = State { handles, launches, ..State::with_settings(settings) };
+    }
+
+    /// A handle that looks like a pointer.
+    pub(crate) fn new_handle(&mut self) -> u64 {
+        self.handles += 1;
+        0x5000_0000 + self.handles * 16
+    }
+
+    /// Notes what the host did wrong.
+    pub(crate) fn fault(&mut self, message: String) {
+        self.faults.push(message);
+    }
+
+    /// Notes a fault of a context, whose error becomes sticky.
+    pub(crate) fn sticky_fault(&mut self, context: u64, fault: &Fault) {
+        self.fault(fault.to_string());
+        if let Some(context) = self.contexts.get_mut(&context) {
+            context.sticky.get_or_insert(Code::ILLEGAL_ADDRESS);
+        }
+        for stream in self.streams.values_mut().filter(|stream| stream.context == context) {
+            stream.abandon();
+        }
+    }
+
+    /// Fails if an earlier fault has made the context unusable.
+    pub(crate) fn sticky(&self, context: u64) -> Status {
+        match self.contexts.get(&context).map(|context| context.sticky) {
+            None => Err(Code::CONTEXT_IS_DESTROYED),
+            Some(Some(code)) => Err(code),
+            Some(None) => Ok(()),
+        }
+    }
+
+    /// The context of the calling thread, which must be usable.
+    pub(crate) fn current(&self) -> Status<u64> {
+        let handle = self.current_even_if_faulty()?;
+        self.sticky(handle)?;
+        Ok(handle)
+    }
+
+    /// The context of the calling thread, which may have a fault: for what is given back.
+    pub(crate) fn current_even_if_faulty(&self) -> Status<u64> {
+        match current_handle() {
+            0 => Err(Code::INVALID_CONTEXT),
+            handle if self.contexts.contains_key(&handle) => Ok(handle),
+            _ => Err(Code::CONTEXT_IS_DESTROYED),
+        }
+    }
+
+    pub(crate) fn device_index(&self, device: i32) -> Status<usize> {
+        let index = usize::try_from(device).map_err(|_| Code::INVALID_DEVICE)?;
+        if index < self.devices.len() { Ok(index) } else { Err(Code::INVALID_DEVICE) }
+    }
+
+    /// The device of a context.
+    pub(crate) fn device_of(&mut self, context: u64) -> Status<&mut Device> {
+        let context = self.contexts.get(&context).ok_or(Code::CONTEXT_IS_DESTROYED)?;
+        self.devices.get_mut(context.device).ok_or(Code::INVALID_DEVICE)
+    }
+
+    pub(crate) fn create_context(&mut self, device: usize, is_primary: bool) -> u64 {
+        let (handle, null_stream) = (self.new_handle(), self.new_handle());
+        self.streams.insert(null_stream, Stream::new(handle, true));
+        let context = Context { device, retains: 1, is_primary, sticky: None, null_stream };
+        self.contexts.insert(handle, context);
+        handle
+    }
+
+    /// Ends a context. What lived in it stays counted as leaked.
+    pub(crate) fn destroy_context(&mut self, handle: u64) {
+        let Some(context) = self.contexts.remove(&handle) else { return };
+        for stream in self.streams.values_mut().filter(|stream| stream.context == handle) {
+            stream.abandon();
+        }
+        self.streams.remove(&context.null_stream);
+        if let Some(device) = self.devices.get_mut(context.device)
+            && device.primary == Some(handle)
+        {
+            device.primary = None;
+        }
+    }
+
+    /// The stream of a handle, which must belong to the context. 0 to 2 are the default stream.
+    pub(crate) fn stream(&self, handle: u64, context: u64) -> Status<u64> {
+        if handle <= 2 {
+            let context = self.contexts.get(&context).ok_or(Code::CONTEXT_IS_DESTROYED)?;
+            return Ok(context.null_stream);
+        }
+        match self.streams.get(&handle) {
+            Some(stream) if stream.is_destroyed => Err(Code::INVALID_HANDLE),
+            Some(stream) if stream.context != context => Err(Code::INVALID_HANDLE),
+            Some(_) => Ok(handle),
+            None => Err(Code::INVALID_HANDLE),
+        }
+    }
+
+    pub(crate) fn event(&self, handle: u64) -> Status<&Event> {
+        self.events.get(&handle).ok_or(Code::INVALID_HANDLE)
+    }
+
+    /// Queues work, and returns its place.
+    ///
+    /// The default stream and the blocking streams of a context wait for each other.
+    pub(crate) fn queue(&mut self, handle: u64, work: Work) -> Status<Target> {
+        let stream = self.streams.get(&handle).ok_or(Code::INVALID_HANDLE)?;
+        let context = stream.context;
+        let null = self.contexts.get(&context).map(|context| context.null_stream);
+        let mut before = Vec::new();
+        for (&other, stream) in &self.streams {
+            let ordered = stream.context == context
+                && stream.is_blocking
+                && stream.done < stream.queued
+                && other != handle
+                && (Some(handle) == null || Some(other) == null);
+            if ordered {
+                before.push(Work::WaitFor { stream: other, number: stream.queued });
+            }
+        }
+        let stream = self.streams.get_mut(&handle).ok_or(Code::INVALID_HANDLE)?;
+        if stream.is_blocking {
+            for wait in before {
+                stream.push(wait);
+            }
+        }
+        Ok((handle, stream.push(work)))
+    }
+
+    /// The last work of every stream of a context.
+    pub(crate) fn all_work(&self, context: u64) -> Vec<Target> {
+        let streams = self.streams.iter().filter(|(_, stream)| stream.context == context);
+        streams.map(|(&handle, stream)| (handle, stream.queued)).collect()
+    }
+
+    /// Takes work back that uses host memory which is given back, for it would be used after it.
+    pub(crate) fn drop_host_range(&mut self, at: usize, size: usize, what: &str) {
+        let mut contexts = Vec::new();
+        for stream in self.streams.values_mut() {
+            for work in stream.queue.iter_mut().filter(|work| work.uses_host(at, size)) {
+                *work = Work::Nothing;
+                contexts.push(stream.context);
+            }
+        }
+        for context in contexts {
+            let message = format!("{what} of page-locked memory that a queued copy uses");
+            let fault = Fault { kind: FaultKind::Host { message }, place: None };
+            self.sticky_fault(context, &fault);
+        }
+    }
+
+    /// The host function that is this work of a stream, unless it was dropped after a fault.
+    pub(crate) fn begin_host_function(
+        &mut self,
+        handle: u64,
+        number: u64,
+    ) -> Option<(HostFunction, usize)> {
+        let stream = self.streams.get_mut(&handle)?;
+        if stream.done + 1 != number {
+            return None;
+        }
+        let Some(&Work::HostFunction { function, argument }) = stream.queue.front() else {
+            return None;
+        };
+        stream.is_calling = true;
+        Some((function, argument))
+    }
+
+    /// Notes that the host function of a stream has returned.
+    pub(crate) fn end_host_function(&mut self, handle: u64) {
+        if let Some(stream) = self.streams.get_mut(&handle).filter(|stream| stream.is_calling) {
+            stream.finish_first();
+        }
+    }
+
+    /// What the host has not given back.
+    pub(crate) fn leaks(&self) -> Leaks {
+        let null = |handle| self.contexts.values().any(|context| context.null_stream == handle);
+        let live = |(handle, stream): &(&u64, &Stream)| !stream.is_destroyed && !null(**handle);
+        let memory = self.devices.iter().map(Device::live_count);
+        let memory = memory.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
+        let (pinned_allocations, registrations) = self.host.counts();
+        Leaks {
+            device_allocations: memory.0,
+            device_bytes: memory.1,
+            pinned_allocations,
+            registrations,
+            streams: self.streams.iter().filter(live).count() as u64,
+            events: self.events.len() as u64,
+            modules: self.modules.len() as u64,
+            contexts: self.contexts.values().map(|context| u64::from(context.retains)).sum(),
+        }
+    }
+}

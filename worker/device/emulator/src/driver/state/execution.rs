@@ -1,0 +1,144 @@
+//! Does the work of streams.
+
+use std::time::Instant;
+
+use super::{Reached, State, Target};
+use crate::driver::device::Device;
+use crate::driver::work::{PendingLaunch, Source, Work};
+use crate::machine::{Fault, FaultKind, GlobalMemory, Launch, run};
+
+impl State {
+    /// Does one piece of work towards a target.
+    pub(crate) fn advance(&mut self, (handle, number): Target) -> Reached {
+        let Some(stream) = self.streams.get_mut(&handle) else { return Reached::Yes };
+        if stream.done >= number {
+            return Reached::Yes;
+        }
+        match stream.queue.front() {
+            None => return Reached::Yes,
+            Some(Work::HostFunction { .. }) => return Reached::HostFunction,
+            Some(&Work::WaitFor { stream: other, number }) => {
+                match self.advance((other, number)) {
+                    Reached::Yes => {}
+                    other => return other,
+                }
+                // The other stream may have had a fault that dropped the work of this one.
+                if let Some(stream) = self.streams.get_mut(&handle)
+                    && matches!(stream.queue.front(), Some(Work::WaitFor { .. }))
+                {
+                    stream.finish_first();
+                }
+                return Reached::NotYet;
+            }
+            Some(_) => {}
+        }
+        let context = stream.context;
+        let number = stream.done + 1;
+        let Some(work) = stream.queue.front_mut() else { return Reached::Yes };
+        let work = std::mem::replace(work, Work::Nothing);
+        let result = self.execute(context, (handle, number), work);
+        if let Some(stream) = self.streams.get_mut(&handle) {
+            stream.finish_first();
+        }
+        if let Err(fault) = result {
+            self.sticky_fault(context, &fault);
+        }
+        Reached::NotYet
+    }
+
+    fn execute(&mut self, context: u64, place: Target, work: Work) -> Result<(), Box<Fault>> {
+        let result = match work {
+            Work::HostToDevice { to, from: Source::Staged(bytes) } => {
+                self.memory(to, |memory| memory.copy_in(to, &bytes))
+            }
+            Work::HostToDevice { to, from: Source::Pinned { at, size } } => {
+                // SAFETY: the memory was page-locked when the copy was queued. Work that uses it is
+                // taken back when it is freed or unregistered, and the host keeps registered memory
+                // until the stream is done.
+                let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, size) };
+                self.memory(to, |memory| memory.copy_in(to, bytes))
+            }
+            Work::DeviceToHost { to, from, size } => {
+                let mut bytes = vec![0; size];
+                let result = self.memory(from, |memory| memory.copy_out(from, &mut bytes));
+                if result.is_ok() {
+                    // SAFETY: the host keeps memory that it has a copy written to until the stream
+                    // is done; page-locked memory as above.
+                    unsafe { (to as *mut u8).copy_from_nonoverlapping(bytes.as_ptr(), size) };
+                }
+                result
+            }
+            Work::DeviceToDevice { to, from, size } => self.copy(to, from, size),
+            Work::Fill { to, value, count } => {
+                self.memory(to, |memory| memory.fill(to, &value, count))
+            }
+            Work::Free { address } => self.free(address),
+            Work::Launch(launch) => return self.launch(context, &launch),
+            Work::Record { event } => {
+                if let Some(event) = self.events.get_mut(&event)
+                    && event.place == Some(place)
+                {
+                    event.reached = Some(Instant::now());
+                }
+                Ok(())
+            }
+            Work::WaitFor { .. } | Work::HostFunction { .. } | Work::Nothing => Ok(()),
+        };
+        result.map_err(|kind| Box::new(Fault { kind, place: None }))
+    }
+
+    /// Runs a function on the memory that an address belongs to.
+    fn memory<T>(
+        &mut self,
+        address: u64,
+        function: impl FnOnce(&mut GlobalMemory) -> Result<T, FaultKind>,
+    ) -> Result<T, FaultKind> {
+        let device = Device::index_of(address).and_then(|index| self.devices.get_mut(index));
+        match device {
+            Some(device) => function(&mut device.memory),
+            None => Err(FaultKind::Host { message: format!("no device has address {address:#x}") }),
+        }
+    }
+
+    fn copy(&mut self, to: u64, from: u64, size: usize) -> Result<(), FaultKind> {
+        if Device::index_of(to) == Device::index_of(from) {
+            return self.memory(to, |memory| memory.copy(to, from, size));
+        }
+        let mut bytes = vec![0; size];
+        self.memory(from, |memory| memory.copy_out(from, &mut bytes))?;
+        self.memory(to, |memory| memory.copy_in(to, &bytes))
+    }
+
+    /// Frees an allocation for good.
+    pub(crate) fn free(&mut self, address: u64) -> Result<(), FaultKind> {
+        match Device::index_of(address).and_then(|index| self.devices.get_mut(index)) {
+            Some(device) => device.free(address),
+            None => Err(FaultKind::Host { message: format!("no device has address {address:#x}") }),
+        }
+    }
+
+    fn launch(&mut self, context: u64, pending: &PendingLaunch) -> Result<(), Box<Fault>> {
+        self.launches += 1;
+        let number = self.launches;
+        let steps_max = self.settings.steps_max;
+        let missing = |what: &str| {
+            let message = format!("launch of {}: no {what}", pending.kernel);
+            Box::new(Fault { kind: FaultKind::Host { message }, place: None })
+        };
+        let kernel = pending.program.kernels.get(&pending.kernel);
+        let kernel = kernel.ok_or_else(|| missing("kernel"))?;
+        let device = self.device_of(context).map_err(|_| missing("device"))?;
+        let launch = Launch {
+            program: &pending.program,
+            kernel,
+            grid: pending.grid,
+            block: pending.block,
+            dynamic_shared: pending.dynamic_shared,
+            parameters: &pending.parameters,
+            number,
+            steps_max,
+        };
+        self.instructions += run(&launch, &mut device.memory)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,88 @@
+//! [`Work`]: what a stream has to do.
+
+use std::sync::Arc;
+
+use crate::ptx::Program;
+
+/// What a stream has to do.
+#[derive(Clone, Debug)]
+pub(crate) enum Work {
+    HostToDevice {
+        to: u64,
+        from: Source,
+    },
+    DeviceToHost {
+        to: usize,
+        from: u64,
+        size: usize,
+    },
+    DeviceToDevice {
+        to: u64,
+        from: u64,
+        size: usize,
+    },
+    Fill {
+        to: u64,
+        value: Vec<u8>,
+        count: usize,
+    },
+    Free {
+        address: u64,
+    },
+    Launch(Box<PendingLaunch>),
+    /// Notes when an event was reached.
+    Record {
+        event: u64,
+    },
+    /// Waits until another stream has done its work up to a number.
+    WaitFor {
+        stream: u64,
+        number: u64,
+    },
+    HostFunction {
+        function: HostFunction,
+        argument: usize,
+    },
+    /// Work that was taken back after a fault.
+    Nothing,
+}
+
+/// A function of the host that a stream calls.
+pub(crate) type HostFunction = unsafe extern "C" fn(*mut std::ffi::c_void);
+
+/// Where bytes from the host come from.
+#[derive(Clone, Debug)]
+pub(crate) enum Source {
+    /// Bytes that were copied when the work was queued, as the driver does with pageable memory.
+    Staged(Box<[u8]>),
+    /// Page-locked memory that is read when the stream gets there.
+    Pinned { at: usize, size: usize },
+}
+
+/// A launch that waits in a stream.
+#[derive(Clone, Debug)]
+pub(crate) struct PendingLaunch {
+    pub(crate) module: u64,
+    pub(crate) program: Arc<Program>,
+    pub(crate) kernel: String,
+    pub(crate) grid: [u32; 3],
+    pub(crate) block: [u32; 3],
+    pub(crate) dynamic_shared: usize,
+    pub(crate) parameters: Vec<u8>,
+}
+
+impl Work {
+    /// The host memory that the work reads or writes later.
+    pub(crate) fn host_range(&self) -> Option<(usize, usize)> {
+        match self {
+            Work::HostToDevice { from: Source::Pinned { at, size }, .. } => Some((*at, *size)),
+            Work::DeviceToHost { to, size, .. } => Some((*to, *size)),
+            _ => None,
+        }
+    }
+
+    /// Whether the work uses host memory in a range.
+    pub(crate) fn uses_host(&self, at: usize, size: usize) -> bool {
+        self.host_range().is_some_and(|(start, length)| start < at + size && at < start + length)
+    }
+}
