@@ -12,8 +12,6 @@ use super::syntax::Variable;
 pub(crate) struct Layout {
     /// The bytes that belong to variables.
     pub(crate) ranges: Vec<Range<usize>>,
-    /// The bytes of all variables, without gaps.
-    pub(crate) used: usize,
     end: usize,
 }
 
@@ -25,16 +23,14 @@ impl Layout {
         let gap = if self.ranges.is_empty() { 0 } else { GAP };
         let at = (self.end + gap).next_multiple_of(variable.align.max(1));
         self.ranges.push(at..at + variable.size);
-        self.used = self.used.next_multiple_of(variable.align.max(1)) + variable.size;
         self.end = at + variable.size;
         at
     }
 
-    /// Places a parameter directly after the one before it.
+    /// Places a variable directly after the one before it, as parameters are.
     pub(crate) fn append(&mut self, variable: &Variable) -> usize {
         let at = self.end.next_multiple_of(variable.align.max(1));
         self.end = at + variable.size;
-        self.used = self.end;
         at
     }
 

@@ -1,13 +1,13 @@
 //! [`Program`]: the linked functions of a module.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::decode::decode;
 use super::error::PtxError;
 use super::instruction::{Instruction, Register, Special};
 use super::layout::Layout;
-use super::syntax::{Module, VariableSpace};
+use super::syntax::{Function, Module, Variable, VariableSpace};
 
 /// The linked functions of a module.
 #[derive(Clone, Debug)]
@@ -43,8 +43,9 @@ pub struct Kernel {
     pub(crate) function: usize,
     /// The parameters in their order.
     pub parameters: Vec<Parameter>,
-    /// The static variables in shared memory.
+    /// The static variables in shared memory, also those that only other kernels use.
     pub(crate) shared: Layout,
+    shared_bytes: usize,
     /// The most threads of a block, if the kernel names them.
     pub threads_max: Option<u32>,
 }
@@ -52,7 +53,7 @@ pub struct Kernel {
 impl Kernel {
     /// The bytes of static shared memory, as a launch counts them.
     pub fn shared_size(&self) -> usize {
-        self.shared.used
+        self.shared_bytes
     }
 }
 
@@ -73,40 +74,67 @@ pub struct Parameter {
 pub fn link(module: &Module, addresses: &HashMap<String, u64>) -> Result<Program, PtxError> {
     let mut functions = Vec::new();
     let mut kernels = HashMap::new();
+    // What several kernels may use has the same offsets in each of them.
+    let common: Vec<&Variable> = common_shared(module).collect();
     for (index, function) in module.functions.iter().enumerate() {
-        // Variables outside of functions have the same offsets in each kernel.
+        let own =
+            if function.is_entry { function.shared_variables().collect() } else { Vec::new() };
+        let all = || common.iter().chain(&own).copied();
         let mut shared = Layout::default();
-        let mut symbols =
-            Symbols { addresses, shared: HashMap::new(), functions: &module.functions };
-        let outside = module.variables.iter().filter(|v| v.space == VariableSpace::Shared);
-        for variable in outside.filter(|variable| !variable.dynamic) {
-            let offset = shared.place(variable);
-            symbols.shared.insert(variable.name.clone(), offset as u64);
+        let mut offsets = HashMap::new();
+        for variable in all().filter(|variable| !variable.dynamic) {
+            offsets.insert(variable.name.clone(), shared.place(variable) as u64);
         }
-        for variable in function.shared_variables().filter(|variable| !variable.dynamic) {
-            let offset = shared.place(variable);
-            symbols.shared.insert(variable.name.clone(), offset as u64);
+        for variable in all().filter(|variable| variable.dynamic) {
+            offsets.insert(variable.name.clone(), shared.dynamic_start() as u64);
         }
-        let outside = module.variables.iter().filter(|v| v.space == VariableSpace::Shared);
-        for variable in outside.chain(function.shared_variables()).filter(|v| v.dynamic) {
-            symbols.shared.insert(variable.name.clone(), shared.dynamic_start() as u64);
-        }
+        let symbols = Symbols { addresses, shared: offsets, functions: &module.functions };
         let (code, parameters) = decode(module, function, &symbols)?;
         functions.push(code);
         if function.is_entry {
-            let name = function.name.clone();
-            let threads_max = function.threads_max;
-            let kernel =
-                Kernel { name: name.clone(), function: index, parameters, shared, threads_max };
-            kernels.insert(name, kernel);
+            let used = names_used(module, function);
+            let mut shared_used = Layout::default();
+            for variable in all().filter(|variable| used.contains(variable.name.as_str())) {
+                shared_used.append(variable);
+            }
+            let kernel = Kernel {
+                name: function.name.clone(),
+                function: index,
+                parameters,
+                shared,
+                shared_bytes: shared_used.size(),
+                threads_max: function.threads_max,
+            };
+            kernels.insert(function.name.clone(), kernel);
         }
     }
     Ok(Program { functions, kernels, lines: module.lines.clone().into() })
+}
+
+/// The variables in shared memory that are not of one kernel alone.
+fn common_shared(module: &Module) -> impl Iterator<Item = &Variable> {
+    let outside = module.variables.iter().filter(|v| v.space == VariableSpace::Shared);
+    let called = module.functions.iter().filter(|function| !function.is_entry);
+    outside.chain(called.flat_map(Function::shared_variables))
+}
+
+/// The names that a kernel and the functions that it calls use.
+fn names_used<'a>(module: &'a Module, kernel: &'a Function) -> HashSet<&'a str> {
+    let mut used = HashSet::new();
+    let mut pending = vec![kernel];
+    while let Some(function) = pending.pop() {
+        for name in function.names_used() {
+            if used.insert(name) {
+                pending.extend(module.functions.iter().filter(|other| other.name == name));
+            }
+        }
+    }
+    used
 }
 
 /// What names outside of a function mean in it.
 pub(super) struct Symbols<'a> {
     pub(super) addresses: &'a HashMap<String, u64>,
     pub(super) shared: HashMap<String, u64>,
-    pub(super) functions: &'a [super::syntax::Function],
+    pub(super) functions: &'a [Function],
 }

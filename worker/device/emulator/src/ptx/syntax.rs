@@ -81,6 +81,17 @@ impl Function {
             _ => None,
         })
     }
+
+    /// The names in operands, among them those of variables and called functions.
+    pub(super) fn names_used(&self) -> Vec<&str> {
+        let mut names = Vec::new();
+        for statement in &self.body {
+            if let Statement::Instruction(written) = statement {
+                written.operands.iter().for_each(|operand| operand.names(&mut names));
+            }
+        }
+        names
+    }
 }
 
 /// A statement of a function.
@@ -131,4 +142,14 @@ pub(super) enum Operand {
         base: Option<String>,
         offset: i64,
     },
+}
+
+impl Operand {
+    fn names<'a>(&'a self, names: &mut Vec<&'a str>) {
+        match self {
+            Operand::Name(name) | Operand::Address { base: Some(name), .. } => names.push(name),
+            Operand::List(operands) => operands.iter().for_each(|operand| operand.names(names)),
+            _ => {}
+        }
+    }
 }
