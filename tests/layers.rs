@@ -27,6 +27,8 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     ),
     ("worker", &["pushpull-common", "pushpull-device", "pushpull-net", "tokio"]),
     ("worker/device", &[]),
+    // Stands in for a driver, so it knows nothing of what calls it.
+    ("worker/device/emulator", &[]),
     // The facade: the crates below these are no part of its public face.
     (".", &["pushpull-common", "pushpull-device", "pushpull-ps", "pushpull-worker", "tokio"]),
 ];
@@ -117,6 +119,9 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/src/training/known_steps.rs", &[]),
     ("worker/src/training/recovery_window.rs", &[]),
     ("worker/src/training/scalars.rs", &[]),
+    ("worker/device/emulator/src/scalar", &[]),
+    ("worker/device/emulator/src/ptx", &[]),
+    ("worker/device/emulator/src/machine", &[]),
     ("worker/device/src/kernels", &[]),
     ("worker/device/src/networks", &[]),
 ];
@@ -200,6 +205,13 @@ const MODULES: &[(&str, &[&str])] = &[
         &["crate::session", "crate::runtime", "crate::worker", "crate::client", "crate::gradients"],
     ),
     (
+        "worker/device/emulator/src/scalar",
+        &["crate::ptx", "crate::machine", "crate::driver", "crate::control"],
+    ),
+    ("worker/device/emulator/src/ptx", &["crate::machine", "crate::driver", "crate::control"]),
+    ("worker/device/emulator/src/machine", &["crate::driver", "crate::control"]),
+    ("worker/device/emulator/src/driver", &["crate::control"]),
+    (
         "worker/src/gradients",
         &[
             "crate::session",
@@ -256,6 +268,16 @@ const UNSAFE: &[&str] = &[
     // In-memory files of tests and the simulator.
     "ps/store/src/testing/test_files.rs",
     "worker/src/runtime/shared_memory.rs",
+    // The emulated driver's C interface and the host memory behind it.
+    "worker/device/emulator/src/control.rs",
+    "worker/device/emulator/src/driver/abi/launches.rs",
+    "worker/device/emulator/src/driver/abi/mod.rs",
+    "worker/device/emulator/src/driver/abi/modules.rs",
+    "worker/device/emulator/src/driver/abi/pointers.rs",
+    "worker/device/emulator/src/driver/host_memory.rs",
+    "worker/device/emulator/src/driver/shared.rs",
+    "worker/device/emulator/src/driver/state/execution.rs",
+    "worker/device/emulator/src/driver/work.rs",
     "worker/device/src/cpu/pool.rs",
     "worker/device/src/cuda/activation.rs",
     "worker/device/src/cuda/cast.rs",
@@ -416,6 +438,7 @@ fn only_listed_files_hold_unsafe() {
         "ps/src",
         "ps/store/src",
         "worker/src",
+        "worker/device/emulator/src",
         "examples",
         "benches",
     ];

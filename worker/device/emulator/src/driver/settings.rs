@@ -23,7 +23,7 @@ impl Default for Settings {
             devices: 1,
             driver_version: 12000,
             memory_bytes: 1 << 30,
-            steps_max: 4_000_000_000,
+            steps_max: 1_000_000_000,
             compute_capability: 90,
         }
     }

@@ -112,15 +112,19 @@ impl GlobalMemory {
     pub fn copy(&mut self, to: u64, from: u64, size: usize) -> Result<(), FaultKind> {
         let Some((source, at)) = self.host_place(from, size)? else { return Ok(()) };
         let bytes = source.bytes[at..at + size].to_vec();
-        let written: Vec<bool> = (at..at + size).map(|at| source.written.get(at)).collect();
+        let is_whole = source.written.first_unset(at, size).is_none();
+        let unwritten: Vec<usize> = match is_whole {
+            true => Vec::new(),
+            false => (0..size).filter(|offset| !source.written.get(at + offset)).collect(),
+        };
         if from < to + size as u64 && to < from + size as u64 {
             return Err(FaultKind::OverlappingCopy { to, from, size });
         }
         let Some((target, at)) = self.host_place(to, size)? else { return Ok(()) };
         target.bytes[at..at + size].copy_from_slice(&bytes);
         target.written.set(at, size);
-        for unwritten in written.iter().enumerate().filter(|(_, written)| !**written) {
-            target.written.unset(at + unwritten.0, 1);
+        for offset in unwritten {
+            target.written.unset(at + offset, 1);
         }
         Ok(())
     }
