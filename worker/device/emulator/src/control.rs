@@ -254,9 +254,13 @@ fn read_text(function: extern "C" fn(*mut u8, usize) -> usize) -> String {
 
 /// The path of the shared library, if a test that depends on this crate was built with it.
 ///
-/// Cargo puts the library beside the executables of tests or one folder above.
+/// Cargo puts the library of a dependency into the folder `deps`, where the executables of tests are,
+/// and that of the package itself one folder above.
 pub fn library_path() -> Option<PathBuf> {
     let executable = std::env::current_exe().ok()?;
+    let name = "libpushpull_cuda_emulator.so";
     let folders = executable.ancestors().skip(1).take(2);
-    folders.map(|folder| folder.join("libpushpull_cuda_emulator.so")).find(|path| path.exists())
+    folders
+        .flat_map(|folder| [folder.join(name), folder.join("deps").join(name)])
+        .find(|path| path.exists())
 }

@@ -92,7 +92,7 @@ impl Bench {
             dynamic_shared,
             parameters: &parameters,
             number: self.launches,
-            steps_max: 100_000_000,
+            steps_max: 50_000_000,
         };
         launch.check().unwrap();
         self.steps += run(&launch, &mut self.memory)?;

@@ -1,0 +1,148 @@
+//! Streams, events and host functions: what is done when.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use pushpull_cuda_emulator::Leaks;
+
+use crate::harness::{Driver, made, send, turn};
+
+#[test]
+fn a_copy_is_done_when_its_stream_is_waited_for() {
+    let driver = turn();
+    let (stream, device, host) = (driver.stream(), driver.device(64), driver.pinned(64));
+    assert_eq!((driver.cuMemsetD8Async)(device, 7, 64, stream), 0);
+    assert_eq!((driver.cuMemcpyDtoHAsync_v2)(host, device, 64, stream), 0);
+    assert_eq!(driver.byte(host), 0xff);
+    assert_eq!((driver.cuStreamSynchronize)(stream), 0);
+    assert_eq!(driver.byte(host), 7);
+    // Page-locked memory is read when the stream gets there, not when the copy is queued.
+    assert_eq!((driver.cuMemcpyHtoDAsync_v2)(device, host, 64, stream), 0);
+    // SAFETY: the memory is 64 bytes long.
+    unsafe { host.write_bytes(9, 64) };
+    let mut pageable = [0u8; 64];
+    assert_eq!((driver.cuMemcpyDtoHAsync_v2)(pageable.as_mut_ptr(), device, 64, stream), 0);
+    assert_eq!(driver.byte(pageable.as_ptr()), 0);
+    assert_eq!((driver.cuCtxSynchronize)(), 0);
+    assert_eq!(driver.byte(pageable.as_ptr()), 9);
+    assert_eq!(driver.control.pageable_copies(), 1);
+}
+
+#[test]
+fn polling_makes_progress() {
+    let driver = turn();
+    let (stream, device) = (driver.stream(), driver.device(64));
+    let event: u64 = made(|out| (driver.cuEventCreate)(out, 0));
+    assert_eq!((driver.cuEventQuery)(event), 0);
+    assert_eq!((driver.cuMemsetD8Async)(device, 7, 64, stream), 0);
+    assert_eq!((driver.cuEventRecord)(event, stream), 0);
+    assert_eq!((driver.cuStreamQuery)(stream), 600);
+    assert_eq!((driver.cuEventQuery)(event), 600);
+    assert_eq!((driver.cuEventQuery)(event), 0);
+    assert_eq!((driver.cuStreamQuery)(stream), 0);
+    let later: u64 = made(|out| (driver.cuEventCreate)(out, 0));
+    assert_eq!((driver.cuEventRecord)(later, stream), 0);
+    let mut elapsed = -1f32;
+    assert_eq!((driver.cuEventElapsedTime)(&raw mut elapsed, event, later), 600);
+    assert_eq!((driver.cuEventSynchronize)(later), 0);
+    assert_eq!((driver.cuEventElapsedTime)(&raw mut elapsed, event, later), 0);
+    assert!(elapsed >= 0.0);
+}
+
+#[test]
+fn a_stream_waits_for_an_event_of_another() {
+    let driver = turn();
+    let (first, second) = (driver.stream(), driver.stream());
+    let (device, host) = (driver.device(64), driver.pinned(64));
+    let event: u64 = made(|out| (driver.cuEventCreate)(out, 2));
+    assert_eq!((driver.cuMemsetD8Async)(device, 3, 64, first), 0);
+    assert_eq!((driver.cuEventRecord)(event, first), 0);
+    assert_eq!((driver.cuMemsetD8Async)(device, 4, 64, first), 0);
+    assert_eq!((driver.cuStreamWaitEvent)(second, event, 0), 0);
+    assert_eq!((driver.cuMemcpyDtoHAsync_v2)(host, device, 64, second), 0);
+    assert_eq!((driver.cuStreamSynchronize)(second), 0);
+    assert_eq!(driver.byte(host), 3);
+    // Without the event, nothing orders the streams: the memory is not set yet.
+    let fresh = driver.device(64);
+    assert_eq!((driver.cuMemsetD8Async)(fresh, 4, 64, first), 0);
+    assert_eq!((driver.cuMemcpyDtoHAsync_v2)(host, fresh, 64, second), 0);
+    assert_eq!((driver.cuStreamSynchronize)(second), 700);
+    assert!(driver.control.faults()[0].contains("uninitialized"), "{:?}", driver.control.faults());
+}
+
+#[test]
+fn the_default_stream_is_ordered_with_blocking_ones() {
+    let driver = turn();
+    let blocking: u64 = made(|out| (driver.cuStreamCreate)(out, 0));
+    let device = driver.device(4);
+    assert_eq!((driver.cuMemsetD32Async)(device, 5, 1, blocking), 0);
+    let mut value = [0u8; 4];
+    assert_eq!((driver.cuMemcpyDtoH_v2)(value.as_mut_ptr(), device, 4), 0);
+    assert_eq!(value, [5, 0, 0, 0]);
+}
+
+#[test]
+fn a_host_function_is_called_after_the_work_before_it() {
+    let driver = turn();
+    let (stream, device, host) = (driver.stream(), driver.device(64), driver.pinned(64));
+    assert_eq!((driver.cuMemsetD8Async)(device, 7, 64, stream), 0);
+    assert_eq!((driver.cuMemcpyDtoHAsync_v2)(host, device, 64, stream), 0);
+    let (sender, receiver) = mpsc::channel::<()>();
+    let argument = Box::into_raw(Box::new(sender)).cast();
+    assert_eq!((driver.cuLaunchHostFunc)(stream, send, argument), 0);
+    // Nobody waits for the stream.
+    receiver.recv_timeout(Duration::from_secs(20)).unwrap();
+    assert_eq!(driver.byte(host), 7);
+    assert_eq!((driver.cuStreamSynchronize)(stream), 0);
+}
+
+static CODE: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn calls_the_driver(argument: *mut c_void) {
+    // SAFETY: the test has lent the function of the driver.
+    let driver = unsafe { &*argument.cast::<Driver>() };
+    CODE.store((driver.cuCtxSynchronize)(), Ordering::SeqCst);
+}
+
+#[test]
+fn a_host_function_may_not_call_the_driver() {
+    let driver = turn();
+    let stream = driver.stream();
+    let argument = std::ptr::from_ref::<Driver>(&driver.driver).cast_mut().cast();
+    assert_eq!((driver.cuLaunchHostFunc)(stream, calls_the_driver, argument), 0);
+    assert_eq!((driver.cuStreamSynchronize)(stream), 0);
+    assert_eq!(CODE.load(Ordering::SeqCst), 800);
+    assert_eq!(driver.control.faults(), ["cuCtxSynchronize called by a host function"]);
+}
+
+#[test]
+fn threads_use_the_driver_at_the_same_time() {
+    let driver = turn();
+    let (copy, context) = (driver.driver, driver.context);
+    let threads: Vec<_> = (0..4u8)
+        .map(|value| {
+            std::thread::spawn(move || {
+                assert_eq!((copy.cuCtxSetCurrent)(context), 0);
+                let stream = made(|out| (copy.cuStreamCreate)(out, 1));
+                for _ in 0..50 {
+                    let device = made(|out| (copy.cuMemAlloc_v2)(out, 256));
+                    assert_eq!((copy.cuMemsetD8Async)(device, value, 256, stream), 0);
+                    let (sender, receiver) = mpsc::channel::<()>();
+                    let argument = Box::into_raw(Box::new(sender)).cast();
+                    assert_eq!((copy.cuLaunchHostFunc)(stream, send, argument), 0);
+                    receiver.recv_timeout(Duration::from_secs(20)).unwrap();
+                    let mut host = [0u8; 256];
+                    assert_eq!((copy.cuMemcpyDtoH_v2)(host.as_mut_ptr(), device, 256), 0);
+                    assert_eq!(host, [value; 256]);
+                    assert_eq!((copy.cuMemFree_v2)(device), 0);
+                }
+                assert_eq!((copy.cuStreamDestroy_v2)(stream), 0);
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    assert_eq!(driver.control.leaks(), Leaks { contexts: 1, ..Leaks::default() });
+    assert!(driver.control.faults().is_empty());
+}
