@@ -188,7 +188,8 @@ impl Environment<'_> {
         let value = self.read(thread, load.address, size * lanes, load.shared)?;
         for (lane, &d) in load.d[..lanes].iter().enumerate() {
             let bits = number(&value[lane * size..(lane + 1) * size]);
-            thread.set(d, load.of.wide(bits) as u64 & load.mask);
+            let value = if load.of.is_signed() { load.of.wide(bits) as u64 } else { bits };
+            thread.set(d, value & load.mask);
         }
         Ok(())
     }

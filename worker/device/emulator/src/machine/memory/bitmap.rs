@@ -17,6 +17,7 @@ impl Bitmap {
     }
 
     /// Sets the bits of a range.
+    #[inline]
     pub(crate) fn set(&mut self, at: usize, length: usize) {
         self.each_word(at, length, |word, mask| *word |= mask);
     }
@@ -24,6 +25,18 @@ impl Bitmap {
     /// Clears the bits of a range.
     pub(crate) fn unset(&mut self, at: usize, length: usize) {
         self.each_word(at, length, |word, mask| *word &= !mask);
+    }
+
+    /// Whether all bits of a range are set.
+    #[inline]
+    pub(crate) fn has_all(&self, at: usize, length: usize) -> bool {
+        let bit = at % 64;
+        if bit + length > 64 || length == 0 {
+            return self.first_unset(at, length).is_none();
+        }
+        // Every aligned access of a thread is inside one word.
+        let mask = (u64::MAX >> (64 - length)) << bit;
+        self.words[at / 64] & mask == mask
     }
 
     /// Returns the first place in a range whose bit is not set.

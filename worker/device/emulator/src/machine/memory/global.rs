@@ -153,7 +153,8 @@ impl GlobalMemory {
         hint: &mut usize,
     ) -> Result<[u8; 16], FaultKind> {
         let (allocation, at) = self.place(address, size, hint)?;
-        if let Some(unwritten) = allocation.written.first_unset(at, size) {
+        if !allocation.written.has_all(at, size) {
+            let unwritten = allocation.written.first_unset(at, size).unwrap_or(at);
             let address = allocation.base + unwritten as u64;
             return Err(FaultKind::Uninitialized { space: Space::Global, address });
         }

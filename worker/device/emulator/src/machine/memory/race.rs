@@ -41,7 +41,21 @@ pub(crate) struct Race {
 
 impl RaceShadow {
     /// Notes an access, unless it races with an earlier one.
+    #[inline]
     pub(crate) fn note(&mut self, at: usize, length: usize, access: Access) -> Result<(), Race> {
+        // Most accesses are of one word in a page that is in use.
+        if length == 4
+            && let Some(Some(page)) = self.pages.get_mut(at / PAGE)
+            && page.launch == access.by.launch
+            && page.grain == 4
+            && at.is_multiple_of(4)
+        {
+            return page.note_mark(at / PAGE * PAGE, at % PAGE / 4, access);
+        }
+        self.note_range(at, length, access)
+    }
+
+    fn note_range(&mut self, at: usize, length: usize, access: Access) -> Result<(), Race> {
         let (mut at, end) = (at, at + length);
         while at < end {
             let page = at / PAGE;
@@ -73,13 +87,19 @@ impl Page {
         }
         let grain = self.grain;
         for place in at / grain..(at + length) / grain {
-            let marks = &mut self.marks[place];
-            if let Some((mark, wrote)) = marks.conflict(access) {
-                let (block, thread) = (mark.block(), mark.thread());
-                return Err(Race { at: page + place * grain, block, thread, wrote });
-            }
-            marks.note(access);
+            self.note_mark(page, place, access)?;
         }
+        Ok(())
+    }
+
+    #[inline]
+    fn note_mark(&mut self, page: usize, place: usize, access: Access) -> Result<(), Race> {
+        let marks = &mut self.marks[place];
+        if let Some((mark, wrote)) = marks.conflict(access) {
+            let (block, thread) = (mark.block(), mark.thread());
+            return Err(Race { at: page + place * self.grain, block, thread, wrote });
+        }
+        marks.note(access);
         Ok(())
     }
 }

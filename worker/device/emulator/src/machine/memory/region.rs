@@ -53,7 +53,8 @@ impl Region {
 
     pub(crate) fn read(&self, at: u64, size: usize) -> Result<[u8; 16], FaultKind> {
         let place = self.place(at, size)?;
-        if let Some(unwritten) = self.written.first_unset(place, size) {
+        if !self.written.has_all(place, size) {
+            let unwritten = self.written.first_unset(place, size).unwrap_or(place);
             return Err(FaultKind::Uninitialized { space: self.space, address: unwritten as u64 });
         }
         let mut value = [0; 16];
@@ -72,7 +73,7 @@ impl Region {
         let (space, address) = (self.space, at);
         let place = usize::try_from(at).unwrap_or(usize::MAX);
         let inside = place.checked_add(size).is_some_and(|end| end <= self.bytes.len());
-        if !inside || self.mapped.first_unset(place, size).is_some() {
+        if !inside || !self.mapped.has_all(place, size) {
             return Err(FaultKind::OutOfBounds { space, address, size, allocation: None });
         }
         if !place.is_multiple_of(size.next_power_of_two()) {
