@@ -281,6 +281,7 @@ const UNSAFE: &[&str] = &[
     "worker/device/src/cpu/pool.rs",
     "worker/device/src/cuda/activation.rs",
     "worker/device/src/cuda/cast.rs",
+    "worker/device/src/cuda/context.rs",
     "worker/device/src/cuda/cuda_device.rs",
     "worker/device/src/cuda/cuda_memory.rs",
     "worker/device/src/cuda/driver.rs",

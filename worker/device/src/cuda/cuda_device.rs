@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys::CUdevice_attribute_enum::{
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-    CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+    CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
 };
-use cudarc::driver::{CudaContext, CudaStream, result, sys};
+use cudarc::driver::{result, sys};
 
+use super::context::{Context, Stream};
 use super::driver::{self, failed};
 use super::modules::Modules;
 use super::waiter::Waiter;
@@ -21,8 +22,10 @@ pub(crate) struct CudaDevice {
     index: u32,
     pub(super) waiter: Waiter,
     pub(super) modules: Modules,
-    pub(super) stream: Arc<CudaStream>,
-    pub(super) context: Arc<CudaContext>,
+    pub(super) stream: Stream,
+    context: Arc<Context>,
+    /// Whether memory can be allocated and freed on the stream.
+    pub(super) has_pools: bool,
     /// The bytes that are allocated, and the most that may be.
     used: AtomicU64,
     limit: u64,
@@ -36,19 +39,17 @@ impl CudaDevice {
             let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
             return Err(ComputeError::NoDevice { index, devices, visible });
         }
-        let context =
-            CudaContext::new(index as usize).map_err(failed("cuDevicePrimaryCtxRetain"))?;
-        // SAFETY: Memory is used on one stream only, so nothing needs events for its order. It is
-        // freed on this stream, too.
-        unsafe { context.disable_event_tracking() };
-        let capability = capability(context.cu_device())?;
+        let context = Arc::new(Context::retain(index)?);
+        let capability = capability(context.device())?;
         if capability < CAPABILITY_MIN {
             return Err(ComputeError::Capability { index, capability });
         }
-        let stream = context.new_stream().map_err(failed("cuStreamCreate"))?;
+        let has_pools =
+            attribute(context.device(), CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? > 0;
+        let stream = Stream::new(&context)?;
         let modules = Modules::load(&context)?;
         let (waiter, used) = (Waiter::default(), AtomicU64::new(0));
-        Ok(CudaDevice { index, waiter, modules, stream, context, used, limit })
+        Ok(CudaDevice { index, waiter, modules, stream, context, has_pools, used, limit })
     }
 
     pub(crate) fn index(&self) -> u32 {
@@ -57,12 +58,18 @@ impl CudaDevice {
 
     /// Makes the device's context that of the calling thread.
     pub(super) fn bind(&self) -> Result<(), ComputeError> {
-        self.context.bind_to_thread().map_err(failed("cuCtxSetCurrent"))
+        self.context.bind()
     }
 
     /// Waits until all queued work is done. Returns the error of work that failed.
+    ///
+    /// A call that fails may not have waited, and copies would go on in memory that is freed next. So
+    /// it waits once more then; a device that fails again copies nothing more.
     pub(crate) fn synchronize(&self) -> Result<(), ComputeError> {
-        self.stream.synchronize().map_err(failed("cuStreamSynchronize"))
+        self.stream.synchronize().or_else(|error| {
+            let _ = self.stream.synchronize();
+            Err(error)
+        })
     }
 
     /// Counts bytes that are to be allocated.

@@ -33,8 +33,7 @@ impl<T: DeviceElement> CudaMemory<T> {
             return Ok(memory);
         }
         memory.device.bind()?;
-        let (stream, asynchronous) =
-            (memory.device.stream.cu_stream(), memory.device.context.has_async_alloc());
+        let (stream, asynchronous) = (memory.device.stream.handle(), memory.device.has_pools);
         // SAFETY: The context is bound, and the stream is one of it.
         let pointer = unsafe {
             match asynchronous {
@@ -74,11 +73,11 @@ impl<T> Drop for CudaMemory<T> {
     fn drop(&mut self) {
         let bytes = self.length as u64 * size_of::<T>() as u64;
         if self.pointer != 0 && self.device.bind().is_ok() {
-            let stream = self.device.stream.cu_stream();
+            let stream = self.device.stream.handle();
             // Nobody hears of an error here. One of the device is returned by the next call.
             // SAFETY: The memory was allocated in this context, and no view of it is left.
             let _ = unsafe {
-                match self.device.context.has_async_alloc() {
+                match self.device.has_pools {
                     true => result::free_async(self.pointer, stream),
                     // This waits for the work that was queued before.
                     false => result::free_sync(self.pointer),
@@ -192,7 +191,7 @@ impl CudaDevice {
         }
         self.bind()?;
         // SAFETY: The target is as long as the source. The source is borrowed until the copy is done.
-        unsafe { result::memcpy_htod_async(to.view.pointer, values, self.stream.cu_stream()) }
+        unsafe { result::memcpy_htod_async(to.view.pointer, values, self.stream.handle()) }
             .map_err(failed("cuMemcpyHtoDAsync"))?;
         self.synchronize()
     }
@@ -208,7 +207,7 @@ impl CudaDevice {
         }
         self.bind()?;
         // SAFETY: The target is as long as the source, and is borrowed until the copy is done.
-        unsafe { result::memcpy_dtoh_async(values, from.pointer, self.stream.cu_stream()) }
+        unsafe { result::memcpy_dtoh_async(values, from.pointer, self.stream.handle()) }
             .map_err(failed("cuMemcpyDtoHAsync"))?;
         self.synchronize()
     }
@@ -224,7 +223,7 @@ impl CudaDevice {
             return Ok(());
         }
         self.bind()?;
-        let stream = self.stream.cu_stream();
+        let stream = self.stream.handle();
         // SAFETY: Both are memory of this device of so many bytes, and the target is exclusive.
         unsafe { result::memcpy_dtod_async(to.view.pointer, from.pointer, bytes, stream) }
             .map_err(failed("cuMemcpyDtoDAsync"))

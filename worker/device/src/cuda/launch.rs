@@ -99,7 +99,7 @@ impl CudaDevice {
             }
         };
         let mut parameters: Vec<*mut c_void> = arguments.iter().map(pointer).collect();
-        let (function, stream) = (self.modules.function(kernel), self.stream.cu_stream());
+        let (function, stream) = (self.modules.function(kernel), self.stream.handle());
         let (grid, block) = ((grid.0, grid.1, 1), (block.0, block.1, 1));
         // SAFETY: The function and the stream are of the bound context. The driver reads the
         // parameters before the call returns. The caller guarantees the rest.

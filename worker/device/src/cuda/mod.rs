@@ -5,6 +5,7 @@
 
 mod activation;
 mod cast;
+mod context;
 pub(crate) mod cuda_device;
 pub(crate) mod cuda_memory;
 pub(crate) mod driver;

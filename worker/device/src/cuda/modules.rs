@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{result, sys};
 
+use super::context::Context;
 use super::driver::failed;
 use crate::error::ComputeError;
 
@@ -33,7 +34,7 @@ const TOPICS: [(&str, &[&str]); 6] = [
 pub(super) struct Modules {
     functions: HashMap<&'static str, sys::CUfunction>,
     modules: Vec<sys::CUmodule>,
-    context: Arc<CudaContext>,
+    context: Arc<Context>,
 }
 
 // SAFETY: The handles are of the driver, which any thread may use once it has bound the context.
@@ -43,10 +44,10 @@ unsafe impl Sync for Modules {}
 
 impl Modules {
     /// Has the driver translate all kernels. It keeps the result for later processes.
-    pub(super) fn load(context: &Arc<CudaContext>) -> Result<Modules, ComputeError> {
+    pub(super) fn load(context: &Arc<Context>) -> Result<Modules, ComputeError> {
         let (functions, context) = (HashMap::new(), context.clone());
         let mut all = Modules { functions, modules: Vec::new(), context };
-        all.context.bind_to_thread().map_err(failed("cuCtxSetCurrent"))?;
+        all.context.bind()?;
         for (text, names) in TOPICS {
             let text = CString::new(text).expect("the text of a kernel has no zero byte");
             // SAFETY: The context is bound, and the text ends with a zero byte.
@@ -70,7 +71,7 @@ impl Modules {
 
 impl Drop for Modules {
     fn drop(&mut self) {
-        if self.context.bind_to_thread().is_ok() {
+        if self.context.bind().is_ok() {
             for module in self.modules.drain(..) {
                 // Nobody hears of an error here.
                 // SAFETY: The module is loaded in this context. The device has waited for the work

@@ -68,7 +68,7 @@ impl<T: DeviceElement> PinnedMemory<T> {
             return Ok(());
         }
         device.bind()?;
-        let (to, stream) = (&mut self.as_mut_slice()[..from.len()], device.stream.cu_stream());
+        let (to, stream) = (&mut self.as_mut_slice()[..from.len()], device.stream.handle());
         // SAFETY: Both have so many elements; the caller guarantees the rest.
         unsafe { result::memcpy_dtoh_async(to, from.pointer(), stream) }
             .map_err(failed("cuMemcpyDtoHAsync"))
@@ -89,7 +89,7 @@ impl<T: DeviceElement> PinnedMemory<T> {
             return Ok(());
         }
         device.bind()?;
-        let (from, stream) = (&self.as_slice()[..to.len()], device.stream.cu_stream());
+        let (from, stream) = (&self.as_slice()[..to.len()], device.stream.handle());
         // SAFETY: Both have so many elements; the caller guarantees the rest.
         unsafe { result::memcpy_htod_async(to.pointer(), from, stream) }
             .map_err(failed("cuMemcpyHtoDAsync"))

@@ -1,0 +1,104 @@
+//! Drivers that cannot be used: each in a process of its own, which finds it by the path of libraries.
+
+use std::path::Path;
+use std::process::Command;
+
+use pushpull_cuda_emulator::control::library_path;
+use pushpull_device::{ComputeError, Device, cuda_devices, devices};
+
+/// Says what a process of these tests sees.
+#[test]
+#[ignore = "runs as a process of the other tests"]
+fn child() {
+    match Device::cuda(0) {
+        Ok(device) => println!("opened {device}"),
+        Err(error) => println!("refused: {error}"),
+    }
+    match cuda_devices() {
+        Ok(list) => println!("{} devices", list.len()),
+        Err(error) => println!("none: {error}"),
+    }
+    let (device, reason) = Device::auto().unwrap();
+    println!("auto {device} {}", reason.is_some());
+    println!("all {:?}", devices().iter().map(|info| info.name.clone()).collect::<Vec<_>>());
+}
+
+/// Returns what a process sees whose driver is in a folder.
+fn seen(folder: &Path, settings: &[(&str, &str)]) -> String {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "drivers::child", "--nocapture", "--test-threads=1"]);
+    command.env("LD_LIBRARY_PATH", folder).envs(settings.iter().copied());
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Puts the emulated driver into a folder under both names of a driver.
+fn emulated() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let path = library_path().expect("the emulator is built with the tests");
+    for name in ["libcuda.so.1", "libcuda.so"] {
+        std::os::unix::fs::symlink(&path, folder.path().join(name)).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn a_driver_is_found_by_the_path_of_libraries() {
+    let folder = emulated();
+    let seen_one = seen(folder.path(), &[]);
+    assert!(seen_one.contains("opened cuda:0"), "{seen_one}");
+    assert!(seen_one.contains("auto cuda:0 false"), "{seen_one}");
+    assert!(seen_one.contains("all [\"cpu\", \"cuda:0\"]"), "{seen_one}");
+}
+
+#[test]
+fn a_driver_without_devices_is_refused() {
+    let folder = emulated();
+    let seen =
+        seen(folder.path(), &[("PUSHPULL_EMULATOR_DEVICES", "0"), ("CUDA_VISIBLE_DEVICES", "3")]);
+    let expected = "refused: cannot open cuda:0: the driver has 0 devices \
+                    (CUDA_VISIBLE_DEVICES=\"3\")";
+    assert!(seen.contains(expected), "{seen}");
+    assert!(seen.contains("0 devices") && seen.contains("auto cpu:"), "{seen}");
+}
+
+#[test]
+fn an_old_driver_is_refused() {
+    let folder = emulated();
+    let seen = seen(folder.path(), &[("PUSHPULL_EMULATOR_DRIVER_VERSION", "11040")]);
+    let expected = "refused: cannot use CUDA: the driver is of version 11.4, and 12.0 is needed";
+    assert!(seen.contains(expected), "{seen}");
+    assert!(seen.contains("none: cannot use CUDA") && seen.contains("auto cpu:"), "{seen}");
+}
+
+#[test]
+fn a_driver_that_lacks_a_function_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join("driver.c");
+    std::fs::write(&source, "int cuInit(unsigned flags) { return 100; }\n").unwrap();
+    let library = folder.path().join("libcuda.so.1");
+    let compiled = Command::new("cc").arg("-shared").arg("-o").arg(&library).arg(&source).status();
+    if !compiled.is_ok_and(|status| status.success()) {
+        return println!("SKIPPED: no driver lacks a function, there is no C compiler");
+    }
+    let seen = seen(folder.path(), &[]);
+    let expected = "refused: cannot use CUDA: the driver has no function cuCtxSetCurrent";
+    assert!(seen.contains(expected), "{seen}");
+}
+
+#[test]
+fn a_machine_without_a_driver_computes_on_the_processor() {
+    // In a process of its own: this one may have loaded the emulator.
+    let folder = tempfile::tempdir().unwrap();
+    let seen = seen(folder.path(), &[]);
+    if seen.contains("opened cuda:0") {
+        return println!("SKIPPED: no driver is missing, this machine has one");
+    }
+    let error = ComputeError::NoDriver { tried: &["libcuda.so.1", "libcuda.so"] };
+    if !seen.contains(&format!("refused: {error}")) {
+        return println!("SKIPPED: no driver is missing, this machine has one without a device");
+    }
+    assert!(seen.contains("auto cpu:") && seen.contains("true"), "{seen}");
+    assert!(seen.contains("all [\"cpu\"]"), "{seen}");
+}

@@ -1,0 +1,10 @@
+//! CUDA devices on the emulated driver, which interprets the kernels and checks every access.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+mod drivers;
+mod emulator;
+mod failures;
+mod kernels;
+mod memory;
+mod networks;
