@@ -98,7 +98,10 @@ fn registers(
     loop {
         let prefix = parser.word()?;
         let count = if parser.eat('<') {
-            let count = parser.integer()? as u32;
+            let count = match parser.integer()? {
+                count if count <= REGISTERS_MAX => count as u32,
+                _ => return Err(parser.error("too many registers")),
+            };
             parser.expect('>')?;
             Some(count)
         } else {
@@ -163,3 +166,6 @@ fn address(parser: &mut Parser) -> Result<Operand, PtxError> {
     }
     Ok(Operand::Address { base, offset })
 }
+
+/// The most registers of one name in a function.
+const REGISTERS_MAX: u64 = 1 << 16;

@@ -119,7 +119,8 @@ impl Parser {
             match self.word()?.as_str() {
                 ".maxntid" | ".reqntid" => {
                     let counts = self.integers()?;
-                    threads_max = Some(counts.iter().fold(1, |all, &n| all * n as u32));
+                    threads_max =
+                        Some(counts.iter().fold(1u32, |all, &n| all.saturating_mul(n as u32)));
                 }
                 ".minnctapersm" | ".maxnctapersm" | ".maxnreg" => {
                     self.integers()?;
@@ -151,7 +152,7 @@ impl Parser {
         let name = loop {
             let word = self.word()?;
             match word.as_str() {
-                ".align" => align = self.integer()? as usize,
+                ".align" => align = self.alignment()?,
                 ".v2" => lanes = 2,
                 ".v4" => lanes = 4,
                 // What a pointer parameter points to is a promise that nothing here relies on.
@@ -169,7 +170,11 @@ impl Parser {
             if self.eat(']') {
                 dynamic = true;
             } else {
-                count *= self.integer()? as usize;
+                let elements = self.integer()? as usize;
+                count = match usize::checked_mul(count, elements) {
+                    Some(count) if count <= VARIABLE_ELEMENTS_MAX => count,
+                    _ => return Err(self.error("variable too large")),
+                };
                 self.expect(']')?;
             }
         }
@@ -222,6 +227,13 @@ impl Parser {
         };
         value.bytes.extend_from_slice(&bits.to_le_bytes()[..of.size()]);
         Ok(())
+    }
+
+    fn alignment(&mut self) -> Result<usize, PtxError> {
+        match self.integer()? {
+            align if align.is_power_of_two() && align <= 4096 => Ok(align as usize),
+            _ => Err(self.error("expected an alignment")),
+        }
     }
 
     fn integers(&mut self) -> Result<Vec<u64>, PtxError> {
@@ -282,6 +294,9 @@ impl Parser {
         self.error(&format!("expected {what}, found {found}"))
     }
 }
+
+/// The most elements of a variable. Memory for larger data is allocated by the host.
+const VARIABLE_ELEMENTS_MAX: usize = 1 << 28;
 
 /// Returns the space of a directive such as `.shared`.
 pub(super) fn space_of(word: &str) -> Option<VariableSpace> {

@@ -82,6 +82,11 @@ impl Decoder<'_> {
 
     fn mov(&mut self, written: &Written, of: Type) -> Result<Known, PtxError> {
         match written.operands.as_slice() {
+            [Operand::List(parts), _] | [_, Operand::List(parts)]
+                if !matches!(parts.len(), 2 | 4 | 8) =>
+            {
+                Ok(None)
+            }
             [Operand::List(parts), whole] => self.unpack(parts, whole, of),
             [whole, Operand::List(parts)] => self.pack(whole, parts, of),
             [target, source] => {
@@ -247,12 +252,12 @@ impl Decoder<'_> {
             return Ok(None);
         }
         let how = Carry { operation, of, takes, sets: words.contains(&"cc") };
-        let (d, _) = self.destination(&written.operands[0])?;
-        let mut sources = [ZERO; 3];
         let count = if words[0].starts_with("mad") { 3 } else { 2 };
         if written.operands.len() != count + 1 {
             return Ok(None);
         }
+        let (d, _) = self.destination(&written.operands[0])?;
+        let mut sources = [ZERO; 3];
         for (source, operand) in sources.iter_mut().zip(&written.operands[1..]) {
             *source = self.source(operand, of)?;
         }
