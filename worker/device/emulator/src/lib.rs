@@ -12,8 +12,9 @@
 //! | `driver` | devices, contexts, streams; the C functions |
 //! | [`control`] | what a test sets and asks |
 //!
-//! A test preloads the library by its path ([`control::library_path`]) or puts it on the search path
-//! as `libcuda.so.1`, which is its name for the dynamic linker. The environment sets what the
+//! A test preloads the library by its path ([`control::library_path`]), for the dynamic linker knows it
+//! as `libcuda.so.1` then. On a machine with a GPU, where `libcuda.so` may be found first, put it into a
+//! folder of `LD_LIBRARY_PATH` under both names instead. The environment sets what the
 //! machine has: `PUSHPULL_EMULATOR_DEVICES`, `PUSHPULL_EMULATOR_DRIVER_VERSION` (such as 12000),
 //! `PUSHPULL_EMULATOR_MEMORY` (bytes of a device) and `PUSHPULL_EMULATOR_FAIL` (`name:n:code`,
 //! separated by commas).
@@ -21,6 +22,11 @@
 //! Streams are lazy: work is done only when a caller waits for it, polls it or has queued a host
 //! function behind it. Code that reads the target of a copy too early reads the old bytes. A copy
 //! to pageable memory is held back, too, so that memory must live until the stream is done.
+//!
+//! A fault of a kernel or a copy makes the error 700 sticky, as on a GPU. Other misuse is only noted in
+//! [`control::Control::faults`]: work of two streams that uses the same bytes without an event or a wait
+//! between it, frees of memory that a stream may still use, calls by host functions, modules that are
+//! unloaded too early. A test should end with no faults and no leaks.
 
 pub mod control;
 mod driver;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::code::{Code, Status};
+use super::order::History;
 use crate::machine::{FaultKind, GlobalMemory};
 
 /// A device with its memory.
@@ -11,6 +12,8 @@ pub(crate) struct Device {
     pub(crate) memory: GlobalMemory,
     /// The allocations that are not freed, with their sizes and contexts.
     allocations: BTreeMap<u64, Allocation>,
+    /// For each allocation, which work used it.
+    pub(crate) histories: BTreeMap<u64, History>,
     /// The handle of the primary context, while it is retained.
     pub(crate) primary: Option<u64>,
 }
@@ -25,7 +28,7 @@ struct Allocation {
 impl Device {
     pub(crate) fn new(index: usize) -> Device {
         let memory = GlobalMemory::new((index as u64 + 1) << DEVICE_BITS);
-        Device { memory, allocations: BTreeMap::new(), primary: None }
+        Device { memory, allocations: BTreeMap::new(), histories: BTreeMap::new(), primary: None }
     }
 
     /// The index of the device that an address belongs to.
@@ -63,6 +66,7 @@ impl Device {
     /// Frees an allocation for good.
     pub(crate) fn free(&mut self, address: u64) -> Result<(), FaultKind> {
         self.allocations.remove(&address);
+        self.histories.remove(&address);
         match self.memory.free(address) {
             Some(_) => Ok(()),
             None => Err(FaultKind::Host { message: format!("free of {address:#x}") }),

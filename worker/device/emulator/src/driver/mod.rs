@@ -9,6 +9,7 @@ mod host_functions;
 mod host_memory;
 mod leaks;
 mod modules;
+mod order;
 mod settings;
 mod shared;
 mod state;

@@ -50,7 +50,10 @@ fn wait(mut state: MutexGuard<'static, State>, targets: &[Target]) -> MutexGuard
     for &target in targets {
         loop {
             match state.advance(target) {
-                Reached::Yes => break,
+                Reached::Yes => {
+                    state.host_knows(target);
+                    break;
+                }
                 Reached::NotYet => {}
                 Reached::HostFunction => {
                     state = CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner);

@@ -9,6 +9,7 @@ use super::device::Device;
 use super::host_memory::HostMemory;
 use super::leaks::Leaks;
 use super::modules::LoadedModule;
+use super::order::Clock;
 use super::settings::Settings;
 use super::stream::{Event, Stream};
 use super::work::{HostFunction, Work};
@@ -35,6 +36,8 @@ pub(crate) struct State {
     /// The module and the name of each function that was looked up.
     pub(crate) functions: BTreeMap<u64, (u64, String)>,
     pub(crate) host: HostMemory,
+    /// What the host has waited for.
+    pub(crate) host_clock: Clock,
     /// How many asynchronous copies had pageable memory on the host's side.
     pub(crate) pageable_copies: u64,
     /// How many instructions all launches have executed.
@@ -197,16 +200,26 @@ impl State {
                 && other != handle
                 && (Some(handle) == null || Some(other) == null);
             if ordered {
-                before.push(Work::WaitFor { stream: other, number: stream.queued });
+                let wait = Work::WaitFor { stream: other, number: stream.queued };
+                before.push((wait, stream.clock.clone()));
             }
         }
         let stream = self.streams.get_mut(&handle).ok_or(Code::INVALID_HANDLE)?;
+        stream.clock.join(&self.host_clock);
         if stream.is_blocking {
-            for wait in before {
-                stream.push(wait);
+            for (wait, clock) in before {
+                stream.clock.join(&clock);
+                stream.push(handle, wait);
             }
         }
-        Ok((handle, stream.push(work)))
+        Ok((handle, stream.push(handle, work)))
+    }
+
+    /// Notes that the host has waited for what a stream has done.
+    pub(crate) fn host_knows(&mut self, (handle, _): Target) {
+        if let Some(stream) = self.streams.get(&handle) {
+            self.host_clock.join(&stream.done_clock);
+        }
     }
 
     /// The last work of every stream of a context.
@@ -245,6 +258,7 @@ impl State {
             return None;
         };
         stream.is_calling = true;
+        self.host_clock.join(&stream.done_clock);
         Some((function, argument))
     }
 
@@ -252,6 +266,8 @@ impl State {
     pub(crate) fn end_host_function(&mut self, handle: u64) {
         if let Some(stream) = self.streams.get_mut(&handle).filter(|stream| stream.is_calling) {
             stream.finish_first();
+            // What a host function was called after, whoever it tells knows.
+            self.host_clock.join(&stream.done_clock);
         }
     }
 

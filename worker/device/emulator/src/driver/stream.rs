@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use super::order::Clock;
 use super::work::Work;
 
 /// A queue of work.
@@ -14,6 +15,12 @@ pub(crate) struct Stream {
     /// Whether it is ordered with the stream that has handle 0.
     pub(crate) is_blocking: bool,
     pub(crate) queue: VecDeque<Work>,
+    /// What each work in the queue knows to be done before it.
+    clocks: VecDeque<Clock>,
+    /// What the next work knows.
+    pub(crate) clock: Clock,
+    /// What is known to whoever has waited for all that was done.
+    pub(crate) done_clock: Clock,
     /// The number of the last work that was queued.
     pub(crate) queued: u64,
     /// The number of the last work that was done.
@@ -30,6 +37,9 @@ impl Stream {
             context,
             is_blocking,
             queue: VecDeque::new(),
+            clocks: VecDeque::new(),
+            clock: Clock::default(),
+            done_clock: Clock::default(),
             queued: 0,
             done: 0,
             is_calling: false,
@@ -37,15 +47,26 @@ impl Stream {
         }
     }
 
-    pub(crate) fn push(&mut self, work: Work) -> u64 {
+    /// Queues work of the stream with this handle.
+    pub(crate) fn push(&mut self, handle: u64, work: Work) -> u64 {
         self.queue.push_back(work);
         self.queued += 1;
+        self.clock.advance(handle, self.queued);
+        self.clocks.push_back(self.clock.clone());
         self.queued
+    }
+
+    /// What the first work knows.
+    pub(crate) fn first_clock(&self) -> Clock {
+        self.clocks.front().cloned().unwrap_or_default()
     }
 
     /// Takes the first work out.
     pub(crate) fn finish_first(&mut self) {
         self.queue.pop_front();
+        if let Some(clock) = self.clocks.pop_front() {
+            self.done_clock = clock;
+        }
         self.done += 1;
         self.is_calling = false;
     }
@@ -53,6 +74,7 @@ impl Stream {
     /// Drops all work but a host function that runs.
     pub(crate) fn abandon(&mut self) {
         self.queue.truncate(usize::from(self.is_calling));
+        self.clocks.truncate(self.queue.len());
         self.done = self.queued - self.queue.len() as u64;
     }
 }
@@ -64,5 +86,7 @@ pub(crate) struct Event {
     pub(crate) has_time: bool,
     /// The stream and the number of the work that reaches the event, once recorded.
     pub(crate) place: Option<(u64, u64)>,
+    /// What is known to whoever has waited for it.
+    pub(crate) clock: Clock,
     pub(crate) reached: Option<Instant>,
 }

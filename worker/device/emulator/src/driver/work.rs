@@ -81,6 +81,31 @@ impl Work {
         }
     }
 
+    /// The device memory that the work uses, but for launches: address, size, whether it is written,
+    /// and what the work is.
+    pub(crate) fn memory_used(&self) -> Vec<(u64, usize, bool, String)> {
+        let name = |name: &str| name.to_owned();
+        match self {
+            Work::HostToDevice { to, from } => {
+                let size = match from {
+                    Source::Staged(bytes) => bytes.len(),
+                    Source::Pinned { size, .. } => *size,
+                };
+                vec![(*to, size, true, name("copy from the host"))]
+            }
+            Work::DeviceToHost { from, size, .. } => {
+                vec![(*from, *size, false, name("copy to the host"))]
+            }
+            Work::DeviceToDevice { to, from, size } => {
+                vec![(*from, *size, false, name("copy")), (*to, *size, true, name("copy"))]
+            }
+            Work::Fill { to, value, count } => {
+                vec![(*to, value.len() * count, true, name("fill"))]
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// Whether the work uses host memory in a range.
     pub(crate) fn uses_host(&self, at: usize, size: usize) -> bool {
         self.host_range().is_some_and(|(start, length)| start < at + size && at < start + length)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pushpull_cuda_emulator::Leaks;
 
-use crate::harness::{Driver, made, send, turn};
+use crate::harness::{Driver, FAULTY, made, send, turn};
 
 #[test]
 fn a_copy_is_done_when_its_stream_is_waited_for() {
@@ -70,6 +70,62 @@ fn a_stream_waits_for_an_event_of_another() {
     assert_eq!((driver.cuMemcpyDtoHAsync_v2)(host, fresh, 64, second), 0);
     assert_eq!((driver.cuStreamSynchronize)(second), 700);
     assert!(driver.control.faults()[0].contains("uninitialized"), "{:?}", driver.control.faults());
+}
+
+#[test]
+fn work_of_streams_that_nothing_orders_is_a_fault() {
+    let driver = turn();
+    let (first, second) = (driver.stream(), driver.stream());
+    let (device, other) = (driver.device(256), driver.device(256));
+    let function = driver.function(FAULTY, c"read");
+    let event: u64 = made(|out| (driver.cuEventCreate)(out, 2));
+    let fill = |at, stream| assert_eq!((driver.cuMemsetD32Async)(at, 0, 64, stream), 0);
+    let wait = |stream| assert_eq!((driver.cuStreamSynchronize)(stream), 0);
+    let faults = || driver.control.faults().len();
+    // An event, the host's wait and a host function order; so do bytes that are not shared.
+    fill(device, first);
+    assert_eq!((driver.cuEventRecord)(event, first), 0);
+    assert_eq!((driver.cuStreamWaitEvent)(second, event, 0), 0);
+    assert_eq!(driver.launch(function, 64, second, &[other, device]), 0);
+    wait(second);
+    fill(device, first);
+    let (sender, receiver) = mpsc::channel::<()>();
+    let argument = Box::into_raw(Box::new(sender)).cast();
+    assert_eq!((driver.cuLaunchHostFunc)(first, send, argument), 0);
+    receiver.recv_timeout(Duration::from_secs(20)).unwrap();
+    assert_eq!(driver.launch(function, 32, second, &[other, device]), 0);
+    assert_eq!((driver.cuMemsetD32Async)(device + 128, 0, 32, first), 0);
+    wait(second);
+    wait(first);
+    assert_eq!(driver.control.faults(), Vec::<String>::new());
+    // The stream that reads is waited for first, and still gets the old values: by luck.
+    fill(device, first);
+    assert_eq!(driver.launch(function, 64, second, &[other, device]), 0);
+    wait(second);
+    wait(first);
+    assert_eq!(faults(), 1);
+    assert!(
+        driver.control.faults()[0].starts_with(
+            "no order: fill and kernel read of another stream use offset 0 of the allocation at"
+        ),
+        "{:?}",
+        driver.control.faults()
+    );
+    // Memory is freed only when its work is known to be done.
+    fill(other, first);
+    assert_eq!((driver.cuEventRecord)(event, first), 0);
+    assert_eq!((driver.cuStreamWaitEvent)(second, event, 0), 0);
+    assert_eq!((driver.cuMemFreeAsync)(other, second), 0);
+    wait(second);
+    assert_eq!(faults(), 1);
+    assert_eq!((driver.cuMemFreeAsync)(device, second), 0);
+    wait(second);
+    assert_eq!(faults(), 1);
+    let third = driver.device(4);
+    assert_eq!((driver.cuMemsetD32Async)(third, 0, 1, first), 0);
+    assert_eq!((driver.cuStreamQuery)(first), 600);
+    assert_eq!((driver.cuMemFree_v2)(third), 0);
+    assert_eq!(driver.control.faults()[1], "no order: free and fill that nobody has waited for");
 }
 
 #[test]

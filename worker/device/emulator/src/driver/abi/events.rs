@@ -2,6 +2,7 @@
 
 use super::pointers::Out;
 use crate::driver::code::{Code, Status};
+use crate::driver::order::Clock;
 use crate::driver::state::{Reached, State};
 use crate::driver::stream::Event;
 use crate::driver::work::Work;
@@ -15,7 +16,9 @@ super::driver_functions! {
         }
         let handle = state.new_handle();
         let has_time = flags & DISABLE_TIMING == 0;
-        state.events.insert(handle, Event { context, has_time, place: None, reached: None });
+        let clock = Clock::default();
+        let event_state = Event { context, has_time, place: None, clock, reached: None };
+        state.events.insert(handle, event_state);
         event.set(handle)
     };
     fn cuEventDestroy_v2(event: u64) |state| {
@@ -31,7 +34,12 @@ super::driver_functions! {
         let (context, place) = (event.context, event.place);
         state.sticky(context)?;
         match place.map_or(Reached::Yes, |place| state.advance(place)) {
-            Reached::Yes => state.sticky(context),
+            Reached::Yes => {
+                if let Some(place) = place {
+                    state.host_knows(place);
+                }
+                state.sticky(context)
+            }
             _ => Err(Code::NOT_READY),
         }
     };
@@ -55,8 +63,9 @@ fn record(state: &mut State, handle: u64, stream: u64) -> Status {
     }
     let stream = state.stream(stream, context)?;
     let place = state.queue(stream, Work::Record { event: handle })?;
+    let clock = state.streams.get(&stream).map(|stream| stream.clock.clone()).unwrap_or_default();
     if let Some(event) = state.events.get_mut(&handle) {
-        (event.place, event.reached) = (Some(place), None);
+        (event.place, event.reached, event.clock) = (Some(place), None, clock);
     }
     Ok(())
 }

@@ -25,6 +25,7 @@ super::driver_functions! {
             return state.sticky(context);
         }
         begin_free(state, address)?;
+        state.check_host_order(address);
         state.free(address).map_err(|_| Code::INVALID_VALUE)?;
         state.sticky(context)
     };

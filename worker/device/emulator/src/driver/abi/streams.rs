@@ -38,15 +38,23 @@ super::driver_functions! {
         let handle = state.stream(stream, context)?;
         let queued = state.streams.get(&handle).map_or(0, |stream| stream.queued);
         match state.advance((handle, queued)) {
-            Reached::Yes => state.sticky(context),
+            Reached::Yes => {
+                state.host_knows((handle, queued));
+                state.sticky(context)
+            }
             _ => Err(Code::NOT_READY),
         }
     };
     fn cuStreamWaitEvent(stream: u64, event: u64, _flags: u32) |state| {
         let context = state.current()?;
         let handle = state.stream(stream, context)?;
-        match state.event(event)?.place {
+        let event = state.event(event)?;
+        let (place, clock) = (event.place, event.clock.clone());
+        match place {
             Some((other, number)) if other != handle => {
+                if let Some(stream) = state.streams.get_mut(&handle) {
+                    stream.clock.join(&clock);
+                }
                 state.queue(handle, Work::WaitFor { stream: other, number }).map(|_| ())
             }
             // An event that was not recorded, or in this stream, holds nothing up.

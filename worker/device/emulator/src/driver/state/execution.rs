@@ -1,9 +1,11 @@
 //! Does the work of streams.
 
+use std::ops::Range;
 use std::time::Instant;
 
 use super::{Reached, State, Target};
 use crate::driver::device::Device;
+use crate::driver::order::{Clock, Use};
 use crate::driver::work::{PendingLaunch, Source, Work};
 use crate::machine::{Fault, FaultKind, GlobalMemory, Launch, run};
 
@@ -36,7 +38,14 @@ impl State {
         let number = stream.done + 1;
         let Some(work) = stream.queue.front_mut() else { return Reached::Yes };
         let work = std::mem::replace(work, Work::Nothing);
-        let result = self.execute(context, (handle, number), work);
+        let clock = stream.first_clock();
+        let uses = work.memory_used();
+        let result = self.execute(context, (handle, number), &clock, work);
+        if result.is_ok() {
+            for (address, size, writes, what) in uses {
+                self.note_use(address, vec![0..size; 1], writes, what, ((handle, number), &clock));
+            }
+        }
         if let Some(stream) = self.streams.get_mut(&handle) {
             stream.finish_first();
         }
@@ -46,7 +55,13 @@ impl State {
         Reached::NotYet
     }
 
-    fn execute(&mut self, context: u64, place: Target, work: Work) -> Result<(), Box<Fault>> {
+    fn execute(
+        &mut self,
+        context: u64,
+        place: Target,
+        clock: &Clock,
+        work: Work,
+    ) -> Result<(), Box<Fault>> {
         let result = match work {
             Work::HostToDevice { to, from: Source::Staged(bytes) } => {
                 self.memory(to, |memory| memory.copy_in(to, &bytes))
@@ -72,8 +87,8 @@ impl State {
             Work::Fill { to, value, count } => {
                 self.memory(to, |memory| memory.fill(to, &value, count))
             }
-            Work::Free { address } => self.free(address),
-            Work::Launch(launch) => return self.launch(context, &launch),
+            Work::Free { address } => self.free_in_order(address, (place, clock)),
+            Work::Launch(launch) => return self.launch(context, &launch, (place, clock)),
             Work::Record { event } => {
                 if let Some(event) = self.events.get_mut(&event)
                     && event.place == Some(place)
@@ -117,7 +132,12 @@ impl State {
         }
     }
 
-    fn launch(&mut self, context: u64, pending: &PendingLaunch) -> Result<(), Box<Fault>> {
+    fn launch(
+        &mut self,
+        context: u64,
+        pending: &PendingLaunch,
+        order: (Target, &Clock),
+    ) -> Result<(), Box<Fault>> {
         self.launches += 1;
         let number = self.launches;
         let steps_max = self.settings.steps_max;
@@ -138,7 +158,67 @@ impl State {
             number,
             steps_max,
         };
-        self.instructions += run(&launch, &mut device.memory)?;
+        let steps = run(&launch, &mut device.memory)?;
+        let footprints = device.memory.footprints(number);
+        self.instructions += steps;
+        for (address, footprint) in footprints {
+            for (ranges, writes) in [(footprint.read, false), (footprint.written, true)] {
+                self.note_use(address, ranges, writes, format!("kernel {}", pending.kernel), order);
+            }
+        }
         Ok(())
+    }
+
+    /// Notes that work uses ranges from an address on, and whether other work does that nothing
+    /// orders with it. The result depends on the order, so it is a fault also where it was right.
+    fn note_use(
+        &mut self,
+        address: u64,
+        mut ranges: Vec<Range<usize>>,
+        writes: bool,
+        what: String,
+        ((stream, number), clock): (Target, &Clock),
+    ) {
+        let device = Device::index_of(address).and_then(|index| self.devices.get_mut(index));
+        let Some(device) = device else { return };
+        let Some((base, _)) = device.memory.allocation_of(address) else { return };
+        let start = (address - base) as usize;
+        ranges.retain(|range| !range.is_empty());
+        for range in &mut ranges {
+            *range = start + range.start..start + range.end;
+        }
+        if ranges.is_empty() {
+            return;
+        }
+        let history = device.histories.entry(base).or_default();
+        let new = Use { stream, number, writes, ranges, what: what.clone() };
+        if let Some((earlier, at)) = history.note(new, clock) {
+            self.fault(format!(
+                "no order: {what} and {earlier} of another stream use offset {at} of the \
+                 allocation at {base:#x}"
+            ));
+        }
+    }
+
+    fn free_in_order(
+        &mut self,
+        address: u64,
+        (place, clock): (Target, &Clock),
+    ) -> Result<(), FaultKind> {
+        let device = Device::index_of(address).and_then(|index| self.devices.get(index));
+        let size = device.and_then(|device| device.memory.allocation_of(address));
+        let all = 0..size.map_or(0, |(_, size)| size);
+        self.note_use(address, vec![all; 1], true, "free".to_owned(), (place, clock));
+        self.free(address)
+    }
+
+    /// Notes if the host frees an allocation without having waited for the work that used it.
+    pub(crate) fn check_host_order(&mut self, address: u64) {
+        let device = Device::index_of(address).and_then(|index| self.devices.get(index));
+        let history = device.and_then(|device| device.histories.get(&address));
+        let earlier = history.and_then(|history| history.unknown(&self.host_clock));
+        if let Some(earlier) = earlier.map(str::to_owned) {
+            self.fault(format!("no order: free and {earlier} that nobody has waited for"));
+        }
     }
 }

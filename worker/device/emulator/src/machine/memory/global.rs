@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::POISON;
 use super::access::Access;
 use super::bitmap::Bitmap;
-use super::race::{Race, RaceShadow};
+use super::race::{Footprint, Race, RaceShadow};
 use crate::machine::fault::{FaultKind, Other};
 use crate::ptx::Space;
 
@@ -142,6 +142,19 @@ impl GlobalMemory {
         }
         allocation.written.set(at, size);
         Ok(())
+    }
+
+    /// What a launch has used of each allocation, by their addresses.
+    pub(crate) fn footprints(&self, launch: u64) -> Vec<(u64, Footprint)> {
+        let mut all = Vec::new();
+        for allocation in &self.allocations {
+            let mut footprint = Footprint::default();
+            allocation.races.footprint(launch, &mut footprint);
+            if footprint != Footprint::default() {
+                all.push((allocation.base, footprint));
+            }
+        }
+        all
     }
 
     /// Reads at most 16 bytes for a thread. `hint` is where the last such access was.

@@ -1,5 +1,7 @@
 //! [`RaceShadow`]: who accessed each byte last, to find accesses that nothing orders.
 
+use std::ops::Range;
+
 use super::access::{Access, Accessor};
 
 /// Who accessed each byte of a memory last.
@@ -29,6 +31,13 @@ struct Marks {
     read: Mark,
 }
 
+/// The bytes of an allocation that a launch has used, as sorted ranges.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Footprint {
+    pub(crate) read: Vec<Range<usize>>,
+    pub(crate) written: Vec<Range<usize>>,
+}
+
 /// An earlier access that races with one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Race {
@@ -55,6 +64,22 @@ impl RaceShadow {
         self.note_range(at, length, access)
     }
 
+    /// Adds the ranges that a launch has read and written.
+    pub(crate) fn footprint(&self, launch: u64, footprint: &mut Footprint) {
+        for (number, page) in self.pages.iter().enumerate() {
+            let Some(page) = page.as_ref().filter(|page| page.launch == launch) else { continue };
+            for (place, marks) in page.marks.iter().enumerate() {
+                let at = number * PAGE + place * page.grain;
+                if marks.read.0 != 0 {
+                    add(&mut footprint.read, at..at + page.grain);
+                }
+                if marks.written.0 != 0 {
+                    add(&mut footprint.written, at..at + page.grain);
+                }
+            }
+        }
+    }
+
     fn note_range(&mut self, at: usize, length: usize, access: Access) -> Result<(), Race> {
         let (mut at, end) = (at, at + length);
         while at < end {
@@ -68,6 +93,15 @@ impl RaceShadow {
             at += part;
         }
         Ok(())
+    }
+}
+
+/// Adds a range behind sorted ones. If there are many, gaps count as used.
+fn add(ranges: &mut Vec<Range<usize>>, range: Range<usize>) {
+    let is_full = ranges.len() >= RANGES_MAX;
+    match ranges.last_mut() {
+        Some(last) if last.end == range.start || is_full => last.end = range.end,
+        _ => ranges.push(range),
     }
 }
 
@@ -218,6 +252,8 @@ impl Mark {
 }
 
 const PAGE: usize = 1024;
+/// The most ranges of a footprint.
+const RANGES_MAX: usize = 4096;
 const ATOMIC: u64 = 2;
 const SEVERAL_THREADS: u64 = 4;
 const SEVERAL_BLOCKS: u64 = 8;
