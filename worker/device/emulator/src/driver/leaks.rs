@@ -2,7 +2,7 @@
 
 /// What the host has not given back.
 ///
-/// Whatever lived in a context that was released counts until the emulator is reset.
+/// Objects of a released context count until the emulator is reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Leaks {

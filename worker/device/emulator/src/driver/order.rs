@@ -60,7 +60,7 @@ impl History {
             {
                 conflict.get_or_insert((old.what.clone(), at));
             }
-            // Whoever conflicts with a use that was replaced conflicts with the new one, too.
+            // Work that conflicts with a replaced use conflicts with the new one, too.
             let replaced =
                 ordered && (new.writes || !old.writes) && covers(&new.ranges, &old.ranges);
             !replaced

@@ -266,7 +266,7 @@ impl State {
     pub(crate) fn end_host_function(&mut self, handle: u64) {
         if let Some(stream) = self.streams.get_mut(&handle).filter(|stream| stream.is_calling) {
             stream.finish_first();
-            // What a host function was called after, whoever it tells knows.
+            // A thread that the host function notifies knows that the work before it is done.
             self.host_clock.join(&stream.done_clock);
         }
     }

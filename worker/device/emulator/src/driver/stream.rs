@@ -8,7 +8,7 @@ use super::work::Work;
 
 /// A queue of work.
 ///
-/// Work has numbers from 1. It is done in their order, and only when somebody waits for it.
+/// Work has numbers from 1. It is done in their order, and only when a caller waits for it.
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub(crate) context: u64,
@@ -19,7 +19,7 @@ pub(crate) struct Stream {
     clocks: VecDeque<Clock>,
     /// What the next work knows.
     pub(crate) clock: Clock,
-    /// What is known to whoever has waited for all that was done.
+    /// What a thread knows that has waited for all that was done.
     pub(crate) done_clock: Clock,
     /// The number of the last work that was queued.
     pub(crate) queued: u64,
@@ -86,7 +86,7 @@ pub(crate) struct Event {
     pub(crate) has_time: bool,
     /// The stream and the number of the work that reaches the event, once recorded.
     pub(crate) place: Option<(u64, u64)>,
-    /// What is known to whoever has waited for it.
+    /// What a thread or stream knows that has waited for it.
     pub(crate) clock: Clock,
     pub(crate) reached: Option<Instant>,
 }

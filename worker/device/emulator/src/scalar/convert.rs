@@ -86,7 +86,7 @@ fn float_value(of: Type, bits: u64) -> f64 {
 }
 
 fn from_integer(how: Conversion, value: i128) -> u64 {
-    // The nearest float of an integer is found by the compiler; the others lie beside it.
+    // The nearest float of an integer is found by the compiler; the others are beside it.
     let bits = match how.to {
         Type::F32 => {
             let nearest = value as f32;
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn integers_become_floats_in_each_direction() {
-        // 2^24 + 1 lies halfway between two floats.
+        // 2^24 + 1 is halfway between two floats.
         let value = (1 << 24) + 1;
         for (rounding, expected) in [("rn", 1 << 24), ("rz", 1 << 24), ("rp", (1 << 24) + 2)] {
             let got = run(Type::U32, Type::F32, rounding, value);

@@ -1,6 +1,6 @@
 //! Sums, products and quotients rounded in a direction other than to the nearest.
 //!
-//! The result lies beside the nearest one, on the side of the remainder. The sign of the remainder
+//! The result is beside the nearest one, on the side of the remainder. The sign of the remainder
 //! is found exactly.
 
 use super::convert::{Rounding, beside_f32, beside_f64};

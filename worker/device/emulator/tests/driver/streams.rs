@@ -125,7 +125,10 @@ fn work_of_streams_that_nothing_orders_is_a_fault() {
     assert_eq!((driver.cuMemsetD32Async)(third, 0, 1, first), 0);
     assert_eq!((driver.cuStreamQuery)(first), 600);
     assert_eq!((driver.cuMemFree_v2)(third), 0);
-    assert_eq!(driver.control.faults()[1], "no order: free and fill that nobody has waited for");
+    assert_eq!(
+        driver.control.faults()[1],
+        "no order: free and fill that the host has not waited for"
+    );
 }
 
 #[test]
@@ -148,7 +151,7 @@ fn a_host_function_is_called_after_the_work_before_it() {
     let (sender, receiver) = mpsc::channel::<()>();
     let argument = Box::into_raw(Box::new(sender)).cast();
     assert_eq!((driver.cuLaunchHostFunc)(stream, send, argument), 0);
-    // Nobody waits for the stream.
+    // The host does not wait for the stream.
     receiver.recv_timeout(Duration::from_secs(20)).unwrap();
     assert_eq!(driver.byte(host), 7);
     assert_eq!((driver.cuStreamSynchronize)(stream), 0);

@@ -18,7 +18,7 @@ super::driver_functions! {
         state.stream(stream, context)?;
         allocate(state, address, bytes)
     };
-    // Work that is queued and uses the memory is a use after free: nobody has waited for it.
+    // Queued work that uses the memory is a use after free: the host has not waited for it.
     fn cuMemFree_v2(address: u64) |state| {
         let context = state.current_even_if_faulty()?;
         if address == 0 {

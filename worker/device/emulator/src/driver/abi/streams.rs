@@ -14,7 +14,7 @@ super::driver_functions! {
     fn cuStreamCreateWithPriority(stream: Out<u64>, flags: u32, _priority: i32) |state| {
         create(state, stream, flags)
     };
-    // The work that is queued is done nevertheless, when somebody waits for the context.
+    // The queued work is still done, when a caller waits for the context.
     fn cuStreamDestroy_v2(stream: u64) |state| {
         let found = state.streams.get_mut(&stream).filter(|stream| !stream.is_destroyed);
         let found = found.ok_or(Code::INVALID_HANDLE)?;

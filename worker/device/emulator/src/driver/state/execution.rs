@@ -218,7 +218,7 @@ impl State {
         let history = device.and_then(|device| device.histories.get(&address));
         let earlier = history.and_then(|history| history.unknown(&self.host_clock));
         if let Some(earlier) = earlier.map(str::to_owned) {
-            self.fault(format!("no order: free and {earlier} that nobody has waited for"));
+            self.fault(format!("no order: free and {earlier} that the host has not waited for"));
         }
     }
 }

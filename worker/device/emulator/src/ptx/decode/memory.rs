@@ -91,7 +91,7 @@ impl Decoder<'_> {
         Ok(Some(()))
     }
 
-    /// Global and constant addresses are generic ones. The others lie in a window.
+    /// Global and constant addresses are generic ones. The others are in a window.
     fn change_space(&mut self, written: &Written) -> Result<Option<()>, PtxError> {
         let words: Vec<&str> = written.words[1..].iter().map(String::as_str).collect();
         let (space, to_space) = match *words.as_slice() {
