@@ -1,0 +1,197 @@
+//! Workers whose values and gradients are on the device.
+
+use std::ffi::CStr;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+
+use libloading::Library;
+use pushpull::blocking::{TrainingSession, Worker};
+use pushpull::compute::{
+    Compute, Device, DeviceParams, Mlp, Model, Samples, Towers, View, ViewMut,
+};
+use pushpull::local::Cluster;
+use pushpull::training::TrainingConfig;
+use pushpull::{PsConfig, Push, Sgd, VariableSpec};
+use pushpull_cuda_emulator::Leaks;
+use pushpull_cuda_emulator::control::{Control, library_path};
+
+/// The emulated driver, for one test at a time.
+struct Emulator {
+    control: Control,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Emulator {
+    fn start() -> Emulator {
+        static TURN: Mutex<()> = Mutex::new(());
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let path = library_path().expect("the emulator is built with the tests");
+        // SAFETY: Loading the library runs no code.
+        let library = unsafe { Library::new(path) }.unwrap();
+        // SAFETY: The symbol is used as what it is by the control.
+        let symbol = |name: &CStr| unsafe {
+            let symbol = library.get::<*const std::ffi::c_void>(name.to_bytes_with_nul());
+            symbol.map_or(std::ptr::null(), |symbol| *symbol)
+        };
+        // SAFETY: The library is that of the crate, and is never closed.
+        let control = unsafe { Control::from_symbols(symbol) }.unwrap();
+        std::mem::forget(library);
+        control.reset();
+        Emulator { control, _turn }
+    }
+}
+
+impl Drop for Emulator {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        for _ in 0..2_000 {
+            if self.control.leaks() == Leaks::default() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert_eq!(self.control.leaks(), Leaks::default());
+        assert_eq!(self.control.faults(), Vec::<String>::new());
+    }
+}
+
+const NAMES: [&str; 4] = ["w1", "b1", "w2", "b2"];
+const STEPS: u64 = 12;
+
+fn model(device: &Device) -> Model<Mlp> {
+    Model::new(Mlp::new(device.clone(), &[3, 8, 2]), NAMES)
+}
+
+fn cluster() -> Cluster {
+    let start = |cluster, task| PsConfig::new(cluster, task, Sgd::new(0.5)).last_step(STEPS);
+    Cluster::start(2, 1, start).unwrap()
+}
+
+const BATCH: Samples<'_> = Samples {
+    features: &[1.0, 0.0, 0.5, 0.0, 1.0, -0.5, 0.3, 0.3, 2.0, -1.0, 0.2, 0.1],
+    labels: &[0, 1, 1, 0],
+};
+
+fn assert_close(found: &[f64], expected: &[f64]) {
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        assert!((found - expected).abs() < 1e-5, "{found} instead of {expected}");
+    }
+}
+
+/// Trains with `pull_to` and `push_from`, and returns the losses.
+fn train_on(device: &Device) -> Vec<f64> {
+    let (cluster, mut model) = (cluster(), model(device));
+    let mut variables = model.variables().unwrap();
+    // Beside the model: halves on the device, a plain gradient and rows on the processor.
+    variables.push(VariableSpec::bf16("half", [6]).unwrap());
+    variables.push(VariableSpec::f32("host", [3]).unwrap());
+    variables.push(VariableSpec::f32("rows", [9, 2]).unwrap().sparse());
+    let mut worker = Worker::connect(cluster.worker_config(0)).unwrap();
+    let params = worker.join(&variables, |_| ()).unwrap();
+    let mut local = DeviceParams::new(device, params).unwrap();
+    let mut losses = Vec::new();
+    while let Some(token) = worker.token().unwrap() {
+        worker.pull_to(&token, &mut local).unwrap();
+        let mut gradients = worker.gradients_on(device).unwrap();
+        let mut out = gradients.out();
+        losses.push(model.gradients(local.values(), BATCH, &mut out).unwrap());
+        let half: Vec<ViewMut<'_, pushpull::variable::bf16>> = out.views_mut(&["half"]).unwrap();
+        let ones = [pushpull::variable::bf16::ONE; 6];
+        half.into_iter().for_each(|half| device.write(&ones, half).unwrap());
+        out.host_mut().view_mut::<f32>("host").unwrap().fill(2.0);
+        out.host_mut().set_rows("rows", &[7, 1], &[1.0_f32, 2.0, 3.0, 4.0]).unwrap();
+        assert!(matches!(worker.push_from(token, gradients).unwrap(), Push::Applied { .. }));
+    }
+    let mut params = local.host().clone();
+    worker.pull_final(&mut params).unwrap();
+    assert_eq!(params.view::<f32>("host").unwrap(), [-(STEPS as f32); 3]);
+    let half = params.view::<pushpull::variable::bf16>("half").unwrap();
+    assert!(half.iter().all(|half| half.to_f32() == -0.5 * STEPS as f32), "{half:?}");
+    losses.push(f64::from(params.view::<f32>("w1").unwrap()[5]));
+    cluster.stop().unwrap();
+    losses
+}
+
+#[test]
+fn values_and_gradients_travel_to_the_device_and_back() {
+    let emulator = Emulator::start();
+    let expected = train_on(&Device::cpu_threads(1).unwrap());
+    let found = train_on(&Device::cuda(0).unwrap());
+    assert_close(&found, &expected);
+    assert!(found[STEPS as usize - 1] < 0.8 * found[0], "{found:?}");
+    assert!(emulator.control.calls_of("kernel multiply") > STEPS);
+    // Only the small uploads of a batch come from memory that is not locked.
+    assert!(emulator.control.calls_of("cuMemHostAlloc") > 0);
+}
+
+/// Trains in a session, and returns the losses.
+fn train_session(mut model: impl for<'a> Compute<Samples<'a>>) -> Vec<f64> {
+    let cluster = cluster();
+    let config = TrainingConfig::new(cluster.worker_config(0));
+    let config = config.variables(model.variables().unwrap());
+    let mut session = TrainingSession::start(config).unwrap();
+    let mut losses = Vec::new();
+    while let Some(mut step) = session.step().unwrap() {
+        losses.push(step.compute(&mut model, BATCH).unwrap());
+        step.push().unwrap();
+    }
+    session.close().unwrap();
+    cluster.stop().unwrap();
+    losses
+}
+
+#[test]
+fn sessions_compute_on_the_device_and_on_towers() {
+    let _emulator = Emulator::start();
+    let [cpu, cuda] = [Device::cpu_threads(1).unwrap(), Device::cuda(0).unwrap()];
+    let expected = train_session(model(&cpu));
+    assert_close(&train_session(model(&cuda)), &expected);
+    assert_close(&train_session(Towers::new([model(&cpu), model(&cuda)])), &expected);
+}
+
+/// A pull that is dropped while the device copies leaves the memory alone that the device uses.
+#[test]
+fn a_pull_can_be_dropped_at_any_time() {
+    let _emulator = Emulator::start();
+    let device = Device::cuda(0).unwrap();
+    let cluster = cluster();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let mut worker = pushpull::Worker::connect(cluster.worker_config(0)).await.unwrap();
+        let variables = [VariableSpec::f32("w", [50_000]).unwrap()];
+        let params = worker.join(&variables, |_| ()).await.unwrap();
+        let mut local = DeviceParams::new(&device, params).unwrap();
+        let token = worker.token().await.unwrap().unwrap();
+        for polls in 1..20 {
+            let mut pull = pin!(worker.pull_to(&token, &mut local));
+            for _ in 0..polls {
+                let ready = poll_fn(|context| Poll::Ready(pull.as_mut().poll(context))).await;
+                if ready.is_ready() {
+                    break;
+                }
+                tokio::time::sleep(std::time::Duration::from_micros(200)).await;
+            }
+        }
+        worker.pull_to(&token, &mut local).await.unwrap();
+        let view: View<'_, f32> = local.values().view("w").unwrap();
+        let mut found = vec![f32::NAN; 50_000];
+        device.read(view, &mut found).unwrap();
+        assert!(found.iter().all(|&x| x == 0.0));
+        // A gradient of a device that fails is withdrawn, and the token comes back.
+        let mut gradients = worker.gradients_on(&device).unwrap();
+        gradients.out().views_mut::<f32>(&["w"]).unwrap();
+        _emulator.control.fail(c"cuMemcpyDtoHAsync_v2", 1, 999);
+        let error = worker.push_from(token, gradients).await.unwrap_err();
+        assert!(matches!(error, pushpull::Error::Device(_)), "{error}");
+        let again = worker.token().await.unwrap().unwrap();
+        assert_eq!(again.step(), 0);
+        drop(again);
+        worker.leave().await.unwrap();
+    });
+    cluster.stop().unwrap();
+}

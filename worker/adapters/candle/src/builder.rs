@@ -1,0 +1,180 @@
+//! [`PushPullBuilder`]: which variables are trained, and how.
+
+use std::collections::BTreeMap;
+
+use candle_core::Var;
+use candle_nn::VarMap;
+use pushpull::blocking::TrainingSession;
+use pushpull::training::{InitialValues, TrainingConfig};
+use pushpull::variable::Shape;
+use pushpull::{VariableSpec, WorkerConfig};
+
+use crate::elements::{dtype_of, with_element, with_elements};
+use crate::error::AdapterError;
+use crate::push_pull::{BoundVariable, PushPull};
+
+/// The names of running statistics in the layers of candle.
+const STATISTICS: [&str; 2] = ["*running_mean", "*running_var"];
+
+/// Settings of a [`PushPull`], from [`PushPull::builder`].
+#[derive(Debug)]
+pub struct PushPullBuilder {
+    config: TrainingConfig,
+    local: Vec<String>,
+    means: Vec<(String, u64)>,
+    embeddings: Vec<VariableSpec>,
+    learning_rate: f64,
+}
+
+impl PushPullBuilder {
+    pub(crate) fn new(config: TrainingConfig) -> PushPullBuilder {
+        PushPullBuilder {
+            config,
+            local: Vec::new(),
+            means: Vec::new(),
+            embeddings: Vec::new(),
+            learning_rate: f64::NAN,
+        }
+    }
+
+    /// Keeps variables on each worker: those that a pattern matches, a name or a name with one `*`
+    /// for any text. They get no gradient. The servers hold the values of the chief. A later setting
+    /// counts.
+    pub fn local(mut self, pattern: impl Into<String>) -> PushPullBuilder {
+        self.local.push(pattern.into());
+        self
+    }
+
+    /// Averages variables among the workers every so many steps of each: those that a pattern
+    /// matches, of f32 or f64. They get no gradient.
+    pub fn mean_every(mut self, pattern: impl Into<String>, steps: u64) -> PushPullBuilder {
+        self.means.push((pattern.into(), steps));
+        self
+    }
+
+    /// Declares an embedding of f32 for [`PushPull::lookup`]: a sparse variable
+    /// ([`VariableSpec::sparse`]) or a growing table ([`VariableSpec::table`]).
+    pub fn embedding(mut self, embedding: VariableSpec) -> PushPullBuilder {
+        self.embeddings.push(embedding);
+        self
+    }
+
+    /// Sets what [`candle_nn::Optimizer::learning_rate`] returns. The rate itself is a setting of
+    /// the servers.
+    pub fn learning_rate(mut self, rate: f64) -> PushPullBuilder {
+        self.learning_rate = rate;
+        self
+    }
+
+    /// Joins the training with the variables of a map.
+    ///
+    /// # Errors
+    /// [`AdapterError::DType`], [`AdapterError::Pattern`] and [`AdapterError::Variable`];
+    /// [`AdapterError::Training`] as [`TrainingSession::start`].
+    pub fn from_varmap(self, map: &VarMap) -> Result<PushPull, AdapterError> {
+        let variables = map.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        // The map has no order, and the order decides where a variable is.
+        let sorted: BTreeMap<String, Var> =
+            variables.iter().map(|(name, variable)| (name.clone(), variable.clone())).collect();
+        drop(variables);
+        self.from_variables(sorted)
+    }
+
+    /// Joins the training with named variables.
+    ///
+    /// # Errors
+    /// As [`PushPullBuilder::from_varmap`].
+    pub fn from_variables(
+        self,
+        variables: BTreeMap<String, Var>,
+    ) -> Result<PushPull, AdapterError> {
+        let PushPullBuilder { config, local, means, embeddings, learning_rate } = self;
+        let named = local.iter().chain(means.iter().map(|(pattern, _)| pattern));
+        for pattern in named {
+            if !variables.keys().any(|name| matches(pattern, name)) {
+                return Err(AdapterError::Pattern { pattern: pattern.clone() });
+            }
+        }
+        let mut specs = Vec::with_capacity(variables.len() + embeddings.len());
+        let mut bound = Vec::with_capacity(variables.len());
+        for (name, variable) in variables {
+            let dtype = variable.dtype();
+            let Some(shared) = dtype_of(dtype) else {
+                return Err(AdapterError::DType { name, dtype });
+            };
+            let extents: Vec<u64> = variable.dims().iter().map(|&extent| extent as u64).collect();
+            let shape = Shape::new(extents).map_err(|source| {
+                pushpull::error::VariableError::Shape { name: name.clone(), source }
+            })?;
+            let spec = VariableSpec::new(&name, shared, shape)?;
+            let mean = means.iter().rev().find(|(pattern, _)| matches(pattern, &name));
+            let is_local = local.iter().any(|pattern| matches(pattern, &name))
+                || STATISTICS.iter().any(|pattern| matches(pattern, &name));
+            let (spec, is_trained) = match (mean, is_local) {
+                (Some((_, steps)), _) => (spec.mean_every(*steps), false),
+                (None, true) => (spec.local(), false),
+                (None, false) => (spec, true),
+            };
+            specs.push(spec);
+            bound.push(BoundVariable { name, variable, is_trained });
+        }
+        let widths = embeddings
+            .iter()
+            .map(|spec| (spec.name().to_owned(), spec.shape().row_elements() as usize));
+        let widths: BTreeMap<String, usize> = widths.collect();
+        specs.extend(embeddings);
+        let first: Vec<(String, Var)> =
+            bound.iter().map(|bound| (bound.name.clone(), bound.variable.clone())).collect();
+        let config = config.variables(specs).initialize(move |initial| set_first(&first, initial));
+        let session = TrainingSession::start(config)?;
+        PushPull::start(session, bound, widths, learning_rate)
+    }
+}
+
+/// Sets the first values to those of the chief's variables.
+fn set_first(variables: &[(String, Var)], initial: &mut InitialValues<'_>) {
+    for (name, variable) in variables {
+        with_element!(variable.dtype(), T => {
+            // The servers report values that are missing: they are then those of an initializer.
+            let _ = with_elements::<T, _>(variable, |values| { initial.set(name, values); });
+        });
+    }
+}
+
+/// Whether a pattern with at most one `*` matches a name.
+fn matches(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((start, end)) => {
+            let rest = name.strip_prefix(start);
+            rest.is_some_and(|rest| rest.ends_with(end))
+        }
+    }
+}
+
+impl From<WorkerConfig> for PushPullBuilder {
+    fn from(worker: WorkerConfig) -> PushPullBuilder {
+        PushPullBuilder::new(TrainingConfig::new(worker))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_have_one_star_anywhere() {
+        let cases = [
+            ("w", "w", true),
+            ("w", "w1", false),
+            ("bn*", "bn1.weight", true),
+            ("*running_mean", "bn1.running_mean", true),
+            ("bn*mean", "bn1.running_mean", true),
+            ("ab*ba", "aba", false),
+            ("*", "anything", true),
+        ];
+        for (pattern, name, expected) in cases {
+            assert_eq!(matches(pattern, name), expected, "{pattern} {name}");
+        }
+    }
+}
