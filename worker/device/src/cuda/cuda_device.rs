@@ -66,10 +66,11 @@ impl CudaDevice {
     /// A call that fails may not have waited, and copies would go on in memory that is freed next. So
     /// it waits once more then; a device that fails again copies nothing more.
     pub(crate) fn synchronize(&self) -> Result<(), ComputeError> {
-        self.stream.synchronize().or_else(|error| {
+        let result = self.stream.synchronize();
+        if result.is_err() {
             let _ = self.stream.synchronize();
-            Err(error)
-        })
+        }
+        result
     }
 
     /// Counts bytes that are to be allocated.
