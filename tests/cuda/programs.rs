@@ -4,22 +4,13 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
-use pushpull_cuda_emulator::control::library_path;
+use pushpull_cuda_emulator::control::link_as_driver;
 use serde_json::Value;
-
-/// Puts the emulated driver into a folder under both names of a driver.
-fn driver() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    let path = library_path().expect("the emulator is built with the tests");
-    for name in ["libcuda.so.1", "libcuda.so"] {
-        std::os::unix::fs::symlink(&path, folder.path().join(name)).unwrap();
-    }
-    folder
-}
 
 #[test]
 fn the_tool_lists_the_devices_of_the_driver() {
-    let folder = driver();
+    let folder = tempfile::tempdir().unwrap();
+    link_as_driver(folder.path()).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull"));
     command.env("LD_LIBRARY_PATH", folder.path()).env("PUSHPULL_EMULATOR_DEVICES", "2");
     let output = command.args(["devices", "--json"]).output().unwrap();
@@ -34,7 +25,8 @@ fn the_tool_lists_the_devices_of_the_driver() {
 
 #[test]
 fn a_parameter_server_never_opens_the_driver() {
-    let folder = driver();
+    let folder = tempfile::tempdir().unwrap();
+    link_as_driver(folder.path()).unwrap();
     let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull-ps"));
     command.env("LD_LIBRARY_PATH", folder.path());
     let address = format!("unix:{}", folder.path().join("ps.sock").display());

@@ -1,12 +1,9 @@
 //! Workers whose values and gradients are on the device.
 
-use std::ffi::CStr;
 use std::future::poll_fn;
 use std::pin::pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 
-use libloading::Library;
 use pushpull::blocking::{TrainingSession, Worker};
 use pushpull::compute::{
     Compute, Device, DeviceParams, Mlp, Model, Samples, Towers, View, ViewMut,
@@ -14,50 +11,7 @@ use pushpull::compute::{
 use pushpull::local::Cluster;
 use pushpull::training::TrainingConfig;
 use pushpull::{PsConfig, Push, Sgd, VariableSpec};
-use pushpull_cuda_emulator::Leaks;
-use pushpull_cuda_emulator::control::{Control, library_path};
-
-/// The emulated driver, for one test at a time.
-struct Emulator {
-    control: Control,
-    _turn: MutexGuard<'static, ()>,
-}
-
-impl Emulator {
-    fn start() -> Emulator {
-        static TURN: Mutex<()> = Mutex::new(());
-        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        let path = library_path().expect("the emulator is built with the tests");
-        // SAFETY: Loading the library runs no code.
-        let library = unsafe { Library::new(path) }.unwrap();
-        // SAFETY: The symbol is used as what it is by the control.
-        let symbol = |name: &CStr| unsafe {
-            let symbol = library.get::<*const std::ffi::c_void>(name.to_bytes_with_nul());
-            symbol.map_or(std::ptr::null(), |symbol| *symbol)
-        };
-        // SAFETY: The library is that of the crate, and is never closed.
-        let control = unsafe { Control::from_symbols(symbol) }.unwrap();
-        std::mem::forget(library);
-        control.reset();
-        Emulator { control, _turn }
-    }
-}
-
-impl Drop for Emulator {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            return;
-        }
-        for _ in 0..2_000 {
-            if self.control.leaks() == Leaks::default() {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
-        assert_eq!(self.control.leaks(), Leaks::default());
-        assert_eq!(self.control.faults(), Vec::<String>::new());
-    }
-}
+use pushpull_cuda_emulator::turn::Turn;
 
 const NAMES: [&str; 4] = ["w1", "b1", "w2", "b2"];
 const STEPS: u64 = 12;
@@ -119,14 +73,13 @@ fn train_on(device: &Device) -> Vec<f64> {
 
 #[test]
 fn values_and_gradients_travel_to_the_device_and_back() {
-    let emulator = Emulator::start();
+    let turn = Turn::start();
     let expected = train_on(&Device::cpu_threads(1).unwrap());
     let found = train_on(&Device::cuda(0).unwrap());
     assert_close(&found, &expected);
     assert!(found[STEPS as usize - 1] < 0.8 * found[0], "{found:?}");
-    assert!(emulator.control.calls_of("kernel multiply") > STEPS);
-    // Only the small uploads of a batch come from memory that is not locked.
-    assert!(emulator.control.calls_of("cuMemHostAlloc") > 0);
+    assert!(turn.calls_of("kernel multiply") > STEPS);
+    assert!(turn.calls_of("cuMemHostAlloc") > 0);
 }
 
 /// Trains in a session, and returns the losses.
@@ -147,7 +100,7 @@ fn train_session(mut model: impl for<'a> Compute<Samples<'a>>) -> Vec<f64> {
 
 #[test]
 fn sessions_compute_on_the_device_and_on_towers() {
-    let _emulator = Emulator::start();
+    let _turn = Turn::start();
     let [cpu, cuda] = [Device::cpu_threads(1).unwrap(), Device::cuda(0).unwrap()];
     let expected = train_session(model(&cpu));
     assert_close(&train_session(model(&cuda)), &expected);
@@ -157,7 +110,7 @@ fn sessions_compute_on_the_device_and_on_towers() {
 /// A pull that is dropped while the device copies leaves the memory alone that the device uses.
 #[test]
 fn a_pull_can_be_dropped_at_any_time() {
-    let _emulator = Emulator::start();
+    let turn = Turn::start();
     let device = Device::cuda(0).unwrap();
     let cluster = cluster();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -185,7 +138,7 @@ fn a_pull_can_be_dropped_at_any_time() {
         // A gradient of a device that fails is withdrawn, and the token comes back.
         let mut gradients = worker.gradients_on(&device).unwrap();
         gradients.out().views_mut::<f32>(&["w"]).unwrap();
-        _emulator.control.fail(c"cuMemcpyDtoHAsync_v2", 1, 999);
+        turn.fail(c"cuMemcpyDtoHAsync_v2", 1, 999);
         let error = worker.push_from(token, gradients).await.unwrap_err();
         assert!(matches!(error, pushpull::Error::Device(_)), "{error}");
         let again = worker.token().await.unwrap().unwrap();

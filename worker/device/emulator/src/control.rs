@@ -1,11 +1,11 @@
 //! The control interface: what a test sets and asks of the emulator beside the driver API.
 //!
-//! A test opens the library and looks the functions up by their names. [`Control`] does that, given
-//! a function that looks up a symbol. All functions may be called from any thread at any time, also
-//! before `cuInit`.
+//! A test opens the [`Library`], which looks the functions up by their names. All functions may be
+//! called from any thread at any time, also before `cuInit`.
 
-use std::ffi::{CStr, c_char, c_void};
-use std::path::PathBuf;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
 
 use crate::driver::{Leaks, with_state};
 
@@ -132,7 +132,7 @@ impl Control {
     ///
     /// `symbol` returns null or the address of the symbol of that name, in a library that stays
     /// loaded. If the library has the symbols, it is the one of this crate in the same version.
-    pub unsafe fn from_symbols(symbol: impl Fn(&CStr) -> *const c_void) -> Option<Control> {
+    unsafe fn from_symbols(symbol: impl Fn(&CStr) -> *const c_void) -> Option<Control> {
         macro_rules! function {
             ($name:literal as $of:ty) => {{
                 let address = symbol($name);
@@ -252,15 +252,74 @@ fn read_text(function: extern "C" fn(*mut u8, usize) -> usize) -> String {
     }
 }
 
-/// The path of the shared library, if a test that depends on this crate was built with it.
+/// The shared library, opened by a test as a program opens the driver. It stays open.
+#[derive(Clone, Copy, Debug)]
+pub struct Library {
+    handle: *mut c_void,
+}
+
+unsafe extern "C" {
+    fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+}
+
+impl Library {
+    /// Opens the library that was built with the test. A driver that is opened by its name later is
+    /// this library.
+    ///
+    /// # Panics
+    /// If it was not built, or cannot be loaded.
+    pub fn open() -> Library {
+        const RTLD_NOW: c_int = 2;
+        let path = CString::new(library_path().into_os_string().into_vec());
+        let path = path.expect("a path has no zero");
+        // SAFETY: the path ends with a zero, and loading the library runs no code.
+        let handle = unsafe { dlopen(path.as_ptr(), RTLD_NOW) };
+        assert!(!handle.is_null(), "cannot load {path:?}");
+        Library { handle }
+    }
+
+    /// Returns the address of a function, or null.
+    pub fn symbol(&self, name: &CStr) -> *const c_void {
+        // SAFETY: the library is open, and the name ends with a zero.
+        unsafe { dlsym(self.handle, name.as_ptr()) }
+    }
+
+    /// Returns its control functions.
+    ///
+    /// # Panics
+    /// If it lacks one: it is of another version.
+    pub fn control(&self) -> Control {
+        // SAFETY: the library is that of this crate, built with the test, and is never closed.
+        let control = unsafe { Control::from_symbols(|name| self.symbol(name)) };
+        control.expect("the library was built with the test")
+    }
+}
+
+/// Puts the library into a folder under both names of a driver, for the path of libraries of another
+/// process.
+///
+/// # Errors
+/// If the links cannot be made.
+///
+/// # Panics
+/// If the library was not built.
+pub fn link_as_driver(folder: &Path) -> std::io::Result<()> {
+    let path = library_path();
+    for name in ["libcuda.so.1", "libcuda.so"] {
+        std::os::unix::fs::symlink(&path, folder.join(name))?;
+    }
+    Ok(())
+}
+
+/// Returns the path of the library.
 ///
 /// Cargo puts the library of a dependency into the folder `deps`, where the executables of tests are,
 /// and that of the package itself one folder above.
-pub fn library_path() -> Option<PathBuf> {
-    let executable = std::env::current_exe().ok()?;
+fn library_path() -> PathBuf {
+    let executable = std::env::current_exe().expect("a test has an executable");
     let name = "libpushpull_cuda_emulator.so";
     let folders = executable.ancestors().skip(1).take(2);
-    folders
-        .flat_map(|folder| [folder.join(name), folder.join("deps").join(name)])
-        .find(|path| path.exists())
+    let mut paths = folders.flat_map(|folder| [folder.join(name), folder.join("deps").join(name)]);
+    paths.find(|path| path.exists()).expect("the emulator is built with the tests")
 }

@@ -11,11 +11,12 @@
 //! | [`machine`] | runs a launch over memory with shadows |
 //! | `driver` | devices, contexts, streams; the C functions |
 //! | [`control`] | what a test sets and asks |
+//! | [`turn`] | the emulator for one test at a time |
 //!
-//! A test preloads the library by its path ([`control::library_path`]), for the dynamic linker knows it
-//! as `libcuda.so.1` then. On a machine with a GPU, where `libcuda.so` may be found first, put it into a
-//! folder of `LD_LIBRARY_PATH` under both names instead. The environment sets what the
-//! machine has: `PUSHPULL_EMULATOR_DEVICES`, `PUSHPULL_EMULATOR_DRIVER_VERSION` (such as 12000),
+//! A test loads the library by its path ([`control::Library`]), and the dynamic linker knows it as
+//! `libcuda.so.1` then. On a machine with a GPU, where `libcuda.so` may be found first, put it into a
+//! folder of `LD_LIBRARY_PATH` under both names instead ([`control::link_as_driver`]). The environment
+//! sets what the machine has: `PUSHPULL_EMULATOR_DEVICES`, `PUSHPULL_EMULATOR_DRIVER_VERSION` (such as 12000),
 //! `PUSHPULL_EMULATOR_MEMORY` (bytes of a device) and `PUSHPULL_EMULATOR_FAIL` (`name:n:code`,
 //! separated by commas).
 //!
@@ -33,5 +34,6 @@ mod driver;
 pub mod machine;
 pub mod ptx;
 mod scalar;
+pub mod turn;
 
 pub use driver::Leaks;

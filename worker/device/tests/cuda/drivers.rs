@@ -3,43 +3,50 @@
 use std::path::Path;
 use std::process::Command;
 
-use pushpull_cuda_emulator::control::library_path;
+use pushpull_cuda_emulator::control::link_as_driver;
+use pushpull_cuda_emulator::turn::Turn;
 use pushpull_device::{ComputeError, Device, cuda_devices, devices};
 
-/// Says what a process of these tests sees.
+/// The environment variable of a process that finds the driver of another test.
+const CHILD: &str = "PUSHPULL_DEVICE_TEST_CHILD";
+
+/// Prints what the process sees. As a test by itself, it sees the emulator.
 #[test]
-#[ignore = "runs as a process of the other tests"]
-fn child() {
-    match Device::cuda(0) {
+fn what_a_process_sees_agrees() {
+    let _turn = std::env::var_os(CHILD).is_none().then(Turn::start);
+    let opened = Device::cuda(0);
+    match &opened {
         Ok(device) => println!("opened {device}"),
         Err(error) => println!("refused: {error}"),
     }
-    match cuda_devices() {
+    let listed = cuda_devices();
+    match &listed {
         Ok(list) => println!("{} devices", list.len()),
         Err(error) => println!("none: {error}"),
     }
     let (device, reason) = Device::auto().unwrap();
     println!("auto {device} {}", reason.is_some());
-    println!("all {:?}", devices().iter().map(|info| info.name.clone()).collect::<Vec<_>>());
+    let names: Vec<String> = devices().into_iter().map(|info| info.name).collect();
+    println!("all {names:?}");
+    assert_eq!(reason, opened.as_ref().err().cloned());
+    assert_eq!(device.uses_host_memory(), reason.is_some());
+    assert_eq!(names.len(), 1 + listed.map_or(0, |list| list.len()));
 }
 
 /// Returns what a process sees whose driver is in a folder.
 fn seen(folder: &Path, settings: &[(&str, &str)]) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--ignored", "--exact", "drivers::child", "--nocapture", "--test-threads=1"]);
-    command.env("LD_LIBRARY_PATH", folder).envs(settings.iter().copied());
+    command.args(["--exact", "drivers::what_a_process_sees_agrees", "--nocapture"]);
+    command.env(CHILD, "1").env("LD_LIBRARY_PATH", folder).envs(settings.iter().copied());
     let output = command.output().unwrap();
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Puts the emulated driver into a folder under both names of a driver.
+/// Returns a folder with the emulated driver.
 fn emulated() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let path = library_path().expect("the emulator is built with the tests");
-    for name in ["libcuda.so.1", "libcuda.so"] {
-        std::os::unix::fs::symlink(&path, folder.path().join(name)).unwrap();
-    }
+    link_as_driver(folder.path()).unwrap();
     folder
 }
 

@@ -1,8 +1,9 @@
 //! A driver of which any call fails.
 
+use pushpull_cuda_emulator::turn::Turn;
 use pushpull_device::{ComputeError, Device, Mlp, Network, Samples, View, ViewMut};
 
-use crate::emulator::{Emulator, random};
+use crate::testing::random;
 
 /// Uses most of a device: opens it, computes a network, and copies with pinned memory.
 fn scenario() -> Result<f32, ComputeError> {
@@ -34,8 +35,7 @@ const CODE: u32 = 999;
 
 #[test]
 fn every_call_that_fails_is_a_typed_error_and_loses_nothing() {
-    let mut emulator = Emulator::start();
-    emulator.expects_faults = true;
+    let emulator = Turn::start().expects_faults();
     let expected = scenario().unwrap();
     let mut failed = Vec::new();
     for nth in 1.. {
@@ -68,8 +68,7 @@ fn every_call_that_fails_is_a_typed_error_and_loses_nothing() {
 /// device stays failed.
 #[test]
 fn a_device_that_has_failed_says_so_and_hangs_nothing() {
-    let mut emulator = Emulator::start();
-    emulator.expects_faults = true;
+    let emulator = Turn::start().expects_faults();
     let device = Device::cuda(0).unwrap();
     let mut buffer = device.buffer::<f32>(10).unwrap();
     emulator.set_steps_max(5);

@@ -5,7 +5,8 @@ use pushpull_device::{
     Activation, Bags, Buffer, Combiner, ComputeError, Device, DeviceElement, Half, Matrix,
 };
 
-use crate::emulator::{Emulator, assert_close, random};
+use crate::emulator::{assert_close, devices};
+use crate::testing::random;
 
 const TOLERANCE: f32 = 1e-5;
 
@@ -14,8 +15,7 @@ type Outputs = Vec<Vec<f32>>;
 /// Runs a kernel on both devices and compares what it writes.
 #[track_caller]
 fn compare(run: impl Fn(&Device) -> Result<Outputs, ComputeError>) {
-    let emulator = Emulator::start();
-    let [cpu, cuda] = emulator.devices();
+    let (_turn, [cpu, cuda]) = devices();
     let (expected, found) = (run(&cpu).unwrap(), run(&cuda).unwrap());
     assert_eq!(found.len(), expected.len());
     for (found, expected) in found.iter().zip(&expected) {
@@ -186,8 +186,7 @@ fn elements_and_sums() {
 #[test]
 fn casts_are_those_of_the_processor_bit_by_bit() {
     fn bits<H: Half + Into<f32>>(of: impl Fn(u16) -> H, to: impl Fn(H) -> u16) {
-        let emulator = Emulator::start();
-        let devices = emulator.devices();
+        let (_turn, devices) = devices();
         let all: Vec<H> = (0..=u16::MAX).map(of).collect();
         let mut values: Vec<f32> = (0..1 << 16).map(|n: u32| f32::from_bits(n * 65_537)).collect();
         // Halfway between two halves, and just beside.

@@ -8,3 +8,6 @@ mod failures;
 mod kernels;
 mod memory;
 mod networks;
+#[path = "../../src/kernels/testing.rs"]
+#[allow(dead_code, reason = "the tests of the kernels use more of it")]
+mod testing;

@@ -4,13 +4,14 @@ use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
 use pushpull_cuda_emulator::Leaks;
+use pushpull_cuda_emulator::turn::Turn;
 use pushpull_device::{ComputeError, Device, View, ViewMut};
 
-use crate::emulator::{Emulator, random};
+use crate::testing::random;
 
 #[test]
 fn everything_is_given_back() {
-    let emulator = Emulator::start();
+    let emulator = Turn::start();
     {
         let device = Device::cuda(0).unwrap();
         let mut buffer = device.buffer::<f32>(100).unwrap();
@@ -25,7 +26,7 @@ fn everything_is_given_back() {
 
 #[test]
 fn memory_is_limited_by_bytes() {
-    let emulator = Emulator::start();
+    let emulator = Turn::start();
     let device = Device::cuda_within(0, 4096).unwrap();
     let first = device.buffer::<f32>(1000).unwrap();
     let error = device.buffer::<f32>(25).unwrap_err();
@@ -48,9 +49,9 @@ fn memory_is_limited_by_bytes() {
 
 #[test]
 fn memory_of_another_device_is_refused() {
-    let emulator = Emulator::start();
-    emulator.set_devices(2);
-    let [cpu, first] = emulator.devices();
+    let turn = Turn::start();
+    turn.set_devices(2);
+    let (cpu, first) = (Device::cpu_threads(1).unwrap(), Device::cuda(0).unwrap());
     let second = Device::cuda(1).unwrap();
     assert_eq!([first.to_string(), second.to_string()], ["cuda:0", "cuda:1"]);
     assert!(first.is_same(&first.clone()) && !first.is_same(&second) && !first.is_same(&cpu));
@@ -69,7 +70,7 @@ fn memory_of_another_device_is_refused() {
 
 #[test]
 fn views_are_cut_and_cast() {
-    let _emulator = Emulator::start();
+    let _emulator = Turn::start();
     let device = Device::cuda(0).unwrap();
     let mut bytes = device.buffer::<u8>(32).unwrap();
     let values = random(1, 8);
@@ -87,7 +88,7 @@ fn views_are_cut_and_cast() {
 
 #[test]
 fn copies_go_on_by_themselves_and_hold_their_memory() {
-    let emulator = Emulator::start();
+    let emulator = Turn::start();
     let device = Device::cuda(0).unwrap();
     let values = random(1, 1000);
     let mut buffer = device.buffer::<f32>(1000).unwrap();

@@ -5,7 +5,8 @@ use pushpull_device::{
     View, ViewMut,
 };
 
-use crate::emulator::{Emulator, assert_close, random};
+use crate::emulator::{assert_close, devices};
+use crate::testing::random;
 
 /// Computes the loss and the gradients of a network with random parameters.
 fn compute<B, N: Network<B>>(mut network: N, batch: B) -> Vec<Vec<f32>> {
@@ -34,8 +35,8 @@ fn compute<B, N: Network<B>>(mut network: N, batch: B) -> Vec<Vec<f32>> {
 
 #[track_caller]
 fn compare(run: impl Fn(Device) -> Vec<Vec<f32>>) {
-    let emulator = Emulator::start();
-    let [expected, found] = emulator.devices().map(run);
+    let (_turn, devices) = devices();
+    let [expected, found] = devices.map(run);
     for (found, expected) in found.iter().zip(&expected) {
         assert_close(found, expected, 1e-5);
     }
@@ -66,8 +67,8 @@ fn networks_have_the_gradients_of_the_processor() {
 /// A network on a device learns what it learns on the processor.
 #[test]
 fn a_network_learns_on_the_device() {
-    let emulator = Emulator::start();
-    let losses = emulator.devices().map(|device| {
+    let (_turn, devices) = devices();
+    let losses = devices.map(|device| {
         let mut network = Mlp::new(device.clone(), &[2, 16, 2]);
         let counts = [32, 16, 32, 2];
         let mut params: Vec<_> = counts

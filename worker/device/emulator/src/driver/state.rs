@@ -145,10 +145,10 @@ impl State {
         self.devices.get_mut(context.device).ok_or(Code::INVALID_DEVICE)
     }
 
-    pub(crate) fn create_context(&mut self, device: usize, is_primary: bool) -> u64 {
+    pub(crate) fn create_context(&mut self, device: usize) -> u64 {
         let (handle, null_stream) = (self.new_handle(), self.new_handle());
         self.streams.insert(null_stream, Stream::new(handle, true));
-        let context = Context { device, retains: 1, is_primary, sticky: None, null_stream };
+        let context = Context { device, retains: 1, sticky: None, null_stream };
         self.contexts.insert(handle, context);
         handle
     }

@@ -1,14 +1,9 @@
 //! Opens the shared library, and makes calls short.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 
-use pushpull_cuda_emulator::control::{Control, library_path};
-
-unsafe extern "C" {
-    fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
-    fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
-}
+use pushpull_cuda_emulator::control::{Control, Library};
 
 /// The functions of the driver that the tests call.
 macro_rules! driver {
@@ -19,24 +14,16 @@ macro_rules! driver {
 
         impl Driver {
             fn open() -> Driver {
-                let path = library_path().expect("the shared library is built with the tests");
-                let path = CString::new(path.to_str().unwrap()).unwrap();
-                // SAFETY: the path ends with a zero, and loading the library runs no code.
-                let library = unsafe { dlopen(path.as_ptr(), 2) };
-                assert!(!library.is_null());
-                // SAFETY: the library is open, and the name ends with a zero.
-                let symbol = |name: &CStr| unsafe { dlsym(library, name.as_ptr()) }.cast_const();
-                // SAFETY: the library is the one of this package, and it is never closed.
-                let control = unsafe { Control::from_symbols(symbol) }.unwrap();
+                let library = Library::open();
                 Driver {
                     $($name: {
                         let name = CString::new(stringify!($name)).unwrap();
-                        let address = symbol(&name);
+                        let address = library.symbol(&name);
                         assert!(!address.is_null(), "{name:?}");
                         // SAFETY: the function has these arguments.
                         unsafe { std::mem::transmute::<*const c_void, extern "C" fn($($of),*) -> u32>(address) }
                     },)*
-                    control,
+                    control: library.control(),
                 }
             }
         }
@@ -86,7 +73,6 @@ driver! {
     cuModuleGetGlobal_v2(*mut u64, *mut usize, u64, *const c_char);
     cuLaunchKernel(u64, u32, u32, u32, u32, u32, u32, u32, u64, *const *const c_void, *const c_void);
     cuGetErrorName(u32, *mut *const c_char);
-    cuGetProcAddress_v2(*const c_char, *mut *const c_void, i32, u64, *mut i32);
 }
 
 /// The driver with a context. Tests take turns, for a process has one driver.

@@ -20,9 +20,6 @@ super::driver_functions! {
     wait cuMemsetD8_v2(to: u64, value: u8, count: usize) |state| {
         now(state, Work::Fill { to, value: vec![value], count })
     };
-    wait cuMemsetD16_v2(to: u64, value: u16, count: usize) |state| {
-        now(state, Work::Fill { to, value: value.to_le_bytes().into(), count })
-    };
     wait cuMemsetD32_v2(to: u64, value: u32, count: usize) |state| {
         now(state, Work::Fill { to, value: value.to_le_bytes().into(), count })
     };
@@ -47,14 +44,8 @@ super::driver_functions! {
     fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, bytes: usize, stream: u64) |state| {
         later(state, stream, Work::DeviceToDevice { to, from, size: bytes })
     };
-    fn cuMemcpyPeerAsync(to: u64, _there: u64, from: u64, _here: u64, bytes: usize, stream: u64) |state| {
-        later(state, stream, Work::DeviceToDevice { to, from, size: bytes })
-    };
     fn cuMemsetD8Async(to: u64, value: u8, count: usize, stream: u64) |state| {
         later(state, stream, Work::Fill { to, value: vec![value], count })
-    };
-    fn cuMemsetD16Async(to: u64, value: u16, count: usize, stream: u64) |state| {
-        later(state, stream, Work::Fill { to, value: value.to_le_bytes().into(), count })
     };
     fn cuMemsetD32Async(to: u64, value: u32, count: usize, stream: u64) |state| {
         later(state, stream, Work::Fill { to, value: value.to_le_bytes().into(), count })

@@ -29,12 +29,6 @@ super::driver_functions! {
         state.device_index(device)?;
         bytes.set(state.settings.memory_bytes)
     };
-    fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, device: i32) |state| {
-        uuid.set(identity(state.device_index(device)?))
-    };
-    fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: i32) |state| {
-        uuid.set(identity(state.device_index(device)?))
-    };
     fn cuDeviceGetAttribute(value: Out<i32>, attribute: i32, device: i32) |state| {
         state.device_index(device)?;
         let capability = state.settings.compute_capability as i32;
@@ -44,28 +38,6 @@ super::driver_functions! {
             _ => attribute_of(attribute, device),
         })
     };
-    fn cuDeviceCanAccessPeer(can: Out<i32>, device: i32, peer: i32) |state| {
-        state.device_index(device)?;
-        state.device_index(peer)?;
-        can.set(0)
-    };
-    fn cuDeviceComputeCapability(major: Out<i32>, minor: Out<i32>, device: i32) |state| {
-        state.device_index(device)?;
-        let capability = state.settings.compute_capability as i32;
-        major.set(capability / 10)?;
-        minor.set(capability % 10)
-    };
-    fn cuDeviceGetPCIBusId(name: Out<u8>, length: i32, device: i32) |state| {
-        let index = state.device_index(device)?;
-        let length = usize::try_from(length).map_err(|_| Code::INVALID_VALUE)?;
-        name.set_text(&format!("0000:{:02x}:00.0", index + 1), length)
-    };
-}
-
-fn identity(index: usize) -> [u8; 16] {
-    let mut identity = *b"emulated device\0";
-    identity[15] = index as u8;
-    identity
 }
 
 /// An attribute by its number in the driver API. One that is not listed is 0.

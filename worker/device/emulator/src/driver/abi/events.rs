@@ -26,9 +26,6 @@ super::driver_functions! {
         state.sticky(removed.context)
     };
     fn cuEventRecord(event: u64, stream: u64) |state| record(state, event, stream);
-    fn cuEventRecordWithFlags(event: u64, stream: u64, _flags: u32) |state| {
-        record(state, event, stream)
-    };
     fn cuEventQuery(event: u64) |state| {
         let event = state.event(event)?;
         let (context, place) = (event.context, event.place);
@@ -49,9 +46,6 @@ super::driver_functions! {
         Ok((event.context, event.place.into_iter().collect()))
     };
     fn cuEventElapsedTime(milliseconds: Out<f32>, start: u64, end: u64) |state| {
-        elapsed(state, milliseconds, start, end)
-    };
-    fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: u64, end: u64) |state| {
         elapsed(state, milliseconds, start, end)
     };
 }

@@ -29,18 +29,6 @@ super::driver_functions! {
         let shape = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared);
         launch(state, function, shape, stream, parameters)
     };
-    fn cuLaunchCooperativeKernel(
-        _function: u64,
-        _grid_x: u32,
-        _grid_y: u32,
-        _grid_z: u32,
-        _block_x: u32,
-        _block_y: u32,
-        _block_z: u32,
-        _shared: u32,
-        _stream: u64,
-        _parameters: Array<*const c_void>,
-    ) |_| Err(Code::NOT_SUPPORTED);
 }
 
 fn launch(

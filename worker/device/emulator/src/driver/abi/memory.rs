@@ -13,11 +13,6 @@ super::driver_functions! {
         state.stream(stream, context)?;
         allocate(state, address, bytes)
     };
-    fn cuMemAllocFromPoolAsync(address: Out<u64>, bytes: usize, _pool: u64, stream: u64) |state| {
-        let context = state.current()?;
-        state.stream(stream, context)?;
-        allocate(state, address, bytes)
-    };
     // Queued work that uses the memory is a use after free: the host has not waited for it.
     fn cuMemFree_v2(address: u64) |state| {
         let context = state.current_even_if_faulty()?;
@@ -48,21 +43,7 @@ super::driver_functions! {
         free.set(bytes.saturating_sub(used))?;
         total.set(bytes)
     };
-    fn cuMemGetAddressRange_v2(base: Out<u64>, size: Out<usize>, address: u64) |state| {
-        state.current()?;
-        let index = Device::index_of(address).ok_or(Code::NOT_FOUND)?;
-        let device = state.devices.get(index).ok_or(Code::NOT_FOUND)?;
-        let (start, bytes) = device.memory.allocation_of(address).ok_or(Code::NOT_FOUND)?;
-        base.set_if_wanted(start);
-        size.set_if_wanted(bytes);
-        Ok(())
-    };
     fn cuMemHostAlloc(pointer: Out<*mut u8>, bytes: usize, _flags: u32) |state| {
-        state.current()?;
-        pointer.check()?;
-        pointer.set(state.host.allocate(bytes)?)
-    };
-    fn cuMemAllocHost_v2(pointer: Out<*mut u8>, bytes: usize) |state| {
         state.current()?;
         pointer.check()?;
         pointer.set(state.host.allocate(bytes)?)

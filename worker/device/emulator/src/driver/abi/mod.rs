@@ -5,20 +5,18 @@
 mod contexts;
 mod copies;
 mod devices;
+mod errors;
 mod events;
 mod launches;
-mod lookup;
 mod memory;
 mod modules;
-mod occupancy;
 mod pointers;
-mod pools;
 mod streams;
 
 /// Defines functions of the driver.
 ///
 /// `fn` does not wait. `wait` returns a context and the work to wait for, and fails if the context
-/// has a fault then. `plain` needs no lock. Each module gets a table of its functions.
+/// has a fault then. `plain` needs no lock.
 macro_rules! driver_functions {
     ($($kind:ident $name:ident($($argument:ident: $of:ty),* $(,)?) $work:expr;)*) => {
         $(
@@ -28,14 +26,6 @@ macro_rules! driver_functions {
                 $crate::driver::abi::driver_functions!(@$kind $name $work)
             }
         )*
-
-        /// Returns the address of a function of this module.
-        pub(super) fn address_of(name: &str) -> Option<*const std::ffi::c_void> {
-            match name {
-                $(stringify!($name) => Some($name as *const std::ffi::c_void),)*
-                _ => None,
-            }
-        }
     };
     (@fn $name:ident $work:expr) => { $crate::driver::shared::call(stringify!($name), $work) };
     (@wait $name:ident $work:expr) => {

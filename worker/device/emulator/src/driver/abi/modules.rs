@@ -7,7 +7,6 @@ use crate::driver::code::{Code, Status};
 use crate::driver::modules::load;
 use crate::driver::state::State;
 use crate::driver::work::Work;
-use crate::machine::LIMITS;
 
 super::driver_functions! {
     fn cuModuleLoadData(module: Out<u64>, image: Text) |state| {
@@ -24,12 +23,6 @@ super::driver_functions! {
             write_error_log(count, options, values, &log);
             code
         })
-    };
-    fn cuModuleLoad(module: Out<u64>, path: Text) |state| {
-        let mut text = std::fs::read(path.name()?).map_err(|_| Code::NOT_FOUND)?;
-        text.push(0);
-        let text = CStr::from_bytes_until_nul(&text).map_err(|_| Code::INVALID_VALUE)?;
-        load_text(state, module, text).map_err(|(code, _)| code)
     };
     // A launch that is queued runs code that is gone.
     fn cuModuleUnload(module: u64) |state| {
@@ -66,34 +59,6 @@ super::driver_functions! {
         address.set_if_wanted(start);
         bytes.set_if_wanted(size);
         Ok(())
-    };
-    fn cuModuleGetLoadingMode(mode: Out<i32>) |_| mode.set(1);
-    fn cuFuncGetAttribute(value: Out<i32>, attribute: i32, function: u64) |state| {
-        let kernel = kernel(state, function)?;
-        value.set(match attribute {
-            // Threads of a block; static and dynamic shared memory; registers; version of PTX.
-            0 => kernel.threads_max.unwrap_or(LIMITS.threads_per_block_max) as i32,
-            1 => kernel.shared_size() as i32,
-            4 => 32,
-            5 | 6 => state.settings.compute_capability as i32,
-            8 => (LIMITS.shared_bytes_max - kernel.shared_size()) as i32,
-            _ => 0,
-        })
-    };
-    fn cuFuncSetAttribute(function: u64, attribute: i32, value: i32) |state| {
-        let kernel = kernel(state, function)?;
-        let most = (LIMITS.shared_bytes_max - kernel.shared_size()) as i32;
-        match attribute {
-            8 if value > most => Err(Code::INVALID_VALUE),
-            8 | 9 => Ok(()),
-            _ => Err(Code::INVALID_VALUE),
-        }
-    };
-    fn cuFuncSetCacheConfig(function: u64, _config: i32) |state| {
-        kernel(state, function).map(|_| ())
-    };
-    fn cuFuncGetModule(module: Out<u64>, function: u64) |state| {
-        module.set(state.functions.get(&function).ok_or(Code::INVALID_HANDLE)?.0)
     };
 }
 

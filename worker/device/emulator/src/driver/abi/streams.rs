@@ -11,9 +11,6 @@ use crate::driver::work::{HostFunction, Work};
 
 super::driver_functions! {
     fn cuStreamCreate(stream: Out<u64>, flags: u32) |state| create(state, stream, flags);
-    fn cuStreamCreateWithPriority(stream: Out<u64>, flags: u32, _priority: i32) |state| {
-        create(state, stream, flags)
-    };
     // The queued work is still done, when a caller waits for the context.
     fn cuStreamDestroy_v2(stream: u64) |state| {
         let found = state.streams.get_mut(&stream).filter(|stream| !stream.is_destroyed);
@@ -60,32 +57,6 @@ super::driver_functions! {
             // An event that was not recorded, or in this stream, holds nothing up.
             _ => Ok(()),
         }
-    };
-    fn cuStreamGetPriority(stream: u64, priority: Out<i32>) |state| {
-        let context = state.current()?;
-        state.stream(stream, context)?;
-        priority.set(0)
-    };
-    fn cuStreamGetFlags(stream: u64, flags: Out<u32>) |state| {
-        let context = state.current()?;
-        let handle = state.stream(stream, context)?;
-        let blocking = state.streams.get(&handle).is_some_and(|stream| stream.is_blocking);
-        flags.set(u32::from(!blocking))
-    };
-    fn cuStreamGetCtx(stream: u64, context: Out<u64>) |state| {
-        let current = state.current()?;
-        state.stream(stream, current)?;
-        context.set(current)
-    };
-    fn cuStreamIsCapturing(stream: u64, status: Out<i32>) |state| {
-        let context = state.current()?;
-        state.stream(stream, context)?;
-        status.set(0)
-    };
-    fn cuStreamBeginCapture_v2(_stream: u64, _mode: i32) |_| Err(Code::NOT_SUPPORTED);
-    fn cuStreamEndCapture(_stream: u64, _graph: Out<u64>) |_| Err(Code::NOT_SUPPORTED);
-    fn cuStreamAttachMemAsync(_stream: u64, _address: u64, _length: usize, _flags: u32) |_| {
-        Err(Code::NOT_SUPPORTED)
     };
     fn cuLaunchHostFunc(stream: u64, function: Option<HostFunction>, argument: *mut c_void) |state| {
         let context = state.current()?;
