@@ -466,6 +466,16 @@ fn a_detached_step_goes_on_where_it_was() {
     assert_eq!(current.parts().0.view::<f32>("w").unwrap()[0], -1.0);
     let current = current.detach();
     assert!(session.attach(old).is_none());
+    // A step of the same number of another session.
+    let other_cluster = TestCluster::sgd(1, |config| config);
+    let mut other = TrainingSession::start(config(&other_cluster.spec, 0)).unwrap();
+    for _ in 0..2 {
+        drop(other.step().unwrap());
+    }
+    let foreign = other.step().unwrap().unwrap().detach();
+    assert!(session.attach(foreign).is_none());
+    other.close().unwrap();
+    other_cluster.stop();
     session.attach(current).unwrap().skip();
     while let Some(mut step) = session.step().unwrap() {
         step.parts().1.view_mut::<f32>("w").unwrap().fill(1.0);

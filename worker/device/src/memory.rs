@@ -20,7 +20,6 @@ mod sealed {
     impl Sealed for f64 {}
     impl Sealed for u8 {}
     impl Sealed for u32 {}
-    impl Sealed for i32 {}
     impl Sealed for u64 {}
     impl Sealed for i64 {}
     impl Sealed for half::f16 {}
@@ -37,7 +36,6 @@ impl DeviceElement for f32 {}
 impl DeviceElement for f64 {}
 impl DeviceElement for u8 {}
 impl DeviceElement for u32 {}
-impl DeviceElement for i32 {}
 impl DeviceElement for u64 {}
 impl DeviceElement for i64 {}
 impl DeviceElement for f16 {}

@@ -1,5 +1,7 @@
 //! [`DeviceCopy`]: the values and gradients of a replica in the memory of a device of its own.
 
+use std::collections::BTreeSet;
+
 use pushpull_device::{Buffer, ComputeError, Device};
 
 use super::{Compute, ModelError, StepGradients, StepValues};
@@ -48,11 +50,9 @@ impl DeviceCopy {
         };
         device.write(&params.buffer.bytes()[..bytes], &mut copy.values)?;
         let values = StepValues::new(params, Some(copy.values.view()));
-        let mut viewed = Vec::new();
+        let mut viewed = BTreeSet::new();
         let mut out = StepGradients::new(gradients, Some((copy.gradients.view_mut(), &mut viewed)));
         let loss = model.gradients(values, batch, &mut out)?;
-        viewed.sort_unstable();
-        viewed.dedup();
         for id in viewed {
             let range = gradients.plan.range(id);
             let from = copy.gradients.view().slice(range);

@@ -1,5 +1,6 @@
 //! [`DeviceParams`] and [`DeviceGradients`]: values and gradients in the memory of a device.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use pushpull_common::ids::VariableId;
@@ -75,7 +76,7 @@ pub struct DeviceGradients {
     /// `None` on the processor.
     pub(crate) copy: Option<DeviceMemory>,
     /// The variables whose gradients are on the device.
-    pub(crate) viewed: Vec<VariableId>,
+    pub(crate) viewed: BTreeSet<VariableId>,
 }
 
 impl DeviceGradients {

@@ -1,5 +1,6 @@
 //! [`StepValues`] and [`StepGradients`]: the memory of one step on the device that computes it.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use pushpull_common::ids::VariableId;
@@ -65,13 +66,13 @@ pub struct StepGradients<'a> {
     gradients: &'a mut Gradients,
     /// The memory of the device, laid out as that of the gradients, and the variables that were
     /// viewed there.
-    copy: Option<(ViewMut<'a, u8>, &'a mut Vec<VariableId>)>,
+    copy: Option<(ViewMut<'a, u8>, &'a mut BTreeSet<VariableId>)>,
 }
 
 impl<'a> StepGradients<'a> {
     pub(crate) fn new(
         gradients: &'a mut Gradients,
-        copy: Option<(ViewMut<'a, u8>, &'a mut Vec<VariableId>)>,
+        copy: Option<(ViewMut<'a, u8>, &'a mut BTreeSet<VariableId>)>,
     ) -> StepGradients<'a> {
         StepGradients { gradients, copy }
     }
@@ -99,9 +100,8 @@ impl<'a> StepGradients<'a> {
         let places: Result<Vec<_>, _> =
             names.iter().map(|name| self.gradients.plan.locate::<T>(name)).collect();
         let places = places?;
-        let ids = places.iter().map(|(id, _)| *id);
         if let Some((_, viewed)) = &mut self.copy {
-            viewed.extend(ids);
+            viewed.extend(places.iter().map(|(id, _)| *id));
         }
         let ranges: Vec<Range<usize>> = places.into_iter().map(|(_, range)| range).collect();
         let copy = self.copy.as_mut().map(|(copy, _)| copy.reborrow());

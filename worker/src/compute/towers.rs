@@ -55,6 +55,8 @@ impl Divide for Samples<'_> {
 #[derive(Debug)]
 #[doc(alias = "average_gradients")]
 pub struct Towers<C> {
+    /// The processor, which has the values and sums the gradients.
+    device: Device,
     towers: Vec<Tower<C>>,
 }
 
@@ -76,7 +78,8 @@ impl<C> Towers<C> {
         let tower = |model| Tower { model, gradients: None, copy: None, time: Duration::ZERO };
         let towers: Vec<Tower<C>> = models.into_iter().map(tower).collect();
         assert!(!towers.is_empty(), "a model has at least one tower");
-        Towers { towers }
+        let device = Device::cpu_threads(1).expect("a device of one thread starts none");
+        Towers { device, towers }
     }
 
     /// The number of towers.
@@ -112,9 +115,10 @@ where
     B: Divide + Send,
     C: Compute<B> + Send,
 {
-    /// The device of the first tower. The gradients are summed on the processor.
+    /// The processor, which has the values and sums the gradients. Each tower copies the values to
+    /// its own device.
     fn device(&self) -> &Device {
-        self.towers[0].model.device()
+        &self.device
     }
 
     fn variables(&self) -> Result<Vec<VariableSpec>, ModelError> {

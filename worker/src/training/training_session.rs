@@ -14,7 +14,7 @@ use super::lifecycle::{Lifecycle, NextAction, PushRecovery};
 use super::local_values::LocalValues;
 use super::scalars::Scalars;
 use super::step::{DetachedStep, Step};
-use super::step_grant::StepGrant;
+use super::step_grant::{SessionMark, StepGrant};
 use super::training_config::{FillValues, TrainingConfig};
 use super::training_end::{StopReason, TrainingEnd};
 use super::training_error::TrainingError;
@@ -82,6 +82,7 @@ pub struct TrainingSession {
     started: Instant,
     /// The number of steps that have begun to compute.
     steps: u64,
+    mark: SessionMark,
     /// The token of a step that has not begun to compute.
     token: Option<Token>,
     save: Option<SaveHandle>,
@@ -133,6 +134,7 @@ impl TrainingSession {
             interrupt,
             started: Instant::now(),
             steps: 0,
+            mark: SessionMark::default(),
             token: None,
             save: None,
         })
@@ -169,11 +171,13 @@ impl TrainingSession {
         }
     }
 
-    /// Returns a step that was taken from this session by [`Step::detach`]. `None` if the session
-    /// has begun another step since, or has ended; the token of the step is returned then.
+    /// Returns a step that was taken from this session by [`Step::detach`]. `None` if it is of
+    /// another session, or if this one has begun another step since or has ended; the token of the
+    /// step is returned then.
     pub fn attach(&mut self, step: DetachedStep) -> Option<Step<'_>> {
         let grant = step.grant;
-        let is_current = grant.number == self.steps && self.joined.is_some();
+        let is_of_this = grant.session == self.mark && grant.number == self.steps;
+        let is_current = is_of_this && self.joined.is_some();
         (is_current && !self.lifecycle.is_over()).then(|| Step::new(self, grant))
     }
 
@@ -354,7 +358,8 @@ impl TrainingSession {
         }
         let Some(joined) = &mut self.joined else { return Ok(None) };
         self.steps += 1;
-        Ok(Some(StepGrant { token, gradients: joined.worker.gradients(), number: self.steps }))
+        let (number, session) = (self.steps, self.mark.clone());
+        Ok(Some(StepGrant { token, gradients: joined.worker.gradients(), number, session }))
     }
 
     /// Averages the means after this many steps; `None` if the interrupt was raised.

@@ -1,5 +1,6 @@
 //! Pulls to a device and pushes from it.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use pushpull_common::ids::VariableId;
@@ -57,7 +58,7 @@ impl Worker {
                 None => DeviceMemory::new(device, bytes)?,
             });
         }
-        Ok(DeviceGradients { device: device.clone(), gradients, copy, viewed: Vec::new() })
+        Ok(DeviceGradients { device: device.clone(), gradients, copy, viewed: BTreeSet::new() })
     }
 
     /// Pushes gradients from a device, and returns their fate: as [`Worker::push`].
@@ -76,17 +77,16 @@ impl Worker {
         token: Token,
         gradients: DeviceGradients,
     ) -> Result<Push, Error> {
-        let DeviceGradients { device, mut gradients, copy, mut viewed } = gradients;
+        let DeviceGradients { device, mut gradients, copy, viewed } = gradients;
         let Some(mut memory) = copy else {
             return self.push(token, gradients).await;
         };
         if !self.model("push")?.plan.is_same(&gradients.plan) {
             return Err(Error::ForeignBuffer);
         }
-        viewed.sort_unstable();
-        viewed.dedup();
         // A variable that was omitted after it was viewed is not sent.
-        viewed.retain(|&id| gradients.memory.present[id.0 as usize]);
+        let is_present = |id: &VariableId| gradients.memory.present[id.0 as usize];
+        let viewed: Vec<VariableId> = viewed.into_iter().filter(is_present).collect();
         let ranges: Vec<Range<usize>> = viewed.iter().map(|&id| gradients.plan.range(id)).collect();
         let mut push = self.begin(token).await?;
         let send =

@@ -45,7 +45,7 @@ impl PushPullBuilder {
         self
     }
 
-    /// Averages variables among the workers every so many steps of each: those that a pattern
+    /// Averages variables among the workers every `steps` steps of each: those that a pattern
     /// matches, of f32 or f64. They get no gradient.
     pub fn mean_every(mut self, pattern: impl Into<String>, steps: u64) -> PushPullBuilder {
         self.means.push((pattern.into(), steps));

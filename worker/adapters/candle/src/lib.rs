@@ -37,8 +37,7 @@
 //!
 //! # Variables
 //!
-//! - All workers declare the variables in the order of their names, whatever the order in which the
-//!   model made them.
+//! - All workers declare the variables in the order of their names, not in that of the model.
 //! - Elements are of f32, f64, f16 or bf16. Servers keep f16 and bf16 in f32.
 //! - The first values are those of the chief, or those of a checkpoint.
 //! - A variable that the loss does not depend on is left out of the push.

@@ -36,7 +36,7 @@ impl CudaDevice {
             count.into(),
             bias.len().into(),
         ];
-        // SAFETY: These are the parameters of the kernel. Sums and outputs have so many elements.
+        // SAFETY: These are the parameters of the kernel. Sums and outputs have `count` elements.
         unsafe { self.launch_over("activate", count, &arguments) }
     }
 
@@ -57,7 +57,7 @@ impl CudaDevice {
                 (&gradients).into(),
                 count.into(),
             ];
-            // SAFETY: These are the parameters of the kernel. All have so many elements.
+            // SAFETY: These are the parameters of the kernel. All have `count` elements.
             unsafe { self.launch_over("activate_back", count, &arguments)? };
         }
         // In two stages, as on the processor.
@@ -82,7 +82,7 @@ impl CudaDevice {
         let columns = matrix.len().checked_div(rows).unwrap_or(0);
         let arguments =
             [matrix.into(), rows.into(), columns.into(), rows_at_once.into(), (&sums).into()];
-        // SAFETY: These are the parameters of the kernel. The matrix has so many rows and columns,
+        // SAFETY: These are the parameters of the kernel. The matrix has `rows` and `columns`,
         // and there is a row of sums for each chunk.
         unsafe { self.launch_over("sum_rows", sums.view().len(), &arguments) }
     }

@@ -13,7 +13,7 @@ impl CudaDevice {
     ) -> Result<(), ComputeError> {
         let count = values.len();
         let arguments = [values.into(), (&halves).into(), count.into()];
-        // SAFETY: These are the parameters of the kernel, and both have so many elements.
+        // SAFETY: These are the parameters of the kernel, and both have `count` elements.
         unsafe { self.launch_over(H::ROUND, count, &arguments) }
     }
 

@@ -224,7 +224,7 @@ impl CudaDevice {
         }
         self.bind()?;
         let stream = self.stream.handle();
-        // SAFETY: Both are memory of this device of so many bytes, and the target is exclusive.
+        // SAFETY: Both are memory of this device of `bytes`, and the target is exclusive.
         unsafe { result::memcpy_dtod_async(to.view.pointer, from.pointer, bytes, stream) }
             .map_err(failed("cuMemcpyDtoDAsync"))
     }

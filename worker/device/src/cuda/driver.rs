@@ -15,7 +15,7 @@ const VERSION_MIN: i32 = 12_000;
 
 /// The functions that are called. cudarc panics on one that the driver lacks, so they are looked for
 /// before.
-const FUNCTIONS: [&str; 28] = [
+const FUNCTIONS: [&str; 27] = [
     "cuCtxSetCurrent",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -26,7 +26,6 @@ const FUNCTIONS: [&str; 28] = [
     "cuDeviceTotalMem_v2",
     "cuDriverGetVersion",
     "cuInit",
-    "cuLaunchHostFunc",
     "cuLaunchKernel",
     "cuMemAllocAsync",
     "cuMemAlloc_v2",

@@ -27,7 +27,7 @@ impl CudaDevice {
         arguments.extend(factor.map(Argument::from));
         let rest: [Argument; 3] = [x.into(), (&y).into(), count.into()];
         arguments.extend(rest);
-        // SAFETY: These are the parameters of the kernel, and both have so many elements.
+        // SAFETY: These are the parameters of the kernel, and both have `count` elements.
         unsafe { self.launch_over(kernel, count, &arguments) }
     }
 

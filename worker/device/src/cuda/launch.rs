@@ -56,7 +56,7 @@ const BLOCK: u32 = 256;
 const BLOCKS_MAX: u64 = 4096;
 
 impl CudaDevice {
-    /// Queues a kernel that loops over so many elements.
+    /// Queues a kernel that loops over this number of elements.
     ///
     /// # Safety
     ///

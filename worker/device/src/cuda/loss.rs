@@ -35,7 +35,7 @@ impl CudaDevice {
             scale.into(),
         ];
         let blocks = rows.min(ROWS_MAX) as u32;
-        // SAFETY: These are the parameters of the kernel. There are so many rows of so many classes,
+        // SAFETY: These are the parameters of the kernel. There are `rows` of `classes`,
         // with a label and a loss for each.
         unsafe {
             self.launch("softmax_cross_entropy", (blocks, 1), (ROW_THREADS, 1), &arguments)?;
@@ -56,7 +56,7 @@ impl CudaDevice {
         let scale = 1.0 / count as f32;
         let arguments =
             [(&outputs).into(), targets.into(), (&out).into(), count.into(), scale.into()];
-        // SAFETY: These are the parameters of the kernel. All have so many elements.
+        // SAFETY: These are the parameters of the kernel. All have `count` elements.
         unsafe { self.launch_over(kernel, count, &arguments)? };
         self.sum(losses.view())
     }

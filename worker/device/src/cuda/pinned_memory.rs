@@ -37,14 +37,14 @@ impl<T: DeviceElement> PinnedMemory<T> {
             // SAFETY: The context is bound. All contexts may use the memory.
             let allocated = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) };
             pointer = allocated.map_err(failed("cuMemHostAlloc"))?.cast();
-            // SAFETY: The memory has so many bytes, and its elements are any bits.
+            // SAFETY: The memory has this many bytes, and its elements are any bits.
             unsafe { pointer.cast::<u8>().write_bytes(0, bytes) };
         }
         Ok(PinnedMemory { device, pointer, length, elements: PhantomData })
     }
 
     pub(crate) fn as_slice(&self) -> &[T] {
-        // SAFETY: The memory has so many initialized elements. The device does not write it while
+        // SAFETY: The memory has `length` initialized elements. The device does not write it while
         // it can be borrowed: a copy under way holds it.
         unsafe { std::slice::from_raw_parts(self.pointer, self.length) }
     }
@@ -69,7 +69,7 @@ impl<T: DeviceElement> PinnedMemory<T> {
         }
         device.bind()?;
         let (to, stream) = (&mut self.as_mut_slice()[..from.len()], device.stream.handle());
-        // SAFETY: Both have so many elements; the caller guarantees the rest.
+        // SAFETY: Both have the same number of elements; the caller guarantees the rest.
         unsafe { result::memcpy_dtoh_async(to, from.pointer(), stream) }
             .map_err(failed("cuMemcpyDtoHAsync"))
     }
@@ -90,7 +90,7 @@ impl<T: DeviceElement> PinnedMemory<T> {
         }
         device.bind()?;
         let (from, stream) = (&self.as_slice()[..to.len()], device.stream.handle());
-        // SAFETY: Both have so many elements; the caller guarantees the rest.
+        // SAFETY: Both have the same number of elements; the caller guarantees the rest.
         unsafe { result::memcpy_htod_async(to.pointer(), from, stream) }
             .map_err(failed("cuMemcpyHtoDAsync"))
     }

@@ -160,7 +160,7 @@ fn a_host_function_is_called_after_the_work_before_it() {
 static CODE: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn calls_the_driver(argument: *mut c_void) {
-    // SAFETY: the test has lent the function of the driver.
+    // SAFETY: the function is of the driver, which the test holds.
     let driver = unsafe { &*argument.cast::<Driver>() };
     CODE.store((driver.cuCtxSynchronize)(), Ordering::SeqCst);
 }
