@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let network = Network::new(VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu))?;
     let mut optimizer = PushPull::from_varmap(&variables, digits::training()?)?;
     while optimizer.ready()? {
-        let (images, labels) = digits.batch(optimizer.global_step(), 64)?;
+        let (images, labels) = digits.batch(digits::share(optimizer.global_step())?, 64)?;
         let loss = network.loss(&images, &labels)?;
         optimizer.backward_step(&loss)?;
     }

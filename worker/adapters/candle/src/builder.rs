@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::Var;
+use candle_core::{Device, Tensor, Var};
 use candle_nn::VarMap;
 use pushpull::blocking::TrainingSession;
 use pushpull::training::{InitialValues, TrainingConfig};
-use pushpull::variable::Shape;
+use pushpull::variable::{DType, Shape};
 use pushpull::{VariableSpec, WorkerConfig};
 
 use crate::elements::{dtype_of, with_element, with_elements};
@@ -69,7 +69,8 @@ impl PushPullBuilder {
     /// Joins the training with the variables of a map.
     ///
     /// # Errors
-    /// [`AdapterError::DType`], [`AdapterError::Pattern`] and [`AdapterError::Variable`];
+    /// [`AdapterError::DType`], [`AdapterError::NotEmbedding`], [`AdapterError::Pattern`] and
+    /// [`AdapterError::Variable`];
     /// [`AdapterError::Training`] as [`TrainingSession::start`].
     pub fn from_varmap(self, map: &VarMap) -> Result<PushPull, AdapterError> {
         let variables = map.data().lock().unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -118,13 +119,23 @@ impl PushPullBuilder {
             specs.push(spec);
             bound.push(BoundVariable { name, variable, is_trained });
         }
+        for spec in &embeddings {
+            if !spec.is_sparse() || spec.dtype() != DType::F32 {
+                let (name, dtype) = (spec.name().to_owned(), spec.dtype());
+                return Err(AdapterError::NotEmbedding { name, dtype });
+            }
+        }
         let widths = embeddings
             .iter()
             .map(|spec| (spec.name().to_owned(), spec.shape().row_elements() as usize));
         let widths: BTreeMap<String, usize> = widths.collect();
         specs.extend(embeddings);
-        let first: Vec<(String, Var)> =
-            bound.iter().map(|bound| (bound.name.clone(), bound.variable.clone())).collect();
+        // Read here, where a fault can be returned.
+        let first = |BoundVariable { name, variable, .. }: &BoundVariable| {
+            let values = variable.to_device(&Device::Cpu)?.contiguous()?;
+            Ok::<_, AdapterError>((name.clone(), values))
+        };
+        let first = bound.iter().map(first).collect::<Result<Vec<_>, _>>()?;
         let config = config.variables(specs).initialize(move |initial| set_first(&first, initial));
         let session = TrainingSession::start(config)?;
         PushPull::start(session, bound, widths, learning_rate)
@@ -132,11 +143,11 @@ impl PushPullBuilder {
 }
 
 /// Sets the first values to those of the chief's variables.
-fn set_first(variables: &[(String, Var)], initial: &mut InitialValues<'_>) {
-    for (name, variable) in variables {
-        with_element!(variable.dtype(), T => {
-            // The servers report values that are missing: they are then those of an initializer.
-            let _ = with_elements::<T, _>(variable, |values| { initial.set(name, values); });
+fn set_first(first: &[(String, Tensor)], initial: &mut InitialValues<'_>) {
+    for (name, values) in first {
+        with_element!(values.dtype(), T => {
+            with_elements::<T, _>(values, |values| { initial.set(name, values); })
+                .expect("the values are contiguous, on the processor and of their type");
         });
     }
 }

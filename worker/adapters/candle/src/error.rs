@@ -18,6 +18,14 @@ pub enum AdapterError {
         /// Its type.
         dtype: DType,
     },
+    /// A variable was declared as an embedding that is not one of f32 by rows.
+    #[error("cannot look up rows of {name:?}, a variable of {dtype}: expected a sparse one of f32")]
+    NotEmbedding {
+        /// The variable.
+        name: String,
+        /// Its type.
+        dtype: pushpull::variable::DType,
+    },
     /// A pattern of local or mean variables names none.
     #[error("no variable matches the pattern {pattern:?}")]
     Pattern {

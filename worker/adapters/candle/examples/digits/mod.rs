@@ -82,12 +82,26 @@ impl Network {
     }
 }
 
+/// Returns the number of a batch that no other worker computes at this step.
+#[allow(dead_code, reason = "only one of the examples has servers")]
+pub(crate) fn share(step: u64) -> std::result::Result<u64, Box<dyn std::error::Error>> {
+    let (cluster, index) = task()?;
+    let workers = cluster.tasks().filter(|(task, _)| &*task.job == "worker").count() as u64;
+    Ok(step * workers + u64::from(index))
+}
+
+/// Returns the cluster and the index of the worker that the arguments name.
+fn task() -> std::result::Result<(ClusterSpec, u32), Box<dyn std::error::Error>> {
+    let mut arguments = std::env::args().skip(1);
+    let cluster = arguments.next().ok_or("the cluster is missing")?.parse()?;
+    let index = arguments.next().ok_or("the index of the worker is missing")?.parse()?;
+    Ok((cluster, index))
+}
+
 /// Returns the settings of the worker that the arguments name: the cluster, and the index of its
 /// task.
 #[allow(dead_code, reason = "only one of the examples has servers")]
 pub(crate) fn training() -> std::result::Result<TrainingConfig, Box<dyn std::error::Error>> {
-    let mut arguments = std::env::args().skip(1);
-    let cluster: ClusterSpec = arguments.next().ok_or("the cluster is missing")?.parse()?;
-    let index = arguments.next().ok_or("the index of the worker is missing")?.parse()?;
+    let (cluster, index) = task()?;
     Ok(TrainingConfig::new(WorkerConfig::new(cluster, TaskId::worker(index))))
 }
