@@ -2,6 +2,9 @@
 //! threads, beside one call of the library on one thread; and steps by way of a device beside steps
 //! of a bare worker.
 //!
+//! With `--features cuda -- --device cuda:0`: products on that device, copies to and from it, and
+//! steps by way of it.
+//!
 //! The variants take turns, so that a busy machine slows them alike.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot go on says where")]
@@ -9,7 +12,7 @@
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::Worker;
-use pushpull::compute::{Device, DeviceParams, Matrix};
+use pushpull::compute::{Buffer, Device, DeviceParams, Matrix, Pinned};
 use pushpull::local::Cluster;
 use pushpull::variable::{Initializer, Shape};
 use pushpull::{Params, PsConfig, Sgd, VariableSpec};
@@ -29,9 +32,9 @@ fn random(name: &str, elements: usize) -> Vec<f32> {
     values
 }
 
-fn time(work: impl FnOnce()) -> Duration {
+fn time<R>(work: impl FnOnce() -> R) -> Duration {
     let start = Instant::now();
-    work();
+    drop(work());
     start.elapsed()
 }
 
@@ -45,8 +48,7 @@ fn fast(mut times: Vec<Duration>) -> f64 {
 /// A worker with a server of its own in this process.
 struct BenchWorker {
     worker: Worker,
-    params: DeviceParams,
-    device: Device,
+    params: Params,
     _cluster: Cluster,
 }
 
@@ -57,56 +59,143 @@ impl BenchWorker {
         let mut worker = Worker::connect(cluster.worker_config(0)).unwrap();
         let variables = [VariableSpec::f32("w", [elements]).unwrap()];
         let params = worker.join(&variables, |_| ()).unwrap();
-        let device = Device::cpu_threads(1).unwrap();
-        let params = DeviceParams::new(&device, params).unwrap();
-        BenchWorker { worker, params, device, _cluster: cluster }
+        BenchWorker { worker, params, _cluster: cluster }
     }
 
-    /// Pulls to the device and pushes from it.
-    fn step_on_device(&mut self) {
+    /// Takes a step, and returns how long the pull and the push took.
+    fn step(&mut self) -> [Duration; 2] {
         let token = self.worker.token().unwrap().unwrap();
-        self.worker.pull_to(&token, &mut self.params).unwrap();
-        let mut gradients = self.worker.gradients_on(&self.device).unwrap();
-        let (values, mut out) = (self.params.values(), gradients.out());
-        let [w] = out.views_mut(&["w"]).unwrap().try_into().unwrap();
-        self.device.copy(values.view::<f32>("w").unwrap(), w).unwrap();
-        self.worker.push_from(token, gradients).unwrap();
-    }
-
-    /// Pulls and pushes.
-    fn step(&mut self, params: &mut Params) {
-        let token = self.worker.token().unwrap().unwrap();
-        self.worker.pull(&token, params).unwrap();
+        let pull = time(|| self.worker.pull(&token, &mut self.params).unwrap());
         let mut gradients = self.worker.gradients();
         let w = gradients.view_mut::<f32>("w").unwrap();
-        w.copy_from_slice(params.view("w").unwrap());
-        self.worker.push(token, gradients).unwrap();
+        w.copy_from_slice(self.params.view("w").unwrap());
+        [pull, time(|| self.worker.push(token, gradients).unwrap())]
+    }
+
+    /// Takes a step whose values and gradients are on a device.
+    fn step_on(&mut self, device: &Device, params: &mut DeviceParams) -> [Duration; 2] {
+        let token = self.worker.token().unwrap().unwrap();
+        let pull = time(|| self.worker.pull_to(&token, params).unwrap());
+        let mut gradients = self.worker.gradients_on(device).unwrap();
+        let (values, mut out) = (params.values(), gradients.out());
+        let [w] = out.views_mut(&["w"]).unwrap().try_into().unwrap();
+        device.copy(values.view::<f32>("w").unwrap(), w).unwrap();
+        // Computing is not part of the push.
+        device.synchronize().unwrap();
+        [pull, time(|| self.worker.push_from(token, gradients).unwrap())]
     }
 }
 
-/// Compares steps by way of a device with steps of a bare worker.
-fn steps(rounds: usize) {
-    println!("\n{:<16} {:>14} {:>14} {:>10}", "step of", "bare", "by a device", "ratio");
-    for (name, elements) in [("64 B", 16), ("1 MiB", 1 << 18), ("16 MiB", 1 << 22)] {
-        let (mut bare, mut device) = (BenchWorker::start(elements), BenchWorker::start(elements));
-        let mut params = bare.params.host().clone();
-        let steps = if elements > 1 << 20 { 5 } else { 50 };
-        let mut times: [Vec<Duration>; 2] = Default::default();
-        for _ in 0..rounds {
-            times[0].push(time(|| (0..steps).for_each(|_| bare.step(&mut params))));
-            times[1].push(time(|| (0..steps).for_each(|_| device.step_on_device())));
+/// Copies pinned memory to a device and back, and returns how long each took.
+fn copy(
+    device: &Device,
+    buffer: &mut Buffer<f32>,
+    pinned: &mut Option<Pinned<f32>>,
+) -> [Duration; 2] {
+    let mut both = [Duration::ZERO; 2];
+    for (index, duration) in both.iter_mut().enumerate() {
+        let from = pinned.take().unwrap();
+        *duration = time(|| {
+            let transfer = match index {
+                0 => device.start_write(from, &mut *buffer),
+                _ => device.start_read(&*buffer, from),
+            };
+            *pinned = Some(transfer.unwrap().wait().unwrap());
+        });
+    }
+    both
+}
+
+/// Compares steps by way of a device with steps of a bare worker, and with copies alone.
+fn steps(device: &Device, rounds: usize) {
+    println!("\nsteps by way of {device}, in us");
+    println!(
+        "{:<8} {:>22} {:>22} {:>22} {:>16}",
+        "of", "bare pull, push", "pull_to, push_from", "copies", "over the slower"
+    );
+    for (name, elements) in
+        [("64 B", 16), ("1 MiB", 1 << 18), ("16 MiB", 1 << 22), ("64 MiB", 1 << 24)]
+    {
+        let [mut bare, mut on_device] = [0, 1].map(|_| BenchWorker::start(elements as u64));
+        let mut params = DeviceParams::new(device, on_device.params.clone()).unwrap();
+        let mut buffer = device.buffer(elements).unwrap();
+        let mut pinned = Some(device.pinned(elements).unwrap());
+        let mut times: [Vec<Duration>; 6] = Default::default();
+        for _ in 0..if elements > 1 << 22 { rounds.div_ceil(4) } else { rounds } {
+            let round = [
+                bare.step(),
+                on_device.step_on(device, &mut params),
+                copy(device, &mut buffer, &mut pinned),
+            ];
+            times.iter_mut().zip(round.as_flattened()).for_each(|(all, &one)| all.push(one));
         }
-        let [bare, device] = times.map(|times| fast(times) / f64::from(steps) * 1e6);
-        println!("{name:<16} {bare:>11.1} us {device:>11.1} us {:>9.3}x", device / bare);
+        let micros = times.map(|times| fast(times) * 1e6);
+        let [pull, push, pull_to, push_from, write, read] = micros;
+        let ratios = [pull.max(write) / pull_to, push.max(read) / push_from];
+        let pair = |[a, b]: [f64; 2]| format!("{a:.1} {b:>10.1}");
+        println!(
+            "{name:<8} {:>22} {:>22} {:>22} {:>8.2} {:>7.2}",
+            pair([pull, push]),
+            pair([pull_to, push_from]),
+            pair([write, read]),
+            ratios[0],
+            ratios[1],
+        );
+    }
+}
+
+/// Computes products on a device, each queued behind the one before.
+fn products_on(device: &Device, rounds: usize) {
+    println!("{:<16} {:>18} {:>10} on {device}", "product", "", "GFLOP/s");
+    let large = [("large", [4096, 4096, 4096]), ("odd", [1000, 999, 1001])];
+    for (name, [rows, inner, columns]) in PRODUCTS.into_iter().chain(large) {
+        let [a, b] = [("a", rows * inner), ("b", inner * columns)].map(|(name, elements)| {
+            let mut buffer = device.buffer(elements).unwrap();
+            device.write(&random(name, elements), &mut buffer).unwrap();
+            buffer
+        });
+        let [a, b] = [(&a, rows, inner), (&b, inner, columns)]
+            .map(|(values, rows, columns)| Matrix::new(values, rows, columns).unwrap());
+        let mut product = device.buffer(rows * columns).unwrap();
+        let queued = if device.uses_host_memory() { 1 } else { 20 };
+        let times = (0..rounds.div_ceil(queued)).map(|_| {
+            time(|| {
+                for _ in 0..queued {
+                    device.multiply(a, b, 0.0, &mut product).unwrap();
+                }
+                device.synchronize().unwrap();
+            })
+        });
+        let each = fast(times.collect()) / queued as f64;
+        let size = format!("{rows}x{inner}x{columns}");
+        println!(
+            "{name:<16} {size:>18} {:>10.1}",
+            2.0 * (rows * inner * columns) as f64 / each / 1e9
+        );
     }
 }
 
 fn main() {
+    let mut arguments = std::env::args().skip(1);
     // As the tests of a bench run it.
-    let is_test = std::env::args().any(|argument| argument == "--test");
-    let rounds = if is_test { 2 } else { 200 };
-    products(rounds);
-    steps(rounds);
+    let (mut rounds, mut device) = (200, None);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--test" => rounds = 2,
+            "--device" => device = Some(Device::pick(&arguments.next().unwrap()).unwrap()),
+            _ => {}
+        }
+    }
+    match device {
+        Some(device) => {
+            products_on(&device, rounds);
+            steps(&device, rounds);
+        }
+        None => {
+            products(rounds);
+            steps(&Device::cpu_threads(1).unwrap(), rounds);
+        }
+    }
 }
 
 fn products(rounds: usize) {

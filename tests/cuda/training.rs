@@ -1,4 +1,4 @@
-//! Workers whose values and gradients are on the device.
+//! Workers whose values and gradients are on the device: an emulated one, or an installed one.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -11,7 +11,7 @@ use pushpull::compute::{
 use pushpull::local::Cluster;
 use pushpull::training::TrainingConfig;
 use pushpull::{PsConfig, Push, Sgd, VariableSpec};
-use pushpull_cuda_emulator::turn::Turn;
+use pushpull_cuda_emulator::turn::DriverTurn;
 
 const NAMES: [&str; 4] = ["w1", "b1", "w2", "b2"];
 const STEPS: u64 = 12;
@@ -73,13 +73,15 @@ fn train_on(device: &Device) -> Vec<f64> {
 
 #[test]
 fn values_and_gradients_travel_to_the_device_and_back() {
-    let turn = Turn::start();
+    let turn = DriverTurn::start();
     let expected = train_on(&Device::cpu_threads(1).unwrap());
     let found = train_on(&Device::cuda(0).unwrap());
     assert_close(&found, &expected);
     assert!(found[STEPS as usize - 1] < 0.8 * found[0], "{found:?}");
-    assert!(turn.calls_of("kernel multiply") > STEPS);
-    assert!(turn.calls_of("cuMemHostAlloc") > 0);
+    if let Some(emulator) = turn.emulator() {
+        assert!(emulator.calls_of("kernel multiply") > STEPS);
+        assert!(emulator.calls_of("cuMemHostAlloc") > 0);
+    }
 }
 
 /// Trains in a session, and returns the losses.
@@ -100,7 +102,7 @@ fn train_session(mut model: impl for<'a> Compute<Samples<'a>>) -> Vec<f64> {
 
 #[test]
 fn sessions_compute_on_the_device_and_on_towers() {
-    let _turn = Turn::start();
+    let _turn = DriverTurn::start();
     let [cpu, cuda] = [Device::cpu_threads(1).unwrap(), Device::cuda(0).unwrap()];
     let expected = train_session(model(&cpu));
     assert_close(&train_session(model(&cuda)), &expected);
@@ -113,7 +115,7 @@ fn sessions_compute_on_the_device_and_on_towers() {
 /// A pull that is dropped while the device copies leaves the memory alone that the device uses.
 #[test]
 fn a_pull_can_be_dropped_at_any_time() {
-    let turn = Turn::start();
+    let turn = DriverTurn::start();
     let device = Device::cuda(0).unwrap();
     let cluster = cluster();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -138,15 +140,19 @@ fn a_pull_can_be_dropped_at_any_time() {
         let mut found = vec![f32::NAN; 50_000];
         device.read(view, &mut found).unwrap();
         assert!(found.iter().all(|&x| x == 0.0));
-        // A gradient of a device that fails is withdrawn, and the token comes back.
-        let mut gradients = worker.gradients_on(&device).unwrap();
-        gradients.out().views_mut::<f32>(&["w"]).unwrap();
-        turn.fail(c"cuMemcpyDtoHAsync_v2", 1, 999);
-        let error = worker.push_from(token, gradients).await.unwrap_err();
-        assert!(matches!(error, pushpull::Error::Device(_)), "{error}");
-        let again = worker.token().await.unwrap().unwrap();
-        assert_eq!(again.step(), 0);
-        drop(again);
+        match turn.emulator() {
+            // A gradient of a device that fails is withdrawn, and the token comes back.
+            Some(emulator) => {
+                let mut gradients = worker.gradients_on(&device).unwrap();
+                gradients.out().views_mut::<f32>(&["w"]).unwrap();
+                emulator.fail(c"cuMemcpyDtoHAsync_v2", 1, 999);
+                let error = worker.push_from(token, gradients).await.unwrap_err();
+                assert!(matches!(error, pushpull::Error::Device(_)), "{error}");
+                let again = worker.token().await.unwrap().unwrap();
+                assert_eq!(again.step(), 0);
+            }
+            None => drop(token),
+        }
         worker.leave().await.unwrap();
     });
     cluster.stop().unwrap();

@@ -248,6 +248,18 @@ impl Device {
         Ok(())
     }
 
+    /// Waits for all work that was queued. On the processor none is.
+    ///
+    /// # Errors
+    /// Those of the work.
+    pub fn synchronize(&self) -> Result<(), ComputeError> {
+        match &self.backend {
+            Backend::Cpu(_) => Ok(()),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => cuda.synchronize(),
+        }
+    }
+
     pub(crate) fn backend(&self) -> &Backend {
         &self.backend
     }

@@ -4,16 +4,16 @@ use std::path::Path;
 use std::process::Command;
 
 use pushpull_cuda_emulator::control::link_as_driver;
-use pushpull_cuda_emulator::turn::Turn;
+use pushpull_cuda_emulator::turn::DriverTurn;
 use pushpull_device::{ComputeError, Device, cuda_devices, devices};
 
 /// The environment variable of a process that finds the driver of another test.
 const CHILD: &str = "PUSHPULL_DEVICE_TEST_CHILD";
 
-/// Prints what the process sees. As a test by itself, it sees the emulator.
+/// Prints what the process sees. As a test by itself, it sees the driver of the tests.
 #[test]
 fn what_a_process_sees_agrees() {
-    let _turn = std::env::var_os(CHILD).is_none().then(Turn::start);
+    let _turn = std::env::var_os(CHILD).is_none().then(DriverTurn::start);
     let opened = Device::cuda(0);
     match &opened {
         Ok(device) => println!("opened {device}"),

@@ -1,11 +1,11 @@
 //! The devices of a test.
 
-use pushpull_cuda_emulator::turn::Turn;
+use pushpull_cuda_emulator::turn::DriverTurn;
 use pushpull_device::Device;
 
-/// Waits for the emulator, and opens the processor and the first device.
-pub(crate) fn devices() -> (Turn, [Device; 2]) {
-    let turn = Turn::start();
+/// Waits for the driver, and opens the processor and the first device.
+pub(crate) fn devices() -> (DriverTurn, [Device; 2]) {
+    let turn = DriverTurn::start();
     (turn, [Device::cpu_threads(1).unwrap(), Device::cuda(0).unwrap()])
 }
 
