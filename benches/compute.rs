@@ -9,13 +9,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot go on says where")]
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use pushpull::blocking::Worker;
+use pushpull::blocking::{Ps, Worker};
 use pushpull::compute::{Buffer, Device, DeviceParams, Matrix, Pinned};
-use pushpull::local::Cluster;
 use pushpull::variable::{Initializer, Shape};
-use pushpull::{Params, PsConfig, Sgd, VariableSpec};
+use pushpull::{ClusterSpec, Params, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
 
 /// The products of a layer of 784 x 1,024 weights with a batch of 128 rows: forwards, by the
 /// weights, and by the inputs.
@@ -49,17 +49,25 @@ fn fast(mut times: Vec<Duration>) -> f64 {
 struct BenchWorker {
     worker: Worker,
     params: Params,
-    _cluster: Cluster,
+    _server: Ps,
 }
 
 impl BenchWorker {
-    fn start(elements: u64) -> BenchWorker {
-        let start = |cluster, task| PsConfig::new(cluster, task, Sgd::new(0.1));
-        let cluster = Cluster::start(1, 1, start).unwrap();
-        let mut worker = Worker::connect(cluster.worker_config(0)).unwrap();
+    /// Connects over TCP, or over a socket of Unix, so that both share memory.
+    fn start(elements: u64, socket: Option<&Path>) -> BenchWorker {
+        let address = match socket {
+            None => "127.0.0.1:0".to_owned(),
+            Some(socket) => format!("unix:{}", socket.display()),
+        };
+        let listener = Ps::listen(&address).unwrap();
+        let spec =
+            ClusterSpec::builder().job("ps", [listener.address()]).workers(1).build().unwrap();
+        let config = PsConfig::new(spec.clone(), TaskId::ps(0), Sgd::new(0.1));
+        let server = Ps::start(listener, config).unwrap();
+        let mut worker = Worker::connect(WorkerConfig::new(spec, TaskId::worker(0))).unwrap();
         let variables = [VariableSpec::f32("w", [elements]).unwrap()];
         let params = worker.join(&variables, |_| ()).unwrap();
-        BenchWorker { worker, params, _cluster: cluster }
+        BenchWorker { worker, params, _server: server }
     }
 
     /// Takes a step, and returns how long the pull and the push took.
@@ -110,13 +118,24 @@ fn copy(
 fn steps(device: &Device, rounds: usize) {
     println!("\nsteps by way of {device}, in us");
     println!(
-        "{:<8} {:>22} {:>22} {:>22} {:>16}",
+        "{:<14} {:>22} {:>22} {:>22} {:>16}",
         "of", "bare pull, push", "pull_to, push_from", "copies", "over the slower"
     );
-    for (name, elements) in
-        [("64 B", 16), ("1 MiB", 1 << 18), ("16 MiB", 1 << 22), ("64 MiB", 1 << 24)]
+    let sizes = [("64 B", 16), ("1 MiB", 1 << 18), ("16 MiB", 1 << 22), ("64 MiB", 1 << 24)];
+    let folder = tempfile::tempdir().unwrap();
+    for (index, (name, elements)) in [false, true]
+        .into_iter()
+        .flat_map(|shares| {
+            sizes.map(|(name, elements)| {
+                (format!("{name} {}", if shares { "shared" } else { "TCP" }), elements)
+            })
+        })
+        .enumerate()
     {
-        let [mut bare, mut on_device] = [0, 1].map(|_| BenchWorker::start(elements as u64));
+        let [mut bare, mut on_device] = [0, 1].map(|which| {
+            let socket = folder.path().join(format!("{index}-{which}"));
+            BenchWorker::start(elements as u64, (index >= sizes.len()).then_some(&*socket))
+        });
         let mut params = DeviceParams::new(device, on_device.params.clone()).unwrap();
         let mut buffer = device.buffer(elements).unwrap();
         let mut pinned = Some(device.pinned(elements).unwrap());
@@ -134,7 +153,7 @@ fn steps(device: &Device, rounds: usize) {
         let ratios = [pull.max(write) / pull_to, push.max(read) / push_from];
         let pair = |[a, b]: [f64; 2]| format!("{a:.1} {b:>10.1}");
         println!(
-            "{name:<8} {:>22} {:>22} {:>22} {:>8.2} {:>7.2}",
+            "{name:<14} {:>22} {:>22} {:>22} {:>8.2} {:>7.2}",
             pair([pull, push]),
             pair([pull_to, push_from]),
             pair([write, read]),

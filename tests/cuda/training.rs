@@ -4,17 +4,21 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
 
-use pushpull::blocking::{TrainingSession, Worker};
+use pushpull::blocking::{Ps, TrainingSession, Worker};
 use pushpull::compute::{
     Compute, Device, DeviceParams, Mlp, Model, Samples, Towers, View, ViewMut,
 };
 use pushpull::local::Cluster;
 use pushpull::training::TrainingConfig;
-use pushpull::{PsConfig, Push, Sgd, VariableSpec};
-use pushpull_cuda_emulator::turn::DriverTurn;
+use pushpull::{ClusterSpec, PsConfig, Push, Sgd, TaskId, VariableSpec, WorkerConfig};
+use pushpull_cuda_emulator::turn::{DriverTurn, Turn};
 
 const NAMES: [&str; 4] = ["w1", "b1", "w2", "b2"];
 const STEPS: u64 = 12;
+
+/// The copies of a step that the test and the model make from and to pages that are not locked: those
+/// of features, labels, halves and the loss.
+const PAGEABLE: u64 = 4;
 
 fn model(device: &Device) -> Model<Mlp> {
     Model::new(Mlp::new(device.clone(), &[3, 8, 2]), NAMES)
@@ -37,15 +41,36 @@ fn assert_close(found: &[f64], expected: &[f64]) {
     }
 }
 
+/// Trains on a server that shares memory with its worker.
+fn train_beside(device: &Device) -> Vec<f64> {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = Ps::listen(&format!("unix:{}", folder.path().join("ps").display())).unwrap();
+    let spec = ClusterSpec::builder().job("ps", [listener.address()]).workers(1).build().unwrap();
+    let config = PsConfig::new(spec.clone(), TaskId::ps(0), Sgd::new(0.5)).last_step(STEPS);
+    let server = Ps::start(listener, config).unwrap();
+    let losses = train_on(device, WorkerConfig::new(spec, TaskId::worker(0)));
+    server.handle().stop();
+    server.serve().unwrap();
+    losses
+}
+
+/// Trains on two servers over TCP.
+fn train_apart(device: &Device) -> Vec<f64> {
+    let cluster = cluster();
+    let losses = train_on(device, cluster.worker_config(0));
+    cluster.stop().unwrap();
+    losses
+}
+
 /// Trains with `pull_to` and `push_from`, and returns the losses.
-fn train_on(device: &Device) -> Vec<f64> {
-    let (cluster, mut model) = (cluster(), model(device));
+fn train_on(device: &Device, config: WorkerConfig) -> Vec<f64> {
+    let mut model = model(device);
     let mut variables = model.variables().unwrap();
     // Beside the model: halves on the device, a plain gradient and rows on the processor.
     variables.push(VariableSpec::bf16("half", [6]).unwrap());
     variables.push(VariableSpec::f32("host", [3]).unwrap());
     variables.push(VariableSpec::f32("rows", [9, 2]).unwrap().sparse());
-    let mut worker = Worker::connect(cluster.worker_config(0)).unwrap();
+    let mut worker = Worker::connect(config).unwrap();
     let params = worker.join(&variables, |_| ()).unwrap();
     let mut local = DeviceParams::new(device, params).unwrap();
     let mut losses = Vec::new();
@@ -67,21 +92,41 @@ fn train_on(device: &Device) -> Vec<f64> {
     let half = params.view::<pushpull::variable::bf16>("half").unwrap();
     assert!(half.iter().all(|half| half.to_f32() == -0.5 * STEPS as f32), "{half:?}");
     losses.push(f64::from(params.view::<f32>("w1").unwrap()[5]));
-    cluster.stop().unwrap();
+    worker.leave().unwrap();
     losses
 }
 
 #[test]
 fn values_and_gradients_travel_to_the_device_and_back() {
     let turn = DriverTurn::start();
-    let expected = train_on(&Device::cpu_threads(1).unwrap());
-    let found = train_on(&Device::cuda(0).unwrap());
-    assert_close(&found, &expected);
-    assert!(found[STEPS as usize - 1] < 0.8 * found[0], "{found:?}");
-    if let Some(emulator) = turn.emulator() {
-        assert!(emulator.calls_of("kernel multiply") > STEPS);
-        assert!(emulator.calls_of("cuMemHostAlloc") > 0);
+    for (train, locked) in [(train_apart as fn(&Device) -> _, 0), (train_beside, 1)] {
+        let expected = train(&Device::cpu_threads(1).unwrap());
+        if let Some(emulator) = turn.emulator() {
+            emulator.reset();
+        }
+        let found = train(&Device::cuda(0).unwrap());
+        assert_close(&found, &expected);
+        assert!(found[STEPS as usize - 1] < 0.8 * found[0], "{found:?}");
+        if let Some(emulator) = turn.emulator() {
+            assert!(emulator.calls_of("kernel multiply") > STEPS);
+            // The device copies to and from the pages of values, gradients and push buffers.
+            assert_eq!(emulator.pageable_copies(), PAGEABLE * STEPS);
+            assert_eq!(emulator.calls_of("cuMemHostRegister_v2"), locked);
+            assert!((2..=4).contains(&emulator.calls_of("cuMemHostAlloc")));
+        }
     }
+}
+
+/// Pages that cannot be locked are copied to nevertheless.
+#[test]
+fn gradients_arrive_without_locked_pages() {
+    let Some(emulator) = Turn::start() else { return };
+    let expected = train_beside(&Device::cpu_threads(1).unwrap());
+    emulator.fail(c"cuMemHostRegister_v2", 1, 801);
+    let found = train_beside(&Device::cuda(0).unwrap());
+    assert_close(&found, &expected);
+    assert_eq!(emulator.calls_of("cuMemHostRegister_v2"), 1, "it is not tried again");
+    assert!(emulator.pageable_copies() > PAGEABLE * STEPS);
 }
 
 /// Trains in a session, and returns the losses.

@@ -271,7 +271,7 @@ impl SessionClient {
         replica_values: ReplicaValues,
     ) -> PullCall {
         let plan = params.plan.clone();
-        let mut buffer = self.buffers.take(plan.bytes());
+        let mut buffer = self.buffers.take_like(&params.buffer, plan.bytes());
         let state = match self.caller.mapped_shards().pull(&plan, &mut buffer, token) {
             Some(MappedPullOutcome::Pulled(read)) => PullState::Ready(Some((buffer, Some(read)))),
             Some(MappedPullOutcome::Stale) => PullState::Ready(Some((buffer, None))),
@@ -407,13 +407,23 @@ const BUFFERS_MAX: usize = 4;
 pub(crate) struct PullBuffers(Mutex<Vec<AlignedBuffer>>);
 
 impl PullBuffers {
-    /// Returns a buffer of this length, with arbitrary content.
+    /// Returns a buffer of this length on the heap, with arbitrary content.
     pub(crate) fn take(&self, bytes: usize) -> AlignedBuffer {
+        let fits = |buffer: &AlignedBuffer| buffer.is_of(bytes) && buffer.pinned().is_none();
+        self.find(fits).unwrap_or_else(|| AlignedBuffer::of_bytes(bytes))
+    }
+
+    /// Returns a buffer of this length in memory of the kind of another, with arbitrary content.
+    fn take_like(&self, other: &AlignedBuffer, bytes: usize) -> AlignedBuffer {
+        let Some(pinned) = other.pinned() else { return self.take(bytes) };
+        let fits = |buffer: &AlignedBuffer| buffer.is_of(bytes) && buffer.pinned().is_some();
+        self.find(fits).unwrap_or_else(|| AlignedBuffer::pinned_like(pinned, bytes))
+    }
+
+    fn find(&self, fits: impl Fn(&AlignedBuffer) -> bool) -> Option<AlignedBuffer> {
         let mut buffers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let fits = buffers.iter().position(|buffer| buffer.is_of(bytes));
-        let kept = fits.map(|fits| buffers.swap_remove(fits));
-        drop(buffers);
-        kept.unwrap_or_else(|| AlignedBuffer::of_bytes(bytes))
+        let found = buffers.iter().position(fits);
+        found.map(|found| buffers.swap_remove(found))
     }
 
     /// Keeps a buffer; drops the oldest if the pool is full.

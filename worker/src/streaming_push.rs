@@ -74,18 +74,6 @@ impl StreamingPush {
         .await
     }
 
-    /// Sends the gradient of one dense variable, which can be trained, by its elements' bytes.
-    pub(crate) async fn variable_bytes(
-        &mut self,
-        id: VariableId,
-        gradient: &[u8],
-    ) -> Result<(), Error> {
-        self.send(id, |streaming_push, staged| {
-            streaming_push.model.variable_parts(id, gradient, &mut staged.copies)
-        })
-        .await
-    }
-
     /// Sends the gradient of a sparse variable, with all its rows at once, as
     /// [`crate::Gradients::set_rows`] describes them. Otherwise like [`StreamingPush::variable`].
     pub async fn rows<T: Element>(

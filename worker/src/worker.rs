@@ -20,11 +20,10 @@ use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
 use pushpull_common::protocol::message;
 use pushpull_common::protocol::message::{EndReason, Role};
 use pushpull_common::variable::{Replication, VariableSpec};
-use pushpull_device::Device;
+use pushpull_device::{Buffer, Device};
 
 use crate::client::{SessionClient, join_all};
 use crate::compression::Compression;
-use crate::compute::DeviceMemory;
 use crate::config::WorkerConfig;
 use crate::error::{ConfigError, Error};
 use crate::gradients::gradient_buffer::BufferRun;
@@ -69,7 +68,7 @@ pub struct Worker {
     /// Memory of earlier pushes, for reuse.
     pool: Vec<GradientMemory>,
     /// Memory of a device for gradients, for reuse.
-    device_pool: Option<(Device, DeviceMemory)>,
+    device_pool: Option<(Device, Buffer<u8>)>,
     /// The variables of the last push, and the scatter for them.
     scatter: Option<(Vec<bool>, Arc<Scatter>)>,
 }

@@ -41,4 +41,4 @@ pub use networks::Network;
 pub use networks::embedding_bag::{EmbeddingBag, LabelledBags};
 pub use networks::logistic::{Logistic, Targets};
 pub use networks::mlp::{Mlp, Samples};
-pub use transfer::{Pinned, Transfer};
+pub use transfer::{HostMemory, PageLock, Pinned, Transfer};

@@ -1,8 +1,8 @@
-//! [`Pinned`] and [`Transfer`]: copies between the processor's memory and that of a device, while the
-//! program does something else.
+//! [`Pinned`], [`HostMemory`] and [`Transfer`]: copies between the processor's memory and that of a
+//! device, while the program does something else.
 
 use std::fmt;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -49,27 +49,61 @@ impl<T: DeviceElement> DerefMut for Pinned<T> {
     }
 }
 
-/// A copy under way, from [`Device::start_read`] or [`Device::start_write`]. It returns the pinned
-/// memory once the device has finished with it. Any executor can poll it.
+impl<T: DeviceElement> Pinned<T> {
+    /// Allocates pinned memory for `length` elements of the same device, all zero.
+    ///
+    /// # Errors
+    /// Those of the device; none on the processor.
+    pub fn another(&self, length: usize) -> Result<Pinned<T>, ComputeError> {
+        let place = match &self.place {
+            PinnedPlace::Host(_) => PinnedPlace::Host(vec![T::default(); length]),
+            #[cfg(feature = "cuda")]
+            PinnedPlace::Cuda(memory) => {
+                PinnedPlace::Cuda(PinnedMemory::new(memory.device(), length)?)
+            }
+        };
+        Ok(Pinned { place })
+    }
+}
+
+/// Memory of the processor that is addressed by ranges of bytes, for [`Device::start_read_ranges`].
 ///
-/// Dropping it loses the pinned memory, which is freed when the device has finished with it. The copy
-/// is not undone.
+/// A device copies to it by itself if its pages are locked. Otherwise the copy is slower, and may be
+/// done before the call returns.
+pub trait HostMemory: Send + 'static {
+    /// Returns the bytes of a range.
+    fn slice_mut(&mut self, range: Range<usize>) -> &mut [u8];
+}
+
+/// Locks pages of the processor's memory, so that devices copy from and to them by themselves. From
+/// [`Device::lock_pages`]. Dropping it unlocks them.
+#[derive(Debug)]
+pub struct PageLock {
+    #[cfg(feature = "cuda")]
+    _pages: Option<crate::cuda::pinned_memory::LockedPages>,
+}
+
+/// A copy under way, from [`Device::start_read`] and the like. It returns the processor's side once
+/// the device has finished with it. Any executor can poll it.
+///
+/// Dropping it loses the processor's side, which is dropped when the device has finished with it. The
+/// copy is not undone.
 #[must_use = "the copy is done when this completes"]
-pub struct Transfer<T> {
-    shared: Arc<Shared<T>>,
+pub struct Transfer<O> {
+    shared: Arc<Shared<O>>,
 }
 
-struct Shared<T> {
-    state: Mutex<State<T>>,
+struct Shared<O> {
+    state: Mutex<State<O>>,
 }
 
-struct State<T> {
-    done: Option<Result<Pinned<T>, ComputeError>>,
+struct State<O> {
+    done: Option<Result<O, ComputeError>>,
     waker: Option<Waker>,
 }
 
-impl<T: DeviceElement> Transfer<T> {
-    fn done(result: Result<Pinned<T>, ComputeError>) -> Transfer<T> {
+impl<O> Transfer<O> {
+    fn done(result: Result<O, ComputeError>) -> Transfer<O> {
         let state = Mutex::new(State { done: Some(result), waker: None });
         Transfer { shared: Arc::new(Shared { state }) }
     }
@@ -78,7 +112,7 @@ impl<T: DeviceElement> Transfer<T> {
     ///
     /// # Errors
     /// As the future.
-    pub fn wait(mut self) -> Result<Pinned<T>, ComputeError> {
+    pub fn wait(mut self) -> Result<O, ComputeError> {
         struct Unpark(std::thread::Thread);
         impl std::task::Wake for Unpark {
             fn wake(self: Arc<Self>) {
@@ -97,28 +131,35 @@ impl<T: DeviceElement> Transfer<T> {
 }
 
 #[cfg(feature = "cuda")]
-impl<T: DeviceElement> Transfer<T> {
-    /// Returns a transfer, and what completes it: the waiter calls it with the result of the work
-    /// that was queued, and it holds the pinned memory until then.
+impl<O: Send + 'static> Transfer<O> {
+    /// Hands the processor's side of a copy to the waiter of the device, which holds it until the
+    /// queued work is done.
     fn pending(
-        pinned: Pinned<T>,
-    ) -> (Transfer<T>, impl FnOnce(Result<(), ComputeError>) + Send + 'static) {
+        cuda: &Arc<crate::cuda::cuda_device::CudaDevice>,
+        queued: Result<(), ComputeError>,
+        owner: O,
+    ) -> Transfer<O> {
         let state = Mutex::new(State { done: None, waker: None });
         let shared = Arc::new(Shared { state });
         let transfer = Transfer { shared: shared.clone() };
         let complete = move |result: Result<(), ComputeError>| {
             let mut state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
-            state.done = Some(result.map(|()| pinned));
+            state.done = Some(result.map(|()| owner));
             let waker = state.waker.take();
             drop(state);
             waker.into_iter().for_each(Waker::wake);
         };
-        (transfer, complete)
+        match queued {
+            // The copy may have begun nevertheless, so the memory is not returned before.
+            Err(error) => cuda.when_done(move |_| complete(Err(error))),
+            Ok(()) => cuda.when_done(complete),
+        }
+        transfer
     }
 }
 
-impl<T: DeviceElement> Future for Transfer<T> {
-    type Output = Result<Pinned<T>, ComputeError>;
+impl<O> Future for Transfer<O> {
+    type Output = Result<O, ComputeError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -132,7 +173,7 @@ impl<T: DeviceElement> Future for Transfer<T> {
     }
 }
 
-impl<T> fmt::Debug for Transfer<T> {
+impl<O> fmt::Debug for Transfer<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
         f.debug_struct("Transfer").field("is_done", &state.done.is_some()).finish()
@@ -165,7 +206,7 @@ impl Device {
         &self,
         from: impl Into<View<'a, T>>,
         mut to: Pinned<T>,
-    ) -> Result<Transfer<T>, ComputeError> {
+    ) -> Result<Transfer<Pinned<T>>, ComputeError> {
         const NAME: &str = "start_read";
         let from = from.into();
         check_length(NAME, "pinned memory", to.len().min(from.len()), from.len())?;
@@ -182,7 +223,54 @@ impl Device {
                 };
                 // SAFETY: The waiter holds the pinned memory until the copy is done.
                 let queued = unsafe { memory.queue_read(cuda, from) };
-                Ok(finish(cuda, queued, to))
+                Ok(Transfer::pending(cuda, queued, to))
+            }
+        }
+    }
+
+    /// Starts to copy ranges of bytes of the device to the same ranges of the processor's memory,
+    /// after the work that was queued before. On the processor the copies are done when this returns.
+    ///
+    /// # Errors
+    /// [`ComputeError::Length`] if a range is not inside the view, or if the memory has another length
+    /// there; [`ComputeError::OtherMemory`]. The transfer fails with the error of the device, also of
+    /// work before it.
+    ///
+    /// # Panics
+    /// Those of the memory.
+    pub fn start_read_ranges<'a, O: HostMemory>(
+        &self,
+        from: impl Into<View<'a, u8>>,
+        ranges: &[Range<usize>],
+        mut to: Box<O>,
+    ) -> Result<Transfer<Box<O>>, ComputeError> {
+        const NAME: &str = "start_read_ranges";
+        let from = from.into();
+        let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
+        check_length(NAME, "the source", from.len().min(end), end)?;
+        match self.backend() {
+            Backend::Cpu(_) => {
+                let from = from.host(NAME, "the source")?;
+                for range in ranges {
+                    let to = to.slice_mut(range.clone());
+                    check_length(NAME, "the target", to.len(), range.len())?;
+                    to.copy_from_slice(&from[range.clone()]);
+                }
+                Ok(Transfer::done(Ok(to)))
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => {
+                from.cuda(cuda, NAME, "the source")?;
+                let mut copies = ranges.iter().map(|range| {
+                    let to = to.slice_mut(range.clone());
+                    check_length(NAME, "the target", to.len(), range.len())?;
+                    let from = from.slice(range.clone()).cuda(cuda, NAME, "the source")?;
+                    // SAFETY: The waiter holds the memory in its box until the copies are done, and
+                    // nothing accesses it there.
+                    unsafe { crate::cuda::pinned_memory::queue_read(cuda, from, to) }
+                });
+                let queued = copies.try_for_each(|queued| queued);
+                Ok(Transfer::pending(cuda, queued, to))
             }
         }
     }
@@ -197,15 +285,36 @@ impl Device {
         &self,
         from: Pinned<T>,
         to: impl Into<ViewMut<'a, T>>,
-    ) -> Result<Transfer<T>, ComputeError> {
+    ) -> Result<Transfer<Pinned<T>>, ComputeError> {
+        self.start_write_from(from, |from| from, to.into())
+    }
+
+    /// As [`Device::start_write`]. The pinned memory can be read meanwhile.
+    ///
+    /// # Errors
+    /// As [`Device::start_read`].
+    pub fn start_write_shared<'a, T: DeviceElement>(
+        &self,
+        from: Arc<Pinned<T>>,
+        to: impl Into<ViewMut<'a, T>>,
+    ) -> Result<Transfer<Arc<Pinned<T>>>, ComputeError> {
+        self.start_write_from(from, |from| from, to.into())
+    }
+
+    fn start_write_from<T: DeviceElement, O: Send + 'static>(
+        &self,
+        owner: O,
+        pinned: impl Fn(&O) -> &Pinned<T>,
+        to: ViewMut<'_, T>,
+    ) -> Result<Transfer<O>, ComputeError> {
         const NAME: &str = "start_write";
-        let to = to.into();
+        let from = pinned(&owner);
         check_length(NAME, "pinned memory", from.len().min(to.len()), to.len())?;
         match self.backend() {
             Backend::Cpu(_) => {
                 let to = to.host(NAME, "the target")?;
                 to.copy_from_slice(&from[..to.len()]);
-                Ok(Transfer::done(Ok(from)))
+                Ok(Transfer::done(Ok(owner)))
             }
             #[cfg(feature = "cuda")]
             Backend::Cuda(cuda) => {
@@ -213,28 +322,45 @@ impl Device {
                 let PinnedPlace::Cuda(memory) = &from.place else {
                     return Err(ComputeError::OtherMemory { kernel: NAME, argument: "the source" });
                 };
-                // SAFETY: As above.
+                // SAFETY: The waiter holds the pinned memory until the copy is done, and whoever
+                // shares it only reads.
                 let queued = unsafe { memory.queue_write(cuda, to) };
-                Ok(finish(cuda, queued, from))
+                Ok(Transfer::pending(cuda, queued, owner))
             }
         }
     }
-}
 
-/// Hands the pinned memory of a copy to the waiter of the device.
-#[cfg(feature = "cuda")]
-fn finish<T: DeviceElement>(
-    cuda: &Arc<crate::cuda::cuda_device::CudaDevice>,
-    queued: Result<(), ComputeError>,
-    pinned: Pinned<T>,
-) -> Transfer<T> {
-    let (transfer, complete) = Transfer::pending(pinned);
-    match queued {
-        // The copy may have begun nevertheless, so the memory is not returned before.
-        Err(error) => cuda.when_done(move |_| complete(Err(error))),
-        Ok(()) => cuda.when_done(complete),
+    /// Locks pages of the processor's memory, so that devices copy from and to them by themselves. On
+    /// the processor this does nothing.
+    ///
+    /// # Errors
+    /// Those of the device, also if the system cannot lock pages of this kind.
+    ///
+    /// # Safety
+    ///
+    /// The memory is mapped, and stays so until the lock is dropped.
+    pub unsafe fn lock_pages(
+        &self,
+        start: *mut u8,
+        bytes: usize,
+    ) -> Result<PageLock, ComputeError> {
+        match self.backend() {
+            Backend::Cpu(_) => {
+                let _ = (start, bytes);
+                Ok(PageLock {
+                    #[cfg(feature = "cuda")]
+                    _pages: None,
+                })
+            }
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => {
+                // SAFETY: The caller guarantees it.
+                let pages =
+                    unsafe { crate::cuda::pinned_memory::LockedPages::new(cuda, start, bytes) };
+                Ok(PageLock { _pages: Some(pages?) })
+            }
+        }
     }
-    transfer
 }
 
 #[cfg(test)]
@@ -255,5 +381,48 @@ mod tests {
         let short = device.pinned::<f32>(1).unwrap();
         let error = device.start_read(&buffer, short).unwrap_err();
         assert_eq!(error.to_string(), "start_read needs 2 elements of pinned memory, not 1");
+    }
+
+    struct Bytes(Vec<u8>);
+
+    impl HostMemory for Bytes {
+        fn slice_mut(&mut self, range: Range<usize>) -> &mut [u8] {
+            &mut self.0[range]
+        }
+    }
+
+    #[test]
+    fn ranges_are_read_to_where_they_were() {
+        let device = Device::cpu_threads(1).unwrap();
+        let mut buffer = device.buffer::<u8>(10).unwrap();
+        device.write(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9], &mut buffer).unwrap();
+        let read = |ranges: &[Range<usize>]| {
+            device.start_read_ranges(&buffer, ranges, Box::new(Bytes(vec![99; 10])))
+        };
+        for (ranges, expected) in [
+            (vec![], [99; 10]),
+            (vec![2..4, 4..5, 7..7, 9..10], [99, 99, 2, 3, 4, 99, 99, 99, 99, 9]),
+        ] {
+            assert_eq!(read(&ranges).unwrap().wait().unwrap().0, expected);
+        }
+        let error = read(&[0..1, 8..11]).unwrap_err();
+        assert_eq!(error.to_string(), "start_read_ranges needs 11 elements of the source, not 10");
+    }
+
+    #[test]
+    fn pinned_memory_is_read_while_it_is_written_from() {
+        let device = Device::cpu_threads(1).unwrap();
+        let mut pinned = device.pinned::<u64>(2).unwrap();
+        pinned.copy_from_slice(&[5, 6]);
+        let shared = Arc::new(pinned.another(3).unwrap());
+        assert_eq!(**shared, [0; 3]);
+        let shared = Arc::new(pinned);
+        let mut buffer = device.buffer::<u64>(2).unwrap();
+        let transfer = device.start_write_shared(shared.clone(), &mut buffer).unwrap();
+        assert_eq!(**shared, [5, 6]);
+        assert!(Arc::ptr_eq(&transfer.wait().unwrap(), &shared));
+        let mut found = [0; 2];
+        device.read(&buffer, &mut found).unwrap();
+        assert_eq!(found, [5, 6]);
     }
 }

@@ -8,33 +8,95 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use pushpull_common::ids::ShardId;
+use pushpull_device::{ComputeError, Device, Pinned};
 use smallvec::SmallVec;
 
 /// Memory for values, aligned for every element type; zeroed when allocated.
-#[derive(Clone, Debug)]
-pub(crate) struct AlignedBuffer(Vec<u64>);
+#[derive(Debug)]
+pub(crate) struct AlignedBuffer(Words);
+
+#[derive(Debug)]
+enum Words {
+    Heap(Vec<u64>),
+    /// Pages that a device copies from and to by itself. A copy under way shares them.
+    Pinned(Arc<Pinned<u64>>),
+}
 
 impl AlignedBuffer {
     pub(crate) fn of_bytes(bytes: usize) -> AlignedBuffer {
-        AlignedBuffer(vec![0; bytes.div_ceil(8)])
+        AlignedBuffer(Words::Heap(vec![0; bytes.div_ceil(8)]))
+    }
+
+    /// Allocates a buffer of this many bytes in pages of the same device. Without memory for such
+    /// pages it is on the heap.
+    pub(crate) fn pinned_like(pinned: &Pinned<u64>, bytes: usize) -> AlignedBuffer {
+        match pinned.another(bytes.div_ceil(8)) {
+            Ok(another) => AlignedBuffer(Words::Pinned(Arc::new(another))),
+            Err(_) => AlignedBuffer::of_bytes(bytes),
+        }
     }
 
     /// Whether its length is that of a buffer of this many bytes.
     pub(crate) fn is_of(&self, bytes: usize) -> bool {
-        self.0.len() == bytes.div_ceil(8)
+        self.words().len() == bytes.div_ceil(8)
     }
 
     /// Sets its length to that of a buffer of this many bytes. The content is arbitrary.
     pub(crate) fn resize(&mut self, bytes: usize) {
-        self.0.resize(bytes.div_ceil(8), 0);
+        match &mut self.0 {
+            Words::Heap(words) => words.resize(bytes.div_ceil(8), 0),
+            Words::Pinned(_) => *self = AlignedBuffer::of_bytes(bytes),
+        }
+    }
+
+    /// Moves the values to pages that a device copies from and to by itself.
+    pub(crate) fn pin(&mut self, device: &Device) -> Result<(), ComputeError> {
+        if let Words::Heap(words) = &self.0 {
+            let mut pinned = device.pinned(words.len())?;
+            pinned.copy_from_slice(words);
+            self.0 = Words::Pinned(Arc::new(pinned));
+        }
+        Ok(())
+    }
+
+    /// The pages that a device copies from by itself, if the values are in such.
+    pub(crate) fn pinned(&self) -> Option<&Arc<Pinned<u64>>> {
+        match &self.0 {
+            Words::Heap(_) => None,
+            Words::Pinned(pinned) => Some(pinned),
+        }
     }
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.0[..])
+        bytemuck::cast_slice(self.words())
     }
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        bytemuck::cast_slice_mut(&mut self.0[..])
+        // A copy to a device that was given up may still read the pages.
+        if let Words::Pinned(pinned) = &mut self.0
+            && Arc::get_mut(pinned).is_none()
+        {
+            self.0 = Words::Heap(pinned.to_vec());
+        }
+        let words = match &mut self.0 {
+            Words::Heap(words) => &mut words[..],
+            Words::Pinned(pinned) => Arc::get_mut(pinned).expect("no copy shares the pages"),
+        };
+        bytemuck::cast_slice_mut(words)
+    }
+
+    fn words(&self) -> &[u64] {
+        match &self.0 {
+            Words::Heap(words) => words,
+            Words::Pinned(pinned) => pinned,
+        }
+    }
+}
+
+/// The clone is on the heap.
+impl Clone for AlignedBuffer {
+    fn clone(&self) -> AlignedBuffer {
+        AlignedBuffer(Words::Heap(self.words().to_vec()))
     }
 }
 
@@ -46,6 +108,9 @@ pub(crate) struct PushBufferId(pub(crate) u64);
 pub(crate) trait SlotMemory: Debug + Send + Sync {
     fn bytes(&self) -> &[u8];
     fn bytes_mut(&mut self) -> &mut [u8];
+
+    /// Locks its pages if that is possible, so that a device copies to them by itself.
+    fn lock_pages(&self, _device: &Device) {}
 }
 
 /// A slot of a shard's push buffer. Dropping it makes the slot available again.
@@ -154,6 +219,22 @@ impl GradientBuffer {
                 split_slices(slot.memory.bytes_mut(), index + 1, &places, slices);
             }
         }
+    }
+
+    /// Prepares the memory of ranges for copies from a device. Pages that cannot be locked are only
+    /// slower.
+    pub(crate) fn prepare_copies(
+        &mut self,
+        device: &Device,
+        ranges: &[Range<usize>],
+    ) -> Result<(), ComputeError> {
+        for range in ranges {
+            match self.locate(range).0 {
+                0 => self.heap.pin(device)?,
+                slot => self.slots[slot - 1].memory.lock_pages(device),
+            }
+        }
+        Ok(())
     }
 
     /// Returns the memory of a range and the range in it. Memory 0 is the heap, memory *n* is slot
@@ -278,6 +359,28 @@ mod tests {
         assert_eq!(results[0], results[1]);
         assert_eq!(results[0].1.concat().len(), 31);
         assert!(results[0].1.concat().iter().all(|&g| g != 0.0));
+    }
+
+    #[test]
+    fn pinned_values_are_those_of_the_heap() {
+        let device = Device::cpu_threads(1).unwrap();
+        let mut buffer = AlignedBuffer::of_bytes(20);
+        buffer.bytes_mut()[19] = 7;
+        buffer.pin(&device).unwrap();
+        assert_eq!((buffer.bytes().len(), buffer.bytes()[19]), (24, 7));
+        let pinned = buffer.pinned().unwrap();
+        let other = AlignedBuffer::pinned_like(pinned, 20);
+        assert!(other.is_of(20) && other.pinned().is_some() && other.bytes() == [0; 24]);
+        // A copy that reads the pages keeps what it reads.
+        let copying = pinned.clone();
+        buffer.bytes_mut()[19] = 8;
+        assert!(buffer.pinned().is_none() && buffer.bytes()[19] == 8);
+        let read: &[u8] = bytemuck::cast_slice(&copying);
+        assert_eq!(read[19], 7);
+        assert_eq!(buffer.clone().bytes(), buffer.bytes());
+        buffer.pin(&device).unwrap();
+        buffer.resize(9);
+        assert_eq!(buffer.bytes().len(), 16);
     }
 
     #[test]

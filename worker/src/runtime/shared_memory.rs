@@ -8,13 +8,14 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use memmap2::{MmapOptions, MmapRaw};
 use pushpull_common::protocol::message::{SharedPushBuffer, SharedValues};
 use pushpull_common::shared_values::{
     AtomicWords, Geometry, READER_SLOT_WORDS, SharedValuesReader, block_table_words,
 };
+use pushpull_device::{Device, PageLock};
 
 use crate::gradients::gradient_buffer::SlotMemory;
 
@@ -112,6 +113,9 @@ pub(crate) fn map(
 /// A mapped push buffer, divided into buffer slots.
 #[derive(Debug)]
 pub(crate) struct MappedPushBuffer {
+    /// Set by the first device that copies to it; `None` if its pages cannot be locked. Dropped
+    /// before the mapping.
+    lock: OnceLock<Option<PageLock>>,
     map: MmapRaw,
     slot_bytes: usize,
     /// The first byte of each buffer slot, and its number at the shard.
@@ -143,7 +147,8 @@ pub(crate) fn map_push_buffer(
     let push_slots: Vec<(usize, u32)> =
         push_slots.iter().enumerate().map(|(index, &number)| (start(index), number)).collect();
     let free = Mutex::new((0..push_slots.len()).rev().collect());
-    Ok(MappedPushBuffer { map, slot_bytes: *stride as usize, push_slots, free })
+    let (lock, slot_bytes) = (OnceLock::new(), *stride as usize);
+    Ok(MappedPushBuffer { lock, map, slot_bytes, push_slots, free })
 }
 
 /// The alignment of buffer slots, which aligns elements of every type.
@@ -188,6 +193,12 @@ impl SlotMemory for MappedSlot {
         unsafe {
             std::slice::from_raw_parts_mut(self.push_buffer.map.as_mut_ptr().add(start), length)
         }
+    }
+
+    fn lock_pages(&self, device: &Device) {
+        let MappedPushBuffer { lock, map, .. } = &*self.push_buffer;
+        // SAFETY: the push buffer drops the lock before it unmaps the pages.
+        lock.get_or_init(|| unsafe { device.lock_pages(map.as_mut_ptr(), map.len()) }.ok());
     }
 }
 

@@ -15,7 +15,7 @@ const VERSION_MIN: i32 = 12_000;
 
 /// The functions that are called. cudarc panics on one that the driver lacks, so they are looked for
 /// before.
-const FUNCTIONS: [&str; 27] = [
+const FUNCTIONS: [&str; 29] = [
     "cuCtxSetCurrent",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -33,6 +33,8 @@ const FUNCTIONS: [&str; 27] = [
     "cuMemFreeHost",
     "cuMemFree_v2",
     "cuMemHostAlloc",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
     "cuMemcpyDtoDAsync_v2",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyHtoDAsync_v2",

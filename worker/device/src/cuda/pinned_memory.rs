@@ -1,4 +1,5 @@
-//! [`PinnedMemory`]: pages of the processor's memory that a CUDA device copies from and to.
+//! [`PinnedMemory`] and [`LockedPages`]: pages of the processor's memory that a CUDA device copies from
+//! and to.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -43,6 +44,10 @@ impl<T: DeviceElement> PinnedMemory<T> {
         Ok(PinnedMemory { device, pointer, length, elements: PhantomData })
     }
 
+    pub(crate) fn device(&self) -> &Arc<CudaDevice> {
+        &self.device
+    }
+
     pub(crate) fn as_slice(&self) -> &[T] {
         // SAFETY: The memory has `length` initialized elements. The device does not write it while
         // it can be borrowed: a copy under way holds it.
@@ -64,14 +69,9 @@ impl<T: DeviceElement> PinnedMemory<T> {
         device: &CudaDevice,
         from: CudaView<'_, T>,
     ) -> Result<(), ComputeError> {
-        if from.len() == 0 {
-            return Ok(());
-        }
-        device.bind()?;
-        let (to, stream) = (&mut self.as_mut_slice()[..from.len()], device.stream.handle());
-        // SAFETY: Both have the same number of elements; the caller guarantees the rest.
-        unsafe { result::memcpy_dtoh_async(to, from.pointer(), stream) }
-            .map_err(failed("cuMemcpyDtoHAsync"))
+        let to = &mut self.as_mut_slice()[..from.len()];
+        // SAFETY: The caller guarantees it.
+        unsafe { queue_read(device, from, to) }
     }
 
     /// Queues a copy from the beginning to the device.
@@ -96,12 +96,76 @@ impl<T: DeviceElement> PinnedMemory<T> {
     }
 }
 
+/// Queues a copy from the device to memory of the processor.
+///
+/// # Safety
+///
+/// The memory is neither used nor freed before the copy is done.
+pub(crate) unsafe fn queue_read<T: DeviceElement>(
+    device: &CudaDevice,
+    from: CudaView<'_, T>,
+    to: &mut [T],
+) -> Result<(), ComputeError> {
+    assert_eq!(from.len(), to.len(), "a copy to memory of another length");
+    if to.is_empty() {
+        return Ok(());
+    }
+    device.bind()?;
+    // SAFETY: Both have the same number of elements; the caller guarantees the rest.
+    unsafe { result::memcpy_dtoh_async(to, from.pointer(), device.stream.handle()) }
+        .map_err(failed("cuMemcpyDtoHAsync"))
+}
+
 impl<T> Drop for PinnedMemory<T> {
     fn drop(&mut self) {
         if self.length * size_of::<T>() > 0 && self.device.bind().is_ok() {
             // Nobody hears of an error here.
             // SAFETY: The memory was allocated by the driver, and no copy uses it.
             let _ = unsafe { result::free_host(self.pointer.cast()) };
+        }
+    }
+}
+
+/// Pages that the driver has locked where they are, for all devices.
+#[derive(Debug)]
+pub(crate) struct LockedPages {
+    device: Arc<CudaDevice>,
+    start: *mut u8,
+}
+
+// SAFETY: The pointer is only passed to the driver, which any thread may call.
+unsafe impl Send for LockedPages {}
+// SAFETY: As above.
+unsafe impl Sync for LockedPages {}
+
+impl LockedPages {
+    /// Locks pages.
+    ///
+    /// # Safety
+    ///
+    /// The memory is mapped, and stays so until the value is dropped.
+    pub(crate) unsafe fn new(
+        device: &Arc<CudaDevice>,
+        start: *mut u8,
+        bytes: usize,
+    ) -> Result<LockedPages, ComputeError> {
+        device.bind()?;
+        // SAFETY: The context is bound; the caller guarantees the rest.
+        let locked = unsafe {
+            sys::cuMemHostRegister_v2(start.cast(), bytes, sys::CU_MEMHOSTREGISTER_PORTABLE)
+        };
+        locked.result().map_err(failed("cuMemHostRegister"))?;
+        Ok(LockedPages { device: device.clone(), start })
+    }
+}
+
+impl Drop for LockedPages {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // Nobody hears of an error here.
+            // SAFETY: The pages were locked by the driver, and no copy uses them: it would hold
+            // whoever holds this.
+            let _ = unsafe { sys::cuMemHostUnregister(self.start.cast()) };
         }
     }
 }
