@@ -1,7 +1,7 @@
 //! [`CudaDevice`]: one CUDA device, as a device of the process.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::CUdevice_attribute_enum::{
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
@@ -10,6 +10,7 @@ use cudarc::driver::sys::CUdevice_attribute_enum::{
 use cudarc::driver::{result, sys};
 
 use super::context::{Context, Stream};
+use super::cublas::Cublas;
 use super::driver::{self, failed};
 use super::modules::Modules;
 use super::waiter::Waiter;
@@ -21,6 +22,8 @@ use crate::error::ComputeError;
 pub(crate) struct CudaDevice {
     index: u32,
     pub(super) waiter: Waiter,
+    /// `None` inside if the machine has no such library.
+    pub(super) cublas: OnceLock<Option<Cublas>>,
     pub(super) modules: Modules,
     pub(super) stream: Stream,
     context: Arc<Context>,
@@ -48,8 +51,8 @@ impl CudaDevice {
             attribute(context.device(), CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? > 0;
         let stream = Stream::new(&context)?;
         let modules = Modules::load(&context)?;
-        let (waiter, used) = (Waiter::default(), AtomicU64::new(0));
-        Ok(CudaDevice { index, waiter, modules, stream, context, has_pools, used, limit })
+        let (waiter, cublas, used) = (Waiter::default(), OnceLock::new(), AtomicU64::new(0));
+        Ok(CudaDevice { index, waiter, cublas, modules, stream, context, has_pools, used, limit })
     }
 
     pub(crate) fn index(&self) -> u32 {

@@ -1,5 +1,6 @@
 //! Matrix products.
 
+use super::cublas::Cublas;
 use super::cuda_device::CudaDevice;
 use super::cuda_memory::{CudaView, CudaViewMut};
 use crate::error::ComputeError;
@@ -11,6 +12,10 @@ const SIDE: u32 = 16;
 /// The most blocks of a grid in its second dimension.
 const GRID_Y_MAX: usize = 65_535;
 
+/// The fewest multiplications for which cuBLAS is asked. It takes a moment to load, and is hardly faster
+/// for less.
+const CUBLAS_OPERATIONS_MIN: usize = 1 << 20;
+
 /// A matrix in the memory of a device, whose strides stay within its values.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CudaMatrix<'a> {
@@ -20,7 +25,22 @@ pub(crate) struct CudaMatrix<'a> {
     pub(crate) strides: (usize, usize),
 }
 
+/// Rows and columns, and the distances between them.
+pub(super) type Shape = ((usize, usize), (usize, usize));
+
+impl CudaMatrix<'_> {
+    pub(super) fn shape(&self) -> Shape {
+        ((self.rows, self.columns), self.strides)
+    }
+}
+
 impl CudaDevice {
+    /// Returns the library for large products, if the machine has it. Binds the context.
+    pub(crate) fn cublas(&self) -> Result<Option<&Cublas>, ComputeError> {
+        self.bind()?;
+        Ok(self.cublas.get_or_init(|| Cublas::open(self.stream.handle())).as_ref())
+    }
+
     /// Writes `a * b + beta * product`. The matrices fit.
     pub(crate) fn multiply(
         &self,
@@ -31,6 +51,17 @@ impl CudaDevice {
     ) -> Result<(), ComputeError> {
         if a.rows == 0 || b.columns == 0 {
             return Ok(());
+        }
+        let operations = a.rows.saturating_mul(a.columns).saturating_mul(b.columns);
+        if operations >= CUBLAS_OPERATIONS_MIN
+            && let Some(cublas) = self.cublas()?
+        {
+            // SAFETY: The strides stay within the values, the product has `a.rows * b.columns`
+            // elements, and there is a term.
+            let queued = unsafe { cublas.multiply(a, b, beta, product.view().pointer()) };
+            if let Some(queued) = queued {
+                return queued;
+            }
         }
         let [across, down] = [b.columns, a.rows].map(|count| count.div_ceil(TILE));
         let grid = (across.min(i32::MAX as usize) as u32, down.min(GRID_Y_MAX) as u32);

@@ -6,6 +6,7 @@
 mod activation;
 mod cast;
 mod context;
+mod cublas;
 pub(crate) mod cuda_device;
 pub(crate) mod cuda_memory;
 pub(crate) mod driver;

@@ -16,7 +16,7 @@ fn what_a_process_sees_agrees() {
     let _turn = std::env::var_os(CHILD).is_none().then(DriverTurn::start);
     let opened = Device::cuda(0);
     match &opened {
-        Ok(device) => println!("opened {device}"),
+        Ok(device) => println!("opened {device}, cuBLAS {:?}", device.uses_cublas()),
         Err(error) => println!("refused: {error}"),
     }
     let listed = cuda_devices();
@@ -54,7 +54,7 @@ fn emulated() -> tempfile::TempDir {
 fn a_driver_is_found_by_the_path_of_libraries() {
     let folder = emulated();
     let seen_one = seen(folder.path(), &[]);
-    assert!(seen_one.contains("opened cuda:0"), "{seen_one}");
+    assert!(seen_one.contains("opened cuda:0, cuBLAS"), "{seen_one}");
     assert!(seen_one.contains("auto cuda:0 false"), "{seen_one}");
     assert!(seen_one.contains("all [\"cpu\", \"cuda:0\"]"), "{seen_one}");
 }
@@ -79,14 +79,44 @@ fn an_old_driver_is_refused() {
     assert!(seen.contains("none: cannot use CUDA") && seen.contains("auto cpu:"), "{seen}");
 }
 
+/// Compiles a library. Returns `false` without a C compiler.
+fn compile(text: &str, folder: &Path, library: &str) -> bool {
+    let source = folder.join("source.c");
+    std::fs::write(&source, format!("{text}\n")).unwrap();
+    let mut command = Command::new("cc");
+    command.arg("-shared").arg("-o").arg(folder.join(library)).arg(&source);
+    command.status().is_ok_and(|status| status.success())
+}
+
+#[test]
+fn a_cublas_that_cannot_be_used_is_not() {
+    let folder = emulated();
+    let library = folder.path().join("libcublas.so");
+    let named = [("PUSHPULL_CUBLAS", library.to_str().unwrap())];
+    assert!(seen(folder.path(), &named).contains("cuBLAS Ok(false)"), "there is no such file");
+    let mut functions = vec!["int cublasCreate_v2(void **handle) { return 1; }"];
+    for function in [
+        "int cublasDestroy_v2(void *handle) { return 0; }",
+        "int cublasSetStream_v2(void *handle, void *stream) { return 0; }",
+        "int cublasSgemm_v2() { return 0; }",
+    ] {
+        functions.push(function);
+        if !compile(&functions.join("\n"), folder.path(), "libcublas.so") {
+            return println!("SKIPPED: no cuBLAS is refused, there is no C compiler");
+        }
+        // The first libraries lack a function, the last cannot open the device.
+        assert!(seen(folder.path(), &named).contains("cuBLAS Ok(false)"), "{function}");
+    }
+    functions[0] = "int cublasCreate_v2(void **handle) { return 0; }";
+    compile(&functions.join("\n"), folder.path(), "libcublas.so");
+    assert!(seen(folder.path(), &named).contains("cuBLAS Ok(true)"));
+    assert!(seen(folder.path(), &[("PUSHPULL_CUBLAS", "none")]).contains("cuBLAS Ok(false)"));
+}
+
 #[test]
 fn a_driver_that_lacks_a_function_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let source = folder.path().join("driver.c");
-    std::fs::write(&source, "int cuInit(unsigned flags) { return 100; }\n").unwrap();
-    let library = folder.path().join("libcuda.so.1");
-    let compiled = Command::new("cc").arg("-shared").arg("-o").arg(&library).arg(&source).status();
-    if !compiled.is_ok_and(|status| status.success()) {
+    if !compile("int cuInit(unsigned flags) { return 100; }", folder.path(), "libcuda.so.1") {
         return println!("SKIPPED: no driver lacks a function, there is no C compiler");
     }
     let seen = seen(folder.path(), &[]);

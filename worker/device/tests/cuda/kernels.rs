@@ -44,11 +44,21 @@ fn filled(device: &Device, values: &[f32]) -> Buffer<f32> {
     buffer
 }
 
+fn uses_cublas() -> bool {
+    let (_turn, [_, cuda]) = devices();
+    cuda.uses_cublas().unwrap()
+}
+
 #[test]
 fn products_of_any_size_and_layout() {
     // A tile has 64 rows and columns and 16 terms.
-    let sizes =
-        [(1, 1, 1), (3, 5, 7), (64, 16, 64), (65, 17, 70), (130, 33, 5), (2, 0, 3), (0, 3, 2)];
+    let mut sizes =
+        vec![(1, 1, 1), (3, 5, 7), (64, 16, 64), (65, 17, 70), (130, 33, 5), (2, 0, 3), (0, 3, 2)];
+    // Where there is cuBLAS, it computes what is large.
+    if uses_cublas() {
+        println!("products by cuBLAS");
+        sizes.extend([(129, 130, 65), (1, 1 << 12, 257), (1021, 1, 1031), (1031, 2000, 1)]);
+    }
     for (rows, inner, columns) in sizes {
         let (a, b) = (random(1, rows * inner), random(2, inner * columns));
         for (transposes_a, transposes_b, beta) in
