@@ -123,49 +123,56 @@ fn steps(device: &Device, rounds: usize) {
     );
     let sizes = [("64 B", 16), ("1 MiB", 1 << 18), ("16 MiB", 1 << 22), ("64 MiB", 1 << 24)];
     let folder = tempfile::tempdir().unwrap();
-    for (index, (name, elements)) in [false, true]
-        .into_iter()
-        .flat_map(|shares| {
-            sizes.map(|(name, elements)| {
-                (format!("{name} {}", if shares { "shared" } else { "TCP" }), elements)
-            })
-        })
-        .enumerate()
-    {
-        let [mut bare, mut on_device] = [0, 1].map(|which| {
-            let socket = folder.path().join(format!("{index}-{which}"));
-            BenchWorker::start(elements as u64, (index >= sizes.len()).then_some(&*socket))
-        });
-        let mut params = DeviceParams::new(device, on_device.params.clone()).unwrap();
-        let mut buffer = device.buffer(elements).unwrap();
-        let mut pinned = Some(device.pinned(elements).unwrap());
-        let mut times: [Vec<Duration>; 6] = Default::default();
-        for _ in 0..if elements > 1 << 22 { rounds.div_ceil(4) } else { rounds } {
-            let round = [
-                bare.step(),
-                on_device.step_on(device, &mut params),
-                copy(device, &mut buffer, &mut pinned),
-            ];
-            times.iter_mut().zip(round.as_flattened()).for_each(|(all, &one)| all.push(one));
+    for (transport, shares) in [("TCP", false), ("shared", true)] {
+        for (size, elements) in sizes {
+            let [bare, on_device] = ["bare", "device"].map(|which| {
+                let socket = folder.path().join(format!("{elements}-{which}"));
+                BenchWorker::start(elements as u64, shares.then_some(&*socket))
+            });
+            let rounds = if elements > 1 << 22 { rounds.div_ceil(4) } else { rounds };
+            steps_of(&format!("{size} {transport}"), device, rounds, bare, on_device);
         }
-        let micros = times.map(|times| fast(times) * 1e6);
-        let [pull, push, pull_to, push_from, write, read] = micros;
-        let ratios = [pull.max(write) / pull_to, push.max(read) / push_from];
-        let pair = |[a, b]: [f64; 2]| format!("{a:.1} {b:>10.1}");
-        println!(
-            "{name:<14} {:>22} {:>22} {:>22} {:>8.2} {:>7.2}",
-            pair([pull, push]),
-            pair([pull_to, push_from]),
-            pair([write, read]),
-            ratios[0],
-            ratios[1],
-        );
     }
+}
+
+fn steps_of(
+    name: &str,
+    device: &Device,
+    rounds: usize,
+    mut bare: BenchWorker,
+    mut on_device: BenchWorker,
+) {
+    let elements = bare.params.view::<f32>("w").unwrap().len();
+    let mut params = DeviceParams::new(device, on_device.params.clone()).unwrap();
+    let mut buffer = device.buffer(elements).unwrap();
+    let mut pinned = Some(device.pinned(elements).unwrap());
+    let mut times: [Vec<Duration>; 6] = Default::default();
+    for _ in 0..rounds {
+        let round = [
+            bare.step(),
+            on_device.step_on(device, &mut params),
+            copy(device, &mut buffer, &mut pinned),
+        ];
+        times.iter_mut().zip(round.as_flattened()).for_each(|(all, &one)| all.push(one));
+    }
+    let micros = times.map(|times| fast(times) * 1e6);
+    let [pull, push, pull_to, push_from, write, read] = micros;
+    let ratios = [pull.max(write) / pull_to, push.max(read) / push_from];
+    let pair = |[a, b]: [f64; 2]| format!("{a:.1} {b:>10.1}");
+    println!(
+        "{name:<14} {:>22} {:>22} {:>22} {:>8.2} {:>7.2}",
+        pair([pull, push]),
+        pair([pull_to, push_from]),
+        pair([write, read]),
+        ratios[0],
+        ratios[1],
+    );
 }
 
 /// Computes products on a device, each queued behind the one before.
 fn products_on(device: &Device, rounds: usize) {
-    println!("{:<16} {:>18} {:>10} on {device}", "product", "", "GFLOP/s");
+    let by = if device.uses_cublas().unwrap() { "cuBLAS" } else { "our kernel" };
+    println!("{:<16} {:>18} {:>10} on {device}, by {by}", "product", "", "GFLOP/s");
     let large = [("large", [4096, 4096, 4096]), ("odd", [1000, 999, 1001])];
     for (name, [rows, inner, columns]) in PRODUCTS.into_iter().chain(large) {
         let [a, b] = [("a", rows * inner), ("b", inner * columns)].map(|(name, elements)| {

@@ -147,10 +147,13 @@ fn train_session(mut model: impl for<'a> Compute<Samples<'a>>) -> Vec<f64> {
 
 #[test]
 fn sessions_compute_on_the_device_and_on_towers() {
-    let _turn = DriverTurn::start();
+    let turn = DriverTurn::start();
     let [cpu, cuda] = [Device::cpu_threads(1).unwrap(), Device::cuda(0).unwrap()];
     let expected = train_session(model(&cpu));
     assert_close(&train_session(model(&cuda)), &expected);
+    if let Some(emulator) = turn.emulator() {
+        assert_eq!(emulator.pageable_copies(), (PAGEABLE - 1) * STEPS, "there are no halves");
+    }
     let towers = || Towers::new([model(&cuda), model(&cpu)]);
     // The values lie on the processor: no tower's device gets a second copy.
     assert!(Compute::<Samples<'_>>::device(&towers()).uses_host_memory());

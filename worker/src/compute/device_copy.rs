@@ -53,10 +53,12 @@ impl DeviceCopy {
         let mut viewed = BTreeSet::new();
         let mut out = StepGradients::new(gradients, Some((copy.gradients.view_mut(), &mut viewed)));
         let loss = model.gradients(values, batch, &mut out)?;
-        for id in viewed {
-            let range = gradients.plan.range(id);
-            let from = copy.gradients.view().slice(range);
-            device.read(from, gradients.bytes_of_mut(id))?;
+        let ranges: Vec<_> = viewed.into_iter().map(|id| gradients.plan.range(id)).collect();
+        let target = gradients.memory.buffer_mut();
+        target.prepare_copies(&device, &ranges)?;
+        for range in ranges {
+            let from = copy.gradients.view().slice(range.clone());
+            device.read(from, target.slice_mut(range))?;
         }
         Ok(loss)
     }

@@ -103,8 +103,12 @@ impl<'a> Step<'a> {
         batch: B,
     ) -> Result<f64, ModelError> {
         let TrainingSession { joined, device_copy, .. } = &mut *self.session;
-        let params = &joined.as_ref().expect(IN_STEP).params;
+        let params = &mut joined.as_mut().expect(IN_STEP).params;
         let gradients = &mut self.grant.gradients;
+        if !model.device().uses_host_memory() {
+            // The next pulls are to such pages as well.
+            params.buffer.pin(model.device())?;
+        }
         let loss = DeviceCopy::compute(device_copy, model, params, batch, gradients)?;
         self.scalar(LOSS, loss);
         Ok(loss)
