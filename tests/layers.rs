@@ -26,7 +26,8 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
         ],
     ),
     ("worker", &["pushpull-common", "pushpull-device", "pushpull-net", "tokio"]),
-    ("worker/device", &[]),
+    // Encodes gradients where they are computed.
+    ("worker/device", &["pushpull-common"]),
     // Stands in for a driver, so it knows nothing of what calls it.
     ("worker/device/emulator", &[]),
     // The facade: the crates below these are no part of its public face.
@@ -281,6 +282,7 @@ const UNSAFE: &[&str] = &[
     "worker/device/src/cpu/pool.rs",
     "worker/device/src/cuda/activation.rs",
     "worker/device/src/cuda/cast.rs",
+    "worker/device/src/cuda/codec.rs",
     "worker/device/src/cuda/context.rs",
     "worker/device/src/cuda/cuda_device.rs",
     "worker/device/src/cuda/cuda_memory.rs",

@@ -136,6 +136,12 @@ pub enum ComputeError {
         /// Rows of the right matrix.
         rows: usize,
     },
+    /// A codec cannot encode a gradient.
+    #[error("{reason}")]
+    Codec {
+        /// Which codec, and why.
+        reason: String,
+    },
     /// The mean of nothing was asked for.
     #[error("{kernel} has no samples to average over")]
     Empty {

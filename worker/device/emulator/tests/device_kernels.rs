@@ -88,3 +88,22 @@ fn halves_are_rounded_and_widened() {
         }
     }
 }
+
+#[test]
+fn counts_of_chunks_are_added_up_in_order() {
+    let Some(text) = modules().remove("codec") else { return };
+    let mut bench = Bench::new(&text);
+    // Fewer chunks than the block has threads, as many, and several times as many.
+    for chunks in [1usize, 255, 256, 257, 700] {
+        let counts: Vec<u32> = (0..2 * chunks as u32).map(|i| i * 7919 % 2049).collect();
+        let place = bench.upload(&counts);
+        bench
+            .launch("top_k_scan", ([1, 1], [256, 1]), 0, arguments![place, chunks as u64])
+            .unwrap();
+        let before = |counts: &[u32]| -> Vec<u32> {
+            (0..chunks).map(|chunk| counts[..chunk].iter().sum()).collect()
+        };
+        let expected = [before(&counts[..chunks]), before(&counts[chunks..])].concat();
+        assert_eq!(bench.download::<u32>(place, 2 * chunks), expected, "{chunks}");
+    }
+}

@@ -2,6 +2,7 @@
 
 pub(crate) mod activation;
 pub(crate) mod cast;
+pub(crate) mod codec;
 pub(crate) mod elementwise;
 pub(crate) mod embedding_bag;
 pub(crate) mod gemm;

@@ -5,6 +5,7 @@
 
 mod activation;
 mod cast;
+mod codec;
 mod context;
 mod cublas;
 pub(crate) mod cuda_device;

@@ -11,9 +11,23 @@ use super::driver::failed;
 use crate::error::ComputeError;
 
 /// The kernels by topic: the text that `kernels/make_ptx.py` makes of the source, and their names.
-const TOPICS: [(&str, &[&str]); 6] = [
+const TOPICS: [(&str, &[&str]); 7] = [
     (include_str!("kernels/ptx/activation.ptx"), &["activate", "activate_back", "sum_rows"]),
     (include_str!("kernels/ptx/cast.ptx"), &["round_f16", "widen_f16", "round_bf16", "widen_bf16"]),
+    (
+        include_str!("kernels/ptx/codec.ptx"),
+        &[
+            "first_non_finite",
+            "encode_f16",
+            "encode_bf16",
+            "encode_int8",
+            "encode_one_bit",
+            "top_k_histogram",
+            "top_k_count",
+            "top_k_scan",
+            "top_k_write",
+        ],
+    ),
     (
         include_str!("kernels/ptx/elementwise.ptx"),
         &["axpy", "add", "mul", "div", "scale", "fill", "sum_chunks", "sum_sums"],
