@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Ps, Worker};
 use pushpull::compute::{Buffer, Device, DeviceParams, Matrix, Pinned};
+use pushpull::training::Codec;
 use pushpull::variable::{Initializer, Shape};
 use pushpull::{ClusterSpec, Params, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
 
@@ -54,7 +55,7 @@ struct BenchWorker {
 
 impl BenchWorker {
     /// Connects over TCP, or over a socket of Unix, so that both share memory.
-    fn start(elements: u64, socket: Option<&Path>) -> BenchWorker {
+    fn start(elements: u64, socket: Option<&Path>, codec: Option<Codec>) -> BenchWorker {
         let address = match socket {
             None => "127.0.0.1:0".to_owned(),
             Some(socket) => format!("unix:{}", socket.display()),
@@ -64,7 +65,11 @@ impl BenchWorker {
             ClusterSpec::builder().job("ps", [listener.address()]).workers(1).build().unwrap();
         let config = PsConfig::new(spec.clone(), TaskId::ps(0), Sgd::new(0.1));
         let server = Ps::start(listener, config).unwrap();
-        let mut worker = Worker::connect(WorkerConfig::new(spec, TaskId::worker(0))).unwrap();
+        let mut config = WorkerConfig::new(spec, TaskId::worker(0));
+        if let Some(codec) = codec {
+            config = config.codec("*", codec);
+        }
+        let mut worker = Worker::connect(config).unwrap();
         let variables = [VariableSpec::f32("w", [elements]).unwrap()];
         let params = worker.join(&variables, |_| ()).unwrap();
         BenchWorker { worker, params, _server: server }
@@ -118,7 +123,7 @@ fn copy(
 fn steps(device: &Device, rounds: usize) {
     println!("\nsteps by way of {device}, in us");
     println!(
-        "{:<14} {:>22} {:>22} {:>22} {:>16}",
+        "{:<18} {:>22} {:>22} {:>22} {:>16}",
         "of", "bare pull, push", "pull_to, push_from", "copies", "over the slower"
     );
     let sizes = [("64 B", 16), ("1 MiB", 1 << 18), ("16 MiB", 1 << 22), ("64 MiB", 1 << 24)];
@@ -127,11 +132,16 @@ fn steps(device: &Device, rounds: usize) {
         for (size, elements) in sizes {
             let [bare, on_device] = ["bare", "device"].map(|which| {
                 let socket = folder.path().join(format!("{elements}-{which}"));
-                BenchWorker::start(elements as u64, shares.then_some(&*socket))
+                BenchWorker::start(elements as u64, shares.then_some(&*socket), None)
             });
             let rounds = if elements > 1 << 22 { rounds.div_ceil(4) } else { rounds };
             steps_of(&format!("{size} {transport}"), device, rounds, bare, on_device);
         }
+    }
+    let codecs = [Codec::Bf16, Codec::Int8, Codec::OneBit, Codec::TopK { fraction: 0.01 }];
+    for codec in codecs.into_iter().filter(|_| !device.uses_host_memory()) {
+        let [bare, on_device] = [0, 1].map(|_| BenchWorker::start(1 << 22, None, Some(codec)));
+        steps_of(&format!("16 MiB {codec}"), device, rounds.div_ceil(4), bare, on_device);
     }
 }
 
@@ -160,7 +170,7 @@ fn steps_of(
     let ratios = [pull.max(write) / pull_to, push.max(read) / push_from];
     let pair = |[a, b]: [f64; 2]| format!("{a:.1} {b:>10.1}");
     println!(
-        "{name:<14} {:>22} {:>22} {:>22} {:>8.2} {:>7.2}",
+        "{name:<18} {:>22} {:>22} {:>22} {:>8.2} {:>7.2}",
         pair([pull, push]),
         pair([pull_to, push_from]),
         pair([write, read]),

@@ -264,7 +264,7 @@ fn codecs_shorten_half_precision_further() {
         train(&mut worker, 0..4);
         pull(&mut worker, &mut params);
         check_rounding(&params);
-        let residuals = worker.residuals();
+        let residuals = worker.residuals().unwrap();
         worker.restore_residuals(&residuals).unwrap();
         train(&mut worker, 4..6);
         pull(&mut worker, &mut params);

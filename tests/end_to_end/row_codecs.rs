@@ -236,7 +236,7 @@ fn residuals_of_rows_are_restored_by_another_worker() {
         };
         let mut worker = connect(cluster.config(0));
         descend(&mut worker, 0..3, ROWS);
-        let saved = worker.residuals();
+        let saved = worker.residuals().unwrap();
         worker.leave().unwrap();
 
         let mut worker = connect(cluster.config(0));
@@ -248,7 +248,7 @@ fn residuals_of_rows_are_restored_by_another_worker() {
             assert_eq!(worker.restore_residuals(&saved[..at]), damaged, "cut at {at}");
         }
         worker.restore_residuals(&saved).unwrap();
-        assert!(worker.residuals() == saved);
+        assert!(worker.residuals().unwrap() == saved);
         descend(&mut worker, 3..6, ROWS);
         let found = values(&mut Reader::connect(cluster.config(0)).unwrap(), ROWS);
         assert!(found == expected_rows(&mut RowEncoder::new(codec), 0..6, ROWS, true), "{codec}");
@@ -259,7 +259,7 @@ fn residuals_of_rows_are_restored_by_another_worker() {
         let cluster = TestCluster::sgd(1, |config| config);
         let mut worker = connect(cluster.config(0).row_residual_bytes(0));
         descend(&mut worker, 0..4, ROWS);
-        assert!(worker.residuals().len() < 100);
+        assert!(worker.residuals().unwrap().len() < 100);
         let found = values(&mut Reader::connect(cluster.config(0)).unwrap(), ROWS);
         let alone = expected_rows(&mut RowEncoder::new(codec), 0..4, ROWS, false);
         let fed_back = expected_rows(&mut RowEncoder::new(codec), 0..4, ROWS, true);

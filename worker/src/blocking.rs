@@ -260,7 +260,7 @@ impl Worker {
     }
 
     /// See [`crate::Worker::residuals`].
-    pub fn residuals(&self) -> Vec<u8> {
+    pub fn residuals(&self) -> Result<Vec<u8>, Error> {
         self.inner.residuals()
     }
 

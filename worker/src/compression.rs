@@ -1,5 +1,6 @@
 //! Gradients that are sent encoded: the codec of each variable, and its residual.
 
+mod on_device;
 mod rows;
 mod saved;
 
@@ -7,7 +8,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use pushpull_common::catalogue::{Catalogue, Partition};
-use pushpull_common::codec::{Codec, CodecError, Encoding, Encodings, Real, Residual};
+use pushpull_common::codec::{Codec, CodecError, Encoding, Encodings, Real, Residual, ScaleBlocks};
 use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::names::NamePattern;
 use pushpull_common::tensor::{DType, Element, bf16, f16};
@@ -17,6 +18,7 @@ use crate::error::{ConfigError, Error};
 use crate::gradients::part_buffer::PartBuffer;
 use crate::gradients::rows::VariableRows;
 use crate::gradients::sharding_plan::{ShardingPlan, part_elements};
+use on_device::DeviceResidual;
 use rows::RowResiduals;
 
 /// A call of [`crate::WorkerConfig::codec`]: the variables that it matches, and their codec or
@@ -88,6 +90,8 @@ pub(crate) struct VariableCodec {
 #[derive(Debug)]
 pub(crate) enum VariableResidual {
     F32(Residual<f32>),
+    /// Of a variable of `f32` whose last gradient was encoded on a device.
+    OnDevice(DeviceResidual),
     F64(Residual<f64>),
     /// Of a sparse variable.
     RowsF32(RowResiduals<f32>),
@@ -205,6 +209,9 @@ impl Compression {
     ) -> Result<(), Error> {
         let Compression { variables, widened } = self;
         let Some(VariableCodec { codec, residual }) = variables.get_mut(&id) else { return Ok(()) };
+        if let VariableResidual::OnDevice(left) = residual {
+            *residual = VariableResidual::F32(left.read()?);
+        }
         let variable = plan.catalogue().variable(id);
         let bytes = &bytes[..variable.bytes() as usize];
         let partitions = plan.catalogue().partitions_of(id);
@@ -216,6 +223,7 @@ impl Compression {
             VariableResidual::F64(residual) => {
                 encode(codec, residual, partitions, plan, bytemuck::cast_slice(bytes), out)
             }
+            VariableResidual::OnDevice(_) => unreachable!("it was read from the device"),
             VariableResidual::RowsF32(_) | VariableResidual::RowsF64(_) => {
                 unreachable!("rows have parts of their own")
             }
@@ -245,7 +253,7 @@ impl Compression {
             VariableResidual::RowsF64(residual) => {
                 residual.encode(codec, partition, most, rows.ids, &rows.elements::<f64>(), out)
             }
-            VariableResidual::F32(_) | VariableResidual::F64(_) => {
+            VariableResidual::F32(_) | VariableResidual::F64(_) | VariableResidual::OnDevice(_) => {
                 unreachable!("only what is sparse has rows")
             }
         };
@@ -288,19 +296,46 @@ fn add_encoded_parts<T: Real>(
     gradient: &[T],
     out: &mut PartBuffer,
 ) -> Result<(), CodecError> {
+    stretches(codec, T::DTYPE, partition, part_bytes, elements).try_for_each(|stretch| {
+        let Stretch { before, blocks, elements } = stretch;
+        let values = &gradient[elements.clone()];
+        out.add_encoded(partition, before, values.len(), codec.encoding(), |out| {
+            residual.encode(codec, blocks, elements.start, values, out)
+        })
+    })
+}
+
+/// Elements of a partition that are encoded together, as one part.
+struct Stretch {
+    /// The bytes of the partition before them.
+    before: u64,
+    blocks: ScaleBlocks,
+    /// Their indices in the gradient.
+    elements: Range<usize>,
+}
+
+/// Cuts elements of a partition into stretches. The first element is the first that is pushed of the
+/// partition.
+fn stretches(
+    codec: &Codec,
+    dtype: DType,
+    partition: &Partition,
+    part_bytes: u64,
+    elements: Range<usize>,
+) -> impl Iterator<Item = Stretch> {
     let encoding = codec.encoding();
     let mut start = elements.start;
-    while start < elements.end {
-        let before = ((start - elements.start) * size_of::<T>()) as u64;
+    std::iter::from_fn(move || {
+        if start >= elements.end {
+            return None;
+        }
+        let before = ((start - elements.start) * dtype.size()) as u64;
         let blocks = partition.blocks_from(partition.offset + before);
-        let most = part_elements(encoding, blocks, T::DTYPE, part_bytes);
+        let most = part_elements(encoding, blocks, dtype, part_bytes);
         let stretch = start..elements.end.min(start + most);
-        out.add_encoded(partition, before, stretch.len(), encoding, |out| {
-            residual.encode(codec, blocks, start, &gradient[stretch.clone()], out)
-        })?;
         start = stretch.end;
-    }
-    Ok(())
+        Some(Stretch { before, blocks, elements: stretch })
+    })
 }
 
 /// Returns elements of `f32`, or elements of a half type as `f32` multiplied by `factor`, as the

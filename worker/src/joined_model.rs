@@ -108,6 +108,16 @@ impl JoinedModel {
             && self.plan.catalogue().partitions_of(id).iter().all(|p| p.own_encoding.is_none())
     }
 
+    /// Whether devices encode the gradient of a variable.
+    pub(crate) fn encodes_on_devices(&self, id: VariableId) -> bool {
+        self.compression().encodes_on_devices(&self.plan, id)
+    }
+
+    /// Whether NaN and infinities are refused in the gradient of a variable.
+    pub(crate) fn refuses_non_finite(&self, id: VariableId) -> bool {
+        self.non_finite == (NonFinitePolicy::Reject {}) || self.compression().refuses_non_finite(id)
+    }
+
     /// Makes the parts that exist for this push only: those of rows, which are cut in place, and
     /// those of encoded gradients.
     pub(crate) fn make_parts(&self, gradients: &mut Gradients) -> Result<(), Error> {

@@ -20,8 +20,8 @@ use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
 use pushpull_common::protocol::message;
 use pushpull_common::protocol::message::{EndReason, Role};
 use pushpull_common::variable::{Replication, VariableSpec};
-use pushpull_device::{Buffer, Device};
 
+use self::device_steps::DevicePool;
 use crate::client::{SessionClient, join_all};
 use crate::compression::Compression;
 use crate::config::WorkerConfig;
@@ -67,8 +67,8 @@ pub struct Worker {
     data_begun: Option<DataBegun>,
     /// Memory of earlier pushes, for reuse.
     pool: Vec<GradientMemory>,
-    /// Memory of a device for gradients, for reuse.
-    device_pool: Option<(Device, Buffer<u8>)>,
+    /// Memory for pushes from the last device.
+    device_pool: Option<DevicePool>,
     /// The variables of the last push, and the scatter for them.
     scatter: Option<(Vec<bool>, Arc<Scatter>)>,
 }

@@ -14,6 +14,7 @@ use pushpull_common::codec::{Real, Residual};
 use pushpull_common::finite::first_non_finite;
 use pushpull_common::ids::VariableId;
 use pushpull_common::tensor::elements_of;
+use pushpull_device::ComputeError;
 
 use super::rows::RowResiduals;
 use super::{Compression, VariableResidual};
@@ -22,8 +23,8 @@ use crate::error::Error;
 const MAGIC: [u8; 8] = *b"ppleft\0\0";
 
 impl Compression {
-    /// Returns all residuals as bytes.
-    pub(crate) fn save(&self, catalogue: &Catalogue) -> Vec<u8> {
+    /// Returns all residuals as bytes. Fails if a device does.
+    pub(crate) fn save(&self, catalogue: &Catalogue) -> Result<Vec<u8>, ComputeError> {
         let mut out = MAGIC.to_vec();
         out.extend(catalogue.digest());
         out.extend((self.variables.len() as u64).to_le_bytes());
@@ -33,6 +34,7 @@ impl Compression {
             out.extend(u32::from(code).to_le_bytes());
             match &compressed.residual {
                 VariableResidual::F32(left) => put_all(left, &mut out),
+                VariableResidual::OnDevice(left) => put_all(&left.read()?, &mut out),
                 VariableResidual::F64(left) => put_all(left, &mut out),
                 VariableResidual::RowsF32(left) => put_rows(left, &mut out),
                 VariableResidual::RowsF64(left) => put_rows(left, &mut out),
@@ -40,7 +42,7 @@ impl Compression {
         }
         let crc = u64::from(crc32c::crc32c(&out));
         out.extend(crc.to_le_bytes());
-        out
+        Ok(out)
     }
 
     /// Restores residuals. Those of variables that are not included start at zero.
@@ -75,8 +77,11 @@ impl Compression {
         for (id, compressed) in &mut self.variables {
             let saved = found.iter().find(|saved| saved.id == *id);
             match &mut compressed.residual {
-                VariableResidual::F32(left) => *left = residual(left, saved),
-                VariableResidual::F64(left) => *left = residual(left, saved),
+                VariableResidual::F32(left) => *left = residual(left.left().len(), saved),
+                VariableResidual::F64(left) => *left = residual(left.left().len(), saved),
+                VariableResidual::OnDevice(left) => {
+                    compressed.residual = VariableResidual::F32(residual(left.len(), saved));
+                }
                 VariableResidual::RowsF32(left) => *left = rows(left, saved),
                 VariableResidual::RowsF64(left) => *left = rows(left, saved),
             }
@@ -144,9 +149,9 @@ fn put_rows<T: Real>(left: &RowResiduals<T>, out: &mut Vec<u8>) {
     put(&rows.concat(), out);
 }
 
-fn residual<T: Real>(old: &Residual<T>, saved: Option<&SavedResidual<'_>>) -> Residual<T> {
+fn residual<T: Real>(elements: usize, saved: Option<&SavedResidual<'_>>) -> Residual<T> {
     match saved {
-        None => Residual::new(old.left().len()),
+        None => Residual::new(elements),
         Some(saved) => Residual::from_left(elements_of(saved.elements)),
     }
 }

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pushpull_common::variable::VariableSpec;
-use pushpull_device::{Device, Samples};
+use pushpull_device::{Device, Samples, Targets};
 
 use super::{Compute, DeviceCopy, ModelError, StepGradients, StepValues};
 use crate::gradients::params::{GradientMemory, Gradients, Params};
@@ -25,12 +25,31 @@ impl Divide for Samples<'_> {
     }
 
     fn split_at(self, sample: usize) -> (Self, Self) {
-        let width = self.features.len().checked_div(self.labels.len()).unwrap_or(0);
-        let (features, labels) =
-            (self.features.split_at(sample * width), self.labels.split_at(sample));
+        let features = split_rows(self.features, self.labels.len(), sample);
+        let labels = self.labels.split_at(sample);
         let part = |features, labels| Samples { features, labels };
         (part(features.0, labels.0), part(features.1, labels.1))
     }
+}
+
+impl Divide for Targets<'_> {
+    fn samples(&self) -> usize {
+        self.targets.len()
+    }
+
+    fn split_at(self, sample: usize) -> (Self, Self) {
+        let features = split_rows(self.features, self.targets.len(), sample);
+        let targets = self.targets.split_at(sample);
+        let part = |features, targets| Targets { features, targets };
+        (part(features.0, targets.0), part(features.1, targets.1))
+    }
+}
+
+/// Cuts values of `rows` rows before a row. A last row that is not whole stays in the second part,
+/// whose model refuses it.
+fn split_rows(values: &[f32], rows: usize, row: usize) -> (&[f32], &[f32]) {
+    let width = values.len().checked_div(rows).unwrap_or(0);
+    values.split_at(row * width)
 }
 
 /// One model on several devices of a process: each **tower** computes a part of the batch, and their
@@ -213,6 +232,24 @@ mod tests {
         let loss = model.gradients(params.into(), batch, &mut (&mut gradients).into())?;
         let views = gradients.views_mut::<f32, 2>(NAMES)?;
         Ok((loss, views.map(|view| view.to_vec()).to_vec()))
+    }
+
+    #[test]
+    fn batches_are_divided_between_samples() {
+        let features = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0];
+        for (middle, values) in [(0, 0), (1, 2), (3, 6)] {
+            let batch = Targets { features: &features, targets: &[0.1, 0.2, 0.3] };
+            assert_eq!(Divide::samples(&batch), 3);
+            let (first, rest) = batch.split_at(middle);
+            assert_eq!((first.features, rest.features), features.split_at(values));
+            assert_eq!((first.targets.len(), rest.targets.len()), (middle, 3 - middle));
+            let batch = Samples { features: &features, labels: &[0, 1, 0] };
+            let (first, rest) = batch.split_at(middle);
+            assert_eq!((first.features, rest.features), features.split_at(values));
+            assert_eq!((first.labels.len(), rest.labels.len()), (middle, 3 - middle));
+        }
+        let none = Targets { features: &[], targets: &[] };
+        assert_eq!(none.split_at(0).1.targets.len(), 0);
     }
 
     #[test]

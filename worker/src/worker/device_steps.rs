@@ -4,13 +4,14 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use pushpull_common::ids::VariableId;
-use pushpull_device::{Buffer, Device};
+use pushpull_device::{Buffer, ComputeError, Device, Pinned};
 
 use super::Worker;
 use crate::compute::{DeviceGradients, DeviceParams, buffer_for};
 use crate::error::Error;
 #[cfg(doc)]
 use crate::gradients::params::Gradients;
+use crate::joined_model::JoinedModel;
 use crate::outcome::{Pulled, Push};
 use crate::token::Token;
 
@@ -48,14 +49,14 @@ impl Worker {
         let gradients = self.gradients();
         let mut copy = None;
         if !device.uses_host_memory() {
-            let wanted = gradients.plan.bytes();
-            let fits = |(of, buffer): &(Device, Buffer<u8>)| {
-                of.is_same(device) && buffer.len() == wanted.next_multiple_of(8)
-            };
-            copy = Some(match self.device_pool.take().filter(fits) {
-                Some((_, buffer)) => buffer,
+            let wanted = gradients.plan.bytes().next_multiple_of(8);
+            let pool = self.device_pool.take().filter(|pool| pool.device.is_same(device));
+            let mut pool = pool.unwrap_or_else(|| DevicePool::new(device));
+            copy = Some(match pool.gradients.take().filter(|buffer| buffer.len() == wanted) {
+                Some(buffer) => buffer,
                 None => buffer_for(device, wanted)?,
             });
+            self.device_pool = Some(pool);
         }
         Ok(DeviceGradients { device: device.clone(), gradients, copy, viewed: BTreeSet::new() })
     }
@@ -63,13 +64,15 @@ impl Worker {
     /// Pushes gradients from a device, and returns their fate: as [`Worker::push`].
     ///
     /// The device copies them to where the push takes them from, which on the host of a server is
-    /// memory that it shares. On the processor this is [`Worker::push`].
+    /// memory that it shares. Gradients of `f32` with a codec ([`crate::WorkerConfig::codec`]) are
+    /// encoded by the device, except for `threshold`; only their encoded bytes are copied. On the
+    /// processor this is [`Worker::push`].
     ///
     /// Scaling and clipping on the processor ([`Gradients::scale`] and others) do not see gradients
     /// that are on the device.
     ///
     /// If the future is dropped, or if the device fails, before the push has begun, the token is
-    /// given back.
+    /// given back, and residuals are as they were.
     ///
     /// # Errors
     /// Those of [`Worker::push`], and [`Error::Device`].
@@ -82,19 +85,95 @@ impl Worker {
         let Some(copy) = copy else {
             return self.push(token, gradients).await;
         };
-        if !self.model("push")?.plan.is_same(&gradients.plan) {
+        let model = self.model("push")?.clone();
+        if !model.plan.is_same(&gradients.plan) {
             return Err(Error::ForeignBuffer);
         }
+        let pool = self.device_pool.take().filter(|pool| pool.device.is_same(&device));
+        let mut pool = pool.unwrap_or_else(|| DevicePool::new(&device));
         // A variable that was omitted after it was viewed is not copied.
         let is_present = |id: &VariableId| gradients.memory.present[id.0 as usize];
-        let viewed: Vec<VariableId> = viewed.into_iter().filter(is_present).collect();
-        let ranges: Vec<Range<usize>> = viewed.iter().map(|&id| gradients.plan.range(id)).collect();
-        for id in &viewed {
+        let viewed = viewed.into_iter().filter(is_present);
+        let (encoded, copied): (Vec<VariableId>, Vec<VariableId>) =
+            viewed.partition(|&id| model.encodes_on_devices(id));
+        for id in encoded.iter().chain(&copied) {
             gradients.factors.remove(id);
         }
+        let ranges: Vec<Range<usize>> = copied.iter().map(|&id| gradients.plan.range(id)).collect();
         gradients.memory.buffer_mut().prepare_copies(&device, &ranges)?;
-        let copied = device.start_read_ranges(&copy, &ranges, Box::new(gradients))?.await?;
-        self.device_pool = Some((device, copy));
-        self.push(token, *copied).await
+        let reading = device.start_read_ranges(&copy, &ranges, Box::new(gradients))?;
+        let mut gradients = *reading.await?;
+        if !encoded.is_empty() {
+            // They are among the staged parts instead.
+            encoded.iter().for_each(|id| gradients.memory.present[id.0 as usize] = false);
+            pool.check_finite(&model, &encoded, &copy).await?;
+            // All are checked before any is encoded.
+            model.check(&gradients)?;
+            let encoding =
+                model.compression().encode_on(&device, &model.plan, &encoded, copy.view());
+            let encoding = encoding?;
+            let bytes = pool.read(&encoding.encoded).await?;
+            let copies = &mut gradients.memory.staged_mut().copies;
+            model.compression().keep(encoding, bytes, copies)?;
+        }
+        pool.gradients = Some(copy);
+        self.device_pool = Some(pool);
+        self.push(token, gradients).await
+    }
+}
+
+/// Memory for pushes from a device, for reuse.
+#[derive(Debug)]
+pub(crate) struct DevicePool {
+    device: Device,
+    /// Memory of the device for gradients.
+    gradients: Option<Buffer<u8>>,
+    /// Pages to which it copies bytes that are then put elsewhere.
+    pages: Option<Pinned<u8>>,
+}
+
+impl DevicePool {
+    fn new(device: &Device) -> DevicePool {
+        DevicePool { device: device.clone(), gradients: None, pages: None }
+    }
+
+    /// Reads bytes from the device.
+    async fn read(&mut self, from: &Buffer<u8>) -> Result<&[u8], ComputeError> {
+        let pages = match self.pages.take().filter(|pages| pages.len() >= from.len()) {
+            Some(pages) => pages,
+            None => self.device.pinned(from.len())?,
+        };
+        let pages = self.device.start_read(from, pages)?.await?;
+        Ok(&self.pages.insert(pages)[..from.len()])
+    }
+
+    /// Checks gradients on the device for NaN and infinity, if their codecs or the servers refuse
+    /// those.
+    async fn check_finite(
+        &mut self,
+        model: &JoinedModel,
+        ids: &[VariableId],
+        gradients: &Buffer<u8>,
+    ) -> Result<(), Error> {
+        let device = self.device.clone();
+        let plan = &model.plan;
+        let elements = |id: VariableId| gradients.view().slice(plan.range(id)).cast::<f32>();
+        let mut found = device.buffer::<u8>(8 * ids.len())?;
+        for (place, &id) in ids.iter().enumerate() {
+            let index = found.view_mut().slice(8 * place..8 * place + 8).cast::<u64>();
+            device.first_non_finite(elements(id), index)?;
+        }
+        let found = self.read(&found).await?.as_chunks().0.iter();
+        for (&id, element) in ids.iter().zip(found.map(|bytes| u64::from_ne_bytes(*bytes))) {
+            if element == u64::MAX || !model.refuses_non_finite(id) {
+                continue;
+            }
+            let element = element as usize;
+            let mut value = [0.0];
+            device.read(elements(id).slice(element..element + 1), &mut value)?;
+            let variable = plan.catalogue().variable(id).name().to_owned();
+            return Err(Error::NonFinite { variable, element, value: value[0].into() });
+        }
+        Ok(())
     }
 }

@@ -90,7 +90,9 @@ impl Worker {
         if !model.plan.is_same(&gradients.plan) {
             return Err(Error::ForeignBuffer);
         }
-        if gradients.present().next().is_none() && gradients.memory.rows().is_empty() {
+        let has_staged = !gradients.memory.staged.is_empty();
+        if gradients.present().next().is_none() && gradients.memory.rows().is_empty() && !has_staged
+        {
             return Err(Error::EmptyPush);
         }
         let scatter = self.scatter_for(model, &gradients);
@@ -133,10 +135,13 @@ impl Worker {
     /// Their length is that of one gradient of the encoded variables, plus the residuals kept for
     /// rows. A worker that resumes without them loses what it had not sent: about the error of one
     /// step.
-    pub fn residuals(&self) -> Vec<u8> {
+    ///
+    /// # Errors
+    /// [`Error::Device`] if residuals are on a device that fails.
+    pub fn residuals(&self) -> Result<Vec<u8>, Error> {
         match &self.model {
-            Some(model) => model.compression().save(model.plan.catalogue()),
-            None => Vec::new(),
+            Some(model) => Ok(model.compression().save(model.plan.catalogue())?),
+            None => Ok(Vec::new()),
         }
     }
 

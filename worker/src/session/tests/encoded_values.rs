@@ -260,7 +260,7 @@ fn an_encoded_push_is_repeated_without_encoding_it_again() {
         gradient.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
     let (mut staged, bytes) = (StagedParts::default(), bytemuck::cast_slice(&words));
     compression.encode(&plan, VariableId(0), bytes, 1.0, &mut staged.copies).unwrap();
-    let saved = compression.save(plan.catalogue());
+    let saved = compression.save(plan.catalogue()).unwrap();
     let operation = message::Operation::Gradient {};
     let order = PushOrder::of_parts(operation, Some(grant(1, 0)), ReadPoint::default(), Vec::new());
     let order = PushOrder { staged: Some(Arc::new(staged)), ..order };
@@ -288,5 +288,5 @@ fn an_encoded_push_is_repeated_without_encoding_it_again() {
     assert_eq!((last.body.len(), last.part().whole), (0, Some(24)));
     world.answer(&last, push_answer(applied(1)));
     assert!(matches!(world.reply(op), Ok(Reply::Pushed { .. })));
-    assert_eq!(compression.save(plan.catalogue()), saved);
+    assert_eq!(compression.save(plan.catalogue()).unwrap(), saved);
 }
