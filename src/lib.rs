@@ -174,6 +174,7 @@ pub mod variable {
     pub use pushpull_common::catalogue::Catalogue;
     pub use pushpull_common::ids::VariableId;
     pub use pushpull_common::initializer::Initializer;
+    pub use pushpull_common::names::NamePattern;
     pub use pushpull_common::partition::Partitioner;
     pub use pushpull_common::table::{Eviction, RowAdmission, TableSpec};
     pub use pushpull_common::tensor::{DType, Element, Shape, bf16, f16};

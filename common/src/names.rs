@@ -2,15 +2,18 @@
 
 use std::fmt;
 
-/// A pattern of variable names: an exact name, or a prefix followed by `*`; `*` alone matches all.
+/// A pattern of variable names: an exact name, or a name with one `*` for any text, such as `encoder/*`
+/// or `*/bias`. Further stars are ordinary characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamePattern(String);
 
 impl NamePattern {
     /// Returns whether the pattern matches a name.
     pub fn matches(&self, name: &str) -> bool {
-        match self.0.strip_suffix('*') {
-            Some(beginning) => name.starts_with(beginning),
+        match self.0.split_once('*') {
+            Some((start, end)) => {
+                name.strip_prefix(start).is_some_and(|rest| rest.ends_with(end))
+            }
             None => name == self.0,
         }
     }
@@ -43,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_trailing_star_matches_any_suffix() {
+    fn a_star_matches_any_text() {
         let table = [
             ("w", "w", true),
             ("w", "w2", false),
@@ -54,9 +57,14 @@ mod tests {
             ("*", "", true),
             ("*", "w", true),
             ("", "w", false),
-            // Anywhere else, a star is an ordinary character.
-            ("*/w", "layer/w", false),
-            ("*/w", "*/w", true),
+            ("*/w", "layer/w", true),
+            ("*/w", "w", false),
+            ("layer/*/w", "layer/1/w", true),
+            ("layer/*/w", "layer/w", false),
+            ("ab*ba", "aba", false),
+            // A second star is an ordinary character.
+            ("*/*", "layer/*", true),
+            ("*/*", "layer/w", false),
         ];
         for (names, name, expected) in table {
             assert_eq!(NamePattern::from(names).matches(name), expected, "{names} and {name}");

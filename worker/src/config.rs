@@ -164,7 +164,7 @@ impl WorkerConfig {
     }
 
     /// Encodes the gradients of some variables, so that a push has fewer bytes. `names` is the name
-    /// of a variable, or a prefix of names followed by `*`. The last call that matches a variable
+    /// of a variable, or a name with one `*` for any text. The last call that matches a variable
     /// decides; `None` leaves its gradients unencoded. Default: none is encoded.
     ///
     /// The worker keeps what an encoding leaves out and adds it to the next gradient

@@ -1,0 +1,243 @@
+//! [`PushPullStrategy`]: burn's `Learner` as a worker.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn_core::tensor::Device;
+use burn_optim::GradientsAccumulator;
+use burn_train::{
+    EventProcessorTraining, InferenceStep, Interrupter, Learner, LearnerEvent, LearnerModel,
+    SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainStep,
+    TrainingComponents, TrainingItem, TrainingStrategy, ValidLoader,
+};
+use pushpull::training::TrainingEnd;
+
+use crate::error::AdapterError;
+use crate::push_pull::{PushPull, PushPullBuilder};
+
+/// A training strategy for burn's `SupervisedTraining`, which makes its `Learner` a worker.
+///
+/// The loop is that of one device: epochs, events, accumulation of gradients, validation, checkpoints
+/// of burn and early stopping. The learner's own optimizer and learning rate are not used: the servers
+/// have them. The training ends with the last epoch, or when the servers end it; then the last epoch
+/// is validated, and `LearningResult::interrupted` has the reason.
+///
+/// Burn has no error of others that stops a training, so [`PushPullStrategy::end`] returns it.
+#[derive(Clone, Debug)]
+pub struct PushPullStrategy {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// Taken when the training begins.
+    builder: Mutex<Option<PushPullBuilder>>,
+    device: Device,
+    end: Mutex<Option<Result<TrainingEnd, AdapterError>>>,
+}
+
+impl PushPullStrategy {
+    /// Creates a strategy for one training on one device.
+    pub fn new(training: impl Into<PushPullBuilder>, device: Device) -> PushPullStrategy {
+        let builder = Mutex::new(Some(training.into()));
+        PushPullStrategy { shared: Arc::new(Shared { builder, device, end: Mutex::default() }) }
+    }
+
+    /// Returns how the training has ended, once. `None` before that, and if burn has ended it before
+    /// it began.
+    pub fn end(&self) -> Option<Result<TrainingEnd, AdapterError>> {
+        self.shared.end.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl<M: LearnerModel> From<&PushPullStrategy> for TrainingStrategy<M> {
+    fn from(strategy: &PushPullStrategy) -> TrainingStrategy<M> {
+        TrainingStrategy::Custom(strategy.shared.clone())
+    }
+}
+
+impl<M: LearnerModel> SupervisedLearningStrategy<M> for Shared {
+    fn fit(
+        &self,
+        components: TrainingComponents<M>,
+        mut learner: Learner<M>,
+        train: TrainLoader<M>,
+        valid: ValidLoader<M>,
+        first_epoch: usize,
+    ) -> (M, SupervisedTrainingEventProcessor<M>) {
+        let device = self.device.clone().autodiff();
+        learner.fork(&device);
+        let module = learner.model();
+        let mut run = Run {
+            train: train.to_device(&device),
+            valid: valid.to_device(&device.inner()),
+            components,
+            learner,
+            module: module.clone(),
+        };
+        let builder = self.builder.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let end = match builder {
+            None => Err(AdapterError::Ended { step: 0 }),
+            Some(builder) => run.train(builder, first_epoch),
+        };
+        if let Err(error) = &end {
+            run.interrupter().stop(Some(&error.to_string()));
+        }
+        *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
+        (run.module, run.components.event_processor)
+    }
+}
+
+/// One training of a learner.
+struct Run<M: LearnerModel> {
+    train: TrainLoader<M>,
+    valid: ValidLoader<M>,
+    components: TrainingComponents<M>,
+    learner: Learner<M>,
+    /// The module with the newest values.
+    module: M,
+}
+
+impl<M: LearnerModel> Run<M> {
+    fn interrupter(&self) -> &Interrupter {
+        &self.components.interrupter
+    }
+
+    /// Tells burn what happens.
+    fn event(&mut self, event: Event<M>) {
+        let events = &mut self.components.event_processor;
+        let result = match event {
+            Event::Train(event) => events.process_train(event),
+            Event::Valid(event) => events.process_valid(event),
+        };
+        self.components.interrupter.fail_on_error(result);
+    }
+
+    /// Trains until the last epoch, or until the servers, the interrupter or early stopping end it.
+    fn train(
+        &mut self,
+        builder: PushPullBuilder,
+        first_epoch: usize,
+    ) -> Result<TrainingEnd, AdapterError> {
+        let (mut optimizer, module) = builder.from_module(self.module.clone())?;
+        self.module = module;
+        for epoch in first_epoch..=self.components.num_epochs {
+            self.train_epoch(epoch, &mut optimizer)?;
+            if self.interrupter().should_stop() {
+                break;
+            }
+            if !optimizer.ready() {
+                // The others may still train; these values are as good as any.
+                self.validate(epoch);
+                self.event(Event::Train(LearnerEvent::EndEpoch(epoch)));
+                break;
+            }
+            self.validate(epoch);
+            self.event(Event::Train(LearnerEvent::EndEpoch(epoch)));
+            if self.ends_after(epoch) {
+                break;
+            }
+        }
+        let has_ended = !optimizer.ready();
+        let (end, module) = optimizer.close(self.module.clone())?;
+        self.module = module;
+        if has_ended && !self.interrupter().should_stop() {
+            self.interrupter().stop(Some(&format!("{:?} at global step {}", end.reason, end.step)));
+        }
+        Ok(end)
+    }
+
+    /// Takes the steps of one epoch. Returns before its end if the training has ended.
+    fn train_epoch(&mut self, epoch: usize, optimizer: &mut PushPull) -> Result<(), AdapterError> {
+        let total_items = self.train.num_items();
+        self.event(Event::Train(LearnerEvent::StartSplit { epoch_number: epoch, total_items }));
+        let train = self.train.clone();
+        let mut items = train.iter();
+        let mut accumulator = GradientsAccumulator::new();
+        let (mut iteration, mut accumulated) = (0, 0);
+        while optimizer.ready() && !self.interrupter().should_stop() {
+            let item = match items.next() {
+                None => break,
+                Some(Ok(item)) => item,
+                Some(Err(error)) => {
+                    self.interrupter().fail(error);
+                    break;
+                }
+            };
+            iteration += 1;
+            let progress = items.progress();
+            let output = TrainStep::step(&self.module, item);
+            let gradients = match self.components.grad_accumulation {
+                None => Some(output.grads),
+                Some(wanted) => {
+                    accumulator.accumulate(&self.module, output.grads);
+                    accumulated += 1;
+                    (wanted <= accumulated || progress.is_completed()).then(|| {
+                        accumulated = 0;
+                        accumulator.grads()
+                    })
+                }
+            };
+            if let Some(gradients) = gradients {
+                self.module = optimizer.step(self.module.clone(), gradients)?;
+            }
+            let item = TrainingItem::new(output.item, progress, Some(iteration), None);
+            self.event(Event::Train(LearnerEvent::ProcessedItem(item)));
+        }
+        self.event(Event::Train(LearnerEvent::EndSplit(epoch)));
+        Ok(())
+    }
+
+    /// Runs the validation set through the module.
+    fn validate(&mut self, epoch: usize) {
+        let total_items = self.valid.num_items();
+        self.event(Event::Valid(LearnerEvent::StartSplit { epoch_number: epoch, total_items }));
+        let (module, valid) = (self.module.valid(), self.valid.clone());
+        let mut items = valid.iter();
+        let mut iteration = 0;
+        while !self.interrupter().should_stop() {
+            let item = match items.next() {
+                None => break,
+                Some(Ok(item)) => item,
+                Some(Err(error)) => {
+                    self.interrupter().fail(error);
+                    break;
+                }
+            };
+            iteration += 1;
+            let progress = items.progress();
+            let output = InferenceStep::step(&module, item);
+            let item = TrainingItem::new(output, progress, Some(iteration), None);
+            self.event(Event::Valid(LearnerEvent::ProcessedItem(item)));
+        }
+        self.event(Event::Valid(LearnerEvent::EndSplit(epoch)));
+    }
+
+    /// Saves a checkpoint of burn, if it keeps some. Returns whether the training ends here.
+    fn ends_after(&mut self, epoch: usize) -> bool {
+        let TrainingComponents {
+            checkpointer,
+            early_stopping,
+            event_processor,
+            event_store,
+            interrupter,
+            ..
+        } = &mut self.components;
+        if checkpointer.is_some() || early_stopping.is_some() {
+            interrupter.fail_on_error(event_processor.flush());
+        }
+        if interrupter.should_stop() {
+            return true;
+        }
+        if let Some(checkpointer) = checkpointer {
+            self.learner.load_model(self.module.clone().into_record());
+            checkpointer.checkpoint(&self.learner, epoch, event_store);
+        }
+        early_stopping.as_mut().is_some_and(|stopping| stopping.should_stop(epoch, event_store))
+    }
+}
+
+/// What happens in a part of the training.
+enum Event<M: LearnerModel> {
+    Train(LearnerEvent<<M as TrainStep>::Output>),
+    Valid(LearnerEvent<<M as InferenceStep>::Output>),
+}
