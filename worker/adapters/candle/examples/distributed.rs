@@ -1,4 +1,4 @@
-//! A convolutional network on handwritten digits, trained by candle over parameter servers.
+//! A convolutional network on Fashion-MNIST, or on digits where it is not, trained by candle over parameter servers.
 //!
 //! Start the servers with the rule and the number of steps, then each worker with its index:
 //!
@@ -8,23 +8,24 @@
 //! cargo run --release --example distributed "ps=127.0.0.1:2222;worker=a:1,b:1" 1
 //! ```
 
-mod digits;
+mod images;
 
 use candle_core::{DType, Device};
 use candle_nn::{Optimizer, VarBuilder, VarMap};
-use digits::{Digits, Network};
+use images::{Images, Network};
 use pushpull_candle::PushPull;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let digits = Digits::load(&Device::Cpu)?;
+    let data = Images::load(&Device::Cpu)?;
     let variables = VarMap::new();
-    let network = Network::new(VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu))?;
-    let mut optimizer = PushPull::from_varmap(&variables, digits::training()?)?;
+    let builder = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
+    let network = Network::new(data.side()?, builder)?;
+    let mut optimizer = PushPull::from_varmap(&variables, images::training()?)?;
     while optimizer.ready()? {
-        let (images, labels) = digits.batch(digits::share(optimizer.global_step())?, 64)?;
+        let (images, labels) = data.batch(images::share(optimizer.global_step())?, 64)?;
         let loss = network.loss(&images, &labels)?;
         optimizer.backward_step(&loss)?;
     }
-    println!("accuracy {:.4}", network.accuracy(&digits)?);
+    println!("accuracy {:.4}", network.accuracy(&data)?);
     Ok(())
 }

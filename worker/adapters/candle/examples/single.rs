@@ -1,23 +1,24 @@
-//! A convolutional network on handwritten digits, trained by candle in one process.
+//! A convolutional network on Fashion-MNIST, or on digits where it is not, trained by candle in one process.
 //!
 //! `cargo run --release --example single`
 
-mod digits;
+mod images;
 
 use candle_core::{DType, Device};
 use candle_nn::{AdamW, Optimizer, VarBuilder, VarMap};
-use digits::{Digits, Network};
+use images::{Images, Network};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let digits = Digits::load(&Device::Cpu)?;
+    let data = Images::load(&Device::Cpu)?;
     let variables = VarMap::new();
-    let network = Network::new(VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu))?;
+    let builder = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
+    let network = Network::new(data.side()?, builder)?;
     let mut optimizer = AdamW::new_lr(variables.all_vars(), 0.003)?;
     for step in 0..600 {
-        let (images, labels) = digits.batch(step, 64)?;
+        let (images, labels) = data.batch(step, 64)?;
         let loss = network.loss(&images, &labels)?;
         optimizer.backward_step(&loss)?;
     }
-    println!("accuracy {:.4}", network.accuracy(&digits)?);
+    println!("accuracy {:.4}", network.accuracy(&data)?);
     Ok(())
 }
