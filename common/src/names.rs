@@ -11,9 +11,7 @@ impl NamePattern {
     /// Returns whether the pattern matches a name.
     pub fn matches(&self, name: &str) -> bool {
         match self.0.split_once('*') {
-            Some((start, end)) => {
-                name.strip_prefix(start).is_some_and(|rest| rest.ends_with(end))
-            }
+            Some((start, end)) => name.strip_prefix(start).is_some_and(|rest| rest.ends_with(end)),
             None => name == self.0,
         }
     }
