@@ -31,12 +31,6 @@ pub enum AdapterError {
         /// The pattern.
         pattern: String,
     },
-    /// A module with other parameters than at the start.
-    #[error("cannot go on with a module that lacks {name:?}")]
-    Missing {
-        /// A parameter of the training that the module does not have.
-        name: String,
-    },
     /// None of the gradients is of a trained parameter.
     #[error("cannot push gradients of which none is of a trained parameter")]
     NoGradient,

@@ -172,6 +172,9 @@ impl PushPull {
         let Some(mut step) = step else {
             return Err(AdapterError::Ended { step: self.session.global_step() });
         };
+        // Running statistics have an update in waiting, which would replace what is loaded next.
+        // Making a module for validation completes it.
+        drop(module.valid());
         let (params, out) = step.parts();
         if !collect(&module, gradients, params, out)? {
             self.step = Some(step.detach());

@@ -225,8 +225,9 @@ fn averaged_statistics_are_shared() {
                 let gradients = gradients(&loss, &module);
                 module = optimizer.step(module, gradients).unwrap();
             }
-            let (end, _) = optimizer.close(module).unwrap();
-            end.params.unwrap().view::<f32>("normalize.running_mean").unwrap().to_vec()
+            let (_, module) = optimizer.close(module).unwrap();
+            let mean = module.normalize.running_mean.value_sync().into_data();
+            mean.as_slice::<f32>().unwrap().to_vec()
         })
     };
     let [first, second] = [0, 1].map(train).map(|worker| worker.join().unwrap());
