@@ -117,16 +117,22 @@ fn values_and_gradients_travel_to_the_device_and_back() {
     }
 }
 
-/// Pages that cannot be locked are copied to nevertheless.
+/// Without locked pages the copies are slower, and no less right.
 #[test]
-fn gradients_arrive_without_locked_pages() {
+fn values_travel_without_locked_pages() {
     let Some(emulator) = Turn::start() else { return };
-    let expected = train_beside(&Device::cpu_threads(1).unwrap());
-    emulator.fail(c"cuMemHostRegister_v2", 1, 801);
-    let found = train_beside(&Device::cuda(0).unwrap());
-    assert_close(&found, &expected);
-    assert_eq!(emulator.calls_of("cuMemHostRegister_v2"), 1, "it is not tried again");
-    assert!(emulator.pageable_copies() > PAGEABLE * STEPS);
+    for train in [train_apart as fn(&Device) -> _, train_beside] {
+        let expected = train(&Device::cpu_threads(1).unwrap());
+        emulator.reset();
+        emulator.fail(c"cuMemHostRegister_v2", 1, 801);
+        for nth in 1..200 {
+            emulator.fail(c"cuMemHostAlloc", nth, 2);
+        }
+        let found = train(&Device::cuda(0).unwrap());
+        assert_close(&found, &expected);
+        assert!(emulator.calls_of("cuMemHostRegister_v2") <= 1, "it is not tried again");
+        assert!(emulator.pageable_copies() > (PAGEABLE + 1) * STEPS);
+    }
 }
 
 /// Trains in a session, and returns the losses.

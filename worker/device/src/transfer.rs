@@ -71,8 +71,8 @@ impl<T: DeviceElement> Pinned<T> {
 /// A device copies to it by itself if its pages are locked. Otherwise the copy is slower, and may be
 /// done before the call returns.
 pub trait HostMemory: Send + 'static {
-    /// Returns the bytes of a range.
-    fn slice_mut(&mut self, range: Range<usize>) -> &mut [u8];
+    /// Returns the bytes of each of some ranges, which do not overlap.
+    fn slices_mut(&mut self, ranges: &[Range<usize>]) -> Vec<&mut [u8]>;
 }
 
 /// Locks pages of the processor's memory, so that devices copy from and to them by themselves. From
@@ -229,7 +229,7 @@ impl Device {
     }
 
     /// Starts to copy ranges of bytes of the device to the same ranges of the processor's memory,
-    /// after the work that was queued before. On the processor the copies are done when this returns.
+    /// which do not overlap, after the work that was queued before. On the processor the copies are done when this returns.
     ///
     /// # Errors
     /// [`ComputeError::Length`] if a range is not inside the view, or if the memory has another length
@@ -251,8 +251,7 @@ impl Device {
         match self.backend() {
             Backend::Cpu(_) => {
                 let from = from.host(NAME, "the source")?;
-                for range in ranges {
-                    let to = to.slice_mut(range.clone());
+                for (range, to) in ranges.iter().zip(to.slices_mut(ranges)) {
                     check_length(NAME, "the target", to.len(), range.len())?;
                     to.copy_from_slice(&from[range.clone()]);
                 }
@@ -261,12 +260,12 @@ impl Device {
             #[cfg(feature = "cuda")]
             Backend::Cuda(cuda) => {
                 from.cuda(cuda, NAME, "the source")?;
-                let mut copies = ranges.iter().map(|range| {
-                    let to = to.slice_mut(range.clone());
+                let mut copies = ranges.iter().zip(to.slices_mut(ranges)).map(|(range, to)| {
                     check_length(NAME, "the target", to.len(), range.len())?;
                     let from = from.slice(range.clone()).cuda(cuda, NAME, "the source")?;
-                    // SAFETY: The waiter holds the memory in its box until the copies are done, and
-                    // nothing accesses it there.
+                    // SAFETY: All slices were borrowed at once, so they are still there. The waiter
+                    // holds the memory in its box until the copies are done, and nothing accesses it
+                    // there.
                     unsafe { crate::cuda::pinned_memory::queue_read(cuda, from, to) }
                 });
                 let queued = copies.try_for_each(|queued| queued);
@@ -322,8 +321,8 @@ impl Device {
                 let PinnedPlace::Cuda(memory) = &from.place else {
                     return Err(ComputeError::OtherMemory { kernel: NAME, argument: "the source" });
                 };
-                // SAFETY: The waiter holds the pinned memory until the copy is done, and whoever
-                // shares it only reads.
+                // SAFETY: The waiter holds the pinned memory until the copy is done, and others that
+                // share it only read.
                 let queued = unsafe { memory.queue_write(cuda, to) };
                 Ok(Transfer::pending(cuda, queued, owner))
             }
@@ -386,8 +385,14 @@ mod tests {
     struct Bytes(Vec<u8>);
 
     impl HostMemory for Bytes {
-        fn slice_mut(&mut self, range: Range<usize>) -> &mut [u8] {
-            &mut self.0[range]
+        fn slices_mut(&mut self, ranges: &[Range<usize>]) -> Vec<&mut [u8]> {
+            let (mut slices, mut rest, mut at) = (Vec::new(), &mut self.0[..], 0);
+            for range in ranges {
+                let (slice, behind) = rest[range.start - at..].split_at_mut(range.len());
+                slices.push(slice);
+                (rest, at) = (behind, range.end);
+            }
+            slices
         }
     }
 

@@ -29,8 +29,8 @@ impl DeviceParams {
     pub fn new(device: &Device, params: Params) -> Result<DeviceParams, ComputeError> {
         let mut all = DeviceParams { device: device.clone(), params, copy: None };
         if !device.uses_host_memory() {
-            all.params.buffer.pin(device)?;
-            let mut copy = buffer_for(device, all.params.plan.bytes())?;
+            all.params.buffer.pin(device);
+            let mut copy = device.buffer(all.params.plan.bytes())?;
             let values = all.params.buffer.bytes();
             device.write(values, &mut copy)?;
             all.copy = Some(copy);
@@ -56,20 +56,17 @@ impl DeviceParams {
     /// Copies the pulled values to the device.
     pub(crate) async fn upload(&mut self) -> Result<(), ComputeError> {
         let Some(copy) = &mut self.copy else { return Ok(()) };
-        // A pull for which there were no such pages, or a change of the values, has left them.
-        self.params.buffer.pin(&self.device)?;
-        if let Some(values) = self.params.buffer.pinned() {
-            let to = copy.view_mut().cast::<u64>();
-            self.device.start_write_shared(values.clone(), to)?.await?;
+        // A change of the values may have left the pages.
+        self.params.buffer.pin(&self.device);
+        match self.params.buffer.pinned() {
+            Some(values) => {
+                let to = copy.view_mut().cast::<u64>();
+                self.device.start_write_shared(values.clone(), to)?.await?;
+            }
+            None => self.device.write(self.params.buffer.bytes(), copy)?,
         }
         Ok(())
     }
-}
-
-/// Allocates memory of a device for values or gradients of this many bytes: in whole words, as the
-/// processor's buffers are.
-pub(crate) fn buffer_for(device: &Device, bytes: usize) -> Result<Buffer<u8>, ComputeError> {
-    device.buffer(bytes.next_multiple_of(8))
 }
 
 /// Gradients where a device computes, from [`crate::Worker::gradients_on`]. See [`Gradients`].
@@ -101,7 +98,9 @@ impl DeviceGradients {
 
 /// The memory of the push. A range is that of a variable.
 impl HostMemory for Gradients {
-    fn slice_mut(&mut self, range: Range<usize>) -> &mut [u8] {
-        self.memory.buffer_mut().slice_mut(range)
+    fn slices_mut(&mut self, ranges: &[Range<usize>]) -> Vec<&mut [u8]> {
+        let mut slices: Vec<&mut [u8]> = ranges.iter().map(|_| &mut [][..]).collect();
+        self.memory.buffer_mut().slices_mut(ranges, &mut slices);
+        slices
     }
 }

@@ -13,7 +13,6 @@ use pushpull_device::Device;
 
 pub use compute_fn::{ComputeFn, compute_fn};
 pub(crate) use device_copy::DeviceCopy;
-pub(crate) use device_params::buffer_for;
 pub use device_params::{DeviceGradients, DeviceParams};
 pub use model::Model;
 pub use model_error::ModelError;

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use pushpull_common::ids::ShardId;
-use pushpull_device::{ComputeError, Device, Pinned};
+use pushpull_device::{Device, Pinned};
 use smallvec::SmallVec;
 
 /// Memory for values, aligned for every element type; zeroed when allocated.
@@ -49,14 +49,15 @@ impl AlignedBuffer {
         }
     }
 
-    /// Moves the values to pages that a device copies from and to by itself.
-    pub(crate) fn pin(&mut self, device: &Device) -> Result<(), ComputeError> {
-        if let Words::Heap(words) = &self.0 {
-            let mut pinned = device.pinned(words.len())?;
+    /// Moves the values to pages that a device copies from and to by itself, unless the system has
+    /// none: copies are only slower then.
+    pub(crate) fn pin(&mut self, device: &Device) {
+        if let Words::Heap(words) = &self.0
+            && let Ok(mut pinned) = device.pinned(words.len())
+        {
             pinned.copy_from_slice(words);
             self.0 = Words::Pinned(Arc::new(pinned));
         }
-        Ok(())
     }
 
     /// The pages that a device copies from by itself, if the values are in such.
@@ -221,20 +222,14 @@ impl GradientBuffer {
         }
     }
 
-    /// Prepares the memory of ranges for copies from a device. Pages that cannot be locked are only
-    /// slower.
-    pub(crate) fn prepare_copies(
-        &mut self,
-        device: &Device,
-        ranges: &[Range<usize>],
-    ) -> Result<(), ComputeError> {
+    /// Prepares the memory of ranges for copies from a device.
+    pub(crate) fn prepare_copies(&mut self, device: &Device, ranges: &[Range<usize>]) {
         for range in ranges {
             match self.locate(range).0 {
-                0 => self.heap.pin(device)?,
+                0 => self.heap.pin(device),
                 slot => self.slots[slot - 1].memory.lock_pages(device),
             }
         }
-        Ok(())
     }
 
     /// Returns the memory of a range and the range in it. Memory 0 is the heap, memory *n* is slot
@@ -366,7 +361,7 @@ mod tests {
         let device = Device::cpu_threads(1).unwrap();
         let mut buffer = AlignedBuffer::of_bytes(20);
         buffer.bytes_mut()[19] = 7;
-        buffer.pin(&device).unwrap();
+        buffer.pin(&device);
         assert_eq!((buffer.bytes().len(), buffer.bytes()[19]), (24, 7));
         let pinned = buffer.pinned().unwrap();
         let other = AlignedBuffer::pinned_like(pinned, 20);
@@ -378,7 +373,7 @@ mod tests {
         let read: &[u8] = bytemuck::cast_slice(&copying);
         assert_eq!(read[19], 7);
         assert_eq!(buffer.clone().bytes(), buffer.bytes());
-        buffer.pin(&device).unwrap();
+        buffer.pin(&device);
         buffer.resize(9);
         assert_eq!(buffer.bytes().len(), 16);
     }

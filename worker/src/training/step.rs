@@ -107,7 +107,7 @@ impl<'a> Step<'a> {
         let gradients = &mut self.grant.gradients;
         if !model.device().uses_host_memory() {
             // The next pulls are to such pages as well.
-            params.buffer.pin(model.device())?;
+            params.buffer.pin(model.device());
         }
         let loss = DeviceCopy::compute(device_copy, model, params, batch, gradients)?;
         self.scalar(LOSS, loss);

@@ -7,7 +7,7 @@ use pushpull_common::ids::VariableId;
 use pushpull_device::{Buffer, ComputeError, Device, Pinned};
 
 use super::Worker;
-use crate::compute::{DeviceGradients, DeviceParams, buffer_for};
+use crate::compute::{DeviceGradients, DeviceParams};
 use crate::error::Error;
 #[cfg(doc)]
 use crate::gradients::params::Gradients;
@@ -49,12 +49,12 @@ impl Worker {
         let gradients = self.gradients();
         let mut copy = None;
         if !device.uses_host_memory() {
-            let wanted = gradients.plan.bytes().next_multiple_of(8);
+            let bytes = gradients.plan.bytes();
             let pool = self.device_pool.take().filter(|pool| pool.device.is_same(device));
             let mut pool = pool.unwrap_or_else(|| DevicePool::new(device));
-            copy = Some(match pool.gradients.take().filter(|buffer| buffer.len() == wanted) {
+            copy = Some(match pool.gradients.take().filter(|buffer| buffer.len() == bytes) {
                 Some(buffer) => buffer,
-                None => buffer_for(device, wanted)?,
+                None => device.buffer(bytes)?,
             });
             self.device_pool = Some(pool);
         }
@@ -100,7 +100,7 @@ impl Worker {
             gradients.factors.remove(id);
         }
         let ranges: Vec<Range<usize>> = copied.iter().map(|&id| gradients.plan.range(id)).collect();
-        gradients.memory.buffer_mut().prepare_copies(&device, &ranges)?;
+        gradients.memory.buffer_mut().prepare_copies(&device, &ranges);
         let reading = device.start_read_ranges(&copy, &ranges, Box::new(gradients))?;
         let mut gradients = *reading.await?;
         if !encoded.is_empty() {
@@ -110,8 +110,7 @@ impl Worker {
             // All are checked before any is encoded.
             model.check(&gradients)?;
             let encoding =
-                model.compression().encode_on(&device, &model.plan, &encoded, copy.view());
-            let encoding = encoding?;
+                model.compression().encode_on(&device, &model.plan, &encoded, copy.view())?;
             let bytes = pool.read(&encoding.encoded).await?;
             let copies = &mut gradients.memory.staged_mut().copies;
             model.compression().keep(encoding, bytes, copies)?;

@@ -163,8 +163,8 @@ impl Drop for LockedPages {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
             // Nobody hears of an error here.
-            // SAFETY: The pages were locked by the driver, and no copy uses them: it would hold
-            // whoever holds this.
+            // SAFETY: The pages were locked by the driver, and no copy uses them: it would hold the
+            // owner of this.
             let _ = unsafe { sys::cuMemHostUnregister(self.start.cast()) };
         }
     }
