@@ -20,6 +20,7 @@ pub use blocks::ScaleBlocks;
 pub use encodings::Encodings;
 use error::length;
 pub use error::{CodecError, DecodeError};
+pub use pairs::top_k_pairs_max;
 pub use real::Real;
 pub use residual::Residual;
 

@@ -23,6 +23,11 @@ pub(super) fn encode_beyond<T: Real>(values: &[T], magnitude: f64, out: &mut Vec
     put(values, count, is_sent, out);
 }
 
+/// Returns how many of `elements` elements are sent at most, if a fraction of them is.
+pub fn top_k_pairs_max(fraction: f64, elements: usize) -> usize {
+    ((elements as f64 * fraction).ceil() as usize).min(elements)
+}
+
 /// Encodes the given fraction of elements with the largest magnitudes, without zeros. Of equal
 /// magnitudes the first are sent. `order` is scratch memory for the magnitudes.
 pub(super) fn encode_top<T: Real>(
@@ -31,7 +36,7 @@ pub(super) fn encode_top<T: Real>(
     order: &mut Vec<T>,
     out: &mut Vec<u8>,
 ) {
-    let count = ((values.len() as f64 * fraction).ceil() as usize).min(values.len());
+    let count = top_k_pairs_max(fraction, values.len());
     if count == 0 {
         return put(values, 0, |_| false, out);
     }

@@ -142,6 +142,16 @@ pub enum ComputeError {
         /// Which codec, and why.
         reason: String,
     },
+    /// A device has encoded more elements than the codec sends, which it does not if it works.
+    #[error("the device has encoded {pairs} pairs of {elements} elements with {codec}")]
+    Pairs {
+        /// The pairs of index and value.
+        pairs: usize,
+        /// The elements that were to be encoded.
+        elements: usize,
+        /// The codec.
+        codec: String,
+    },
     /// The mean of nothing was asked for.
     #[error("{kernel} has no samples to average over")]
     Empty {

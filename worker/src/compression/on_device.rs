@@ -9,7 +9,7 @@ use pushpull_common::ids::VariableId;
 use pushpull_common::tensor::DType;
 use pushpull_device::{Buffer, ComputeError, Device, View};
 
-use super::{Compression, Stretch, VariableResidual, stretches};
+use super::{Compression, Stretch, VariableCodec, VariableResidual, stretches};
 use crate::gradients::part_buffer::PartBuffer;
 use crate::gradients::sharding_plan::ShardingPlan;
 
@@ -47,7 +47,8 @@ struct EncodedStretch {
     codec: Codec,
     partition: Partition,
     before: u64,
-    elements: usize,
+    /// Its elements in the gradient.
+    elements: Range<usize>,
     /// Its place in the encoded bytes, of which it may need fewer.
     bytes: Range<usize>,
 }
@@ -76,36 +77,27 @@ impl Compression {
         gradients: View<'_, u8>,
     ) -> Result<DeviceEncoding, ComputeError> {
         let (mut stretches, mut bytes) = (Vec::new(), 0);
-        let mut work = Vec::new();
-        for id in ids {
-            let Some(found) = self.variables.get(id) else { continue };
-            let first = stretches.len();
-            let mut ranges = Vec::new();
-            for (stretch, partition) in dense_stretches(&found.codec, plan, *id) {
-                let length = Device::encoded_bytes_max(&found.codec, stretch.elements.len());
-                stretches.push(EncodedStretch {
-                    codec: found.codec,
-                    partition: partition.clone(),
-                    before: stretch.before,
-                    elements: stretch.elements.len(),
-                    bytes: bytes..bytes + length,
-                });
-                ranges.push(stretch.elements);
-                bytes += length;
+        for &id in ids {
+            let Some(VariableCodec { codec, .. }) = self.variables.get(&id) else { continue };
+            for (Stretch { before, elements, .. }, partition) in dense_stretches(codec, plan, id) {
+                let start = bytes;
+                bytes += Device::encoded_bytes_max(codec, elements.len());
+                let (codec, partition, bytes) = (*codec, partition.clone(), start..bytes);
+                stretches.push(EncodedStretch { codec, partition, before, elements, bytes });
             }
-            work.push((*id, &found.residual, first, ranges));
         }
         let mut encoded = device.buffer::<u8>(bytes)?;
         let mut residuals = Vec::new();
-        for (id, residual, first, ranges) in work {
-            let mut left = next_residual(device, residual)?;
+        for of_one in stretches.chunk_by(|a, b| a.partition.variable == b.partition.variable) {
+            let id = of_one[0].partition.variable;
+            let mut left = next_residual(device, &self.variables[&id].residual)?;
             let gradient = gradients.slice(plan.range(id)).cast::<f32>();
-            for (stretch, elements) in stretches[first..].iter().zip(ranges) {
+            for EncodedStretch { codec, elements, bytes, .. } in of_one {
                 device.encode(
-                    &stretch.codec,
+                    codec,
                     gradient.slice(elements.clone()),
-                    left.view_mut().slice(elements),
-                    encoded.view_mut().slice(stretch.bytes.clone()),
+                    left.view_mut().slice(elements.clone()),
+                    encoded.view_mut().slice(bytes.clone()),
                 )?;
             }
             residuals.push((id, DeviceResidual { device: device.clone(), left }));
@@ -124,12 +116,8 @@ impl Compression {
     ) -> Result<(), ComputeError> {
         let DeviceEncoding { stretches, residuals, .. } = encoding;
         for EncodedStretch { codec, partition, before, elements, bytes: place } in stretches {
-            let bytes = &bytes[place];
-            let length = Device::encoded_bytes(&codec, elements, bytes);
-            let Some(length) = length else {
-                let reason = "the device has written more pairs than there are elements".to_owned();
-                return Err(ComputeError::Codec { reason });
-            };
+            let (bytes, elements) = (&bytes[place], elements.len());
+            let length = Device::encoded_bytes(&codec, elements, bytes)?;
             let copy = |out: &mut Vec<u8>| {
                 out.extend_from_slice(&bytes[..length]);
                 Ok::<(), Infallible>(())

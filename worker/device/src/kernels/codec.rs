@@ -1,6 +1,6 @@
 //! Encoding of gradients with error feedback, in the formats of `docs/codecs.md`.
 
-use pushpull_common::codec::{Codec, CodecError, Encoding, STRETCH_ELEMENTS_MAX};
+use pushpull_common::codec::{Codec, CodecError, Encoding, STRETCH_ELEMENTS_MAX, top_k_pairs_max};
 use pushpull_common::finite;
 use pushpull_common::tensor::DType;
 
@@ -21,21 +21,32 @@ impl Device {
     /// bytes in use.
     pub fn encoded_bytes_max(codec: &Codec, elements: usize) -> usize {
         match *codec {
-            Codec::TopK { fraction } => pair_bytes(pairs_max(fraction, elements)),
+            Codec::TopK { fraction } => pair_bytes(top_k_pairs_max(fraction, elements)),
             _ => codec.encoding().bytes_max(DType::F32, elements),
         }
     }
 
     /// Returns the bytes of an encoded stretch of `elements` elements, from its first 4 bytes.
     ///
-    /// Only [`Codec::TopK`] reads them. Returns `None` if they are missing or count more pairs than
-    /// the codec sends.
-    pub fn encoded_bytes(codec: &Codec, elements: usize, head: &[u8]) -> Option<usize> {
+    /// Only [`Codec::TopK`] reads them.
+    ///
+    /// # Errors
+    /// [`ComputeError::Length`] if they are missing, [`ComputeError::Pairs`] if they count more pairs
+    /// than the codec sends.
+    pub fn encoded_bytes(
+        codec: &Codec,
+        elements: usize,
+        head: &[u8],
+    ) -> Result<usize, ComputeError> {
         let Codec::TopK { fraction } = *codec else {
-            return Some(Device::encoded_bytes_max(codec, elements));
+            return Ok(Device::encoded_bytes_max(codec, elements));
         };
-        let pairs = u32::from_le_bytes(*head.first_chunk()?) as usize;
-        (pairs <= pairs_max(fraction, elements)).then(|| pair_bytes(pairs))
+        check_length("encoded_bytes", "the head", head.len().min(4), 4)?;
+        let pairs = u32::from_le_bytes([head[0], head[1], head[2], head[3]]) as usize;
+        match pairs <= top_k_pairs_max(fraction, elements) {
+            true => Ok(pair_bytes(pairs)),
+            false => Err(ComputeError::Pairs { pairs, elements, codec: codec.to_string() }),
+        }
     }
 
     /// Writes the index of the first element that is NaN or infinite to `index`, or [`u64::MAX`] if
@@ -127,7 +138,7 @@ impl Device {
                         cuda.encode_blocks("encode_one_bit", gradient, residual, out)?
                     }
                     Codec::TopK { fraction } => {
-                        let pairs = pairs_max(fraction, elements) as u32;
+                        let pairs = top_k_pairs_max(fraction, elements) as u32;
                         cuda.encode_top(pairs, gradient, residual, out)?;
                     }
                     _ => return Err(unknown(codec)),
@@ -158,11 +169,6 @@ fn unknown(codec: &Codec) -> ComputeError {
     ComputeError::Codec { reason: format!("cannot encode on a device with the codec {codec}") }
 }
 
-/// The most pairs that [`Codec::TopK`] sends of a stretch.
-fn pairs_max(fraction: f64, elements: usize) -> usize {
-    ((elements as f64 * fraction).ceil() as usize).min(elements)
-}
-
 fn pair_bytes(pairs: usize) -> usize {
     Encoding::Pairs.bytes_max(DType::F32, pairs)
 }
@@ -185,13 +191,16 @@ mod tests {
                 let mut out = vec![0xff; Device::encoded_bytes_max(&codec, elements)];
                 device.encode(&codec, &gradient, &mut left, &mut out).unwrap();
                 assert_eq!(out, expected, "{elements} as {codec}");
-                assert_eq!(Device::encoded_bytes(&codec, elements, &out), Some(out.len()));
+                assert_eq!(Device::encoded_bytes(&codec, elements, &out), Ok(out.len()));
             }
         }
         let codec = Codec::TopK { fraction: 0.5 };
         let bytes = |pairs: u32| Device::encoded_bytes(&codec, 4, &pairs.to_le_bytes());
-        assert_eq!([0, 1, 2, 3].map(bytes), [Some(8), Some(24), Some(24), None]);
-        assert_eq!(Device::encoded_bytes(&codec, 4, &[0; 3]), None);
+        assert_eq!([0, 1, 2].map(bytes), [Ok(8), Ok(24), Ok(24)]);
+        let error = bytes(3).unwrap_err().to_string();
+        assert_eq!(error, "the device has encoded 3 pairs of 4 elements with topk(0.5)");
+        let error = Device::encoded_bytes(&codec, 4, &[0; 3]).unwrap_err().to_string();
+        assert_eq!(error, "encoded_bytes needs 4 elements of the head, not 3");
     }
 
     #[test]
