@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use burn_core::data::dataset::DatasetError;
 use burn_core::tensor::Device;
 use burn_optim::GradientsAccumulator;
 use burn_train::{
@@ -66,13 +67,12 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Shared {
     ) -> (M, SupervisedTrainingEventProcessor<M>) {
         let device = self.device.clone().autodiff();
         learner.fork(&device);
-        let module = learner.model();
         let mut run = Run {
             train: train.to_device(&device),
             valid: valid.to_device(&device.inner()),
             components,
+            module: learner.model(),
             learner,
-            module: module.clone(),
         };
         let builder = self.builder.lock().unwrap_or_else(PoisonError::into_inner).take();
         let end = match builder {
@@ -125,15 +125,9 @@ impl<M: LearnerModel> Run<M> {
             if self.interrupter().should_stop() {
                 break;
             }
-            if !optimizer.ready() {
-                // The others may still train; these values are as good as any.
-                self.validate(epoch);
-                self.event(Event::Train(LearnerEvent::EndEpoch(epoch)));
-                break;
-            }
             self.validate(epoch);
             self.event(Event::Train(LearnerEvent::EndEpoch(epoch)));
-            if self.ends_after(epoch) {
+            if self.ends_after(epoch) || !optimizer.ready() {
                 break;
             }
         }
@@ -141,9 +135,21 @@ impl<M: LearnerModel> Run<M> {
         let (end, module) = optimizer.close(self.module.clone())?;
         self.module = module;
         if has_ended && !self.interrupter().should_stop() {
-            self.interrupter().stop(Some(&format!("{:?} at global step {}", end.reason, end.step)));
+            self.interrupter().stop(Some(&format!("{} at global step {}", end.reason, end.step)));
         }
         Ok(end)
+    }
+
+    /// Returns the next item of a loader, unless the training is to stop. An error of the loader stops
+    /// it.
+    fn take<T>(&self, next: Option<Result<T, DatasetError>>) -> Option<T> {
+        match next.filter(|_| !self.interrupter().should_stop())? {
+            Ok(item) => Some(item),
+            Err(error) => {
+                self.interrupter().fail(error);
+                None
+            }
+        }
     }
 
     /// Takes the steps of one epoch. Returns before its end if the training has ended.
@@ -154,15 +160,9 @@ impl<M: LearnerModel> Run<M> {
         let mut items = train.iter();
         let mut accumulator = GradientsAccumulator::new();
         let (mut iteration, mut accumulated) = (0, 0);
-        while optimizer.ready() && !self.interrupter().should_stop() {
-            let item = match items.next() {
-                None => break,
-                Some(Ok(item)) => item,
-                Some(Err(error)) => {
-                    self.interrupter().fail(error);
-                    break;
-                }
-            };
+        while optimizer.ready()
+            && let Some(item) = self.take(items.next())
+        {
             iteration += 1;
             let progress = items.progress();
             let output = TrainStep::step(&self.module, item);
@@ -194,15 +194,7 @@ impl<M: LearnerModel> Run<M> {
         let (module, valid) = (self.module.valid(), self.valid.clone());
         let mut items = valid.iter();
         let mut iteration = 0;
-        while !self.interrupter().should_stop() {
-            let item = match items.next() {
-                None => break,
-                Some(Ok(item)) => item,
-                Some(Err(error)) => {
-                    self.interrupter().fail(error);
-                    break;
-                }
-            };
+        while let Some(item) = self.take(items.next()) {
             iteration += 1;
             let progress = items.progress();
             let output = InferenceStep::step(&module, item);
