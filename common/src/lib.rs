@@ -17,6 +17,7 @@ pub mod ids;
 pub mod initializer;
 pub mod names;
 pub mod partition;
+pub mod peer_origin;
 pub mod placement;
 pub mod protocol;
 pub mod rows;

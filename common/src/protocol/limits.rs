@@ -85,7 +85,36 @@ pub const AUTH_BYTES_MAX: usize = 256;
 /// The longest explanation in a refusal.
 pub const DETAIL_BYTES_MAX: usize = 512;
 
+/// The longest name of a function.
+pub const FUNCTION_NAME_BYTES_MAX: usize = 128;
+/// The longest name of an input or an output of a function.
+pub const VALUE_NAME_BYTES_MAX: usize = 64;
+/// The most inputs, or outputs, of one call.
+pub const CALL_VALUES_MAX: usize = 64;
+/// The most axes of a value, as of a variable.
+pub const VALUE_RANK_MAX: usize = 8;
+/// The longest device of a call: a job, a task, a type and an index.
+pub const CALL_DEVICE_BYTES_MAX: usize = 160;
+/// The most calls that one call may be nested in. Each holds a thread of a server.
+pub const CALL_DEPTH_MAX: u8 = 8;
+/// The most calls that one call acknowledges.
+pub const CALLS_ENDED_MAX: usize = 64;
+/// The most calls that one message may release.
+pub const RELEASES_MAX: usize = 1024;
+/// The largest description of a server: the cluster, and a few hundred bytes for each function.
+pub const DESCRIPTION_BYTES_MAX: u64 = 32 << 20;
+
 const _: () = assert!(16 * PUSH_SHARED_RANGES_MAX + 64 <= META_BYTES_MAX as usize);
+const _: () = {
+    let name = 2 + VALUE_NAME_BYTES_MAX;
+    let output = 2 + JOB_BYTES_MAX + 12 + 2 + VALUE_NAME_BYTES_MAX;
+    let variable = 2 + NAME_BYTES_MAX;
+    assert!(
+        variable > output
+            && CALL_VALUES_MAX * (name + 1 + variable) + 8 * CALLS_ENDED_MAX + 512
+                <= META_BYTES_MAX as usize
+    );
+};
 
 /// The bytes that a connection buffers for headers and metas: a few small frames. A larger meta
 /// grows the buffer to [`META_BYTES_MAX`] while that meta is read.

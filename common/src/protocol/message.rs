@@ -3,6 +3,7 @@
 mod checkpoints;
 mod pulls;
 mod pushes;
+mod services;
 mod sessions;
 mod sharing;
 mod steps;
@@ -15,6 +16,7 @@ use super::wire::{FieldReader, Wire};
 pub use checkpoints::*;
 pub use pulls::*;
 pub use pushes::*;
+pub use services::*;
 pub use sessions::*;
 pub use sharing::*;
 pub use steps::*;
@@ -150,4 +152,16 @@ messages! {
     66 => Recalled, body 0;
     67 => ChiefIs, body 0;
     68 => Goodbye, body 0;
+    80 => ServerIs, body 0;
+    81 => Describe, body 0;
+    82 => Described, body limits::PART_BYTES_MAX;
+    83 => Call, body limits::PART_BYTES_MAX;
+    84 => CallPart, body limits::PART_BYTES_MAX;
+    85 => CallEnded, body limits::PART_BYTES_MAX;
+    86 => OutputPart, body limits::PART_BYTES_MAX;
+    87 => CancelCall, body 0;
+    88 => FetchOutput, body 0;
+    89 => Fetched, body limits::PART_BYTES_MAX;
+    90 => Release, body 0;
+    91 => Released, body 0;
 }

@@ -278,6 +278,68 @@ wire_enum! {
             /// The first difference, in words.
             differs: Detail,
         },
+        /// The server has no function of this name.
+        50 => UnknownFunction {
+            /// The function in the call.
+            function: Detail,
+            /// The functions of the server.
+            known: Detail,
+        },
+        /// An input does not suit the function.
+        51 => Input {
+            /// The function.
+            function: Detail,
+            /// The input.
+            input: Detail,
+            /// The fault.
+            detail: Detail,
+        },
+        /// The server has no such device, or is not this task.
+        52 => NoDevice {
+            /// The device in the call.
+            device: Detail,
+            /// The reason.
+            detail: Detail,
+        },
+        /// Nobody holds this output of a call.
+        53 => NoOutput {
+            /// The call.
+            call: u64,
+            /// The output.
+            output: Detail,
+            /// The reason.
+            detail: Detail,
+        },
+        /// A call is nested in too many others.
+        54 => Depth {
+            /// How many it is nested in.
+            depth: u8,
+            /// The limit.
+            limit: u8,
+        },
+        /// The inputs or outputs of a client need more memory than it may use on this server.
+        55 => Memory {
+            /// What needs it.
+            what: Detail,
+            /// The bytes that it needs.
+            bytes: u64,
+            /// The bytes that the client has left.
+            left: u64,
+        },
+        /// Executions of the function have passed their deadlines and not returned.
+        56 => Unreturned {
+            /// The function.
+            function: Detail,
+            /// Their number.
+            executions: u32,
+        },
+        /// The client has said that it has the answer to this call, and the server has dropped it.
+        57 => Settled {
+            /// The call.
+            call: u64,
+            /// All calls up to this number are settled.
+            settled: u64,
+        },
     }
 }
 
@@ -304,6 +366,36 @@ impl std::fmt::Display for Refusal {
             ),
             Refusal::WrongShard { wanted, task, shards } => {
                 write!(f, "cannot serve {wanted}: this is ps task {task} with {shards} shards")
+            }
+            Refusal::UnknownFunction { function, known } => {
+                write!(f, "no function is named {:?}: there are {known}", function.as_str())
+            }
+            Refusal::Input { function, input, detail } => write!(
+                f,
+                "input {:?} does not suit function {:?}: {detail}",
+                input.as_str(),
+                function.as_str()
+            ),
+            Refusal::NoDevice { device, detail } => {
+                write!(f, "there is no device {:?}: {detail}", device.as_str())
+            }
+            Refusal::NoOutput { call, output, detail } => {
+                write!(f, "call {call} has left no output {:?}: {detail}", output.as_str())
+            }
+            Refusal::Depth { depth, limit } => {
+                write!(f, "the call is nested in {depth} others: the limit is {limit}")
+            }
+            Refusal::Memory { what, bytes, left } => {
+                write!(f, "{what} need {bytes} bytes, and the client may use {left} more")
+            }
+            Refusal::Unreturned { function, executions } => write!(
+                f,
+                "{executions} executions of function {:?} have passed their deadlines and not \
+                 returned",
+                function.as_str()
+            ),
+            Refusal::Settled { call, settled } => {
+                write!(f, "call {call} is settled, as are all calls up to {settled}")
             }
             Refusal::DataSet { differs } => write!(f, "the data differ: {differs}"),
             Refusal::NotInitialized {} => f.write_str("the variables are not initialized yet"),

@@ -225,8 +225,14 @@ impl<const MAX: usize> Wire for Text<MAX> {
 
 /// A list of at most `MAX` items, encoded as a `u32` count and the items; up to `FEW` are stored
 /// inline.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct List<T, const MAX: usize, const FEW: usize = 0>(SmallVec<[T; FEW]>);
+
+impl<T, const MAX: usize, const FEW: usize> Default for List<T, MAX, FEW> {
+    fn default() -> Self {
+        List(SmallVec::new())
+    }
+}
 
 impl<T, const MAX: usize, const FEW: usize> List<T, MAX, FEW> {
     /// Creates a list from a vector; `None` if there are too many items.

@@ -13,6 +13,7 @@ const MESSAGE: &str = concat!(
     include_str!("../../src/protocol/message/checkpoints.rs"),
     include_str!("../../src/protocol/message/pulls.rs"),
     include_str!("../../src/protocol/message/pushes.rs"),
+    include_str!("../../src/protocol/message/services.rs"),
     include_str!("../../src/protocol/message/sessions.rs"),
     include_str!("../../src/protocol/message/sharing.rs"),
     include_str!("../../src/protocol/message/steps.rs"),
@@ -56,6 +57,15 @@ const VALUES: &[(&str, u64)] = &values!(
     PUSH_SHARED_RANGES_FEW,
     AUTH_BYTES_MAX,
     DETAIL_BYTES_MAX,
+    FUNCTION_NAME_BYTES_MAX,
+    VALUE_NAME_BYTES_MAX,
+    CALL_VALUES_MAX,
+    VALUE_RANK_MAX,
+    CALL_DEVICE_BYTES_MAX,
+    CALL_DEPTH_MAX,
+    CALLS_ENDED_MAX,
+    RELEASES_MAX,
+    DESCRIPTION_BYTES_MAX,
     READ_BUFFER_BYTES
 );
 

@@ -51,6 +51,7 @@ pub(crate) fn samples() -> Vec<Sample> {
     tokens(&mut add);
     pushes(&mut add);
     between_servers(&mut add);
+    services(&mut add);
     with_bodies(&mut list);
     list
 }
@@ -312,10 +313,68 @@ fn between_servers(add: &mut impl FnMut(&str, Message)) {
     add("ChiefIs", ChiefIs { client }.into());
 }
 
+fn services(add: &mut impl FnMut(&str, Message)) {
+    add("ServerIs", server_is().into());
+    add("ServerIs known", ServerIs { known: true, ..server_is() }.into());
+    add("Describe", Describe {}.into());
+    add("Described", Described { bytes: 4090 }.into());
+    add("Call", call().into());
+    for (name, input) in Input::named() {
+        let inputs = List::of([NamedInput { name: text("x"), input }]);
+        let inputs = inputs.expect("the list is within its limit");
+        add(&format!("Call {name}"), Call { inputs, retain: true, ..call() }.into());
+    }
+    add("CallPart", CallPart { call: 31, offset: 1 << 20 }.into());
+    for (name, outcome) in CallOutcome::named() {
+        add(&format!("CallEnded {name}"), CallEnded { outcome }.into());
+    }
+    add("OutputPart", OutputPart { offset: 1 << 20 }.into());
+    add("CancelCall", CancelCall { call: 31 }.into());
+    let owner = Incarnation(0x1122_3344_5566_7788);
+    add("FetchOutput", FetchOutput { owner, call: 31, output: text("loss") }.into());
+    add("Fetched", Fetched { is: value_is() }.into());
+    let calls = List::new(vec![31, 33]).expect("the list is within its limit");
+    add("Release", Release { calls }.into());
+    add("Released", Released {}.into());
+}
+
+fn server_is() -> ServerIs {
+    ServerIs {
+        version: 1,
+        job: text("worker"),
+        task: 3,
+        incarnation: Incarnation(0x1122_3344_5566_7788),
+        known: false,
+        lease_ms: 10_000,
+        calls_max: 64,
+        bytes_max: 1 << 30,
+        body_crc: BodyCrc::Off {},
+        functions: filled(0xf0),
+    }
+}
+
+fn value_is() -> ValueIs {
+    let extents = List::new(vec![128, 64]).expect("the list is within its limit");
+    ValueIs { elements: 1, extents }
+}
+
+fn call() -> Call {
+    Call {
+        call: 31,
+        settled: 28,
+        ended: List::new(vec![30]).expect("the list is within its limit"),
+        depth: 2,
+        function: text("tower"),
+        device: text("/job:worker/task:3/device:CPU:0"),
+        retain: false,
+        inputs: List::default(),
+    }
+}
+
 /// Adds the kinds that may have a body, once without a body checksum and once with one.
 fn with_bodies(list: &mut Vec<Sample>) {
     let digest = filled(0xd0);
-    let messages: [Message; 8] = [
+    let messages: [Message; 14] = [
         Declare { digest }.into(),
         CatalogueIs { digest }.into(),
         Save {}.into(),
@@ -324,6 +383,12 @@ fn with_bodies(list: &mut Vec<Sample>) {
         encoded().into(),
         Pulled { version: 7, gradients: 5, offset: 4096, last: true }.into(),
         pulled_encoded().into(),
+        Described { bytes: 4090 }.into(),
+        call().into(),
+        CallPart { call: 31, offset: 1 << 20 }.into(),
+        CallEnded { outcome: CallOutcome::named().swap_remove(0).1 }.into(),
+        OutputPart { offset: 1 << 20 }.into(),
+        Fetched { is: value_is() }.into(),
     ];
     for message in messages {
         for (suffix, crc) in [("body", None), ("body crc", Some(0xc0c1_c2c3))] {

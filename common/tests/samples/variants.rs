@@ -37,7 +37,7 @@ macro_rules! variants {
 variants! {
     Role:
         "worker" => Role::Worker {}, "chief" => Role::Chief {}, "reader" => Role::Reader {},
-        "admin" => Role::Admin {}, "peer" => Role::Peer {};
+        "admin" => Role::Admin {}, "peer" => Role::Peer {}, "client" => Role::Client {};
     BodyCrc: "on" => BodyCrc::On {}, "off" => BodyCrc::Off {}, "auto" => BodyCrc::Auto {};
     ModeIs:
         "asynchronous" => ModeIs::Asynchronous { owner_first: false },
@@ -130,7 +130,35 @@ variants! {
         "overflow" => Refusal::Overflow {
             variable: VariableId(18), element: 19, value: f64::NEG_INFINITY,
         },
-        "data_set" => Refusal::DataSet { differs: detail("batch is 1, not 2") };
+        "data_set" => Refusal::DataSet { differs: detail("batch is 1, not 2") },
+        "unknown_function" => Refusal::UnknownFunction {
+            function: detail("f"), known: detail("g, h"),
+        },
+        "input" => Refusal::Input {
+            function: detail("f"), input: detail("x"), detail: detail("it is missing"),
+        },
+        "no_device" => Refusal::NoDevice { device: detail("/gpu:0"), detail: detail("no driver") },
+        "no_output" => Refusal::NoOutput {
+            call: 31, output: detail("loss"), detail: detail("it is released"),
+        },
+        "depth" => Refusal::Depth { depth: 9, limit: 8 },
+        "memory" => Refusal::Memory { what: detail("the inputs"), bytes: 4096, left: 1024 },
+        "unreturned" => Refusal::Unreturned { function: detail("f"), executions: 4 },
+        "settled" => Refusal::Settled { call: 31, settled: 32 };
+    Input:
+        "value" => Input::Value { is: value_is() },
+        "variable" => Input::Variable { variable: Text::clipped("w") },
+        "output" => Input::Output {
+            job: Text::clipped("worker"), task: 3, call: 31, output: Text::clipped("loss"),
+        };
+    CallOutcome:
+        "done" => CallOutcome::Done {
+            outputs: List::new(vec![NamedValue { name: Text::clipped("loss"), is: value_is() }])
+                .expect("the list is within its limit"),
+        },
+        "failed" => CallOutcome::Failed { retry: true, detail: detail("no luck") },
+        "panicked" => CallOutcome::Panicked { detail: detail("index out of bounds") },
+        "cancelled" => CallOutcome::Cancelled {};
 }
 
 /// Returns the samples of [`Refusal`], each with its name.
@@ -185,4 +213,8 @@ fn is_known<T: Variants>(tag: u8) -> bool {
         Err(ProtocolError::Invalid { field, .. }) => field != T::NAME,
         _ => true,
     }
+}
+
+fn value_is() -> ValueIs {
+    ValueIs { elements: 1, extents: List::new(vec![2, 2]).expect("the list is within its limit") }
 }

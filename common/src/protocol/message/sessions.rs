@@ -27,6 +27,8 @@ wire_enum! {
         4 => Admin {},
         /// Another ps task.
         5 => Peer {},
+        /// Calls named functions; holds no lease.
+        6 => Client {},
     }
 }
 
@@ -39,6 +41,7 @@ impl Role {
             Role::Reader {} => 3,
             Role::Admin {} => 4,
             Role::Peer {} => 5,
+            Role::Client {} => 6,
         }
     }
 
