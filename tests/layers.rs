@@ -85,8 +85,17 @@ const PURE: &[(&str, &[&str])] = &[
     ("ps/src/peer_hello.rs", &[]),
     ("common/net/src/adaptive_spin.rs", &[]),
     // This file compares addresses but opens no socket.
-    ("ps/src/runtime/waiting.rs", &["std::net"]),
+    ("common/net/src/waiting.rs", &["std::net"]),
     ("ps/src/testing/shard_endpoint.rs", &[]),
+    ("worker/src/services/call_session", &[]),
+    ("worker/src/services/description.rs", &[]),
+    ("worker/src/services/device_name.rs", &[]),
+    ("worker/src/services/function_table.rs", &[]),
+    ("worker/src/services/outputs.rs", &[]),
+    ("worker/src/services/service", &[]),
+    ("worker/src/services/signature.rs", &[]),
+    ("worker/src/services/value.rs", &[]),
+    ("worker/src/services/value_body.rs", &[]),
     ("worker/src/testing", &[]),
     ("worker/src/session", &[]),
     ("worker/src/gradients", &[]),
@@ -187,6 +196,8 @@ const MODULES: &[(&str, &[&str])] = &[
     ("ps/src/client_key.rs", &["crate::runtime", "crate::shard"]),
     ("worker/src/session", &["crate::runtime", "crate::worker", "crate::client"]),
     ("worker/src/compression.rs", &["crate::session", "crate::runtime", "crate::worker"]),
+    ("worker/src/services/call_session", SERVICES_RUNTIME),
+    ("worker/src/services/service", SERVICES_RUNTIME),
     ("worker/src/training/lifecycle.rs", TRAINING_RUNTIME),
     ("worker/src/training/lifecycle", TRAINING_RUNTIME),
     ("worker/src/training/hook_list.rs", TRAINING_RUNTIME),
@@ -222,6 +233,18 @@ const MODULES: &[(&str, &[&str])] = &[
             "crate::compression",
         ],
     ),
+];
+
+/// What carries out the decisions about calls.
+const SERVICES_RUNTIME: &[&str] = &[
+    "crate::runtime",
+    "crate::worker",
+    "crate::client",
+    "crate::session",
+    "services::runtime",
+    "services::server",
+    "services::client",
+    "services::functions",
 ];
 
 /// What carries out the decisions of a training's lifecycle, which may not name it.

@@ -4,43 +4,9 @@
 use std::io;
 
 use pushpull_common::ids::TaskId;
+pub use pushpull_net::ListenError;
 pub use pushpull_store::StorageError;
 use thiserror::Error;
-
-/// An error that prevents a server from listening.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum ListenError {
-    /// The address is not `host:port`, `[v6]:port` or `unix:/path`.
-    #[error("cannot listen on {address:?}: it is not host:port or unix:/path")]
-    Address {
-        /// The requested address.
-        address: String,
-    },
-    /// Other machines can reach the address, and peers are not authenticated yet.
-    #[error(
-        "cannot listen on {address}: other machines can reach it and peers are not authenticated; \
-         listen on loopback or a Unix socket, or opt in to insecure listening"
-    )]
-    Exposed {
-        /// The requested address.
-        address: String,
-    },
-    /// The address is in use.
-    #[error("cannot listen on {address}: it is in use")]
-    InUse {
-        /// The requested address.
-        address: String,
-    },
-    /// The operating system returned an error.
-    #[error("cannot listen on {address}: {source}")]
-    Io {
-        /// The requested address.
-        address: String,
-        /// The error.
-        source: io::Error,
-    },
-}
 
 /// An error that prevents a server from starting.
 #[derive(Debug, Error)]

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use crate::error::ListenError;
+use crate::listen_error::ListenError;
 
 /// The requested backlog; the kernel caps it at `somaxconn`. A client that finds it full retries
 /// after a second.
@@ -17,19 +17,19 @@ const BACKLOG: i32 = 4096;
 
 /// Bound addresses that are not served yet.
 #[derive(Debug)]
-pub struct Listener {
-    pub(super) endpoints: Vec<Endpoint>,
+pub struct Endpoints {
+    pub(crate) all: Vec<Endpoint>,
 }
 
 #[derive(Debug)]
-pub(super) enum Endpoint {
+pub(crate) enum Endpoint {
     Tcp(TcpListener, SocketAddr),
     Unix(UnixListener, SocketFile),
 }
 
 /// A Unix socket's file, removed when the listener is dropped if it is still the same file.
 #[derive(Debug)]
-pub(super) struct SocketFile {
+pub(crate) struct SocketFile {
     path: PathBuf,
     /// The file's device and inode.
     identity: (u64, u64),
@@ -52,19 +52,24 @@ impl Drop for SocketFile {
     }
 }
 
-impl Listener {
-    pub(crate) fn bind(address: &str, insecure: bool) -> Result<Listener, ListenError> {
+impl Endpoints {
+    /// Binds an address: `host:port` or `unix:/path`. Port 0 takes a free one. `insecure` allows an
+    /// address that other machines can reach.
+    ///
+    /// # Errors
+    /// Every [`ListenError`].
+    pub fn bind(address: &str, insecure: bool) -> Result<Endpoints, ListenError> {
         let endpoint = match address.strip_prefix("unix:") {
             Some(path) => bind_unix(address, Path::new(path))?,
             None => bind_tcp(address, insecure)?,
         };
-        Ok(Listener { endpoints: vec![endpoint] })
+        Ok(Endpoints { all: vec![endpoint] })
     }
 
-    /// Adds the addresses of another listener, for example a Unix socket for workers on the same
+    /// Adds other addresses, for example a Unix socket for workers on the same
     /// host.
-    pub fn also(mut self, other: Listener) -> Listener {
-        self.endpoints.extend(other.endpoints);
+    pub fn also(mut self, other: Endpoints) -> Endpoints {
+        self.all.extend(other.all);
         self
     }
 
@@ -75,7 +80,7 @@ impl Listener {
     }
 
     /// Returns the first Unix socket address.
-    pub(super) fn unix_address(&self) -> Option<String> {
+    pub fn unix_address(&self) -> Option<String> {
         self.addresses().into_iter().find(|address| address.starts_with("unix:"))
     }
 
@@ -85,7 +90,7 @@ impl Listener {
             Endpoint::Tcp(_, address) => address.to_string(),
             Endpoint::Unix(_, file) => format!("unix:{}", file.path.display()),
         };
-        self.endpoints.iter().map(address).collect()
+        self.all.iter().map(address).collect()
     }
 }
 

@@ -1,18 +1,26 @@
 //! The transport that servers and workers share.
 //!
 //! [`Stream`] is a TCP connection or a Unix socket. [`FrameStream`] receives the frames of one, and
-//! [`SendQueue`] sends frames. [`AdaptiveSpin`] decides whether a waiting thread polls or sleeps, and
+//! [`SendQueue`] sends frames. [`Endpoints`] are bound
+//! addresses, and [`accept`] takes the peers that connect to them. [`AdaptiveSpin`] decides whether a waiting thread polls or sleeps, and
 //! [`Processors`] reports whether another thread needs the processor. An internal crate of pushpull:
 //! its API may change with any version.
 
+mod accept;
 mod adaptive_spin;
+mod endpoints;
 mod frame_stream;
+mod listen_error;
 mod processors;
 mod send_queue;
 mod stream;
+mod waiting;
 
+pub use accept::{AcceptLimits, ArrivedPeer, NoHello, PeerReceiver, ServicePeers, accept};
 pub use adaptive_spin::{AdaptiveSpin, SpinLimits, SpinWait};
+pub use endpoints::Endpoints;
 pub use frame_stream::{ConnectionPhase, ConnectionSide, FrameStream};
+pub use listen_error::ListenError;
 pub use processors::Processors;
 pub use send_queue::{SendBody, SendQueue};
 pub use stream::{DetachedStream, Stream};

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 /// The origin of a connection, the unit of fairness.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum PeerHost {
+pub(crate) enum PeerHost {
     /// An internet address. Of IPv6 only the first 64 bits count, because one host may own a whole
     /// /64.
     Internet(IpAddr),
@@ -16,7 +16,7 @@ pub(super) enum PeerHost {
 
 impl PeerHost {
     /// Returns the host of an address.
-    pub(super) fn of(address: IpAddr) -> PeerHost {
+    pub(crate) fn of(address: IpAddr) -> PeerHost {
         PeerHost::Internet(match address.to_canonical() {
             IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from(u128::from(address) >> 64 << 64)),
             address => address,
@@ -32,7 +32,7 @@ impl PeerHost {
 /// Invariants: silent and greeted connections together are at most `limit`; every listed host has a
 /// connection.
 #[derive(Debug)]
-pub(super) struct WaitingConnections<T> {
+pub(crate) struct WaitingConnections<T> {
     limit: usize,
     next: u64,
     /// The silent connections by host, in the order of their arrival.
@@ -43,19 +43,19 @@ pub(super) struct WaitingConnections<T> {
 
 impl<T> WaitingConnections<T> {
     /// Returns an empty list of at most `limit` connections.
-    pub(super) fn new(limit: usize) -> WaitingConnections<T> {
+    pub(crate) fn new(limit: usize) -> WaitingConnections<T> {
         WaitingConnections { limit, next: 0, silent: BTreeMap::new(), silent_count: 0, greeted: 0 }
     }
 
     /// Whether another connection may be accepted: a place is free, or a silent connection can be
     /// evicted. Otherwise shards must first take connections that have said hello.
-    pub(super) fn can_accept(&self) -> bool {
+    pub(crate) fn can_accept(&self) -> bool {
         self.silent_count > 0 || self.greeted < self.limit
     }
 
     /// Adds a connection and returns its number and the evicted connection, if any. The new
     /// connection is itself evicted only if it is the only silent one.
-    pub(super) fn arrive(&mut self, host: PeerHost, value: T) -> (u64, Option<T>) {
+    pub(crate) fn arrive(&mut self, host: PeerHost, value: T) -> (u64, Option<T>) {
         let number = self.next;
         self.next += 1;
         // The newcomer counts for its host, so that a host with many connections evicts its own
@@ -68,7 +68,7 @@ impl<T> WaitingConnections<T> {
 
     /// Removes the oldest silent connection of the host that has the most. Of several such hosts,
     /// takes the one with the oldest connection.
-    pub(super) fn evict(&mut self) -> Option<T> {
+    pub(crate) fn evict(&mut self) -> Option<T> {
         let by_host = self.silent.iter().filter_map(|(&host, connections)| {
             let oldest = *connections.keys().next()?;
             Some((connections.len(), std::cmp::Reverse(oldest), host))
@@ -78,19 +78,19 @@ impl<T> WaitingConnections<T> {
     }
 
     /// Marks a connection as greeted. Returns false if it was evicted before.
-    pub(super) fn greet(&mut self, host: PeerHost, number: u64) -> bool {
+    pub(crate) fn greet(&mut self, host: PeerHost, number: u64) -> bool {
         let silent = self.remove(host, number).is_some();
         self.greeted += usize::from(silent);
         silent
     }
 
     /// Removes a connection that closed before its hello.
-    pub(super) fn closed(&mut self, host: PeerHost, number: u64) {
+    pub(crate) fn closed(&mut self, host: PeerHost, number: u64) {
         self.remove(host, number);
     }
 
     /// Removes a greeted connection, which its shard has taken or which has closed.
-    pub(super) fn handed_over(&mut self) {
+    pub(crate) fn handed_over(&mut self) {
         self.greeted -= 1;
     }
 

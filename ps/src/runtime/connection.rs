@@ -7,11 +7,11 @@ use std::time::Instant;
 
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::{FrameEvent, FrameReader, FrameSink};
-use pushpull_net::{ConnectionPhase, ConnectionSide, FrameStream, Stream};
+use pushpull_net::{ArrivedPeer, ConnectionPhase, ConnectionSide, FrameStream, Stream};
 use tokio::sync::Notify;
 
 use super::outbox::Outbox;
-use super::shard_thread::{ArrivedPeer, ShardCore};
+use super::shard_thread::ShardCore;
 use crate::shard::ShardInput;
 
 /// Serves a peer that has said hello until either side closes the connection.

@@ -18,7 +18,6 @@ mod saver;
 mod saver_orders;
 mod server;
 mod shard_thread;
-mod waiting;
 
 pub use handle::PsHandle;
 pub use listener::Listener;

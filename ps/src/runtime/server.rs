@@ -29,6 +29,7 @@ use crate::metrics::{Counters, SaveRecord};
 use crate::peer_hello::PeerHello;
 use crate::shard::Shard;
 use crate::shard::shard_files::shard_setup::{ServerRun, ShardSetup};
+use pushpull_net::AcceptLimits;
 
 /// The capacity of the channels of orders to the saver and of events from it.
 const ORDERS_MAX: usize = 64;
@@ -131,8 +132,11 @@ impl Listener {
     /// Starts serving. When this returns, the threads run and workers are answered.
     pub fn start(self, config: PsConfig) -> Result<Ps, StartError> {
         config.check()?;
-        let unix_address =
-            self.unix_address().filter(|_| config.sharing_obstacle().is_none()).unwrap_or_default();
+        let unix_address = self
+            .endpoints
+            .unix_address()
+            .filter(|_| config.sharing_obstacle().is_none())
+            .unwrap_or_default();
         let (events, event_readers) = config.events.with_readers();
         let config = Arc::new(PsConfig { unix_address, events, ..config });
         let state = config.storage.directory.as_deref().map(StateDirectory::open).transpose()?;
@@ -165,7 +169,7 @@ impl Listener {
             };
             shards.push(open_shard(parts, arena_storage, state.as_ref(), server_run)?);
         }
-        let (stop, addresses) = (CancellationToken::new(), self.addresses().into());
+        let (stop, addresses) = (CancellationToken::new(), self.endpoints.addresses().into());
         let ending = Arc::new(Ending::default());
         let saves = config.checkpoints.clone().filter(|_| config.owns_step());
         let (save_waiters, waiter_receiver) = mpsc::channel(ORDERS_MAX);
@@ -235,10 +239,13 @@ impl Listener {
         }
         let acceptor = Acceptor {
             endpoints: self.endpoints,
+            services: self.services,
             shards: senders,
             members,
-            handshake_timeout: config.network.handshake_timeout,
-            waiting_connections_max: config.network.waiting_connections_max,
+            limits: AcceptLimits {
+                handshake_timeout: config.network.handshake_timeout,
+                waiting_connections_max: config.network.waiting_connections_max,
+            },
             counters: counters[0].clone(),
             exit_when_done: config.exit_when_done,
             stop,

@@ -6,9 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use pushpull_common::protocol::message::Hello;
-use pushpull_common::protocol::{FrameReader, Header};
-use pushpull_net::DetachedStream;
+use pushpull_net::ArrivedPeer;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
 use tokio_util::sync::CancellationToken;
@@ -26,7 +24,7 @@ use crate::event::EventSink;
 use crate::shard::checkpoints::saver_order::{SaverEvent, SaverOrder};
 use crate::shard::output::ShardOutput;
 use crate::shard::work::Work;
-use crate::shard::{PeerOrigin, Shard, ShardInput, TICK};
+use crate::shard::{Shard, ShardInput, TICK};
 use crate::status::Status;
 
 /// How long a stopping shard may take to finish whole pushes and to send answers.
@@ -35,16 +33,6 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often a blocked shard checks whether readers of shared memory have released their blocks:
 /// about as long as reading the values of a small model takes.
 const BLOCKED_POLL_INTERVAL: Duration = Duration::from_millis(1);
-
-/// A peer that has said hello, on its way to its shard's thread.
-#[derive(Debug)]
-pub(super) struct ArrivedPeer {
-    pub(super) stream: DetachedStream,
-    pub(super) reader: FrameReader,
-    pub(super) header: Header,
-    pub(super) hello: Hello,
-    pub(super) origin: PeerOrigin,
-}
 
 /// How many members have ever joined a shard, and how many are present.
 pub(super) type Members = (usize, usize);

@@ -77,7 +77,7 @@ use steps::Steps;
 use variables::{Variables, VariablesState};
 
 pub(crate) use input::{ShardInput, TICK};
-pub(crate) use peers::handshake::PeerOrigin;
+pub(crate) use pushpull_common::peer_origin::PeerOrigin;
 
 /// One shard of a ps task.
 ///

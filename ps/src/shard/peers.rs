@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pushpull_common::ids::{TaskId, TokenId};
+use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::limits::SHARE_REQUESTS_MAX;
 use pushpull_common::protocol::message::Role;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
@@ -30,7 +31,7 @@ use crate::config::PsConfig;
 use chief_fence::ChiefFence;
 use client_registry::{AdmittedClient, ClientPresence, ClientRegistry};
 use connection_state::ConnectionState;
-use handshake::{IncomingHello, PeerOrigin};
+use handshake::IncomingHello;
 use message_rights::MessageRights;
 use parked_requests::{ParkedRequest, ParkedRequests, WaitReason};
 use peer_request::PeerRequest;

@@ -5,6 +5,7 @@ use std::time::Instant;
 use pushpull_common::codec::Encodings;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, RestoreEpoch};
+use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{BodyCrc, Hello, ModeIs, NonFinitePolicy, Role, Welcome};
 use pushpull_common::protocol::refusal::Detail;
@@ -20,20 +21,6 @@ use crate::shard::variables::Variables;
 
 /// The job of the parameter servers.
 const PS: &str = "ps";
-
-/// Where a peer connects from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PeerOrigin {
-    /// Possibly another host.
-    Remote,
-    /// This host, over TCP.
-    Loopback,
-    /// This host, over a Unix socket, which can pass descriptors.
-    Unix {
-        /// Whether the peer has the same user id as this process.
-        same_user: bool,
-    },
-}
 
 /// A hello that has arrived on a new connection.
 #[derive(Clone, Copy, Debug)]

@@ -1,0 +1,262 @@
+//! Accepts connections: reads each peer's hello under one absolute deadline, and hands the peer to
+//! whom it is for. A connection without a hello costs nobody else anything, and a silent one keeps no
+//! other out.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+
+use pushpull_common::peer_origin::PeerOrigin;
+use pushpull_common::protocol::decode::ReadError;
+use pushpull_common::protocol::message::Hello;
+use pushpull_common::protocol::{FrameReader, Header, Message, ProtocolError};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Notify;
+
+use crate::endpoints::{Endpoint, Endpoints};
+use crate::waiting::{PeerHost, WaitingConnections};
+use crate::{DetachedStream, FrameStream, Stream};
+
+/// How long an evicted connection may still complete its hello, which may have arrived without
+/// having been read yet.
+const EVICTION_GRACE: Duration = Duration::from_millis(1);
+
+/// The pause after a failed accept. Retrying at once would take time from the connections whose end
+/// frees the missing resource; new peers wait in the backlog.
+const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
+
+/// A peer that has said hello.
+#[derive(Debug)]
+pub struct ArrivedPeer {
+    /// Its connection.
+    pub stream: DetachedStream,
+    /// The reader of its frames, which may have read further than the hello.
+    pub reader: FrameReader,
+    /// The header of the hello.
+    pub header: Header,
+    /// The hello.
+    pub hello: Hello,
+    /// Where it is.
+    pub origin: PeerOrigin,
+}
+
+/// Why a connection has ended without a hello, other than by its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoHello {
+    /// It was not complete in time.
+    TimedOut,
+    /// The connection made room for another.
+    Evicted,
+    /// Something else arrived.
+    Faulted,
+}
+
+/// Takes the peers that have said hello.
+pub trait PeerReceiver {
+    /// Takes a peer. It counts as waiting until the future is done.
+    fn take(&self, peer: ArrivedPeer) -> impl Future<Output = ()>;
+
+    /// Handles the end of a connection without a hello.
+    fn no_hello(&self, reason: NoHello) {
+        let _ = reason;
+    }
+}
+
+/// Takes the clients of functions that connect to another server, on any thread.
+pub trait ServicePeers: Send + Sync {
+    /// Takes a client. Does not block.
+    fn take(&self, peer: ArrivedPeer);
+}
+
+/// The limits of connections that have not said hello.
+#[derive(Clone, Copy, Debug)]
+pub struct AcceptLimits {
+    /// The longest time until the hello is complete.
+    pub handshake_timeout: Duration,
+    /// The most connections that wait.
+    pub waiting_connections_max: usize,
+}
+
+/// Begins to accept connections, in tasks of the current `LocalSet`, until that ends.
+pub fn accept<R: PeerReceiver + 'static>(endpoints: Endpoints, limits: AcceptLimits, receiver: R) {
+    let gate = Rc::new(AcceptGate {
+        handshake_timeout: limits.handshake_timeout,
+        waiting: RefCell::new(WaitingConnections::new(limits.waiting_connections_max)),
+        handed_over: Notify::new(),
+        receiver,
+    });
+    for endpoint in endpoints.all {
+        tokio::task::spawn_local(gate.clone().accept(endpoint));
+    }
+}
+
+struct AcceptGate<R> {
+    handshake_timeout: Duration,
+    /// The waiting connections, each with the notification that evicts it.
+    waiting: RefCell<WaitingConnections<Rc<Notify>>>,
+    /// Notified when a connection that has said hello stops waiting.
+    handed_over: Notify,
+    receiver: R,
+}
+
+/// An entry in the list of waiting connections, removed when it is dropped.
+struct WaitingConnection<R: PeerReceiver> {
+    gate: Rc<AcceptGate<R>>,
+    host: PeerHost,
+    number: u64,
+    evicted: Rc<Notify>,
+    greeted: Cell<bool>,
+}
+
+impl<R: PeerReceiver> Drop for WaitingConnection<R> {
+    fn drop(&mut self) {
+        let mut waiting = self.gate.waiting.borrow_mut();
+        match self.greeted.get() {
+            true => {
+                waiting.handed_over();
+                self.gate.handed_over.notify_waiters();
+            }
+            false => waiting.closed(self.host, self.number),
+        }
+    }
+}
+
+impl<R: PeerReceiver + 'static> AcceptGate<R> {
+    async fn accept(self: Rc<Self>, endpoint: Endpoint) {
+        match endpoint {
+            Endpoint::Tcp(listener, _) => {
+                let Ok(listener) = TcpListener::from_std(listener) else {
+                    return;
+                };
+                loop {
+                    self.wait_for_free_place().await;
+                    match listener.accept().await {
+                        Ok((stream, from)) => {
+                            self.admit(Stream::tcp(stream), PeerHost::of(from.ip()))
+                        }
+                        Err(error) => self.back_off_after(&error).await,
+                    }
+                }
+            }
+            Endpoint::Unix(listener, _file) => {
+                let Ok(listener) = UnixListener::from_std(listener) else {
+                    return;
+                };
+                loop {
+                    self.wait_for_free_place().await;
+                    match listener.accept().await {
+                        Ok((stream, _)) => self.admit(Stream::unix(stream), PeerHost::Local),
+                        Err(error) => self.back_off_after(&error).await,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for a free connection place: every place may belong to a peer that has said hello.
+    /// New connections stay in the backlog.
+    async fn wait_for_free_place(&self) {
+        loop {
+            let handed_over = self.handed_over.notified();
+            if self.waiting.borrow().can_accept() {
+                return;
+            }
+            handed_over.await;
+        }
+    }
+
+    fn admit(self: &Rc<Self>, stream: io::Result<Stream>, host: PeerHost) {
+        // Setting up a socket fails only if the peer has closed it already.
+        let Ok(stream) = stream else { return };
+        let evicted = Rc::new(Notify::new());
+        let (number, oldest) = self.waiting.borrow_mut().arrive(host, evicted.clone());
+        if let Some(oldest) = oldest {
+            oldest.notify_one();
+        }
+        let connection = WaitingConnection {
+            gate: self.clone(),
+            host,
+            number,
+            evicted,
+            greeted: Cell::new(false),
+        };
+        tokio::task::spawn_local(async move {
+            let mut frames = FrameStream::new(stream, FrameReader::new());
+            let Some((header, hello)) = connection.hello(&mut frames).await else { return };
+            let gate = &connection.gate;
+            let (stream, reader) = frames.into_parts();
+            let origin = origin_of(&stream);
+            let Ok(stream) = stream.detach() else { return };
+            gate.receiver.take(ArrivedPeer { stream, reader, header, hello, origin }).await;
+        });
+    }
+
+    /// Pauses after a failed accept. If the process or the system is out of descriptors, a silent
+    /// connection is evicted first: if silent connections held all descriptors, no peer could
+    /// connect before they time out.
+    async fn back_off_after(&self, error: &io::Error) {
+        let is_out_of_descriptors = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE]
+            .map(|errno| errno.raw_os_error())
+            .into_iter()
+            .any(|errno| error.raw_os_error() == Some(errno));
+        let evicted = if is_out_of_descriptors { self.waiting.borrow_mut().evict() } else { None };
+        match evicted {
+            Some(evicted) => {
+                evicted.notify_one();
+                tokio::time::sleep(2 * EVICTION_GRACE).await;
+            }
+            None => tokio::time::sleep(ACCEPT_BACK_OFF).await,
+        }
+    }
+}
+
+/// Returns where the peer is.
+fn origin_of(stream: &Stream) -> PeerOrigin {
+    match stream {
+        Stream::Tcp(tcp) => match tcp.peer_addr() {
+            Ok(peer) if !peer.ip().is_loopback() => PeerOrigin::Remote,
+            _ => PeerOrigin::Loopback,
+        },
+        Stream::Unix(_) => PeerOrigin::Unix { same_user: stream.is_same_user() },
+    }
+}
+
+impl<R: PeerReceiver> WaitingConnection<R> {
+    /// Reads the hello of this connection; `None` if it is invalid or does not arrive in time.
+    async fn hello(&self, frames: &mut FrameStream) -> Option<(Header, Hello)> {
+        let gate = &self.gate;
+        let mut hello = std::pin::pin!(read_hello(frames));
+        // One deadline for the whole handshake, however slowly the bytes arrive.
+        let deadline = tokio::time::timeout(gate.handshake_timeout, hello.as_mut());
+        let (outcome, reason) = tokio::select! {
+            biased;
+            outcome = deadline => (outcome, NoHello::TimedOut),
+            () = self.evicted.notified() => {
+                (tokio::time::timeout(EVICTION_GRACE, hello).await, NoHello::Evicted)
+            }
+        };
+        match outcome {
+            Ok(Ok(hello)) => {
+                // An evicted connection does not count as waiting any more.
+                self.greeted.set(gate.waiting.borrow_mut().greet(self.host, self.number));
+                return Some(hello);
+            }
+            // The peer closed the connection.
+            Ok(Err(ReadError::Io(_))) => {}
+            Ok(Err(_)) => gate.receiver.no_hello(NoHello::Faulted),
+            Err(_) => gate.receiver.no_hello(reason),
+        }
+        None
+    }
+}
+
+async fn read_hello(frames: &mut FrameStream) -> Result<(Header, Hello), ReadError> {
+    match frames.next().await? {
+        (header, Message::Hello(hello)) => Ok((header, hello)),
+        (_, message) => {
+            let (found, when) = (message.name(), "before a hello");
+            Err(ProtocolError::Unexpected { found, when }.into())
+        }
+    }
+}

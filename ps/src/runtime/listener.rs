@@ -1,0 +1,52 @@
+//! The addresses that a server has bound, before it is configured. So a cluster spec can contain the
+//! real port when port 0 was requested.
+
+use std::fmt;
+use std::sync::Arc;
+
+use pushpull_net::{Endpoints, ListenError, ServicePeers};
+
+/// Bound addresses that are not served yet.
+pub struct Listener {
+    pub(super) endpoints: Endpoints,
+    pub(super) services: Option<Arc<dyn ServicePeers>>,
+}
+
+impl Listener {
+    pub(crate) fn bind(address: &str, insecure: bool) -> Result<Listener, ListenError> {
+        Ok(Listener { endpoints: Endpoints::bind(address, insecure)?, services: None })
+    }
+
+    /// Adds the addresses of another listener, for example a Unix socket for workers on the same
+    /// host.
+    pub fn also(self, other: Listener) -> Listener {
+        Listener { endpoints: self.endpoints.also(other.endpoints), ..self }
+    }
+
+    /// Passes the clients of functions to another server of the same task. Default: they are
+    /// refused.
+    pub fn services(self, services: Arc<dyn ServicePeers>) -> Listener {
+        Listener { services: Some(services), ..self }
+    }
+
+    /// Returns the first address as a cluster spec names it: `host:port` with the real port, or
+    /// `unix:/path`.
+    pub fn address(&self) -> String {
+        self.endpoints.address()
+    }
+
+    /// Returns all addresses.
+    pub fn addresses(&self) -> Vec<String> {
+        self.endpoints.addresses()
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let services = self.services.is_some();
+        f.debug_struct("Listener")
+            .field("endpoints", &self.endpoints)
+            .field("services", &services)
+            .finish()
+    }
+}
