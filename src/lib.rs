@@ -243,6 +243,22 @@ pub mod training {
     };
 }
 
+/// Named functions: servers that compute, and clients that call them on tasks and devices.
+///
+/// `docs/services.md` says what a call may be given, what it may leave, and how each failure ends.
+///
+/// ```
+/// use pushpull::services::{Call, Functions, Server, blocking::Client};
+///
+/// let server = Server::local(Functions::new().add("hello", |_| Ok("Hello!")))?;
+/// let client = Client::connect(server.target())?;
+/// assert_eq!(client.call(Call::new("hello"))?.text()?, "Hello!");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub mod services {
+    pub use pushpull_worker::services::*;
+}
+
 /// Where a worker computes gradients, and kernels with derivatives that are written by hand.
 ///
 /// A model needs none of this: it may compute from slices as it likes. The examples and benches use

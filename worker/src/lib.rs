@@ -56,6 +56,7 @@ mod reader;
 mod replica_values;
 mod runtime;
 mod safetensors_file;
+pub mod services;
 mod session;
 mod start;
 mod streaming_push;

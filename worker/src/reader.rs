@@ -1,5 +1,6 @@
 //! Pulls without training, for evaluation and serving.
 
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use pushpull_common::tensor::Element;
 
 use crate::client::SessionClient;
 use crate::config::WorkerConfig;
-use crate::error::Error;
+use crate::error::{Error, ViewError};
 use crate::gradients::params::Params;
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::replica_values::ReplicaValues;
@@ -76,6 +77,26 @@ impl Reader {
             return Err(Error::ForeignBuffer);
         }
         Ok(self.client.pull(params, ReplicaValues::Replace).await?.0)
+    }
+
+    /// Replaces `values`, which must have the length of a dense variable, with its newest values.
+    ///
+    /// Cost: one request to each shard that holds part of the variable, and a copy of the values.
+    pub async fn pull_variable<T: Element>(
+        &self,
+        name: &str,
+        values: &mut [T],
+    ) -> Result<(), Error> {
+        let (id, range) = self.plan.locate::<T>(name)?;
+        if range.len() != size_of_val(values) {
+            let shape = self.plan.catalogue().variable(id).shape().to_string();
+            let (name, elements) = (name.to_owned(), values.len());
+            return Err(ViewError::Length { name, elements, shape }.into());
+        }
+        let values: &mut [u8] = bytemuck::cast_slice_mut(values);
+        let mut call = self.client.pull_variable(&self.plan, id, None);
+        poll_fn(|context| call.poll_copied(context, values)).await?;
+        Ok(())
     }
 
     /// Waits until the training has ended on all workers, for at most `within`, and returns why.

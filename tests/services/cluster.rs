@@ -1,0 +1,45 @@
+//! Servers of functions in this process.
+
+use std::time::Duration;
+
+use pushpull::services::blocking::Client;
+use pushpull::services::{ClientConfig, Functions, Server, ServerConfig, ServerListener};
+use pushpull::{ClusterSpec, TaskId};
+
+/// Deadline that only ends a hang. No test depends on its length.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+/// Binds this many addresses.
+pub(crate) fn listen(count: usize) -> Vec<ServerListener> {
+    (0..count).map(|_| Server::listen("127.0.0.1:0").unwrap()).collect()
+}
+
+/// Starts this many tasks of a job with the same functions.
+pub(crate) fn start(
+    job: &str,
+    count: usize,
+    functions: &Functions,
+    configure: impl Fn(ServerConfig) -> ServerConfig,
+) -> (ClusterSpec, Vec<Server>) {
+    let listeners = listen(count);
+    let addresses = listeners.iter().map(ServerListener::address);
+    let cluster = ClusterSpec::builder().job(job, addresses).build().unwrap();
+    let start = |(index, listener): (usize, ServerListener)| {
+        let task = TaskId::new(job, index as u32);
+        let config = ServerConfig::new(cluster.clone(), task, functions.clone());
+        listener.start(configure(config)).unwrap()
+    };
+    let servers = listeners.into_iter().enumerate().map(start).collect();
+    (cluster, servers)
+}
+
+/// Starts one server.
+pub(crate) fn start_one(functions: Functions) -> (Server, Client) {
+    let server = Server::local(functions).unwrap();
+    let client = connect(server.target());
+    (server, client)
+}
+
+pub(crate) fn connect(target: &str) -> Client {
+    Client::with(ClientConfig::new(target).connect_timeout(LONG).timeout(LONG)).unwrap()
+}

@@ -1,0 +1,71 @@
+//! Outputs that stay on their servers and go from task to task.
+
+use std::time::Duration;
+
+use pushpull::services::{Call, Functions, ServiceError, Value};
+
+use crate::cluster::{connect, start};
+
+fn functions() -> Functions {
+    Functions::new().elementwise().add("slow_two", |_| {
+        std::thread::sleep(Duration::from_millis(20));
+        Ok(2.0_f32)
+    })
+}
+
+#[test]
+fn outputs_go_from_task_to_task_without_the_client() {
+    let (_cluster, servers) = start("worker", 3, &functions(), |config| config);
+    let client = connect(servers[0].target());
+    let on = |name: &str, task: u32| Call::new(name).on(&format!("/job:worker/task:{task}"));
+    let ones = Value::tensor(&[1 << 20], &vec![1.0_f32; 1 << 20]).unwrap();
+    let kept = client.keep(on("identity", 0).feed("x", ones)).unwrap();
+    // Used on another task, and on the same one.
+    for task in [1, 0] {
+        let call = on("add", task).kept("a", &kept, "x").kept("b", &kept, "x");
+        let sum = client.call(call).unwrap();
+        assert!(sum.view::<f32>().unwrap().iter().all(|&x| x == 2.0));
+    }
+    assert_eq!(client.fetch(&kept, "x").unwrap().shape().extents(), [1 << 20]);
+    let error = client.fetch(&kept, "y").unwrap_err().to_string();
+    assert!(error.contains("call 1 has left no output \"y\""), "{error}");
+    // Another client may use what it is told of.
+    assert_eq!(
+        connect(servers[2].target()).fetch(&kept, "x").unwrap().shape().extents(),
+        [1 << 20]
+    );
+}
+
+#[test]
+fn calls_may_depend_on_calls_that_have_not_ended() {
+    let (_cluster, servers) = start("worker", 2, &functions(), |config| config);
+    let client = connect(servers[0].target());
+    let slow = client.inner().keep(Call::new("slow_two").on("/task:1")).unwrap();
+    let kept = slow.kept().clone();
+    let call = Call::new("mul").feed("a", 4.0_f32).kept("b", &kept, "value");
+    assert_eq!(client.call(call).unwrap().element::<f32>(), Ok(8.0));
+    drop(slow);
+}
+
+#[test]
+fn what_nobody_holds_any_more_is_dropped() {
+    let (_cluster, servers) =
+        start("worker", 1, &functions(), |config| config.client_bytes_max(1 << 20));
+    let client = connect(servers[0].target());
+    let half = Value::zeros::<f32>(&[100_000]).unwrap();
+    let keep = || client.keep(Call::new("identity").feed("x", half.clone()));
+    let first = keep().unwrap();
+    let second = keep().unwrap();
+    match keep() {
+        Err(ServiceError::Refused { refusal, .. }) => {
+            assert!(refusal.to_string().contains("the client may use"), "{refusal}");
+        }
+        other => panic!("{other:?}"),
+    }
+    drop(first);
+    let third = keep().unwrap();
+    drop((second, third));
+    for _ in 0..20 {
+        drop(keep().unwrap());
+    }
+}

@@ -1,0 +1,13 @@
+//! Servers of functions and their clients, over real sockets.
+
+#![expect(clippy::unwrap_used, reason = "a failed helper fails its test")]
+
+mod cluster;
+
+mod ending;
+mod failures;
+mod inputs;
+mod kept;
+mod placing;
+mod proxy;
+mod resending;

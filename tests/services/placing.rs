@@ -1,0 +1,104 @@
+//! Where calls run: any client of any server calls functions on any task.
+
+use std::time::Duration;
+
+use pushpull::TaskId;
+use pushpull::services::{Call, ClientConfig, Functions, ServerConfig, ServiceError, blocking};
+
+use crate::cluster::{connect, listen, start, start_one};
+
+fn functions() -> Functions {
+    Functions::new()
+        .add("where", |call| Ok(call.device_name().to_string()))
+        .add_async("where_async", |call| async move { Ok(call.task().to_string()) })
+}
+
+#[test]
+fn any_server_is_a_target_for_all_tasks() {
+    let (cluster, servers) = start("local", 3, &functions(), |config| config);
+    for server in &servers {
+        let client = connect(server.target());
+        assert_eq!((client.cluster(), client.target()), (cluster.clone(), server.task()));
+        let on = |index: u32| Call::new("where").on(&format!("/job:local/task:{index}/cpu:0"));
+        let outputs = client.run([on(0), on(1), on(2)]).unwrap();
+        for (index, outputs) in outputs.iter().enumerate() {
+            let expected = format!("/job:local/task:{index}/device:CPU:0");
+            assert_eq!(outputs.text().unwrap(), expected);
+        }
+        // Without a task a call runs on the target.
+        let here = client.call(Call::new("where_async")).unwrap();
+        assert_eq!(here.text().unwrap(), server.task().to_string());
+    }
+}
+
+#[test]
+fn a_task_that_is_absent_delays_nobody_who_does_not_call_it() {
+    let listeners = listen(2);
+    let addresses: Vec<String> = listeners.iter().map(|listener| listener.address()).collect();
+    let builder = pushpull::ClusterSpec::builder().job("worker", addresses);
+    let cluster = builder.build().unwrap();
+    let mut listeners = listeners.into_iter();
+    let config = ServerConfig::new(cluster, TaskId::worker(0), functions());
+    let server = listeners.next().unwrap().start(config).unwrap();
+    drop(listeners);
+    let client = connect(server.target());
+    assert!(client.call(Call::new("where")).is_ok());
+    let absent = Call::new("where").on("/job:worker/task:1").timeout(Duration::from_millis(200));
+    match client.call(absent) {
+        Err(ServiceError::Unavailable { task, doing, .. }) => {
+            assert_eq!((&task[..], &doing[..]), ("/job:worker/task:1", "call \"where\""));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_device_is_chosen_by_its_name_or_refused_with_the_reason() {
+    let (_server, client) = start_one(functions());
+    let on = |device: &str| {
+        client.call(Call::new("where").on(device)).map(|o| o.text().unwrap().to_owned())
+    };
+    assert_eq!(on("/cpu:0").unwrap(), "/job:local/task:0/device:CPU:0");
+    let refused = on("/gpu:7").unwrap_err().to_string();
+    assert!(
+        refused.starts_with(
+            "cannot call \"where\": /job:local/task:0 refuses: there is no device \"/gpu:7\""
+        ),
+        "{refused}"
+    );
+    for (device, expected) in [
+        ("/job:ps/task:0", "cannot find the job \"ps\": the cluster has the jobs local"),
+        ("/job:local/task:9", "cannot find /job:local/task:9: no task with this index, only 0"),
+        ("/task:x", "cannot call \"where\""),
+    ] {
+        let error = on(device).unwrap_err();
+        assert!(matches!(error, ServiceError::NoTask { .. }), "{error:?}");
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn without_a_driver_a_gpu_is_refused_and_says_why() {
+    let (_server, client) = start_one(functions());
+    let description = client.describe(&TaskId::new("local", 0)).unwrap();
+    let gpu = description.devices.iter().find(|(name, _)| name.ends_with("GPU:0"));
+    let Some((_, Some(reason))) = gpu else {
+        println!("SKIPPED: this machine has a CUDA device");
+        return;
+    };
+    let error = client.call(Call::new("where").on("/gpu:0")).unwrap_err().to_string();
+    assert!(error.contains(reason), "{error}");
+    assert_eq!(description.functions["where"], "(..)");
+}
+
+#[test]
+fn a_client_goes_to_the_next_target() {
+    let (_cluster, servers) = start("local", 1, &functions(), |config| config);
+    let nobody = listen(1).remove(0).address();
+    let config = ClientConfig::new(&nobody).or(servers[0].target());
+    let client = blocking::Client::with(config.connect_timeout(crate::cluster::LONG)).unwrap();
+    assert!(client.call(Call::new("where")).is_ok());
+    let config = ClientConfig::new(&nobody).connect_timeout(Duration::from_millis(100));
+    let error = blocking::Client::with(config).unwrap_err();
+    assert!(matches!(&error, ServiceError::Unavailable { task, .. } if *task == nobody), "{error}");
+}

@@ -1,0 +1,137 @@
+//! A call of a function, as a client writes it.
+
+use std::time::Duration;
+
+use pushpull_common::protocol::limits;
+use pushpull_common::protocol::message::{CallInputs, Input, NamedInput};
+use pushpull_common::protocol::wire::Text;
+
+use super::kept::Kept;
+use super::value::Value;
+
+/// A call of a function: its name, where it runs, and its inputs.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use pushpull_worker::services::Call;
+///
+/// let call = Call::new("add")
+///     .on("/job:worker/task:1/cpu:0")
+///     .feed("a", 2.0_f32)
+///     .variable("b", "b")
+///     .timeout(Duration::from_secs(5));
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a call does nothing until a client makes it"]
+pub struct Call {
+    pub(crate) function: String,
+    pub(crate) device: String,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) ends_with_connection: bool,
+    inputs: Vec<(String, CallInput)>,
+}
+
+/// An input of a call.
+#[derive(Clone, Debug)]
+enum CallInput {
+    Value(Value),
+    Variable(String),
+    Output { job: String, task: u32, call: u64, output: String },
+}
+
+impl Call {
+    /// A call of the function of this name, on the client's target.
+    pub fn new(function: &str) -> Call {
+        Call {
+            function: function.to_owned(),
+            device: String::new(),
+            timeout: None,
+            ends_with_connection: false,
+            inputs: Vec::new(),
+        }
+    }
+
+    /// The task and the device on which it runs, such as `/job:worker/task:1/cpu:0`. Without a task
+    /// it runs on the client's target, and without a device on the first one of the server.
+    #[doc(alias = "tf.device")]
+    pub fn on(mut self, device: &str) -> Call {
+        self.device = device.to_owned();
+        self
+    }
+
+    /// Gives the function a value.
+    #[doc(alias = "feed_dict")]
+    pub fn feed(self, name: &str, value: impl Into<Value>) -> Call {
+        self.input(name, CallInput::Value(value.into()))
+    }
+
+    /// Gives the function the newest values of a dense variable of the parameter servers. The server
+    /// of the call pulls them.
+    pub fn variable(self, name: &str, variable: &str) -> Call {
+        self.input(name, CallInput::Variable(variable.to_owned()))
+    }
+
+    /// Gives the function an output that another call leaves on its server. The server of this call
+    /// fetches it from there, once that call has ended.
+    pub fn kept(self, name: &str, kept: &Kept, output: &str) -> Call {
+        let (job, task) = (kept.task().job.to_string(), kept.task().index);
+        let (call, output) = (kept.call(), output.to_owned());
+        self.input(name, CallInput::Output { job, task, call, output })
+    }
+
+    /// How long the client waits for the end of the call. The function is told to stop then.
+    /// Default: that of the client.
+    pub fn timeout(self, timeout: Duration) -> Call {
+        Call { timeout: Some(timeout), ..self }
+    }
+
+    /// Ends the call with [`super::ServiceError::Lost`] as soon as the connection to its server
+    /// breaks. Default: the client connects again, and the call goes on.
+    pub fn ends_with_connection(self) -> Call {
+        Call { ends_with_connection: true, ..self }
+    }
+
+    fn input(mut self, name: &str, input: CallInput) -> Call {
+        self.inputs.push((name.to_owned(), input));
+        self
+    }
+
+    /// Returns the operation, as in "cannot call \"add\"".
+    pub(crate) fn doing(&self) -> String {
+        format!("call {:?}", self.function)
+    }
+
+    /// Returns the inputs on the wire with the values among them, or what is wrong.
+    pub(crate) fn wire_inputs(&self) -> Result<(CallInputs, Vec<Value>), String> {
+        let text_of =
+            |name: &str| Text::new(name).ok_or_else(|| format!("the name {name:?} is too long"));
+        if self.function.len() > limits::FUNCTION_NAME_BYTES_MAX {
+            return Err("the name of the function is too long".to_owned());
+        }
+        let (mut named, mut values) = (Vec::new(), Vec::new());
+        for (name, input) in &self.inputs {
+            let input = match input {
+                CallInput::Value(value) => {
+                    values.push(value.clone());
+                    Input::Value { is: value.value_type().to_wire() }
+                }
+                CallInput::Variable(variable) => {
+                    let variable = Text::new(variable.as_str());
+                    let variable = variable.ok_or("the name of a variable is too long")?;
+                    Input::Variable { variable }
+                }
+                CallInput::Output { job, task, call, output } => {
+                    let job = Text::new(job.as_str()).ok_or("the name of a job is too long")?;
+                    let output = text_of(output)?;
+                    Input::Output { job, task: *task, call: *call, output }
+                }
+            };
+            named.push(NamedInput { name: text_of(name)?, input });
+        }
+        let count = named.len();
+        let inputs = CallInputs::new(named)
+            .ok_or_else(|| format!("{count} inputs, the limit is {}", limits::CALL_VALUES_MAX))?;
+        Ok((inputs, values))
+    }
+}

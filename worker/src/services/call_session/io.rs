@@ -1,0 +1,104 @@
+//! What goes into a call session, and what comes out.
+
+use std::time::Instant;
+
+use pushpull_common::ids::{Incarnation, RequestId, TaskId};
+use pushpull_common::protocol::message::CallInputs;
+use pushpull_common::protocol::{Envelope, Header, Message};
+
+use crate::services::error::ServiceError;
+use crate::services::value::{Value, ValueType};
+use crate::services::value_body::ValueBody;
+
+/// Numbers the operations of a session's callers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct CallOp(pub(crate) u64);
+
+/// The index of a link, in the order in which links were added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct LinkId(pub(crate) usize);
+
+/// A call of a function.
+#[derive(Clone, Debug)]
+pub(crate) struct CallOrder {
+    /// The function.
+    pub(crate) function: String,
+    /// The device; empty for any.
+    pub(crate) device: String,
+    /// How many calls it is nested in.
+    pub(crate) depth: u8,
+    /// Whether the outputs stay on the server.
+    pub(crate) retain: bool,
+    /// Whether a lost connection ends the call at once. Otherwise it goes on once the server is
+    /// reached again, as long as the server remembers it.
+    pub(crate) ends_with_connection: bool,
+    /// The inputs on the wire, and the values among them in order.
+    pub(crate) inputs: CallInputs,
+    /// See `inputs`.
+    pub(crate) values: Vec<Value>,
+}
+
+/// What a session does for a caller.
+#[derive(Debug)]
+pub(crate) enum CallCommand {
+    /// Calls a function. The number is from [`super::CallSession::number_call`].
+    Call { number: u64, order: Box<CallOrder> },
+    /// Fetches an output that a call has left.
+    Fetch { owner: Incarnation, call: u64, output: String },
+    /// Fetches the description of the server.
+    Describe,
+}
+
+/// An event for a session.
+#[derive(Debug)]
+pub(crate) enum CallInput<'a> {
+    /// A caller has a command for the server of a link.
+    Command { op: CallOp, link: LinkId, command: CallCommand, deadline: Option<Instant> },
+    /// A caller does not wait any more.
+    Cancelled { op: CallOp },
+    /// Nobody needs what calls have left on the server of a link.
+    Release { link: LinkId, calls: Vec<u64> },
+    /// A connection stands.
+    Connected { connection: u64 },
+    /// A message has arrived. Its body follows, if it has one.
+    Message { connection: u64, header: &'a Header, message: Message },
+    /// The body of the last message of a connection is whole.
+    Body { connection: u64 },
+    /// Bytes of an incomplete frame have arrived.
+    Progress { connection: u64 },
+    /// A connection could not be made, or has ended.
+    Disconnected { connection: u64, reason: String },
+    /// Time has passed.
+    Tick,
+}
+
+/// An action of a session.
+#[derive(Debug)]
+pub(crate) enum CallOutput {
+    /// Connect to an address.
+    Connect { connection: u64, address: String },
+    /// Give a connection up.
+    Disconnect { connection: u64 },
+    /// Send a message.
+    Send { connection: u64, envelope: Envelope, message: Message, body: ValueBody, crc: bool },
+    /// Reply to a caller.
+    Reply { op: CallOp, reply: Result<CallReply, ServiceError> },
+}
+
+/// The reply to a command.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum CallReply {
+    /// The outputs of a call.
+    Done(Vec<(String, Value)>),
+    /// The outputs that a call has left on its server.
+    Kept(Vec<(String, ValueType)>),
+    /// An output.
+    Fetched(Value),
+    /// The description of the server, which is this task.
+    Described(TaskId, Vec<u8>),
+}
+
+/// An envelope of a request.
+pub(crate) fn envelope(request: RequestId, deadline_ms: u32) -> Envelope {
+    Envelope { request, deadline_ms, ..Envelope::default() }
+}

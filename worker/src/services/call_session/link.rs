@@ -1,0 +1,174 @@
+//! The link of a session to one server: its connection, and what is to be sent.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use pushpull_common::ids::{Incarnation, RequestId, TaskId};
+use pushpull_common::protocol::message::{self, CancelCall, Heartbeat, Release};
+use pushpull_common::protocol::wire::List;
+use pushpull_common::protocol::{Message, limits};
+
+use super::pending::PendingRequests;
+
+/// The most calls that a call acknowledges.
+pub(super) const ENDED_MAX: usize = limits::CALLS_ENDED_MAX;
+
+/// The first and the longest pause before a link is made again.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
+
+/// The link to one server.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) address: String,
+    /// The task that the server is, or is expected to be.
+    pub(super) task: Option<TaskId>,
+    pub(super) status: LinkStatus,
+    /// The process of the server that this client has last talked to.
+    pub(super) server: Option<Incarnation>,
+    /// What the server has said.
+    pub(super) lease: Duration,
+    pub(super) calls_max: usize,
+    pub(super) crc: bool,
+    /// When the server was last heard, and when it was last sent something.
+    pub(super) heard: Instant,
+    pub(super) last_sent: Instant,
+    /// Since when the server cannot be reached, and the last failure.
+    pub(super) failure: Option<(Instant, String)>,
+    /// The failures in a row.
+    failures: u32,
+    pub(super) pending: PendingRequests,
+    /// The request whose answer's body arrives.
+    pub(super) receiving: Option<RequestId>,
+    /// The calls that have left something on the server.
+    pub(super) kept: BTreeSet<u64>,
+    /// Calls to be cancelled, released, and acknowledged.
+    pub(super) cancels: Vec<u64>,
+    pub(super) releases: Vec<u64>,
+    pub(super) ended: Vec<u64>,
+}
+
+/// How far a link is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LinkStatus {
+    /// Nothing needs it.
+    Idle,
+    /// A connection is being made, or waits for the answer to its hello.
+    Connecting { connection: u64 },
+    /// The server has accepted the client.
+    Open { connection: u64 },
+    /// It waits before it is made again.
+    BackOff { until: Instant },
+}
+
+impl Link {
+    pub(super) fn new(now: Instant, address: String, task: Option<TaskId>) -> Link {
+        Link {
+            address,
+            task,
+            status: LinkStatus::Idle,
+            server: None,
+            lease: Duration::from_secs(10),
+            calls_max: 1,
+            crc: false,
+            heard: now,
+            last_sent: now,
+            failure: None,
+            failures: 0,
+            pending: PendingRequests::default(),
+            receiving: None,
+            kept: BTreeSet::new(),
+            cancels: Vec::new(),
+            releases: Vec::new(),
+            ended: Vec::new(),
+        }
+    }
+
+    /// Returns the name of the server: its task, or its address.
+    pub(super) fn task_name(&self) -> String {
+        self.task.as_ref().map_or_else(|| self.address.clone(), TaskId::to_string)
+    }
+
+    /// Returns whether something waits for the link, or is lost without it.
+    pub(super) fn is_needed(&self) -> bool {
+        !self.pending.is_empty() || !self.kept.is_empty()
+    }
+
+    /// Takes it that nobody needs what calls have left.
+    pub(super) fn release(&mut self, calls: Vec<u64>) {
+        for call in calls {
+            if self.kept.remove(&call) {
+                self.releases.push(call);
+            }
+        }
+    }
+
+    /// Takes it that the server cannot be reached now. It is tried again after a pause.
+    pub(super) fn back_off(&mut self, now: Instant, reason: String) {
+        let pause = BACK_OFF.0.saturating_mul(1 << self.failures.min(16)).min(BACK_OFF.1);
+        self.failures += 1;
+        let since = self.failure.take().map_or(now, |(since, _)| since);
+        self.failure = Some((since, reason));
+        self.status = LinkStatus::BackOff { until: now + pause };
+        self.receiving = None;
+    }
+
+    /// Takes it that the server is there.
+    pub(super) fn opened(&mut self, now: Instant, connection: u64) {
+        (self.failure, self.failures) = (None, 0);
+        (self.heard, self.last_sent) = (now, now);
+        self.status = LinkStatus::Open { connection };
+    }
+
+    /// Forgets what the server has forgotten.
+    pub(super) fn forget_server(&mut self) {
+        self.kept.clear();
+        self.cancels.clear();
+        self.releases.clear();
+        self.ended.clear();
+    }
+
+    /// Returns the messages without an answer that are due.
+    pub(super) fn controls(&mut self, now: Instant) -> Vec<Message> {
+        let cancel = |call| CancelCall { call }.into();
+        let mut due: Vec<Message> = self.cancels.drain(..).map(cancel).collect();
+        // Acknowledgements wait for the next call, unless there are many or none comes.
+        let idle = self.heartbeat_at() <= now;
+        if idle || self.ended.len() > ENDED_MAX {
+            self.releases.append(&mut self.ended);
+        }
+        while !self.releases.is_empty() {
+            let some = self.releases.len().min(limits::RELEASES_MAX);
+            let calls = List::new(self.releases.drain(..some).collect()).unwrap_or_default();
+            due.push(Release { calls }.into());
+        }
+        if idle && due.is_empty() {
+            due.push(Heartbeat {}.into());
+        }
+        due
+    }
+
+    fn heartbeat_at(&self) -> Instant {
+        self.last_sent + self.lease / 5
+    }
+
+    /// Returns when the link needs the time; `None` if it does not.
+    pub(super) fn wake_at(&self) -> Option<Instant> {
+        let deadlines = self.pending.iter().filter_map(|(_, pending)| pending.deadline);
+        let own = match self.status {
+            LinkStatus::Idle | LinkStatus::Connecting { .. } => None,
+            LinkStatus::BackOff { until } => Some(until),
+            LinkStatus::Open { .. } => Some(
+                self.heartbeat_at().min(self.heard + 2 * self.lease + Duration::from_millis(1)),
+            ),
+        };
+        deadlines.chain(own).min()
+    }
+}
+
+/// Takes the settings of a server.
+pub(super) fn settings(link: &mut Link, server: &message::ServerIs) {
+    link.lease = Duration::from_millis(server.lease_ms.max(1).into());
+    link.calls_max = server.calls_max.max(1) as usize;
+    link.crc = server.body_crc == message::BodyCrc::On {};
+    link.server = Some(server.incarnation);
+}

@@ -1,0 +1,320 @@
+//! The session of a client with the servers that it calls.
+
+mod answers;
+mod io;
+mod link;
+mod pending;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use pushpull_common::ids::{Incarnation, RequestId, TaskId};
+use pushpull_net::SendBody;
+
+use self::io::envelope;
+pub(crate) use self::io::{
+    CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallReply, LinkId,
+};
+use self::link::{Link, LinkStatus};
+use self::pending::{Pending, PendingKind};
+use super::error::ServiceError;
+use super::value_body::ValueBody;
+
+/// What a client has under way on the servers that it calls, over one link to each.
+///
+/// **In**: commands, what arrives on connections, and the time. **Out**: messages, connections to
+/// make or to give up, replies. **Time**: a command is answered by its deadline; a broken link is
+/// made again with back-off while something waits for it; heartbeats keep what calls have left.
+///
+/// **Never**: a call is sent twice to a server that may have executed it and has forgotten that. No
+/// command is answered twice, and none is left without an answer.
+#[derive(Debug)]
+pub(crate) struct CallSession {
+    incarnation: Incarnation,
+    /// The job and the task of the client in hellos, for the messages of servers.
+    name: TaskId,
+    /// The largest answer that the client accepts.
+    answer_bytes_max: u64,
+    links: Vec<Link>,
+    ops: HashMap<CallOp, (LinkId, RequestId)>,
+    connections: HashMap<u64, LinkId>,
+    next_connection: u64,
+    next_call: u64,
+    /// The numbers of the calls that have no answer.
+    unsettled: BTreeSet<u64>,
+    outputs: VecDeque<CallOutput>,
+}
+
+impl CallSession {
+    pub(crate) fn new(
+        incarnation: Incarnation,
+        name: TaskId,
+        answer_bytes_max: u64,
+    ) -> CallSession {
+        CallSession {
+            incarnation,
+            name,
+            answer_bytes_max,
+            links: Vec::new(),
+            ops: HashMap::new(),
+            connections: HashMap::new(),
+            next_connection: 1,
+            next_call: 1,
+            unsettled: BTreeSet::new(),
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Adds a link to a server. It is connected when it is needed. With a task, another one at that
+    /// address is an error.
+    pub(crate) fn add_link(
+        &mut self,
+        now: Instant,
+        address: String,
+        task: Option<TaskId>,
+    ) -> LinkId {
+        self.links.push(Link::new(now, address, task));
+        LinkId(self.links.len() - 1)
+    }
+
+    /// Returns the number of the next call. It is not settled until it has an answer.
+    pub(crate) fn number_call(&mut self) -> u64 {
+        let number = self.next_call;
+        self.next_call += 1;
+        self.unsettled.insert(number);
+        number
+    }
+
+    /// Returns the next action.
+    pub(crate) fn poll_output(&mut self) -> Option<CallOutput> {
+        self.outputs.pop_front()
+    }
+
+    /// Returns when a [`CallInput::Tick`] is due; `None` while nothing depends on the time.
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
+        self.links.iter().filter_map(Link::wake_at).min()
+    }
+
+    /// Handles an event.
+    pub(crate) fn handle(&mut self, now: Instant, input: CallInput<'_>) {
+        match input {
+            CallInput::Command { op, link, command, deadline } => {
+                self.command(now, op, link, command, deadline);
+            }
+            CallInput::Cancelled { op } => self.cancelled(op),
+            CallInput::Release { link, calls } => {
+                if let Some(link) = self.links.get_mut(link.0) {
+                    link.release(calls);
+                }
+            }
+            CallInput::Connected { connection } => self.connected(now, connection),
+            CallInput::Message { connection, header, message } => {
+                if let Some(&link) = self.connections.get(&connection) {
+                    self.links[link.0].heard = now;
+                    self.on_message(now, link, connection, header, message);
+                }
+            }
+            CallInput::Body { connection } => {
+                if let Some(&link) = self.connections.get(&connection) {
+                    self.links[link.0].heard = now;
+                    self.body_received(link);
+                }
+            }
+            CallInput::Progress { connection } => {
+                if let Some(&link) = self.connections.get(&connection) {
+                    self.links[link.0].heard = now;
+                }
+            }
+            CallInput::Disconnected { connection, reason } => {
+                if let Some(link) = self.connections.remove(&connection) {
+                    self.link_failed(now, link, reason);
+                }
+            }
+            CallInput::Tick => {}
+        }
+        for index in 0..self.links.len() {
+            self.drive(now, LinkId(index));
+        }
+    }
+
+    /// Calls `receive` with the memory for the body that arrives on a connection; with `None` if it
+    /// is to be discarded.
+    pub(crate) fn with_body<R>(
+        &mut self,
+        connection: u64,
+        receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R,
+    ) -> R {
+        let link = self.connections.get(&connection).map(|link| &mut self.links[link.0]);
+        let answer = link.and_then(|link| {
+            let request = link.receiving?;
+            link.pending.get_mut(request)?.answer.as_mut()
+        });
+        match answer {
+            Some(answer) => receive(Some(&mut [answer.values.target()])),
+            None => receive(None),
+        }
+    }
+
+    fn command(
+        &mut self,
+        now: Instant,
+        op: CallOp,
+        link: LinkId,
+        command: CallCommand,
+        deadline: Option<Instant>,
+    ) {
+        let kind = match command {
+            CallCommand::Call { number, order } => PendingKind::Call { number, order },
+            CallCommand::Fetch { owner, call, output } => {
+                PendingKind::Fetch { owner, call, output }
+            }
+            CallCommand::Describe => PendingKind::Describe,
+        };
+        let pending =
+            Pending { op, kind, begun: now, deadline, sent: false, was_sent: false, answer: None };
+        let request = self.links[link.0].pending.add(pending);
+        self.ops.insert(op, (link, request));
+    }
+
+    fn cancelled(&mut self, op: CallOp) {
+        let Some((link, request)) = self.ops.remove(&op) else { return };
+        let at = &mut self.links[link.0];
+        let Some(pending) = at.pending.remove(request) else { return };
+        if let PendingKind::Call { number, .. } = pending.kind {
+            self.unsettled.remove(&number);
+            if pending.was_sent {
+                at.cancels.push(number);
+                at.releases.push(number);
+            }
+        }
+    }
+
+    /// Replies to the caller of a request, and forgets the request.
+    fn reply(&mut self, link: LinkId, request: RequestId, reply: Result<CallReply, ServiceError>) {
+        let at = &mut self.links[link.0];
+        let Some(pending) = at.pending.remove(request) else { return };
+        if let PendingKind::Call { number, order } = &pending.kind {
+            self.unsettled.remove(number);
+            // What stays on the server is released by its holder. An answer without values needs no
+            // more of the server either.
+            match order.retain && reply.is_ok() {
+                true => _ = at.kept.insert(*number),
+                false => at.ended.push(*number),
+            }
+            let unsure = matches!(reply, Err(ServiceError::Timeout { .. }));
+            if unsure && pending.was_sent {
+                at.cancels.push(*number);
+            }
+        }
+        self.ops.remove(&pending.op);
+        self.outputs.push_back(CallOutput::Reply { op: pending.op, reply });
+    }
+
+    /// Returns the number up to which all calls have answers.
+    fn settled(&self) -> u64 {
+        self.unsettled.first().map_or(self.next_call, |&first| first) - 1
+    }
+
+    /// Does what is due on a link.
+    fn drive(&mut self, now: Instant, id: LinkId) {
+        self.time_out(now, id);
+        let link = &mut self.links[id.0];
+        match link.status {
+            LinkStatus::Idle if link.is_needed() => self.connect(id),
+            LinkStatus::BackOff { until } if until <= now => match link.is_needed() {
+                true => self.connect(id),
+                false => link.status = LinkStatus::Idle,
+            },
+            LinkStatus::Open { connection } => {
+                let silent = now.saturating_duration_since(link.heard);
+                if silent > 2 * link.lease {
+                    let reason = format!("it was silent for {silent:?}");
+                    self.outputs.push_back(CallOutput::Disconnect { connection });
+                    self.connections.remove(&connection);
+                    self.link_failed(now, id, reason);
+                    return;
+                }
+                self.send_due(now, id, connection);
+            }
+            _ => {}
+        }
+    }
+
+    fn connect(&mut self, id: LinkId) {
+        let connection = self.next_connection;
+        self.next_connection += 1;
+        let link = &mut self.links[id.0];
+        link.status = LinkStatus::Connecting { connection };
+        let address = link.address.clone();
+        self.connections.insert(connection, id);
+        self.outputs.push_back(CallOutput::Connect { connection, address });
+    }
+
+    /// Fails the requests whose deadlines have passed.
+    fn time_out(&mut self, now: Instant, id: LinkId) {
+        let link = &self.links[id.0];
+        let late = link.pending.find(|p| p.deadline.is_some_and(|deadline| deadline <= now));
+        for request in late {
+            let link = &mut self.links[id.0];
+            let Some(pending) = link.pending.get_mut(request) else { continue };
+            let (doing, waited) = (pending.kind.doing(), now - pending.begun);
+            let was_sent = pending.was_sent;
+            let task = link.task_name();
+            let error = match &link.failure {
+                Some((since, reason)) if !was_sent => {
+                    let (waited, reason) = (now.saturating_duration_since(*since), reason.clone());
+                    ServiceError::Unavailable { doing, task, waited, reason }
+                }
+                _ => ServiceError::Timeout { doing, task, waited },
+            };
+            self.reply(id, request, Err(error));
+        }
+    }
+
+    /// Sends the requests that are due, and a heartbeat if there was nothing to send for long.
+    fn send_due(&mut self, now: Instant, id: LinkId, connection: u64) {
+        let settled = self.settled();
+        let link = &mut self.links[id.0];
+        let crc = link.crc;
+        let mut sent = Vec::new();
+        let mut in_flight = link.pending.iter().filter(|(_, p)| p.sent && p.kind.is_call()).count();
+        let ended = &mut link.ended;
+        for (request, pending) in link.pending.iter_mut().filter(|(_, pending)| !pending.sent) {
+            if pending.kind.is_call() {
+                if in_flight >= link.calls_max {
+                    continue;
+                }
+                in_flight += 1;
+            }
+            (pending.sent, pending.was_sent) = (true, true);
+            let acknowledged = match pending.kind.is_call() {
+                true => ended.drain(..ended.len().min(link::ENDED_MAX)).collect(),
+                false => Vec::new(),
+            };
+            let left = pending.deadline.map(|at| at.saturating_duration_since(now));
+            let envelope = envelope(request, deadline_ms(left));
+            for (message, body) in pending.kind.messages(settled, acknowledged) {
+                sent.push((envelope, message, body));
+            }
+        }
+        sent.extend(
+            link.controls(now)
+                .into_iter()
+                .map(|message| (envelope(RequestId(0), 0), message, ValueBody::default())),
+        );
+        if !sent.is_empty() {
+            link.last_sent = now;
+        }
+        for (envelope, message, body) in sent {
+            let crc = crc && body.bytes() > 0;
+            self.outputs.push_back(CallOutput::Send { connection, envelope, message, body, crc });
+        }
+    }
+}
+
+/// Returns the time that a request has left, in milliseconds: at least 1, and 0 for no deadline.
+fn deadline_ms(left: Option<Duration>) -> u32 {
+    left.map_or(0, |left| u32::try_from(left.as_millis().max(1)).unwrap_or(u32::MAX))
+}

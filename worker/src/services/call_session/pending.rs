@@ -1,0 +1,131 @@
+//! What callers wait for on one link.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use pushpull_common::ids::{Incarnation, RequestId};
+use pushpull_common::protocol::message::{self, FetchOutput};
+use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::{Message, limits};
+
+use super::io::{CallOp, CallOrder};
+use crate::services::value_body::{IncomingValues, ValueBody};
+
+/// A request that is not answered.
+#[derive(Debug)]
+pub(super) struct Pending {
+    /// Who waits.
+    pub(super) op: CallOp,
+    pub(super) kind: PendingKind,
+    pub(super) begun: Instant,
+    pub(super) deadline: Option<Instant>,
+    /// Whether it was sent on the present connection.
+    pub(super) sent: bool,
+    /// Whether it was ever sent: the function may have run.
+    pub(super) was_sent: bool,
+    /// The answer, whose values arrive.
+    pub(super) answer: Option<IncomingAnswer>,
+}
+
+#[derive(Debug)]
+pub(super) enum PendingKind {
+    Call { number: u64, order: Box<CallOrder> },
+    Fetch { owner: Incarnation, call: u64, output: String },
+    Describe,
+}
+
+/// An answer whose values arrive.
+#[derive(Debug)]
+pub(super) struct IncomingAnswer {
+    /// The names of the values; one without a name for a fetch or a description.
+    pub(super) names: Vec<String>,
+    pub(super) values: IncomingValues,
+}
+
+impl PendingKind {
+    /// Returns the operation, as in "cannot call \"add\"".
+    pub(super) fn doing(&self) -> String {
+        match self {
+            PendingKind::Call { order, .. } => format!("call {:?}", order.function),
+            PendingKind::Fetch { call, output, .. } => format!("fetch {output:?} of call {call}"),
+            PendingKind::Describe => "describe the server".to_owned(),
+        }
+    }
+
+    pub(super) fn is_call(&self) -> bool {
+        matches!(self, PendingKind::Call { .. })
+    }
+
+    /// Returns the messages of the request with their bodies.
+    pub(super) fn messages(&self, settled: u64, ended: Vec<u64>) -> Vec<(Message, ValueBody)> {
+        match self {
+            PendingKind::Describe => vec![(message::Describe {}.into(), ValueBody::default())],
+            PendingKind::Fetch { owner, call, output } => {
+                let output = Text::clipped(output.as_str());
+                let fetch = FetchOutput { owner: *owner, call: *call, output };
+                vec![(fetch.into(), ValueBody::default())]
+            }
+            PendingKind::Call { number, order } => {
+                let mut parts = ValueBody::parts(&order.values).into_iter();
+                let call = message::Call {
+                    call: *number,
+                    settled,
+                    ended: List::new(ended).unwrap_or_default(),
+                    depth: order.depth,
+                    function: Text::clipped(order.function.as_str()),
+                    device: Text::clipped(order.device.as_str()),
+                    retain: order.retain,
+                    inputs: order.inputs.clone(),
+                };
+                let mut messages = vec![(call.into(), parts.next().unwrap_or_default())];
+                let mut offset = limits::PART_BYTES_MAX;
+                for body in parts {
+                    let part = message::CallPart { call: *number, offset };
+                    offset += limits::PART_BYTES_MAX;
+                    messages.push((part.into(), body));
+                }
+                messages
+            }
+        }
+    }
+}
+
+/// The requests of one link that are not answered, by their ids.
+#[derive(Debug, Default)]
+pub(super) struct PendingRequests {
+    all: BTreeMap<u64, Pending>,
+    last: u64,
+}
+
+impl PendingRequests {
+    pub(super) fn add(&mut self, pending: Pending) -> RequestId {
+        self.last += 1;
+        self.all.insert(self.last, pending);
+        RequestId(self.last)
+    }
+
+    pub(super) fn get_mut(&mut self, request: RequestId) -> Option<&mut Pending> {
+        self.all.get_mut(&request.0)
+    }
+
+    pub(super) fn remove(&mut self, request: RequestId) -> Option<Pending> {
+        self.all.remove(&request.0)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (RequestId, &Pending)> {
+        self.all.iter().map(|(&request, pending)| (RequestId(request), pending))
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (RequestId, &mut Pending)> {
+        self.all.iter_mut().map(|(&request, pending)| (RequestId(request), pending))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Returns the requests that satisfy a predicate.
+    pub(super) fn find(&self, of: impl Fn(&Pending) -> bool) -> Vec<RequestId> {
+        self.iter().filter(|(_, pending)| of(pending)).map(|(request, _)| request).collect()
+    }
+}

@@ -1,0 +1,151 @@
+//! Links that break, and servers that come back, forget or change.
+
+use pushpull_common::protocol::Refusal;
+use pushpull_common::protocol::message::{Goodbye, HeartbeatAnswer, Refused};
+
+use super::*;
+
+#[test]
+fn a_call_goes_on_after_a_lost_connection_if_the_server_remembers_it() {
+    let mut world = world();
+    world.call(order(&[]));
+    let connection = world.accept(server(7, false));
+    let first = world.sent_calls();
+    world.breaks(connection);
+    assert!(world.replies.is_empty());
+    world.pass(Duration::from_millis(20));
+    let connection = world.accept(server(7, true));
+    let again = world.sent_calls();
+    assert_eq!((again[0].0, again[0].1.call), (first[0].0, first[0].1.call));
+    world.receive(connection, again[0].0, done(&[]), &[]);
+    assert_eq!(world.reply().1, Ok(CallReply::Done(Vec::new())));
+}
+
+#[test]
+fn a_call_is_lost_with_the_memory_of_its_server() {
+    for (incarnation, known) in [(8, false), (7, false), (8, true)] {
+        let mut world = world();
+        let lost = world.call(order(&[]));
+        let connection = world.accept(server(7, false));
+        world.sent.clear();
+        // The first was sent, and the third was not.
+        world.call(order(&[]));
+        let unsent = world.call(order(&[]));
+        world.sent.clear();
+        world.breaks(connection);
+        world.pass(Duration::from_millis(20));
+        world.accept(server(incarnation, known));
+        let ops: Vec<CallOp> = world.replies.iter().map(|(op, _)| *op).collect();
+        assert!(ops.contains(&lost) && !ops.contains(&unsent), "{ops:?}");
+        let error = world.replies[0].1.clone().unwrap_err();
+        assert!(matches!(error, ServiceError::Lost { .. }), "{error}");
+        assert_eq!(world.sent_calls().len(), 1, "the call that was not sent is sent");
+    }
+}
+
+#[test]
+fn a_call_may_end_with_its_connection() {
+    let mut world = world();
+    let ends = || CallOrder { ends_with_connection: true, ..order(&[]) };
+    world.call(ends());
+    let connection = world.accept(server(7, false));
+    world.breaks(connection);
+    assert_eq!(
+        world.error(),
+        "cannot call \"f\": /job:worker/task:2 was lost, reset; the function may have run"
+    );
+    world.call(ends());
+    world.pass(Duration::from_millis(20));
+    let (connection, _) = world.connects.pop().unwrap();
+    world.breaks(connection);
+    let error = world.error();
+    assert!(error.contains("was not reached for"), "{error}");
+}
+
+#[test]
+fn an_unreachable_server_is_named_at_the_deadline() {
+    let mut world = world();
+    world.call(order(&[]));
+    for _ in 0..100 {
+        if let Some((connection, _)) = world.connects.pop() {
+            world.breaks(connection);
+        }
+        world.pass(Duration::from_millis(100));
+    }
+    assert_eq!(
+        world.error(),
+        "cannot call \"f\": /job:worker/task:2 was not reached for 10s: reset"
+    );
+    // The pauses between attempts grow, up to two seconds.
+    assert!(world.session.next_connection < 20);
+    world.pass(LEASE);
+    assert!(world.connects.is_empty(), "nothing needs the link any more");
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_a_timeout() {
+    let mut world = world();
+    world.call(order(&[]));
+    let connection = world.accept(server(7, false));
+    world.sent.clear();
+    world.pass(LEASE / 2);
+    world.receive(connection, RequestId(0), HeartbeatAnswer {}, &[]);
+    world.pass(LEASE / 2);
+    assert_eq!(world.error(), "cannot call \"f\": waited 10s for /job:worker/task:2");
+    let sent: Vec<&str> = world.sent.iter().map(|(_, _, message, _)| message.name()).collect();
+    assert!(sent.contains(&"CancelCall"), "{sent:?}");
+}
+
+#[test]
+fn a_silent_server_is_connected_again() {
+    let mut world = world();
+    let number = world.session.number_call();
+    world.command(CallCommand::Call { number, order: Box::new(order(&[])) }, None);
+    let connection = world.accept(server(7, false));
+    world.pass(2 * LEASE + Duration::from_millis(1));
+    assert_eq!(world.disconnects, [connection]);
+    world.sent.clear();
+    world.pass(Duration::from_millis(20));
+    world.accept(server(7, true));
+    assert_eq!(world.sent_calls().len(), 1);
+    // The end of the old connection means nothing.
+    world.breaks(connection);
+    assert!(world.replies.is_empty());
+}
+
+#[test]
+fn another_task_at_the_address_is_named() {
+    let mut world = world();
+    world.call(order(&[]));
+    let other = ServerIs { task: 3, ..server(7, false) };
+    world.accept(other);
+    assert_eq!(
+        world.error(),
+        "cannot call \"f\": the server at there:1 is /job:worker/task:3, not /job:worker/task:2"
+    );
+}
+
+#[test]
+fn a_server_that_stops_ends_its_calls() {
+    let mut world = world();
+    world.call(order(&[]));
+    let connection = world.accept(server(7, false));
+    world.receive(connection, RequestId(0), Goodbye {}, &[]);
+    let error = world.error();
+    assert!(error.contains("was lost, it has stopped"), "{error}");
+}
+
+#[test]
+fn a_refused_hello_is_tried_again() {
+    let mut world = world();
+    world.call(order(&[]));
+    let (connection, _) = world.connects.pop().unwrap();
+    world.input(CallInput::Connected { connection });
+    let request = world.sent.remove(0).1.request;
+    let refusal = Refusal::Busy { what: Text::clipped("clients"), limit: 3 };
+    world.receive(connection, request, Refused { refusal }, &[]);
+    assert!(world.replies.is_empty());
+    world.pass(LEASE);
+    let error = world.error();
+    assert!(error.contains("too many clients: the limit is 3"), "{error}");
+}

@@ -1,0 +1,407 @@
+//! Calls functions on the tasks of a cluster.
+
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher, Hasher};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::device::DeviceSpec;
+use pushpull_common::ids::{Incarnation, TaskId};
+use tokio::sync::oneshot;
+
+use super::call::Call;
+use super::call_session::{CallCommand, CallOrder, CallReply, CallSession, LinkId};
+use super::description::Description;
+use super::error::ServiceError;
+use super::kept::{Keeping, Kept};
+use super::outputs::Outputs;
+use super::runtime::client_core::{ClientCore, ReplyFuture};
+
+/// The settings of a client.
+#[derive(Clone, Debug)]
+pub struct ClientConfig {
+    targets: Vec<String>,
+    name: TaskId,
+    connect_timeout: Duration,
+    timeout: Duration,
+    answer_bytes_max: u64,
+}
+
+impl ClientConfig {
+    /// A client of the server at this address, its target: `host:port`, or `unix:` and a path.
+    pub fn new(target: &str) -> ClientConfig {
+        ClientConfig {
+            targets: vec![target.to_owned()],
+            name: TaskId::new("client", 0),
+            connect_timeout: Duration::from_secs(60),
+            timeout: Duration::from_secs(60),
+            answer_bytes_max: 4 << 30,
+        }
+    }
+
+    /// Another address to be tried if the target cannot be reached.
+    pub fn or(mut self, target: &str) -> ClientConfig {
+        self.targets.push(target.to_owned());
+        self
+    }
+
+    /// The longest wait for a target. Default 60 s.
+    pub fn connect_timeout(self, timeout: Duration) -> ClientConfig {
+        ClientConfig { connect_timeout: timeout, ..self }
+    }
+
+    /// The longest time of a call, unless it has its own. Default 60 s.
+    pub fn timeout(self, timeout: Duration) -> ClientConfig {
+        ClientConfig { timeout, ..self }
+    }
+
+    /// The largest answer that the client accepts, in bytes. Default 4 GiB.
+    pub fn answer_bytes_max(self, bytes: u64) -> ClientConfig {
+        ClientConfig { answer_bytes_max: bytes, ..self }
+    }
+}
+
+/// Calls functions on the tasks of a cluster.
+///
+/// Any server is a target: the client learns the cluster from it, and connects to the other tasks
+/// as it calls them. Several clients may call the same servers, which take turns between them.
+///
+/// A client owns a thread that keeps its connections. Its futures run on any executor; to cancel a
+/// call, drop its future.
+#[derive(Debug)]
+#[doc(alias = "tf.Session")]
+pub struct Client {
+    core: ClientCore,
+    incarnation: Incarnation,
+    timeout: Duration,
+    target: TaskId,
+    target_link: LinkId,
+    _thread: ClientThread,
+}
+
+impl Client {
+    /// Connects to the server at an address.
+    ///
+    /// # Errors
+    /// Those of [`Client::with`].
+    pub async fn connect(target: &str) -> Result<Client, ServiceError> {
+        Client::with(ClientConfig::new(target)).await
+    }
+
+    /// Connects to the first of the targets that answers.
+    ///
+    /// # Errors
+    /// [`ServiceError::Unavailable`] if none does in time, and [`ServiceError::Thread`].
+    pub async fn with(config: ClientConfig) -> Result<Client, ServiceError> {
+        let incarnation = Incarnation(RandomState::new().build_hasher().finish());
+        let thread = ClientThread::start(incarnation, &config)?;
+        let core = thread.core.clone();
+        let deadline = Instant::now().checked_add(config.connect_timeout);
+        let (link, target, description) = describe_first(&core, &config.targets, deadline).await?;
+        core.name_link(link, target.clone());
+        core.set_cluster(description.cluster);
+        let (timeout, target_link) = (config.timeout, link);
+        Ok(Client { core, incarnation, timeout, target, target_link, _thread: thread })
+    }
+
+    /// The task of the target.
+    pub fn target(&self) -> &TaskId {
+        &self.target
+    }
+
+    /// The cluster, as the target knows it.
+    pub fn cluster(&self) -> ClusterSpec {
+        self.core.cluster()
+    }
+
+    /// What a task says of itself: its functions and devices.
+    ///
+    /// # Errors
+    /// [`ServiceError::NoTask`] for a task that the cluster lacks, [`ServiceError::Unavailable`], and
+    /// [`ServiceError::Timeout`] after the timeout of the client.
+    pub async fn describe(&self, task: &TaskId) -> Result<Description, ServiceError> {
+        let doing = || "describe the server".to_owned();
+        let link =
+            self.link(task).map_err(|reason| ServiceError::NoTask { doing: doing(), reason })?;
+        let deadline = Instant::now().checked_add(self.timeout);
+        let (_, description) = describe(&self.core, link, deadline).await?;
+        Ok(description)
+    }
+
+    /// Calls a function, and waits for its outputs.
+    ///
+    /// Dropping the future cancels the call.
+    ///
+    /// # Errors
+    /// Every [`ServiceError`] of a call; each names the function and the task.
+    pub async fn call(&self, call: Call) -> Result<Outputs, ServiceError> {
+        self.start(call)?.await
+    }
+
+    /// Makes several calls at once, and waits for all their outputs. If one fails, the others are
+    /// cancelled.
+    ///
+    /// # Errors
+    /// That of the first call that fails, in the order of the calls.
+    #[doc(alias = "Session.run")]
+    pub async fn run<const N: usize>(
+        &self,
+        calls: [Call; N],
+    ) -> Result<[Outputs; N], ServiceError> {
+        let outputs = self.run_all(calls).await?;
+        // One output for each call.
+        Ok(outputs.try_into().unwrap_or_else(|_| [(); N].map(|()| Outputs::new())))
+    }
+
+    /// As [`Client::run`], for any number of calls.
+    ///
+    /// # Errors
+    /// As [`Client::run`].
+    pub async fn run_all(
+        &self,
+        calls: impl IntoIterator<Item = Call>,
+    ) -> Result<Vec<Outputs>, ServiceError> {
+        let started: Result<Vec<Running>, _> = calls.into_iter().map(|c| self.start(c)).collect();
+        let mut started = started?;
+        let mut outputs = Vec::with_capacity(started.len());
+        // A call that fails ends the wait for those before it, which may wait for it.
+        std::future::poll_fn(|context| {
+            let mut waiting = false;
+            for running in &mut started {
+                match running.poll_ended(context) {
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                    Poll::Ready(Ok(())) => {}
+                    Poll::Pending => waiting = true,
+                }
+            }
+            if waiting { Poll::Pending } else { Poll::Ready(Ok(())) }
+        })
+        .await?;
+        for running in started {
+            outputs.push(running.await?);
+        }
+        Ok(outputs)
+    }
+
+    /// Starts a call without waiting for it.
+    ///
+    /// # Errors
+    /// [`ServiceError::NoTask`] and [`ServiceError::Invalid`].
+    pub fn start(&self, call: Call) -> Result<Running, ServiceError> {
+        let (_, _, _, reply) = self.begin(&call, false)?;
+        Ok(Running { reply, ended: None })
+    }
+
+    /// Starts a call whose outputs stay on its server. They may be inputs of other calls at once:
+    /// [`Keeping::kept`].
+    ///
+    /// # Errors
+    /// As [`Client::start`].
+    pub fn keep(&self, call: Call) -> Result<Keeping, ServiceError> {
+        let (link, task, number, reply) = self.begin(&call, true)?;
+        let kept = Kept::new(self.core.clone(), self.incarnation, link, task, number);
+        Ok(Keeping { kept, reply })
+    }
+
+    fn begin(
+        &self,
+        call: &Call,
+        retain: bool,
+    ) -> Result<(LinkId, TaskId, u64, ReplyFuture), ServiceError> {
+        let doing = call.doing();
+        let (task, link) = self.place(&call.device).map_err(|reason| {
+            let doing = doing.clone();
+            ServiceError::NoTask { doing, reason }
+        })?;
+        let (inputs, values) = call
+            .wire_inputs()
+            .map_err(|reason| ServiceError::Invalid { doing: doing.clone(), reason })?;
+        let order = CallOrder {
+            function: call.function.clone(),
+            device: call.device.clone(),
+            depth: 0,
+            retain,
+            ends_with_connection: call.ends_with_connection,
+            inputs,
+            values,
+        };
+        let deadline = Instant::now().checked_add(call.timeout.unwrap_or(self.timeout));
+        let (number, reply) = self.core.call(link, order, deadline);
+        Ok((link, task, number, reply))
+    }
+
+    /// Returns the task and the link of a device, or why there is none.
+    fn place(&self, device: &str) -> Result<(TaskId, LinkId), String> {
+        let device: DeviceSpec = device.parse().map_err(|error| format!("{error}"))?;
+        let task = match (device.job(), device.task()) {
+            (None, None) => self.target.clone(),
+            (None, Some(index)) => TaskId::new(&self.target.job, index),
+            (Some(job), Some(index)) => TaskId::new(job, index),
+            (Some(job), None) => {
+                let cluster = self.core.cluster();
+                let indices = cluster.task_indices(job).map_err(|error| error.to_string())?;
+                match indices[..] {
+                    [only] => TaskId::new(job, only),
+                    _ if job == &*self.target.job => self.target.clone(),
+                    _ => return Err(format!("{device} names {} tasks", indices.len())),
+                }
+            }
+        };
+        let link = self.link(&task)?;
+        Ok((task, link))
+    }
+
+    fn link(&self, task: &TaskId) -> Result<LinkId, String> {
+        match *task == self.target {
+            true => Ok(self.target_link),
+            false => self.core.link_of_task(task),
+        }
+    }
+
+    /// Fetches an output that a call has left on its server.
+    ///
+    /// # Errors
+    /// Those of [`Kept::fetch`], after the timeout of the client.
+    pub async fn fetch(&self, kept: &Kept, output: &str) -> Result<super::Value, ServiceError> {
+        kept.fetch(output, Instant::now().checked_add(self.timeout)).await
+    }
+}
+
+/// Returns the description of the first server that answers.
+async fn describe_first(
+    core: &ClientCore,
+    targets: &[String],
+    deadline: Option<Instant>,
+) -> Result<(LinkId, TaskId, Description), ServiceError> {
+    let mut waits: Vec<_> = targets
+        .iter()
+        .map(|target| {
+            let link = core.link_of_address(target);
+            (link, Box::pin(describe(core, link, deadline)))
+        })
+        .collect();
+    let mut last = None;
+    std::future::poll_fn(|context| {
+        let mut index = 0;
+        while index < waits.len() {
+            let (link, wait) = &mut waits[index];
+            match wait.as_mut().poll(context) {
+                Poll::Ready(Ok((task, description))) => {
+                    return Poll::Ready(Ok((*link, task, description)));
+                }
+                Poll::Ready(Err(error)) => {
+                    last.get_or_insert(error);
+                    drop(waits.remove(index));
+                }
+                Poll::Pending => index += 1,
+            }
+        }
+        match waits.is_empty() {
+            true => {
+                let doing = "connect: there is no target".to_owned();
+                Poll::Ready(Err(last.take().unwrap_or(ServiceError::Ended { doing })))
+            }
+            false => Poll::Pending,
+        }
+    })
+    .await
+}
+
+async fn describe(
+    core: &ClientCore,
+    link: LinkId,
+    deadline: Option<Instant>,
+) -> Result<(TaskId, Description), ServiceError> {
+    let doing = || "describe the server".to_owned();
+    match core.command(link, CallCommand::Describe, deadline).await? {
+        CallReply::Described(task, bytes) => match Description::decode(&bytes) {
+            Ok(description) => Ok((task, description)),
+            Err(what) => {
+                let (doing, task) = (doing(), task.to_string());
+                Err(ServiceError::Protocol { doing, task, what })
+            }
+        },
+        _ => Err(ServiceError::Ended { doing: doing() }),
+    }
+}
+
+/// A call under way: a future of its outputs. Dropping it cancels the call.
+#[derive(Debug)]
+#[must_use = "dropping it cancels the call"]
+pub struct Running {
+    reply: ReplyFuture,
+    ended: Option<Outputs>,
+}
+
+impl Running {
+    fn poll_ended(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ServiceError>> {
+        if self.ended.is_none() {
+            let reply = std::task::ready!(Pin::new(&mut self.reply).poll(context))?;
+            let CallReply::Done(values) = reply else {
+                let doing = "call a function".to_owned();
+                return Poll::Ready(Err(ServiceError::Ended { doing }));
+            };
+            self.ended = Some(Outputs::from(values));
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl Future for Running {
+    type Output = Result<Outputs, ServiceError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        std::task::ready!(self.poll_ended(context))?;
+        Poll::Ready(Ok(self.ended.take().unwrap_or_default()))
+    }
+}
+
+/// The thread of a client. Dropping it ends the client.
+#[derive(Debug)]
+struct ClientThread {
+    core: ClientCore,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl ClientThread {
+    fn start(
+        incarnation: Incarnation,
+        config: &ClientConfig,
+    ) -> Result<ClientThread, ServiceError> {
+        let failed = |error: std::io::Error| ServiceError::Thread { reason: error.to_string() };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(failed)?;
+        let session = CallSession::new(incarnation, config.name.clone(), config.answer_bytes_max);
+        let core = ClientCore::new(session, ClusterSpec::default(), runtime.handle().clone());
+        let (stop, stopped) = oneshot::channel();
+        let runs = core.clone();
+        let run = move || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = runs.run_timer() => {}
+                    _ = stopped => {}
+                }
+            });
+            // Does not wait for a name resolution that is still running.
+            runtime.shutdown_background();
+        };
+        let thread = std::thread::Builder::new().name("client".to_owned()).spawn(run);
+        let thread = Some(thread.map_err(failed)?);
+        Ok(ClientThread { core, stop: Some(stop), thread })
+    }
+}
+
+impl Drop for ClientThread {
+    fn drop(&mut self) {
+        self.core.end();
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // Its callers see a panic of the thread as an ended client.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The errors of calls.
+
+use std::time::Duration;
+
+use pushpull_common::protocol::Refusal;
+use thiserror::Error;
+
+use super::value_error::ValueError;
+
+/// Why a call, or another operation of a client, failed.
+///
+/// A task is named as in `/job:worker/task:3`, or by its address as long as its name is unknown.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+pub enum ServiceError {
+    /// The server of a task could not be reached. The function has not run.
+    #[error("cannot {doing}: {task} was not reached for {waited:?}: {reason}")]
+    Unavailable {
+        /// The operation, as in "cannot call \"add\"".
+        doing: String,
+        /// The task.
+        task: String,
+        /// Since when.
+        waited: Duration,
+        /// The last failure.
+        reason: String,
+    },
+    /// The server of a task was lost while a call was under way: it has restarted, has forgotten this
+    /// client, or the connection has ended. The function may have run.
+    #[error("cannot {doing}: {task} was lost, {reason}; the function may have run")]
+    Lost {
+        /// The operation.
+        doing: String,
+        /// The task.
+        task: String,
+        /// What was seen.
+        reason: String,
+    },
+    /// The deadline has passed. The function may run, or have run.
+    #[error("cannot {doing}: waited {waited:?} for {task}")]
+    Timeout {
+        /// The operation.
+        doing: String,
+        /// The task.
+        task: String,
+        /// How long.
+        waited: Duration,
+    },
+    /// The server has refused the operation. The function has not run, unless the refusal is a
+    /// deadline.
+    #[error("cannot {doing}: {task} refuses: {refusal}")]
+    Refused {
+        /// The operation.
+        doing: String,
+        /// The task.
+        task: String,
+        /// The reason.
+        refusal: Refusal,
+    },
+    /// The function has returned an error.
+    #[error("cannot {doing}: the function failed on {task}: {detail}")]
+    Failed {
+        /// The operation.
+        doing: String,
+        /// The task.
+        task: String,
+        /// Whether the function says that another execution may succeed.
+        retry: bool,
+        /// The error of the function, in at most 512 bytes.
+        detail: String,
+    },
+    /// The function has panicked.
+    #[error("cannot {doing}: the function panicked on {task}: {detail}")]
+    Panicked {
+        /// The operation.
+        doing: String,
+        /// The task.
+        task: String,
+        /// The message of the panic, in at most 512 bytes.
+        detail: String,
+    },
+    /// The call was cancelled.
+    #[error("cannot {doing}: it was cancelled")]
+    Cancelled {
+        /// The operation.
+        doing: String,
+    },
+    /// The server at an address is another task than the cluster says.
+    #[error("cannot {doing}: the server at {address} is {found}, not {expected}")]
+    OtherTask {
+        /// The operation.
+        doing: String,
+        /// The address.
+        address: String,
+        /// The task of the server.
+        found: String,
+        /// The task in the cluster.
+        expected: String,
+    },
+    /// The device of a call names no task of the cluster.
+    #[error("cannot {doing}: {reason}")]
+    NoTask {
+        /// The operation.
+        doing: String,
+        /// Why there is none.
+        reason: String,
+    },
+    /// Tasks have different functions under one name.
+    #[error("cannot {doing}: {left} has {left_signature}, {right} has {right_signature}")]
+    SignaturesDiffer {
+        /// The operation.
+        doing: String,
+        /// A task.
+        left: String,
+        /// The signature of the function on it.
+        left_signature: String,
+        /// Another task.
+        right: String,
+        /// The signature of the function on that.
+        right_signature: String,
+    },
+    /// The answer needs more memory than the client accepts. The function has run.
+    #[error("cannot {doing}: the answer of {task} has {bytes} bytes, the limit is {limit}")]
+    AnswerTooLarge {
+        /// The operation.
+        doing: String,
+        /// The task.
+        task: String,
+        /// The bytes of the answer.
+        bytes: u64,
+        /// The limit: `ClientConfig::answer_bytes_max`.
+        limit: u64,
+    },
+    /// What a server has sent makes no sense. It is hostile, or of another version.
+    #[error("cannot {doing}: {task} has sent {what}")]
+    Protocol {
+        /// The operation.
+        doing: String,
+        /// The task.
+        task: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// A call that this program made is invalid.
+    #[error("cannot {doing}: {reason}")]
+    Invalid {
+        /// The operation.
+        doing: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A value cannot be used as the program uses it.
+    #[error(transparent)]
+    Value(#[from] ValueError),
+    /// The client has ended.
+    #[error("cannot {doing}: the client has ended")]
+    Ended {
+        /// The operation.
+        doing: String,
+    },
+    /// The operating system did not start a thread.
+    #[error("cannot start a thread: {reason}")]
+    Thread {
+        /// The operating system's error.
+        reason: String,
+    },
+}

@@ -1,0 +1,65 @@
+//! Fetches the inputs of a call that it does not bring itself.
+
+use std::time::Instant;
+
+use pushpull_common::ids::{Incarnation, TaskId};
+use pushpull_common::protocol::Refusal;
+use pushpull_common::protocol::refusal::Detail;
+
+use super::error::ServiceError;
+use super::runtime::client_core::ClientCore;
+use super::service::Failure;
+use super::value::Value;
+use super::variables::Variables;
+
+/// Fetches variables of the parameter servers, and outputs that calls have left on other tasks.
+#[derive(Debug)]
+pub(crate) struct InputResolver {
+    pub(crate) variables: Variables,
+    pub(crate) client: ClientCore,
+}
+
+impl InputResolver {
+    /// Pulls a variable for an input of a function.
+    pub(crate) async fn variable(
+        &self,
+        function: &str,
+        input: &str,
+        variable: &str,
+    ) -> Result<Value, Failure> {
+        self.variables.pull(variable).await.map_err(|error| match error {
+            // Servers that cannot be reached may be back for another execution.
+            super::variables::VariableError::Servers { detail, retry } => {
+                Failure::Failed { retry, detail }
+            }
+            super::variables::VariableError::Unsuitable { detail } => {
+                unsuitable(function, input, detail)
+            }
+        })
+    }
+
+    /// Fetches an output from another task.
+    pub(crate) async fn fetch(
+        &self,
+        task: &TaskId,
+        owner: Incarnation,
+        call: u64,
+        output: &str,
+        deadline: Option<Instant>,
+    ) -> Result<Value, Failure> {
+        let fetched = self.client.fetch(task, owner, call, output, deadline).await;
+        fetched.map_err(|error| match error {
+            ServiceError::Refused { refusal, .. } => Failure::Refused(refusal),
+            error => Failure::Failed { retry: true, detail: error.to_string() },
+        })
+    }
+}
+
+/// An input that does not suit a function.
+pub(crate) fn unsuitable(function: &str, input: &str, detail: String) -> Failure {
+    Failure::Refused(Refusal::Input {
+        function: Detail::clipped(function),
+        input: Detail::clipped(input),
+        detail: Detail::clipped(detail),
+    })
+}

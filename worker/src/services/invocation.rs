@@ -1,0 +1,133 @@
+//! What the body of a function is given.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use pushpull_common::device::DeviceSpec;
+use pushpull_common::ids::TaskId;
+use pushpull_common::tensor::Element;
+use pushpull_device::Device;
+
+use super::cancel::CancelFlag;
+use super::functions::FunctionError;
+use super::outputs::unknown_value;
+use super::server_devices::ServerDevices;
+use super::states::{State, States};
+use super::value::Value;
+use super::value_error::ValueError;
+
+/// What the functions of one server share.
+#[derive(Debug)]
+pub(crate) struct ServerShared {
+    pub(crate) task: TaskId,
+    pub(crate) states: States,
+    pub(crate) devices: ServerDevices,
+}
+
+/// One call of a function: its inputs, and what the server offers.
+#[derive(Debug)]
+pub struct Invocation {
+    pub(crate) function: String,
+    pub(crate) call: u64,
+    pub(crate) depth: u8,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) device: usize,
+    pub(crate) inputs: Vec<(String, Value)>,
+    pub(crate) cancelled: Arc<CancelFlag>,
+    pub(crate) shared: Arc<ServerShared>,
+}
+
+impl Invocation {
+    /// The name under which the function was called.
+    pub fn function(&self) -> &str {
+        &self.function
+    }
+
+    /// The task of this server.
+    pub fn task(&self) -> &TaskId {
+        &self.shared.task
+    }
+
+    /// The number of the call among those of its client, from 1.
+    pub fn call_number(&self) -> u64 {
+        self.call
+    }
+
+    /// How many calls this one is nested in: 0 for a call of a client.
+    pub fn depth(&self) -> u8 {
+        self.depth
+    }
+
+    /// When the caller stops waiting; `None` for never.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    /// The inputs in the order of the call.
+    pub fn inputs(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
+        self.inputs.iter().map(|(name, value)| (&name[..], value))
+    }
+
+    /// The input of this name.
+    ///
+    /// # Errors
+    /// [`ValueError::Unknown`] if the call has none of this name.
+    pub fn input(&self, name: &str) -> Result<&Value, ValueError> {
+        let found = self.inputs.iter().find(|(other, _)| other == name);
+        let names = self.inputs.iter().map(|(name, _)| &name[..]);
+        found.map(|(_, value)| value).ok_or_else(|| unknown_value(name, names))
+    }
+
+    /// The elements of an input.
+    ///
+    /// # Errors
+    /// Those of [`Invocation::input`] and [`Value::view`].
+    #[doc(alias = "feed_dict")]
+    pub fn feed<T: Element>(&self, name: &str) -> Result<&[T], ValueError> {
+        self.input(name)?.view()
+    }
+
+    /// Combines two inputs element by element: see [`Value::zip`].
+    ///
+    /// # Errors
+    /// Those of [`Invocation::input`] and [`Value::zip`].
+    pub fn zip<T: Element>(
+        &self,
+        names: [&str; 2],
+        combine: impl FnMut(T, T) -> T,
+    ) -> Result<Value, FunctionError> {
+        let [left, right] = names;
+        Ok(self.input(left)?.zip(self.input(right)?, combine)?)
+    }
+
+    /// What the functions of this server keep between calls, by its type. It begins with the default
+    /// of the type, and again when the server is started again.
+    pub fn state<T: Default + Send + 'static>(&self) -> Arc<State<T>> {
+        self.shared.states.get()
+    }
+
+    /// Whether nobody waits for the result any more. A function that computes for long should ask
+    /// now and then, and return.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.is_raised()
+    }
+
+    /// Returns once nobody waits for the result any more.
+    pub async fn cancelled(&self) {
+        self.cancelled.raised().await;
+    }
+
+    /// The full name of the device that the call runs on, such as
+    /// `/job:worker/task:0/device:CPU:0`.
+    pub fn device_name(&self) -> &DeviceSpec {
+        self.shared.devices.name(self.device)
+    }
+
+    /// The device that the call runs on.
+    ///
+    /// # Errors
+    /// That of opening the device, the first time that it is used.
+    pub fn device(&self) -> Result<Device, FunctionError> {
+        Ok(self.shared.devices.open(self.device)?)
+    }
+}

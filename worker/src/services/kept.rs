@@ -1,0 +1,97 @@
+//! What a call leaves on its server.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use pushpull_common::ids::TaskId;
+
+use super::call_session::{CallReply, LinkId};
+use super::error::ServiceError;
+use super::runtime::client_core::{ClientCore, ReplyFuture};
+use super::value::{Value, ValueType};
+
+/// The outputs of a call, which stay on the server that has run it: see
+/// [`super::Client::keep`].
+///
+/// It may be an input of other calls at once, whether its own call has ended or not. The server keeps
+/// the outputs as long as one clone of this exists and the client is alive.
+#[derive(Clone, Debug)]
+pub struct Kept(Arc<KeptCall>);
+
+#[derive(Debug)]
+struct KeptCall {
+    core: ClientCore,
+    client: pushpull_common::ids::Incarnation,
+    link: LinkId,
+    task: TaskId,
+    call: u64,
+}
+
+impl Kept {
+    pub(crate) fn new(
+        core: ClientCore,
+        client: pushpull_common::ids::Incarnation,
+        link: LinkId,
+        task: TaskId,
+        call: u64,
+    ) -> Kept {
+        Kept(Arc::new(KeptCall { core, client, link, task, call }))
+    }
+
+    /// The task that holds the outputs.
+    pub fn task(&self) -> &TaskId {
+        &self.0.task
+    }
+
+    pub(crate) fn call(&self) -> u64 {
+        self.0.call
+    }
+
+    /// Fetches an output. Waits for the end of the call.
+    ///
+    /// # Errors
+    /// [`ServiceError::Refused`] with the reason if there is no such output.
+    pub async fn fetch(
+        &self,
+        output: &str,
+        deadline: Option<Instant>,
+    ) -> Result<Value, ServiceError> {
+        let kept = &self.0;
+        kept.core.fetch(&kept.task, kept.client, kept.call, output, deadline).await
+    }
+}
+
+impl Drop for KeptCall {
+    fn drop(&mut self) {
+        self.core.release(self.link, vec![self.call]);
+    }
+}
+
+/// A call under way whose outputs stay on its server. A future of their types.
+#[derive(Debug)]
+#[must_use = "dropping it cancels the call"]
+pub struct Keeping {
+    pub(crate) kept: Kept,
+    pub(crate) reply: ReplyFuture,
+}
+
+impl Keeping {
+    /// The outputs, for other calls. They may be made before this one has ended.
+    pub fn kept(&self) -> &Kept {
+        &self.kept
+    }
+}
+
+impl Future for Keeping {
+    type Output = Result<(Kept, Vec<(String, ValueType)>), ServiceError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let reply = std::task::ready!(Pin::new(&mut self.reply).poll(context));
+        Poll::Ready(reply.and_then(|reply| match reply {
+            CallReply::Kept(types) => Ok((self.kept.clone(), types)),
+            _ => Err(ServiceError::Ended { doing: "keep outputs".to_owned() }),
+        }))
+    }
+}

@@ -1,0 +1,48 @@
+//! Named functions: servers that compute, and clients that call them.
+//!
+//! A server registers [`Functions`] under names. A [`Client`] calls them on tasks and devices, with
+//! values, variables of the parameter servers, and what earlier calls have left. No code travels.
+//!
+//! The decisions are in pure state machines: `service` for a server, `call_session` for a client.
+//! `runtime` drives them with threads, sockets and a clock.
+
+mod block_on;
+pub mod blocking;
+mod call;
+mod call_session;
+mod cancel;
+mod client;
+mod description;
+mod device_name;
+mod elementwise;
+mod error;
+mod function_table;
+mod functions;
+mod inputs;
+mod invocation;
+mod kept;
+mod outputs;
+mod runtime;
+mod server;
+mod server_devices;
+mod service;
+mod signature;
+mod states;
+mod value;
+mod value_body;
+mod value_error;
+mod variables;
+
+pub use call::Call;
+pub use client::{Client, ClientConfig, Running};
+pub use description::Description;
+pub use error::ServiceError;
+pub use functions::{FunctionError, Functions};
+pub use invocation::Invocation;
+pub use kept::{Keeping, Kept};
+pub use outputs::Outputs;
+pub use server::{Server, ServerConfig, ServerError, ServerHandle, ServerListener};
+pub use signature::Signature;
+pub use states::State;
+pub use value::{Elements, Value, ValueType};
+pub use value_error::ValueError;

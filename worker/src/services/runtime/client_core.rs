@@ -1,0 +1,305 @@
+//! Runs a call session: its connections and its timer, and the futures of its callers.
+
+use std::collections::HashMap;
+use std::io;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::ids::{Incarnation, TaskId};
+use pushpull_common::protocol::{FrameEvent, FrameReader, FrameSink};
+use pushpull_net::{ConnectionPhase, ConnectionSide, FrameStream, Stream};
+use tokio::sync::{Notify, oneshot};
+
+use super::outbox::Outbox;
+use super::timer::Timer;
+use crate::services::call_session::{
+    CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallReply, CallSession, LinkId,
+};
+use crate::services::error::ServiceError;
+use crate::services::value::Value;
+
+/// The limit on one attempt to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A call session with its connections. Clones share it.
+#[derive(Clone, Debug)]
+pub(crate) struct ClientCore(Arc<SharedSession>);
+
+#[derive(Debug)]
+struct SharedSession {
+    session: Mutex<CallSession>,
+    links: Mutex<LinkTable>,
+    replies: Mutex<HashMap<CallOp, oneshot::Sender<Result<CallReply, ServiceError>>>>,
+    outboxes: Mutex<HashMap<u64, Arc<Outbox>>>,
+    next_op: AtomicU64,
+    runtime: tokio::runtime::Handle,
+    timer: Timer,
+}
+
+/// The links of a session by tasks and addresses.
+#[derive(Debug, Default)]
+struct LinkTable {
+    cluster: ClusterSpec,
+    by_address: HashMap<String, LinkId>,
+    by_task: HashMap<TaskId, LinkId>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // The session keeps its invariants between inputs.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ClientCore {
+    pub(crate) fn new(
+        session: CallSession,
+        cluster: ClusterSpec,
+        runtime: tokio::runtime::Handle,
+    ) -> ClientCore {
+        ClientCore(Arc::new(SharedSession {
+            session: Mutex::new(session),
+            links: Mutex::new(LinkTable { cluster, ..LinkTable::default() }),
+            replies: Mutex::default(),
+            outboxes: Mutex::default(),
+            next_op: AtomicU64::new(1),
+            runtime,
+            timer: Timer::default(),
+        }))
+    }
+
+    /// Wakes the session whenever it asks for it.
+    pub(crate) async fn run_timer(&self) {
+        let tick = || {
+            self.handle(CallInput::Tick);
+            lock(&self.0.session).wake_at()
+        };
+        self.0.timer.run(tick).await;
+    }
+
+    /// Takes it that the tasks of the cluster have these addresses.
+    pub(crate) fn set_cluster(&self, cluster: ClusterSpec) {
+        lock(&self.0.links).cluster = cluster;
+    }
+
+    /// Returns the cluster.
+    pub(crate) fn cluster(&self) -> ClusterSpec {
+        lock(&self.0.links).cluster.clone()
+    }
+
+    /// Returns the link to the server at an address, whatever its task.
+    pub(crate) fn link_of_address(&self, address: &str) -> LinkId {
+        let mut links = lock(&self.0.links);
+        *links.by_address.entry(address.to_owned()).or_insert_with(|| {
+            lock(&self.0.session).add_link(Instant::now(), address.to_owned(), None)
+        })
+    }
+
+    /// Takes it that the server of a link is this task.
+    pub(crate) fn name_link(&self, link: LinkId, task: TaskId) {
+        lock(&self.0.links).by_task.insert(task, link);
+    }
+
+    /// Returns the link to a task, or why there is none.
+    pub(crate) fn link_of_task(&self, task: &TaskId) -> Result<LinkId, String> {
+        let mut links = lock(&self.0.links);
+        if let Some(&link) = links.by_task.get(task) {
+            return Ok(link);
+        }
+        let address = links.cluster.task_address(&task.job, task.index);
+        let address = address.map_err(|error| error.to_string())?.to_owned();
+        let link = lock(&self.0.session).add_link(Instant::now(), address, Some(task.clone()));
+        links.by_task.insert(task.clone(), link);
+        Ok(link)
+    }
+
+    /// Calls a function. Returns the number of the call and a future of its reply.
+    pub(crate) fn call(
+        &self,
+        link: LinkId,
+        order: CallOrder,
+        deadline: Option<Instant>,
+    ) -> (u64, ReplyFuture) {
+        let number = lock(&self.0.session).number_call();
+        let command = CallCommand::Call { number, order: Box::new(order) };
+        (number, self.command(link, command, deadline))
+    }
+
+    /// Fetches an output that a call has left on a task.
+    pub(crate) async fn fetch(
+        &self,
+        task: &TaskId,
+        owner: Incarnation,
+        call: u64,
+        output: &str,
+        deadline: Option<Instant>,
+    ) -> Result<Value, ServiceError> {
+        let doing = || format!("fetch {output:?} of call {call}");
+        let link = self.link_of_task(task);
+        let link = link.map_err(|reason| ServiceError::NoTask { doing: doing(), reason })?;
+        let command = CallCommand::Fetch { owner, call, output: output.to_owned() };
+        match self.command(link, command, deadline).await? {
+            CallReply::Fetched(value) => Ok(value),
+            _ => Err(ServiceError::Ended { doing: doing() }),
+        }
+    }
+
+    /// Passes a command to the session and returns a future of the reply. Dropping it cancels the
+    /// command.
+    pub(crate) fn command(
+        &self,
+        link: LinkId,
+        command: CallCommand,
+        deadline: Option<Instant>,
+    ) -> ReplyFuture {
+        let op = CallOp(self.0.next_op.fetch_add(1, Ordering::Relaxed));
+        let (sender, receiver) = oneshot::channel();
+        lock(&self.0.replies).insert(op, sender);
+        self.handle(CallInput::Command { op, link, command, deadline });
+        ReplyFuture { core: self.clone(), op, receiver, replied: false }
+    }
+
+    /// Drops what calls have left on the server of a link.
+    pub(crate) fn release(&self, link: LinkId, calls: Vec<u64>) {
+        self.handle(CallInput::Release { link, calls });
+    }
+
+    /// Fails all commands: the client ends.
+    pub(crate) fn end(&self) {
+        lock(&self.0.replies).clear();
+        for outbox in lock(&self.0.outboxes).values() {
+            outbox.give_up();
+        }
+    }
+
+    fn handle(&self, input: CallInput<'_>) {
+        let mut session = lock(&self.0.session);
+        session.handle(Instant::now(), input);
+        while let Some(output) = session.poll_output() {
+            self.deliver(output);
+        }
+        self.0.timer.set(session.wake_at());
+    }
+
+    fn deliver(&self, output: CallOutput) {
+        match output {
+            CallOutput::Connect { connection, address } => {
+                let outbox = Arc::new(Outbox::default());
+                lock(&self.0.outboxes).insert(connection, outbox.clone());
+                self.0.runtime.spawn(run_connection(self.clone(), connection, address, outbox));
+            }
+            CallOutput::Disconnect { connection } => {
+                if let Some(outbox) = lock(&self.0.outboxes).remove(&connection) {
+                    outbox.give_up();
+                }
+            }
+            CallOutput::Send { connection, envelope, message, body, crc } => {
+                if let Some(outbox) = lock(&self.0.outboxes).get(&connection) {
+                    outbox.push(&envelope, &message, body, crc);
+                }
+            }
+            CallOutput::Reply { op, reply } => {
+                if let Some(waiting) = lock(&self.0.replies).remove(&op) {
+                    // The caller may have dropped its future.
+                    let _ = waiting.send(reply);
+                }
+            }
+        }
+    }
+}
+
+/// Connects, and exchanges frames until the connection ends.
+async fn run_connection(core: ClientCore, connection: u64, address: String, outbox: Arc<Outbox>) {
+    let reason = match tokio::time::timeout(CONNECT_TIMEOUT, Stream::connect(&address)).await {
+        Err(_) => format!("no connection within {CONNECT_TIMEOUT:?}"),
+        Ok(Err(error)) => error.to_string(),
+        Ok(Ok(stream)) => {
+            let mut frames = FrameStream::new(stream, FrameReader::new());
+            // The client has chosen the server, so its metas may have any length.
+            frames.open();
+            core.handle(CallInput::Connected { connection });
+            let mut side = ClientSide { core: &core, connection, outbox: &outbox };
+            match frames.serve(&mut side, drop).await {
+                Ok(()) => "the server has closed the connection".to_owned(),
+                Err(error) => error.to_string(),
+            }
+        }
+    };
+    if !outbox.is_given_up() {
+        lock(&core.0.outboxes).remove(&connection);
+        core.handle(CallInput::Disconnected { connection, reason });
+    }
+}
+
+/// The client's side of a connection.
+struct ClientSide<'a> {
+    core: &'a ClientCore,
+    connection: u64,
+    outbox: &'a Outbox,
+}
+
+impl FrameSink for ClientSide<'_> {
+    fn on_frame(&mut self, event: FrameEvent<'_>) {
+        let connection = self.connection;
+        self.core.handle(match event {
+            FrameEvent::Message(header, message) => {
+                CallInput::Message { connection, header, message }
+            }
+            FrameEvent::Body => CallInput::Body { connection },
+            FrameEvent::Progress => CallInput::Progress { connection },
+        });
+    }
+
+    fn with_body<R>(&mut self, receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R) -> R {
+        lock(&self.core.0.session).with_body(self.connection, receive)
+    }
+}
+
+impl ConnectionSide for ClientSide<'_> {
+    fn flush(&mut self, stream: &Stream) -> io::Result<bool> {
+        self.outbox.flush(stream)
+    }
+
+    fn phase(&self) -> ConnectionPhase {
+        match self.outbox.phase() {
+            // A client reads whatever it has to send, so that two full sockets cannot wait for each
+            // other.
+            ConnectionPhase::WriteOnly => ConnectionPhase::Open,
+            phase => phase,
+        }
+    }
+
+    fn changed(&self) -> &Notify {
+        self.outbox.changed()
+    }
+}
+
+/// The reply to a command. Dropping it cancels the command.
+#[derive(Debug)]
+pub(crate) struct ReplyFuture {
+    core: ClientCore,
+    op: CallOp,
+    receiver: oneshot::Receiver<Result<CallReply, ServiceError>>,
+    replied: bool,
+}
+
+impl Future for ReplyFuture {
+    type Output = Result<CallReply, ServiceError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let reply = std::task::ready!(Pin::new(&mut self.receiver).poll(context));
+        self.replied = true;
+        let doing = "go on".to_owned();
+        Poll::Ready(reply.unwrap_or(Err(ServiceError::Ended { doing })))
+    }
+}
+
+impl Drop for ReplyFuture {
+    fn drop(&mut self) {
+        if !self.replied && lock(&self.core.0.replies).remove(&self.op).is_some() {
+            self.core.handle(CallInput::Cancelled { op: self.op });
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Admits the peers that have said hello to a server of functions.
+
+use std::sync::Arc;
+
+use pushpull_common::peer_origin::PeerOrigin;
+use pushpull_common::protocol::message::{BodyCrc, Refused, Role};
+use pushpull_common::protocol::{BodyStamp, Envelope, Refusal, encode, version};
+use pushpull_net::{ArrivedPeer, FrameStream, PeerReceiver, ServicePeers, Stream};
+
+use super::server_core::ServerCore;
+
+/// Takes the clients of a server.
+#[derive(Debug)]
+pub(crate) struct Door(pub(crate) Arc<ServerCore>);
+
+impl ServicePeers for Door {
+    fn take(&self, peer: ArrivedPeer) {
+        let core = self.0.clone();
+        self.0.spawn(async move { admit(core, peer).await });
+    }
+}
+
+impl PeerReceiver for Door {
+    async fn take(&self, peer: ArrivedPeer) {
+        ServicePeers::take(self, peer);
+    }
+}
+
+/// Serves a peer, or refuses it.
+async fn admit(core: Arc<ServerCore>, peer: ArrivedPeer) {
+    let ArrivedPeer { stream, reader, header, hello, origin } = peer;
+    // Attaching fails only if the peer has closed the socket already.
+    let Ok(stream) = Stream::attach(stream) else { return };
+    let refusal = match version::agree(hello.version_oldest, hello.version_newest) {
+        None => Some(Refusal::Version { oldest: version::OLDEST, newest: version::NEWEST }),
+        Some(_) if hello.role != (Role::Client {}) => {
+            Some(Refusal::Role { role: hello.role.code(), kind: header.kind })
+        }
+        Some(_) => None,
+    };
+    if let Some(refusal) = refusal {
+        let envelope = Envelope { request: header.request, ..Envelope::default() };
+        let mut frame = Vec::new();
+        encode(&mut frame, &envelope, &Refused { refusal }.into(), BodyStamp::NONE);
+        // The peer may have closed the connection.
+        let _ = FrameStream::new(stream, reader).send(&frame).await;
+        return;
+    }
+    let body_crc = match hello.body_crc {
+        BodyCrc::Auto {} if origin == PeerOrigin::Remote => BodyCrc::On {},
+        BodyCrc::Auto {} => BodyCrc::Off {},
+        chosen => chosen,
+    };
+    core.serve(stream, reader, header, hello, body_crc).await;
+}

@@ -1,0 +1,114 @@
+//! The threads on which blocking functions run.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender};
+
+/// Something to run on a thread of the pool.
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
+
+/// The threads on which blocking functions run. They are started as they are needed.
+///
+/// The service of a server limits how many functions run at once, so jobs do not wait here. When a
+/// function has passed its deadline, another thread takes the place of its thread.
+#[derive(Debug)]
+pub(crate) struct FunctionPool {
+    name: String,
+    jobs: Mutex<Option<Sender<Job>>>,
+    queue: Receiver<Job>,
+    idle: Arc<AtomicUsize>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl FunctionPool {
+    pub(crate) fn new(name: String) -> FunctionPool {
+        let (jobs, queue) = crossbeam_channel::unbounded();
+        let (jobs, threads) = (Mutex::new(Some(jobs)), Mutex::default());
+        FunctionPool { name, jobs, queue, idle: Arc::default(), threads }
+    }
+
+    /// Runs a job on a thread that is free, or on a new one. Drops it if the system has no thread.
+    pub(crate) fn run(&self, job: Job) {
+        let claimed =
+            self.idle.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |idle| idle.checked_sub(1));
+        if claimed.is_err() && !self.start_thread() {
+            return;
+        }
+        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(jobs) = &*jobs {
+            // The pool holds a receiver, so the channel is open.
+            let _ = jobs.send(job);
+        }
+    }
+
+    fn start_thread(&self) -> bool {
+        let (queue, idle) = (self.queue.clone(), self.idle.clone());
+        let run = move || {
+            for job in queue {
+                job();
+                idle.fetch_add(1, Ordering::SeqCst);
+            }
+        };
+        let thread = std::thread::Builder::new().name(self.name.clone()).spawn(run);
+        let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
+        threads.retain(|thread| !thread.is_finished());
+        thread.map(|thread| threads.push(thread)).is_ok()
+    }
+
+    /// Ends the threads that are free, and the others as soon as they are. Waits for them for at most
+    /// this time, and returns how many still run.
+    pub(crate) fn end(&self, within: Duration) -> usize {
+        self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let threads =
+            std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let until = Instant::now() + within;
+        let mut running = 0;
+        for thread in threads {
+            // A thread cannot be joined with a deadline.
+            while !thread.is_finished() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            match thread.is_finished() {
+                true => _ = thread.join(),
+                false => running += 1,
+            }
+        }
+        running
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn threads_are_used_again_and_end() {
+        let pool = FunctionPool::new("test".to_owned());
+        let (sender, receiver) = mpsc::channel();
+        for round in 0..100 {
+            let sender = sender.clone();
+            pool.run(Box::new(move || sender.send(round).unwrap()));
+            assert_eq!(receiver.recv().unwrap(), round);
+        }
+        assert!(pool.threads.lock().unwrap().len() <= 100);
+        assert_eq!(pool.end(Duration::from_secs(60)), 0);
+        pool.run(Box::new(|| panic!("a job after the end")));
+    }
+
+    #[test]
+    fn a_function_that_does_not_return_keeps_no_other_out() {
+        let pool = FunctionPool::new("test".to_owned());
+        let (release, stuck) = mpsc::channel::<()>();
+        pool.run(Box::new(move || _ = stuck.recv()));
+        let (sender, receiver) = mpsc::channel();
+        pool.run(Box::new(move || sender.send(7).unwrap()));
+        assert_eq!(receiver.recv(), Ok(7));
+        assert_eq!(pool.end(Duration::ZERO).min(1), 1, "the stuck thread runs on");
+        drop(release);
+    }
+}

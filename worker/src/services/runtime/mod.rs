@@ -1,0 +1,8 @@
+//! Runs services and call sessions: threads, sockets and a clock.
+
+pub(crate) mod client_core;
+pub(crate) mod door;
+pub(crate) mod function_pool;
+mod outbox;
+pub(crate) mod server_core;
+mod timer;

@@ -1,0 +1,445 @@
+//! Runs a service: its connections, its functions and its timer.
+
+use std::collections::HashMap;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use pushpull_common::ids::{Incarnation, TaskId};
+use pushpull_common::protocol::message::{BodyCrc, Goodbye, Hello};
+use pushpull_common::protocol::{Envelope, FrameEvent, FrameReader, FrameSink, Header, Refusal};
+use pushpull_net::{ConnectionPhase, ConnectionSide, FrameStream, Stream};
+use tokio::sync::{Notify, oneshot, watch};
+
+use super::function_pool::FunctionPool;
+use super::outbox::Outbox;
+use super::timer::Timer;
+use crate::services::cancel::CancelFlag;
+use crate::services::function_table::FunctionTable;
+use crate::services::functions::{Body, FunctionResult, Functions};
+use crate::services::inputs::InputResolver;
+use crate::services::invocation::{Invocation, ServerShared};
+use crate::services::service::{
+    ExecutionId, Failure, InputSource, Order, Service, ServiceInput, ServiceOutput,
+};
+use crate::services::value::Value;
+use crate::services::value_body::ValueBody;
+
+/// A service with its connections and functions. Its tasks and the threads of functions share it.
+#[derive(Debug)]
+pub(crate) struct ServerCore {
+    service: Mutex<Service>,
+    functions: Functions,
+    table: Arc<FunctionTable>,
+    shared: Arc<ServerShared>,
+    resolver: InputResolver,
+    pool: FunctionPool,
+    runtime: tokio::runtime::Handle,
+    outboxes: Mutex<HashMap<u64, Arc<Outbox>>>,
+    executions: Mutex<HashMap<ExecutionId, Arc<CancelFlag>>>,
+    fetches: Mutex<HashMap<u64, oneshot::Sender<Result<Value, Refusal>>>>,
+    next_connection: AtomicU64,
+    next_fetch: AtomicU64,
+    timer: Timer,
+    /// The number of connections that are open.
+    connections: watch::Sender<usize>,
+    /// Notified when calls have ended.
+    ended: Notify,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // The machines keep their invariants between inputs, and a panic of a function is caught.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ServerCore {
+    pub(crate) fn new(
+        service: Service,
+        functions: Functions,
+        table: Arc<FunctionTable>,
+        shared: Arc<ServerShared>,
+        resolver: InputResolver,
+        runtime: tokio::runtime::Handle,
+    ) -> ServerCore {
+        let pool = FunctionPool::new(format!("function-{}-{}", shared.task.job, shared.task.index));
+        ServerCore {
+            service: Mutex::new(service),
+            functions,
+            table,
+            shared,
+            resolver,
+            pool,
+            runtime,
+            outboxes: Mutex::default(),
+            executions: Mutex::default(),
+            fetches: Mutex::default(),
+            next_connection: AtomicU64::new(1),
+            next_fetch: AtomicU64::new(1),
+            timer: Timer::default(),
+            connections: watch::Sender::new(0),
+            ended: Notify::new(),
+        }
+    }
+
+    /// The task of the server.
+    pub(crate) fn task(&self) -> &TaskId {
+        &self.shared.task
+    }
+
+    /// Runs a task on the server's thread.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.runtime.spawn(task);
+    }
+
+    /// Wakes the service whenever it asks for it.
+    pub(crate) async fn run_timer(self: &Arc<Self>) {
+        let tick = || {
+            self.handle(ServiceInput::Tick);
+            lock(&self.service).wake_at()
+        };
+        self.timer.run(tick).await;
+    }
+
+    /// Serves a client that has said hello until either side closes the connection.
+    pub(crate) async fn serve(
+        self: Arc<Self>,
+        stream: Stream,
+        reader: FrameReader,
+        header: Header,
+        hello: Hello,
+        body_crc: BodyCrc,
+    ) {
+        let connection = self.next_connection.fetch_add(1, Ordering::Relaxed);
+        let outbox = Arc::new(Outbox::default());
+        lock(&self.outboxes).insert(connection, outbox.clone());
+        let registration = Registration { core: self.clone(), connection };
+        self.connections.send_modify(|open| *open += 1);
+        let (request, client) = (header.request, hello.incarnation);
+        self.handle(ServiceInput::Connected { connection, request, client, body_crc });
+        let mut frames = FrameStream::new(stream, reader);
+        frames.open();
+        let mut side = ServerSide { core: &self, connection, outbox: &outbox };
+        // Whatever ends the connection, the client sees it closed and connects again.
+        let _ = frames.serve(&mut side, drop).await;
+        drop((frames, registration));
+    }
+
+    /// Accepts no more calls, waits until those that were accepted have ended, for at most `grace`,
+    /// and closes all connections. Returns how many functions still run.
+    pub(crate) async fn drain(self: &Arc<Self>, grace: Duration) -> usize {
+        self.handle(ServiceInput::Drain);
+        let drained = async {
+            loop {
+                let ended = self.ended.notified();
+                if lock(&self.service).is_drained() {
+                    return;
+                }
+                ended.await;
+            }
+        };
+        let _ = tokio::time::timeout(grace, drained).await;
+        for flag in lock(&self.executions).values() {
+            flag.raise();
+        }
+        for outbox in lock(&self.outboxes).values() {
+            outbox.push(&Envelope::default(), &Goodbye {}.into(), ValueBody::default(), false);
+            outbox.close();
+        }
+        // A client that does not read its answers does not keep the server.
+        let mut open = self.connections.subscribe();
+        let closed = open.wait_for(|&open| open == 0);
+        let _ = tokio::time::timeout(CLOSING_TIMEOUT, closed).await;
+        for outbox in lock(&self.outboxes).values() {
+            outbox.give_up();
+        }
+        self.pool.end(CLOSING_TIMEOUT)
+    }
+
+    /// Passes an input to the service and carries out its outputs.
+    pub(crate) fn handle(self: &Arc<Self>, input: ServiceInput<'_>) {
+        let ends = matches!(input, ServiceInput::Returned { .. } | ServiceInput::Tick);
+        let mut service = lock(&self.service);
+        service.handle(Instant::now(), input);
+        let mut orders = Vec::new();
+        while let Some(output) = service.poll_output() {
+            match output {
+                ServiceOutput::Execute(order) => orders.push(order),
+                other => self.deliver(other),
+            }
+        }
+        self.timer.set(service.wake_at());
+        drop(service);
+        for order in orders {
+            self.execute(*order);
+        }
+        if ends {
+            self.ended.notify_waiters();
+        }
+    }
+
+    fn deliver(&self, output: ServiceOutput) {
+        match output {
+            ServiceOutput::Send { connection, request, message, body, crc } => {
+                if let Some(outbox) = lock(&self.outboxes).get(&connection) {
+                    let envelope = Envelope { request, ..Envelope::default() };
+                    outbox.push(&envelope, &message, body, crc);
+                }
+            }
+            ServiceOutput::LocalFetched { fetch, result } => {
+                if let Some(waiting) = lock(&self.fetches).remove(&fetch) {
+                    // The function may have been cancelled.
+                    let _ = waiting.send(result);
+                }
+            }
+            ServiceOutput::Cancel { execution } => {
+                if let Some(flag) = lock(&self.executions).get(&execution) {
+                    flag.raise();
+                }
+            }
+            ServiceOutput::Close { connection } => {
+                if let Some(outbox) = lock(&self.outboxes).get(&connection) {
+                    outbox.close();
+                }
+            }
+            ServiceOutput::Execute(_) => {}
+        }
+    }
+
+    /// Begins an execution: fetches its inputs, then runs the function.
+    fn execute(self: &Arc<Self>, order: Order) {
+        let flag = Arc::new(CancelFlag::default());
+        lock(&self.executions).insert(order.execution, flag.clone());
+        let has_values =
+            |(_, source): &(String, InputSource)| matches!(source, InputSource::Value(_));
+        if order.inputs.iter().all(has_values) {
+            return self.start(order, flag);
+        }
+        let core = self.clone();
+        self.runtime.spawn(async move {
+            let mut order = order;
+            let resolved = tokio::select! {
+                resolved = core.resolve(&mut order) => resolved,
+                () = flag.raised() => Err(Failure::Cancelled),
+            };
+            match resolved {
+                Ok(()) => core.start(order, flag),
+                Err(failure) => core.returned(order.execution, Err(failure)),
+            }
+        });
+    }
+
+    async fn resolve(self: &Arc<Self>, order: &mut Order) -> Result<(), Failure> {
+        for (name, source) in &mut order.inputs {
+            let value = match source {
+                InputSource::Value(_) => continue,
+                InputSource::Variable(variable) => {
+                    self.resolver.variable(&order.function, name, variable).await?
+                }
+                InputSource::Output { task, call, output } if *task == self.shared.task => {
+                    self.fetch_here(order.client, *call, output, order.deadline).await?
+                }
+                InputSource::Output { task, call, output } => {
+                    let (client, deadline) = (order.client, order.deadline);
+                    self.resolver.fetch(task, client, *call, output, deadline).await?
+                }
+            };
+            *source = InputSource::Value(value);
+        }
+        let facts = self.table.get(&order.function);
+        let Some(signature) = facts.and_then(|facts| facts.signature.as_ref()) else {
+            return Ok(());
+        };
+        let types = order.inputs.iter().map(|(name, source)| {
+            let value = match source {
+                InputSource::Value(value) => Some(value.value_type()),
+                _ => None,
+            };
+            (&name[..], value)
+        });
+        signature.check_inputs(types).map_err(|mismatch| {
+            let (input, detail) = (&mismatch.name[..], mismatch.detail);
+            crate::services::inputs::unsuitable(&order.function, input, detail)
+        })
+    }
+
+    /// Fetches an output that a call has left on this server.
+    async fn fetch_here(
+        self: &Arc<Self>,
+        owner: Incarnation,
+        call: u64,
+        output: &str,
+        deadline: Option<Instant>,
+    ) -> Result<Value, Failure> {
+        let (sender, receiver) = oneshot::channel();
+        let fetch = self.next_fetch.fetch_add(1, Ordering::Relaxed);
+        lock(&self.fetches).insert(fetch, sender);
+        let output = output.to_owned();
+        self.handle(ServiceInput::LocalFetch { fetch, owner, call, output, deadline });
+        match receiver.await {
+            Ok(result) => result.map_err(Failure::Refused),
+            Err(_) => Err(Failure::Cancelled),
+        }
+    }
+
+    /// Runs a function whose inputs are there.
+    fn start(self: &Arc<Self>, order: Order, flag: Arc<CancelFlag>) {
+        let execution = order.execution;
+        let value = |(name, source): (String, InputSource)| match source {
+            InputSource::Value(value) => Some((name, value)),
+            _ => None,
+        };
+        let call = Invocation {
+            call: order.call,
+            depth: order.depth,
+            deadline: order.deadline,
+            device: order.device,
+            inputs: order.inputs.into_iter().filter_map(value).collect(),
+            cancelled: flag,
+            shared: self.shared.clone(),
+            function: order.function,
+        };
+        match self.functions.body(&call.function) {
+            Some(Body::Blocking(body)) => {
+                let (core, body) = (self.clone(), body.clone());
+                let ended = EndedExecution { core, execution, result: None };
+                self.pool.run(Box::new(move || {
+                    let (mut call, mut ended) = (call, ended);
+                    let result = catch_unwind(AssertUnwindSafe(|| body(&mut call)));
+                    ended.result = Some(result_of(result));
+                    drop(call);
+                }));
+            }
+            Some(Body::Asynchronous(body)) => {
+                let (core, body) = (self.clone(), body.clone());
+                self.runtime.spawn(async move {
+                    let mut ended = EndedExecution { core, execution, result: None };
+                    let begun = catch_unwind(AssertUnwindSafe(|| body(call)));
+                    let result = match begun {
+                        Ok(future) => CatchUnwind(future).await,
+                        Err(panic) => Err(panic),
+                    };
+                    ended.result = Some(result_of(result));
+                });
+            }
+            // The service knows the functions of the same table.
+            None => self.returned(execution, Err(Failure::Cancelled)),
+        }
+    }
+
+    fn returned(
+        self: &Arc<Self>,
+        execution: ExecutionId,
+        result: Result<Vec<(String, Value)>, Failure>,
+    ) {
+        lock(&self.executions).remove(&execution);
+        self.handle(ServiceInput::Returned { execution, result });
+    }
+}
+
+/// How long a stopping server waits for clients that do not read, and for functions.
+const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Reports the end of an execution when it is dropped, so that none is lost.
+struct EndedExecution {
+    core: Arc<ServerCore>,
+    execution: ExecutionId,
+    result: Option<Result<Vec<(String, Value)>, Failure>>,
+}
+
+impl Drop for EndedExecution {
+    fn drop(&mut self) {
+        // Without a result the function did not begin, or its future was dropped.
+        let result = self.result.take().unwrap_or(Err(Failure::Cancelled));
+        self.core.returned(self.execution, result);
+    }
+}
+
+/// What a panic carries.
+type Panic = Box<dyn std::any::Any + Send>;
+
+fn result_of(result: Result<FunctionResult, Panic>) -> Result<Vec<(String, Value)>, Failure> {
+    match result {
+        Ok(Ok(outputs)) => Ok(outputs.into_values()),
+        Ok(Err(error)) => {
+            let (detail, retry) = error.into_parts();
+            Err(Failure::Failed { retry, detail })
+        }
+        Err(panic) => {
+            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+            let detail = text.unwrap_or_else(|| "a panic without a text".to_owned());
+            Err(Failure::Panicked { detail })
+        }
+    }
+}
+
+/// A future whose panics are values.
+struct CatchUnwind<F>(F);
+
+impl<F: Future + Unpin> Future for CatchUnwind<F> {
+    type Output = Result<F::Output, Panic>;
+
+    fn poll(mut self: std::pin::Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let future = std::pin::Pin::new(&mut self.0);
+        match catch_unwind(AssertUnwindSafe(|| future.poll(context))) {
+            Ok(Poll::Pending) => Poll::Pending,
+            Ok(Poll::Ready(output)) => Poll::Ready(Ok(output)),
+            Err(panic) => Poll::Ready(Err(panic)),
+        }
+    }
+}
+
+/// The registration of a connection. Dropping it reports the end of the connection.
+struct Registration {
+    core: Arc<ServerCore>,
+    connection: u64,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        lock(&self.core.outboxes).remove(&self.connection);
+        self.core.connections.send_modify(|open| *open -= 1);
+        self.core.handle(ServiceInput::Disconnected { connection: self.connection });
+    }
+}
+
+/// The server's side of a connection.
+struct ServerSide<'a> {
+    core: &'a Arc<ServerCore>,
+    connection: u64,
+    outbox: &'a Outbox,
+}
+
+impl FrameSink for ServerSide<'_> {
+    fn on_frame(&mut self, event: FrameEvent<'_>) {
+        let connection = self.connection;
+        self.core.handle(match event {
+            FrameEvent::Message(header, message) => {
+                ServiceInput::Message { connection, header, message }
+            }
+            FrameEvent::Body => ServiceInput::Body { connection },
+            FrameEvent::Progress => ServiceInput::Progress { connection },
+        });
+    }
+
+    fn with_body<R>(&mut self, receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R) -> R {
+        lock(&self.core.service).with_body(self.connection, receive)
+    }
+}
+
+impl ConnectionSide for ServerSide<'_> {
+    fn flush(&mut self, stream: &Stream) -> io::Result<bool> {
+        self.outbox.flush(stream)
+    }
+
+    fn phase(&self) -> ConnectionPhase {
+        self.outbox.phase()
+    }
+
+    fn changed(&self) -> &Notify {
+        self.outbox.changed()
+    }
+}

@@ -1,0 +1,462 @@
+//! A server of functions: the worker service and the master service of a task.
+
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use pushpull_common::cluster::{ClusterError, ClusterSpec};
+use pushpull_common::ids::{Incarnation, TaskId};
+use pushpull_net::{AcceptLimits, Endpoints, ListenError, ServicePeers};
+use thiserror::Error;
+use tokio::sync::watch;
+use tokio::task::LocalSet;
+
+use super::block_on::block_on;
+use super::call_session::CallSession;
+use super::description::Description;
+use super::functions::Functions;
+use super::inputs::InputResolver;
+use super::invocation::ServerShared;
+use super::runtime::client_core::ClientCore;
+use super::runtime::door::Door;
+use super::runtime::server_core::ServerCore;
+use super::server_devices::ServerDevices;
+use super::service::{Service, ServiceConfig};
+use super::states::States;
+use super::value::Value;
+use super::variables::Variables;
+
+/// Why a server cannot start.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum ServerError {
+    /// The address cannot be used.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// The cluster lacks the task.
+    #[error("cannot start {task}: {source}")]
+    UnknownTask {
+        /// The configured task.
+        task: TaskId,
+        /// Why it is not there.
+        source: ClusterError,
+    },
+    /// A setting is out of its range.
+    #[error("cannot start with {setting} = {value}: {reason}")]
+    Setting {
+        /// The setting.
+        setting: &'static str,
+        /// Its value.
+        value: u64,
+        /// The range.
+        reason: &'static str,
+    },
+    /// The operating system did not start a thread.
+    #[error("cannot start a thread: {reason}")]
+    Thread {
+        /// The operating system's error.
+        reason: String,
+    },
+}
+
+/// The settings of a server.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    cluster: ClusterSpec,
+    task: TaskId,
+    functions: Functions,
+    threads: usize,
+    asynchronous_max: usize,
+    device_threads: Option<usize>,
+    lease: Duration,
+    calls_max: usize,
+    client_bytes_max: u64,
+    clients_max: usize,
+    unreturned_max: usize,
+    grace: Duration,
+}
+
+impl ServerConfig {
+    /// A server for this task of a cluster. The task may be of any job.
+    pub fn new(cluster: ClusterSpec, task: TaskId, functions: Functions) -> ServerConfig {
+        ServerConfig {
+            cluster,
+            task,
+            functions,
+            threads: std::thread::available_parallelism().map_or(1, usize::from).max(2),
+            asynchronous_max: 1024,
+            device_threads: None,
+            lease: Duration::from_secs(10),
+            calls_max: 64,
+            client_bytes_max: 1 << 30,
+            clients_max: 1024,
+            unreturned_max: 4,
+            grace: Duration::from_secs(30),
+        }
+    }
+
+    /// How many blocking functions run at once. Each has a thread. Default: one for each processor,
+    /// at least 2.
+    pub fn threads(self, threads: usize) -> ServerConfig {
+        ServerConfig { threads, ..self }
+    }
+
+    /// How many threads compute an operation of [`super::Invocation::device`] on the processor.
+    /// Default: one for each processor.
+    pub fn device_threads(self, threads: usize) -> ServerConfig {
+        ServerConfig { device_threads: Some(threads), ..self }
+    }
+
+    /// How long a client that is silent, or not connected, is remembered. After that its calls are
+    /// cancelled, and what they have left is dropped. Default 10 s.
+    pub fn lease(self, lease: Duration) -> ServerConfig {
+        ServerConfig { lease, ..self }
+    }
+
+    /// How many calls of one client may be under way. A client sends no more. Default 64.
+    pub fn calls_max(self, calls: usize) -> ServerConfig {
+        ServerConfig { calls_max: calls, ..self }
+    }
+
+    /// How many bytes the inputs and outputs of one client may take. Default 1 GiB.
+    pub fn client_bytes_max(self, bytes: u64) -> ServerConfig {
+        ServerConfig { client_bytes_max: bytes, ..self }
+    }
+
+    /// How many clients are remembered. Default 1024.
+    pub fn clients_max(self, clients: usize) -> ServerConfig {
+        ServerConfig { clients_max: clients, ..self }
+    }
+
+    /// How long a stopping server waits for the calls that it has accepted. Default 30 s.
+    pub fn grace(self, grace: Duration) -> ServerConfig {
+        ServerConfig { grace, ..self }
+    }
+
+    fn check(&self) -> Result<(), ServerError> {
+        let TaskId { job, index } = &self.task;
+        self.cluster.require(job, *index).map_err(|source| {
+            let task = self.task.clone();
+            ServerError::UnknownTask { task, source }
+        })?;
+        let counts = [
+            ("threads", self.threads, 4096),
+            ("calls_max", self.calls_max, 4096),
+            ("clients_max", self.clients_max, 65_536),
+        ];
+        for (setting, value, most) in counts {
+            if !(1..=most).contains(&value) {
+                let (value, reason) =
+                    (value as u64, "at least 1, and at most 4096 or 65536 clients");
+                return Err(ServerError::Setting { setting, value, reason });
+            }
+        }
+        if self.lease < Duration::from_millis(10) {
+            let (setting, value) = ("lease_ms", self.lease.as_millis() as u64);
+            return Err(ServerError::Setting { setting, value, reason: "at least 10" });
+        }
+        Ok(())
+    }
+}
+
+/// A bound address that is not served yet.
+#[derive(Debug)]
+pub struct ServerListener {
+    endpoints: Endpoints,
+}
+
+impl ServerListener {
+    /// The address as a cluster names it: `host:port` with the real port, or `unix:/path`.
+    pub fn address(&self) -> String {
+        self.endpoints.address()
+    }
+
+    /// Adds the addresses of another listener.
+    pub fn also(self, other: ServerListener) -> ServerListener {
+        ServerListener { endpoints: self.endpoints.also(other.endpoints) }
+    }
+
+    /// Starts serving. When this returns, clients are answered.
+    ///
+    /// # Errors
+    /// Every [`ServerError`] but [`ServerError::Listen`].
+    pub fn start(self, config: ServerConfig) -> Result<Server, ServerError> {
+        Server::start(Some(self.endpoints), config)
+    }
+}
+
+/// A server of named functions: a task that clients ask to compute.
+///
+/// Every server may be the target of a client, and runs functions for any client. It connects to
+/// other servers only to fetch what calls have left there, and to the parameter servers of its cluster
+/// when a function first needs a variable.
+///
+/// A server owns a thread for its connections and asynchronous functions, and threads for blocking
+/// ones. Dropping it stops it.
+///
+/// ```
+/// use pushpull_worker::services::{Call, Functions, Server, blocking::Client};
+///
+/// let server = Server::local(Functions::new().add("hello", |_| Ok("Hello!")))?;
+/// let client = Client::connect(server.target())?;
+/// assert_eq!(client.call(Call::new("hello"))?.text()?, "Hello!");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+#[doc(alias = "tf.train.Server")]
+pub struct Server {
+    handle: ServerHandle,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Binds `host:port` on loopback, or `unix:/path`. Port 0 takes a free port.
+    ///
+    /// # Errors
+    /// Every [`ListenError`].
+    pub fn listen(address: &str) -> Result<ServerListener, ServerError> {
+        Ok(ServerListener { endpoints: Endpoints::bind(address, false)? })
+    }
+
+    /// Binds an address that other machines may reach; otherwise like [`Server::listen`]. Peers are
+    /// not authenticated yet: any client that can connect can call the functions.
+    ///
+    /// # Errors
+    /// Every [`ListenError`].
+    pub fn listen_insecure(address: &str) -> Result<ServerListener, ServerError> {
+        Ok(ServerListener { endpoints: Endpoints::bind(address, true)? })
+    }
+
+    /// Starts a cluster of one task in this process, `/job:local/task:0`, on a free port.
+    ///
+    /// # Errors
+    /// [`ServerError::Listen`] and [`ServerError::Thread`].
+    #[doc(alias = "create_local_server")]
+    pub fn local(functions: Functions) -> Result<Server, ServerError> {
+        let listener = Server::listen("127.0.0.1:0")?;
+        let task = TaskId::new("local", 0);
+        let cluster = ClusterSpec::builder().job("local", [listener.address()]).build();
+        let cluster = cluster.map_err(|source| {
+            let task = task.clone();
+            ServerError::UnknownTask { task, source }
+        })?;
+        listener.start(ServerConfig::new(cluster, task, functions))
+    }
+
+    /// Starts a server whose clients another server of the same task accepts, on its own addresses.
+    /// [`Server::peers`] takes them.
+    ///
+    /// # Errors
+    /// Every [`ServerError`] but [`ServerError::Listen`].
+    pub fn beside(config: ServerConfig) -> Result<Server, ServerError> {
+        Server::start(None, config)
+    }
+
+    fn start(endpoints: Option<Endpoints>, config: ServerConfig) -> Result<Server, ServerError> {
+        config.check()?;
+        let failed = |error: std::io::Error| ServerError::Thread { reason: error.to_string() };
+        let address = endpoints.as_ref().map(Endpoints::address).unwrap_or_default();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(failed)?;
+        let incarnation = Incarnation(RandomState::new().build_hasher().finish());
+        let client = ClientCore::new(
+            CallSession::new(incarnation, config.task.clone(), config.client_bytes_max),
+            config.cluster.clone(),
+            runtime.handle().clone(),
+        );
+        let core =
+            Arc::new(core_of(&config, incarnation, client.clone(), runtime.handle().clone()));
+        let (stop, stopped) = watch::channel(Phase::Serving);
+        let handle =
+            ServerHandle { core: core.clone(), stop: Arc::new(stop), address: address.into() };
+        let name = format!("server-{}-{}", config.task.job, config.task.index);
+        let phase = handle.stop.clone();
+        let run = move || {
+            let local = LocalSet::new();
+            local.block_on(&runtime, serve(core, client.clone(), endpoints, config.grace, stopped));
+            client.end();
+            // The tasks of connections end with their set.
+            drop(local);
+            runtime.shutdown_background();
+            phase.send_replace(Phase::Stopped);
+        };
+        let thread = std::thread::Builder::new().name(name).spawn(run).map_err(failed)?;
+        Ok(Server { handle, thread: Some(thread) })
+    }
+
+    /// The address of the server as a client's target.
+    pub fn target(&self) -> &str {
+        &self.handle.address
+    }
+
+    /// The task of the server.
+    pub fn task(&self) -> &TaskId {
+        self.handle.core.task()
+    }
+
+    /// A handle that stops the server from elsewhere.
+    pub fn handle(&self) -> ServerHandle {
+        self.handle.clone()
+    }
+
+    /// Who takes clients that another server has accepted: see [`Server::beside`].
+    pub fn peers(&self) -> Arc<dyn ServicePeers> {
+        Arc::new(Door(self.handle.core.clone()))
+    }
+
+    /// Serves until [`ServerHandle::stop`] is called.
+    pub async fn join(mut self) {
+        self.handle.stopped().await;
+        self.end();
+    }
+
+    /// Serves until [`ServerHandle::stop`] is called, and blocks the thread.
+    pub fn join_blocking(self) {
+        block_on(self.join());
+    }
+
+    /// Stops the server: it accepts no more calls, waits for those that it has accepted, for at most
+    /// [`ServerConfig::grace`], says goodbye to its clients and frees its port. Blocks the thread.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        self.handle.stop();
+        if let Some(thread) = self.thread.take() {
+            // Clients see a panic of the thread as a lost server.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// How far a server is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Serving,
+    Stopping,
+    Stopped,
+}
+
+/// Stops a server. A clone stops the same one.
+#[derive(Clone)]
+pub struct ServerHandle {
+    core: Arc<ServerCore>,
+    stop: Arc<watch::Sender<Phase>>,
+    address: Arc<str>,
+}
+
+impl ServerHandle {
+    /// The address of the server as a client's target.
+    pub fn target(&self) -> &str {
+        &self.address
+    }
+
+    /// Tells the server to stop, and does not wait for that: see [`Server::stop`].
+    pub fn stop(&self) {
+        self.stop.send_if_modified(|phase| {
+            let serves = *phase == Phase::Serving;
+            if serves {
+                *phase = Phase::Stopping;
+            }
+            serves
+        });
+    }
+
+    /// Returns once the server has stopped.
+    pub async fn stopped(&self) {
+        let mut phase = self.stop.subscribe();
+        // The handle holds the sender, so the channel is open.
+        let _ = phase.wait_for(|phase| *phase == Phase::Stopped).await;
+    }
+}
+
+impl fmt::Debug for ServerHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let phase = *self.stop.borrow();
+        let mut handle = f.debug_struct("ServerHandle");
+        handle.field("task", self.core.task()).field("phase", &phase).finish_non_exhaustive()
+    }
+}
+
+/// Makes the core of a server.
+fn core_of(
+    config: &ServerConfig,
+    incarnation: Incarnation,
+    client: ClientCore,
+    runtime: tokio::runtime::Handle,
+) -> ServerCore {
+    let table = Arc::new(config.functions.table());
+    let devices = ServerDevices::of_task(&config.task, config.device_threads);
+    let description = Description::new(config.cluster.clone(), &table, &devices.names()).encode();
+    let service = Service::new(
+        ServiceConfig {
+            task: config.task.clone(),
+            incarnation,
+            lease: config.lease,
+            calls_max: config.calls_max,
+            bytes_max: config.client_bytes_max,
+            threads: config.threads,
+            asynchronous_max: config.asynchronous_max,
+            unreturned_max: config.unreturned_max,
+            clients_max: config.clients_max,
+            devices: devices.names(),
+            description: Value::bytes(&description).unwrap_or_else(|_| Value::from("")),
+        },
+        table.clone(),
+    );
+    let variables = Variables::new(&config.cluster, &config.task);
+    let task = config.task.clone();
+    let shared = Arc::new(ServerShared { task, states: States::default(), devices });
+    let resolver = InputResolver { variables, client };
+    ServerCore::new(service, config.functions.clone(), table, shared, resolver, runtime)
+}
+
+/// The limits of connections that have not said hello.
+const ACCEPT_LIMITS: AcceptLimits =
+    AcceptLimits { handshake_timeout: Duration::from_secs(5), waiting_connections_max: 1024 };
+
+/// Serves until the server is told to stop.
+async fn serve(
+    core: Arc<ServerCore>,
+    client: ClientCore,
+    endpoints: Option<Endpoints>,
+    grace: Duration,
+    mut stop: watch::Receiver<Phase>,
+) {
+    let accepting = LocalSet::new();
+    if let Some(endpoints) = endpoints {
+        let receiver = Door(core.clone());
+        accepting.spawn_local(async move {
+            pushpull_net::accept(endpoints, ACCEPT_LIMITS, receiver);
+            std::future::pending::<()>().await;
+        });
+    }
+    let timers = async {
+        tokio::join!(core.run_timer(), client.run_timer());
+    };
+    let mut timers = std::pin::pin!(timers);
+    let stopping = async {
+        // A dropped sender is a dropped server.
+        let _ = stop.wait_for(|phase| *phase != Phase::Serving).await;
+    };
+    tokio::select! {
+        () = stopping => {}
+        () = accepting.run_until(timers.as_mut()) => {}
+    }
+    // The port is free from here on; the connections go on until their calls have ended.
+    drop(accepting);
+    tokio::select! {
+        _ = core.drain(grace) => {}
+        () = timers => {}
+    }
+}

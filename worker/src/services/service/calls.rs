@@ -1,0 +1,307 @@
+//! How calls arrive, and when they run.
+
+use std::time::{Duration, Instant};
+
+use pushpull_common::ids::{Incarnation, TaskId};
+use pushpull_common::protocol::message::{Call, CallPart, Input};
+use pushpull_common::protocol::{Header, Refusal, limits};
+
+use super::call_entry::{CallEntry, CallState};
+use super::io::{ExecutionId, InputSource, Order, ServiceOutput};
+use super::{Execution, Service, detail};
+use crate::services::device_name::find_device;
+use crate::services::value::ValueType;
+use crate::services::value_body::IncomingValues;
+
+/// The most calls of one client whose outputs stay on a server, beside the limit of their bytes.
+const RETAINED_MAX: usize = 1024;
+
+/// A call that was checked: its order, and the values that its body brings.
+struct CheckedCall {
+    order: Box<Order>,
+    /// The types of the values in the body.
+    types: Vec<ValueType>,
+    /// The inputs that they are.
+    values: Vec<usize>,
+    bytes: u64,
+}
+
+impl Service {
+    pub(super) fn on_call(&mut self, now: Instant, connection: u64, header: &Header, call: Call) {
+        let Some(client) = self.connections.get(&connection).map(|at| at.client) else { return };
+        let request = header.request;
+        let Some(state) = self.clients.get_mut(client) else { return };
+        state.settle(call.settled.min(call.call.saturating_sub(1)));
+        call.ended.items().iter().for_each(|&ended| state.acknowledge(ended));
+        if let Some(entry) = state.calls.get_mut(&call.call) {
+            // The client has lost its connection, or the answer. Inputs that it sends again are
+            // discarded, unless they had not all arrived: then the entry went with the connection.
+            if matches!(entry.state, CallState::Receiving { .. }) {
+                return self.refuse(connection, request, misplaced(0, header.body_bytes, 0));
+            }
+            entry.request = Some((connection, request));
+            return self.answer(client, call.call);
+        }
+        match self.check(now, client, header, &call) {
+            Ok(checked) => self.accept(now, connection, header, &call, checked),
+            Err(refusal) => self.refuse(connection, request, refusal),
+        }
+    }
+
+    fn check(
+        &self,
+        now: Instant,
+        client: Incarnation,
+        header: &Header,
+        call: &Call,
+    ) -> Result<CheckedCall, Refusal> {
+        let config = &self.config;
+        let state = self.clients.get(client).ok_or(Refusal::Stopping {})?;
+        if self.draining {
+            return Err(Refusal::Stopping {});
+        }
+        if call.call <= state.settled {
+            return Err(Refusal::Settled { call: call.call, settled: state.settled });
+        }
+        if state.unacknowledged() >= config.calls_max {
+            let (what, limit) = (detail("calls at once"), config.calls_max as u64);
+            return Err(Refusal::Busy { what, limit });
+        }
+        if state.calls.len() >= config.calls_max + RETAINED_MAX {
+            let (what, limit) = (detail("calls with retained outputs"), RETAINED_MAX as u64);
+            return Err(Refusal::Busy { what, limit });
+        }
+        if call.depth > limits::CALL_DEPTH_MAX {
+            return Err(Refusal::Depth { depth: call.depth, limit: limits::CALL_DEPTH_MAX });
+        }
+        let name = call.function.as_str();
+        let Some(function) = self.functions.get(name) else {
+            let known = detail(self.functions.names().join(", "));
+            return Err(Refusal::UnknownFunction { function: detail(name), known });
+        };
+        let device = call.device.as_str();
+        let device = find_device(device, &config.task, &config.devices).map_err(|reason| {
+            Refusal::NoDevice { device: detail(device), detail: detail(reason) }
+        })?;
+        let unreturned = self.unreturned(name);
+        if unreturned >= config.unreturned_max {
+            let executions = unreturned as u32;
+            return Err(Refusal::Unreturned { function: detail(name), executions });
+        }
+        let unsuitable = |input: &str, problem: String| Refusal::Input {
+            function: detail(name),
+            input: detail(input),
+            detail: detail(problem),
+        };
+        let (mut types, mut values, mut inputs) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, named) in call.inputs.items().iter().enumerate() {
+            let input = named.name.as_str();
+            if inputs.iter().any(|(other, _)| other == input) {
+                return Err(unsuitable(input, "it is given twice".to_owned()));
+            }
+            let source = match &named.input {
+                Input::Value { is } => {
+                    let is = ValueType::from_wire(is).map_err(|why| unsuitable(input, why))?;
+                    values.push(index);
+                    types.push(is);
+                    // Replaced once the body is whole.
+                    InputSource::Variable(String::new())
+                }
+                Input::Variable { variable } => InputSource::Variable(variable.as_str().to_owned()),
+                Input::Output { job, task, call, output } => InputSource::Output {
+                    task: TaskId::new(job.as_str(), *task),
+                    call: *call,
+                    output: output.as_str().to_owned(),
+                },
+            };
+            inputs.push((input.to_owned(), source));
+        }
+        if let Some(signature) = &function.signature {
+            let of_value = |index: usize| {
+                values.iter().position(|&value| value == index).map(|position| &types[position])
+            };
+            let named = inputs.iter().enumerate();
+            let named = named.map(|(index, (input, _))| (&input[..], of_value(index)));
+            signature
+                .check_inputs(named)
+                .map_err(|mismatch| unsuitable(&mismatch.name, mismatch.detail))?;
+        }
+        let left = config.bytes_max - state.bytes.min(config.bytes_max);
+        let bytes = IncomingValues::bytes_of(&types).unwrap_or(u64::MAX);
+        if bytes > left {
+            return Err(Refusal::Memory { what: detail("the inputs"), bytes, left });
+        }
+        if header.body_bytes > bytes {
+            return Err(misplaced(0, header.body_bytes, bytes));
+        }
+        let wait = Duration::from_millis(header.deadline_ms.into());
+        let order = Order {
+            execution: ExecutionId(0),
+            function: name.to_owned(),
+            client,
+            call: call.call,
+            depth: call.depth,
+            device,
+            deadline: (!wait.is_zero()).then(|| now + wait),
+            inputs,
+        };
+        Ok(CheckedCall { order: Box::new(order), types, values, bytes })
+    }
+
+    fn accept(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        header: &Header,
+        call: &Call,
+        checked: CheckedCall,
+    ) {
+        let CheckedCall { order, types, values, bytes } = checked;
+        let (client, number, deadline) = (order.client, order.call, order.deadline);
+        let mut incoming = IncomingValues::new(types);
+        incoming.announce(0, header.body_bytes);
+        let entry = CallEntry {
+            function: order.function.clone(),
+            retain: call.retain,
+            deadline,
+            arrived: now,
+            request: Some((connection, header.request)),
+            acknowledged: false,
+            bytes,
+            state: CallState::Receiving { connection, incoming, order, values },
+        };
+        let Some(state) = self.clients.get_mut(client) else { return };
+        state.bytes += bytes;
+        state.calls.insert(number, entry);
+        if let Some(deadline) = deadline {
+            self.deadlines.insert((deadline, client, number));
+        }
+        match header.body_bytes {
+            0 => self.inputs_received(client, number),
+            _ => {
+                if let Some(at) = self.connections.get_mut(&connection) {
+                    at.receiving = Some(number);
+                }
+            }
+        }
+    }
+
+    pub(super) fn on_part(
+        &mut self,
+        connection: u64,
+        client: Incarnation,
+        header: &Header,
+        part: &CallPart,
+    ) {
+        let entry = self.clients.get_mut(client).and_then(|state| state.calls.get_mut(&part.call));
+        // Parts of a call that was refused, has ended or is executed already are discarded.
+        let Some(CallEntry {
+            state: CallState::Receiving { connection: from, incoming, .. }, ..
+        }) = entry
+        else {
+            return;
+        };
+        if *from != connection {
+            return;
+        }
+        if header.body_bytes == 0 || !incoming.announce(part.offset, header.body_bytes) {
+            let refusal = misplaced(part.offset, header.body_bytes, 0);
+            if let Some(state) = self.clients.get_mut(client) {
+                state.remove(part.call);
+            }
+            return self.refuse(connection, header.request, refusal);
+        }
+        if let Some(at) = self.connections.get_mut(&connection) {
+            at.receiving = Some(part.call);
+        }
+    }
+
+    pub(super) fn body_received(&mut self, connection: u64) {
+        let Some(at) = self.connections.get_mut(&connection) else { return };
+        let Some(call) = at.receiving.take() else { return };
+        let client = at.client;
+        let entry = self.clients.get_mut(client).and_then(|state| state.calls.get_mut(&call));
+        if let Some(CallEntry { state: CallState::Receiving { incoming, .. }, .. }) = entry {
+            incoming.body_received();
+            self.inputs_received(client, call);
+        }
+    }
+
+    /// Queues a call if its inputs are whole.
+    fn inputs_received(&mut self, client: Incarnation, call: u64) {
+        let Some(state) = self.clients.get_mut(client) else { return };
+        let Some(entry) = state.calls.get_mut(&call) else { return };
+        let is_whole = |state: &CallState| matches!(state, CallState::Receiving { incoming, .. } if incoming.is_whole());
+        if !is_whole(&entry.state) {
+            return;
+        }
+        let placeholder = CallState::Running { execution: ExecutionId(0) };
+        let CallState::Receiving { incoming, mut order, values, .. } =
+            std::mem::replace(&mut entry.state, placeholder)
+        else {
+            return;
+        };
+        for (index, value) in values.into_iter().zip(incoming.into_values()) {
+            order.inputs[index].1 = InputSource::Value(value);
+        }
+        entry.state = CallState::Queued { order };
+        state.queued.push_back(call);
+        self.run_queue.add(client);
+    }
+
+    /// Runs queued calls while threads are free.
+    pub(super) fn run_queued(&mut self) {
+        loop {
+            let running = |blocking: bool| {
+                let counts = |e: &&Execution| e.blocking == blocking && !e.unreturned;
+                self.executions.values().filter(counts).count()
+            };
+            let may_block = running(true) < self.config.threads;
+            let may_await = running(false) < self.config.asynchronous_max;
+            let next_is_blocking = |client: Incarnation| {
+                let state = self.clients.get(client)?;
+                let entry = state.calls.get(state.queued.front()?)?;
+                Some(self.functions.get(&entry.function)?.is_blocking())
+            };
+            let may_run = |client| match next_is_blocking(client) {
+                Some(true) => may_block,
+                Some(false) => may_await,
+                None => false,
+            };
+            let Some(client) = self.run_queue.next(may_run) else { return };
+            let blocking = next_is_blocking(client).unwrap_or(true);
+            self.run_next(client, blocking);
+        }
+    }
+
+    fn run_next(&mut self, client: Incarnation, blocking: bool) {
+        let Some(state) = self.clients.get_mut(client) else { return };
+        let Some(call) = state.queued.pop_front() else { return };
+        if state.queued.is_empty() {
+            self.run_queue.remove(client);
+        }
+        let Some(entry) = state.calls.get_mut(&call) else { return };
+        let execution = ExecutionId(self.next_execution);
+        self.next_execution += 1;
+        let running = CallState::Running { execution };
+        let CallState::Queued { mut order } = std::mem::replace(&mut entry.state, running) else {
+            return;
+        };
+        order.execution = execution;
+        let function = entry.function.clone();
+        let started = Execution { client, call, function, blocking, unreturned: false };
+        self.executions.insert(execution, started);
+        self.outputs.push_back(ServiceOutput::Execute(order));
+    }
+
+    /// Returns how many executions of a function have passed their deadlines and not returned.
+    fn unreturned(&self, function: &str) -> usize {
+        let of = |execution: &&Execution| execution.unreturned && execution.function == function;
+        self.executions.values().filter(of).count()
+    }
+}
+
+/// Bytes at a wrong place of the inputs.
+fn misplaced(offset: u64, bytes: u64, limit: u64) -> Refusal {
+    Refusal::Range { offset, bytes, limit }
+}

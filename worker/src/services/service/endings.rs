@@ -1,0 +1,182 @@
+//! How calls end, and what their clients are told.
+
+use std::time::Instant;
+
+use pushpull_common::ids::Incarnation;
+use pushpull_common::protocol::Refusal;
+use pushpull_common::protocol::message::{CallEnded, CallOutcome, CallOutputs, NamedValue};
+use pushpull_common::protocol::wire::Text;
+
+use super::call_entry::{CallEnd, CallState};
+use super::io::{ExecutionId, Failure, ServiceOutput};
+use super::{Service, detail};
+use crate::services::value::Value;
+use crate::services::value_body::ValueBody;
+
+impl Service {
+    pub(super) fn returned(
+        &mut self,
+        execution: ExecutionId,
+        result: Result<Vec<(String, Value)>, Failure>,
+    ) {
+        let Some(ended) = self.executions.remove(&execution) else { return };
+        let (client, call) = (ended.client, ended.call);
+        let runs = self.clients.get(client).and_then(|state| state.calls.get(&call)).is_some_and(
+            |entry| matches!(entry.state, CallState::Running { execution: of } if of == execution),
+        );
+        // Otherwise the client is forgotten, or has been told that its deadline has passed.
+        if runs {
+            let end = match result {
+                Ok(outputs) => self.end_of_outputs(client, call, &ended.function, outputs),
+                Err(failure) => end_of_failure(failure),
+            };
+            self.end(client, call, end);
+        }
+    }
+
+    fn end_of_outputs(
+        &self,
+        client: Incarnation,
+        call: u64,
+        function: &str,
+        outputs: Vec<(String, Value)>,
+    ) -> CallEnd {
+        let failed = |problem: String| {
+            let outcome = CallOutcome::Failed { retry: false, detail: detail(problem) };
+            CallEnd::Outcome(outcome, Vec::new())
+        };
+        let signature = self.functions.get(function).and_then(|f| f.signature.as_ref());
+        if let Some(Err(mismatch)) = signature.map(|signature| signature.check_outputs(&outputs)) {
+            let (name, problem) = (mismatch.name, mismatch.detail);
+            return failed(format!("output {name:?} of function {function:?}: {problem}"));
+        }
+        let bytes = outputs.iter().map(|(_, value)| value.value_type().padded_bytes()).sum();
+        let state = self.clients.get(client);
+        let charged = state
+            .map_or(0, |state| state.bytes - state.calls.get(&call).map_or(0, |entry| entry.bytes));
+        let left = self.config.bytes_max - charged.min(self.config.bytes_max);
+        if bytes > left {
+            let what = detail(format!("the outputs of function {function:?}"));
+            return CallEnd::Refused(Refusal::Memory { what, bytes, left });
+        }
+        let mut named = Vec::with_capacity(outputs.len());
+        for (name, value) in &outputs {
+            let Some(text) = Text::new(name.as_str()) else {
+                return failed(format!("the name of an output is too long: {name:?}"));
+            };
+            named.push(NamedValue { name: text, is: value.value_type().to_wire() });
+        }
+        let count = named.len();
+        let Some(outputs_are) = CallOutputs::new(named) else {
+            return failed(format!("function {function:?} has {count} outputs, which is too many"));
+        };
+        let outcome = CallOutcome::Done { outputs: outputs_are };
+        CallEnd::Outcome(outcome, outputs.into_iter().map(|(_, value)| value).collect())
+    }
+
+    /// Ends a call and answers its client.
+    pub(super) fn end(&mut self, client: Incarnation, call: u64, end: CallEnd) {
+        let Some(state) = self.clients.get_mut(client) else { return };
+        let Some(entry) = state.calls.get_mut(&call) else { return };
+        if let Some(deadline) = entry.deadline {
+            self.deadlines.remove(&(deadline, client, call));
+        }
+        let was_queued = matches!(entry.state, CallState::Queued { .. });
+        let bytes = match &end {
+            CallEnd::Outcome(_, values) => {
+                values.iter().map(|v| v.value_type().padded_bytes()).sum()
+            }
+            CallEnd::Refused(_) => 0,
+        };
+        entry.state = CallState::Ended(end);
+        state.charge(call, bytes);
+        if was_queued {
+            state.queued.retain(|&queued| queued != call);
+            if state.queued.is_empty() {
+                self.run_queue.remove(client);
+            }
+        }
+        self.answer(client, call);
+        self.call_ended(client, call);
+    }
+
+    /// Answers the request of a call if it has ended.
+    pub(super) fn answer(&mut self, client: Incarnation, call: u64) {
+        let Some(state) = self.clients.get_mut(client) else { return };
+        let Some(entry) = state.calls.get_mut(&call) else { return };
+        let CallState::Ended(end) = &entry.state else { return };
+        let Some((connection, request)) = entry.request.take() else { return };
+        match end {
+            CallEnd::Refused(refusal) => {
+                let refusal = refusal.clone();
+                self.refuse(connection, request, refusal);
+            }
+            CallEnd::Outcome(outcome, values) => {
+                let sent = values.iter().filter(|_| !entry.retain);
+                let mut parts = ValueBody::parts(sent);
+                let (outcome, body) = (outcome.clone(), parts.remove(0));
+                self.send(connection, request, CallEnded { outcome }, body);
+                self.send_parts(connection, request, parts);
+            }
+        }
+    }
+
+    pub(super) fn cancel(&mut self, client: Incarnation, call: u64) {
+        let entry = self.clients.get_mut(client).and_then(|state| state.calls.get_mut(&call));
+        match entry.map(|entry| &entry.state) {
+            Some(CallState::Running { execution }) => {
+                let execution = *execution;
+                self.outputs.push_back(ServiceOutput::Cancel { execution });
+            }
+            Some(CallState::Receiving { .. } | CallState::Queued { .. }) => {
+                self.end(client, call, CallEnd::Outcome(CallOutcome::Cancelled {}, Vec::new()));
+            }
+            Some(CallState::Ended(_)) | None => {}
+        }
+    }
+
+    /// Ends a call whose client does not wait for it any more.
+    pub(super) fn deadline_passed(&mut self, now: Instant, client: Incarnation, call: u64) {
+        let Some(entry) = self.clients.get(client).and_then(|state| state.calls.get(&call)) else {
+            return;
+        };
+        let what = match &entry.state {
+            CallState::Receiving { .. } => "the inputs of",
+            CallState::Queued { .. } => "a thread for",
+            CallState::Running { .. } => "the result of",
+            CallState::Ended(_) => return,
+        };
+        let awaited =
+            detail(format!("{what} function {:?} on {}", entry.function, self.config.task));
+        let waited_ms = now.saturating_duration_since(entry.arrived).as_millis() as u64;
+        if let CallState::Running { execution } = entry.state {
+            if let Some(running) = self.executions.get_mut(&execution) {
+                running.unreturned = true;
+            }
+            self.outputs.push_back(ServiceOutput::Cancel { execution });
+        }
+        self.end(client, call, CallEnd::Refused(Refusal::Deadline { waited_ms, awaited }));
+    }
+
+    /// Drops what calls have left. The client has their answers, or does not want them.
+    pub(super) fn release(&mut self, client: Incarnation, calls: &[u64]) {
+        let Some(state) = self.clients.get_mut(client) else { return };
+        for &call in calls {
+            let Some(entry) = state.calls.get_mut(&call) else { continue };
+            entry.retain = false;
+            state.acknowledge(call);
+        }
+    }
+}
+
+fn end_of_failure(failure: Failure) -> CallEnd {
+    let outcome = match failure {
+        Failure::Refused(refusal) => return CallEnd::Refused(refusal),
+        Failure::Failed { retry, detail: text } => {
+            CallOutcome::Failed { retry, detail: detail(text) }
+        }
+        Failure::Panicked { detail: text } => CallOutcome::Panicked { detail: detail(text) },
+        Failure::Cancelled => CallOutcome::Cancelled {},
+    };
+    CallEnd::Outcome(outcome, Vec::new())
+}

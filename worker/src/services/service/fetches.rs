@@ -1,0 +1,200 @@
+//! Outputs that calls have left, and those who wait for them.
+
+use std::time::{Duration, Instant};
+
+use pushpull_common::ids::{Incarnation, RequestId};
+use pushpull_common::protocol::message::{CallOutcome, FetchOutput, Fetched};
+use pushpull_common::protocol::{Header, Refusal, limits};
+
+use super::call_entry::{CallEnd, CallState};
+use super::{Service, ServiceOutput, detail};
+use crate::services::value::Value;
+use crate::services::value_body::ValueBody;
+
+/// A request for an output of a call that has not ended.
+#[derive(Debug)]
+pub(super) struct ParkedFetch {
+    requester: Requester,
+    owner: Incarnation,
+    call: u64,
+    output: String,
+    arrived: Instant,
+    pub(super) deadline: Option<Instant>,
+}
+
+/// Who waits for an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Requester {
+    /// A request of a connection.
+    Connection(u64, RequestId),
+    /// A function of this server.
+    Local(u64),
+}
+
+impl ParkedFetch {
+    pub(super) fn is_from(&self, connection: u64) -> bool {
+        matches!(self.requester, Requester::Connection(from, _) if from == connection)
+    }
+}
+
+impl Service {
+    pub(super) fn on_fetch(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        header: &Header,
+        fetch: FetchOutput,
+    ) {
+        let of_connection = self.fetches.iter().filter(|f| f.is_from(connection)).count();
+        if of_connection >= limits::PARKED_PER_CONNECTION_MAX {
+            let (what, limit) =
+                (detail("waiting fetches"), limits::PARKED_PER_CONNECTION_MAX as u64);
+            return self.refuse(connection, header.request, Refusal::Busy { what, limit });
+        }
+        let wait = Duration::from_millis(header.deadline_ms.into());
+        let fetch = ParkedFetch {
+            requester: Requester::Connection(connection, header.request),
+            owner: fetch.owner,
+            call: fetch.call,
+            output: fetch.output.as_str().to_owned(),
+            arrived: now,
+            deadline: (!wait.is_zero()).then(|| now + wait),
+        };
+        self.park(fetch);
+    }
+
+    pub(super) fn on_local_fetch(
+        &mut self,
+        now: Instant,
+        fetch: u64,
+        owner: Incarnation,
+        call: u64,
+        output: String,
+        deadline: Option<Instant>,
+    ) {
+        let requester = Requester::Local(fetch);
+        self.park(ParkedFetch { requester, owner, call, output, arrived: now, deadline });
+    }
+
+    /// Answers a fetch, or keeps it until its call has ended.
+    fn park(&mut self, fetch: ParkedFetch) {
+        if !self.serve(&fetch) {
+            self.fetches.push(fetch);
+        }
+    }
+
+    fn refuse_fetch(&mut self, requester: Requester, refusal: Refusal) {
+        match requester {
+            Requester::Connection(connection, request) => self.refuse(connection, request, refusal),
+            Requester::Local(fetch) => {
+                let result = Err(refusal);
+                self.outputs.push_back(ServiceOutput::LocalFetched { fetch, result });
+            }
+        }
+    }
+
+    fn answer_fetch(&mut self, requester: Requester, value: Value) {
+        match requester {
+            Requester::Connection(connection, request) => {
+                let is = value.value_type().to_wire();
+                let mut parts = ValueBody::parts([&value]);
+                let body = parts.remove(0);
+                self.send(connection, request, Fetched { is }, body);
+                self.send_parts(connection, request, parts);
+            }
+            Requester::Local(fetch) => {
+                let result = Ok(value);
+                self.outputs.push_back(ServiceOutput::LocalFetched { fetch, result });
+            }
+        }
+    }
+
+    /// Answers a fetch if its call has ended or will never come. Returns whether it is answered.
+    fn serve(&mut self, fetch: &ParkedFetch) -> bool {
+        let Some(state) = self.clients.get(fetch.owner) else {
+            // The call may be on its way: a consumer may be faster than the client.
+            return false;
+        };
+        let gone = |reason: &str| Refusal::NoOutput {
+            call: fetch.call,
+            output: detail(&*fetch.output),
+            detail: detail(reason),
+        };
+        let refusal = match state.calls.get(&fetch.call).map(|entry| (entry, &entry.state)) {
+            None if fetch.call > state.settled => return false,
+            None => gone("it was not kept, or it is released"),
+            Some((
+                entry,
+                CallState::Ended(CallEnd::Outcome(CallOutcome::Done { outputs }, values)),
+            )) => {
+                let named = outputs.items().iter().position(|o| o.name.as_str() == fetch.output);
+                match named.and_then(|index| values.get(index)) {
+                    Some(value) => {
+                        let value = value.clone();
+                        self.answer_fetch(fetch.requester, value);
+                        return true;
+                    }
+                    None => {
+                        let names = outputs.items().iter().map(|output| output.name.as_str());
+                        let names = names.collect::<Vec<_>>().join(", ");
+                        gone(&format!("function {:?} has left {names:?}", entry.function))
+                    }
+                }
+            }
+            Some((entry, CallState::Ended(end))) => {
+                let how = match end {
+                    CallEnd::Refused(refusal) => refusal.to_string(),
+                    CallEnd::Outcome(CallOutcome::Failed { detail, .. }, _) => detail.to_string(),
+                    CallEnd::Outcome(CallOutcome::Panicked { detail }, _) => {
+                        format!("it panicked: {detail}")
+                    }
+                    CallEnd::Outcome(_, _) => "it was cancelled".to_owned(),
+                };
+                gone(&format!("function {:?} did not end well: {how}", entry.function))
+            }
+            Some(_) => return false,
+        };
+        self.refuse_fetch(fetch.requester, refusal);
+        true
+    }
+
+    /// Answers the fetches of a call that has ended.
+    pub(super) fn call_ended(&mut self, client: Incarnation, call: u64) {
+        self.serve_if(|fetch| fetch.owner == client && fetch.call == call);
+    }
+
+    /// Refuses the fetches from a client that is forgotten: its calls will not come.
+    pub(super) fn owner_forgotten(&mut self, client: Incarnation) {
+        let of_client = |fetch: &mut ParkedFetch| fetch.owner == client;
+        let fetches: Vec<ParkedFetch> = self.fetches.extract_if(.., of_client).collect();
+        for fetch in fetches {
+            let refusal = Refusal::NoOutput {
+                call: fetch.call,
+                output: detail(fetch.output),
+                detail: detail("its client is gone"),
+            };
+            self.refuse_fetch(fetch.requester, refusal);
+        }
+    }
+
+    fn serve_if(&mut self, of: impl Fn(&ParkedFetch) -> bool) {
+        let fetches: Vec<ParkedFetch> = self.fetches.extract_if(.., |fetch| of(fetch)).collect();
+        for fetch in fetches {
+            if !self.serve(&fetch) {
+                self.fetches.push(fetch);
+            }
+        }
+    }
+
+    /// Refuses the fetches whose deadlines have passed.
+    pub(super) fn fetches_time_out(&mut self, now: Instant) {
+        let is_late = |fetch: &mut ParkedFetch| fetch.deadline.is_some_and(|at| at <= now);
+        let late: Vec<ParkedFetch> = self.fetches.extract_if(.., is_late).collect();
+        for fetch in late {
+            let waited_ms = now.saturating_duration_since(fetch.arrived).as_millis() as u64;
+            let awaited = detail(format!("output {:?} of call {}", fetch.output, fetch.call));
+            let refusal = Refusal::Deadline { waited_ms, awaited };
+            self.refuse_fetch(fetch.requester, refusal);
+        }
+    }
+}

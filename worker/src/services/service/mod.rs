@@ -1,0 +1,329 @@
+//! The service of a task: which calls run, what their clients are told, and what stays behind.
+
+mod call_entry;
+mod calls;
+mod clients;
+mod endings;
+mod fetches;
+mod io;
+mod run_queue;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pushpull_common::ids::{Incarnation, RequestId};
+use pushpull_common::protocol::message::{self, BodyCrc, HeartbeatAnswer, Refused, Released, Role};
+use pushpull_common::protocol::refusal::Detail;
+use pushpull_common::protocol::wire::Text;
+use pushpull_common::protocol::{Header, Message, Refusal, version};
+use pushpull_net::SendBody;
+
+use self::call_entry::{CallEntry, CallState};
+use self::clients::Clients;
+use self::fetches::ParkedFetch;
+pub(crate) use self::io::{
+    ExecutionId, Failure, InputSource, Order, ServiceConfig, ServiceInput, ServiceOutput,
+};
+use self::run_queue::RunQueue;
+use crate::services::function_table::FunctionTable;
+use crate::services::value_body::ValueBody;
+
+/// The worker service and master service of one task.
+///
+/// **In**: what arrives on connections, what functions return, and the time. **Out**: messages,
+/// executions to begin or to cancel, connections to close. **Time**: a call ends by its deadline,
+/// and a client that is silent for a lease is forgotten with all that it has left.
+///
+/// **Never**: a number of a client is not executed twice while the client is remembered. No memory
+/// is allocated for a body before it is charged to its client. A client's inputs and outputs take no
+/// more than its budget. No thread of a server is taken for good: an execution that has passed its
+/// deadline does not count among those that may run.
+#[derive(Debug)]
+pub(crate) struct Service {
+    config: ServiceConfig,
+    functions: Arc<FunctionTable>,
+    connections: HashMap<u64, Connection>,
+    clients: Clients,
+    run_queue: RunQueue,
+    executions: BTreeMap<ExecutionId, Execution>,
+    next_execution: u64,
+    fetches: Vec<ParkedFetch>,
+    /// The deadlines of calls, to find the next one.
+    deadlines: BTreeSet<(Instant, Incarnation, u64)>,
+    /// When clients are next checked for their leases.
+    leases_at: Option<Instant>,
+    draining: bool,
+    outputs: VecDeque<ServiceOutput>,
+}
+
+/// A connection of a client.
+#[derive(Debug)]
+struct Connection {
+    client: Incarnation,
+    crc: bool,
+    /// The call whose memory receives the body that arrives; `None` discards it.
+    receiving: Option<u64>,
+}
+
+/// A function that runs.
+#[derive(Debug)]
+struct Execution {
+    client: Incarnation,
+    call: u64,
+    function: String,
+    blocking: bool,
+    /// Whether its deadline has passed, so that another may run in its place.
+    unreturned: bool,
+}
+
+impl Service {
+    pub(crate) fn new(config: ServiceConfig, functions: Arc<FunctionTable>) -> Service {
+        Service {
+            config,
+            functions,
+            connections: HashMap::new(),
+            clients: Clients::default(),
+            run_queue: RunQueue::default(),
+            executions: BTreeMap::new(),
+            next_execution: 1,
+            fetches: Vec::new(),
+            deadlines: BTreeSet::new(),
+            leases_at: None,
+            draining: false,
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Returns the next action.
+    pub(crate) fn poll_output(&mut self) -> Option<ServiceOutput> {
+        self.outputs.pop_front()
+    }
+
+    /// Returns when a [`ServiceInput::Tick`] is due; `None` while nothing depends on the time.
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
+        let deadline = self.deadlines.first().map(|&(at, _, _)| at);
+        let fetches = self.fetches.iter().filter_map(|fetch| fetch.deadline).min();
+        [deadline, fetches, self.leases_at].into_iter().flatten().min()
+    }
+
+    /// Returns whether a service that drains has nothing left to do.
+    pub(crate) fn is_drained(&self) -> bool {
+        let waits = |client: &clients::ClientState| client.calls.values().any(|c| !c.has_ended());
+        self.draining && !self.clients.iter().any(|(_, client)| waits(client))
+    }
+
+    /// Handles an event.
+    pub(crate) fn handle(&mut self, now: Instant, input: ServiceInput<'_>) {
+        match input {
+            ServiceInput::Connected { connection, request, client, body_crc } => {
+                self.connected(now, connection, request, client, body_crc);
+            }
+            ServiceInput::Message { connection, header, message } => {
+                self.heard(now, connection);
+                self.on_message(now, connection, header, message);
+            }
+            ServiceInput::Body { connection } => {
+                self.heard(now, connection);
+                self.body_received(connection);
+            }
+            ServiceInput::Progress { connection } => self.heard(now, connection),
+            ServiceInput::Disconnected { connection } => self.disconnected(connection),
+            ServiceInput::LocalFetch { fetch, owner, call, output, deadline } => {
+                self.on_local_fetch(now, fetch, owner, call, output, deadline);
+            }
+            ServiceInput::Returned { execution, result } => self.returned(execution, result),
+            ServiceInput::Drain => self.draining = true,
+            ServiceInput::Tick => {}
+        }
+        self.pass_time(now);
+        self.run_queued();
+    }
+
+    /// Calls `receive` with the memory for the body that arrives on a connection; with `None` if it
+    /// is to be discarded.
+    pub(crate) fn with_body<R>(
+        &mut self,
+        connection: u64,
+        receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R,
+    ) -> R {
+        let target =
+            self.connections.get(&connection).and_then(|at| Some((at.client, at.receiving?)));
+        let entry = target.and_then(|(client, call)| {
+            self.clients.get_mut(client).and_then(|client| client.calls.get_mut(&call))
+        });
+        match entry.map(|entry| &mut entry.state) {
+            Some(CallState::Receiving { incoming, .. }) => receive(Some(&mut [incoming.target()])),
+            _ => receive(None),
+        }
+    }
+
+    fn connected(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        request: RequestId,
+        client: Incarnation,
+        body_crc: BodyCrc,
+    ) {
+        let known = self.clients.get(client).is_some();
+        let crc = body_crc == BodyCrc::On {};
+        self.connections.insert(connection, Connection { client, crc, receiving: None });
+        if !known && self.clients.len() >= self.config.clients_max {
+            let limit = self.config.clients_max as u64;
+            self.refuse(connection, request, Refusal::Busy { what: detail("clients"), limit });
+            self.outputs.push_back(ServiceOutput::Close { connection });
+            self.connections.remove(&connection);
+            return;
+        }
+        let state = self.clients.remember(client, now);
+        state.heard = now;
+        if let Some(older) = state.connection.replace(connection) {
+            self.outputs.push_back(ServiceOutput::Close { connection: older });
+            self.disconnected(older);
+        }
+        let config = &self.config;
+        let accepted = message::ServerIs {
+            version: version::NEWEST,
+            job: Text::clipped(&*config.task.job),
+            task: config.task.index,
+            incarnation: config.incarnation,
+            known,
+            lease_ms: u32::try_from(config.lease.as_millis()).unwrap_or(u32::MAX),
+            calls_max: config.calls_max as u32,
+            bytes_max: config.bytes_max,
+            body_crc,
+            functions: self.functions.digest(),
+        };
+        let check_in = lease_check(config.lease);
+        self.send(connection, request, accepted, ValueBody::default());
+        self.leases_at.get_or_insert(now + check_in);
+    }
+
+    fn heard(&mut self, now: Instant, connection: u64) {
+        let client = self.connections.get(&connection).map(|connection| connection.client);
+        if let Some(client) = client.and_then(|client| self.clients.get_mut(client)) {
+            client.heard = now;
+        }
+    }
+
+    fn disconnected(&mut self, connection: u64) {
+        let Some(Connection { client, .. }) = self.connections.remove(&connection) else { return };
+        self.fetches.retain(|fetch| !fetch.is_from(connection));
+        let Some(state) = self.clients.get_mut(client) else { return };
+        if state.connection == Some(connection) {
+            state.connection = None;
+        }
+        // The client sends incomplete calls again, from their first byte.
+        let is_half = |entry: &CallEntry| matches!(entry.state, CallState::Receiving { connection: from, .. } if from == connection);
+        let half: Vec<u64> =
+            state.calls.iter().filter(|(_, entry)| is_half(entry)).map(|(&call, _)| call).collect();
+        for call in half {
+            state.remove(call);
+        }
+        for entry in state.calls.values_mut() {
+            entry.request = entry.request.filter(|&(from, _)| from != connection);
+        }
+    }
+
+    fn on_message(&mut self, now: Instant, connection: u64, header: &Header, message: Message) {
+        let Some(at) = self.connections.get_mut(&connection) else { return };
+        at.receiving = None;
+        let (client, request) = (at.client, header.request);
+        match message {
+            Message::Heartbeat(_) => {
+                self.send(connection, request, HeartbeatAnswer {}, ValueBody::default());
+            }
+            Message::Describe(_) => {
+                let mut parts = ValueBody::parts([&self.config.description]);
+                let body = parts.remove(0);
+                let bytes = self.config.description.value_type().bytes();
+                self.send(connection, request, message::Described { bytes }, body);
+                self.send_parts(connection, request, parts);
+            }
+            Message::Call(call) => self.on_call(now, connection, header, call),
+            Message::CallPart(part) => self.on_part(connection, client, header, &part),
+            Message::CancelCall(cancel) => self.cancel(client, cancel.call),
+            Message::FetchOutput(fetch) => self.on_fetch(now, connection, header, fetch),
+            Message::Release(release) => {
+                self.release(client, release.calls.items());
+                self.send(connection, request, Released {}, ValueBody::default());
+            }
+            other => {
+                let role = Role::Client {}.code();
+                self.refuse(connection, request, Refusal::Role { role, kind: other.kind() });
+            }
+        }
+    }
+
+    /// Ends what has passed its deadline, and forgets silent clients.
+    fn pass_time(&mut self, now: Instant) {
+        while let Some(&(at, client, call)) = self.deadlines.first()
+            && at <= now
+        {
+            self.deadlines.pop_first();
+            self.deadline_passed(now, client, call);
+        }
+        self.fetches_time_out(now);
+        if self.leases_at.is_some_and(|at| at <= now) {
+            for client in self.clients.silent(now, self.config.lease) {
+                self.forget(client);
+            }
+            let check_in = lease_check(self.config.lease);
+            self.leases_at = (self.clients.len() > 0).then(|| now + check_in);
+        }
+    }
+
+    /// Forgets a client with everything that it has left.
+    fn forget(&mut self, client: Incarnation) {
+        let Some(state) = self.clients.forget(client) else { return };
+        self.run_queue.remove(client);
+        for entry in state.calls.values() {
+            if let CallState::Running { execution } = entry.state {
+                self.outputs.push_back(ServiceOutput::Cancel { execution });
+            }
+        }
+        if let Some(connection) = state.connection {
+            self.outputs.push_back(ServiceOutput::Close { connection });
+            self.connections.remove(&connection);
+        }
+        self.owner_forgotten(client);
+    }
+
+    fn send(
+        &mut self,
+        connection: u64,
+        request: RequestId,
+        message: impl Into<Message>,
+        body: ValueBody,
+    ) {
+        let Some(at) = self.connections.get(&connection) else { return };
+        let (message, crc) = (message.into(), at.crc && body.bytes() > 0);
+        self.outputs.push_back(ServiceOutput::Send { connection, request, message, body, crc });
+    }
+
+    fn send_parts(&mut self, connection: u64, request: RequestId, parts: Vec<ValueBody>) {
+        let mut offset = pushpull_common::protocol::limits::PART_BYTES_MAX;
+        for body in parts {
+            let bytes = body.bytes();
+            self.send(connection, request, message::OutputPart { offset }, body);
+            offset += bytes;
+        }
+    }
+
+    fn refuse(&mut self, connection: u64, request: RequestId, refusal: Refusal) {
+        self.send(connection, request, Refused { refusal }, ValueBody::default());
+    }
+}
+
+/// Returns how often leases are checked: a client is remembered for a lease, and an eighth more at
+/// most.
+fn lease_check(lease: Duration) -> Duration {
+    (lease / 8).max(Duration::from_millis(1))
+}
+
+fn detail(text: impl Into<String>) -> Detail {
+    Detail::clipped(text)
+}

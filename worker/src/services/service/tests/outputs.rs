@@ -1,0 +1,132 @@
+//! Outputs that stay on the server.
+
+use pushpull_common::protocol::message::{CallEnded, CallOutcome, FetchOutput, Fetched, Release};
+
+use super::*;
+
+fn fetch(owner: u64, number: u64, output: &str) -> FetchOutput {
+    FetchOutput { owner: Incarnation(owner), call: number, output: Text::clipped(output) }
+}
+
+fn keep(number: u64) -> Call {
+    Call { retain: true, ..call(number, "f") }
+}
+
+/// A service with a client whose call 1 has left a value of 3.
+fn with_kept() -> (World, u64) {
+    let mut world = world();
+    let (connection, _) = world.connect(1);
+    world.send(connection, 1, keep(1));
+    let execution = world.order().execution;
+    world.returns(execution, 3_i64);
+    let (_, _, message, body) = world.sent.remove(0);
+    assert!(matches!(message, Message::CallEnded(CallEnded { outcome: CallOutcome::Done { .. } })));
+    assert!(body.is_empty(), "the outputs stay");
+    (world, connection)
+}
+
+#[test]
+fn outputs_are_fetched_by_anyone_until_they_are_released() {
+    let (mut world, owner) = with_kept();
+    let (other, _) = world.connect(2);
+    world.send(other, 1, fetch(1, 1, "value"));
+    let (connection, _, message, body) = world.sent.remove(0);
+    let is = Value::from(3_i64).value_type().to_wire();
+    assert_eq!((connection, message), (other, Fetched { is }.into()));
+    assert_eq!(body, 3_i64.to_le_bytes());
+    world.send(other, 2, fetch(1, 1, "loss"));
+    let refusal = world.refusal().to_string();
+    assert_eq!(refusal, "call 1 has left no output \"loss\": function \"f\" has left \"value\"");
+    // Other clients release nothing.
+    world.send(other, 3, Release { calls: List::new(vec![1]).unwrap() });
+    world.sent.clear();
+    world.send(owner, 2, Release { calls: List::new(vec![1]).unwrap() });
+    world.sent.clear();
+    world.send(owner, 3, Call { settled: 1, ..call(2, "f") });
+    world.send(other, 4, fetch(1, 1, "value"));
+    let refusal = world.refusal().to_string();
+    assert!(refusal.contains("it was not kept, or it is released"), "{refusal}");
+}
+
+#[test]
+fn a_fetch_waits_for_its_call() {
+    let mut world = world();
+    let (consumer, _) = world.connect(2);
+    // The client of the call is not even known.
+    world.send(consumer, 1, fetch(1, 1, "value"));
+    let (owner, _) = world.connect(1);
+    world.send(owner, 1, keep(1));
+    world.input(ServiceInput::LocalFetch {
+        fetch: 8,
+        owner: Incarnation(1),
+        call: 1,
+        output: "value".to_owned(),
+        deadline: None,
+    });
+    assert!(world.sent.is_empty() && world.local.is_empty());
+    let execution = world.order().execution;
+    world.returns(execution, 4_i64);
+    let fetched = world.sent.iter().filter(|(to, ..)| *to == consumer).count();
+    assert_eq!((fetched, &world.local[..]), (1, &[(8, Ok(Value::from(4_i64)))][..]));
+}
+
+#[test]
+fn a_fetch_that_waits_in_vain_is_refused() {
+    let mut world = world();
+    let (consumer, _) = world.connect(2);
+    let (owner, _) = world.connect(1);
+    world.send(owner, 1, keep(1));
+    let order = world.order();
+    world.send_within(consumer, 1, fetch(1, 1, "value"), 100, &[]);
+    world.pass(Duration::from_millis(100));
+    assert!(matches!(world.refusal(), Refusal::Deadline { waited_ms: 100, .. }));
+    // The call fails.
+    world.send(consumer, 2, fetch(1, 1, "value"));
+    let result = Err(Failure::Failed { retry: false, detail: "no luck".to_owned() });
+    world.input(ServiceInput::Returned { execution: order.execution, result });
+    let (_, _, refused, _) = world.sent.pop().unwrap();
+    assert!(format!("{refused:?}").contains("did not end well: no luck"), "{refused:?}");
+    world.sent.clear();
+    // The client is gone.
+    world.send(consumer, 3, fetch(1, 7, "value"));
+    for _ in 0..10 {
+        world.input(ServiceInput::Progress { connection: consumer });
+        world.pass(LEASE / 8);
+    }
+    let refusal = world.refusal().to_string();
+    assert!(refusal.contains("its client is gone"), "{refusal}");
+}
+
+#[test]
+fn outputs_are_charged_to_the_client() {
+    let mut world = world_of(|config| config.bytes_max = 64);
+    let (connection, _) = world.connect(1);
+    for number in 1..=2 {
+        world.send(connection, number, keep(number));
+        let execution = world.order().execution;
+        world.returns(execution, Value::zeros::<f64>(&[5]).unwrap());
+    }
+    world.sent.remove(0);
+    let refusal = world.refusal();
+    let what = Text::clipped("the outputs of function \"f\"");
+    assert_eq!(refusal, Refusal::Memory { what, bytes: 40, left: 24 });
+    world.send(connection, 3, Release { calls: List::new(vec![1]).unwrap() });
+    world.sent.clear();
+    world.send(connection, 4, keep(3));
+    let execution = world.order().execution;
+    world.returns(execution, Value::zeros::<f64>(&[8]).unwrap());
+    assert!(matches!(world.answer().1, Message::CallEnded(_)), "released bytes are free");
+}
+
+#[test]
+fn waiting_fetches_of_a_connection_are_limited() {
+    let mut world = world();
+    let (connection, _) = world.connect(2);
+    let limit = pushpull_common::protocol::limits::PARKED_PER_CONNECTION_MAX as u64;
+    for request in 0..limit {
+        world.send(connection, request, fetch(1, 1, "value"));
+    }
+    assert!(world.sent.is_empty());
+    world.send(connection, limit, fetch(1, 1, "value"));
+    assert!(matches!(world.refusal(), Refusal::Busy { .. }));
+}

@@ -1,0 +1,104 @@
+//! The variables of the parameter servers, as the functions of a server read them.
+
+use std::sync::Arc;
+
+use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::ids::TaskId;
+use pushpull_common::tensor::{DType, bf16, f16};
+use tokio::sync::Mutex;
+
+use super::value::Value;
+use crate::config::WorkerConfig;
+use crate::reader::Reader;
+
+/// Why a variable cannot be an input.
+#[derive(Debug)]
+pub(crate) enum VariableError {
+    /// The parameter servers failed.
+    Servers { detail: String, retry: bool },
+    /// There is no such variable, or it is no tensor.
+    Unsuitable { detail: String },
+}
+
+/// Reads variables of the parameter servers of a cluster. It connects when a function first needs
+/// one.
+#[derive(Debug)]
+pub(crate) struct Variables {
+    config: Option<WorkerConfig>,
+    reader: Mutex<Option<Arc<Reader>>>,
+}
+
+impl Variables {
+    /// The variables of the servers of this cluster; there are none without servers.
+    pub(crate) fn new(cluster: &ClusterSpec, task: &TaskId) -> Variables {
+        let has_servers = cluster.step_owner().is_some();
+        let config = has_servers.then(|| WorkerConfig::new(cluster.clone(), task.clone()));
+        Variables { config, reader: Mutex::default() }
+    }
+
+    /// Pulls the newest values of a variable.
+    pub(crate) async fn pull(&self, name: &str) -> Result<Value, VariableError> {
+        let reader = self.reader().await?;
+        let pulled = pull(&reader, name).await;
+        if let Err(VariableError::Servers { .. }) = &pulled {
+            // The next call connects again: the servers may have other variables by then.
+            self.reader.lock().await.take_if(|current| Arc::ptr_eq(current, &reader));
+        }
+        pulled
+    }
+
+    async fn reader(&self) -> Result<Arc<Reader>, VariableError> {
+        let Some(config) = &self.config else {
+            let detail = "the cluster has no parameter servers".to_owned();
+            return Err(VariableError::Unsuitable { detail });
+        };
+        let mut reader = self.reader.lock().await;
+        if let Some(reader) = &*reader {
+            return Ok(reader.clone());
+        }
+        let connected = Reader::connect(config.clone()).await.map_err(of_servers)?;
+        Ok(reader.insert(Arc::new(connected)).clone())
+    }
+}
+
+async fn pull(reader: &Reader, name: &str) -> Result<Value, VariableError> {
+    let catalogue = reader.catalogue();
+    let Some(variable) = catalogue.variables().iter().find(|variable| variable.name() == name)
+    else {
+        let detail = format!("there is no variable {name:?}");
+        return Err(VariableError::Unsuitable { detail });
+    };
+    if variable.is_sparse() || variable.as_table().is_some() {
+        let detail = format!("the variable {name:?} is read by rows");
+        return Err(VariableError::Unsuitable { detail });
+    }
+    let shape = variable.shape().extents();
+    macro_rules! pull_as {
+        ($element:ty) => {{
+            let mut value = Value::zeros::<$element>(shape).map_err(unsuitable)?;
+            let elements = value.view_mut::<$element>().map_err(unsuitable)?;
+            reader.pull_variable(name, elements).await.map_err(of_servers)?;
+            Ok(value)
+        }};
+    }
+    match variable.dtype() {
+        DType::F32 => pull_as!(f32),
+        DType::F64 => pull_as!(f64),
+        DType::I64 => pull_as!(i64),
+        DType::F16 => pull_as!(f16),
+        DType::Bf16 => pull_as!(bf16),
+        other => {
+            let detail = format!("the variable {name:?} has elements of {other}");
+            Err(VariableError::Unsuitable { detail })
+        }
+    }
+}
+
+fn unsuitable(error: super::value_error::ValueError) -> VariableError {
+    VariableError::Unsuitable { detail: error.to_string() }
+}
+
+fn of_servers(error: crate::error::Error) -> VariableError {
+    let retry = error.advice() != crate::error::Advice::Stop;
+    VariableError::Servers { detail: error.to_string(), retry }
+}
