@@ -14,6 +14,8 @@ mod cancel;
 mod client;
 mod description;
 mod device_name;
+#[cfg(test)]
+mod dispatch;
 mod elementwise;
 mod error;
 mod function_table;

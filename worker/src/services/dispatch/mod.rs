@@ -1,0 +1,377 @@
+//! Which scheduled call runs on which worker, and what becomes of it.
+
+mod call_window;
+mod io;
+mod scheduled_call;
+#[cfg(test)]
+mod tests;
+mod worker_state;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use self::call_window::EndedCalls;
+pub(crate) use self::io::{
+    Attempt, AttemptEnd, CallEnding, DispatchInput, DispatchOutput, ResourceId, WorkerId,
+};
+use self::scheduled_call::{CallStatus, ScheduledCall};
+use self::worker_state::{ResourceStatus, WorkerState};
+
+/// The settings of a dispatch.
+#[derive(Clone, Debug)]
+pub(crate) struct DispatchConfig {
+    /// The most calls that are scheduled and have not ended.
+    pub(crate) queue_max: usize,
+    /// The most calls that one worker runs at once.
+    pub(crate) calls_per_worker: usize,
+    /// How far the numbers of calls under way may be ahead of the first that has not ended.
+    pub(crate) window: u64,
+    /// How long a call is tried again after its first failure, unless its worker was lost.
+    pub(crate) retry_for: Duration,
+}
+
+/// The pauses before a call is tried again: the first, and the longest.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
+
+/// What a coordinator decides about its calls.
+///
+/// **In**: calls in the order of their numbers, workers that come and go, how attempts end, and the
+/// time. **Out**: attempts to begin or to cancel, calls that have ended, an error for the program.
+/// **Time**: a call that may be tried again waits for a pause.
+///
+/// A worker that is lost gives its calls back: others run them, unless they are pinned to it. After
+/// an error that is final, nothing new begins; the next time that the program looks, what is queued
+/// is cancelled, and once nothing is under way any more the program gets the error, once.
+///
+/// **Never**: two attempts of a call are under way at once, as far as the dispatch knows. No call ends
+/// twice. [`Dispatch::settled`] covers no call that may still have an effect.
+#[derive(Debug)]
+pub(crate) struct Dispatch<E> {
+    config: DispatchConfig,
+    calls: BTreeMap<u64, ScheduledCall<E>>,
+    /// The calls that any worker may run, in order.
+    queue: VecDeque<u64>,
+    workers: BTreeMap<WorkerId, WorkerState>,
+    resources: BTreeSet<ResourceId>,
+    ended: EndedCalls,
+    next_attempt: u64,
+    /// The first error that is final, until the program has it.
+    error: Option<E>,
+    /// Whether the program has looked since, so that what was queued is cancelled.
+    looked: bool,
+    outputs: VecDeque<DispatchOutput>,
+}
+
+impl<E> Dispatch<E> {
+    /// Creates a dispatch. All calls up to `settled`, and those of `also`, have ended before.
+    pub(crate) fn new(
+        config: DispatchConfig,
+        settled: u64,
+        also: impl IntoIterator<Item = u64>,
+    ) -> Dispatch<E> {
+        Dispatch {
+            config,
+            calls: BTreeMap::new(),
+            queue: VecDeque::new(),
+            workers: BTreeMap::new(),
+            resources: BTreeSet::new(),
+            ended: EndedCalls::new(settled, also),
+            next_attempt: 1,
+            error: None,
+            looked: false,
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Returns the next action.
+    pub(crate) fn poll_output(&mut self) -> Option<DispatchOutput> {
+        self.outputs.pop_front()
+    }
+
+    /// Returns when a [`DispatchInput::Tick`] is due; `None` while nothing depends on the time.
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
+        let waits = |call: &ScheduledCall<E>| match call.status {
+            CallStatus::BackingOff { until, .. } => Some(until),
+            _ => None,
+        };
+        self.calls.values().filter_map(waits).min()
+    }
+
+    /// Returns the number up to which all calls have ended: none of them can have an effect any more
+    /// that it has not had.
+    pub(crate) fn settled(&self) -> u64 {
+        self.ended.settled()
+    }
+
+    /// Returns whether a call had ended before the dispatch began, or has since.
+    pub(crate) fn has_ended(&self, number: u64) -> bool {
+        self.ended.has(number)
+    }
+
+    /// Returns whether another call may be scheduled.
+    pub(crate) fn has_room(&self) -> bool {
+        self.calls.len() < self.config.queue_max && self.error.is_none()
+    }
+
+    /// Returns whether nothing is scheduled or under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.calls.is_empty()
+    }
+
+    /// Takes the error that the program is to get, once nothing is under way any more.
+    pub(crate) fn take_error(&mut self) -> Option<E> {
+        let quiet = self.looked && self.calls.is_empty();
+        match quiet {
+            true => {
+                self.looked = false;
+                self.error.take()
+            }
+            false => None,
+        }
+    }
+
+    /// Returns whether an error waits for the program.
+    pub(crate) fn has_error(&self) -> bool {
+        self.error.is_some()
+    }
+
+    /// Handles an event.
+    pub(crate) fn handle(&mut self, now: Instant, input: DispatchInput<E>) {
+        match input {
+            DispatchInput::Schedule { number, pinned, resources } => {
+                self.schedule(number, pinned, resources);
+            }
+            DispatchInput::Look => self.look(),
+            DispatchInput::WorkerUp { worker } => self.worker_up(worker),
+            DispatchInput::WorkerLost { worker } => self.worker_lost(worker),
+            DispatchInput::WorkerGone { worker } => {
+                self.worker_lost(worker);
+                self.workers.remove(&worker);
+            }
+            DispatchInput::Resource { resource } => {
+                self.resources.insert(resource);
+            }
+            DispatchInput::ResourceMade { worker, resource, made } => {
+                if let Some(state) = self.workers.get_mut(&worker) {
+                    let status = if made { ResourceStatus::Made } else { ResourceStatus::Failed };
+                    state.resources.insert(resource, status);
+                }
+            }
+            DispatchInput::AttemptEnded { attempt, end } => self.attempt_ended(now, attempt, end),
+            DispatchInput::Tick => {}
+        }
+        self.end_pauses(now);
+        self.make_resources();
+        self.start_calls();
+    }
+
+    fn schedule(&mut self, number: u64, pinned: Option<WorkerId>, resources: Vec<ResourceId>) {
+        if self.ended.has(number) || self.calls.contains_key(&number) {
+            return;
+        }
+        self.calls.insert(number, ScheduledCall::new(pinned, resources));
+        match pinned {
+            None => self.queue.push_back(number),
+            Some(worker) => self.workers.entry(worker).or_default().pinned.push_back(number),
+        }
+    }
+
+    /// The program looks: after an error everything that has not begun is cancelled.
+    fn look(&mut self) {
+        if self.error.is_none() {
+            return;
+        }
+        self.looked = true;
+        let waits = |call: &ScheduledCall<E>| !matches!(call.status, CallStatus::Running { .. });
+        let waiting = self.calls.iter().filter(|(_, call)| waits(call));
+        let waiting: Vec<u64> = waiting.map(|(&number, _)| number).collect();
+        self.queue.clear();
+        for worker in self.workers.values_mut() {
+            worker.pinned.clear();
+        }
+        for number in waiting {
+            self.end(number, CallEnding::Cancelled);
+        }
+    }
+
+    fn worker_up(&mut self, worker: WorkerId) {
+        // A worker that comes up again without having been lost has restarted.
+        self.worker_lost(worker);
+        self.workers.entry(worker).or_default().is_up = true;
+    }
+
+    /// A worker is lost with what it has: its calls go back to the front, in their order.
+    fn worker_lost(&mut self, worker: WorkerId) {
+        let Some(state) = self.workers.get_mut(&worker) else { return };
+        state.is_up = false;
+        state.resources.clear();
+        let running = std::mem::take(&mut state.running);
+        for (number, attempt) in running.into_iter().rev() {
+            self.outputs.push_back(DispatchOutput::Cancel { attempt });
+            self.requeue(number);
+        }
+    }
+
+    fn requeue(&mut self, number: u64) {
+        let Some(call) = self.calls.get_mut(&number) else { return };
+        call.status = CallStatus::Queued;
+        match call.pinned {
+            None => self.queue.push_front(number),
+            Some(worker) => self.workers.entry(worker).or_default().pinned.push_front(number),
+        }
+    }
+
+    fn attempt_ended(&mut self, now: Instant, attempt: Attempt, end: AttemptEnd<E>) {
+        let Attempt { number, worker, .. } = attempt;
+        // An attempt that was given up means nothing any more.
+        let is_current = self.workers.get_mut(&worker).is_some_and(|state| {
+            let running = state.running.get(&number) == Some(&attempt);
+            if running {
+                state.running.remove(&number);
+            }
+            running
+        });
+        if !is_current {
+            return;
+        }
+        match end {
+            AttemptEnd::Done => self.end(number, CallEnding::Done),
+            AttemptEnd::Lost => {
+                self.requeue(number);
+                self.worker_lost(worker);
+            }
+            AttemptEnd::Retry(error) => self.retry(now, number, error),
+            AttemptEnd::Final(error) => self.fail(number, error),
+        }
+    }
+
+    fn retry(&mut self, now: Instant, number: u64, error: E) {
+        let Some(call) = self.calls.get_mut(&number) else { return };
+        let since = *call.failing_since.get_or_insert(now);
+        if now.saturating_duration_since(since) >= self.config.retry_for || self.error.is_some() {
+            return self.fail(number, error);
+        }
+        let pause = BACK_OFF.0.saturating_mul(1 << call.failures.min(10)).min(BACK_OFF.1);
+        call.failures += 1;
+        call.status = CallStatus::BackingOff { until: now + pause, last: error };
+    }
+
+    /// A call has failed for good. The first such error is the program's.
+    fn fail(&mut self, number: u64, error: E) {
+        self.end(number, CallEnding::Failed);
+        if self.error.is_none() {
+            self.error = Some(error);
+            self.looked = false;
+        }
+    }
+
+    fn end(&mut self, number: u64, ending: CallEnding) {
+        if self.calls.remove(&number).is_some() {
+            self.ended.end(number);
+            self.outputs.push_back(DispatchOutput::Ended { number, ending });
+        }
+    }
+
+    /// Puts the calls whose pauses have passed back into their queues.
+    fn end_pauses(&mut self, now: Instant) {
+        let rested = |call: &ScheduledCall<E>| matches!(call.status, CallStatus::BackingOff { until, .. } if until <= now);
+        let rested: Vec<u64> =
+            self.calls.iter().filter(|(_, call)| rested(call)).map(|(&n, _)| n).collect();
+        for number in rested.into_iter().rev() {
+            self.requeue(number);
+        }
+    }
+
+    /// Begins to make the resources that workers lack.
+    fn make_resources(&mut self) {
+        for (&worker, state) in self.workers.iter_mut().filter(|(_, state)| state.is_up) {
+            for &resource in &self.resources {
+                if !state.resources.contains_key(&resource) {
+                    state.resources.insert(resource, ResourceStatus::Making);
+                    self.outputs.push_back(DispatchOutput::Make { worker, resource });
+                }
+            }
+        }
+    }
+
+    /// Begins calls on workers that are free.
+    fn start_calls(&mut self) {
+        if self.error.is_some() {
+            return;
+        }
+        let last = self.ended.settled().saturating_add(self.config.window);
+        loop {
+            // The worker with the fewest calls is next, so that all have some.
+            let free = |state: &WorkerState| {
+                state.is_up && state.running.len() < self.config.calls_per_worker
+            };
+            let mut free: Vec<(usize, WorkerId)> = self
+                .workers
+                .iter()
+                .filter(|(_, state)| free(state))
+                .map(|(&worker, state)| (state.running.len(), worker))
+                .collect();
+            free.sort_unstable();
+            let begun = free.into_iter().any(|(_, worker)| self.start_next(worker, last));
+            if !begun {
+                return;
+            }
+        }
+    }
+
+    /// Begins the next call that a worker may run. Returns whether there was one.
+    fn start_next(&mut self, worker: WorkerId, last: u64) -> bool {
+        let Some(state) = self.workers.get(&worker) else { return false };
+        let may_run = |number: &u64| {
+            let resources = self.calls.get(number).map(|call| &call.resources[..]);
+            *number <= last && resources.is_some_and(|resources| state.has(resources))
+        };
+        let (number, was_pinned) = match state.pinned.iter().position(|n| may_run(n)) {
+            Some(index) => (state.pinned[index], true),
+            None => match self.queue.iter().position(|n| may_run(n)) {
+                Some(index) => (self.queue[index], false),
+                None => return false,
+            },
+        };
+        let attempt = Attempt { number, worker, attempt: self.next_attempt };
+        self.next_attempt += 1;
+        let Some(state) = self.workers.get_mut(&worker) else { return false };
+        match was_pinned {
+            true => state.pinned.retain(|&other| other != number),
+            false => self.queue.retain(|&other| other != number),
+        }
+        state.running.insert(number, attempt);
+        if let Some(call) = self.calls.get_mut(&number) {
+            call.status = CallStatus::Running { worker };
+        }
+        let settled = self.ended.settled();
+        self.outputs.push_back(DispatchOutput::Start { attempt, settled });
+        true
+    }
+
+    /// Checks what must always hold.
+    #[cfg(any(test, feature = "simulation"))]
+    pub(crate) fn check_invariants(&self) {
+        let mut running: Vec<u64> =
+            self.workers.values().flat_map(|state| state.running.keys().copied()).collect();
+        running.sort_unstable();
+        for pair in running.windows(2) {
+            assert_ne!(pair[0], pair[1], "call {} runs twice", pair[0]);
+        }
+        for (number, call) in &self.calls {
+            assert!(!self.ended.has(*number), "call {number} has ended and is scheduled");
+            let queued = self.queue.contains(number)
+                || self.workers.values().any(|state| state.pinned.contains(number));
+            let runs = running.contains(number);
+            let consistent = match &call.status {
+                CallStatus::Queued => queued && !runs,
+                CallStatus::Running { worker } => {
+                    !queued && self.workers[worker].running.contains_key(number)
+                }
+                CallStatus::BackingOff { .. } => !queued && !runs,
+            };
+            assert!(consistent, "call {number} is queued: {queued}, runs: {runs}");
+        }
+        self.ended.check_invariants();
+    }
+}

@@ -1,0 +1,300 @@
+//! The decisions of a coordinator, by tables and at random.
+
+use super::*;
+
+const RETRY_FOR: Duration = Duration::from_secs(10);
+
+/// A dispatch, the time, and what it has decided.
+struct World {
+    dispatch: Dispatch<&'static str>,
+    now: Instant,
+    started: Vec<Attempt>,
+    cancelled: Vec<Attempt>,
+    made: Vec<(u32, u32)>,
+    ended: Vec<(u64, CallEnding)>,
+}
+
+fn world(workers: u32) -> World {
+    world_after(workers, 0, [])
+}
+
+fn world_after<const N: usize>(workers: u32, settled: u64, also: [u64; N]) -> World {
+    let config =
+        DispatchConfig { queue_max: 100, calls_per_worker: 1, window: 4, retry_for: RETRY_FOR };
+    let mut world = World {
+        dispatch: Dispatch::new(config, settled, also),
+        now: Instant::now(),
+        started: Vec::new(),
+        cancelled: Vec::new(),
+        made: Vec::new(),
+        ended: Vec::new(),
+    };
+    for worker in 0..workers {
+        world.input(DispatchInput::WorkerUp { worker: WorkerId(worker) });
+    }
+    world
+}
+
+impl World {
+    fn input(&mut self, input: DispatchInput<&'static str>) {
+        self.dispatch.handle(self.now, input);
+        self.dispatch.check_invariants();
+        while let Some(output) = self.dispatch.poll_output() {
+            match output {
+                DispatchOutput::Start { attempt, settled } => {
+                    assert!(settled < attempt.number);
+                    self.started.push(attempt);
+                }
+                DispatchOutput::Cancel { attempt } => self.cancelled.push(attempt),
+                DispatchOutput::Make { worker, resource } => {
+                    self.made.push((worker.0, resource.0));
+                }
+                DispatchOutput::Ended { number, ending } => self.ended.push((number, ending)),
+            }
+        }
+    }
+
+    fn schedule(&mut self, number: u64) {
+        self.input(DispatchInput::Schedule { number, pinned: None, resources: Vec::new() });
+    }
+
+    fn pin(&mut self, number: u64, worker: u32) {
+        let pinned = Some(WorkerId(worker));
+        self.input(DispatchInput::Schedule { number, pinned, resources: Vec::new() });
+    }
+
+    fn end(&mut self, attempt: Attempt, end: AttemptEnd<&'static str>) {
+        self.input(DispatchInput::AttemptEnded { attempt, end });
+    }
+
+    fn lose(&mut self, worker: u32) {
+        self.input(DispatchInput::WorkerLost { worker: WorkerId(worker) });
+    }
+
+    fn up(&mut self, worker: u32) {
+        self.input(DispatchInput::WorkerUp { worker: WorkerId(worker) });
+    }
+
+    /// Takes the attempts that have begun: the numbers and the workers.
+    fn started(&mut self) -> Vec<(u64, u32)> {
+        std::mem::take(&mut self.started).iter().map(|a| (a.number, a.worker.0)).collect()
+    }
+}
+
+#[test]
+fn calls_run_in_order_on_free_workers() {
+    let mut world = world(2);
+    for number in 1..=3 {
+        world.schedule(number);
+    }
+    let first = world.started[0];
+    assert_eq!(world.started(), [(1, 0), (2, 1)]);
+    world.end(first, AttemptEnd::Done);
+    assert_eq!((world.started(), &world.ended[..]), (vec![(3, 0)], &[(1, CallEnding::Done)][..]));
+    assert_eq!(world.dispatch.settled(), 1);
+}
+
+#[test]
+fn the_calls_of_a_lost_worker_run_elsewhere_and_a_late_end_means_nothing() {
+    let mut world = world(2);
+    world.schedule(1);
+    world.schedule(2);
+    let late = world.started[0];
+    world.started.clear();
+    world.lose(0);
+    assert_eq!((world.started(), world.cancelled.len()), (vec![], 1));
+    world.up(0);
+    assert_eq!(world.started(), [(1, 0)]);
+    world.end(late, AttemptEnd::Done);
+    assert!(world.ended.is_empty(), "the attempt was given up");
+    // A worker that restarts without having been lost gives its calls back as well.
+    world.up(1);
+    assert_eq!(world.started(), [(2, 1)]);
+    // One that an attempt finds lost.
+    let attempt = Attempt { number: 2, worker: WorkerId(1), attempt: late.attempt + 3 };
+    world.end(attempt, AttemptEnd::Lost);
+    assert_eq!(world.started(), [], "the other worker is busy");
+}
+
+#[test]
+fn a_pinned_call_waits_for_its_worker() {
+    let mut world = world(2);
+    world.pin(1, 1);
+    assert_eq!(world.started(), [(1, 1)]);
+    world.lose(1);
+    assert_eq!(world.started(), []);
+    world.schedule(2);
+    assert_eq!(world.started(), [(2, 0)]);
+    world.up(1);
+    assert_eq!(world.started(), [(1, 1)]);
+    world.pin(3, 7);
+    assert_eq!(world.started(), [], "a worker that has never been there");
+    world.up(7);
+    assert_eq!(world.started(), [(3, 7)]);
+}
+
+#[test]
+fn the_first_final_error_cancels_what_has_not_begun_and_is_given_once() {
+    let mut world = world(2);
+    for number in 1..=5 {
+        world.schedule(number);
+    }
+    let (first, second) = (world.started[0], world.started[1]);
+    world.started.clear();
+    world.end(first, AttemptEnd::Final("no such user"));
+    assert_eq!((world.started(), world.dispatch.has_room()), (vec![], false));
+    assert_eq!(world.dispatch.take_error(), None, "the program has not looked");
+    world.input(DispatchInput::Look);
+    let cancelled = [3, 4, 5].map(|number| (number, CallEnding::Cancelled));
+    assert_eq!(world.ended[0], (1, CallEnding::Failed));
+    assert_eq!(world.ended[1..], cancelled);
+    assert_eq!(world.dispatch.take_error(), None, "a call is under way");
+    world.end(second, AttemptEnd::Final("another"));
+    assert_eq!(world.dispatch.take_error(), Some("no such user"));
+    assert_eq!((world.dispatch.take_error(), world.dispatch.is_idle()), (None, true));
+    // It may be used again.
+    world.schedule(6);
+    assert_eq!(world.started(), [(6, 0)]);
+}
+
+#[test]
+fn a_failure_that_may_pass_is_tried_again_for_a_while() {
+    let mut world = world(1);
+    world.schedule(1);
+    let mut attempts = 0;
+    while let Some(attempt) = world.started.pop() {
+        attempts += 1;
+        world.end(attempt, AttemptEnd::Retry("busy"));
+        assert!(world.started.is_empty(), "there is a pause");
+        if let Some(wake) = world.dispatch.wake_at() {
+            world.now = wake;
+            world.input(DispatchInput::Tick);
+        }
+    }
+    assert!((8..16).contains(&attempts), "{attempts} attempts in {RETRY_FOR:?}");
+    assert_eq!(world.ended, [(1, CallEnding::Failed)]);
+    world.input(DispatchInput::Look);
+    assert_eq!(world.dispatch.take_error(), Some("busy"));
+}
+
+#[test]
+fn calls_do_not_run_further_ahead_than_the_window() {
+    let mut world = world(8);
+    for number in 1..=8 {
+        world.schedule(number);
+    }
+    let all = std::mem::take(&mut world.started);
+    assert_eq!(all.len(), 4);
+    world.end(all[3], AttemptEnd::Done);
+    assert!(world.started.is_empty(), "the first has not ended");
+    world.end(all[0], AttemptEnd::Done);
+    assert_eq!(world.started(), [(5, 0)]);
+}
+
+#[test]
+fn what_has_ended_before_is_not_run_again() {
+    let mut world = world_after(1, 3, [5, 7]);
+    for number in 1..=8 {
+        world.schedule(number);
+    }
+    let mut run = Vec::new();
+    while let Some(attempt) = world.started.pop() {
+        run.push(attempt.number);
+        world.end(attempt, AttemptEnd::Done);
+    }
+    assert_eq!((run, world.dispatch.settled()), (vec![4, 6, 8], 8));
+    assert!(world.dispatch.has_ended(7) && !world.dispatch.has_ended(9));
+}
+
+#[test]
+fn a_worker_runs_what_needs_a_resource_once_it_has_it() {
+    let mut world = world(2);
+    let resource = ResourceId(1);
+    world.input(DispatchInput::Resource { resource });
+    assert_eq!(world.made, [(0, 1), (1, 1)]);
+    let needs =
+        |number| DispatchInput::Schedule { number, pinned: None, resources: vec![resource] };
+    world.input(needs(1));
+    world.schedule(2);
+    assert_eq!(world.started(), [(2, 0)]);
+    let made =
+        |worker, made| DispatchInput::ResourceMade { worker: WorkerId(worker), resource, made };
+    world.input(made(0, false));
+    world.input(made(1, true));
+    assert_eq!(world.started(), [(1, 1)]);
+    // A worker that comes back makes it again.
+    world.lose(1);
+    world.up(1);
+    assert_eq!((world.made[2], world.started()), ((1, 1), vec![]));
+    world.input(made(1, true));
+    assert_eq!(world.started(), [(1, 1)]);
+}
+
+/// Numbers that follow from a seed (SplitMix64).
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % limit
+    }
+}
+
+#[test]
+fn every_call_ends_once_whatever_happens_to_the_workers() {
+    for seed in 0..300 {
+        let mut chance = Chance(seed);
+        let mut world = world(3);
+        let (mut next, mut open) = (1, Vec::new());
+        for _ in 0..600 {
+            open.append(&mut world.started);
+            match chance.below(8) {
+                0 | 1 if next <= 40 => {
+                    match chance.below(4) {
+                        0 => world.pin(next, chance.below(3) as u32),
+                        _ => world.schedule(next),
+                    }
+                    next += 1;
+                }
+                2 => world.lose(chance.below(3) as u32),
+                3 => world.up(chance.below(3) as u32),
+                4 => {
+                    world.now += Duration::from_millis(chance.below(500));
+                    world.input(DispatchInput::Tick);
+                }
+                _ if !open.is_empty() => {
+                    let index = chance.below(open.len() as u64) as usize;
+                    let attempt: Attempt = open.swap_remove(index);
+                    let end = match chance.below(8) {
+                        0 => AttemptEnd::Lost,
+                        1 => AttemptEnd::Retry("again"),
+                        _ => AttemptEnd::Done,
+                    };
+                    world.end(attempt, end);
+                }
+                _ => {}
+            }
+        }
+        // Everything comes back and ends well.
+        for worker in 0..3 {
+            world.up(worker);
+        }
+        while !world.dispatch.is_idle() {
+            open.append(&mut world.started);
+            match open.pop() {
+                Some(attempt) => world.end(attempt, AttemptEnd::Done),
+                None => {
+                    world.now += Duration::from_secs(2);
+                    world.input(DispatchInput::Tick);
+                }
+            }
+        }
+        let mut ended: Vec<u64> = world.ended.iter().map(|&(number, _)| number).collect();
+        ended.sort_unstable();
+        assert_eq!(ended, (1..next).collect::<Vec<u64>>(), "seed {seed}");
+        assert_eq!(world.dispatch.settled(), next - 1, "seed {seed}");
+    }
+}
