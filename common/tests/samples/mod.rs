@@ -5,12 +5,12 @@ mod variants;
 use pushpull_common::codec::Encodings;
 use pushpull_common::data_set::SampleRange;
 use pushpull_common::ids::{
-    ClientEpoch, GlobalStep, Incarnation, PartitionId, RequestId, RestoreEpoch, Sequence, ShardId,
-    TokenId,
+    CallEpoch, CallNumber, CallSource, ClientEpoch, GlobalStep, Incarnation, PartitionId,
+    RequestId, RestoreEpoch, Sequence, ShardId, TokenId,
 };
 use pushpull_common::protocol::message::*;
 use pushpull_common::protocol::wire::{List, Text};
-use pushpull_common::protocol::{BodyStamp, Envelope, Grant, Message, encode};
+use pushpull_common::protocol::{BodyStamp, CallId, CallRef, Envelope, Grant, Message, encode};
 
 use variants::{Variants as _, filled};
 
@@ -50,6 +50,7 @@ pub(crate) fn samples() -> Vec<Sample> {
     variables(&mut add);
     tokens(&mut add);
     pushes(&mut add);
+    calls(&mut add);
     between_servers(&mut add);
     with_bodies(&mut list);
     list
@@ -279,6 +280,24 @@ fn part() -> PushPart {
         next: false,
         read: None,
     }
+}
+
+fn call() -> CallRef {
+    let id = CallId { source: CallSource(31), epoch: CallEpoch(32), number: CallNumber(40) };
+    CallRef { id, settled: CallNumber(34) }
+}
+
+fn calls(add: &mut impl FnMut(&str, Message)) {
+    let (name, source, epoch) = (text("trainer"), CallSource(31), CallEpoch(32));
+    add("OpenCalls", OpenCalls { name, source, epoch }.into());
+    let (settled, window) = (CallNumber(34), 0b1010);
+    add("CallsAre", CallsAre { source, epoch, settled, window }.into());
+    add("CallsQuery", CallsQuery { name: text("trainer") }.into());
+    add("CloseCalls", CloseCalls { name: text("trainer"), epoch }.into());
+    add("CallsClosed", CallsClosed {}.into());
+    add("CallPart", CallPart { part: part(), call: call() }.into());
+    add("CallEncoded", CallEncoded { encoded: encoded(), call: call() }.into());
+    add("CallShared", CallShared { shared: Box::new(push_shared()), call: call() }.into());
 }
 
 fn encoded() -> PushEncoded {

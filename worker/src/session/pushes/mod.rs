@@ -412,7 +412,7 @@ fn result_of(push: &PendingPush, links: &SessionLinks) -> PushSettlement {
 /// the other shards hold.
 fn is_allowed_outcome(outcome: Outcome, synchronous: bool, is_owner: bool) -> bool {
     match outcome {
-        Outcome::Applied { .. } => !synchronous,
+        Outcome::Applied { .. } | Outcome::Repeated {} => !synchronous,
         Outcome::Accepted { .. } => synchronous && is_owner,
         Outcome::Held {} => synchronous && !is_owner,
         Outcome::Stale { .. } | Outcome::Withdrawn {} => true,
