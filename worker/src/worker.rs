@@ -1,6 +1,7 @@
 //! The worker: the operations of a training loop.
 
 mod assigns;
+mod calls;
 mod device_steps;
 mod pulls;
 mod pushes;
