@@ -237,9 +237,9 @@ pub mod training {
         tfrecord,
     };
     pub use pushpull_worker::{
-        Advice, Checksums, DataBegun, InitialValues, LoadOptions, LossScale, PassedOver,
-        PullHandle, PushHandle, RestoredCheckpoint, SavedCheckpoint, StepOutcome, StreamingPush,
-        UnresponsiveShard, UnresponsiveShards, VariableHandle, WorkerMetrics,
+        Advice, Checksums, DataBegun, InitialValues, LoadOptions, LossScale, OpenedCalls,
+        PassedOver, PullHandle, PushHandle, RestoredCheckpoint, SavedCheckpoint, StepOutcome,
+        StreamingPush, UnresponsiveShard, UnresponsiveShards, VariableHandle, WorkerMetrics,
     };
 }
 
@@ -336,10 +336,12 @@ pub mod error {
 
 /// The wire protocol, for programs that speak it themselves.
 pub mod protocol {
+    pub use pushpull_common::call_window::{CallState, CallWindow};
     pub use pushpull_common::codec::{Encoding, Encodings};
     pub use pushpull_common::identity::Identity;
     pub use pushpull_common::ids::{
-        ClientEpoch, GlobalStep, Incarnation, PartitionId, RequestId, RestoreEpoch, TokenId,
+        CallEpoch, CallNumber, CallSource, ClientEpoch, GlobalStep, Incarnation, PartitionId,
+        RequestId, RestoreEpoch, TokenId,
     };
     pub use pushpull_common::protocol::*;
 }

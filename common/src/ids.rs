@@ -64,6 +64,21 @@ number! {
     /// Chosen by a process at each start, so that a restart is not mistaken for a reconnect.
     Incarnation(u64)
 }
+number! {
+    /// One number space of scheduled calls; assigned by the step owner when a coordinator first
+    /// opens it, and never reused.
+    CallSource(u64)
+}
+number! {
+    /// Assigned by the step owner each time a coordinator opens its calls; a higher epoch fences a
+    /// lower one.
+    CallEpoch(u64)
+}
+number! {
+    /// Numbers the calls of one source from 1, in the order in which they were first scheduled; 0
+    /// means "no call". A number means the same call under every epoch.
+    CallNumber(u64)
+}
 
 /// A task of a job: one process of the cluster, written `/job:worker/task:3`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

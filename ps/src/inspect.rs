@@ -17,8 +17,8 @@ use pushpull_store::layout::Kind;
 use crate::error::StorageError;
 use reader::ShardReader;
 pub use report::{
-    ArenaReport, ClientReport, CompletePush, DataReport, FileReport, Inspection, Presence,
-    SavesFailing, ShardInspection, ShardState, VariableReport, VariablesStage, Verdict,
+    ArenaReport, CallsReport, ClientReport, CompletePush, DataReport, FileReport, Inspection,
+    Presence, SavesFailing, ShardInspection, ShardState, VariableReport, VariablesStage, Verdict,
 };
 
 /// Inspects a state directory, or the folder of one shard. Changes nothing and holds no lock: a

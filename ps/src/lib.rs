@@ -23,6 +23,7 @@
 
 mod aggregate;
 pub mod blocking;
+mod call_sources;
 pub mod checkpoint;
 mod checkpoint_source;
 mod client_key;

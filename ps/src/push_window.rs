@@ -51,6 +51,7 @@ impl SettledPush {
             Outcome::Stale { current } => [sequence, 3, 0, current.0],
             Outcome::Withdrawn {} => [sequence, 4, 0, 0],
             Outcome::Held {} => [sequence, 5, 0, 0],
+            Outcome::Repeated {} => [sequence, 7, 0, 0],
         }
     }
 }
@@ -164,6 +165,7 @@ impl PushWindow {
                 (3, 0) => Outcome::Stale { current: GlobalStep(entry[3]) },
                 (4, 0) => Outcome::Withdrawn {},
                 (5, 0) => Outcome::Held {},
+                (7, 0) => Outcome::Repeated {},
                 (6, under @ 1..) => {
                     token = TokenId(under);
                     let (version, step, staleness) = (entry[2], GlobalStep(0), 0);
@@ -285,6 +287,7 @@ pub(crate) mod tests {
             Outcome::Stale { current: GlobalStep(4) },
             Outcome::Withdrawn {},
             Outcome::Held {},
+            Outcome::Repeated {},
         ];
         for (sequence, outcome) in (1..200).step_by(3).zip(outcomes.into_iter().cycle()) {
             window.settle(Sequence(sequence), outcome);

@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod bounds;
+mod calls;
 mod checkpoints;
 mod clipping;
 mod cluster;

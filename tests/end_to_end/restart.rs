@@ -6,13 +6,13 @@ use pushpull::{Adam, Ps, PsConfig, Push, Sgd, Storage, TaskId, WorkerConfig};
 use crate::cluster::{block_on, spec, vector};
 
 /// A server on a Unix socket, so that it keeps its address across restarts.
-struct RestartedServer {
+pub(crate) struct RestartedServer {
     directory: tempfile::TempDir,
-    ps: Option<Ps>,
+    pub(crate) ps: Option<Ps>,
 }
 
 impl RestartedServer {
-    fn start() -> RestartedServer {
+    pub(crate) fn start() -> RestartedServer {
         let mut server = RestartedServer { directory: tempfile::tempdir().unwrap(), ps: None };
         server.restart();
         server
@@ -29,19 +29,19 @@ impl RestartedServer {
         PsConfig::new(cluster, TaskId::ps(0), Adam::new(0.5)).shards(2).storage(storage)
     }
 
-    fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         if let Some(ps) = self.ps.take() {
             block_on(ps.serve(async {})).unwrap();
         }
     }
 
-    fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.stop();
         let listener = block_on(Ps::listen(&self.address())).unwrap();
         self.ps = Some(listener.start(self.config()).unwrap());
     }
 
-    fn worker(&self, index: u32) -> Worker {
+    pub(crate) fn worker(&self, index: u32) -> Worker {
         let cluster = spec([self.address()], 2);
         Worker::connect(WorkerConfig::new(cluster, TaskId::worker(index))).unwrap()
     }

@@ -25,13 +25,15 @@ mod waiter;
 use std::time::Duration;
 
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::ids::Sequence;
+use pushpull_common::ids::{CallEpoch, Sequence};
 use pushpull_common::placement::Placement;
+use pushpull_common::protocol::CallRef;
 use pushpull_common::protocol::message::EndReason;
 use pushpull_common::tensor::Element;
 use pushpull_common::variable::VariableSpec;
 use pushpull_device::Device;
 
+use crate::calls::OpenedCalls;
 use crate::compute::{DeviceGradients, DeviceParams};
 use crate::config::WorkerConfig;
 use crate::error::Error;
@@ -177,6 +179,31 @@ impl Worker {
     /// See [`crate::Worker::push`].
     pub fn push(&mut self, token: Token, gradients: Gradients) -> Result<Push, Error> {
         self.waiter.call("push", || self.inner.push(token, gradients))
+    }
+
+    /// See [`crate::Worker::push_for_call`].
+    pub fn push_for_call(
+        &mut self,
+        token: Token,
+        gradients: Gradients,
+        call: CallRef,
+    ) -> Result<Push, Error> {
+        self.waiter.call("push", || self.inner.push_for_call(token, gradients, call))
+    }
+
+    /// See [`crate::Worker::open_calls`].
+    pub fn open_calls(&mut self, name: &str) -> Result<OpenedCalls, Error> {
+        self.waiter.call("open calls", || self.inner.open_calls(name))
+    }
+
+    /// See [`crate::Worker::settled_calls`].
+    pub fn settled_calls(&mut self, name: &str) -> Result<OpenedCalls, Error> {
+        self.waiter.call("ask for settled calls", || self.inner.settled_calls(name))
+    }
+
+    /// See [`crate::Worker::close_calls`].
+    pub fn close_calls(&mut self, name: &str, epoch: CallEpoch) -> Result<(), Error> {
+        self.waiter.call("close calls", || self.inner.close_calls(name, epoch))
     }
 
     /// See [`crate::Worker::pull_to`].

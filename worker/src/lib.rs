@@ -34,6 +34,7 @@
 #![deny(unsafe_code)]
 
 pub mod blocking;
+mod calls;
 mod client;
 mod clipping;
 mod compression;
@@ -66,6 +67,7 @@ mod token;
 pub mod training;
 mod worker;
 
+pub use calls::OpenedCalls;
 pub use config::{Checksums, WorkerConfig};
 pub use error::{
     Advice, ConfigError, Error, LoadError, UnresponsiveShard, UnresponsiveShards, ViewError,

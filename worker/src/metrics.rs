@@ -127,7 +127,7 @@ impl OperationTimes {
         self.count(|metrics| match pushed {
             Ok(Push::Applied { .. } | Push::Accepted { .. }) => metrics.pushes += 1,
             Ok(Push::Stale { .. }) => metrics.pushes_stale += 1,
-            Ok(Push::Withdrawn) => {}
+            Ok(Push::Withdrawn | Push::Repeated) => {}
             Err(_) => metrics.errors += 1,
         });
     }

@@ -162,7 +162,7 @@ impl Pulled {
 ///
 /// Asynchronous mode: `Applied`, or `Stale` if the servers bound the age of gradients. Synchronous
 /// mode: `Accepted`, or `Stale` if enough other replicas were faster. In every case the token is
-/// spent, and the loop continues with another.
+/// gone, and the loop continues with another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Push {
@@ -189,6 +189,9 @@ pub enum Push {
     },
     /// The worker withdrew the push before any shard had all of its share.
     Withdrawn,
+    /// Another execution of the call that made the gradient had counted before, so this one did not
+    /// advance the step. Every shard has counted the call once.
+    Repeated,
 }
 
 /// The result of [`crate::Worker::push_and_pull`].
@@ -292,6 +295,7 @@ impl Push {
             Outcome::Accepted { step } => Push::Accepted { step: step.0.saturating_add(1) },
             Outcome::Stale { current } => Push::Stale { current: current.0 },
             Outcome::Withdrawn {} => Push::Withdrawn,
+            Outcome::Repeated {} => Push::Repeated,
             Outcome::Held {} => return None,
         })
     }

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pushpull_common::catalogue::Catalogue;
+use pushpull_common::ids::CallEpoch;
 use pushpull_common::protocol::message::{EndReason, Role};
 use pushpull_common::tensor::Element;
 
+use crate::calls::OpenedCalls;
 use crate::client::SessionClient;
 use crate::config::WorkerConfig;
 use crate::error::{Error, ViewError};
@@ -97,6 +99,31 @@ impl Reader {
         let mut call = self.client.pull_variable(&self.plan, id, None);
         poll_fn(|context| call.poll_copied(context, values)).await?;
         Ok(())
+    }
+
+    /// Opens the calls of a coordinator: see [`crate::Worker::open_calls`].
+    ///
+    /// # Errors
+    /// Those of [`crate::Worker::open_calls`].
+    pub async fn open_calls(&self, name: &str) -> Result<OpenedCalls, Error> {
+        self.client.open_calls(&self.plan, name).await
+    }
+
+    /// Returns the calls of a coordinator that have settled by now: see
+    /// [`crate::Worker::settled_calls`].
+    ///
+    /// # Errors
+    /// Those of [`crate::Worker::settled_calls`].
+    pub async fn settled_calls(&self, name: &str) -> Result<OpenedCalls, Error> {
+        self.client.settled_calls(&self.plan, name).await
+    }
+
+    /// Closes the calls of a coordinator: see [`crate::Worker::close_calls`].
+    ///
+    /// # Errors
+    /// Those of [`crate::Worker::close_calls`].
+    pub async fn close_calls(&self, name: &str, epoch: CallEpoch) -> Result<(), Error> {
+        self.client.close_calls(&self.plan, name, epoch).await
     }
 
     /// Waits until the training has ended on all workers, for at most `within`, and returns why.

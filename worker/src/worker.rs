@@ -1,6 +1,7 @@
 //! The worker: the operations of a training loop.
 
 mod assigns;
+mod calls;
 mod device_steps;
 mod pulls;
 mod pushes;
@@ -156,18 +157,59 @@ impl Worker {
             return Err(Error::AlreadyJoined);
         }
         let config = &self.client.config;
-        let replicas = replicas(config, variables)?;
+        replicas(config, variables)?;
         let (placement, catalogue) = place(config, variables, &self.client.settings)?;
         let plan = Arc::new(ShardingPlan::new(Arc::new(catalogue)));
-        let (shards, settings) = self.client.open(&plan).await?;
-        let codecs = &self.client.config.codecs;
-        let row_bytes = self.client.config.row_residual_bytes;
-        let encodings = &settings.encodings;
-        let compression = Compression::new(plan.catalogue(), codecs, encodings, row_bytes)?;
+        let (shards, compression) = self.open_plan(&plan).await?;
         (self.restore_epoch, self.restored) = match self.is_chief() {
             true => ChiefJoin::new(self, &plan, &shards, fill).join().await?,
             false => (self.client.await_values(&plan, &shards).await?, None),
         };
+        let params = self.joined(plan, compression).await?;
+        self.placement = Some(placement);
+        Ok(params)
+    }
+
+    /// Joins with the variables that the servers have, once they have values. Never initializes
+    /// them, nor declares a data set.
+    pub(crate) async fn join_declared(&mut self) -> Result<Params, Error> {
+        if self.model.is_some() {
+            return Err(Error::AlreadyJoined);
+        }
+        let (owner, timeout) = (self.client.owner, self.client.config.connect_timeout);
+        self.client.await_ready(owner, timeout).await?;
+        let catalogue = self.client.fetch_catalogue(owner).await?;
+        let plan = Arc::new(ShardingPlan::new(Arc::new(catalogue)));
+        let (shards, compression) = self.open_plan(&plan).await?;
+        self.restore_epoch = self.client.await_values(&plan, &shards).await?;
+        self.joined(plan, compression).await
+    }
+
+    /// Returns parameters to pull into. `None` before the worker has joined.
+    pub(crate) fn new_params(&self) -> Option<Params> {
+        self.model.as_ref().map(|model| Params::new(model.plan.clone()))
+    }
+
+    /// Connects to the shards of a plan.
+    async fn open_plan(
+        &self,
+        plan: &Arc<ShardingPlan>,
+    ) -> Result<(Vec<ShardId>, Compression), Error> {
+        let (shards, settings) = self.client.open(plan).await?;
+        let config = &self.client.config;
+        let (codecs, row_bytes) = (&config.codecs, config.row_residual_bytes);
+        let encodings = &settings.encodings;
+        let compression = Compression::new(plan.catalogue(), codecs, encodings, row_bytes)?;
+        Ok((shards, compression))
+    }
+
+    /// Pulls the first values of a plan that the servers have.
+    async fn joined(
+        &mut self,
+        plan: Arc<ShardingPlan>,
+        compression: Compression,
+    ) -> Result<Params, Error> {
+        let replicas = replicas(&self.client.config, plan.catalogue().variables())?;
         if let Some(set) = self.client.config.data.clone() {
             self.data_begun = Some(self.client.declare_data(&set).await?);
         }
@@ -175,7 +217,6 @@ impl Worker {
         self.client.pull(&mut params, ReplicaValues::Replace).await?;
         self.means = Some(MeanVariables::new(&plan, replicas, &params.buffer));
         self.model = Some(Arc::new(JoinedModel::new(plan, &self.client, compression)));
-        self.placement = Some(placement);
         Ok(params)
     }
 
@@ -231,20 +272,28 @@ impl Worker {
     /// returned to the step owner.
     pub async fn token(&mut self) -> Result<Option<Token>, Error> {
         self.model("take a token")?;
-        let caller = &self.client.caller;
-        let timer = caller.times().timer(OperationKind::Token).started();
-        // A token that came with the last answer is taken without a message to the session's
-        // thread.
-        let token = match caller.claim() {
-            Some(grant) => Ok(Some(Token::new(grant, caller.returns().clone()))),
-            None => {
-                let timeout = self.client.config.timeout;
-                let reply = caller.call("take a token", SessionCommand::Token, timeout).await;
-                reply.and_then(|reply| token_of(caller, reply))
-            }
-        };
-        timer.times().count_token(&token);
-        token
+        self.request_token().await
+    }
+
+    /// Takes a token as [`Worker::token`] does, without borrowing the worker meanwhile.
+    pub(crate) fn request_token(
+        &self,
+    ) -> impl Future<Output = Result<Option<Token>, Error>> + Send + use<> {
+        let (caller, timeout) = (self.client.caller.clone(), self.client.config.timeout);
+        async move {
+            let timer = caller.times().timer(OperationKind::Token).started();
+            // A token that came with the last answer is taken without a message to the session's
+            // thread.
+            let token = match caller.claim() {
+                Some(grant) => Ok(Some(Token::new(grant, caller.returns().clone()))),
+                None => {
+                    let reply = caller.call("take a token", SessionCommand::Token, timeout).await;
+                    reply.and_then(|reply| token_of(&caller, reply))
+                }
+            };
+            timer.times().count_token(&token);
+            token
+        }
     }
 
     /// Why the step owner grants no more tokens, after [`Worker::token`] has returned `None`.

@@ -1,5 +1,6 @@
 //! The messages of the protocol: one struct for each kind, by subject, and the enum of all kinds.
 
+mod calls;
 mod checkpoints;
 mod pulls;
 mod pushes;
@@ -13,6 +14,7 @@ mod variables;
 use super::error::ProtocolError;
 use super::limits;
 use super::wire::{FieldReader, Wire};
+pub use calls::*;
 pub use checkpoints::*;
 pub use pulls::*;
 pub use pushes::*;
@@ -152,11 +154,19 @@ messages! {
     66 => Recalled, body 0;
     67 => ChiefIs, body 0;
     68 => Goodbye, body 0;
+    70 => OpenCalls, body 0;
+    71 => CallsAre, body 0;
+    72 => CallsQuery, body 0;
+    73 => CloseCalls, body 0;
+    74 => CallsClosed, body 0;
+    75 => CallPart, body limits::PART_BYTES_MAX;
+    76 => CallEncoded, body limits::PART_BYTES_MAX;
+    77 => CallShared, body 0;
     80 => ServerIs, body 0;
     81 => Describe, body 0;
     82 => Described, body limits::PART_BYTES_MAX;
     83 => Call, body limits::PART_BYTES_MAX;
-    84 => CallPart, body limits::PART_BYTES_MAX;
+    84 => InputPart, body limits::PART_BYTES_MAX;
     85 => CallEnded, body limits::PART_BYTES_MAX;
     86 => OutputPart, body limits::PART_BYTES_MAX;
     87 => CancelCall, body 0;

@@ -20,5 +20,5 @@ pub use encode::{BodyStamp, Envelope, encode};
 pub use error::ProtocolError;
 pub use header::Header;
 pub use message::Message;
-pub use outcome::{Grant, Outcome, PushState, SampleRange};
+pub use outcome::{CallId, CallRef, Grant, Outcome, PushState, SampleRange};
 pub use refusal::Refusal;

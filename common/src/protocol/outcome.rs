@@ -1,7 +1,7 @@
 //! The outcome of a push, and the grant of a token.
 
 use super::wire::{wire_enum, wire_struct};
-use crate::ids::{GlobalStep, TokenId};
+use crate::ids::{CallEpoch, CallNumber, CallSource, GlobalStep, TokenId};
 
 wire_enum! {
     /// The final outcome of a push on one shard; a value, never an error.
@@ -34,6 +34,9 @@ wire_enum! {
         /// Whole on this shard and kept (synchronous mode). The step owner, which never answers
         /// this, decides whether it becomes part of a step.
         5 => Held {},
+        /// Without effect on this shard, because the call that made it had counted there before
+        /// (asynchronous mode). On the step owner the token is returned.
+        6 => Repeated {},
     }
 }
 
@@ -60,6 +63,29 @@ wire_enum! {
     }
 }
 
+wire_struct! {
+    /// The identity of a call that a coordinator has scheduled.
+    #[derive(Copy, Eq, Hash)]
+    CallId {
+        /// The number space.
+        source: CallSource,
+        /// The epoch of the coordinator that scheduled this execution of the call.
+        epoch: CallEpoch,
+        /// The number of the call.
+        number: CallNumber,
+    }
+}
+wire_struct! {
+    /// The call that makes a push.
+    #[derive(Copy, Eq, Hash)]
+    CallRef {
+        /// The call.
+        id: CallId,
+        /// All calls up to this number are settled on every shard, as the coordinator says. Below
+        /// the number of the call.
+        settled: CallNumber,
+    }
+}
 wire_struct! {
     /// The samples of one batch: `start..start + len` in the order of an epoch.
     #[derive(Copy, Eq, PartialOrd, Ord, Hash)]

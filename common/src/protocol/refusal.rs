@@ -3,7 +3,8 @@
 use super::limits::{DETAIL_BYTES_MAX, JOB_BYTES_MAX};
 use super::wire::{Text, wire_enum};
 use crate::ids::{
-    ClientEpoch, GlobalStep, PartitionId, RestoreEpoch, Sequence, ShardId, TokenId, VariableId,
+    CallEpoch, CallNumber, CallSource, ClientEpoch, GlobalStep, PartitionId, RestoreEpoch,
+    Sequence, ShardId, TokenId, VariableId,
 };
 
 /// A short explanation.
@@ -278,6 +279,29 @@ wire_enum! {
             /// The first difference, in words.
             differs: Detail,
         },
+        /// No coordinator has opened this source of calls on the shard, or it is closed.
+        35 => UnknownCalls {
+            /// The source; 0 for a name that has none.
+            source: CallSource,
+        },
+        /// The epoch of a call or of a coordinator is not the newest one of its source.
+        36 => CallEpoch {
+            /// The source; 0 for one that is closed.
+            source: CallSource,
+            /// The epoch in the request.
+            epoch: CallEpoch,
+            /// The newest epoch on this shard.
+            current: CallEpoch,
+        },
+        /// The number of a call is outside the call window.
+        37 => CallWindow {
+            /// The number.
+            number: CallNumber,
+            /// Every call up to this number is settled: on the shard, or as the push says.
+            settled: CallNumber,
+            /// The newest number that the window has room for.
+            newest: CallNumber,
+        },
         /// The server has no function of this name.
         50 => UnknownFunction {
             /// The function in the call.
@@ -483,6 +507,17 @@ impl std::fmt::Display for Refusal {
             Refusal::UnknownTask { job, task, detail } => {
                 write!(f, "task {task} of job {:?} is not accepted: {detail}", job.as_str())
             }
+            Refusal::UnknownCalls { source } => {
+                write!(f, "no coordinator has open calls of source {source}")
+            }
+            Refusal::CallEpoch { source, epoch, current } => {
+                write!(f, "call epoch {epoch} of source {source} is not {current}, the newest")
+            }
+            Refusal::CallWindow { number, settled, newest } => write!(
+                f,
+                "call {number} is outside the window, which is settled up to {settled} and ends \
+                 at {newest}"
+            ),
             Refusal::Encoding { variable, encoding, detail } => {
                 write!(f, "encoding {encoding} of variable {variable} is not accepted: {detail}")
             }

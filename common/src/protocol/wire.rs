@@ -101,7 +101,10 @@ newtypes!(
     ClientEpoch,
     RestoreEpoch,
     ConfigEpoch,
-    Incarnation
+    Incarnation,
+    CallSource,
+    CallEpoch,
+    CallNumber
 );
 
 impl Wire for f64 {
@@ -158,6 +161,16 @@ impl<T: Wire> Wire for Option<T> {
 
     fn take(reader: &mut FieldReader<'_>) -> Result<Self, ProtocolError> {
         Ok(if bool::take(reader)? { Some(T::take(reader)?) } else { None })
+    }
+}
+
+impl<T: Wire> Wire for Box<T> {
+    fn put(&self, out: &mut Vec<u8>) {
+        (**self).put(out);
+    }
+
+    fn take(reader: &mut FieldReader<'_>) -> Result<Self, ProtocolError> {
+        T::take(reader).map(Box::new)
     }
 }
 

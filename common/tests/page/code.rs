@@ -10,6 +10,7 @@ use pushpull_common::protocol::wire::Wire;
 use pushpull_common::protocol::{Header, Message, header, limits};
 
 const MESSAGE: &str = concat!(
+    include_str!("../../src/protocol/message/calls.rs"),
     include_str!("../../src/protocol/message/checkpoints.rs"),
     include_str!("../../src/protocol/message/pulls.rs"),
     include_str!("../../src/protocol/message/pushes.rs"),
@@ -37,6 +38,9 @@ const VALUES: &[(&str, u64)] = &values!(
     HANDSHAKE_META_BYTES_MAX,
     SELECTION_MAX,
     WINDOW,
+    CALL_WINDOW,
+    CALL_SOURCES_MAX,
+    COORDINATOR_NAME_BYTES_MAX,
     PARKED_PER_CONNECTION_MAX,
     TOKENS_PER_CLIENT_MAX,
     STEP_PUSHES_MAX,
@@ -74,7 +78,7 @@ macro_rules! widths {
 }
 
 /// Types that wrap an integer, and their sizes in bytes.
-const WIDTHS: [(&str, usize); 11] = widths!(
+const WIDTHS: [(&str, usize); 14] = widths!(
     VariableId,
     PartitionId,
     RequestId,
@@ -85,6 +89,9 @@ const WIDTHS: [(&str, usize); 11] = widths!(
     RestoreEpoch,
     ConfigEpoch,
     Incarnation,
+    CallSource,
+    CallEpoch,
+    CallNumber,
     Encodings
 );
 
@@ -155,6 +162,7 @@ fn form_of(rust: &str) -> String {
     if let Some((outer, inner)) = generic {
         let inner = split_at_commas(inner);
         return match outer {
+            "Box" => form_of(&inner[0]),
             "Option" => format!("option {}", form_of(&inner[0])),
             "Text" => format!("text({})", value_of(&inner[0])),
             "List" => format!("list({}) {}", value_of(&inner[1]), form_of(&inner[0])),

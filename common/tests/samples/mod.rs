@@ -5,12 +5,12 @@ mod variants;
 use pushpull_common::codec::Encodings;
 use pushpull_common::data_set::SampleRange;
 use pushpull_common::ids::{
-    ClientEpoch, GlobalStep, Incarnation, PartitionId, RequestId, RestoreEpoch, Sequence, ShardId,
-    TokenId,
+    CallEpoch, CallNumber, CallSource, ClientEpoch, GlobalStep, Incarnation, PartitionId,
+    RequestId, RestoreEpoch, Sequence, ShardId, TokenId,
 };
 use pushpull_common::protocol::message::*;
 use pushpull_common::protocol::wire::{List, Text};
-use pushpull_common::protocol::{BodyStamp, Envelope, Grant, Message, encode};
+use pushpull_common::protocol::{BodyStamp, CallId, CallRef, Envelope, Grant, Message, encode};
 
 use variants::{Variants as _, filled};
 
@@ -50,6 +50,7 @@ pub(crate) fn samples() -> Vec<Sample> {
     variables(&mut add);
     tokens(&mut add);
     pushes(&mut add);
+    calls(&mut add);
     between_servers(&mut add);
     services(&mut add);
     with_bodies(&mut list);
@@ -282,6 +283,24 @@ fn part() -> PushPart {
     }
 }
 
+fn call() -> CallRef {
+    let id = CallId { source: CallSource(31), epoch: CallEpoch(32), number: CallNumber(40) };
+    CallRef { id, settled: CallNumber(34) }
+}
+
+fn calls(add: &mut impl FnMut(&str, Message)) {
+    let (name, source, epoch) = (text("trainer"), CallSource(31), CallEpoch(32));
+    add("OpenCalls", OpenCalls { name, source, epoch }.into());
+    let (settled, window) = (CallNumber(34), 0b1010);
+    add("CallsAre", CallsAre { source, epoch, settled, window }.into());
+    add("CallsQuery", CallsQuery { name: text("trainer") }.into());
+    add("CloseCalls", CloseCalls { name: text("trainer"), epoch }.into());
+    add("CallsClosed", CallsClosed {}.into());
+    add("CallPart", CallPart { part: part(), call: call() }.into());
+    add("CallEncoded", CallEncoded { encoded: encoded(), call: call() }.into());
+    add("CallShared", CallShared { shared: Box::new(push_shared()), call: call() }.into());
+}
+
 fn encoded() -> PushEncoded {
     PushEncoded { part: part(), encoding: 3, elements: 1000, factor: 0.25 }
 }
@@ -318,13 +337,14 @@ fn services(add: &mut impl FnMut(&str, Message)) {
     add("ServerIs known", ServerIs { known: true, ..server_is() }.into());
     add("Describe", Describe {}.into());
     add("Described", Described { bytes: 4090 }.into());
-    add("Call", call().into());
+    add("Call", function_call().into());
+    add("Call scheduled", Call { scheduled: Some(call()), ..function_call() }.into());
     for (name, input) in Input::named() {
         let inputs = List::of([NamedInput { name: text("x"), input }]);
         let inputs = inputs.expect("the list is within its limit");
-        add(&format!("Call {name}"), Call { inputs, retain: true, ..call() }.into());
+        add(&format!("Call {name}"), Call { inputs, retain: true, ..function_call() }.into());
     }
-    add("CallPart", CallPart { call: 31, offset: 1 << 20 }.into());
+    add("InputPart", InputPart { call: 31, offset: 1 << 20 }.into());
     for (name, outcome) in CallOutcome::named() {
         add(&format!("CallEnded {name}"), CallEnded { outcome }.into());
     }
@@ -358,7 +378,7 @@ fn value_is() -> ValueIs {
     ValueIs { elements: 1, extents }
 }
 
-fn call() -> Call {
+fn function_call() -> Call {
     Call {
         call: 31,
         settled: 28,
@@ -367,6 +387,7 @@ fn call() -> Call {
         function: text("tower"),
         device: text("/job:worker/task:3/device:CPU:0"),
         retain: false,
+        scheduled: None,
         inputs: List::default(),
     }
 }
@@ -384,8 +405,8 @@ fn with_bodies(list: &mut Vec<Sample>) {
         Pulled { version: 7, gradients: 5, offset: 4096, last: true }.into(),
         pulled_encoded().into(),
         Described { bytes: 4090 }.into(),
-        call().into(),
-        CallPart { call: 31, offset: 1 << 20 }.into(),
+        function_call().into(),
+        InputPart { call: 31, offset: 1 << 20 }.into(),
         CallEnded { outcome: CallOutcome::named().swap_remove(0).1 }.into(),
         OutputPart { offset: 1 << 20 }.into(),
         Fetched { is: value_is() }.into(),

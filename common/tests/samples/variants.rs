@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use pushpull_common::ids::{
-    ClientEpoch, GlobalStep, PartitionId, RestoreEpoch, Sequence, ShardId, TokenId, VariableId,
+    CallEpoch, CallNumber, CallSource, ClientEpoch, GlobalStep, PartitionId, RestoreEpoch,
+    Sequence, ShardId, TokenId, VariableId,
 };
 use pushpull_common::protocol::message::*;
 use pushpull_common::protocol::refusal::{Detail, Refusal};
@@ -62,12 +63,13 @@ variants! {
         "applied" => Outcome::Applied { version: 7, step: GlobalStep(8), staleness: 2 },
         "accepted" => Outcome::Accepted { step: GlobalStep(8) },
         "stale" => Outcome::Stale { current: GlobalStep(9) },
-        "withdrawn" => Outcome::Withdrawn {}, "held" => Outcome::Held {};
+        "withdrawn" => Outcome::Withdrawn {}, "held" => Outcome::Held {},
+        "repeated" => Outcome::Repeated {};
     PushState:
         "unknown" => PushState::Unknown {}, "receiving" => PushState::Receiving { bytes: 4096 },
         "settled applied" => settled(0), "settled accepted" => settled(1),
         "settled stale" => settled(2), "settled withdrawn" => settled(3),
-        "settled held" => settled(4),
+        "settled held" => settled(4), "settled repeated" => settled(5),
         "too_old" => PushState::TooOld { oldest: 65 };
     Refusal:
         "version" => Refusal::Version { oldest: 1, newest: 2 },
@@ -131,6 +133,13 @@ variants! {
             variable: VariableId(18), element: 19, value: f64::NEG_INFINITY,
         },
         "data_set" => Refusal::DataSet { differs: detail("batch is 1, not 2") },
+        "unknown_calls" => Refusal::UnknownCalls { source: CallSource(31) },
+        "call_epoch" => Refusal::CallEpoch {
+            source: CallSource(31), epoch: CallEpoch(32), current: CallEpoch(33),
+        },
+        "call_window" => Refusal::CallWindow {
+            number: CallNumber(99), settled: CallNumber(34), newest: CallNumber(98),
+        },
         "unknown_function" => Refusal::UnknownFunction {
             function: detail("f"), known: detail("g, h"),
         },

@@ -10,6 +10,7 @@ use pushpull_common::protocol::limits::WINDOW;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::calls_entry::{self, CallsEntry};
 use super::data_entry::DataEntry;
 use super::error::{CheckpointError, corrupt};
 use super::hex;
@@ -55,6 +56,9 @@ pub(crate) struct ShardEntry {
     /// The data position, on the step owner if a data set is declared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) data: Option<DataEntry>,
+    /// The calls that have counted in its values, of each coordinator.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) calls: Vec<CallsEntry>,
 }
 
 impl ShardEntry {
@@ -90,6 +94,7 @@ pub(crate) enum Settled {
     Stale { current: u64 },
     Withdrawn,
     Held,
+    Repeated,
 }
 
 impl From<Outcome> for Settled {
@@ -102,6 +107,7 @@ impl From<Outcome> for Settled {
             Outcome::Stale { current } => Settled::Stale { current: current.0 },
             Outcome::Withdrawn {} => Settled::Withdrawn,
             Outcome::Held {} => Settled::Held,
+            Outcome::Repeated {} => Settled::Repeated,
         }
     }
 }
@@ -116,6 +122,7 @@ impl From<Settled> for Outcome {
             Settled::Stale { current } => Outcome::Stale { current: current.into() },
             Settled::Withdrawn => Outcome::Withdrawn {},
             Settled::Held => Outcome::Held {},
+            Settled::Repeated => Outcome::Repeated {},
         }
     }
 }
@@ -242,6 +249,9 @@ impl Manifest {
             if let Some(Err((expected, found))) =
                 shard.data.as_ref().map(|data| data.check(UNSPENT_BATCHES_MAX))
             {
+                return refuse(&expected, &found);
+            }
+            if let Err((expected, found)) = calls_entry::check(&shard.calls) {
                 return refuse(&expected, &found);
             }
             for client in &shard.clients {

@@ -7,6 +7,7 @@
 //! a callback, and times are arguments.
 
 mod abandon;
+mod calls_entry;
 mod contents;
 mod data_entry;
 mod error;
@@ -35,6 +36,7 @@ pub use retain::Retention;
 pub use storage::{CheckpointStorage, ReadFile, StorageFault, WriteFile};
 
 pub(crate) use abandon::AbandonFlag;
+pub(crate) use calls_entry::CallsEntry;
 pub(crate) use data_entry::DataEntry;
 pub(crate) use manifest::{ClientWindow, Contents, ShardEntry};
 pub(crate) use name::CheckpointName;

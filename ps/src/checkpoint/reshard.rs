@@ -7,6 +7,7 @@ use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::table::bucket;
 use pushpull_store::{RowHead, StoredStream};
 
+use super::calls_entry::{self, CallsEntry};
 use super::data_entry::DataEntry;
 use super::error::CheckpointError;
 use super::manifest::ClientWindow;
@@ -24,6 +25,9 @@ pub(crate) struct RestoredShard {
     pub(crate) clients: Vec<ClientWindow>,
     /// The data position of the checkpoint.
     pub(crate) data: Option<DataEntry>,
+    /// The calls that have counted in its values; if the layout has changed, those that have counted
+    /// on every shard.
+    pub(crate) calls: Vec<CallsEntry>,
 }
 
 /// A piece of a checkpoint, as a shard receives it.
@@ -172,7 +176,8 @@ impl Opened {
         let same = target.digest() == self.catalogue().digest();
         if let Some(entry) = self.manifest().shard(shard).filter(|_| same) {
             let (version, gradients) = (entry.version, entry.gradients);
-            return RestoredShard { version, gradients, clients: entry.clients.clone(), data };
+            let (clients, calls) = (entry.clients.clone(), entry.calls.clone());
+            return RestoredShard { version, gradients, clients, data, calls };
         }
         let shards = &self.manifest().shards;
         RestoredShard {
@@ -180,6 +185,7 @@ impl Opened {
             gradients: shards.iter().map(|shard| shard.gradients).max().unwrap_or(0),
             clients: Vec::new(),
             data,
+            calls: calls_entry::of_every_shard(shards.iter().map(|shard| shard.calls.as_slice())),
         }
     }
 }

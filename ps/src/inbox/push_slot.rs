@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use pushpull_common::ids::{GlobalStep, RequestId, Sequence, TokenId};
+use pushpull_common::protocol::CallRef;
 use pushpull_common::protocol::message::Operation;
 
 use super::Extents;
@@ -15,6 +16,8 @@ pub(crate) struct PushArrival {
     pub(crate) operation: Operation,
     pub(crate) token: TokenId,
     pub(crate) generation: u32,
+    /// The call that makes the push, if any.
+    pub(crate) call: Option<CallRef>,
     pub(crate) step: GlobalStep,
     /// The number of gradients in the values that the push was computed from, as reported by the
     /// client. Not durable.

@@ -21,6 +21,7 @@ impl Inbox {
                 operation,
                 token,
                 generation,
+                call,
                 step,
                 // Not durable.
                 read: _,
@@ -36,7 +37,7 @@ impl Inbox {
             let (number, holder) = (push_slot.number, push_slot.holder);
             let push = format!(
                 "{order}: {sequence:?} of {holder:?} in push slot {number}, {operation:?} under \
-                 {token:?}.{generation} at {step:?}, {bytes} bytes at {extents:?}"
+                 {token:?}.{generation} for {call:?} at {step:?}, {bytes} bytes at {extents:?}"
             );
             let ranges = extents.ranges().iter().cloned();
             let bodies: Vec<&[u8]> = ranges.filter_map(|range| self.bytes(number, range)).collect();
@@ -69,6 +70,7 @@ fn arrival(sequence: u64) -> PushArrival {
         operation: Operation::Gradient {},
         token: TokenId(sequence),
         generation: 1,
+        call: None,
         step: GlobalStep(0),
         read: None,
         extents: Extents::default(),

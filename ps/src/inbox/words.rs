@@ -6,9 +6,11 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use pushpull_common::call_window::CallWindow;
 use pushpull_common::catalogue::ShardLayout;
-use pushpull_common::ids::{GlobalStep, Sequence, TokenId};
+use pushpull_common::ids::{CallEpoch, CallNumber, CallSource, GlobalStep, Sequence, TokenId};
 use pushpull_common::protocol::message::Operation;
+use pushpull_common::protocol::{CallId, CallRef};
 use pushpull_store::commit::{Address, Journal, offset_of};
 use pushpull_store::layout::{Fault, PAGE_BYTES};
 use smallvec::{SmallVec, smallvec};
@@ -18,7 +20,11 @@ use super::{Inbox, PendingAnswer, PushArrival, PushSlot, is_for_trainable};
 use crate::client_key::ClientKey;
 
 /// The number of table words of a slot, without the map of its partitions and the row counts.
-const SLOT_WORDS: usize = 10;
+const SLOT_WORDS: usize = 14;
+
+/// The first of the four words of the call of a push: source, epoch, number and settled. A number of
+/// 0 means none.
+const CALL: usize = 10;
 
 /// A slot with a whole push, as decoded from its words.
 #[derive(Debug)]
@@ -83,6 +89,8 @@ pub(crate) fn whole_slots(
             token: TokenId(load(5)),
             generation: u32::try_from(load(6))
                 .map_err(|_| fault(6, "the generation of a token"))?,
+            call: call_of([0, 1, 2, 3].map(|word| load(CALL + word)))
+                .map_err(|()| fault(CALL, "a call with a number below the limit"))?,
             step: GlobalStep(load(7)),
             read: None,
             extents,
@@ -171,6 +179,9 @@ impl Inbox {
             for (word, value) in [0, 2, 3, 4, 5, 6, 7, 8, 9].into_iter().zip(fixed) {
                 journal.stage(at(word), value);
             }
+            for (word, value) in (CALL..).zip(call_words(push.call)) {
+                journal.stage(at(word), value);
+            }
             let rows =
                 layout.sparse().map(|p| self.rows(push_slot.number, p).map_or(0, |r| r.len()));
             let map = map_of(&push.extents, layout).into_iter();
@@ -219,6 +230,22 @@ impl Inbox {
         });
         crc.into()
     }
+}
+
+/// Returns the words of the call of a push.
+fn call_words(call: Option<CallRef>) -> [u64; 4] {
+    let of = |CallRef { id, settled }| [id.source.0, id.epoch.0, id.number.0, settled.0];
+    call.map_or([0; 4], of)
+}
+
+/// Decodes the words of [`call_words`].
+fn call_of([source, epoch, number, settled]: [u64; 4]) -> Result<Option<CallRef>, ()> {
+    if number >= CallWindow::NUMBER_LIMIT {
+        return Err(());
+    }
+    let (source, epoch, number) = (CallSource(source), CallEpoch(epoch), CallNumber(number));
+    let call = CallRef { id: CallId { source, epoch, number }, settled: CallNumber(settled) };
+    Ok((number.0 > 0).then_some(call))
 }
 
 /// Returns a bit for each partition that the extents cover. Those of a whole push end at partition

@@ -19,13 +19,15 @@ use pushpull_store::testing::planted::PlantedBugs;
 use pushpull_store::undo::UndoRow;
 
 use super::report::{
-    ArenaReport, ClientReport, CompletePush, DataReport, FileReport, Presence, ShardInspection,
-    ShardState, VariableReport, VariablesStage, Verdict,
+    ArenaReport, CallsReport, ClientReport, CompletePush, DataReport, FileReport, Presence,
+    ShardInspection, ShardState, VariableReport, VariablesStage, Verdict,
 };
+use crate::call_sources::CallSourceEntry;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
 use crate::runtime::boot;
 use crate::shard::peers::client_registry::ClientPresence;
+use crate::shard::shard_files::call_record::CallRecord;
 use crate::shard::shard_files::client_record::ClientRecord;
 use crate::shard::shard_files::control_file::control_fields;
 use crate::shard::shard_files::data_record::DataRecord;
@@ -53,6 +55,7 @@ impl ShardReader<'_> {
             state: None,
             variables: Vec::new(),
             data: None,
+            calls: Vec::new(),
             clients: Vec::new(),
             whole: Vec::new(),
             committed_words: None,
@@ -186,6 +189,12 @@ impl ShardReader<'_> {
     fn read_clients(&mut self, journal: &Journal, record: &ShardRecord) -> Option<()> {
         let data = DataRecord::load(journal, PlantedBugs::default());
         let mut data = self.fault(Kind::Control, 0, data)?;
+        let calls = CallRecord::load(journal, PlantedBugs::default());
+        let calls = self.fault(Kind::Control, 0, calls)?;
+        self.found.calls.extend(calls.entries().map(|(_, entry)| {
+            let CallSourceEntry { name, source, epoch, window } = entry.clone();
+            CallsReport { name, source, epoch, window }
+        }));
         let mut held = 0;
         for number in 0..record.clients {
             let client = ClientRecord::load(journal, number, PlantedBugs::default());

@@ -2,8 +2,11 @@
 
 use std::path::PathBuf;
 
+use pushpull_common::call_window::CallWindow;
 use pushpull_common::data_set::DataSet;
-use pushpull_common::ids::{GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId};
+use pushpull_common::ids::{
+    CallEpoch, CallSource, GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId,
+};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::Replication;
 
@@ -63,6 +66,8 @@ pub struct ShardInspection {
     pub variables: Vec<VariableReport>,
     /// The declared data set, on the step owner.
     pub data: Option<DataReport>,
+    /// The coordinators that have opened their calls.
+    pub calls: Vec<CallsReport>,
     /// The known clients.
     pub clients: Vec<ClientReport>,
     /// The complete pushes in the inbox, in the order of arrival.
@@ -175,6 +180,20 @@ pub struct DataReport {
     pub free: usize,
     /// The number of those that tokens hold.
     pub held: usize,
+}
+
+/// The calls of a coordinator that have settled on a shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CallsReport {
+    /// The coordinator's name.
+    pub name: String,
+    /// The number space of the calls.
+    pub source: CallSource,
+    /// The newest epoch.
+    pub epoch: CallEpoch,
+    /// The settled calls.
+    pub window: CallWindow,
 }
 
 /// The membership of a client.

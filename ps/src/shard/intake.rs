@@ -93,6 +93,15 @@ impl Intake {
         }
     }
 
+    /// Releases the push slot of a push of which it has received parts.
+    pub(super) fn release_begun(&mut self, client: ClientKey, sequence: Sequence, push_slot: u32) {
+        if let Some(inbox) = &mut self.inbox
+            && inbox.find(client, sequence) == Some(push_slot)
+        {
+            inbox.release(push_slot);
+        }
+    }
+
     /// Drops the pushes that have made no progress for a lease. Their push slots go to others.
     pub(super) fn reclaim_stalled(&mut self, now: Instant) {
         if let Some(inbox) = &mut self.inbox {
@@ -302,7 +311,13 @@ impl Intake {
             let push = inbox.find(client, sequence).and_then(|push_slot| inbox.arrival(push_slot));
             push.is_some_and(|push| push.whole.is_some())
         });
-        if !whole_here && self.is_stale_part(steps, incoming) {
+        if whole_here {
+            return true;
+        }
+        if !self.counts_for_call(peers, steps, out, incoming) {
+            return false;
+        }
+        if self.is_stale_part(steps, incoming) {
             self.skip_stale_part(peers, steps, out, incoming);
             return false;
         }
@@ -344,11 +359,7 @@ impl Intake {
     ) {
         let IncomingPart { request, client, part, .. } = incoming;
         let (client, push_slot, sequence) = (*client, part.push_slot, incoming.sequence());
-        if let Some(inbox) = &mut self.inbox
-            && inbox.find(client, sequence) == Some(push_slot)
-        {
-            inbox.release(push_slot);
-        }
+        self.release_begun(client, sequence, push_slot);
         if part.whole.is_none() {
             return;
         }

@@ -108,7 +108,10 @@ impl Shard {
         self.check_held();
         self.check_tokens();
         #[cfg(any(test, fuzzing))]
-        self.files.check_windows_are_saved(&self.peers);
+        {
+            self.files.check_windows_are_saved(&self.peers);
+            self.files.check_calls_are_saved(&self.steps);
+        }
     }
 
     /// Asserts that no request waits for something that is available.

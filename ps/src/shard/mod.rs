@@ -9,6 +9,7 @@
 mod applier;
 mod awaited;
 mod buffer_pool;
+mod calls;
 pub(crate) mod checkpoints;
 mod data;
 mod fused_ranges;

@@ -172,6 +172,9 @@ impl Shard {
                 }
             }
         }
+        if let Some(call) = &push.call {
+            self.steps.calls.settle(call);
+        }
         let outcome = Outcome::Applied {
             version: self.variables.version,
             step: self.steps.step(),
@@ -197,7 +200,9 @@ impl Shard {
     ) {
         let entry = self.peers.registry.client_mut(client);
         // The step owner tracks its tokens itself.
-        let spends = push.operation == (Operation::Gradient {}) && self.steps.owner.is_none();
+        let is_applied = matches!(outcome, Outcome::Applied { .. });
+        let spends =
+            is_applied && push.operation == (Operation::Gradient {}) && self.steps.owner.is_none();
         let token = if spends { push.token } else { TokenId(0) };
         entry.window.settle_under(token, push.sequence, outcome);
         if push.operation == (Operation::Gradient {}) {

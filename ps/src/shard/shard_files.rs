@@ -5,6 +5,7 @@
 //! answer promises is durable, and no code has to track its changes. The exceptions are clients and
 //! the entries of their push windows, which are tracked.
 
+pub(crate) mod call_record;
 pub(crate) mod client_record;
 pub(crate) mod control_file;
 pub(crate) mod data_record;
@@ -40,6 +41,7 @@ use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, map_words};
+use call_record::CallRecord;
 use client_record::ClientRecord;
 use data_record::DataRecord;
 use generation::{files_of_tables, remove_leftovers};
@@ -73,7 +75,7 @@ pub(super) const GROWTH: usize = 16;
 
 /// The bytes of the longest control file.
 pub(crate) const CONTROL_BYTES_MAX: usize =
-    (1 + 1 + DataRecord::CELLS + CLIENTS_MAX + 1 + GROWTH) * PAGE_BYTES;
+    (1 + 1 + DataRecord::CELLS + CallRecord::CELLS + CLIENTS_MAX + 1 + GROWTH) * PAGE_BYTES;
 
 /// Returns the words of a shard's largest transaction, for tables files of `table_words` words and
 /// `tables` embedding tables. The index changes of the embedding tables come on top.
@@ -82,7 +84,8 @@ pub(super) fn transaction_words(table_words: usize, tables: usize) -> usize {
     // have.
     let of_tables = tables * 8;
     let of_clients = CLIENTS_AT_ONCE * ClientRecord::WORDS;
-    table_words + of_tables + ShardRecord::WORDS + DataRecord::WORDS + of_clients
+    let of_shard = ShardRecord::WORDS + DataRecord::WORDS + CallRecord::WORDS;
+    table_words + of_tables + of_shard + of_clients
 }
 
 impl ShardFiles {
@@ -95,6 +98,8 @@ impl ShardFiles {
         steps: &mut Steps,
     ) {
         self.stage_shard(variables, peers, intake, steps);
+        let calls = steps.calls.take_changed();
+        CallRecord::save(&steps.calls, calls, |address, value| self.journal.stage(address, value));
         let mut changed = Vec::new();
         peers.registry.append_changed(&mut changed);
         if let Some(owner) = &mut steps.owner {
@@ -245,6 +250,16 @@ impl ShardFiles {
             peers.registry.client(key).window.saved(|word, value| {
                 let found = self.journal.load(Address::Control(first + word));
                 assert_eq!(found, value, "word {word} of the window of {key:?}");
+            });
+        }
+    }
+
+    /// Asserts that the arena has the words of every call source that is marked as saved.
+    #[cfg(any(test, fuzzing))]
+    pub(super) fn check_calls_are_saved(&self, steps: &Steps) {
+        if steps.calls.changed() == 0 {
+            CallRecord::save(&steps.calls, u64::MAX, |address, value| {
+                assert_eq!(self.journal.load(address), value, "{address:?} of the call sources");
             });
         }
     }

@@ -24,6 +24,7 @@ use crate::aggregate::step_coordinator::{Grant, StepCoordinator, TokenOutcome};
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::token_issuer::TokenIssuer;
 use crate::aggregate::token_ledger::Issued;
+use crate::call_sources::CallSources;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::inbox::PushArrival;
@@ -38,6 +39,8 @@ pub(super) struct Steps {
     /// The shards that take part in a step: those with variables, and the step owner's, in
     /// ascending order. The step owner numbers them in this order.
     pub(super) participants: SmallVec<[ShardId; 16]>,
+    /// The calls that have settled here.
+    pub(super) calls: CallSources,
     /// `Some` on the step owner.
     pub(super) owner: Option<TokenIssuer>,
     /// `Some` in synchronous mode.
@@ -73,6 +76,7 @@ impl Steps {
             config,
             counters,
             participants: owner.iter().map(|_| id).collect(),
+            calls: CallSources::new(planted),
             owner,
             follower,
             shards: PeerShards::default(),

@@ -83,7 +83,11 @@ impl Shard {
             ShardJob::Scan(scan) => scan.unbegun(),
             _ => None,
         };
-        if unbegun.is_some_and(|push_slot| self.drop_if_too_old(now, push_slot)) {
+        // A repeated gradient is never too old: its call has counted.
+        let drops = |push_slot| {
+            self.drop_if_repeated(now, push_slot) || self.drop_if_too_old(now, push_slot)
+        };
+        if unbegun.is_some_and(drops) {
             return self.job_done(now);
         }
         let Shard { applier, intake, variables, steps, pulls, files, .. } = self;

@@ -127,6 +127,14 @@ fn write_state(page: &mut String, state: &ShardState, shard: &ShardInspection) -
             data.free,
         )?;
     }
+    for calls in &shard.calls {
+        let (name, settled) = (&calls.name, calls.window.settled());
+        let (epoch, behind) = (calls.epoch, calls.window.bits().count_ones());
+        writeln!(
+            page,
+            "  calls      {name:?}, epoch {epoch}; settled up to {settled}, {behind} behind it"
+        )?;
+    }
     writeln!(page, "  intent     {intent}")?;
     writeln!(page, "  undo       {undo}")?;
     if let Some(number) = shard.newest_image {
@@ -221,6 +229,13 @@ fn json_of_shard(shard: &ShardInspection) -> Value {
         "state": shard.state.as_ref().map(json_of_state),
         "variables": shard.variables.iter().map(json_of_variable).collect::<Vec<_>>(),
         "data": shard.data.as_ref().map(json_of_data),
+        "calls": shard.calls.iter().map(|calls| json!({
+            "name": calls.name,
+            "source": calls.source.0,
+            "epoch": calls.epoch.0,
+            "settled": calls.window.settled().0,
+            "window": calls.window.bits(),
+        })).collect::<Vec<_>>(),
         "clients": shard.clients.iter().map(json_of_client).collect::<Vec<_>>(),
         "whole": shard.whole.iter().map(|push| json!({
             "push_slot": push.push_slot,

@@ -92,7 +92,7 @@ impl SynchronousChecker {
                 assert!(before.is_none_or(|before| before == step.0), "token {token}: {outcome:?}");
             }
             Outcome::Stale { .. } | Outcome::Withdrawn {} => _ = self.dropped.insert(token),
-            Outcome::Applied { .. } | Outcome::Held {} => {
+            Outcome::Applied { .. } | Outcome::Held {} | Outcome::Repeated {} => {
                 panic!("token {token}: {outcome:?} is no outcome of a synchronous push")
             }
         }

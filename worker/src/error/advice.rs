@@ -32,9 +32,12 @@ impl Advice {
             | Refusal::RestoreEpoch { .. }
             | Refusal::UnknownEpoch { .. } => Advice::Rejoin,
             // The gradient is at fault, or its token was granted to another worker meanwhile.
-            Refusal::NonFinite { .. } | Refusal::Overflow { .. } | Refusal::Token { .. } => {
-                Advice::SkipBatch
-            }
+            // Or the coordinator of the call that made it was closed or replaced meanwhile.
+            Refusal::NonFinite { .. }
+            | Refusal::Overflow { .. }
+            | Refusal::Token { .. }
+            | Refusal::UnknownCalls { .. }
+            | Refusal::CallEpoch { .. } => Advice::SkipBatch,
             // The others are faults of the program or the configuration of either side.
             _ => Advice::Stop,
         }

@@ -66,6 +66,15 @@ pub enum ConfigError {
         /// The first variable that is a mean.
         variable: String,
     },
+    /// A coordinator's name is empty or too long.
+    #[error(
+        "cannot open calls of the coordinator {name:?}: its name must have 1 to {} bytes",
+        pushpull_common::protocol::limits::COORDINATOR_NAME_BYTES_MAX
+    )]
+    CoordinatorName {
+        /// The name.
+        name: String,
+    },
     /// The placement strategy cannot place the variables.
     #[error(transparent)]
     Placement(#[from] PlacementError),

@@ -6,7 +6,9 @@ use pushpull_common::protocol::limits;
 use pushpull_common::protocol::message::{CallInputs, Input, NamedInput};
 use pushpull_common::protocol::wire::Text;
 
+use super::dispatch::ResourceId;
 use super::kept::Kept;
+use super::per_worker::PerWorker;
 use super::value::Value;
 
 /// A call of a function: its name, where it runs, and its inputs.
@@ -38,6 +40,7 @@ enum CallInput {
     Value(Value),
     Variable(String),
     Output { job: String, task: u32, call: u64, output: String },
+    PerWorker { resource: ResourceId, output: String },
 }
 
 impl Call {
@@ -75,9 +78,47 @@ impl Call {
     /// Gives the function an output that another call leaves on its server. The server of this call
     /// fetches it from there, once that call has ended.
     pub fn kept(self, name: &str, kept: &Kept, output: &str) -> Call {
-        let (job, task) = (kept.task().job.to_string(), kept.task().index);
-        let (call, output) = (kept.call(), output.to_owned());
-        self.input(name, CallInput::Output { job, task, call, output })
+        self.input(name, output_of(kept, output))
+    }
+
+    /// Gives the function what the worker that runs the call has of a per-worker value: see
+    /// [`super::Coordinator::per_worker`]. Only a coordinator can make the call.
+    #[doc(alias = "PerWorkerValues")]
+    pub fn per_worker(self, name: &str, value: &PerWorker, output: &str) -> Call {
+        let (resource, output) = (value.resource(), output.to_owned());
+        self.input(name, CallInput::PerWorker { resource, output })
+    }
+
+    /// Returns the per-worker values that the call needs.
+    pub(crate) fn resources(&self) -> Vec<ResourceId> {
+        let resource = |(_, input): &(String, CallInput)| match input {
+            CallInput::PerWorker { resource, .. } => Some(*resource),
+            _ => None,
+        };
+        self.inputs.iter().filter_map(resource).collect()
+    }
+
+    /// Leaves out per-worker values, to check what is the same on all workers.
+    pub(crate) fn without_per_worker(&self) -> Call {
+        let is_own =
+            |(_, input): &&(String, CallInput)| !matches!(input, CallInput::PerWorker { .. });
+        let inputs = self.inputs.iter().filter(is_own).cloned().collect();
+        Call { inputs, ..self.clone() }
+    }
+
+    /// Replaces per-worker values by those of one worker.
+    pub(crate) fn on_worker(&self, kept: impl Fn(ResourceId) -> Option<Kept>) -> Call {
+        let inputs = self.inputs.iter().map(|(name, input)| {
+            let input = match input {
+                CallInput::PerWorker { resource, output } => match kept(*resource) {
+                    Some(kept) => output_of(&kept, output),
+                    None => input.clone(),
+                },
+                other => other.clone(),
+            };
+            (name.clone(), input)
+        });
+        Call { inputs: inputs.collect(), ..self.clone() }
     }
 
     /// How long the client waits for the end of the call. The function is told to stop then.
@@ -121,6 +162,9 @@ impl Call {
                     let variable = variable.ok_or("the name of a variable is too long")?;
                     Input::Variable { variable }
                 }
+                CallInput::PerWorker { .. } => {
+                    return Err(format!("{name:?} is a per-worker value, for a coordinator"));
+                }
                 CallInput::Output { job, task, call, output } => {
                     let job = Text::new(job.as_str()).ok_or("the name of a job is too long")?;
                     let output = text_of(output)?;
@@ -134,4 +178,9 @@ impl Call {
             .ok_or_else(|| format!("{count} inputs, the limit is {}", limits::CALL_VALUES_MAX))?;
         Ok((inputs, values))
     }
+}
+
+fn output_of(kept: &Kept, output: &str) -> CallInput {
+    let (job, task) = (kept.task().job.to_string(), kept.task().index);
+    CallInput::Output { job, task, call: kept.call(), output: output.to_owned() }
 }

@@ -107,6 +107,14 @@ impl Client {
         Ok(Client { core, incarnation, timeout, target, target_link, _thread: thread })
     }
 
+    pub(crate) fn core(&self) -> &ClientCore {
+        &self.core
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// The task of the target.
     pub fn target(&self) -> &TaskId {
         &self.target
@@ -216,18 +224,7 @@ impl Client {
             let doing = doing.clone();
             ServiceError::NoTask { doing, reason }
         })?;
-        let (inputs, values) = call
-            .wire_inputs()
-            .map_err(|reason| ServiceError::Invalid { doing: doing.clone(), reason })?;
-        let order = CallOrder {
-            function: call.function.clone(),
-            device: call.device.clone(),
-            depth: 0,
-            retain,
-            ends_with_connection: call.ends_with_connection,
-            inputs,
-            values,
-        };
+        let order = order_of(call, retain)?;
         let deadline = Instant::now().checked_add(call.timeout.unwrap_or(self.timeout));
         let (number, reply) = self.core.call(link, order, deadline);
         Ok((link, task, number, reply))
@@ -254,7 +251,7 @@ impl Client {
         Ok((task, link))
     }
 
-    fn link(&self, task: &TaskId) -> Result<LinkId, String> {
+    pub(crate) fn link(&self, task: &TaskId) -> Result<LinkId, String> {
         match *task == self.target {
             true => Ok(self.target_link),
             false => self.core.link_of_task(task),
@@ -268,6 +265,22 @@ impl Client {
     pub async fn fetch(&self, kept: &Kept, output: &str) -> Result<super::Value, ServiceError> {
         kept.fetch(output, Instant::now().checked_add(self.timeout)).await
     }
+}
+
+/// Returns the order that a session carries out for a call.
+pub(crate) fn order_of(call: &Call, retain: bool) -> Result<CallOrder, ServiceError> {
+    let invalid = |reason| ServiceError::Invalid { doing: call.doing(), reason };
+    let (inputs, values) = call.wire_inputs().map_err(invalid)?;
+    Ok(CallOrder {
+        function: call.function.clone(),
+        device: call.device.clone(),
+        depth: 0,
+        retain,
+        scheduled: None,
+        ends_with_connection: call.ends_with_connection,
+        inputs,
+        values,
+    })
 }
 
 /// Returns the description of the first server that answers.
@@ -310,7 +323,7 @@ async fn describe_first(
     .await
 }
 
-async fn describe(
+pub(crate) async fn describe(
     core: &ClientCore,
     link: LinkId,
     deadline: Option<Instant>,
@@ -399,7 +412,9 @@ impl Drop for ClientThread {
     fn drop(&mut self) {
         self.core.end();
         drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
+        let this = std::thread::current().id();
+        // A task of the client itself may be the last that holds it.
+        if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != this) {
             // Its callers see a panic of the thread as an ended client.
             let _ = thread.join();
         }

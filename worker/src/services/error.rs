@@ -149,6 +149,21 @@ pub enum ServiceError {
         /// What is wrong.
         reason: String,
     },
+    /// The call had ended in an earlier run of its coordinator, and its value is gone. Its effect has
+    /// counted.
+    #[error("cannot fetch the value of call {number}: it had ended in an earlier run")]
+    EndedBefore {
+        /// The number of the call.
+        number: u64,
+    },
+    /// The parameter servers have failed.
+    #[error("cannot {doing}: {source}")]
+    Servers {
+        /// The operation.
+        doing: String,
+        /// Their error.
+        source: Box<crate::error::Error>,
+    },
     /// A value cannot be used as the program uses it.
     #[error(transparent)]
     Value(#[from] ValueError),

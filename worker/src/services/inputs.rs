@@ -1,5 +1,6 @@
 //! Fetches the inputs of a call that it does not bring itself.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use pushpull_common::ids::{Incarnation, TaskId};
@@ -15,7 +16,7 @@ use super::variables::Variables;
 /// Fetches variables of the parameter servers, and outputs that calls have left on other tasks.
 #[derive(Debug)]
 pub(crate) struct InputResolver {
-    pub(crate) variables: Variables,
+    pub(crate) variables: Arc<Variables>,
     pub(crate) client: ClientCore,
 }
 

@@ -5,16 +5,23 @@ use std::time::Instant;
 
 use pushpull_common::device::DeviceSpec;
 use pushpull_common::ids::TaskId;
+use pushpull_common::protocol::CallRef;
 use pushpull_common::tensor::Element;
 use pushpull_device::Device;
 
+use crate::gradients::params::{Gradients, Params};
+use crate::outcome::Push;
+
+use super::block_on::block_on;
 use super::cancel::CancelFlag;
 use super::functions::FunctionError;
 use super::outputs::unknown_value;
 use super::server_devices::ServerDevices;
 use super::states::{State, States};
+use super::trainer::TrainingStep;
 use super::value::Value;
 use super::value_error::ValueError;
+use super::variables::Variables;
 
 /// What the functions of one server share.
 #[derive(Debug)]
@@ -22,6 +29,7 @@ pub(crate) struct ServerShared {
     pub(crate) task: TaskId,
     pub(crate) states: States,
     pub(crate) devices: ServerDevices,
+    pub(crate) variables: Arc<Variables>,
 }
 
 /// One call of a function: its inputs, and what the server offers.
@@ -34,6 +42,10 @@ pub struct Invocation {
     pub(crate) device: usize,
     pub(crate) inputs: Vec<(String, Value)>,
     pub(crate) cancelled: Arc<CancelFlag>,
+    pub(crate) scheduled: Option<CallRef>,
+    pub(crate) step: Option<TrainingStep>,
+    /// The number of pushes of this call.
+    pub(crate) pushes: u32,
     pub(crate) shared: Arc<ServerShared>,
 }
 
@@ -106,6 +118,74 @@ impl Invocation {
         self.shared.states.get()
     }
 
+    /// The values of all dense variables, to compute gradients from. Takes a token from the parameter
+    /// servers the first time; [`Invocation::push`] spends it, and the end of the call returns it.
+    /// Blocks the thread: an asynchronous function uses [`Invocation::params_async`].
+    ///
+    /// # Errors
+    /// Those of taking a token and pulling, as errors that another execution may not meet.
+    pub fn params(&mut self) -> Result<&Params, FunctionError> {
+        block_on(self.params_async())
+    }
+
+    /// As [`Invocation::params`], as a future.
+    ///
+    /// # Errors
+    /// As [`Invocation::params`].
+    pub async fn params_async(&mut self) -> Result<&Params, FunctionError> {
+        if self.step.is_none() {
+            self.step = Some(self.shared.variables.begin_step().await?);
+        }
+        match &self.step {
+            Some(step) => Ok(step.params()),
+            None => Err(FunctionError::new("there is no step")),
+        }
+    }
+
+    /// Returns an empty set of gradients for [`Invocation::push`].
+    ///
+    /// # Errors
+    /// As [`Invocation::params`].
+    pub fn gradients(&mut self) -> Result<Gradients, FunctionError> {
+        block_on(self.gradients_async())
+    }
+
+    /// As [`Invocation::gradients`], as a future.
+    ///
+    /// # Errors
+    /// As [`Invocation::params`].
+    pub async fn gradients_async(&mut self) -> Result<Gradients, FunctionError> {
+        self.params_async().await?;
+        self.step.as_ref().map(TrainingStep::gradients).ok_or_else(no_step)
+    }
+
+    /// Pushes gradients of the values that [`Invocation::params`] has returned, and waits for the
+    /// outcome. In a call that a coordinator has scheduled they count once, however often the call
+    /// is executed: [`Push::Repeated`] if another execution was first.
+    ///
+    /// Blocks the thread: an asynchronous function uses [`Invocation::push_async`].
+    ///
+    /// # Errors
+    /// A second push of a call that a coordinator has scheduled, and those of
+    /// [`crate::Worker::push`].
+    pub fn push(&mut self, gradients: Gradients) -> Result<Push, FunctionError> {
+        block_on(self.push_async(gradients))
+    }
+
+    /// As [`Invocation::push`], as a future.
+    ///
+    /// # Errors
+    /// As [`Invocation::push`].
+    pub async fn push_async(&mut self, gradients: Gradients) -> Result<Push, FunctionError> {
+        self.params_async().await?;
+        let step = self.step.take().ok_or_else(no_step)?;
+        if self.pushes > 0 && self.scheduled.is_some() {
+            return Err(FunctionError::new("a scheduled call pushes once"));
+        }
+        self.pushes += 1;
+        step.push(gradients, self.scheduled).await
+    }
+
     /// Whether nobody waits for the result any more. A function that computes for long should ask
     /// now and then, and return.
     pub fn is_cancelled(&self) -> bool {
@@ -130,4 +210,8 @@ impl Invocation {
     pub fn device(&self) -> Result<Device, FunctionError> {
         Ok(self.shared.devices.open(self.device)?)
     }
+}
+
+fn no_step() -> FunctionError {
+    FunctionError::new("the step was taken by an earlier push")
 }

@@ -4,6 +4,7 @@ use pushpull_common::tensor::Element;
 
 use super::value::Value;
 use super::value_error::ValueError;
+use crate::outcome::Push;
 
 /// What a function returns: values by name.
 ///
@@ -110,6 +111,20 @@ pub(crate) fn unknown_value<'a>(name: &str, known: impl Iterator<Item = &'a str>
 impl From<Vec<(String, Value)>> for Outputs {
     fn from(values: Vec<(String, Value)>) -> Outputs {
         values.into_iter().fold(Outputs::new(), |outputs, (name, value)| outputs.with(&name, value))
+    }
+}
+
+/// The outcome, such as `applied`, and the step that it names.
+impl From<Push> for Outputs {
+    fn from(push: Push) -> Outputs {
+        let (outcome, step) = match push {
+            Push::Applied { step, .. } => ("applied", step),
+            Push::Accepted { step } => ("accepted", step),
+            Push::Stale { current } => ("stale", current),
+            Push::Withdrawn => ("withdrawn", 0),
+            Push::Repeated => ("repeated", 0),
+        };
+        Outputs::new().with("outcome", outcome).with("step", step as i64)
     }
 }
 

@@ -414,9 +414,9 @@ fn core_of(
         },
         table.clone(),
     );
-    let variables = Variables::new(&config.cluster, &config.task);
-    let task = config.task.clone();
-    let shared = Arc::new(ServerShared { task, states: States::default(), devices });
+    let variables = Arc::new(Variables::new(&config.cluster, &config.task));
+    let (task, states) = (config.task.clone(), States::default());
+    let shared = Arc::new(ServerShared { task, states, devices, variables: variables.clone() });
     let resolver = InputResolver { variables, client };
     ServerCore::new(service, config.functions.clone(), table, shared, resolver, runtime)
 }

@@ -7,8 +7,11 @@ use pushpull_common::ids::TaskId;
 use pushpull_common::tensor::{DType, bf16, f16};
 use tokio::sync::Mutex;
 
+use super::functions::FunctionError;
+use super::trainer::{Trainer, TrainingStep, function_error};
 use super::value::Value;
 use crate::config::WorkerConfig;
+use crate::error::Advice;
 use crate::reader::Reader;
 
 /// Why a variable cannot be an input.
@@ -26,6 +29,7 @@ pub(crate) enum VariableError {
 pub(crate) struct Variables {
     config: Option<WorkerConfig>,
     reader: Mutex<Option<Arc<Reader>>>,
+    trainer: Mutex<Option<Arc<Trainer>>>,
 }
 
 impl Variables {
@@ -33,7 +37,7 @@ impl Variables {
     pub(crate) fn new(cluster: &ClusterSpec, task: &TaskId) -> Variables {
         let has_servers = cluster.step_owner().is_some();
         let config = has_servers.then(|| WorkerConfig::new(cluster.clone(), task.clone()));
-        Variables { config, reader: Mutex::default() }
+        Variables { config, reader: Mutex::default(), trainer: Mutex::default() }
     }
 
     /// Pulls the newest values of a variable.
@@ -45,6 +49,28 @@ impl Variables {
             self.reader.lock().await.take_if(|current| Arc::ptr_eq(current, &reader));
         }
         pulled
+    }
+
+    /// Takes a token and pulls the values of its step.
+    pub(crate) async fn begin_step(&self) -> Result<TrainingStep, FunctionError> {
+        let Some(config) = &self.config else {
+            return Err(FunctionError::new("the cluster has no parameter servers"));
+        };
+        let mut shared = self.trainer.lock().await;
+        let trainer = match &*shared {
+            Some(trainer) => trainer.clone(),
+            None => {
+                let joined = Trainer::join(config.clone()).await.map_err(function_error)?;
+                shared.insert(Arc::new(joined)).clone()
+            }
+        };
+        drop(shared);
+        let begun = trainer.clone().begin_step().await;
+        if begun.as_ref().is_err_and(|error| error.advice() == Advice::Rejoin) {
+            // The next call joins again.
+            self.trainer.lock().await.take_if(|current| Arc::ptr_eq(current, &trainer));
+        }
+        begun.map_err(function_error)
     }
 
     async fn reader(&self) -> Result<Arc<Reader>, VariableError> {
@@ -99,6 +125,6 @@ fn unsuitable(error: super::value_error::ValueError) -> VariableError {
 }
 
 fn of_servers(error: crate::error::Error) -> VariableError {
-    let retry = error.advice() != crate::error::Advice::Stop;
+    let retry = error.advice() != Advice::Stop;
     VariableError::Servers { detail: error.to_string(), retry }
 }

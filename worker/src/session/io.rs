@@ -13,7 +13,7 @@ use pushpull_common::ids::{
 use pushpull_common::protocol::message::{
     NonFinitePolicy, Operation, Role, SharedPushBuffer, SharedValues,
 };
-use pushpull_common::protocol::{Envelope, FrameEvent, Grant, Header, Message, Outcome};
+use pushpull_common::protocol::{CallRef, Envelope, FrameEvent, Grant, Header, Message, Outcome};
 use smallvec::SmallVec;
 
 use crate::config::Checksums;
@@ -129,6 +129,8 @@ impl<I: IntoIterator<Item = (ShardId, u64)>> From<I> for GradientCounts {
 pub(crate) struct PushOrder {
     pub(crate) operation: Operation,
     pub(crate) grant: Option<Grant>,
+    /// The call that makes the gradient, if it counts once for a call.
+    pub(crate) call: Option<CallRef>,
     /// The point at which the values for this gradient were read.
     pub(crate) read: ReadPoint,
     /// Gradients sent by a scatter, after the parts.
@@ -146,7 +148,7 @@ impl PushOrder {
         read: ReadPoint,
         parts: Vec<(ShardId, Vec<OutgoingPart>)>,
     ) -> PushOrder {
-        PushOrder { operation, grant, read, scattered: None, staged: None, parts }
+        PushOrder { operation, grant, call: None, read, scattered: None, staged: None, parts }
     }
 }
 

@@ -55,6 +55,9 @@ impl ShardRequest {
             Message::Finish(_) => "finish the training",
             Message::AwaitEnd(_) => "wait for the end of the training",
             Message::Leave(_) => "leave",
+            Message::OpenCalls(_) => "open calls",
+            Message::CallsQuery(_) => "ask for settled calls",
+            Message::CloseCalls(_) => "close calls",
             _ => "ask",
         }
     }
@@ -76,6 +79,8 @@ impl ShardRequest {
                 | (Message::Finish(_), Message::Finished(_))
                 | (Message::AwaitEnd(_), Message::Ended(_))
                 | (Message::Leave(_), Message::Left(_))
+                | (Message::OpenCalls(_) | Message::CallsQuery(_), Message::CallsAre(_))
+                | (Message::CloseCalls(_), Message::CallsClosed(_))
         )
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use pushpull_common::ids::Sequence;
+use pushpull_common::protocol::CallRef;
 use pushpull_common::protocol::message::Operation;
 
 use super::{POOL_MAX, Worker};
@@ -49,12 +50,48 @@ impl Worker {
     /// model, [`Error::Window`] if too many pushes are unsettled, [`Error::NonFinite`],
     /// [`Error::Overflow`], [`Error::TableFull`], and those of the session.
     pub fn push(&mut self, token: Token, gradients: Gradients) -> PushHandle {
+        self.push_under(token, gradients, None)
+    }
+
+    /// Pushes gradients that count once for a call, however often the call is executed.
+    ///
+    /// Otherwise like [`Worker::push`], with these differences:
+    ///
+    /// - The step owner decides first, which costs a round trip with several shards.
+    /// - [`Push::Repeated`]: another execution of the call had counted there. The token goes back, and
+    ///   the step does not advance. The shards that the other execution did not reach count this
+    ///   one.
+    /// - Every shard of the variables has a share, if an empty one.
+    ///
+    /// # Errors
+    /// Those of [`Worker::push`], and [`Error::Refused`] with
+    /// [`Refusal::UnknownCalls`](pushpull_common::protocol::Refusal::UnknownCalls) if the calls are
+    /// closed, [`Refusal::CallEpoch`](pushpull_common::protocol::Refusal::CallEpoch) if their
+    /// coordinator has been replaced,
+    /// [`Refusal::CallWindow`](pushpull_common::protocol::Refusal::CallWindow) for a number behind
+    /// the call window, and
+    /// [`Refusal::Unsupported`](pushpull_common::protocol::Refusal::Unsupported) in synchronous mode.
+    pub fn push_for_call(
+        &mut self,
+        token: Token,
+        gradients: Gradients,
+        call: CallRef,
+    ) -> PushHandle {
+        self.push_under(token, gradients, Some(call))
+    }
+
+    fn push_under(
+        &mut self,
+        token: Token,
+        gradients: Gradients,
+        call: Option<CallRef>,
+    ) -> PushHandle {
         let model = match self.model("push") {
             Ok(model) => model.clone(),
             Err(error) => return PushHandle::new(self.client.caller.failed("push", error), None),
         };
         match self.order(&model, token, gradients) {
-            Ok(order) => model.push(SessionCommand::Push { order }),
+            Ok(order) => model.push(SessionCommand::Push { order: PushOrder { call, ..order } }),
             Err(error) => model.failed_push(error),
         }
     }

@@ -3,6 +3,7 @@
 use super::sessions::BodyCrc;
 use crate::ids::Incarnation;
 use crate::protocol::limits;
+use crate::protocol::outcome::CallRef;
 use crate::protocol::refusal::Detail;
 use crate::protocol::wire::{List, Text, wire_enum, wire_struct};
 
@@ -106,7 +107,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Calls a function. The body has the first bytes of the inputs that are values; `CallPart`s have
+    /// Calls a function. The body has the first bytes of the inputs that are values; `InputPart`s have
     /// the others.
     Call {
         /// The number of the call, from 1 in each incarnation of the client. A server executes a
@@ -124,13 +125,15 @@ wire_struct! {
         device: Text<{ limits::CALL_DEVICE_BYTES_MAX }>,
         /// Whether the outputs stay on the server. Otherwise they are sent.
         retain: bool,
+        /// The call of a coordinator that this is an execution of.
+        scheduled: Option<CallRef>,
         /// The inputs.
         inputs: List<NamedInput, { limits::CALL_VALUES_MAX }>,
     }
 }
 wire_struct! {
     /// More bytes of the inputs of a call, under its request.
-    CallPart {
+    InputPart {
         /// The call.
         call: u64,
         /// The number of bytes before these.

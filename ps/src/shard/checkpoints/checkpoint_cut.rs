@@ -17,7 +17,7 @@ use pushpull_store::store::StoreImage;
 
 use super::saver_order::{SaveRequester, SaverOrder};
 use crate::aggregate::token_issuer::TokenIssuer;
-use crate::checkpoint::{CheckpointName, ClientWindow, DataEntry};
+use crate::checkpoint::{CallsEntry, CheckpointName, ClientWindow, DataEntry};
 use crate::shard::checkpoints::ShardCheckpoints;
 use crate::shard::output::{Outputs, ShardOutput};
 use crate::shard::peers::Peers;
@@ -38,6 +38,8 @@ pub(crate) struct CheckpointCut {
     pub(in crate::shard) clients: Vec<ClientWindow>,
     /// The data position at that moment, on the step owner.
     pub(in crate::shard) data: Option<DataEntry>,
+    /// The calls that have counted in the values.
+    pub(in crate::shard) calls: Vec<CallsEntry>,
     since: Instant,
 }
 
@@ -61,6 +63,7 @@ impl CheckpointCut {
             gradients: variables.gradients,
             clients: peers.registry.windows(),
             data: steps.owner.as_ref().and_then(data_entry),
+            calls: steps.calls.entries().map(|(_, entry)| entry.into()).collect(),
             since: now,
         })
     }

@@ -13,7 +13,7 @@ use pushpull_store::testing::planted::Bug;
 
 use crate::aggregate::data_position::{DataBatch, DataPosition};
 use crate::checkpoint::{
-    AbandonFlag, CheckpointError, CheckpointName, CheckpointPiece, CheckpointStorage,
+    AbandonFlag, CallsEntry, CheckpointError, CheckpointName, CheckpointPiece, CheckpointStorage,
     CheckpointTraining, Opened, RestoredShard, RowHead,
 };
 use crate::error::StorageError;
@@ -269,6 +269,8 @@ impl Shard {
             }
             self.counters.global_step.set(step.0);
         }
+        // The manifest has been checked.
+        self.steps.calls.roll_back(counts.calls.iter().filter_map(CallsEntry::entry).collect());
         self.steps.set_participants(store.catalogue().shards());
         self.variables.state = VariablesState::Ready(store);
         self.variables.count_tables();

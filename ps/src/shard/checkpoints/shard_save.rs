@@ -35,7 +35,7 @@ impl ShardSave {
     pub(crate) fn run(self, storage: Arc<dyn CheckpointStorage>) -> Result<Vec<u8>, String> {
         let storage = &*self.abandon_flag.watch(storage);
         let (catalogue, shard, training) = (&*self.catalogue, self.shard, &self.training);
-        let CheckpointCut { mut image, version, gradients, clients, data, .. } = self.cut;
+        let CheckpointCut { mut image, version, gradients, clients, data, calls, .. } = self.cut;
         let tables = std::mem::take(&mut image.tables);
         let file = write_shard(storage, self.name, catalogue, shard, training, image, self.planted);
         let file = file.map_err(|error| error.to_string())?;
@@ -53,6 +53,7 @@ impl ShardSave {
             gradients,
             clients,
             data,
+            calls,
         };
         serde_json::to_vec(&entry).map_err(|error| error.to_string())
     }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use pushpull_common::codec::{Encoding, ScaleBlocks};
 use pushpull_common::ids::VariableId;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
-use pushpull_common::protocol::message::{Operation, PushPart};
+use pushpull_common::protocol::message::{Operation, PushEncoded, PushPart};
 use pushpull_common::protocol::{Header, Refusal};
 use pushpull_common::tensor::DType;
 use pushpull_store::store::Store;
@@ -19,6 +19,13 @@ pub(in crate::shard) struct PartEncoding {
     pub(in crate::shard) encoding: u8,
     pub(in crate::shard) elements: u32,
     pub(in crate::shard) factor: f64,
+}
+
+impl PartEncoding {
+    pub(in crate::shard) fn of(encoded: &PushEncoded) -> PartEncoding {
+        let &PushEncoded { encoding, elements, factor, .. } = encoded;
+        PartEncoding { encoding, elements, factor }
+    }
 }
 
 /// An encoded body of a part.

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use pushpull_common::ids::{GlobalStep, Sequence, VariableId};
 use pushpull_common::protocol::message::{Operation, PushPart, PushShared, Role, SharedRange};
-use pushpull_common::protocol::{Header, Refusal};
+use pushpull_common::protocol::{CallRef, Header, Refusal};
 
 use super::encoded_parts::{EncodedPart, PartBody, PartEncoding};
 use super::whole_push::WholePush;
@@ -30,6 +30,8 @@ pub(in crate::shard) struct IncomingPart {
     pub(in crate::shard) client: ClientKey,
     /// The fields of its message.
     pub(in crate::shard) part: PushPart,
+    /// The call that makes the push, if any.
+    pub(in crate::shard) call: Option<CallRef>,
     /// The range in the shard's layout. Empty for a part without a body.
     pub(in crate::shard) range: Range<u64>,
     /// The encoding of the body, if it is encoded.
@@ -42,11 +44,12 @@ impl IncomingPart {
         request: PeerRequest,
         client: ClientKey,
         shared: &PushShared,
+        call: Option<CallRef>,
     ) -> IncomingPart {
         let PushShared { operation, token, generation, push_slot, whole, next, read, .. } = *shared;
         let part =
             PushPart { operation, token, generation, push_slot, offset: 0, whole, next, read };
-        IncomingPart { request, client, part, range: 0..0, encoded: None }
+        IncomingPart { request, client, part, call, range: 0..0, encoded: None }
     }
 
     pub(in crate::shard) fn sequence(&self) -> Sequence {
@@ -69,6 +72,7 @@ impl IncomingPart {
             operation: part.operation,
             token: part.token,
             generation: part.generation,
+            call: self.call,
             // No client can have read a step that was not made.
             step: step.map_or(named, |step| named.min(GlobalStep(step))),
             read: part.read,
@@ -282,7 +286,7 @@ impl Shard {
         header: &Header,
         request: PeerRequest,
         client: ClientKey,
-        part: PushPart,
+        (part, call): (PushPart, Option<CallRef>),
         form: Option<PartEncoding>,
     ) {
         let body = PartBody::of(self.variables.store(), header, &part, form);
@@ -290,7 +294,7 @@ impl Shard {
             Ok(body) => (body, None),
             Err(refusal) => (PartBody::default(), Some(refusal)),
         };
-        let mut incoming = IncomingPart { request, client, part, range, encoded };
+        let mut incoming = IncomingPart { request, client, part, call, range, encoded };
         let Shard { variables, files, peers, intake, applier, steps, out, .. } = self;
         if !intake.is_part_needed(peers, steps, out, &incoming) {
             return;
@@ -317,8 +321,9 @@ impl Shard {
         request: PeerRequest,
         client: ClientKey,
         shared: &PushShared,
+        call: Option<CallRef>,
     ) {
-        let incoming = IncomingPart::in_push_buffer(request, client, shared);
+        let incoming = IncomingPart::in_push_buffer(request, client, shared, call);
         let Shard { peers, intake, steps, out, .. } = self;
         if !intake.is_part_needed(peers, steps, out, &incoming) {
             return;

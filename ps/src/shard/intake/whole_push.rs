@@ -66,6 +66,9 @@ impl WholePush {
             Some(owner) => owner.ledger().holds(client, token, generation),
             None => peers.could_hold_token(client, token, generation),
         };
+        if let Some(call) = &push.call {
+            steps.calls.check(call)?;
+        }
         // A token pays for one push.
         let spent = inbox.whole_tokens().any(|other| other == token);
         if gradient && (token.0 == 0 || !held || spent) {

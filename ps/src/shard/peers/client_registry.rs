@@ -241,7 +241,7 @@ impl ClientRegistry {
     }
 
     /// Assigns a new epoch, which is above all others.
-    fn mint(&mut self, now: Instant) -> Result<ClientEpoch, Refusal> {
+    pub(crate) fn mint(&mut self, now: Instant) -> Result<ClientEpoch, Refusal> {
         let next = (self.newest_epoch + 1).max(self.epoch_of(now));
         if next >= EPOCH_LIMIT {
             let what = Detail::clipped("client epochs");
@@ -251,10 +251,15 @@ impl ClientRegistry {
         Ok(ClientEpoch(next))
     }
 
+    /// Returns the newest epoch that the step owner can have assigned by now, on another shard.
+    pub(crate) fn newest_from_owner(&self, now: Instant) -> u64 {
+        self.epoch_of(now).saturating_add(EPOCHS_AHEAD).min(EPOCH_LIMIT - 1)
+    }
+
     /// Returns the newest epoch that a task may claim that has no entry here, or an older epoch.
     fn newest_for(&self, known: Option<ClientKey>, mint: bool, now: Instant) -> u64 {
         match (mint, known) {
-            (false, _) => self.epoch_of(now).saturating_add(EPOCHS_AHEAD).min(EPOCH_LIMIT - 1),
+            (false, _) => self.newest_from_owner(now),
             // The entry has the epoch that it was last assigned.
             (true, Some(key)) => self.client(key).epoch.0,
             // A server that has lost its state since may have assigned one.

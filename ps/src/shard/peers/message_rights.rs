@@ -54,6 +54,13 @@ impl MessageRights {
             Message::PushPart(part) => MessageRights::of_push(part.operation),
             Message::PushEncoded(encoded) => MessageRights::of_push(encoded.part.operation),
             Message::PushShared(shared) => MessageRights::of_push(shared.operation),
+            Message::CallPart(of) => MessageRights::of_push(of.part.operation),
+            Message::CallEncoded(of) => MessageRights::of_push(of.encoded.part.operation),
+            Message::CallShared(of) => MessageRights::of_push(of.shared.operation),
+            // Calls outlive the client that has opened them: they need no lease.
+            Message::OpenCalls(_) | Message::CallsQuery(_) | Message::CloseCalls(_) => {
+                Senders::Clients.rights()
+            }
             // Querying the outcome of a push is not a read: the answer could report a push that is
             // not on disk.
             Message::ReturnToken(_)

@@ -12,6 +12,7 @@ use super::connection_state::{ConnectionState, ExpectedBody};
 use super::message_rights::MessageRights;
 use super::parked_requests::{ParkedRequest, WaitReason};
 use crate::client_key::ClientKey;
+use crate::shard::calls::CoordinatorRequest;
 use crate::shard::data::DataDeclaration;
 use crate::shard::intake::encoded_parts::PartEncoding;
 use crate::shard::output::Outputs;
@@ -175,12 +176,18 @@ impl Shard {
             }
             (Message::Reserve(_), Some(client)) => intake.reserve(peers, out, request, client),
             (Message::PushPart(part), Some(client)) => {
-                self.part(header, request, client, part, None);
+                self.part(header, request, client, (part, None), None);
             }
             (Message::PushEncoded(encoded), Some(client)) => {
-                let message::PushEncoded { part, encoding, elements, factor } = encoded;
-                let form = PartEncoding { encoding, elements, factor };
-                self.part(header, request, client, part, Some(form));
+                let form = PartEncoding::of(&encoded);
+                self.part(header, request, client, (encoded.part, None), Some(form));
+            }
+            (Message::CallPart(message::CallPart { part, call }), Some(client)) => {
+                self.part(header, request, client, (part, Some(call)), None);
+            }
+            (Message::CallEncoded(message::CallEncoded { encoded, call }), Some(client)) => {
+                let form = PartEncoding::of(&encoded);
+                self.part(header, request, client, (encoded.part, Some(call)), Some(form));
             }
             (Message::SharePushBuffer(_), Some(client)) => {
                 let shared = peers.check_shareable(&request).and_then(|()| {
@@ -189,7 +196,21 @@ impl Shard {
                 peers.send_shared(out, &request, shared);
             }
             (Message::PushShared(shared), Some(client)) => {
-                self.push_shared(request, client, &shared);
+                self.push_shared(request, client, &shared, None);
+            }
+            (Message::CallShared(message::CallShared { shared, call }), Some(client)) => {
+                self.push_shared(request, client, &shared, Some(call));
+            }
+            (Message::OpenCalls(open), _) => {
+                CoordinatorRequest::Open(open).answer(steps, variables, peers, out, &request);
+            }
+            (Message::CallsQuery(query), _) => {
+                let name = query.name.as_str().to_owned();
+                let query = CoordinatorRequest::Query { name };
+                query.answer(steps, variables, peers, out, &request);
+            }
+            (Message::CloseCalls(close), _) => {
+                CoordinatorRequest::Close(close).answer(steps, variables, peers, out, &request);
             }
             (Message::Withdraw(_), Some(client)) => intake.withdraw(peers, out, &request, client),
             (Message::OutcomeQuery(_), Some(client)) => {

@@ -6,6 +6,7 @@ use pushpull_store::commit::{Address, CELL_WORDS, Journal};
 use pushpull_store::layout::Fault;
 use pushpull_store::testing::planted::PlantedBugs;
 
+use super::call_record::CallRecord;
 use super::data_record::DataRecord;
 use super::record::{COUNT_LIMIT, wrong};
 use crate::aggregate::bounded_staleness::ReplicaProgress;
@@ -43,7 +44,7 @@ impl ClientRecord {
 
     /// Returns the index of a client's first control word.
     pub(crate) fn first_word(client: usize) -> usize {
-        (1 + DataRecord::CELLS + client) * CELL_WORDS
+        (1 + DataRecord::CELLS + CallRecord::CELLS + client) * CELL_WORDS
     }
 
     /// Returns the index of the first control word of a client's push window.
@@ -172,6 +173,7 @@ mod tests {
             step().prop_map(|current| Outcome::Stale { current }),
             Just(Outcome::Withdrawn {}),
             Just(Outcome::Held {}),
+            Just(Outcome::Repeated {}),
         ]
     }
 
@@ -233,6 +235,6 @@ mod tests {
     fn words_have_their_documented_indices() {
         assert_eq!((JOB, TOKENS, WINDOW, PROGRESS, ClientRecord::WORDS), (4, 12, 77, 334, 336));
         let first = ClientRecord::first_word(0);
-        assert_eq!((offset_of(Address::Control(510)), first), (8176, 5 * 511));
+        assert_eq!((offset_of(Address::Control(510)), first), (8176, 7 * 511));
     }
 }

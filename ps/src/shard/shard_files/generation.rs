@@ -259,6 +259,7 @@ impl Shard {
             // Its tokens have been forgotten. A restore brings the position of its checkpoint.
             owner.set_data(None);
         }
+        self.steps.calls.clear();
         self.steps.set_participants(std::iter::empty());
         self.pulls.last_pulls.clear();
         if let Some(inbox) = self.intake.inbox.take() {

@@ -13,6 +13,7 @@ use pushpull_store::layout::{Fault, Kind, PAGE_BYTES};
 use pushpull_store::store::Store;
 use pushpull_store::table::Table;
 
+use super::call_record::CallRecord;
 use super::client_record::ClientRecord;
 use super::data_record::DataRecord;
 use super::generation::{Generation, open_catalogue};
@@ -65,6 +66,8 @@ impl Recovery {
         if steps.follower.is_some() {
             steps.follower = Some(StepFollower::new(record.applied, files.config.planted));
         }
+        steps.calls = CallRecord::load(&files.journal, files.config.planted)
+            .map_err(|fault| files.arena.storage.corrupt(&file_name(Kind::Control, 0), fault))?;
         for number in 0..record.clients {
             self.restore_client(files, peers, steps, number).map_err(|fault| {
                 files.arena.storage.corrupt(&file_name(Kind::Control, 0), fault)

@@ -13,6 +13,7 @@ use pushpull_store::commit::{Journal, is_unused_intent};
 use pushpull_store::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 use pushpull_store::table::Table;
 
+use super::call_record::CallRecord;
 use super::client_record::ClientRecord;
 use super::control_file::{OpenedControl, control_text, open_control};
 use super::data_record::DataRecord;
@@ -64,7 +65,7 @@ impl ShardSetup {
         let stamp = Stamp { shard: self.id, arena: run.arena };
         let text = control_text(&run, &self.identity);
         let arena = Arena { storage, stamp };
-        let bytes = (1 + 1 + DataRecord::CELLS + GROWTH) * PAGE_BYTES;
+        let bytes = (1 + 1 + DataRecord::CELLS + CallRecord::CELLS + GROWTH) * PAGE_BYTES;
         let mut control = arena.storage.create(CONTROL_NEW, bytes as u64)?;
         let page = Page { kind: Kind::Control, stamp, generation: 0, text };
         control.write(0, &page.encode());

@@ -44,6 +44,8 @@ pub(super) struct Tables {
     next_token: u64,
     finished: bool,
     newest_epoch: u64,
+    /// The newest epoch of closed calls, and the open ones.
+    calls: String,
     clients: Vec<DurableClientState>,
     /// 0 for no variables, 1 for declared, 2 for ready.
     variables: u8,
@@ -95,6 +97,11 @@ impl PersistentState {
             next_token: steps.next_token.max(1),
             finished: steps.finished,
             newest_epoch: shard.peers.registry.newest_epoch(),
+            calls: format!(
+                "{} {:?}",
+                shard.steps.calls.closed(),
+                shard.steps.calls.entries().collect::<Vec<_>>()
+            ),
             clients: clients.collect(),
             variables,
             generation: shard.files.generation,

@@ -4,6 +4,7 @@ mod accounts;
 mod actors;
 mod arenas;
 mod bounds;
+mod calls;
 mod chiefs;
 mod clipping;
 mod corruption;

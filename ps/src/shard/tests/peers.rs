@@ -9,10 +9,12 @@ use pushpull_common::ids::{
 };
 use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::protocol::message::{
-    BodyCrc, Hello, Operation, PulledEncoded, PushEncoded, PushPart, Role,
+    BodyCrc, CallPart, Hello, Operation, PulledEncoded, PushEncoded, PushPart, Role,
 };
 use pushpull_common::protocol::wire::{List, Text};
-use pushpull_common::protocol::{BodyStamp, Envelope, Grant, Header, Message, encode, version};
+use pushpull_common::protocol::{
+    BodyStamp, CallRef, Envelope, Grant, Header, Message, encode, version,
+};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
@@ -37,6 +39,8 @@ pub(super) struct Push {
     pub(super) next: bool,
     /// How many gradients had been applied to the values that it was computed from.
     pub(super) read: Option<u64>,
+    /// The call that makes it.
+    pub(super) call: Option<CallRef>,
 }
 
 pub(super) fn worker(task: u32) -> Peer {
@@ -124,13 +128,13 @@ impl Peer {
 impl Push {
     pub(super) fn gradient(sequence: u64, grant: Grant, push_slot: u32) -> Push {
         let operation = Operation::Gradient {};
-        Push { sequence, operation, grant, push_slot, next: false, read: None }
+        Push { sequence, operation, grant, push_slot, next: false, read: None, call: None }
     }
 
     pub(super) fn plain(sequence: u64, operation: Operation, push_slot: u32) -> Push {
         let (token, step) = (TokenId(0), GlobalStep(0));
         let grant = Grant { token, generation: 0, step, push_slot: 0, samples: None, ahead: None };
-        Push { sequence, operation, grant, push_slot, next: false, read: None }
+        Push { sequence, operation, grant, push_slot, next: false, read: None, call: None }
     }
 
     pub(super) fn part(&self, offset: u64, whole: Option<u64>) -> Message {
@@ -144,7 +148,10 @@ impl Push {
             next: whole.is_some() && self.next,
             read: self.read,
         };
-        part.into()
+        match self.call {
+            None => part.into(),
+            Some(call) => CallPart { part, call }.into(),
+        }
     }
 
     /// Returns the message of a part with an encoded body.

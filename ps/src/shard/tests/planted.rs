@@ -21,7 +21,11 @@ struct Layer {
 /// The suites, the quick ones first.
 const LAYERS: &[Layer] = &[
     Layer { name: "window", run: crate::push_window::tests::suite, looks_for: is_of_state },
-    Layer { name: "scenarios", run: scenarios, looks_for: is_of_state },
+    Layer {
+        name: "scenarios",
+        run: scenarios,
+        looks_for: |bug| is_of_state(bug) || is_of_calls(bug),
+    },
     Layer {
         name: "random runs",
         run: |planted| super::model::suite(planted, 0..RUNS),
@@ -43,7 +47,12 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "rules",
         run: |planted| _ = crate::aggregate::tests::exhaustive::suite(planted),
-        looks_for: |bug| !is_of_state(bug),
+        looks_for: |bug| !is_of_state(bug) && !is_of_calls(bug),
+    },
+    Layer {
+        name: "calls",
+        run: |planted| _ = crate::call_sources::model::suite(planted),
+        looks_for: is_of_calls,
     },
 ];
 
@@ -60,7 +69,12 @@ fn is_of_state(bug: Bug) -> bool {
             | Bug::SpendBatchEarly
             | Bug::PositionNotRestored
             | Bug::GrantReturnedBatchTwice
-    )
+    ) && !is_of_calls(bug)
+}
+
+/// Whether a bug is in the rules of calls.
+fn is_of_calls(bug: Bug) -> bool {
+    matches!(bug, Bug::CallNotRecorded | Bug::CallWatermarkAhead)
 }
 
 /// Bugs that only a whole cluster shows. The simulator finds them.
@@ -93,6 +107,7 @@ fn scenarios(planted: PlantedBugs) {
     super::handshakes::an_older_incarnation_is_fenced(planted);
     super::resends::a_restarted_client_is_another(planted);
     super::chiefs::an_older_chief_is_fenced(planted);
+    super::calls::every_call_counts_once(planted);
 }
 
 fn power_cuts(planted: PlantedBugs) {

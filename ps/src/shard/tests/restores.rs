@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
-use pushpull_common::ids::{GlobalStep, RestoreEpoch, TokenId};
+use pushpull_common::ids::{CallNumber, GlobalStep, RestoreEpoch, TokenId};
 use pushpull_common::protocol::message::{CheckpointId, Role};
 use pushpull_common::protocol::wire::Text;
-use pushpull_common::protocol::{Message, Refusal, message};
+use pushpull_common::protocol::{CallRef, Message, Outcome, Refusal, message};
 use pushpull_common::variable::VariableSpec;
 use pushpull_optim::optimizer::Sgd;
 
+use super::calls::{call, calls_are, open};
 use super::peers::{Peer, Push, bytes_of, chief, f32s, worker};
 use super::world::{ConnectionId, World};
 use crate::checkpoint::tests::gate::Gate;
@@ -124,6 +125,53 @@ fn state_from_before_a_restore_does_not_outlive_it() {
     assert_eq!(f32s(&world.values(line)), [2.0; 4]);
     push(&mut world, line, 1);
     assert_eq!(world.metrics().global_step, 3);
+}
+
+#[test]
+fn calls_go_back_with_the_values_in_which_they_have_counted() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut world, chief_line, storage) = world(folder.path());
+    let mut peer = worker(1);
+    let line = world.join(0, &mut peer);
+    let opened = calls_are(world.ask(line, open("trainer")));
+    let push_call = |world: &mut World, line, sequence, call| {
+        let (grant, push_slot) = (world.token(line), world.push_slot(line));
+        let push = Push::gradient(sequence, grant, push_slot);
+        let push = Push { call: Some(call), ..push };
+        let body = bytes_of(&[-1_f32; ELEMENTS as usize]);
+        match world.push_answer(line, &push, &[(0, &body)]) {
+            Message::PushAnswer(answer) => Ok(answer.outcome != Outcome::Repeated {}),
+            Message::Refused(refused) => Err(refused.refusal),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(push_call(&mut world, line, 1, call(&opened, 1)), Ok(true));
+    assert_eq!(push_call(&mut world, line, 2, call(&opened, 3)), Ok(true));
+    let checkpoint = save(&mut world, &storage, 2);
+    assert_eq!(push_call(&mut world, line, 3, call(&opened, 2)), Ok(true));
+    assert_eq!(push_call(&mut world, line, 4, call(&opened, 4)), Ok(true));
+    calls_are(world.ask(line, open("another")));
+    world.disconnect(line);
+    let ready = restore(&mut world, chief_line, checkpoint, 2);
+    assert!(matches!(ready, Some(Message::Ready(_))), "{ready:?}");
+    for _ in 0..2 {
+        let line = world.join(0, &mut peer.restarted());
+        let query = |name| Message::from(message::CallsQuery { name: Text::clipped(name) });
+        let found = calls_are(world.ask(line, query("trainer")));
+        assert!(found.source == opened.source && found.epoch > opened.epoch);
+        assert_eq!((found.settled.0, found.window), (1, 0b10));
+        assert!(matches!(world.refused(line, query("another")), Refusal::UnknownCalls { .. }));
+        world.restart(0).unwrap();
+    }
+    let line = world.join(0, &mut worker(3));
+    // The coordinator has seen four calls settle, and two of them are undone.
+    let late = CallRef { settled: CallNumber(4), ..call(&opened, 5) };
+    let fenced = push_call(&mut world, line, 1, late);
+    assert!(matches!(fenced, Err(Refusal::CallEpoch { .. })), "{fenced:?}");
+    let resumed = calls_are(world.ask(line, open("trainer")));
+    assert_eq!(push_call(&mut world, line, 2, call(&resumed, 3)), Ok(false));
+    assert_eq!(push_call(&mut world, line, 3, call(&resumed, 2)), Ok(true));
+    assert_eq!(f32s(&world.values(line)), [3.0; 4]);
 }
 
 #[test]

@@ -1,12 +1,16 @@
 //! The messages of an adversary: honest pushes, and any message with any numbers.
 
 use pushpull_common::catalogue::{Catalogue, Partition, ShardLayout};
-use pushpull_common::ids::{ClientEpoch, GlobalStep, PartitionId, RestoreEpoch, ShardId, TokenId};
+use pushpull_common::ids::{
+    CallEpoch, CallNumber, CallSource, ClientEpoch, GlobalStep, PartitionId, RestoreEpoch, ShardId,
+    TokenId,
+};
+use pushpull_common::protocol::limits::COORDINATOR_NAME_BYTES_MAX;
 use pushpull_common::protocol::message::{
     self, CheckpointId, Operation, PushEncoded, PushPart, PushShared, Selection, SharedRange,
 };
 use pushpull_common::protocol::wire::{List, Text};
-use pushpull_common::protocol::{BodyStamp, Envelope, Header, Message, encode};
+use pushpull_common::protocol::{BodyStamp, CallId, CallRef, Envelope, Header, Message, encode};
 use pushpull_common::{rows, table};
 
 use super::choices::{Choices, KnownNumbers};
@@ -104,7 +108,7 @@ impl MessageDraw<'_> {
             true => self.number() as u32,
             false => self.choices.below(8) as u32,
         });
-        let message: Message = match self.choices.below(31) {
+        let message: Message = match self.choices.below(37) {
             0 => message::Heartbeat {}.into(),
             1 => message::Pull { selection: self.selection(partition) }.into(),
             2 => {
@@ -195,12 +199,58 @@ impl MessageDraw<'_> {
                 let shard = ShardId { task: 0, shard: self.choices.below(3) as u16 };
                 message::Recalled { token, shard, applied: self.choices.one_in(2) }.into()
             }
+            30 => {
+                let (name, source) = (self.coordinator(), CallSource(self.number()));
+                message::OpenCalls { name, source, epoch: CallEpoch(self.number()) }.into()
+            }
+            31 => {
+                let (name, epoch) = (self.coordinator(), CallEpoch(0));
+                message::OpenCalls { name, source: CallSource(0), epoch }.into()
+            }
+            32 => message::CallsQuery { name: self.coordinator() }.into(),
+            33 => {
+                let epoch = CallEpoch(self.choices.of(&self.known.calls));
+                message::CloseCalls { name: self.coordinator(), epoch }.into()
+            }
+            34 => {
+                let (part, call) = (self.any_part(client), self.call());
+                message::CallPart { part, call }.into()
+            }
+            35 => {
+                let (part, call) = (self.any_part(client), self.call());
+                let elements = (body.len() / 2) as u32;
+                let encoded = PushEncoded { part, encoding, elements, factor: 1.0 };
+                message::CallEncoded { encoded, call }.into()
+            }
             _ => message::TokenOver { token: TokenId(self.number()) }.into(),
         };
         if Message::body_limit(message.kind()) == Some(0) {
             body.clear();
         }
         (message, body)
+    }
+
+    /// Draws the name of a coordinator; at times an empty one.
+    fn coordinator(&mut self) -> Text<COORDINATOR_NAME_BYTES_MAX> {
+        Text::clipped(["", "trainer", "evaluator"][self.choices.below(3)])
+    }
+
+    /// Draws a call of a source and an epoch that shards have answered, or of any.
+    pub(super) fn call(&mut self) -> CallRef {
+        let number = match self.choices.one_in(4) {
+            true => self.number(),
+            false => 1 + self.choices.below(70) as u64,
+        };
+        let id = CallId {
+            source: CallSource(self.choices.of(&self.known.calls)),
+            epoch: CallEpoch(self.choices.of(&self.known.calls)),
+            number: CallNumber(number),
+        };
+        let settled = match self.choices.one_in(4) {
+            true => self.number(),
+            false => self.choices.below(8) as u64,
+        };
+        CallRef { id, settled: CallNumber(settled) }
     }
 
     fn any_part(&mut self, client: ClientEpoch) -> PushPart {

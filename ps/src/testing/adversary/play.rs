@@ -300,6 +300,7 @@ impl<'a> Play<'a> {
         let count = parts.len();
         let stops = self.draw.choices.one_in(6).then(|| self.draw.choices.below(count + 1));
         let shared = self.draw.choices.one_in(4);
+        let call = self.draw.choices.one_in(4).then(|| self.draw.call());
         for (at, (offset, body)) in parts.into_iter().enumerate() {
             if stops == Some(at) {
                 return;
@@ -331,9 +332,17 @@ impl<'a> Play<'a> {
                     read,
                     ranges,
                 };
-                self.send(index, envelope, shared.into(), &[]);
+                let shared = match call {
+                    None => shared.into(),
+                    Some(call) => message::CallShared { shared: Box::new(shared), call }.into(),
+                };
+                self.send(index, envelope, shared, &[]);
             } else {
-                self.send(index, envelope, part.into(), &body);
+                let part = match call {
+                    None => part.into(),
+                    Some(call) => message::CallPart { part, call }.into(),
+                };
+                self.send(index, envelope, part, &body);
             }
         }
     }

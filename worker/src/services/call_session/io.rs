@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use pushpull_common::ids::{Incarnation, RequestId, TaskId};
 use pushpull_common::protocol::message::CallInputs;
-use pushpull_common::protocol::{Envelope, Header, Message};
+use pushpull_common::protocol::{CallRef, Envelope, Header, Message};
 
 use crate::services::error::ServiceError;
 use crate::services::value::{Value, ValueType};
@@ -29,6 +29,8 @@ pub(crate) struct CallOrder {
     pub(crate) depth: u8,
     /// Whether the outputs stay on the server.
     pub(crate) retain: bool,
+    /// The call of a coordinator that this is an execution of.
+    pub(crate) scheduled: Option<CallRef>,
     /// Whether a lost connection ends the call at once. Otherwise it goes on once the server is
     /// reached again, as long as the server remembers it.
     pub(crate) ends_with_connection: bool,

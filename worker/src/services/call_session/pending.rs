@@ -75,12 +75,13 @@ impl PendingKind {
                     function: Text::clipped(order.function.as_str()),
                     device: Text::clipped(order.device.as_str()),
                     retain: order.retain,
+                    scheduled: order.scheduled,
                     inputs: order.inputs.clone(),
                 };
                 let mut messages = vec![(call.into(), parts.next().unwrap_or_default())];
                 let mut offset = limits::PART_BYTES_MAX;
                 for body in parts {
-                    let part = message::CallPart { call: *number, offset };
+                    let part = message::InputPart { call: *number, offset };
                     offset += limits::PART_BYTES_MAX;
                     messages.push((part.into(), body));
                 }

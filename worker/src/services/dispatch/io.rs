@@ -61,8 +61,6 @@ pub(crate) enum DispatchInput<E> {
     WorkerUp { worker: WorkerId },
     /// A worker is lost. It may come back.
     WorkerLost { worker: WorkerId },
-    /// A worker is not a worker any more.
-    WorkerGone { worker: WorkerId },
     /// Each worker is to have one of these.
     Resource { resource: ResourceId },
     /// A resource of a worker is made, or cannot be.

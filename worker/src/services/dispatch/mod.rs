@@ -130,9 +130,9 @@ impl<E> Dispatch<E> {
         }
     }
 
-    /// Returns whether an error waits for the program.
-    pub(crate) fn has_error(&self) -> bool {
-        self.error.is_some()
+    /// Returns whether a worker is there, as far as the dispatch knows.
+    pub(crate) fn is_up(&self, worker: WorkerId) -> bool {
+        self.workers.get(&worker).is_some_and(|state| state.is_up)
     }
 
     /// Handles an event.
@@ -144,10 +144,6 @@ impl<E> Dispatch<E> {
             DispatchInput::Look => self.look(),
             DispatchInput::WorkerUp { worker } => self.worker_up(worker),
             DispatchInput::WorkerLost { worker } => self.worker_lost(worker),
-            DispatchInput::WorkerGone { worker } => {
-                self.worker_lost(worker);
-                self.workers.remove(&worker);
-            }
             DispatchInput::Resource { resource } => {
                 self.resources.insert(resource);
             }

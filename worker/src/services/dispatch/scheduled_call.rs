@@ -24,7 +24,13 @@ pub(super) enum CallStatus<E> {
     /// It waits for a worker.
     Queued,
     /// A worker runs it.
-    Running { worker: WorkerId },
+    Running {
+        #[cfg_attr(
+            not(any(test, feature = "simulation")),
+            expect(dead_code, reason = "checked in tests")
+        )]
+        worker: WorkerId,
+    },
     /// It waits before it is tried again.
     BackingOff {
         until: Instant,

@@ -70,6 +70,14 @@ impl ClientCore {
         }))
     }
 
+    /// Runs a task on the thread of the client.
+    pub(crate) fn spawn(
+        &self,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) -> tokio::task::AbortHandle {
+        self.0.runtime.spawn(task).abort_handle()
+    }
+
     /// Wakes the session whenever it asks for it.
     pub(crate) async fn run_timer(&self) {
         let tick = || {

@@ -294,6 +294,9 @@ impl ServerCore {
         let call = Invocation {
             call: order.call,
             depth: order.depth,
+            scheduled: order.scheduled,
+            step: None,
+            pushes: 0,
             deadline: order.deadline,
             device: order.device,
             inputs: order.inputs.into_iter().filter_map(value).collect(),

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{Incarnation, TaskId};
-use pushpull_common::protocol::message::{Call, CallPart, Input};
+use pushpull_common::protocol::message::{Call, Input, InputPart};
 use pushpull_common::protocol::{Header, Refusal, limits};
 
 use super::call_entry::{CallEntry, CallState};
@@ -141,6 +141,7 @@ impl Service {
             client,
             call: call.call,
             depth: call.depth,
+            scheduled: call.scheduled,
             device,
             deadline: (!wait.is_zero()).then(|| now + wait),
             inputs,
@@ -191,7 +192,7 @@ impl Service {
         connection: u64,
         client: Incarnation,
         header: &Header,
-        part: &CallPart,
+        part: &InputPart,
     ) {
         let entry = self.clients.get_mut(client).and_then(|state| state.calls.get_mut(&part.call));
         // Parts of a call that was refused, has ended or is executed already are discarded.

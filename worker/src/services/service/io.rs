@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{Incarnation, RequestId, TaskId};
 use pushpull_common::protocol::message::BodyCrc;
-use pushpull_common::protocol::{Header, Message, Refusal};
+use pushpull_common::protocol::{CallRef, Header, Message, Refusal};
 
 use crate::services::device_name::TaskDevice;
 use crate::services::value::Value;
@@ -157,6 +157,8 @@ pub(crate) struct Order {
     pub(crate) call: u64,
     /// How many calls it is nested in.
     pub(crate) depth: u8,
+    /// The call of a coordinator that it belongs to.
+    pub(crate) scheduled: Option<CallRef>,
     /// The index of the device on which it runs in [`ServiceConfig::devices`].
     pub(crate) device: usize,
     /// When the client stops waiting; `None` for never.

@@ -244,7 +244,7 @@ impl Service {
                 self.send_parts(connection, request, parts);
             }
             Message::Call(call) => self.on_call(now, connection, header, call),
-            Message::CallPart(part) => self.on_part(connection, client, header, &part),
+            Message::InputPart(part) => self.on_part(connection, client, header, &part),
             Message::CancelCall(cancel) => self.cancel(client, cancel.call),
             Message::FetchOutput(fetch) => self.on_fetch(now, connection, header, fetch),
             Message::Release(release) => {

@@ -101,7 +101,7 @@ impl PendingPushes {
     ) -> Sequence {
         let sequence = Sequence(self.next_sequence);
         self.next_sequence += 1;
-        let PushOrder { operation, grant, read, scattered, staged, parts } = order;
+        let PushOrder { operation, grant, call, read, scattered, staged, parts } = order;
         let is_gradient = operation == (Operation::Gradient {});
         let mut push = PendingPush {
             sequence,
@@ -109,6 +109,7 @@ impl PendingPushes {
             synchronous: is_gradient && membership.synchronous,
             follows_owner: is_gradient && !membership.synchronous,
             grant,
+            call,
             read,
             shares: Vec::new(),
             complete,
@@ -121,8 +122,9 @@ impl PendingPushes {
             // The owner counts the step when it applies its share, even an empty one.
             push.share(links.to(now, membership.owner()));
         }
-        if let Some(plan) = membership.plan().filter(|_| push.synchronous) {
-            // A step is complete when every shard holds all of its pushes.
+        if let Some(plan) = membership.plan().filter(|_| push.synchronous || call.is_some()) {
+            // A step is complete when every shard holds all of its pushes, and a call has settled
+            // when it has on every shard.
             for &shard in plan.shards() {
                 push.share(links.to(now, shard));
             }
@@ -183,7 +185,8 @@ impl PendingPushes {
             }
             return Ok(PushEvent::Advanced);
         };
-        let synchronous = push.synchronous;
+        let (synchronous, has_call) = (push.synchronous, push.call.is_some());
+        let is_allowed = |outcome| is_allowed_outcome(outcome, synchronous, has_call, is_owner);
         let Some(share) = push.share_on(link) else { return Ok(PushEvent::Ignored) };
         match message {
             Message::Reserved(reserved) if share.phase == SharePhase::Reserving => {
@@ -191,8 +194,7 @@ impl PendingPushes {
                 share.phase = SharePhase::Sending;
             }
             Message::PushAnswer(answer)
-                if share.awaits(answer.outcome)
-                    && is_allowed_outcome(answer.outcome, synchronous, is_owner) =>
+                if share.awaits(answer.outcome) && is_allowed(answer.outcome) =>
             {
                 share.phase = SharePhase::Settled(Ok(answer.outcome));
             }
@@ -234,12 +236,12 @@ impl PendingPushes {
     ) -> Result<PushEvent, LinkFault> {
         let is_owner = links.is_owner(link);
         let Some(push) = self.pending.get_mut(&sequence) else { return Ok(PushEvent::Ignored) };
-        let synchronous = push.synchronous;
+        let (synchronous, has_call) = (push.synchronous, push.call.is_some());
         let Some(share) = push.share_on(link) else { return Ok(PushEvent::Ignored) };
         match message {
             Message::OutcomeIs(answer) => match answer.state {
                 PushState::Settled { outcome } => {
-                    if !is_allowed_outcome(outcome, synchronous, is_owner) {
+                    if !is_allowed_outcome(outcome, synchronous, has_call, is_owner) {
                         share.phase = SharePhase::InDoubt;
                         return Err(LinkFault::unexpected(&Message::OutcomeIs(answer)));
                     }
@@ -410,8 +412,9 @@ fn result_of(push: &PendingPush, links: &SessionLinks) -> PushSettlement {
 
 /// Returns whether a shard may send this outcome. In synchronous mode the step owner decides and
 /// the other shards hold.
-fn is_allowed_outcome(outcome: Outcome, synchronous: bool, is_owner: bool) -> bool {
+fn is_allowed_outcome(outcome: Outcome, synchronous: bool, has_call: bool, is_owner: bool) -> bool {
     match outcome {
+        Outcome::Repeated {} => has_call && !synchronous,
         Outcome::Applied { .. } => !synchronous,
         Outcome::Accepted { .. } => synchronous && is_owner,
         Outcome::Held {} => synchronous && !is_owner,

@@ -8,10 +8,11 @@ use std::time::Instant;
 use pushpull_common::ids::{GlobalStep, RequestId, Sequence, ShardId};
 use pushpull_common::protocol::limits::{PUSH_SHARED_RANGES_FEW, PUSH_SHARED_RANGES_MAX};
 use pushpull_common::protocol::message::{
-    self, Operation, OutcomeQuery, PushEncoded, PushPart, PushShared, Reserve, Withdraw,
+    self, CallEncoded, CallPart, CallShared, Operation, OutcomeQuery, PushEncoded, PushPart,
+    PushShared, Reserve, Withdraw,
 };
 use pushpull_common::protocol::wire::List;
-use pushpull_common::protocol::{Envelope, Grant, Outcome, Refusal};
+use pushpull_common::protocol::{CallRef, Envelope, Grant, Outcome, Refusal};
 
 use crate::gradients::parts::{EncodedRange, FrameBody, OutgoingPart};
 use crate::gradients::scatter::{PushBufferParts, ScatteredGradients};
@@ -130,7 +131,7 @@ impl PushShare {
         &mut self,
         now: Instant,
         envelope: Envelope,
-        part: PushPart,
+        (part, call): (PushPart, Option<CallRef>),
         in_buffer: &PushBufferParts,
         links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
@@ -151,7 +152,13 @@ impl PushShare {
             let envelope = Envelope { deadline_ms, ..envelope };
             let shared =
                 PushShared { operation, token, generation, push_slot, whole, next, read, ranges };
-            self.send_frame(now, OutgoingFrame::new(envelope, shared), links, outputs);
+            let frame = match call {
+                None => OutgoingFrame::new(envelope, shared),
+                Some(call) => {
+                    OutgoingFrame::new(envelope, CallShared { shared: Box::new(shared), call })
+                }
+            };
+            self.send_frame(now, frame, links, outputs);
         }
     }
 
@@ -184,6 +191,9 @@ pub(super) struct PendingPush {
     /// A gradient in asynchronous mode: no shard may apply it unless the step owner does.
     pub(super) follows_owner: bool,
     pub(super) grant: Option<Grant>,
+    /// The call that makes the gradient. Every shard of the plan has a share then, and every part
+    /// names the call.
+    pub(super) call: Option<CallRef>,
     pub(super) read: ReadPoint,
     pub(super) shares: Vec<PushShare>,
     /// No more parts will come.
@@ -239,11 +249,13 @@ impl PendingPush {
         self.shares.iter().filter(|share| !share.is_settled()).map(|share| share.link)
     }
 
-    /// Returns whether the step owner has applied the push; `None` without its outcome.
-    fn is_applied_by(&self, owner: Option<usize>) -> Option<bool> {
+    /// Returns whether the push counts on the step owner; `None` without its outcome. A push that
+    /// repeats a call does: the owner has counted another execution, which may have ended before it
+    /// reached the other shards.
+    fn counts_on(&self, owner: Option<usize>) -> Option<bool> {
         self.shares.iter().find_map(|share| match &share.phase {
             SharePhase::Settled(result) if Some(share.link) == owner => {
-                Some(matches!(result, Ok(Outcome::Applied { .. })))
+                Some(matches!(result, Ok(Outcome::Applied { .. } | Outcome::Repeated {})))
             }
             _ => None,
         })
@@ -251,7 +263,7 @@ impl PendingPush {
 
     /// Returns whether the step owner has rejected the push, so that no shard may apply it.
     fn is_rejected_by(&self, owner: Option<usize>) -> bool {
-        self.follows_owner && self.is_applied_by(owner) == Some(false)
+        self.follows_owner && self.counts_on(owner) == Some(false)
     }
 
     /// Returns whether a shard may hold its whole share, so that it is too late to withdraw.
@@ -297,7 +309,8 @@ impl PendingPush {
     /// A gradient goes to all shards at once if its token was granted after the shard's welcome.
     /// Before the owner takes such a token back, it makes the shard close the connection. Over a
     /// connection newer than the token, the owner's outcome comes first. It always comes first if
-    /// the owner may reject gradients as stale.
+    /// the owner may reject gradients as stale, and for a gradient of a call, which the owner
+    /// rejects under an old epoch.
     pub(super) fn may_complete_on(&self, link: usize, links: &SessionLinks) -> bool {
         let owner = links.owner();
         if !self.follows_owner || Some(link) == owner {
@@ -307,9 +320,10 @@ impl PendingPush {
         if self.shares.iter().any(|share| share.link == link && share.whole) {
             return true;
         }
-        self.is_applied_by(owner).unwrap_or_else(|| {
+        self.counts_on(owner).unwrap_or_else(|| {
             let granted = self.grant.zip(links[link].granted_since);
-            !links.owner_first && granted.is_some_and(|(grant, since)| grant.token >= since)
+            let at_once = !links.owner_first && self.call.is_none();
+            at_once && granted.is_some_and(|(grant, since)| grant.token >= since)
         })
     }
 
@@ -376,7 +390,7 @@ impl PendingPush {
         let complete = self.complete && self.may_complete_on(self.shares[index].link, links);
         let deadline_ms = if synchronous { operations.remaining_ms(now, self.sequence) } else { 0 };
         let step = grant.map_or(GlobalStep(0), |grant| grant.step).max(self.read.step);
-        let sequence = self.sequence;
+        let (sequence, call) = (self.sequence, self.call);
         let share = &mut self.shares[index];
         let read = self.read.gradients.of(links[share.link].shard);
         let total = share.bytes();
@@ -412,15 +426,19 @@ impl PendingPush {
                     (SharePhase::Sent, true, Some(now));
             }
             if let Some(in_buffer) = in_buffer {
+                let message = (message, call);
                 share.send_shared_parts(now, envelope, message, &in_buffer, links, outputs);
                 continue;
             }
-            let message = match encoded {
-                None => message.into(),
-                Some(EncodedRange { encoding, elements, factor, .. }) => {
-                    let encoding = encoding.code();
-                    PushEncoded { part: message, encoding, elements, factor }.into()
-                }
+            let encoded = encoded.map(|EncodedRange { encoding, elements, factor, .. }| {
+                let encoding = encoding.code();
+                PushEncoded { part: message.clone(), encoding, elements, factor }
+            });
+            let message = match (encoded, call) {
+                (None, None) => message.into(),
+                (None, Some(call)) => CallPart { part: message, call }.into(),
+                (Some(encoded), None) => encoded.into(),
+                (Some(encoded), Some(call)) => CallEncoded { encoded, call }.into(),
             };
             share.send_frame(now, OutgoingFrame { envelope, message, body }, links, outputs);
         }

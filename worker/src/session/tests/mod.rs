@@ -1,6 +1,7 @@
 //! Tests of the session without sockets or a clock: each test scripts the world around it.
 
 mod breaches;
+mod calls;
 mod connecting;
 mod encoded_values;
 mod epochs;

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use pushpull_common::ids::{GlobalStep, VariableId};
+use pushpull_common::ids::{CallEpoch, CallNumber, CallSource, GlobalStep, VariableId};
 use pushpull_common::protocol::message::{
-    self, ModeIs, Operation, PushPart, PushShared, SharedPushBuffer, SharedRange,
+    self, CallShared, ModeIs, Operation, PushPart, PushShared, SharedPushBuffer, SharedRange,
 };
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::wire::List;
-use pushpull_common::protocol::{Message, Outcome, PushState, Refusal};
+use pushpull_common::protocol::{CallId, CallRef, Message, Outcome, PushState, Refusal};
 use pushpull_common::variable::VariableSpec;
 
 use super::world::*;
@@ -83,13 +83,24 @@ fn push(
     ids: &[u32],
     buffer: Arc<GradientBuffer>,
 ) -> OpId {
+    push_for(world, plan, ids, buffer, None)
+}
+
+/// Pushes these variables for a call.
+fn push_for(
+    world: &mut SessionWorld,
+    plan: &ShardingPlan,
+    ids: &[u32],
+    buffer: Arc<GradientBuffer>,
+    call: Option<CallRef>,
+) -> OpId {
     let scatter = Arc::new(Scatter::new(plan, ids.iter().copied().map(VariableId)));
     let factors = BTreeMap::new();
     let scattered = Some(ScatteredGradients { scatter, buffer, factors });
     let (operation, grant) = (Operation::Gradient {}, Some(grant(1, 0)));
     let (read, parts) = (ReadPoint::default(), Vec::new());
     world.call(SessionCommand::Push {
-        order: PushOrder { operation, grant, read, scattered, staged: None, parts },
+        order: PushOrder { operation, grant, call, read, scattered, staged: None, parts },
     })
 }
 
@@ -259,6 +270,23 @@ fn a_share_held_whole_from_a_push_buffer_is_not_sent_again() {
     let last = world.next_frame(OWNER, "PushPart");
     assert_eq!(sent(&last), (70, Some(16), 0, &[][..]));
     world.answer(&last, push_answer(applied(1)));
+    is_applied(&mut world, op);
+}
+
+#[test]
+fn references_of_a_gradient_of_a_call_have_the_call() {
+    let plan = plan(1, 4);
+    let mut world = world(&plan, ASYNCHRONOUS);
+    let buffer = gradients(&world, &plan, &[0], 3);
+    let id = CallId { source: CallSource(8), epoch: CallEpoch(9), number: CallNumber(7) };
+    let call = CallRef { id, settled: CallNumber(4) };
+    let op = push_for(&mut world, &plan, &[0], buffer, Some(call));
+    let frame = world.next_frame(OWNER, "CallShared");
+    let Message::CallShared(CallShared { shared, call: found }) = &frame.message else {
+        unreachable!()
+    };
+    assert_eq!((shared.whole, shared.ranges.items().len(), *found), (Some(16), 1, call));
+    world.answer(&frame, push_answer(applied(1)));
     is_applied(&mut world, op);
 }
 

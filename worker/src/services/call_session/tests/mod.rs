@@ -72,6 +72,7 @@ fn order(values: &[Value]) -> CallOrder {
         device: String::new(),
         depth: 0,
         retain: false,
+        scheduled: None,
         ends_with_connection: false,
         inputs: CallInputs::default(),
         values: values.to_vec(),

@@ -1,7 +1,7 @@
 //! Calls: how they arrive, run and end.
 
 use pushpull_common::protocol::limits::CALL_DEPTH_MAX;
-use pushpull_common::protocol::message::{CallEnded, CallOutcome, CallPart, CancelCall};
+use pushpull_common::protocol::message::{CallEnded, CallOutcome, CancelCall, InputPart};
 
 use super::*;
 
@@ -103,14 +103,14 @@ fn inputs_arrive_in_parts_that_continue_each_other() {
     let (first, second) = bytes.split_at(1 << 20);
     world.send_within(connection, 5, call_with(1, "f", &[&value]), 0, first);
     assert!(world.orders.is_empty());
-    let part = CallPart { call: 1, offset: 1 << 20 };
+    let part = InputPart { call: 1, offset: 1 << 20 };
     world.send_within(connection, 5, part, 0, second);
     assert_eq!(world.order().inputs[0].1, InputSource::Value(value.clone()));
     // A part at a wrong place ends the call; later parts are discarded.
     world.send_within(connection, 6, call_with(2, "f", &[&value]), 0, first);
-    world.send_within(connection, 6, CallPart { call: 2, offset: 8 }, 0, second);
+    world.send_within(connection, 6, InputPart { call: 2, offset: 8 }, 0, second);
     assert!(matches!(world.refusal(), Refusal::Range { offset: 8, .. }));
-    world.send_within(connection, 6, CallPart { call: 2, offset: 1 << 20 }, 0, second);
+    world.send_within(connection, 6, InputPart { call: 2, offset: 1 << 20 }, 0, second);
     assert!(world.sent.is_empty() && world.orders.is_empty());
     // A call whose connection breaks in the middle is forgotten, and can be sent again.
     world.send_within(connection, 7, call_with(3, "f", &[&value]), 0, first);

@@ -89,6 +89,7 @@ fn call(number: u64, function: &str) -> Call {
         function: Text::clipped(function),
         device: Text::clipped(""),
         retain: false,
+        scheduled: None,
         inputs: CallInputs::default(),
     }
 }

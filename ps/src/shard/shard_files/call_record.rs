@@ -1,0 +1,189 @@
+//! The words of the call sources: for each coordinator its name, its epoch and its call window.
+
+use pushpull_common::call_window::CallWindow;
+use pushpull_common::ids::{CallEpoch, CallNumber, CallSource};
+use pushpull_common::protocol::limits::{CALL_SOURCES_MAX, COORDINATOR_NAME_BYTES_MAX};
+use pushpull_store::commit::{Address, CELL_WORDS, Journal};
+use pushpull_store::layout::Fault;
+use pushpull_store::testing::planted::PlantedBugs;
+
+use super::data_record::DataRecord;
+use super::record::wrong;
+use crate::call_sources::{CallSourceEntry, CallSources, EPOCH_LIMIT};
+
+/// The durable call sources, in cells of their own behind the data position.
+#[derive(Debug)]
+pub(crate) struct CallRecord;
+
+/// The newest epoch of a closed source. The places follow it.
+const CLOSED: usize = 0;
+
+// Offsets in the words of a place.
+const NAME_BYTES: usize = 0;
+const SOURCE: usize = 1;
+const EPOCH: usize = 2;
+const SETTLED: usize = 3;
+const BITS: usize = 4;
+const NAME: usize = 5;
+const PLACE_WORDS: usize = NAME + COORDINATOR_NAME_BYTES_MAX / 8;
+
+const _: () = assert!(CallRecord::WORDS <= CallRecord::CELLS * CELL_WORDS);
+
+impl CallRecord {
+    /// The number of words. A place with a name of length 0 is free.
+    pub(crate) const WORDS: usize = 1 + PLACE_WORDS * CALL_SOURCES_MAX;
+    /// The number of cells, between those of the data position and those of the clients.
+    pub(crate) const CELLS: usize = 2;
+
+    /// The index of the first control word.
+    const FIRST: usize = (1 + DataRecord::CELLS) * CELL_WORDS;
+
+    /// Passes the words of these places, one bit each, to `put`. Words behind the length 0 of a
+    /// free place have no meaning.
+    pub(crate) fn save(calls: &CallSources, places: u64, mut put: impl FnMut(Address, u64)) {
+        let mut put = |word: usize, value| put(Address::Control(CallRecord::FIRST + word), value);
+        if places == 0 {
+            return;
+        }
+        put(CLOSED, calls.closed().0);
+        for place in (0..CALL_SOURCES_MAX).filter(|place| places >> place & 1 == 1) {
+            let first = CallRecord::place(place);
+            let Some(CallSourceEntry { name, source, epoch, window }) = calls.at(place) else {
+                put(first + NAME_BYTES, 0);
+                continue;
+            };
+            put(first + NAME_BYTES, name.len() as u64);
+            put(first + SOURCE, source.0);
+            put(first + EPOCH, epoch.0);
+            put(first + SETTLED, window.settled().0);
+            put(first + BITS, window.bits());
+            let mut padded = [0; COORDINATOR_NAME_BYTES_MAX];
+            padded[..name.len()].copy_from_slice(name.as_bytes());
+            for (word, bytes) in (first + NAME..).zip(padded.chunks_exact(8)) {
+                put(word, u64::from_le_bytes(bytes.try_into().expect("chunks of eight")));
+            }
+        }
+    }
+
+    /// Loads the sources.
+    pub(crate) fn load(journal: &Journal, planted: PlantedBugs) -> Result<CallSources, Fault> {
+        let load = |word| journal.load(Address::Control(CallRecord::FIRST + word));
+        CallRecord::decode(load, planted)
+    }
+
+    fn decode(load: impl Fn(usize) -> u64, planted: PlantedBugs) -> Result<CallSources, Fault> {
+        let fault = |word: usize, expected: &str| wrong(CallRecord::FIRST + word, expected.into());
+        let epoch = |word: usize, what: &str| match load(word) {
+            epoch if epoch < EPOCH_LIMIT => Ok(epoch),
+            _ => Err(fault(word, what)),
+        };
+        let closed = CallEpoch(epoch(CLOSED, "the epoch of closed calls")?);
+        let mut places = Vec::new();
+        for place in 0..CALL_SOURCES_MAX {
+            let first = CallRecord::place(place);
+            if load(first + NAME_BYTES) == 0 {
+                places.push(None);
+                continue;
+            }
+            let name =
+                (first + NAME..first + PLACE_WORDS).flat_map(|word| load(word).to_le_bytes());
+            let name: Vec<u8> = name.collect();
+            let length = usize::try_from(load(first + NAME_BYTES)).ok();
+            let name = length.and_then(|length| name.get(..length));
+            let name = name.and_then(|name| std::str::from_utf8(name).ok());
+            let name = name.ok_or_else(|| fault(first + NAME, "the name of a coordinator"))?;
+            let source = CallSource(epoch(first + SOURCE, "a source of calls")?);
+            let epoch = CallEpoch(epoch(first + EPOCH, "the epoch of calls")?);
+            let window = CallWindow::of(CallNumber(load(first + SETTLED)), load(first + BITS));
+            let window = window.ok_or_else(|| fault(first + SETTLED, "the window of calls"))?;
+            places.push(Some(CallSourceEntry { name: name.to_owned(), source, epoch, window }));
+        }
+        let calls = CallSources::restored(places, closed, planted);
+        calls.ok_or_else(|| fault(CallRecord::place(0), "each source and coordinator once"))
+    }
+
+    /// Returns the first word of a place.
+    fn place(place: usize) -> usize {
+        1 + PLACE_WORDS * place
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use pushpull_common::protocol::{CallId, CallRef};
+
+    use super::*;
+
+    fn encode(calls: &CallSources, places: u64, words: &mut [u64]) {
+        CallRecord::save(calls, places, |address, value| {
+            let Address::Control(index) = address else { panic!("{address:?}") };
+            words[index - CallRecord::FIRST] = value;
+        });
+    }
+
+    fn decode(words: &[u64]) -> Result<CallSources, Fault> {
+        CallRecord::decode(|word| words[word], PlantedBugs::default())
+    }
+
+    fn call(source: CallSource, number: u64) -> CallRef {
+        let id = CallId { source, epoch: CallEpoch(0), number: CallNumber(number) };
+        CallRef { id, settled: CallNumber(0) }
+    }
+
+    proptest! {
+        /// The words of the changed places are enough to restore every state that is reached.
+        #[test]
+        fn decoding_restores_every_reachable_state(
+            events in proptest::collection::vec((0_u8..8, "[a-cä]{1,2}", 1_u64..70), 0..80),
+        ) {
+            let mut calls = CallSources::new(PlantedBugs::default());
+            let mut words = vec![0; CallRecord::WORDS];
+            let mut epoch = 0;
+            for (operation, name, number) in events {
+                let known = calls.query(&name);
+                match (operation, known) {
+                    (0..3, _) => {
+                        epoch += 1;
+                        let _ = calls.open(&name, CallEpoch(epoch));
+                    }
+                    (3, Ok(known)) => _ = calls.close(&name, known.epoch),
+                    (_, Ok(known)) => calls.settle(&call(known.source, number)),
+                    _ => {}
+                }
+                let changed = calls.take_changed();
+                encode(&calls, changed, &mut words);
+                prop_assert_eq!(decode(&words), Ok(calls.clone()));
+            }
+        }
+    }
+
+    #[test]
+    fn impossible_words_are_refused_with_their_offset() {
+        let mut calls = CallSources::new(PlantedBugs::default());
+        calls.open("one", CallEpoch(1)).unwrap();
+        calls.open("two", CallEpoch(2)).unwrap();
+        let mut words = vec![0; CallRecord::WORDS];
+        encode(&calls, u64::MAX, &mut words);
+        assert!(decode(&words).is_ok());
+        let (one, two) = (CallRecord::place(0), CallRecord::place(1));
+        let name = words[one + NAME];
+        for (word, value) in [
+            (CLOSED, EPOCH_LIMIT),
+            (one + NAME_BYTES, 65),
+            (one + NAME_BYTES, u64::MAX),
+            (one + NAME, u64::MAX),
+            (one + SOURCE, EPOCH_LIMIT),
+            (one + EPOCH, u64::MAX),
+            (one + SETTLED, u64::MAX),
+            (one + SETTLED, CallWindow::NUMBER_LIMIT),
+            (two + SOURCE, 1),
+            (two + NAME, name),
+        ] {
+            let mut words = words.clone();
+            words[word] = value;
+            let fault = decode(&words).expect_err(&format!("word {word} is {value}"));
+            assert!(fault.offset as usize > 8 * CallRecord::FIRST, "{fault:?}");
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The value of a scheduled call, which may not be there yet.
+
+use tokio::sync::watch;
+
+use super::block_on::block_on;
+use super::error::ServiceError;
+use super::outputs::Outputs;
+
+/// The end of a call: nothing before it has ended.
+pub(crate) type ValueState = Option<Result<Outputs, ServiceError>>;
+
+/// The value of a call that a coordinator has scheduled. A clone is the same value.
+#[derive(Clone, Debug)]
+pub struct RemoteValue {
+    number: u64,
+    state: watch::Receiver<ValueState>,
+}
+
+impl RemoteValue {
+    pub(crate) fn new(number: u64, state: watch::Receiver<ValueState>) -> RemoteValue {
+        RemoteValue { number, state }
+    }
+
+    /// The number of the call among those of its coordinator, from 1.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Waits until the call has ended, and returns its outputs.
+    ///
+    /// # Errors
+    /// The error of the call; [`ServiceError::Cancelled`] if another call had failed before this one
+    /// began; [`ServiceError::EndedBefore`] if it had ended in an earlier run of the coordinator.
+    pub async fn fetch(&self) -> Result<Outputs, ServiceError> {
+        let mut state = self.state.clone();
+        let doing = format!("fetch the value of call {}", self.number);
+        match state.wait_for(Option::is_some).await {
+            Ok(ended) => (*ended).clone().unwrap_or(Err(ServiceError::Ended { doing })),
+            Err(_) => Err(ServiceError::Ended { doing }),
+        }
+    }
+
+    /// As [`RemoteValue::fetch`], for threads without an async runtime.
+    ///
+    /// # Errors
+    /// As [`RemoteValue::fetch`].
+    pub fn fetch_blocking(&self) -> Result<Outputs, ServiceError> {
+        block_on(self.fetch())
+    }
+
+    /// The outputs, if the call has ended.
+    pub fn try_fetch(&self) -> Option<Result<Outputs, ServiceError>> {
+        self.state.borrow().clone()
+    }
+}

@@ -1,0 +1,102 @@
+//! The worker by which the functions of a server train: one session for all calls.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pushpull_common::protocol::CallRef;
+
+use super::functions::FunctionError;
+use crate::config::WorkerConfig;
+use crate::error::{Advice, Error};
+use crate::gradients::params::{Gradients, Params};
+use crate::outcome::{Pulled, Push};
+use crate::token::Token;
+use crate::worker::Worker;
+
+/// The most parameters that are kept for later calls.
+const PARAMS_MAX: usize = 4;
+
+/// A worker that has joined, shared by the calls of a server.
+#[derive(Debug)]
+pub(crate) struct Trainer {
+    worker: Mutex<Worker>,
+    /// Parameters of calls that have ended.
+    free: Mutex<Vec<Params>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each use is one call of the worker, which leaves it valid.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Trainer {
+    /// Joins with the variables that the servers have, once they have values.
+    pub(crate) async fn join(config: WorkerConfig) -> Result<Trainer, Error> {
+        let mut worker = Worker::connect(config).await?;
+        let params = worker.join_declared().await?;
+        Ok(Trainer { worker: Mutex::new(worker), free: Mutex::new(vec![params]) })
+    }
+
+    /// Takes a token and pulls the values of its step.
+    pub(crate) async fn begin_step(self: Arc<Self>) -> Result<TrainingStep, Error> {
+        let doing = "take a token";
+        let mut params = match lock(&self.free).pop() {
+            Some(params) => params,
+            None => lock(&self.worker).new_params().ok_or(Error::NotJoined { doing })?,
+        };
+        loop {
+            let token = lock(&self.worker).request_token();
+            let token = token.await?.ok_or(Error::Ended { doing })?;
+            let pull = lock(&self.worker).pull(&token, &mut params);
+            if let Pulled::Pulled { .. } = pull.await? {
+                return Ok(TrainingStep { trainer: self, token, params });
+            }
+        }
+    }
+}
+
+/// A token with the values of its step. Dropping it returns the token.
+#[derive(Debug)]
+pub(crate) struct TrainingStep {
+    trainer: Arc<Trainer>,
+    token: Token,
+    params: Params,
+}
+
+impl TrainingStep {
+    pub(crate) fn params(&self) -> &Params {
+        &self.params
+    }
+
+    pub(crate) fn gradients(&self) -> Gradients {
+        lock(&self.trainer.worker).gradients()
+    }
+
+    /// Pushes gradients, which count once for a scheduled call.
+    pub(crate) async fn push(
+        self,
+        gradients: Gradients,
+        scheduled: Option<CallRef>,
+    ) -> Result<Push, FunctionError> {
+        let TrainingStep { trainer, token, params } = self;
+        let push = {
+            let mut worker = lock(&trainer.worker);
+            match scheduled {
+                Some(call) => worker.push_for_call(token, gradients, call),
+                None => worker.push(token, gradients),
+            }
+        };
+        let mut free = lock(&trainer.free);
+        if free.len() < PARAMS_MAX {
+            free.push(params);
+        }
+        drop(free);
+        push.await.map_err(function_error)
+    }
+}
+
+/// Returns the error of a function that has met an error of its parameter servers.
+pub(crate) fn function_error(error: Error) -> FunctionError {
+    let stops = error.advice() == Advice::Stop;
+    let failed = FunctionError::from(error);
+    if stops { failed } else { failed.retryable() }
+}
