@@ -4,6 +4,7 @@
 
 mod cluster;
 
+mod coordinating;
 mod ending;
 mod failures;
 mod inputs;

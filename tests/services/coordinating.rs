@@ -1,0 +1,276 @@
+//! A coordinator: calls run once on whichever worker is there, and their effects count once.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, mpsc};
+use std::time::Duration;
+
+use pushpull::blocking::Worker;
+use pushpull::local::Cluster;
+use pushpull::services::{
+    Call, Client, ClientConfig, Coordinator, CoordinatorConfig, FunctionError, Functions, Server,
+    ServerConfig, ServerListener, ServiceError,
+};
+use pushpull::{ClusterSpec, PsConfig, Reader, Sgd, TaskId, VariableSpec, WorkerConfig};
+
+use crate::cluster::{LONG, listen};
+
+fn block_on<F: Future>(future: F) -> F::Output {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(future)
+}
+
+/// Parameter servers with the variables `a` and `b`, and addresses for workers.
+struct Place {
+    _ps: Cluster,
+    cluster: ClusterSpec,
+    listeners: Vec<ServerListener>,
+}
+
+fn place(ps: u32, workers: usize) -> Place {
+    let start = |cluster, task| PsConfig::new(cluster, task, Sgd::new(1.0)).elastic_workers(true);
+    let ps = Cluster::start(ps, 1, start).unwrap();
+    let variables = ["a", "b"].map(|name| VariableSpec::f32(name, [3]).unwrap());
+    let mut chief = Worker::connect(ps.worker_config(0)).unwrap();
+    chief.join(&variables, |_| ()).unwrap();
+    chief.leave().unwrap();
+    let listeners = listen(workers);
+    let cluster = ClusterSpec::builder()
+        .job("ps", ps.spec().job_tasks("ps").unwrap().into_iter().flatten())
+        .job("worker", listeners.iter().map(ServerListener::address))
+        .build()
+        .unwrap();
+    Place { _ps: ps, cluster, listeners }
+}
+
+impl Place {
+    fn start(&mut self, functions: &Functions) -> Vec<Server> {
+        let listeners = std::mem::take(&mut self.listeners).into_iter().enumerate();
+        listeners.map(|(index, listener)| self.start_at(index, listener, functions)).collect()
+    }
+
+    fn start_at(&self, index: usize, listener: ServerListener, functions: &Functions) -> Server {
+        let task = TaskId::worker(index as u32);
+        let config = ServerConfig::new(self.cluster.clone(), task, functions.clone());
+        listener.start(config.grace(Duration::ZERO)).unwrap()
+    }
+
+    fn values(&self) -> [Vec<f32>; 2] {
+        let config = WorkerConfig::new(self.cluster.clone(), TaskId::worker(99));
+        block_on(async {
+            let mut reader = Reader::connect(config).await.unwrap();
+            let mut params = reader.params();
+            reader.pull(&mut params).await.unwrap();
+            ["a", "b"].map(|name| params.view::<f32>(name).unwrap().to_vec())
+        })
+    }
+}
+
+/// Adds 1 to every variable.
+fn increment() -> Functions {
+    Functions::new().add("increment", |call| {
+        let mut gradients = call.gradients()?;
+        for name in ["a", "b"] {
+            gradients.view_mut::<f32>(name)?.fill(-1.0);
+        }
+        call.push(gradients)
+    })
+}
+
+fn coordinator(target: &str, config: CoordinatorConfig) -> Coordinator {
+    block_on(async {
+        let client = Client::with(ClientConfig::new(target).timeout(LONG)).await.unwrap();
+        Coordinator::new(client, config).unwrap()
+    })
+}
+
+fn resume(target: &str, name: &str) -> Coordinator {
+    block_on(async {
+        let client = Client::with(ClientConfig::new(target).timeout(LONG)).await.unwrap();
+        Coordinator::resume(client, name, CoordinatorConfig::new()).await.unwrap()
+    })
+}
+
+#[test]
+fn a_function_trains_through_its_server() {
+    let mut place = place(2, 1);
+    let servers = place.start(&increment());
+    let client = crate::cluster::connect(servers[0].target());
+    for step in 1..=3 {
+        let outputs = client.call(Call::new("increment")).unwrap();
+        assert_eq!(outputs.get("outcome").unwrap().text(), Ok("applied"));
+        assert_eq!(outputs.get("step").unwrap().element::<i64>(), Ok(step));
+    }
+    assert_eq!(place.values(), [vec![3.0; 3], vec![3.0; 3]]);
+}
+
+#[test]
+fn five_increments_give_the_values_one_to_five() {
+    let functions = Functions::new().add("count", |call| {
+        let count = call.state::<i64>();
+        let mut count = count.lock();
+        *count += 1;
+        Ok(*count)
+    });
+    let mut place = place(1, 1);
+    let servers = place.start(&functions);
+    let coordinator = coordinator(servers[0].target(), CoordinatorConfig::new());
+    let values: Vec<_> =
+        (0..5).map(|_| coordinator.schedule_blocking(Call::new("count")).unwrap()).collect();
+    coordinator.join_blocking().unwrap();
+    assert!(coordinator.done().unwrap());
+    let mut fetched: Vec<i64> =
+        values.iter().map(|v| v.fetch_blocking().unwrap().element().unwrap()).collect();
+    fetched.sort_unstable();
+    assert_eq!((fetched, coordinator.settled()), (vec![1, 2, 3, 4, 5], 5));
+}
+
+#[test]
+fn the_first_error_cancels_what_waits_and_is_returned_once() {
+    let (sender, started) = mpsc::channel();
+    let (release, gate) = mpsc::channel::<()>();
+    let gate = Mutex::new(gate);
+    let functions = Functions::new()
+        .add("wait", move |_| {
+            sender.send(())?;
+            let _ = gate.lock().unwrap_or_else(|poison| poison.into_inner()).recv();
+            Ok(1_i64)
+        })
+        .add::<()>("fail", |_| Err(FunctionError::new("no such user")))
+        .add("fine", |_| Ok(2_i64));
+    let mut place = place(1, 2);
+    let servers = place.start(&functions);
+    let coordinator = coordinator(servers[0].target(), CoordinatorConfig::new());
+    let schedule = |name: &str| coordinator.schedule_blocking(Call::new(name)).unwrap();
+    let under_way = schedule("wait");
+    started.recv_timeout(LONG).unwrap();
+    let failed = schedule("fail");
+    assert!(matches!(failed.fetch_blocking(), Err(ServiceError::Failed { .. })));
+    drop(release);
+    match coordinator.join_blocking() {
+        Err(ServiceError::Failed { detail, .. }) => assert_eq!(detail, "no such user"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(under_way.fetch_blocking().unwrap().element::<i64>(), Ok(1));
+    coordinator.join_blocking().unwrap();
+    assert_eq!(schedule("fine").fetch_blocking().unwrap().element::<i64>(), Ok(2));
+}
+
+#[test]
+fn a_pinned_call_runs_on_its_worker_and_others_go_elsewhere() {
+    let functions = Functions::new().add("where", |call| Ok(call.task().to_string()));
+    let mut place = place(1, 2);
+    let mut servers = place.start(&functions);
+    let coordinator = coordinator(servers[0].target(), CoordinatorConfig::new());
+    let pinned = |index: u32| Call::new("where").on(&format!("/job:worker/task:{index}"));
+    let value = coordinator.schedule_blocking(pinned(1)).unwrap();
+    assert_eq!(value.fetch_blocking().unwrap().text(), Ok("/job:worker/task:1"));
+    let address = servers[1].target().to_owned();
+    servers.pop().unwrap().stop();
+    let waits = coordinator.schedule_blocking(pinned(1)).unwrap();
+    for _ in 0..5 {
+        let value = coordinator.schedule_blocking(Call::new("where")).unwrap();
+        assert_eq!(value.fetch_blocking().unwrap().text(), Ok("/job:worker/task:0"));
+    }
+    assert!(waits.try_fetch().is_none());
+    servers.push(place.start_at(1, Server::listen(&address).unwrap(), &functions));
+    assert_eq!(waits.fetch_blocking().unwrap().text(), Ok("/job:worker/task:1"));
+    let error = block_on(coordinator.schedule(pinned(7))).unwrap_err().to_string();
+    assert!(error.contains("/job:worker/task:7 is no worker"), "{error}");
+}
+
+#[test]
+fn each_worker_has_a_value_of_its_own_and_makes_it_again() {
+    let functions = Functions::new()
+        .add("open", |call| Ok(f64::from(call.task().index) + 10.0))
+        .add("use", |call| {
+            Ok(format!("{} {}", call.task().index, call.input("data")?.element::<f64>()?))
+        });
+    let mut place = place(1, 2);
+    let mut servers = place.start(&functions);
+    let coordinator = coordinator(servers[0].target(), CoordinatorConfig::new());
+    let data = coordinator.per_worker(Call::new("open")).unwrap();
+    let used = |index: u32| {
+        let call = Call::new("use").per_worker("data", &data, "value");
+        let call = call.on(&format!("/job:worker/task:{index}"));
+        let value = coordinator.schedule_blocking(call).unwrap();
+        value.fetch_blocking().unwrap().text().unwrap().to_owned()
+    };
+    assert_eq!([used(0), used(1)], ["0 10", "1 11"]);
+    let address = servers[1].target().to_owned();
+    servers.pop().unwrap().stop();
+    servers.push(place.start_at(1, Server::listen(&address).unwrap(), &functions));
+    assert_eq!(used(1), "1 11");
+}
+
+#[test]
+fn scheduled_increments_count_once_whoever_is_lost() {
+    let calls = match std::env::var_os("PUSHPULL_THOROUGH") {
+        Some(_) => 1_000,
+        None => 150,
+    };
+    let mut place = place(2, 3);
+    let mut servers = place.start(&increment());
+    let addresses: Vec<String> = servers.iter().map(|s| s.target().to_owned()).collect();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let place = &place;
+        let losing = scope.spawn(|| {
+            let mut lost = 0;
+            while !done.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(30));
+                let index = 1 + lost % 2;
+                drop(std::mem::replace(
+                    &mut servers[index],
+                    Server::local(Functions::new()).unwrap(),
+                ));
+                let listener = Server::listen(&addresses[index]).unwrap();
+                servers[index] = place.start_at(index, listener, &increment());
+                lost += 1;
+            }
+            lost
+        });
+        // The coordinator is given up again and again, in the middle of its calls.
+        let mut runs = 0;
+        loop {
+            runs += 1;
+            let coordinator = resume(&addresses[0], "counter");
+            let values: Vec<_> = (0..calls)
+                .map(|_| coordinator.schedule_blocking(Call::new("increment")).unwrap())
+                .collect();
+            if coordinator.settled() >= calls as u64 {
+                break;
+            }
+            let until = (coordinator.settled() as usize + calls / 5).min(calls - 1);
+            let _ = values[until].fetch_blocking();
+            if until == calls - 1 {
+                coordinator.join_blocking().unwrap();
+            }
+        }
+        done.store(true, Ordering::SeqCst);
+        println!(
+            "{calls} increments, {runs} runs of the coordinator, {} lost workers",
+            losing.join().unwrap()
+        );
+    });
+    assert_eq!(place.values(), [vec![calls as f32; 3], vec![calls as f32; 3]]);
+}
+
+#[test]
+fn an_earlier_coordinator_of_the_name_is_shut_out() {
+    let mut place = place(2, 1);
+    let servers = place.start(&increment());
+    let old = resume(servers[0].target(), "counter");
+    old.schedule_blocking(Call::new("increment")).unwrap().fetch_blocking().unwrap();
+    let new = resume(servers[0].target(), "counter");
+    old.schedule_blocking(Call::new("increment")).unwrap();
+    let error = old.join_blocking().unwrap_err().to_string();
+    assert!(error.contains("epoch"), "{error}");
+    // The first call has counted, and is not executed again.
+    let first = new.schedule_blocking(Call::new("increment")).unwrap();
+    assert_eq!(first.fetch_blocking(), Err(ServiceError::EndedBefore { number: 1 }));
+    new.schedule_blocking(Call::new("increment")).unwrap().fetch_blocking().unwrap();
+    assert_eq!(place.values()[0], vec![2.0; 3]);
+    block_on(new.close()).unwrap();
+    let again = resume(servers[0].target(), "counter");
+    assert_eq!(again.settled(), 0);
+}
