@@ -15,6 +15,7 @@ use crate::shard::held_push::HeldPush;
 use crate::shard::intake::Intake;
 use crate::shard::peers::connection_state::ExpectedBody;
 use crate::shard::peers::peer_request::PeerRequest;
+use crate::shard::peers::unsupported;
 use crate::shard::push_job::PushJob;
 use crate::shard::shard_files::ShardFiles;
 use crate::shard::steps::Steps;
@@ -97,7 +98,7 @@ impl Intake {
         is_initializing: bool,
         incoming: &IncomingPart,
     ) -> Result<bool, Refusal> {
-        let IncomingPart { request, client, part, range, .. } = incoming;
+        let IncomingPart { request, client, part, call, range, .. } = incoming;
         let (client, sequence) = (*client, incoming.sequence());
         let assigns = matches!(part.operation, Operation::Assign {});
         match &variables.state {
@@ -128,6 +129,9 @@ impl Intake {
                     inbox.set_whole(push_slot, incoming.pending_answer(request.since));
                 }
                 return Ok(false);
+            }
+            Some((_, push)) if push.call.map(|call| call.id) != call.map(|call| call.id) => {
+                return Err(unsupported(request.kind, "all parts of a push are of one call"));
             }
             Some((push_slot, _)) if push_slot == part.push_slot => {}
             // A push has one push slot.

@@ -198,6 +198,25 @@ fn a_push_that_is_applied_on_arrival_is_discarded_if_its_call_counts_meanwhile()
 }
 
 #[test]
+fn all_parts_of_a_push_are_of_one_call() {
+    let mut calls = one_shard();
+    let opened = calls.open();
+    let (line, body) = (calls.workers[0][0], ones());
+    let named = calls.gradient(0, call(&opened, 1));
+    let unnamed = Push { call: None, ..named };
+    for (first, second) in [(named, unnamed), (unnamed, named)] {
+        let push_slot = calls.world.push_slot(line);
+        let [first, second] = [first, second].map(|push| Push { push_slot, ..push });
+        calls.world.send(line, first.envelope(), first.part(0, None), &body[..16]);
+        let last = second.part(16, Some(body.len() as u64));
+        let request = calls.world.send(line, second.envelope(), last, &body[16..]);
+        let refused = outcome(calls.world.answer(line, request).unwrap());
+        assert!(matches!(refused, Err(Refusal::Unsupported { .. })), "{refused:?}");
+    }
+    assert_eq!(calls.counted(), (0.0, 0));
+}
+
+#[test]
 fn a_whole_push_keeps_its_call_across_a_restart() {
     let mut calls = one_shard();
     let opened = calls.open();

@@ -2,19 +2,24 @@
 //!
 //! Every gradient adds 1 to all elements of `dense` and to its own element of `ledger`. The ledger
 //! therefore shows pushes that were lost, applied twice, or applied in part.
+//!
+//! In every other run the gradients are made by calls, which are executed again if their outcome is
+//! not known, and at times if it is. Each execution of a call adds to the same element.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 
 use pushpull_common::ids::Sequence;
-use pushpull_common::protocol::message;
+use pushpull_common::protocol::limits::CALL_WINDOW;
+use pushpull_common::protocol::message::{self, CallsAre};
 use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal};
 use pushpull_common::variable::VariableSpec;
 use pushpull_optim::optimizer::Sgd;
 use pushpull_store::testing::planted::PlantedBugs;
 
 use super::actors::{Actor, DENSE, LEDGER, Pending, actor, check_whole, random_parts};
+use super::calls::{call, calls_are, open};
 use super::peers::{Peer, Push, unpack};
 use super::random::Random;
 use super::world::{ConnectionId, World};
@@ -36,6 +41,10 @@ pub(super) struct Model {
     pub(super) refused: BTreeSet<usize>,
     pub(super) reader: ConnectionId,
     pub(super) read: (u64, f32),
+    /// The calls that make the gradients, if any do. Entry *n* of the ledger is call *n + 1*.
+    calls: Option<CallsAre>,
+    /// The entries of calls that are to be executed again.
+    again: Vec<usize>,
     chief: Peer,
     kills: usize,
 }
@@ -59,6 +68,7 @@ impl Model {
         });
         let (reader, chief) = (lines[0], super::peers::chief());
         world.chop = 16 + random.below(800) as usize;
+        let calls = random.one_in(2).then(|| calls_are(world.ask(lines[0], open("trainer"))));
         let actors = (1..=2 + random.below(3) as u32).map(actor).collect();
         Model {
             world,
@@ -71,6 +81,8 @@ impl Model {
             refused: BTreeSet::new(),
             reader,
             read: (0, 0.0),
+            calls,
+            again: Vec::new(),
             chief,
             kills: 0,
         }
@@ -85,7 +97,8 @@ impl Model {
             308 => self.restart(index),
             392..=395 => self.kill_server(),
             309 => self.leave(index),
-            310..=312 => self.withdraw(index),
+            310..=311 => self.withdraw(index),
+            312 => self.resume_calls(),
             313..=319 => self.resend_settled(index),
             320..=321 => self.return_token(index),
             322..=335 => self.read(),
@@ -147,11 +160,11 @@ impl Model {
                 self.world.body(line, body);
             }
         } else if let Some(grant) = actor.token.take() {
-            let entry = self.next_entry;
-            self.next_entry += 1;
-            assert!(entry < LEDGER, "the ledger is large enough");
+            let entry = self.choose_entry();
+            let actor = &mut self.actors[index];
             actor.sequence += 1;
             let mut push = Push::gradient(actor.sequence, grant, 0);
+            push.call = self.calls.as_ref().map(|calls| call(calls, entry as u64 + 1));
             push.next = self.random.one_in(2);
             // An arbitrary read version, which the shard must clamp.
             push.read = push.next.then_some(actor.sequence);
@@ -160,6 +173,41 @@ impl Model {
         } else if actor.asked.is_none() {
             let ask = message::TokenRequest { newest: actor.newest };
             actor.asked = Some(self.world.say(line, ask.into()));
+        }
+    }
+
+    /// Returns the entry of the next gradient: a new one, or that of a call that is executed again.
+    fn choose_entry(&mut self) -> usize {
+        if self.calls.is_some() {
+            let fits = self.next_entry < CALL_WINDOW as usize;
+            if let Some(entry) = self.again.pop() {
+                return entry;
+            }
+            if self.next_entry > 0 && (!fits || self.random.one_in(4)) {
+                return self.random.below(self.next_entry as u64) as usize;
+            }
+        }
+        let entry = self.next_entry;
+        self.next_entry += 1;
+        assert!(entry < LEDGER, "the ledger is large enough");
+        entry
+    }
+
+    /// Opens the calls again, as a coordinator that resumes.
+    fn resume_calls(&mut self) {
+        if let Some(calls) = &mut self.calls {
+            *calls = calls_are(self.world.ask(self.reader, open("trainer")));
+        }
+    }
+
+    /// Records a push that does not count. Another execution of its call may, and another follows.
+    fn does_not_count(&mut self, entry: usize) {
+        match self.calls {
+            None => _ = self.refused.insert(entry),
+            Some(_) => {
+                self.unknown.insert(entry);
+                self.again.push(entry);
+            }
         }
     }
 
@@ -208,7 +256,9 @@ impl Model {
             // `disconnect` has connected again; that connection ends as well.
             self.world.disconnect(line);
         }
-        self.unknown.extend(actor.pending.take().map(|pending| pending.entry));
+        let entry = actor.pending.take().map(|pending| pending.entry);
+        self.unknown.extend(entry);
+        self.again.extend(entry);
         let peer = actor.peer.restarted();
         *actor = Actor { peer, ..self::actor(0) };
     }
@@ -324,15 +374,16 @@ impl Model {
         };
         match answer {
             Message::PushAnswer(answer) => {
-                let known = match answer.outcome {
-                    Outcome::Applied { .. } => &mut self.acknowledged,
-                    _ => &mut self.refused,
-                };
-                known.insert(pending.entry);
+                let counts =
+                    matches!(answer.outcome, Outcome::Applied { .. } | Outcome::Repeated {});
                 actor.settled.push(pending.push);
                 actor.push_slot = answer.push_slot;
                 if let Some(grant) = answer.next {
                     actor.take(grant);
+                }
+                match counts {
+                    true => _ = self.acknowledged.insert(pending.entry),
+                    false => self.does_not_count(pending.entry),
                 }
             }
             Message::Refused(refused) => match refused.refusal {
@@ -340,8 +391,17 @@ impl Model {
                     (pending.push.push_slot, pending.sent, pending.request) = (0, 0, None);
                     actor.pending = Some(pending);
                 }
-                Refusal::Token { .. } => {
-                    self.refused.insert(pending.entry);
+                Refusal::Token { .. } => self.does_not_count(pending.entry),
+                // The coordinator has resumed meanwhile. The token is not spent.
+                Refusal::CallEpoch { .. } => {
+                    let grant = pending.push.grant;
+                    if actor.token.is_none() {
+                        actor.token = Some(grant);
+                    } else if let Some(line) = actor.line {
+                        let Grant { token, generation, .. } = grant;
+                        self.world.say(line, message::ReturnToken { token, generation }.into());
+                    }
+                    self.does_not_count(pending.entry);
                 }
                 // The silent client lost its lease and connection. It retries over another one.
                 Refusal::Fenced { .. } => actor.pending = Some(pending),
@@ -360,7 +420,7 @@ fn random_runs_lose_no_push_and_apply_none_twice() {
 
 /// Runs the model once for each of these seeds.
 pub(super) fn suite(planted: PlantedBugs, seeds: Range<u64>) {
-    let (mut pushes, mut unknown, mut refused, mut kills) = (0, 0, 0, 0);
+    let (mut pushes, mut unknown, mut refused, mut kills, mut repeated) = (0, 0, 0, 0, 0);
     for seed in seeds {
         let seed_guard = super::random::PrintSeedOnPanic(seed);
         let mut model = Model::new(seed, planted);
@@ -372,7 +432,11 @@ pub(super) fn suite(planted: PlantedBugs, seeds: Range<u64>) {
         unknown += model.unknown.len();
         refused += model.refused.len();
         kills += model.kills;
+        repeated += model.world.metrics().gradients_repeated;
         drop(seed_guard);
     }
-    println!("{pushes} pushes acknowledged, {unknown} unknown, {refused} refused, {kills} kills");
+    println!(
+        "{pushes} pushes acknowledged, {repeated} repeated, {unknown} unknown, {refused} refused, \
+         {kills} kills"
+    );
 }
