@@ -33,6 +33,8 @@ mod value_body;
 mod value_error;
 mod variables;
 
+pub use pushpull_net::ServicePeers;
+
 pub use call::Call;
 pub use client::{Client, ClientConfig, Running};
 pub use description::Description;
