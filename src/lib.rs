@@ -356,6 +356,11 @@ pub struct Readme;
 #[doc = include_str!("../docs/classic.md")]
 pub struct Classic;
 
+/// Compiles the code blocks of the page on functions as doctests.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/services.md")]
+pub struct Services;
+
 /// Compiles the code block of the page on devices and kernels as a doctest.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/compute.md")]

@@ -11,6 +11,8 @@ use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 
 use pushpull::blocking::Worker;
+use pushpull::services::Call;
+use pushpull::services::blocking::Client;
 use pushpull::{ClusterSpec, TaskId, VariableSpec, WorkerConfig};
 use rustix::process::Signal;
 use test_process::{TestProcess, free_addresses, unwritable};
@@ -52,7 +54,9 @@ const BAD: &[(&str, &str, &[&str])] = &[
     ("--job-name", "worker", &[]),
     ("--job-name", "chief", &[]),
     ("--task-index", "3", &[]),
+    ("--task-index", "3", &["--job-name=worker", "--worker-hosts=127.0.0.1:8"]),
     ("--listen", "nowhere", &[]),
+    ("--listen", "0.0.0.0:0", &["--job-name=worker", "--worker-hosts=127.0.0.1:8"]),
     ("--listen", "0.0.0.0:0", &[]),
     ("--unix-socket", "/dev/null/socket", &[]),
     ("--shards", "0", &[]),
@@ -155,6 +159,44 @@ fn a_daemon_starts_by_a_classic_command_line() {
     train(&address);
     let output = daemon.succeed();
     assert!(output.contains("5 steps applied, 5 gradients admitted"), "{output}");
+}
+
+#[test]
+fn a_task_of_every_job_serves_functions() {
+    let addresses = free_addresses(2);
+    let tasks = [TaskId::ps(0), TaskId::worker(0)];
+    let mut daemons: Vec<TestProcess> = tasks
+        .iter()
+        .map(|task| {
+            let mut command = Command::new(DAEMON);
+            command.args(["--ps_hosts", &addresses[0], "--worker_hosts", &addresses[1]]);
+            command.args(["--job_name", &task.job, "--task_index", "0"]);
+            start(command.stdout(Stdio::piped()))
+        })
+        .collect();
+    for address in &addresses {
+        // Each is a target for calls on both.
+        let client = Client::connect(address).unwrap();
+        for task in &tasks {
+            let call = Call::new("add").on(&task.to_string()).feed("a", 2.0_f32).feed("b", 5.0_f32);
+            assert_eq!(client.call(call).unwrap().element::<f32>(), Ok(7.0), "{task}");
+            let description = client.describe(task).unwrap();
+            let names: Vec<&str> = description.functions.keys().map(String::as_str).collect();
+            assert_eq!(names, ["add", "div", "identity", "mean", "mul"]);
+            let lists_gpu = description.devices.iter().any(|(name, _)| name.contains("GPU"));
+            assert_eq!(lists_gpu, *task == TaskId::worker(0), "a ps opens no driver");
+        }
+    }
+    daemons[0].signal(Signal::INT);
+    daemons[1].signal(Signal::TERM);
+    assert!(daemons[0].succeed().contains(&format!("task 0 serves on {}", addresses[0])));
+    let expected = format!(
+        "pushpull-ps: /job:worker/task:0 has the functions add, div, identity, mean, mul\n\
+         pushpull-ps: /job:worker/task:0 serves on {}\n\
+         pushpull-ps: /job:worker/task:0 is done\n",
+        addresses[1]
+    );
+    assert_eq!(daemons[1].succeed(), expected);
 }
 
 #[test]

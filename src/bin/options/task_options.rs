@@ -11,8 +11,7 @@ pub(crate) struct TaskOptions {
     /// Addresses of the ps tasks, host:port or unix:/path, separated by commas
     #[arg(long, value_name = "ADDRESSES", value_delimiter = ',')]
     pub(crate) ps_hosts: Vec<String>,
-    // Nothing connects to a worker.
-    /// Names of the worker tasks, separated by commas; others are then refused
+    /// Addresses of the worker tasks, separated by commas; others are then refused
     #[arg(long, value_name = "ADDRESSES", value_delimiter = ',')]
     pub(crate) worker_hosts: Vec<String>,
     /// Job of this task

@@ -1,9 +1,10 @@
-//! The daemon: turns flags into a `PsConfig` and signals into a shutdown future. It uses the public
-//! API only, so an embedder can do all that it does.
+//! The daemon: turns flags into the settings of a server and signals into a shutdown future. It uses
+//! the public API only, so an embedder can do all that it does.
 
 mod complaint;
 mod ending;
 mod events;
+mod function_server;
 mod modes;
 mod options;
 mod output;
@@ -17,7 +18,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, FromArgMatches};
-use pushpull::{ClusterSpec, Mode, Ps};
+use pushpull::server::Listener;
+use pushpull::{ClusterSpec, Mode, Ps, TaskId};
 
 use complaint::{CommandLine, DaemonError, takes_negative};
 use ending::{Signals, WorkSummary};
@@ -71,22 +73,54 @@ fn main() -> ExitCode {
     }
 }
 
-/// Serves until a signal or the end of training. Errors carry the exit code.
+/// Serves the task until a signal or the end of training. Errors carry the exit code.
 async fn run(
     options: &DaemonOptions,
     typed: &CommandLine,
     printer: &Printer,
 ) -> Result<(), (u8, DaemonError)> {
     let configuration = |error| (EXIT_CONFIGURATION, error);
-    let task = options.cluster.tasks.task_index;
     let mut signals = Signals::watch().map_err(|error| configuration(error.to_string().into()))?;
     let cluster = options.cluster.spec(typed).map_err(configuration)?;
+    let (flag, own) = options.cluster.address(&cluster, typed).map_err(configuration)?;
+    let at = match &options.network.listen {
+        Some(address) => ("--listen", &**address),
+        None => (flag, own),
+    };
+    match options.cluster.task() {
+        task if &*task.job == "ps" => {
+            run_ps(options, typed, (&cluster, at), printer, &mut signals).await
+        }
+        task => {
+            let network = (&options.network, typed);
+            function_server::run((&cluster, task), at, network, &mut signals).await
+        }
+    }
+}
+
+/// Serves a ps task, at the address that a flag gives.
+async fn run_ps(
+    options: &DaemonOptions,
+    typed: &CommandLine,
+    (cluster, at): (&ClusterSpec, (&str, &str)),
+    printer: &Printer,
+    signals: &mut Signals,
+) -> Result<(), (u8, DaemonError)> {
+    let configuration = |error| (EXIT_CONFIGURATION, error);
+    let task = options.cluster.tasks.task_index;
     let owns_step = cluster.step_owner().is_some_and(|owner| owner.index == task);
-    let mode = options.mode(&cluster).map_err(configuration)?;
+    let mode = options.mode(cluster).map_err(configuration)?;
     let synchronous = matches!(mode, Mode::Synchronous(_));
     let summary = WorkSummary { task, owns_step, synchronous };
-    let start = async || start(options, typed, (&cluster, mode), printer).await;
-    let ps = start_after_predecessor(start, &mut signals).await.map_err(configuration)?;
+    let functions =
+        function_server::start_beside(cluster, TaskId::ps(task)).map_err(configuration)?;
+    let start = async || {
+        let config = options.config(cluster.clone(), mode)?.on_event(printer.event_sink());
+        let listener = listen(options, typed, at).await?.services(functions.peers());
+        let config = options.checkpoints.apply(config, typed)?;
+        listener.start(config).map_err(|error| typed.cannot_start(&error))
+    };
+    let ps = start_after_predecessor(start, signals).await.map_err(configuration)?;
     let handle = ps.handle();
     if options.network.insecure {
         let address = handle.address();
@@ -95,7 +129,14 @@ async fn run(
         ));
     }
     print_line(format_args!("task {task} serves on {}", handle.address()));
-    let served = ps.serve(signals.any()).await;
+    let served = ps.serve(async {
+        signals.any().await;
+        // The calls under way end while the ps does.
+        functions.handle().stop();
+    });
+    let served = served.await;
+    functions.handle().stop();
+    functions.join().await;
     served.map_err(|error| (EXIT_SERVING, error.to_string().into()))?;
     let metrics = handle.metrics();
     print_line(format_args!("{}", summary.line(&metrics, &handle.metrics_by_shard())));
@@ -120,10 +161,10 @@ async fn run(
 
 /// Starts the server. Retries for up to [`HANDOVER_TIMEOUT`] while an exiting predecessor holds
 /// what it needs.
-async fn start_after_predecessor(
-    start: impl AsyncFn() -> Result<Ps, DaemonError>,
+async fn start_after_predecessor<S>(
+    start: impl AsyncFn() -> Result<S, DaemonError>,
     signals: &mut Signals,
-) -> Result<Ps, DaemonError> {
+) -> Result<S, DaemonError> {
     let (began, mut reported) = (Instant::now(), false);
     loop {
         let error = match start().await {
@@ -142,29 +183,20 @@ async fn start_after_predecessor(
     }
 }
 
-async fn start(
+/// Binds the addresses of a ps task: the one that `flag` gives, and its Unix socket.
+async fn listen(
     options: &DaemonOptions,
     typed: &CommandLine,
-    (cluster, mode): (&ClusterSpec, Mode),
-    printer: &Printer,
-) -> Result<Ps, DaemonError> {
-    let own = cluster.task_address("ps", options.cluster.tasks.task_index);
-    let own = own.map_err(|error| typed.blame("--task-index", &error))?;
-    let (flag, address) = match &options.network.listen {
-        Some(address) => ("--listen", &**address),
-        None => (options.cluster.address_flag(), own),
-    };
-    let config = options.config(cluster.clone(), mode)?.on_event(printer.event_sink());
+    (flag, address): (&str, &str),
+) -> Result<Listener, DaemonError> {
     let listener = match options.network.insecure {
         true => Ps::listen_insecure(address).await,
         false => Ps::listen(address).await,
     };
-    let mut listener = listener.map_err(|error| typed.cannot_listen(flag, &error))?;
-    if let Some(path) = &options.network.unix_socket {
-        let unix = Ps::listen(&format!("unix:{}", path.display())).await;
-        let unix = unix.map_err(|error| typed.cannot_listen("--unix-socket", &error))?;
-        listener = listener.also(unix);
-    }
-    let config = options.checkpoints.apply(config, typed)?;
-    listener.start(config).map_err(|error| typed.cannot_start(&error))
+    let listener = listener.map_err(|error| typed.cannot_listen(flag, &error))?;
+    let Some(path) = &options.network.unix_socket else {
+        return Ok(listener);
+    };
+    let unix = Ps::listen(&format!("unix:{}", path.display())).await;
+    Ok(listener.also(unix.map_err(|error| typed.cannot_listen("--unix-socket", &error))?))
 }

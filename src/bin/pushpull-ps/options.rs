@@ -14,7 +14,7 @@ use super::rule::optimizer_list;
 use super::shared::TaskOptions;
 use super::training::TrainingOptions;
 
-/// Serve one ps task of a pushpull cluster until SIGINT, SIGTERM or SIGHUP.
+/// Serve one task of a pushpull cluster until SIGINT, SIGTERM or SIGHUP.
 #[derive(Debug, Parser)]
 #[command(name = "pushpull-ps", version, after_help = details())]
 pub(crate) struct DaemonOptions {
@@ -198,19 +198,38 @@ impl DaemonOptions {
 }
 
 impl ClusterOptions {
-    /// Returns the flag that gives the address of this task.
-    pub(crate) fn address_flag(&self) -> &'static str {
-        if self.cluster.is_some() { "--cluster" } else { "--ps-hosts" }
+    /// Returns this task.
+    pub(crate) fn task(&self) -> TaskId {
+        TaskId::new(self.tasks.job_name.as_deref().unwrap_or("ps"), self.tasks.task_index)
+    }
+
+    /// Returns the address of this task in the cluster, and the flag that gives it.
+    ///
+    /// # Errors
+    /// Returns an error that names `--job-name` for a job without addresses, and `--task-index` for
+    /// a task that its job lacks.
+    pub(crate) fn address<'a>(
+        &self,
+        cluster: &'a ClusterSpec,
+        typed: &CommandLine,
+    ) -> Result<(&'static str, &'a str), DaemonError> {
+        let TaskId { job, index } = &self.task();
+        cluster.job_tasks(job).map_err(|error| typed.blame("--job-name", &error))?;
+        let address = cluster.task_address(job, *index);
+        let address = address.map_err(|error| typed.blame("--task-index", &error))?;
+        let flag = match (&self.cluster, &**job) {
+            (Some(_), _) => "--cluster",
+            (None, "ps") => "--ps-hosts",
+            (None, _) => "--worker-hosts",
+        };
+        Ok((flag, address))
     }
 
     /// Returns the cluster.
     ///
     /// # Errors
-    /// Returns an error that names the flag with the fault, `--job-name` for another job than `ps`.
+    /// Returns an error that names the flag with the fault.
     pub(crate) fn spec(&self, typed: &CommandLine) -> Result<ClusterSpec, DaemonError> {
-        if self.tasks.job_name.as_deref().is_some_and(|job| job != "ps") {
-            return Err(typed.blame("--job-name", &"this program serves tasks of the job ps only"));
-        }
         if let Some(text) = &self.cluster {
             let cluster = match text.trim_start().starts_with('{') {
                 true => ClusterSpec::from_json(text),
@@ -305,6 +324,12 @@ fn details() -> String {
 }
 
 const DETAILS: &str = "\
+Jobs:
+  ps                      serves variables and functions
+  any other               serves functions alone; only --listen, --unix-socket, --insecure and the
+                          flags under Cluster have an effect
+  The functions are add, mul, div, mean and identity of tensors.
+
 Schedules:
   steps:STEP=RATE,...     RATE after STEP
   exponential:RATE/STEPS  times RATE every STEPS, gradually

@@ -38,6 +38,8 @@ mod value_body;
 mod value_error;
 mod variables;
 
+pub use pushpull_net::ServicePeers;
+
 pub use call::Call;
 pub use client::{Client, ClientConfig, Running};
 pub use coordinator::{Coordinator, CoordinatorConfig};

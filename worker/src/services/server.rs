@@ -71,6 +71,7 @@ pub struct ServerConfig {
     threads: usize,
     asynchronous_max: usize,
     device_threads: Option<usize>,
+    cuda: bool,
     lease: Duration,
     calls_max: usize,
     client_bytes_max: u64,
@@ -89,6 +90,7 @@ impl ServerConfig {
             threads: std::thread::available_parallelism().map_or(1, usize::from).max(2),
             asynchronous_max: 1024,
             device_threads: None,
+            cuda: true,
             lease: Duration::from_secs(10),
             calls_max: 64,
             client_bytes_max: 1 << 30,
@@ -108,6 +110,12 @@ impl ServerConfig {
     /// Default: one for each processor.
     pub fn device_threads(self, threads: usize) -> ServerConfig {
         ServerConfig { device_threads: Some(threads), ..self }
+    }
+
+    /// Whether the server offers the CUDA devices of the machine, and opens the CUDA driver to list
+    /// them. Default `true`.
+    pub fn cuda(self, cuda: bool) -> ServerConfig {
+        ServerConfig { cuda, ..self }
     }
 
     /// How long a client that is silent, or not connected, is remembered. After that its calls are
@@ -396,7 +404,7 @@ fn core_of(
     runtime: tokio::runtime::Handle,
 ) -> ServerCore {
     let table = Arc::new(config.functions.table());
-    let devices = ServerDevices::of_task(&config.task, config.device_threads);
+    let devices = ServerDevices::of_task(&config.task, config.device_threads, config.cuda);
     let description = Description::new(config.cluster.clone(), &table, &devices.names()).encode();
     let service = Service::new(
         ServiceConfig {

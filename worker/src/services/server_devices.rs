@@ -16,16 +16,18 @@ pub(crate) struct ServerDevices {
 }
 
 impl ServerDevices {
-    /// The processor, with this many threads or one for each core, and the CUDA devices. If there are
-    /// none, `GPU:0` says why.
-    pub(crate) fn of_task(task: &TaskId, threads: Option<usize>) -> ServerDevices {
+    /// The processor, with this many threads or one for each core, and with `cuda` the CUDA devices.
+    /// If there are none, `GPU:0` says why.
+    pub(crate) fn of_task(task: &TaskId, threads: Option<usize>, cuda: bool) -> ServerDevices {
         let mut all = vec![TaskDevice::new(task, "CPU", 0)];
-        match cuda_devices() {
-            Ok(found) => {
+        // Listing the devices opens the driver.
+        match cuda.then(cuda_devices) {
+            None => {}
+            Some(Ok(found)) => {
                 let gpu = |index| TaskDevice::new(task, "GPU", index as u32);
                 all.extend((0..found.len()).map(gpu));
             }
-            Err(error) => {
+            Some(Err(error)) => {
                 let unusable = Some(error.to_string());
                 all.push(TaskDevice { unusable, ..TaskDevice::new(task, "GPU", 0) });
             }

@@ -1,0 +1,77 @@
+//! Servers of functions: beside the ps of a task, and alone for a task of another job.
+
+use pushpull::services::{Functions, Server, ServerConfig, ServerError, ServerListener};
+use pushpull::{ClusterSpec, TaskId};
+
+use super::complaint::{CommandLine, DaemonError};
+use super::ending::Signals;
+use super::options::NetworkOptions;
+use super::output::{print_error, print_line};
+use super::{EXIT_CONFIGURATION, start_after_predecessor};
+
+/// Starts the server of functions whose clients the ps of this task accepts.
+///
+/// # Errors
+/// Returns an error if the system does not start its thread.
+pub(crate) fn start_beside(cluster: &ClusterSpec, task: TaskId) -> Result<Server, DaemonError> {
+    // A ps computes on no device, so its process must not open the CUDA driver.
+    let config = ServerConfig::new(cluster.clone(), task, functions()).cuda(false);
+    Server::beside(config).map_err(|error| error.to_string().into())
+}
+
+/// Serves functions alone until a signal. Errors carry the exit code.
+pub(crate) async fn run(
+    (cluster, task): (&ClusterSpec, TaskId),
+    (flag, address): (&str, &str),
+    (network, typed): (&NetworkOptions, &CommandLine),
+    signals: &mut Signals,
+) -> Result<(), (u8, DaemonError)> {
+    let functions = functions();
+    let start = async || {
+        let listener = listen(network, typed, (flag, address))?;
+        let config = ServerConfig::new(cluster.clone(), task.clone(), functions.clone());
+        listener.start(config).map_err(|error| error.to_string().into())
+    };
+    let server = start_after_predecessor(start, signals).await;
+    let server = server.map_err(|error| (EXIT_CONFIGURATION, error))?;
+    let address = server.target();
+    if network.insecure {
+        print_error(&format_args!(
+            "insecure: every machine that reaches {address} can call the functions"
+        ));
+    }
+    print_line(format_args!("{task} has the functions {}", functions.names().join(", ")));
+    print_line(format_args!("{task} serves on {address}"));
+    signals.any().await;
+    server.handle().stop();
+    server.join().await;
+    print_line(format_args!("{task} is done"));
+    Ok(())
+}
+
+/// The functions of every task.
+fn functions() -> Functions {
+    Functions::new().elementwise()
+}
+
+/// Binds the addresses of the task: the one that `flag` gives, and its Unix socket.
+fn listen(
+    network: &NetworkOptions,
+    typed: &CommandLine,
+    (flag, address): (&str, &str),
+) -> Result<ServerListener, DaemonError> {
+    let bind = match network.insecure {
+        true => Server::listen_insecure,
+        false => Server::listen,
+    };
+    let failed = |flag: &str, error: ServerError| match error {
+        ServerError::Listen(error) => typed.cannot_listen(flag, &error),
+        error => error.to_string().into(),
+    };
+    let listener = bind(address).map_err(|error| failed(flag, error))?;
+    let Some(path) = &network.unix_socket else {
+        return Ok(listener);
+    };
+    let unix = Server::listen(&format!("unix:{}", path.display()));
+    Ok(listener.also(unix.map_err(|error| failed("--unix-socket", error))?))
+}
