@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use pushpull_common::protocol::CallRef;
+use pushpull_common::protocol::{CallRef, Refusal};
 
 use super::functions::FunctionError;
 use crate::config::WorkerConfig;
@@ -96,7 +96,12 @@ impl TrainingStep {
 
 /// Returns the error of a function that has met an error of its parameter servers.
 pub(crate) fn function_error(error: Error) -> FunctionError {
-    let stops = error.advice() == Advice::Stop;
+    // Another coordinator has taken the place of the one that has scheduled the call.
+    let replaced = matches!(
+        &error,
+        Error::Refused { refusal: Refusal::CallEpoch { .. } | Refusal::UnknownCalls { .. }, .. }
+    );
+    let stops = replaced || error.advice() == Advice::Stop;
     let failed = FunctionError::from(error);
     if stops { failed } else { failed.retryable() }
 }
