@@ -12,3 +12,4 @@ mod kept;
 mod placing;
 mod proxy;
 mod resending;
+mod towers;

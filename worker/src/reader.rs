@@ -13,7 +13,7 @@ use crate::calls::OpenedCalls;
 use crate::client::SessionClient;
 use crate::config::WorkerConfig;
 use crate::error::{Error, ViewError};
-use crate::gradients::params::Params;
+use crate::gradients::params::{GradientMemory, Gradients, Params};
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::replica_values::ReplicaValues;
 use crate::runtime::SessionRunner;
@@ -79,6 +79,17 @@ impl Reader {
             return Err(Error::ForeignBuffer);
         }
         Ok(self.client.pull(params, ReplicaValues::Replace).await?.0)
+    }
+
+    /// Pulls as [`Reader::pull`] does, for several callers at once.
+    pub(crate) async fn pull_shared(&self, params: &mut Params) -> Result<(), Error> {
+        self.client.pull(params, ReplicaValues::Replace).await.map(|_| ())
+    }
+
+    /// Returns an empty set of gradients in memory of its own.
+    pub(crate) fn gradients(&self) -> Gradients {
+        let runs = Arc::from([]);
+        Gradients::new(self.plan.clone(), GradientMemory::new(&self.plan, runs))
     }
 
     /// Replaces `values`, which must have the length of a dense variable, with its newest values.

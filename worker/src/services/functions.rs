@@ -181,6 +181,14 @@ impl Functions {
         super::elementwise::add_to(self)
     }
 
+    /// Adds the function `apply_towers`, with which [`super::Towers`] updates the variables.
+    ///
+    /// # Panics
+    /// If there is a function of this name.
+    pub fn towers(self) -> Functions {
+        super::towers::add_to(self)
+    }
+
     /// The names of the functions, sorted.
     pub fn names(&self) -> Vec<&str> {
         self.functions.keys().map(String::as_str).collect()

@@ -15,9 +15,11 @@ use crate::outcome::Push;
 use super::block_on::block_on;
 use super::cancel::CancelFlag;
 use super::functions::FunctionError;
-use super::outputs::unknown_value;
+use super::gradient_value;
+use super::outputs::{Outputs, unknown_value};
 use super::server_devices::ServerDevices;
 use super::states::{State, States};
+use super::towers::{GRADIENTS, LOSS};
 use super::trainer::TrainingStep;
 use super::value::Value;
 use super::value_error::ValueError;
@@ -184,6 +186,32 @@ impl Invocation {
         }
         self.pushes += 1;
         step.push(gradients, self.scheduled).await
+    }
+
+    /// The newest values of all dense variables, without a token: for evaluation, and for the towers
+    /// of [`super::Towers`]. Blocks the thread.
+    ///
+    /// # Errors
+    /// Those of connecting and pulling, as errors that another execution may not meet.
+    pub fn values(&self) -> Result<Params, FunctionError> {
+        block_on(self.shared.variables.values())
+    }
+
+    /// Returns an empty set of gradients for [`Invocation::tower`]. Blocks the thread the first time.
+    ///
+    /// # Errors
+    /// As [`Invocation::values`].
+    pub fn tower_gradients(&self) -> Result<Gradients, FunctionError> {
+        block_on(self.shared.variables.gradients())
+    }
+
+    /// Returns the gradients and the loss of a tower, for [`super::Towers`].
+    ///
+    /// # Errors
+    /// Gradients of sparse variables and tables, which have no mean over towers here.
+    pub fn tower(&self, gradients: Gradients, loss: f32) -> Result<Outputs, FunctionError> {
+        let gradients = gradient_value::encode(gradients)?;
+        Ok(Outputs::new().with(GRADIENTS, gradients).with(LOSS, loss))
     }
 
     /// Whether nobody waits for the result any more. A function that computes for long should ask

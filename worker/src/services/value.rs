@@ -165,6 +165,15 @@ impl Value {
         Ok(Value::zeroed(ValueType { elements: Elements::Tensor(T::DTYPE), shape }))
     }
 
+    /// Bytes of zeros, to be filled with the function.
+    pub(crate) fn filled_bytes(bytes: usize, fill: impl FnOnce(&mut [u8])) -> Option<Value> {
+        let shape = Shape::new([bytes as u64]).ok()?;
+        let mut memory = AlignedBuffer::of_bytes(bytes);
+        fill(&mut memory.bytes_mut()[..bytes]);
+        let is = ValueType { elements: Elements::Bytes, shape };
+        Some(Value { is, memory: Arc::new(memory), start: 0 })
+    }
+
     pub(crate) fn zeroed(is: ValueType) -> Value {
         let memory = Arc::new(AlignedBuffer::of_bytes(is.bytes() as usize));
         Value { is, memory, start: 0 }

@@ -12,6 +12,7 @@ use super::trainer::{Trainer, TrainingStep, function_error};
 use super::value::Value;
 use crate::config::WorkerConfig;
 use crate::error::Advice;
+use crate::gradients::params::{Gradients, Params};
 use crate::reader::Reader;
 
 /// Why a variable cannot be an input.
@@ -21,6 +22,19 @@ pub(crate) enum VariableError {
     Servers { detail: String, retry: bool },
     /// There is no such variable, or it is no tensor.
     Unsuitable { detail: String },
+}
+
+impl From<VariableError> for FunctionError {
+    fn from(error: VariableError) -> FunctionError {
+        match error {
+            VariableError::Servers { detail, retry: true } => {
+                FunctionError::new(detail).retryable()
+            }
+            VariableError::Servers { detail, .. } | VariableError::Unsuitable { detail } => {
+                FunctionError::new(detail)
+            }
+        }
+    }
 }
 
 /// Reads variables of the parameter servers of a cluster. It connects when a function first needs
@@ -71,6 +85,19 @@ impl Variables {
             self.trainer.lock().await.take_if(|current| Arc::ptr_eq(current, &trainer));
         }
         begun.map_err(function_error)
+    }
+
+    /// Pulls the newest values of all dense variables.
+    pub(crate) async fn values(&self) -> Result<Params, FunctionError> {
+        let reader = self.reader().await?;
+        let mut params = reader.params();
+        reader.pull_shared(&mut params).await.map_err(function_error)?;
+        Ok(params)
+    }
+
+    /// Returns an empty set of gradients in memory of its own.
+    pub(crate) async fn gradients(&self) -> Result<Gradients, FunctionError> {
+        Ok(self.reader().await?.gradients())
     }
 
     async fn reader(&self) -> Result<Arc<Reader>, VariableError> {

@@ -37,7 +37,7 @@ impl EndedCalls {
         }
     }
 
-    #[cfg(any(test, feature = "simulation"))]
+    #[cfg(test)]
     pub(super) fn check_invariants(&self) {
         assert!(self.above.first().is_none_or(|&first| first > self.settled + 1));
     }

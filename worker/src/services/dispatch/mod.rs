@@ -346,7 +346,7 @@ impl<E> Dispatch<E> {
     }
 
     /// Checks what must always hold.
-    #[cfg(any(test, feature = "simulation"))]
+    #[cfg(test)]
     pub(crate) fn check_invariants(&self) {
         let mut running: Vec<u64> =
             self.workers.values().flat_map(|state| state.running.keys().copied()).collect();

@@ -25,10 +25,7 @@ pub(super) enum CallStatus<E> {
     Queued,
     /// A worker runs it.
     Running {
-        #[cfg_attr(
-            not(any(test, feature = "simulation")),
-            expect(dead_code, reason = "checked in tests")
-        )]
+        #[cfg_attr(not(test), expect(dead_code, reason = "tests check it"))]
         worker: WorkerId,
     },
     /// It waits before it is tried again.
