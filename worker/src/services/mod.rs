@@ -12,6 +12,8 @@ mod call;
 mod call_session;
 mod cancel;
 mod client;
+#[cfg(test)]
+mod conversation_tests;
 mod coordinator;
 mod description;
 mod device_name;
