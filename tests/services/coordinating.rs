@@ -8,8 +8,9 @@ use pushpull::blocking::Worker;
 use pushpull::local::Cluster;
 use pushpull::services::{
     Call, Client, ClientConfig, Coordinator, CoordinatorConfig, FunctionError, Functions, Server,
-    ServerConfig, ServerListener, ServiceError,
+    ServerConfig, ServerListener, ServiceError, Signature,
 };
+use pushpull::variable::DType;
 use pushpull::{ClusterSpec, PsConfig, Reader, Sgd, TaskId, VariableSpec, WorkerConfig};
 
 use crate::cluster::{LONG, listen};
@@ -253,6 +254,31 @@ fn scheduled_increments_count_once_whoever_is_lost() {
         );
     });
     assert_eq!(place.values(), [vec![calls as f32; 3], vec![calls as f32; 3]]);
+}
+
+#[test]
+fn functions_that_differ_between_workers_are_named() {
+    let typed = |dtype| {
+        let signature = Signature::new().output("value", dtype, []);
+        Functions::new().typed("one", signature, |_| Ok(1.0_f32)).add("fine", |_| Ok(1_i64))
+    };
+    let mut place = place(1, 2);
+    let mut listeners = std::mem::take(&mut place.listeners).into_iter();
+    let first = place.start_at(0, listeners.next().unwrap(), &typed(DType::F32));
+    let _second = place.start_at(1, listeners.next().unwrap(), &typed(DType::F64));
+    let coordinator = coordinator(first.target(), CoordinatorConfig::new());
+    // Both workers are known once each has run a call.
+    for index in 0..2 {
+        let call = Call::new("fine").on(&format!("/job:worker/task:{index}"));
+        coordinator.schedule_blocking(call).unwrap().fetch_blocking().unwrap();
+    }
+    let error = coordinator.schedule_blocking(Call::new("one")).unwrap_err();
+    assert!(matches!(error, ServiceError::SignaturesDiffer { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(
+        text.contains("() -> (value: f32 [])") && text.contains("() -> (value: f64 [])"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -369,7 +369,7 @@ fn bytes_of(body: &ValueBody) -> Vec<u8> {
 
 /// The seeds: more of them with `PUSHPULL_THOROUGH=1`.
 fn seeds() -> u64 {
-    if std::env::var_os("PUSHPULL_THOROUGH").is_some() { 1_000 } else { 30 }
+    if std::env::var_os("PUSHPULL_THOROUGH").is_some() { 100 } else { 20 }
 }
 
 #[test]

@@ -132,6 +132,10 @@ struct State {
     makers: Vec<Call>,
     /// What workers have of them.
     made: HashMap<(WorkerId, ResourceId), Kept>,
+    /// The signatures of the functions of workers, with the first task that has each.
+    signatures: BTreeMap<String, (TaskId, String)>,
+    /// The functions that are not the same on all workers: another task, and its signature.
+    differing: BTreeMap<String, (TaskId, String)>,
     /// The tasks that look for workers.
     probes: Vec<AbortHandle>,
     /// The workers that are not used any more.
@@ -213,6 +217,8 @@ impl Coordinator {
             attempts: HashMap::new(),
             makers: Vec::new(),
             made: HashMap::new(),
+            signatures: BTreeMap::new(),
+            differing: BTreeMap::new(),
             probes: Vec::new(),
             removed: BTreeSet::new(),
             next_number: 1,
@@ -250,10 +256,12 @@ impl Coordinator {
     ///
     /// # Errors
     /// The first error of an earlier call, once; [`ServiceError::NoTask`] if the call is pinned to no
-    /// worker, and [`ServiceError::Invalid`].
+    /// worker; [`ServiceError::SignaturesDiffer`] if two workers have different functions of this name;
+    /// [`ServiceError::Invalid`].
     pub async fn schedule(&self, call: Call) -> Result<RemoteValue, ServiceError> {
         order_of(&call.without_per_worker(), false)?;
         let pinned = self.pinned(&call)?;
+        lock(&self.shared).check_signature(&call)?;
         loop {
             let changed = self.shared.changed.notified();
             self.raise()?;
@@ -536,7 +544,9 @@ impl Shared {
                 }
                 if !is_up {
                     let deadline = Instant::now() + PROBE_TIMEOUT;
-                    if describe(shared.client.core(), link, Some(deadline)).await.is_ok() {
+                    let described = describe(shared.client.core(), link, Some(deadline)).await;
+                    if let Ok((task, description)) = described {
+                        lock(&shared).learn_signatures(&task, description.functions);
                         shared.handle(DispatchInput::WorkerUp { worker });
                     }
                 }
@@ -602,6 +612,33 @@ impl Shared {
 }
 
 impl State {
+    /// Compares the functions of a worker with those of the others.
+    fn learn_signatures(&mut self, task: &TaskId, functions: BTreeMap<String, String>) {
+        for (name, signature) in functions {
+            match self.signatures.get(&name) {
+                Some((other, known)) if other != task && *known != signature => {
+                    self.differing.insert(name, (task.clone(), signature));
+                }
+                Some((other, _)) if other != task => {
+                    self.differing.retain(|differing, (at, _)| *differing != name || at != task);
+                }
+                _ => _ = self.signatures.insert(name, (task.clone(), signature)),
+            }
+        }
+    }
+
+    fn check_signature(&self, call: &Call) -> Result<(), ServiceError> {
+        let known = self.signatures.get(&call.function).zip(self.differing.get(&call.function));
+        let Some(((left, left_signature), (right, right_signature))) = known else { return Ok(()) };
+        Err(ServiceError::SignaturesDiffer {
+            doing: call.doing(),
+            left: left.to_string(),
+            left_signature: left_signature.clone(),
+            right: right.to_string(),
+            right_signature: right_signature.clone(),
+        })
+    }
+
     fn end(&mut self, number: u64, ending: CallEnding) {
         let Some((call, sender)) = self.calls.remove(&number) else { return };
         let cancelled = || Err(ServiceError::Cancelled { doing: call.doing() });

@@ -20,7 +20,7 @@ pub(in crate::shard) struct MessageRights {
 /// The roles that may send a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Senders {
-    /// Every role.
+    /// Every role of a shard's peers.
     All,
     /// Every role except a shard.
     Clients,
@@ -91,6 +91,10 @@ impl MessageRights {
 
     /// Returns whether a peer with this role may send the message.
     pub(in crate::shard) fn allow(self, role: Role) -> bool {
+        // Named functions are not called on a shard, which admits neither this role nor an admin.
+        if matches!(role, Role::Client {} | Role::Admin {}) {
+            return false;
+        }
         match self.senders {
             Senders::All => true,
             Senders::Clients => role != Role::Peer {},
@@ -131,12 +135,20 @@ mod tests {
 
     use super::*;
 
-    const ROLES: [Role; 4] = [Role::Worker {}, Role::Chief {}, Role::Reader {}, Role::Peer {}];
+    const ROLES: [Role; 6] = [
+        Role::Worker {},
+        Role::Chief {},
+        Role::Reader {},
+        Role::Peer {},
+        Role::Admin {},
+        Role::Client {},
+    ];
 
-    /// The roles that may send a message, each as its first letter, and then the other rights.
+    /// The roles that may send a message, each as a letter (F calls functions), and then the other
+    /// rights.
     fn rights(message: impl Into<Message>) -> String {
         let rights = MessageRights::of(&message.into());
-        let roles = ROLES.iter().zip("WCRP".chars()).filter(|(role, _)| rights.allow(**role));
+        let roles = ROLES.iter().zip("WCRPAF".chars()).filter(|(role, _)| rights.allow(**role));
         let mut text: String = roles.map(|(_, letter)| letter).collect();
         let others = [
             (rights.reads, " reads"),

@@ -2,7 +2,7 @@
 
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId};
-use pushpull_common::protocol::message::{self, BodyCrc, CatalogueState, Role};
+use pushpull_common::protocol::message::{self, BodyCrc, CatalogueState, Hello, Role};
 use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{Message, Refusal, version};
 use pushpull_optim::optimizer::Sgd;
@@ -45,10 +45,11 @@ fn a_refused_client_learns_the_reason_and_is_closed() {
     assert_eq!((field.as_str(), server.as_str(), client.as_str()), ("optimizer", "sgd", "adam"));
     assert_eq!((server_hash, client_hash), (identity().hash(), theirs.hash()));
 
-    let mut other = hello.clone();
-    other.role = Role::Admin {};
-    let role = other.role.code();
-    assert_eq!(refusal(&mut world, other), Refusal::Role { role, kind: 1 });
+    for other in [Role::Admin {}, Role::Client {}] {
+        let role = other.code();
+        let other = Hello { role: other, ..hello.clone() };
+        assert_eq!(refusal(&mut world, other), Refusal::Role { role, kind: 1 });
+    }
 
     let mut other = hello.clone();
     other.seen_epoch = RestoreEpoch(2);
