@@ -61,7 +61,7 @@ pub mod services;
 mod session;
 mod start;
 mod streaming_push;
-#[cfg(feature = "simulation")]
+#[cfg(any(test, feature = "simulation"))]
 mod testing;
 mod token;
 pub mod training;
@@ -84,6 +84,9 @@ pub use outcome::{
 };
 pub use reader::Reader;
 pub use streaming_push::StreamingPush;
+#[cfg(any(test, feature = "simulation"))]
+#[doc(hidden)]
+pub use testing::adversary;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub use testing::simulation;

@@ -1,3 +1,5 @@
 //! Code for tests only.
 
+pub mod adversary;
+#[cfg(feature = "simulation")]
 pub mod simulation;

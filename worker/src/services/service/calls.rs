@@ -207,9 +207,7 @@ impl Service {
         }
         if header.body_bytes == 0 || !incoming.announce(part.offset, header.body_bytes) {
             let refusal = misplaced(part.offset, header.body_bytes, 0);
-            if let Some(state) = self.clients.get_mut(client) {
-                state.remove(part.call);
-            }
+            self.drop_call(client, part.call);
             return self.refuse(connection, header.request, refusal);
         }
         if let Some(at) = self.connections.get_mut(&connection) {

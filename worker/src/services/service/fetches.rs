@@ -73,6 +73,11 @@ impl Service {
         deadline: Option<Instant>,
     ) {
         let requester = Requester::Local(fetch);
+        if self.clients.get(owner).is_none() {
+            // The client has called the function that fetches, so it will not come any more.
+            let (output, gone) = (detail(output), detail("its client is gone"));
+            return self.refuse_fetch(requester, Refusal::NoOutput { call, output, detail: gone });
+        }
         self.park(ParkedFetch { requester, owner, call, output, arrived: now, deadline });
     }
 

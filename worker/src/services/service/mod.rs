@@ -5,6 +5,8 @@ mod calls;
 mod clients;
 mod endings;
 mod fetches;
+#[cfg(any(test, feature = "simulation"))]
+mod invariants;
 mod io;
 mod run_queue;
 #[cfg(test)]
@@ -75,7 +77,8 @@ struct Execution {
     call: u64,
     function: String,
     blocking: bool,
-    /// Whether its deadline has passed, so that another may run in its place.
+    /// Whether its deadline has passed, or its client is forgotten, so that another may run in its
+    /// place.
     unreturned: bool,
 }
 
@@ -220,11 +223,11 @@ impl Service {
         let is_half = |entry: &CallEntry| matches!(entry.state, CallState::Receiving { connection: from, .. } if from == connection);
         let half: Vec<u64> =
             state.calls.iter().filter(|(_, entry)| is_half(entry)).map(|(&call, _)| call).collect();
-        for call in half {
-            state.remove(call);
-        }
         for entry in state.calls.values_mut() {
             entry.request = entry.request.filter(|&(from, _)| from != connection);
+        }
+        for call in half {
+            self.drop_call(client, call);
         }
     }
 
@@ -280,16 +283,32 @@ impl Service {
     fn forget(&mut self, client: Incarnation) {
         let Some(state) = self.clients.forget(client) else { return };
         self.run_queue.remove(client);
-        for entry in state.calls.values() {
+        for (&call, entry) in &state.calls {
+            if let Some(deadline) = entry.deadline {
+                self.deadlines.remove(&(deadline, client, call));
+            }
             if let CallState::Running { execution } = entry.state {
+                // Nobody waits for it any more, so it keeps no other out if it does not return.
+                if let Some(running) = self.executions.get_mut(&execution) {
+                    running.unreturned = true;
+                }
                 self.outputs.push_back(ServiceOutput::Cancel { execution });
             }
         }
         if let Some(connection) = state.connection {
             self.outputs.push_back(ServiceOutput::Close { connection });
             self.connections.remove(&connection);
+            self.fetches.retain(|fetch| !fetch.is_from(connection));
         }
         self.owner_forgotten(client);
+    }
+
+    /// Drops a call that has not begun to run, without an answer.
+    fn drop_call(&mut self, client: Incarnation, call: u64) {
+        let entry = self.clients.get_mut(client).and_then(|state| state.remove(call));
+        if let Some(deadline) = entry.and_then(|entry| entry.deadline) {
+            self.deadlines.remove(&(deadline, client, call));
+        }
     }
 
     fn send(

@@ -26,6 +26,12 @@ impl RunQueue {
         self.clients.retain(|&other| other != client);
     }
 
+    /// Returns whether a client has a queued call.
+    #[cfg(any(test, feature = "simulation"))]
+    pub(super) fn contains(&self, client: Incarnation) -> bool {
+        self.clients.contains(&client)
+    }
+
     /// Returns the first client in the order of turns whose next call may run. Its turn is over
     /// then: it is last, until it is removed.
     pub(super) fn next(&mut self, may_run: impl Fn(Incarnation) -> bool) -> Option<Incarnation> {

@@ -281,3 +281,24 @@ fn other_messages_are_refused() {
     world.input(ServiceInput::Disconnected { connection: 1234 });
     assert!(world.sent.is_empty() && world.orders.is_empty());
 }
+
+#[test]
+fn a_forgotten_client_takes_no_thread_and_leaves_no_deadline() {
+    let mut world = world();
+    let (gone, _) = world.connect(1);
+    let hour = 3_600_000;
+    // One runs and never returns, and one has not arrived whole.
+    world.send_within(gone, 1, call(1, "f"), hour, &[]);
+    let x = Value::zeros::<f32>(&[2]).unwrap();
+    let (header, half) = framed(2, &call_with(2, "typed", &[&x]).into(), hour, 8);
+    world.input(ServiceInput::Message { connection: gone, header: &header, message: half });
+    let stuck = world.order();
+    world.pass(LEASE + LEASE / 4);
+    assert_eq!(world.cancelled, [stuck.execution]);
+    assert!(world.service.remembers_nobody());
+    // The only thread has another in its place.
+    let (next, known) = world.connect(2);
+    assert!(!known);
+    world.send(next, 1, call(1, "f"));
+    assert_eq!(world.order().client, Incarnation(2));
+}

@@ -119,6 +119,7 @@ impl World {
                 ServiceOutput::LocalFetched { fetch, result } => self.local.push((fetch, result)),
             }
         }
+        self.service.check_invariants();
     }
 
     /// Connects a client and returns the connection, and whether the service knows the client.

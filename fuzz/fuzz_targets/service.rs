@@ -1,0 +1,12 @@
+//! Fuzzes a server of functions with clients that send valid messages with arbitrary numbers in every
+//! field. See `pushpull_worker::adversary`.
+
+#![no_main]
+
+use std::time::Instant;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: &[u8]| {
+    pushpull_worker::adversary::play_service(Instant::now(), input);
+});

@@ -1,0 +1,76 @@
+//! Adversary tests of the machines behind calls: valid messages with arbitrary numbers in every field.
+//!
+//! Both functions read their input as choices, so that a fuzzer and a property test drive the same
+//! code. What the machines send and receive goes through frames.
+
+mod call_session_play;
+mod choices;
+mod frames;
+mod service_play;
+
+use std::time::Instant;
+
+use call_session_play::CallSessionPlay;
+use choices::Choices;
+use service_play::ServicePlay;
+
+/// Plays the choices of an input as clients of a server of functions, and as its functions. Returns
+/// how many functions have run.
+///
+/// # Panics
+/// If the service breaks its invariants, executes a call twice, answers a request twice, or has
+/// memory of another length than the body that arrives.
+pub fn play_service(now: Instant, input: &[u8]) -> usize {
+    ServicePlay::new(now, Choices::new(input)).run()
+}
+
+/// Plays the choices of an input as the servers of a client, and as its callers. Returns how many
+/// commands have succeeded.
+///
+/// # Panics
+/// If the session answers a command twice or never, or sends a call again to a server that may have
+/// executed it and has forgotten that.
+pub fn play_call_session(now: Instant, input: &[u8]) -> usize {
+    CallSessionPlay::new(now, Choices::new(input)).run()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use proptest::prelude::*;
+    use proptest::strategy::ValueTree;
+    use proptest::test_runner::TestRunner;
+
+    fn inputs() -> impl Strategy<Value = Vec<u8>> {
+        proptest::collection::vec(any::<u8>(), 0..2000)
+    }
+
+    /// Plays inputs that are the same in every run, and returns the sum of what they return.
+    fn total(play: fn(Instant, &[u8]) -> usize) -> usize {
+        let mut runner = TestRunner::deterministic();
+        let mut input = || inputs().new_tree(&mut runner).expect("an input").current();
+        (0..300).map(|_| play(Instant::now(), &input())).sum()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(300))]
+
+        #[test]
+        fn no_client_breaks_a_service(input in inputs()) {
+            super::play_service(Instant::now(), &input);
+        }
+
+        #[test]
+        fn no_server_breaks_a_client(input in inputs()) {
+            super::play_call_session(Instant::now(), &input);
+        }
+    }
+
+    /// If everything were refused, the code behind the checks would not be tested.
+    #[test]
+    fn functions_run_and_commands_succeed() {
+        let (executions, replies) = (total(super::play_service), total(super::play_call_session));
+        assert!(executions > 300 && replies > 100, "{executions} executions, {replies} replies");
+    }
+}
