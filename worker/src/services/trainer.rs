@@ -36,6 +36,14 @@ impl Trainer {
         Ok(Trainer { worker: Mutex::new(worker), free: Mutex::new(vec![params]) })
     }
 
+    /// Keeps parameters for later calls.
+    fn keep(&self, params: Params) {
+        let mut free = lock(&self.free);
+        if free.len() < PARAMS_MAX {
+            free.push(params);
+        }
+    }
+
     /// Takes a token and pulls the values of its step.
     pub(crate) async fn begin_step(self: Arc<Self>) -> Result<TrainingStep, Error> {
         let doing = "take a token";
@@ -85,11 +93,7 @@ impl TrainingStep {
                 None => worker.push(token, gradients),
             }
         };
-        let mut free = lock(&trainer.free);
-        if free.len() < PARAMS_MAX {
-            free.push(params);
-        }
-        drop(free);
+        trainer.keep(params);
         push.await.map_err(function_error)
     }
 }

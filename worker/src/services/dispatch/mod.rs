@@ -7,6 +7,7 @@ mod scheduled_call;
 mod tests;
 mod worker_state;
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -282,8 +283,8 @@ impl<E> Dispatch<E> {
     fn make_resources(&mut self) {
         for (&worker, state) in self.workers.iter_mut().filter(|(_, state)| state.is_up) {
             for &resource in &self.resources {
-                if !state.resources.contains_key(&resource) {
-                    state.resources.insert(resource, ResourceStatus::Making);
+                if let Entry::Vacant(lacking) = state.resources.entry(resource) {
+                    lacking.insert(ResourceStatus::Making);
                     self.outputs.push_back(DispatchOutput::Make { worker, resource });
                 }
             }
@@ -322,9 +323,9 @@ impl<E> Dispatch<E> {
             let resources = self.calls.get(number).map(|call| &call.resources[..]);
             *number <= last && resources.is_some_and(|resources| state.has(resources))
         };
-        let (number, was_pinned) = match state.pinned.iter().position(|n| may_run(n)) {
+        let (number, was_pinned) = match state.pinned.iter().position(&may_run) {
             Some(index) => (state.pinned[index], true),
-            None => match self.queue.iter().position(|n| may_run(n)) {
+            None => match self.queue.iter().position(may_run) {
                 Some(index) => (self.queue[index], false),
                 None => return false,
             },

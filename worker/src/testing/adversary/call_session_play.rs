@@ -145,6 +145,7 @@ impl<'a> CallSessionPlay<'a> {
                     device: String::new(),
                     depth: 0,
                     retain: self.choices.one_in(3),
+                    scheduled: None,
                     ends_with_connection: self.choices.one_in(4),
                     inputs: CallInputs::default(),
                     values: vec![value],

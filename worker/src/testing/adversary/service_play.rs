@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{Incarnation, RequestId, TaskId};
 use pushpull_common::protocol::message::{
-    self, BodyCrc, Call, CallPart, CancelCall, FetchOutput, Input, NamedInput, Release,
+    self, BodyCrc, Call, CancelCall, FetchOutput, Input, InputPart, NamedInput, Release,
 };
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Message, limits};
@@ -216,11 +216,11 @@ impl<'a> ServicePlay<'a> {
                 let calls: Vec<u64> = (0..count).map(|_| self.choices.number()).collect();
                 Release { calls: List::new(calls).unwrap_or_default() }.into()
             }
-            6 => CallPart { call, offset: self.choices.number() }.into(),
+            6 => InputPart { call, offset: self.choices.number() }.into(),
             _ => message::Finish {}.into(),
         };
         let bytes = match message {
-            Message::CallPart(_) => self.choices.number(),
+            Message::InputPart(_) => self.choices.number(),
             _ => 0,
         };
         let request = self.request();
@@ -260,6 +260,7 @@ impl<'a> ServicePlay<'a> {
             function: Text::clipped(self.choices.of(&["f", "f", "a", "t", "unknown"])),
             device: Text::clipped(self.choices.of(&["", "", "/cpu:0", "/gpu:0", "/job:ps"])),
             retain: self.choices.one_in(3),
+            scheduled: None,
             inputs: List::new(inputs).unwrap_or_default(),
         };
         let first = total.min(limits::PART_BYTES_MAX);
@@ -289,7 +290,7 @@ impl<'a> ServicePlay<'a> {
                 break;
             }
             let bytes = (upload.total - upload.offset).min(limits::PART_BYTES_MAX);
-            let part = CallPart { call: upload.call, offset: upload.offset };
+            let part = InputPart { call: upload.call, offset: upload.offset };
             let next = Upload { offset: upload.offset + bytes, ..upload };
             // Two calls of one number share their parts, so that a part may be refused after its call.
             let is_answered =
