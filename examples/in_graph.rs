@@ -26,6 +26,10 @@
 //! In place of the first four, `pushpull-ps` with the same flags serves the same functions. The
 //! client attaches to worker 0, or with `--target=ADDRESS` to any other task, and then needs no
 //! hosts. With `--forever` it computes once a second until Ctrl-C, and reports failures.
+//!
+//! With `--two-layers` one process trains the classic network of two layers: each layer on a ps task
+//! of its own, and a client that attaches to worker 7 of 8. The last line is the largest difference
+//! between its weights and those of a run without servers.
 
 use std::error::Error;
 use std::time::Duration;
@@ -38,6 +42,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 #[path = "../src/bin/options/mod.rs"]
 mod classic;
+#[path = "in_graph/two_layers.rs"]
+pub(crate) mod two_layers;
 
 /// An error of any task.
 pub(crate) type GraphError = Box<dyn Error + Send + Sync>;
@@ -53,6 +59,12 @@ struct Options {
     /// Compute again and again, until Ctrl-C
     #[arg(long)]
     forever: bool,
+    /// Train a network of two layers in this process
+    #[arg(long, conflicts_with_all = ["target", "forever", "job_name"])]
+    two_layers: bool,
+    /// Number of steps of `--two-layers`
+    #[arg(long, value_name = "N", default_value_t = 10_000, requires = "two_layers")]
+    steps: u64,
 }
 
 /// Runs the process of a command line until it is done or `stop` completes.
@@ -68,6 +80,7 @@ pub(crate) async fn run(
     let cluster = || options.tasks.cluster().map_err(|(flag, error)| format!("{flag}: {error}"));
     let client = async {
         match (&options.tasks.job_name, &options.target) {
+            (None, None) if options.two_layers => train_two_layers(options.steps).await,
             (None, None) => compute_in_one_process(options.forever).await,
             (_, Some(target)) => compute(target, options.forever).await,
             (_, None) => {
@@ -128,6 +141,14 @@ async fn compute_in_one_process(forever: bool) -> Result<(), GraphError> {
         servers.push(worker.start(config)?);
     }
     compute(servers[0].target(), forever).await
+}
+
+/// Trains the network of two layers, and prints how it ended.
+async fn train_two_layers(steps: u64) -> Result<(), GraphError> {
+    let trained = two_layers::train(steps).await?;
+    println!("loss {:.4}, then {:.4}", trained.first_loss, trained.last_loss);
+    println!("{steps} steps, largest difference from a local run: {:e}", trained.difference);
+    Ok(())
 }
 
 /// The client: attaches to the task at an address, and prints the three matrices.

@@ -123,3 +123,16 @@ async fn a_task_without_an_address_is_reported() {
     let error = in_graph::run(line.map(str::to_owned), pending()).await.unwrap_err();
     assert!(error.to_string().contains("cannot find the job \"worker\""), "{error}");
 }
+
+/// `PUSHPULL_THOROUGH=1` makes as many steps as the classic example.
+#[tokio::test(flavor = "current_thread")]
+async fn two_layers_end_with_the_weights_of_a_local_run() {
+    let steps = match std::env::var_os("PUSHPULL_THOROUGH") {
+        Some(_) => 10_000,
+        None => 500,
+    };
+    let trained = in_graph::two_layers::train(steps).await.unwrap();
+    println!("{steps} steps: {trained:?}");
+    assert!(trained.difference <= 1e-6, "{trained:?}");
+    assert!(trained.last_loss < 0.9 * trained.first_loss, "{trained:?}");
+}
