@@ -1,5 +1,5 @@
-//! A coordinator, as in TensorFlow 2: one program schedules calls, whichever worker is free runs them,
-//! and each counts once, whatever is killed.
+//! A coordinator, as in TensorFlow 2: one program schedules calls, and the workers that are free run
+//! them. Each counts once, also if workers or the coordinator are killed.
 //!
 //! Each call adds 1 to two variables on two parameter servers. Without flags all tasks run in this
 //! process:

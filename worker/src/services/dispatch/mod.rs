@@ -1,6 +1,6 @@
 //! Which scheduled call runs on which worker, and what becomes of it.
 
-mod call_window;
+mod ended_calls;
 mod io;
 mod scheduled_call;
 #[cfg(test)]
@@ -11,7 +11,9 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use self::call_window::EndedCalls;
+use pushpull_common::call_window::CallWindow;
+
+use self::ended_calls::EndedCalls;
 pub(crate) use self::io::{
     Attempt, AttemptEnd, CallEnding, DispatchInput, DispatchOutput, ResourceId, WorkerId,
 };
@@ -64,19 +66,15 @@ pub(crate) struct Dispatch<E> {
 }
 
 impl<E> Dispatch<E> {
-    /// Creates a dispatch. All calls up to `settled`, and those of `also`, have ended before.
-    pub(crate) fn new(
-        config: DispatchConfig,
-        settled: u64,
-        also: impl IntoIterator<Item = u64>,
-    ) -> Dispatch<E> {
+    /// Creates a dispatch. The calls that have settled in the window have ended before.
+    pub(crate) fn new(config: DispatchConfig, window: CallWindow) -> Dispatch<E> {
         Dispatch {
             config,
             calls: BTreeMap::new(),
             queue: VecDeque::new(),
             workers: BTreeMap::new(),
             resources: BTreeSet::new(),
-            ended: EndedCalls::new(settled, also),
+            ended: EndedCalls::new(window),
             next_attempt: 1,
             error: None,
             looked: false,

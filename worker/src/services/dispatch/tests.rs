@@ -1,5 +1,7 @@
 //! The decisions of a coordinator, by tables and at random.
 
+use pushpull_common::ids::CallNumber;
+
 use super::*;
 
 const RETRY_FOR: Duration = Duration::from_secs(10);
@@ -21,8 +23,12 @@ fn world(workers: u32) -> World {
 fn world_after<const N: usize>(workers: u32, settled: u64, also: [u64; N]) -> World {
     let config =
         DispatchConfig { queue_max: 100, calls_per_worker: 1, window: 4, retry_for: RETRY_FOR };
+    let mut window = CallWindow::default();
+    for number in (1..=settled).chain(also) {
+        window.settle(CallNumber(number));
+    }
     let mut world = World {
-        dispatch: Dispatch::new(config, settled, also),
+        dispatch: Dispatch::new(config, window),
         now: Instant::now(),
         started: Vec::new(),
         cancelled: Vec::new(),

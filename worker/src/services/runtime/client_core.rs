@@ -97,7 +97,7 @@ impl ClientCore {
         lock(&self.0.links).cluster.clone()
     }
 
-    /// Returns the link to the server at an address, whatever its task.
+    /// Returns the link to the server at an address. Its task may be unknown.
     pub(crate) fn link_of_address(&self, address: &str) -> LinkId {
         let mut links = lock(&self.0.links);
         *links.by_address.entry(address.to_owned()).or_insert_with(|| {
@@ -272,7 +272,7 @@ impl ConnectionSide for ClientSide<'_> {
 
     fn phase(&self) -> ConnectionPhase {
         match self.outbox.phase() {
-            // A client reads whatever it has to send, so that two full sockets cannot wait for each
+            // A client reads also while it has much to send: two full sockets would wait for each
             // other.
             ConnectionPhase::WriteOnly => ConnectionPhase::Open,
             phase => phase,

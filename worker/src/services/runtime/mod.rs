@@ -5,4 +5,4 @@ pub(crate) mod door;
 pub(crate) mod function_pool;
 mod outbox;
 pub(crate) mod server_core;
-mod timer;
+pub(crate) mod timer;

@@ -7,14 +7,14 @@ use tokio::sync::Notify;
 
 /// The time of the next tick.
 #[derive(Debug, Default)]
-pub(super) struct Timer {
+pub(crate) struct Timer {
     at: Mutex<Option<Instant>>,
     changed: Notify,
 }
 
 impl Timer {
     /// Takes it that the machine wants to be woken at this time, or not at all.
-    pub(super) fn set(&self, wake: Option<Instant>) {
+    pub(crate) fn set(&self, wake: Option<Instant>) {
         let mut at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
         // A later time is read when the earlier one has come.
         let earlier = match (wake, *at) {
@@ -29,7 +29,7 @@ impl Timer {
     }
 
     /// Calls `tick` at each wake-up time; it returns the next one.
-    pub(super) async fn run(&self, mut tick: impl FnMut() -> Option<Instant>) {
+    pub(crate) async fn run(&self, mut tick: impl FnMut() -> Option<Instant>) {
         loop {
             let wake = tick();
             *self.at.lock().unwrap_or_else(PoisonError::into_inner) = wake;

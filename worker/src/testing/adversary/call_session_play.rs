@@ -88,7 +88,7 @@ impl<'a> CallSessionPlay<'a> {
             }
             self.act();
         }
-        // After its deadline every caller has a reply, whatever the servers do.
+        // After its deadline every caller has a reply, even from hostile servers.
         self.now += 10 * LEASE;
         self.input(CallInput::Tick);
         for (op, caller) in &self.callers {

@@ -2,7 +2,11 @@
 
 use std::collections::BTreeSet;
 
-/// Which calls have ended.
+use pushpull_common::call_window::{CallState, CallWindow};
+use pushpull_common::ids::CallNumber;
+
+/// Which calls have ended. A window of the shards has room for those under way; calls that are cancelled
+/// may be far ahead of them.
 ///
 /// Invariant: every number of `above` is at least `settled + 2`.
 #[derive(Debug)]
@@ -12,9 +16,12 @@ pub(super) struct EndedCalls {
 }
 
 impl EndedCalls {
-    pub(super) fn new(settled: u64, also: impl IntoIterator<Item = u64>) -> EndedCalls {
+    /// The calls that have settled in a window.
+    pub(super) fn new(window: CallWindow) -> EndedCalls {
+        let (settled, newest) = (window.settled().0, window.newest().0);
         let mut ended = EndedCalls { settled, above: BTreeSet::new() };
-        also.into_iter().for_each(|number| ended.end(number));
+        let is_settled = |number: &u64| window.state(CallNumber(*number)) == CallState::Settled;
+        (settled + 1..=newest).filter(is_settled).for_each(|number| ended.end(number));
         ended
     }
 

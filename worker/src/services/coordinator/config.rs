@@ -1,0 +1,53 @@
+//! The settings of a coordinator.
+
+use std::time::Duration;
+
+/// The settings of a coordinator.
+#[derive(Clone, Debug)]
+pub struct CoordinatorConfig {
+    pub(super) job: String,
+    pub(super) queue_max: usize,
+    pub(super) calls_per_worker: usize,
+    pub(super) retry_for: Duration,
+}
+
+impl CoordinatorConfig {
+    /// A coordinator of the tasks of the job `worker`.
+    pub fn new() -> CoordinatorConfig {
+        CoordinatorConfig {
+            job: "worker".to_owned(),
+            queue_max: 262_144,
+            calls_per_worker: 1,
+            retry_for: Duration::from_secs(60),
+        }
+    }
+
+    /// The job whose tasks run the calls. Default `worker`.
+    pub fn job(self, job: &str) -> CoordinatorConfig {
+        CoordinatorConfig { job: job.to_owned(), ..self }
+    }
+
+    /// How many calls may be scheduled and not have ended. [`Coordinator::schedule`] waits beyond
+    /// that. Default 262,144.
+    pub fn queue_max(self, calls: usize) -> CoordinatorConfig {
+        CoordinatorConfig { queue_max: calls.max(1), ..self }
+    }
+
+    /// How many calls one worker runs at once. Default 1.
+    pub fn calls_per_worker(self, calls: usize) -> CoordinatorConfig {
+        CoordinatorConfig { calls_per_worker: calls.max(1), ..self }
+    }
+
+    /// How long a call is tried again if its function says that another execution may succeed, for
+    /// example because a parameter server was lost. The loss of a worker does not count. Default
+    /// 60 s.
+    pub fn retry_for(self, time: Duration) -> CoordinatorConfig {
+        CoordinatorConfig { retry_for: time, ..self }
+    }
+}
+
+impl Default for CoordinatorConfig {
+    fn default() -> CoordinatorConfig {
+        CoordinatorConfig::new()
+    }
+}

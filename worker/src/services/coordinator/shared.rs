@@ -1,0 +1,296 @@
+//! What the tasks of a coordinator share: they carry out what the dispatch decides.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pushpull_common::device::DeviceSpec;
+use pushpull_common::ids::{CallNumber, TaskId};
+use pushpull_common::protocol::Refusal;
+use tokio::sync::{Notify, watch};
+use tokio::task::AbortHandle;
+
+use crate::calls::OpenedCalls;
+use crate::reader::Reader;
+use crate::services::call::Call;
+use crate::services::call_session::{CallReply, LinkId};
+use crate::services::client::{Client, describe, order_of};
+use crate::services::dispatch::{
+    Attempt, AttemptEnd, CallEnding, Dispatch, DispatchInput, DispatchOutput, ResourceId, WorkerId,
+};
+use crate::services::error::ServiceError;
+use crate::services::kept::Kept;
+use crate::services::outputs::Outputs;
+use crate::services::remote_value::ValueState;
+use crate::services::runtime::timer::Timer;
+
+/// How long one look for an absent worker takes at most, and the pause before the next.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+const PROBE_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What a coordinator with a name has.
+pub(super) struct Named {
+    /// The calls that the shards count.
+    pub(super) opened: OpenedCalls,
+    /// The session by which they were opened.
+    pub(super) reader: Reader,
+    pub(super) name: String,
+}
+
+/// What the tasks of a coordinator share.
+pub(super) struct Shared {
+    state: Mutex<State>,
+    client: Arc<Client>,
+    pub(super) named: Option<Named>,
+    /// Notified when calls have ended.
+    pub(super) changed: Notify,
+    timer: Timer,
+}
+
+/// What a coordinator knows.
+pub(super) struct State {
+    pub(super) dispatch: Dispatch<ServiceError>,
+    pub(super) workers: Vec<(TaskId, LinkId)>,
+    pub(super) calls: BTreeMap<u64, (Call, watch::Sender<ValueState>)>,
+    /// The outputs and errors of attempts whose calls are about to end.
+    results: HashMap<u64, Result<Outputs, ServiceError>>,
+    attempts: HashMap<Attempt, AbortHandle>,
+    /// The calls that make per-worker values, by the ids of these.
+    pub(super) makers: Vec<Call>,
+    /// What workers have of them.
+    made: HashMap<(WorkerId, ResourceId), Kept>,
+    /// The signatures of the functions of each worker.
+    functions: BTreeMap<TaskId, BTreeMap<String, String>>,
+    pub(super) next_number: u64,
+}
+
+impl Shared {
+    pub(super) fn new(state: State, client: Arc<Client>, named: Option<Named>) -> Shared {
+        let (state, changed, timer) = (Mutex::new(state), Notify::new(), Timer::default());
+        Shared { state, client, named, changed, timer }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // Each change is one input of the dispatch, which keeps its invariants.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Starts to look for the workers, and to keep the time.
+    pub(super) fn start_tasks(self: &Arc<Self>) -> Vec<AbortHandle> {
+        let workers = self.lock().workers.clone();
+        let probe = |(index, (_, link)): (usize, (TaskId, LinkId))| {
+            self.client.core().spawn(self.clone().probe(WorkerId(index as u32), link))
+        };
+        let mut tasks: Vec<_> = workers.into_iter().enumerate().map(probe).collect();
+        tasks.push(self.client.core().spawn(self.clone().run_timer()));
+        tasks
+    }
+
+    /// Cancels what is under way, and releases what workers have.
+    pub(super) fn give_up(&self) {
+        let mut state = self.lock();
+        state.attempts.drain().for_each(|(_, attempt)| attempt.abort());
+        // Outputs are released without the lock.
+        let made = std::mem::take(&mut state.made);
+        drop(state);
+        drop(made);
+    }
+
+    pub(super) fn handle(self: &Arc<Self>, input: DispatchInput<ServiceError>) {
+        let mut state = self.lock();
+        state.dispatch.handle(Instant::now(), input);
+        let mut ended = false;
+        while let Some(output) = state.dispatch.poll_output() {
+            match output {
+                DispatchOutput::Start { attempt, settled } => {
+                    self.start(&mut state, attempt, settled);
+                }
+                DispatchOutput::Cancel { attempt } => {
+                    if let Some(running) = state.attempts.remove(&attempt) {
+                        running.abort();
+                    }
+                }
+                DispatchOutput::Make { worker, resource } => {
+                    self.make(&mut state, worker, resource);
+                }
+                DispatchOutput::Ended { number, ending } => {
+                    ended = true;
+                    state.end(number, ending);
+                }
+            }
+        }
+        self.timer.set(state.dispatch.wake_at());
+        drop(state);
+        if ended {
+            self.changed.notify_waiters();
+        }
+    }
+
+    fn start(self: &Arc<Self>, state: &mut State, attempt: Attempt, settled: u64) {
+        let Attempt { number, worker, .. } = attempt;
+        let (_, link) = state.workers[worker.0 as usize];
+        let Some((call, _)) = state.calls.get(&number) else { return };
+        let timeout = call.timeout.unwrap_or(self.client.timeout());
+        let made = |resource| state.made.get(&(worker, resource)).cloned();
+        let order = order_of(&call.on_worker(made), false).map(|mut order| {
+            order.ends_with_connection = true;
+            let named = self.named.as_ref();
+            order.scheduled = named.map(|named| named.opened.call(number, CallNumber(settled)));
+            order
+        });
+        let shared = self.clone();
+        let running = self.client.core().spawn(async move {
+            let reply = match order {
+                Err(error) => Err(error),
+                Ok(order) => {
+                    let deadline = Instant::now().checked_add(timeout);
+                    shared.client.core().call(link, order, deadline).1.await
+                }
+            };
+            shared.attempt_ended(attempt, reply);
+        });
+        state.attempts.insert(attempt, running);
+    }
+
+    /// Looks for a worker as long as it is not there.
+    async fn probe(self: Arc<Self>, worker: WorkerId, link: LinkId) {
+        loop {
+            if !self.lock().dispatch.is_up(worker) {
+                let deadline = Instant::now() + PROBE_TIMEOUT;
+                let described = describe(self.client.core(), link, Some(deadline)).await;
+                if let Ok((task, description)) = described {
+                    self.lock().functions.insert(task, description.functions);
+                    self.handle(DispatchInput::WorkerUp { worker });
+                }
+            }
+            tokio::time::sleep(PROBE_INTERVAL).await;
+        }
+    }
+
+    /// Wakes the dispatch when it asks for it.
+    async fn run_timer(self: Arc<Self>) {
+        let tick = || {
+            self.handle(DispatchInput::Tick);
+            self.lock().dispatch.wake_at()
+        };
+        self.timer.run(tick).await;
+    }
+
+    /// Begins to make what a worker is to have of a per-worker value.
+    fn make(self: &Arc<Self>, state: &mut State, worker: WorkerId, resource: ResourceId) {
+        let (task, _) = state.workers[worker.0 as usize].clone();
+        let Some(call) = state.makers.get(resource.0 as usize).cloned() else { return };
+        let device: DeviceSpec = call.device.parse().unwrap_or_default();
+        let device = device.merge(&DeviceSpec::of_task(&task)).to_string();
+        let keeping = self.client.keep(call.on(&device).ends_with_connection());
+        let shared = self.clone();
+        self.client.core().spawn(async move {
+            let kept = match keeping {
+                Ok(keeping) => keeping.await.map(|(kept, _)| kept),
+                Err(error) => Err(error),
+            };
+            let made = kept.is_ok();
+            let lost = kept.as_ref().is_err_and(|error| end_of(error) == AttemptEnd::Lost);
+            let old = match kept {
+                Ok(kept) => shared.lock().made.insert((worker, resource), kept),
+                Err(_) => shared.lock().made.remove(&(worker, resource)),
+            };
+            drop(old);
+            shared.handle(match lost {
+                true => DispatchInput::WorkerLost { worker },
+                false => DispatchInput::ResourceMade { worker, resource, made },
+            });
+        });
+    }
+
+    fn attempt_ended(self: &Arc<Self>, attempt: Attempt, reply: Result<CallReply, ServiceError>) {
+        let mut state = self.lock();
+        if state.attempts.remove(&attempt).is_none() {
+            return;
+        }
+        let uses_kept =
+            state.calls.get(&attempt.number).is_some_and(|(c, _)| !c.resources().is_empty());
+        let end = match &reply {
+            Ok(_) => AttemptEnd::Done,
+            // The worker has restarted, and lacks what it had.
+            Err(ServiceError::Refused { refusal: Refusal::NoOutput { .. }, .. }) if uses_kept => {
+                AttemptEnd::Lost
+            }
+            Err(error) => end_of(error),
+        };
+        let result = reply.map(|reply| match reply {
+            CallReply::Done(values) => Outputs::from(values),
+            _ => Outputs::new(),
+        });
+        state.results.insert(attempt.number, result);
+        drop(state);
+        self.handle(DispatchInput::AttemptEnded { attempt, end });
+        // Of a call that goes on, the result is not wanted.
+        self.lock().results.remove(&attempt.number);
+    }
+}
+
+impl State {
+    pub(super) fn new(dispatch: Dispatch<ServiceError>, workers: Vec<(TaskId, LinkId)>) -> State {
+        State {
+            dispatch,
+            workers,
+            calls: BTreeMap::new(),
+            results: HashMap::new(),
+            attempts: HashMap::new(),
+            makers: Vec::new(),
+            made: HashMap::new(),
+            functions: BTreeMap::new(),
+            next_number: 1,
+        }
+    }
+
+    /// Checks that the workers have the same function for a call.
+    pub(super) fn check_signature(&self, call: &Call) -> Result<(), ServiceError> {
+        let mut with = self.functions.iter().filter_map(|(task, functions)| {
+            functions.get(&call.function).map(|signature| (task, signature))
+        });
+        let Some((left, left_signature)) = with.next() else { return Ok(()) };
+        match with.find(|(_, signature)| *signature != left_signature) {
+            None => Ok(()),
+            Some((right, right_signature)) => Err(ServiceError::SignaturesDiffer {
+                doing: call.doing(),
+                left: left.to_string(),
+                left_signature: left_signature.clone(),
+                right: right.to_string(),
+                right_signature: right_signature.clone(),
+            }),
+        }
+    }
+
+    fn end(&mut self, number: u64, ending: CallEnding) {
+        let Some((call, sender)) = self.calls.remove(&number) else { return };
+        let cancelled = || Err(ServiceError::Cancelled { doing: call.doing() });
+        let result = match ending {
+            CallEnding::Cancelled => cancelled(),
+            CallEnding::Done | CallEnding::Failed => {
+                self.results.remove(&number).unwrap_or_else(cancelled)
+            }
+        };
+        // Nobody may hold the value.
+        let _ = sender.send(Some(result));
+    }
+}
+
+/// Returns what an error of an attempt means for its call.
+fn end_of(error: &ServiceError) -> AttemptEnd<ServiceError> {
+    match error {
+        ServiceError::Lost { .. }
+        | ServiceError::Unavailable { .. }
+        | ServiceError::Protocol { .. }
+        // The coordinator has not cancelled it: the server is stopping.
+        | ServiceError::Cancelled { .. }
+        | ServiceError::Refused { refusal: Refusal::Stopping {}, .. } => AttemptEnd::Lost,
+        ServiceError::Failed { retry: true, .. }
+        | ServiceError::Refused {
+            refusal: Refusal::Busy { .. } | Refusal::Unreturned { .. } | Refusal::NoOutput { .. },
+            ..
+        } => AttemptEnd::Retry(error.clone()),
+        _ => AttemptEnd::Final(error.clone()),
+    }
+}
