@@ -38,7 +38,6 @@ pub(crate) struct ServerShared {
 #[derive(Debug)]
 pub struct Invocation {
     pub(crate) function: String,
-    pub(crate) call: u64,
     pub(crate) depth: u8,
     pub(crate) deadline: Option<Instant>,
     pub(crate) device: usize,
@@ -46,8 +45,8 @@ pub struct Invocation {
     pub(crate) cancelled: Arc<CancelFlag>,
     pub(crate) scheduled: Option<CallRef>,
     pub(crate) step: Option<TrainingStep>,
-    /// The number of pushes of this call.
-    pub(crate) pushes: u32,
+    /// Whether the call has pushed.
+    pub(crate) has_pushed: bool,
     pub(crate) shared: Arc<ServerShared>,
 }
 
@@ -60,11 +59,6 @@ impl Invocation {
     /// The task of this server.
     pub fn task(&self) -> &TaskId {
         &self.shared.task
-    }
-
-    /// The number of the call among those of its client, from 1.
-    pub fn call_number(&self) -> u64 {
-        self.call
     }
 
     /// How many calls this one is nested in: 0 for a call of a client.
@@ -135,12 +129,15 @@ impl Invocation {
     /// # Errors
     /// As [`Invocation::params`].
     pub async fn params_async(&mut self) -> Result<&Params, FunctionError> {
-        if self.step.is_none() {
-            self.step = Some(self.shared.variables.begin_step().await?);
-        }
-        match &self.step {
-            Some(step) => Ok(step.params()),
-            None => Err(FunctionError::new("there is no step")),
+        let step = self.take_step().await?;
+        Ok(self.step.insert(step).params())
+    }
+
+    /// Takes the step that the call has begun, or begins one.
+    async fn take_step(&mut self) -> Result<TrainingStep, FunctionError> {
+        match self.step.take() {
+            Some(step) => Ok(step),
+            None => self.shared.variables.begin_step().await,
         }
     }
 
@@ -157,8 +154,8 @@ impl Invocation {
     /// # Errors
     /// As [`Invocation::params`].
     pub async fn gradients_async(&mut self) -> Result<Gradients, FunctionError> {
-        self.params_async().await?;
-        self.step.as_ref().map(TrainingStep::gradients).ok_or_else(no_step)
+        let step = self.take_step().await?;
+        Ok(self.step.insert(step).gradients())
     }
 
     /// Pushes gradients of the values that [`Invocation::params`] has returned, and waits for the
@@ -179,12 +176,11 @@ impl Invocation {
     /// # Errors
     /// As [`Invocation::push`].
     pub async fn push_async(&mut self, gradients: Gradients) -> Result<Push, FunctionError> {
-        self.params_async().await?;
-        let step = self.step.take().ok_or_else(no_step)?;
-        if self.pushes > 0 && self.scheduled.is_some() {
+        if self.has_pushed && self.scheduled.is_some() {
             return Err(FunctionError::new("a scheduled call pushes once"));
         }
-        self.pushes += 1;
+        let step = self.take_step().await?;
+        self.has_pushed = true;
         step.push(gradients, self.scheduled).await
     }
 
@@ -238,8 +234,4 @@ impl Invocation {
     pub fn device(&self) -> Result<Device, FunctionError> {
         Ok(self.shared.devices.open(self.device)?)
     }
-}
-
-fn no_step() -> FunctionError {
-    FunctionError::new("the step was taken by an earlier push")
 }

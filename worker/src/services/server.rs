@@ -45,7 +45,7 @@ pub enum ServerError {
         source: ClusterError,
     },
     /// A setting is out of its range.
-    #[error("cannot start with {setting} = {value}: {reason}")]
+    #[error("cannot start with {setting} = {value}: it must be {reason}")]
     Setting {
         /// The setting.
         setting: &'static str,
@@ -62,6 +62,13 @@ pub enum ServerError {
     },
 }
 
+/// The most asynchronous functions that run at once: each takes memory for its inputs, and no thread.
+const ASYNCHRONOUS_MAX: usize = 1024;
+
+/// The most executions of one function that have passed their deadlines and not returned. Each holds a
+/// thread.
+const UNRETURNED_MAX: usize = 4;
+
 /// The settings of a server.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
@@ -69,14 +76,12 @@ pub struct ServerConfig {
     task: TaskId,
     functions: Functions,
     threads: usize,
-    asynchronous_max: usize,
     device_threads: Option<usize>,
     cuda: bool,
     lease: Duration,
     calls_max: usize,
     client_bytes_max: u64,
     clients_max: usize,
-    unreturned_max: usize,
     grace: Duration,
 }
 
@@ -88,14 +93,12 @@ impl ServerConfig {
             task,
             functions,
             threads: std::thread::available_parallelism().map_or(1, usize::from).max(2),
-            asynchronous_max: 1024,
             device_threads: None,
             cuda: true,
             lease: Duration::from_secs(10),
             calls_max: 64,
             client_bytes_max: 1 << 30,
             clients_max: 1024,
-            unreturned_max: 4,
             grace: Duration::from_secs(30),
         }
     }
@@ -151,14 +154,13 @@ impl ServerConfig {
             ServerError::UnknownTask { task, source }
         })?;
         let counts = [
-            ("threads", self.threads, 4096),
-            ("calls_max", self.calls_max, 4096),
-            ("clients_max", self.clients_max, 65_536),
+            ("threads", self.threads, 4096, "1 to 4096"),
+            ("calls_max", self.calls_max, 4096, "1 to 4096"),
+            ("clients_max", self.clients_max, 65_536, "1 to 65536"),
         ];
-        for (setting, value, most) in counts {
+        for (setting, value, most, reason) in counts {
             if !(1..=most).contains(&value) {
-                let (value, reason) =
-                    (value as u64, "at least 1, and at most 4096 or 65536 clients");
+                let value = value as u64;
                 return Err(ServerError::Setting { setting, value, reason });
             }
         }
@@ -414,8 +416,8 @@ fn core_of(
             calls_max: config.calls_max,
             bytes_max: config.client_bytes_max,
             threads: config.threads,
-            asynchronous_max: config.asynchronous_max,
-            unreturned_max: config.unreturned_max,
+            asynchronous_max: ASYNCHRONOUS_MAX,
+            unreturned_max: UNRETURNED_MAX,
             clients_max: config.clients_max,
             devices: devices.names(),
             description: Value::bytes(&description).unwrap_or_else(|_| Value::from("")),

@@ -292,11 +292,10 @@ impl ServerCore {
             _ => None,
         };
         let call = Invocation {
-            call: order.call,
             depth: order.depth,
             scheduled: order.scheduled,
             step: None,
-            pushes: 0,
+            has_pushed: false,
             deadline: order.deadline,
             device: order.device,
             inputs: order.inputs.into_iter().filter_map(value).collect(),

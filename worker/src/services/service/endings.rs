@@ -11,7 +11,6 @@ use super::call_entry::{CallEnd, CallState};
 use super::io::{ExecutionId, Failure, ServiceOutput};
 use super::{Service, detail};
 use crate::services::value::Value;
-use crate::services::value_body::ValueBody;
 
 impl Service {
     pub(super) fn returned(
@@ -112,11 +111,9 @@ impl Service {
                 self.refuse(connection, request, refusal);
             }
             CallEnd::Outcome(outcome, values) => {
-                let sent = values.iter().filter(|_| !entry.retain);
-                let mut parts = ValueBody::parts(sent);
-                let (outcome, body) = (outcome.clone(), parts.remove(0));
-                self.send(connection, request, CallEnded { outcome }, body);
-                self.send_parts(connection, request, parts);
+                let outcome = outcome.clone();
+                let sent = if entry.retain { Vec::new() } else { values.clone() };
+                self.send_values(connection, request, CallEnded { outcome }, &sent);
             }
         }
     }

@@ -9,7 +9,6 @@ use pushpull_common::protocol::{Header, Refusal, limits};
 use super::call_entry::{CallEnd, CallState};
 use super::{Service, ServiceOutput, detail};
 use crate::services::value::Value;
-use crate::services::value_body::ValueBody;
 
 /// A request for an output of a call that has not ended.
 #[derive(Debug)]
@@ -102,10 +101,7 @@ impl Service {
         match requester {
             Requester::Connection(connection, request) => {
                 let is = value.value_type().to_wire();
-                let mut parts = ValueBody::parts([&value]);
-                let body = parts.remove(0);
-                self.send(connection, request, Fetched { is }, body);
-                self.send_parts(connection, request, parts);
+                self.send_values(connection, request, Fetched { is }, [&value]);
             }
             Requester::Local(fetch) => {
                 let result = Ok(value);

@@ -31,6 +31,7 @@ pub(crate) use self::io::{
 };
 use self::run_queue::RunQueue;
 use crate::services::function_table::FunctionTable;
+use crate::services::value::Value;
 use crate::services::value_body::ValueBody;
 
 /// The worker service and master service of one task.
@@ -240,11 +241,10 @@ impl Service {
                 self.send(connection, request, HeartbeatAnswer {}, ValueBody::default());
             }
             Message::Describe(_) => {
-                let mut parts = ValueBody::parts([&self.config.description]);
-                let body = parts.remove(0);
-                let bytes = self.config.description.value_type().bytes();
-                self.send(connection, request, message::Described { bytes }, body);
-                self.send_parts(connection, request, parts);
+                let description = self.config.description.clone();
+                let bytes = description.value_type().bytes();
+                let described = message::Described { bytes };
+                self.send_values(connection, request, described, [&description]);
             }
             Message::Call(call) => self.on_call(now, connection, header, call),
             Message::InputPart(part) => self.on_part(connection, client, header, &part),
@@ -323,8 +323,18 @@ impl Service {
         self.outputs.push_back(ServiceOutput::Send { connection, request, message, body, crc });
     }
 
-    fn send_parts(&mut self, connection: u64, request: RequestId, parts: Vec<ValueBody>) {
-        let mut offset = pushpull_common::protocol::limits::PART_BYTES_MAX;
+    /// Sends a message with values: the first part is its body, and the others follow.
+    fn send_values<'a>(
+        &mut self,
+        connection: u64,
+        request: RequestId,
+        message: impl Into<Message>,
+        values: impl IntoIterator<Item = &'a Value>,
+    ) {
+        let mut parts = ValueBody::parts(values).into_iter();
+        let body = parts.next().unwrap_or_default();
+        let mut offset = body.bytes();
+        self.send(connection, request, message, body);
         for body in parts {
             let bytes = body.bytes();
             self.send(connection, request, message::OutputPart { offset }, body);
