@@ -369,7 +369,6 @@ fn server_is() -> ServerIs {
         calls_max: 64,
         bytes_max: 1 << 30,
         body_crc: BodyCrc::Off {},
-        functions: filled(0xf0),
     }
 }
 

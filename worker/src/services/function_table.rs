@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use sha2::{Digest, Sha256};
-
 use super::signature::Signature;
 
 /// What a service knows of a function.
@@ -30,17 +28,11 @@ impl FunctionFacts {
 #[derive(Debug)]
 pub(crate) struct FunctionTable {
     functions: BTreeMap<String, FunctionFacts>,
-    digest: [u8; 32],
 }
 
 impl FunctionTable {
     pub(crate) fn new(functions: BTreeMap<String, FunctionFacts>) -> FunctionTable {
-        let mut hasher = Sha256::new();
-        for (name, facts) in &functions {
-            let text = format!("{name}{}\n", facts.signature_text());
-            hasher.update(text.as_bytes());
-        }
-        FunctionTable { functions, digest: hasher.finalize().into() }
+        FunctionTable { functions }
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<&FunctionFacts> {
@@ -53,10 +45,5 @@ impl FunctionTable {
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &FunctionFacts)> {
         self.functions.iter().map(|(name, facts)| (&name[..], facts))
-    }
-
-    /// Returns the SHA-256 of the names and signatures.
-    pub(crate) fn digest(&self) -> [u8; 32] {
-        self.digest
     }
 }

@@ -34,8 +34,6 @@ wire_struct! {
         bytes_max: u64,
         /// Whether bodies have checksums in this session: `On` or `Off`.
         body_crc: BodyCrc,
-        /// SHA-256 of the server's functions with their signatures.
-        functions: [u8; 32],
     }
 }
 

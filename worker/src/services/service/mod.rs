@@ -199,7 +199,6 @@ impl Service {
             calls_max: config.calls_max as u32,
             bytes_max: config.bytes_max,
             body_crc,
-            functions: self.functions.digest(),
         };
         let check_in = lease_check(config.lease);
         self.send(connection, request, accepted, ValueBody::default());
