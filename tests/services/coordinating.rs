@@ -257,6 +257,25 @@ fn scheduled_increments_count_once_whoever_is_lost() {
 }
 
 #[test]
+fn a_program_may_leave_out_what_has_ended() {
+    let mut place = place(2, 1);
+    let servers = place.start(&increment());
+    let schedule = |coordinator: &Coordinator| {
+        let value = coordinator.schedule_blocking(Call::new("increment")).unwrap();
+        value.fetch_blocking().unwrap();
+        value.number()
+    };
+    let first = resume(servers[0].target(), "counter");
+    assert_eq!([schedule(&first), schedule(&first)], [1, 2]);
+    drop(first);
+    let again = resume(servers[0].target(), "counter");
+    again.skip_to(again.settled() + 1);
+    assert_eq!(schedule(&again), 3);
+    again.skip_to(1);
+    assert_eq!((schedule(&again), place.values()[1][0]), (4, 4.0));
+}
+
+#[test]
 fn functions_that_differ_between_workers_are_named() {
     let typed = |dtype| {
         let signature = Signature::new().output("value", dtype, []);

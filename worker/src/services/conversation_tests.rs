@@ -20,6 +20,7 @@ use super::function_table::{FunctionFacts, FunctionTable};
 use super::service::{InputSource, Order, Service, ServiceConfig, ServiceInput, ServiceOutput};
 use super::value::Value;
 use super::value_body::ValueBody;
+use crate::testing::seeded_random::SeededRandom;
 
 const SERVERS: usize = 2;
 const CLIENTS: usize = 2;
@@ -40,21 +41,8 @@ struct Connection {
     accepted: bool,
 }
 
-/// Numbers that follow from a seed (SplitMix64).
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((mixed ^ (mixed >> 31)) % limit as u64) as usize
-    }
-}
-
 struct World {
-    chance: Chance,
+    random: SeededRandom,
     now: Instant,
     sessions: Vec<CallSession>,
     services: Vec<Service>,
@@ -107,7 +95,7 @@ impl World {
             session
         };
         World {
-            chance: Chance(seed),
+            random: SeededRandom(seed),
             now,
             sessions: (0..CLIENTS).map(session).collect(),
             services: (0..SERVERS).map(|server| service(server, server as u64)).collect(),
@@ -120,6 +108,10 @@ impl World {
             asked: HashMap::new(),
             replies: HashMap::new(),
         }
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        self.random.below(limit as u64) as usize
     }
 
     fn session_input(&mut self, client: usize, input: CallInput<'_>) {
@@ -238,28 +230,28 @@ impl World {
     }
 
     fn call(&mut self) {
-        let (client, server) = (self.chance.below(CLIENTS), self.chance.below(SERVERS));
+        let (client, server) = (self.below(CLIENTS), self.below(SERVERS));
         let op = CallOp(self.next_op);
         self.next_op += 1;
         let number = self.sessions[client].number_call();
-        let elements = [0, 3, 140_000][self.chance.below(3)];
+        let elements = [0, 3, 140_000][self.below(3)];
         let value = Value::zeros::<f64>(&[elements]).unwrap();
         let named = NamedInput {
             name: Text::clipped("x"),
             input: Input::Value { is: value.value_type().to_wire() },
         };
         let order = CallOrder {
-            function: ["f", "g"][self.chance.below(2)].to_owned(),
+            function: ["f", "g"][self.below(2)].to_owned(),
             device: String::new(),
             depth: 0,
-            retain: self.chance.below(4) == 0,
+            retain: self.below(4) == 0,
             scheduled: None,
-            ends_with_connection: self.chance.below(4) == 0,
+            ends_with_connection: self.below(4) == 0,
             inputs: CallInputs::of([named]).unwrap(),
             values: vec![value],
         };
         self.asked.insert((client, op), number);
-        let within = Duration::from_millis(500 + self.chance.below(5_000) as u64);
+        let within = Duration::from_millis(500 + self.below(5_000) as u64);
         let (link, deadline) = (LinkId(server), Some(self.now + within));
         let command = CallCommand::Call { number, order: Box::new(order) };
         self.session_input(client, CallInput::Command { op, link, command, deadline });
@@ -301,27 +293,27 @@ impl World {
     /// Does one thing at random.
     fn step(&mut self) {
         let ids: Vec<u64> = self.connections.keys().copied().collect();
-        match self.chance.below(100) {
+        match self.below(100) {
             0..8 => self.call(),
             8..70 if !ids.is_empty() => {
-                let id = ids[self.chance.below(ids.len())];
-                let to_server = self.chance.below(2) == 0;
+                let id = ids[self.below(ids.len())];
+                let to_server = self.below(2) == 0;
                 self.deliver(id, to_server);
             }
             70..80 if !self.executing.is_empty() => {
-                let index = self.chance.below(self.executing.len());
+                let index = self.below(self.executing.len());
                 self.finish(index);
             }
             80..82 if !ids.is_empty() => {
-                let id = ids[self.chance.below(ids.len())];
+                let id = ids[self.below(ids.len())];
                 self.disconnect(id, true);
             }
-            82 if self.chance.below(4) == 0 => {
-                let server = self.chance.below(SERVERS);
+            82 if self.below(4) == 0 => {
+                let server = self.below(SERVERS);
                 self.restart(server);
             }
             83..88 => {
-                let time = Duration::from_millis(self.chance.below(300) as u64);
+                let time = Duration::from_millis(self.below(300) as u64);
                 self.pass(time);
             }
             _ => self.connect_all(),

@@ -3,6 +3,7 @@
 use pushpull_common::ids::CallNumber;
 
 use super::*;
+use crate::testing::seeded_random::SeededRandom;
 
 const RETRY_FOR: Duration = Duration::from_secs(10);
 
@@ -236,23 +237,10 @@ fn a_worker_runs_what_needs_a_resource_once_it_has_it() {
     assert_eq!(world.started(), [(1, 1)]);
 }
 
-/// Numbers that follow from a seed (SplitMix64).
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % limit
-    }
-}
-
 #[test]
-fn every_call_ends_once_whatever_happens_to_the_workers() {
+fn every_call_ends_once_while_workers_come_and_go() {
     for seed in 0..300 {
-        let mut chance = Chance(seed);
+        let mut chance = SeededRandom(seed);
         let mut world = world(3);
         let (mut next, mut open) = (1, Vec::new());
         for _ in 0..600 {

@@ -28,19 +28,7 @@ use crate::gradients::scatter::Scatter;
 use crate::gradients::scatter::ScatteredGradients;
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::session::{OpId, PushOrder, Reply, SessionCommand, SessionInput, SessionOutput};
-
-/// SplitMix64 (Steele, Lea and Flood, 2014).
-struct SeededRandom(u64);
-
-impl SeededRandom {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % limit
-    }
-}
+use crate::testing::seeded_random::SeededRandom;
 
 /// The connection to one shard.
 #[derive(Default)]
