@@ -20,7 +20,7 @@ use super::outputs::{Outputs, unknown_value};
 use super::server_devices::ServerDevices;
 use super::states::{State, States};
 use super::towers::{GRADIENTS, LOSS};
-use super::trainer::TrainingStep;
+use super::trainer::{TrainingStep, function_error};
 use super::value::Value;
 use super::value_error::ValueError;
 use super::variables::Variables;
@@ -130,7 +130,7 @@ impl Invocation {
     /// As [`Invocation::params`].
     pub async fn params_async(&mut self) -> Result<&Params, FunctionError> {
         let step = self.take_step().await?;
-        Ok(self.step.insert(step).params())
+        self.step.insert(step).params().await.map_err(function_error)
     }
 
     /// Takes the step that the call has begun, or begins one.

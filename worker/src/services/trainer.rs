@@ -44,35 +44,52 @@ impl Trainer {
         }
     }
 
-    /// Takes a token and pulls the values of its step.
+    /// Takes a token.
     pub(crate) async fn begin_step(self: Arc<Self>) -> Result<TrainingStep, Error> {
-        let doing = "take a token";
-        let mut params = match lock(&self.free).pop() {
-            Some(params) => params,
-            None => lock(&self.worker).new_params().ok_or(Error::NotJoined { doing })?,
-        };
-        loop {
-            let token = lock(&self.worker).request_token();
-            let token = token.await?.ok_or(Error::Ended { doing })?;
-            let pull = lock(&self.worker).pull(&token, &mut params);
-            if let Pulled::Pulled { .. } = pull.await? {
-                return Ok(TrainingStep { trainer: self, token, params });
-            }
-        }
+        let token = self.token().await?;
+        Ok(TrainingStep { trainer: self, token, params: None })
+    }
+
+    async fn token(&self) -> Result<Token, Error> {
+        let token = lock(&self.worker).request_token();
+        token.await?.ok_or(Error::Ended { doing: "take a token" })
     }
 }
 
-/// A token with the values of its step. Dropping it returns the token.
+/// A token, with the values of its step once they are wanted. Dropping it returns the token.
 #[derive(Debug)]
 pub(crate) struct TrainingStep {
     trainer: Arc<Trainer>,
     token: Token,
-    params: Params,
+    params: Option<Params>,
 }
 
 impl TrainingStep {
-    pub(crate) fn params(&self) -> &Params {
-        &self.params
+    /// Returns the values of the step, which are pulled the first time. A step that passes meanwhile
+    /// is replaced by the next.
+    pub(crate) async fn params(&mut self) -> Result<&Params, Error> {
+        let params = match self.params.take() {
+            Some(params) => params,
+            None => self.pull().await?,
+        };
+        Ok(self.params.insert(params))
+    }
+
+    async fn pull(&mut self) -> Result<Params, Error> {
+        let mut params = match lock(&self.trainer.free).pop() {
+            Some(params) => params,
+            None => {
+                let made = lock(&self.trainer.worker).new_params();
+                made.ok_or(Error::NotJoined { doing: "pull" })?
+            }
+        };
+        loop {
+            let pull = lock(&self.trainer.worker).pull(&self.token, &mut params);
+            match pull.await? {
+                Pulled::Pulled { .. } => return Ok(params),
+                Pulled::Stale => self.token = self.trainer.token().await?,
+            }
+        }
     }
 
     pub(crate) fn gradients(&self) -> Gradients {
@@ -93,7 +110,7 @@ impl TrainingStep {
                 None => worker.push(token, gradients),
             }
         };
-        trainer.keep(params);
+        params.into_iter().for_each(|params| trainer.keep(params));
         push.await.map_err(function_error)
     }
 }

@@ -65,7 +65,7 @@ impl Variables {
         pulled
     }
 
-    /// Takes a token and pulls the values of its step.
+    /// Takes a token, whose step has the values that a function asks for.
     pub(crate) async fn begin_step(&self) -> Result<TrainingStep, FunctionError> {
         let Some(config) = &self.config else {
             return Err(FunctionError::new("the cluster has no parameter servers"));
