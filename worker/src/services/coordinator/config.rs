@@ -27,7 +27,7 @@ impl CoordinatorConfig {
         CoordinatorConfig { job: job.to_owned(), ..self }
     }
 
-    /// How many calls may be scheduled and not have ended. [`Coordinator::schedule`] waits beyond
+    /// How many calls may be scheduled and not have ended. [`Coordinator::schedule`](super::Coordinator::schedule) waits beyond
     /// that. Default 262,144.
     pub fn queue_max(self, calls: usize) -> CoordinatorConfig {
         CoordinatorConfig { queue_max: calls.max(1), ..self }
