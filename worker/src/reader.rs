@@ -13,7 +13,7 @@ use crate::calls::OpenedCalls;
 use crate::client::SessionClient;
 use crate::config::WorkerConfig;
 use crate::error::{Error, ViewError};
-use crate::gradients::params::{GradientMemory, Gradients, Params};
+use crate::gradients::params::Params;
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::replica_values::ReplicaValues;
 use crate::runtime::SessionRunner;
@@ -86,10 +86,8 @@ impl Reader {
         self.client.pull(params, ReplicaValues::Replace).await.map(|_| ())
     }
 
-    /// Returns an empty set of gradients in memory of its own.
-    pub(crate) fn gradients(&self) -> Gradients {
-        let runs = Arc::from([]);
-        Gradients::new(self.plan.clone(), GradientMemory::new(&self.plan, runs))
+    pub(crate) fn plan(&self) -> &Arc<ShardingPlan> {
+        &self.plan
     }
 
     /// Replaces `values`, which must have the length of a dense variable, with its newest values.

@@ -34,14 +34,9 @@ impl Gradients {
         let plan = self.plan.clone();
         let dtype = |id| plan.catalogue().variable(id).dtype();
         for id in dense {
-            self.memory.present[id.0 as usize] = true;
-            match dtype(id) {
-                DType::F32 => self.sum_dense::<f32>(id, parts, |sum| sum as f32),
-                DType::F64 => self.sum_dense::<f64>(id, parts, |sum| sum),
-                DType::F16 => self.sum_dense::<f16>(id, parts, f16::from_f64),
-                DType::Bf16 => self.sum_dense::<bf16>(id, parts, bf16::from_f64),
-                _ => unreachable!("only floating-point variables have gradients"),
-            }
+            let with = parts.iter().filter(|(_, part)| part.memory.present[id.0 as usize]);
+            let terms: Vec<_> = with.map(|(weight, part)| (*weight, part.bytes_of(id))).collect();
+            self.set_dense_sum(id, &terms);
         }
         for id in sparse {
             match dtype(id) {
@@ -55,22 +50,18 @@ impl Gradients {
         Ok(())
     }
 
-    fn sum_dense<T: Element + Into<f64>>(
-        &mut self,
-        id: VariableId,
-        parts: &[(f64, &mut Gradients)],
-        round: impl Fn(f64) -> T,
-    ) {
-        let has = |part: &Gradients| part.memory.present[id.0 as usize];
-        let parts: Vec<(f64, &[T])> = parts
-            .iter()
-            .filter(|(_, part)| has(part))
-            .map(|(weight, part)| (*weight, bytemuck::cast_slice(part.bytes_of(id))))
-            .collect();
-        let sums: &mut [T] = bytemuck::cast_slice_mut(self.bytes_of_mut(id));
-        for (element, sum) in sums.iter_mut().enumerate() {
-            let terms = parts.iter().map(|(weight, part)| weight * part[element].into());
-            *sum = round(terms.sum());
+    /// Replaces the gradient of a dense variable by a weighted sum of gradients of its type, which
+    /// is made in `f64`, in the order of `terms`, and rounded once.
+    pub(crate) fn set_dense_sum(&mut self, id: VariableId, terms: &[(f64, &[u8])]) {
+        self.memory.present[id.0 as usize] = true;
+        let dtype = self.plan.catalogue().variable(id).dtype();
+        let out = self.bytes_of_mut(id);
+        match dtype {
+            DType::F32 => sum_dense::<f32>(out, terms, |sum| sum as f32),
+            DType::F64 => sum_dense::<f64>(out, terms, |sum| sum),
+            DType::F16 => sum_dense::<f16>(out, terms, f16::from_f64),
+            DType::Bf16 => sum_dense::<bf16>(out, terms, bf16::from_f64),
+            _ => unreachable!("only floating-point variables have gradients"),
         }
     }
 
@@ -87,6 +78,35 @@ impl Gradients {
             rows.extend(found.elements::<T>().iter().map(|&x| round(weight * x.into())));
         }
         self.memory.rows_mut().set(&self.plan, id, &ids, &rows)
+    }
+}
+
+/// How many sums are made at once: they stay in the nearest cache.
+const SUMS_AT_ONCE: usize = 512;
+
+fn sum_dense<T: Element + Into<f64>>(
+    out: &mut [u8],
+    terms: &[(f64, &[u8])],
+    round: impl Fn(f64) -> T,
+) {
+    if let [(1.0, only)] = terms {
+        return out.copy_from_slice(only);
+    }
+    let out: &mut [T] = bytemuck::cast_slice_mut(out);
+    let mut sums = [0.0; SUMS_AT_ONCE];
+    for (chunk, out) in out.chunks_mut(SUMS_AT_ONCE).enumerate() {
+        let sums = &mut sums[..out.len()];
+        sums.fill(0.0);
+        for (weight, term) in terms {
+            let term: &[T] = bytemuck::cast_slice(term);
+            let term = &term[chunk * SUMS_AT_ONCE..][..out.len()];
+            for (sum, &element) in sums.iter_mut().zip(term) {
+                *sum += weight * element.into();
+            }
+        }
+        for (out, &sum) in out.iter_mut().zip(&*sums) {
+            *out = round(sum);
+        }
     }
 }
 

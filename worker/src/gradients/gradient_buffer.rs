@@ -155,6 +155,14 @@ impl GradientBuffer {
         GradientBuffer { heap: AlignedBuffer::of_bytes(bytes), runs, slots: Vec::new() }
     }
 
+    /// Returns its memory if all gradients are on the heap, in a buffer of this many bytes.
+    pub(crate) fn into_heap(self, bytes: usize) -> Result<AlignedBuffer, GradientBuffer> {
+        match self.slots.is_empty() && self.heap.is_of(bytes) {
+            true => Ok(self.heap),
+            false => Err(self),
+        }
+    }
+
     /// Whether it was made for these runs. Each worker has its own.
     pub(crate) fn is_of(&self, runs: &Arc<[BufferRun]>) -> bool {
         Arc::ptr_eq(&self.runs, runs)

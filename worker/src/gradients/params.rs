@@ -233,9 +233,13 @@ pub(crate) struct GradientMemory {
 impl GradientMemory {
     /// Allocates memory for a plan. `runs` are the ranges that may be in push buffers.
     pub(crate) fn new(plan: &ShardingPlan, runs: Arc<[BufferRun]>) -> GradientMemory {
+        GradientMemory::of_buffer(plan, GradientBuffer::new(plan.bytes(), runs))
+    }
+
+    /// Takes a buffer, which has at least the bytes of the plan.
+    pub(crate) fn of_buffer(plan: &ShardingPlan, buffer: GradientBuffer) -> GradientMemory {
         let present = vec![false; plan.catalogue().variables().len()];
-        let buffer = Arc::new(GradientBuffer::new(plan.bytes(), runs));
-        GradientMemory { buffer, present, staged: Arc::default() }
+        GradientMemory { buffer: Arc::new(buffer), present, staged: Arc::default() }
     }
 
     /// Whether no push sends from it any more.

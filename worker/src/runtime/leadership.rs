@@ -180,7 +180,7 @@ impl Leadership {
 
     /// Makes the thread take the session over as soon as no caller leads, even if no operation is
     /// open.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         self.change(|state| match state.thread {
             ThreadState::Parked => (LeaderState { thread: ThreadState::Requested, ..state }, ()),
             ThreadState::Runs | ThreadState::Requested => (state, ()),

@@ -23,7 +23,7 @@ pub(crate) struct SessionRunner {
 }
 
 impl SessionRunner {
-    pub(super) fn new(
+    pub(crate) fn new(
         leadership: Arc<Leadership>,
         busy_poll: Duration,
     ) -> io::Result<SessionRunner> {
@@ -32,6 +32,11 @@ impl SessionRunner {
         let (adaptive_spin, processors) =
             (Mutex::new(AdaptiveSpin::new(limits)), Processors::current());
         Ok(SessionRunner { runtime: Some(runtime), leadership, limits, adaptive_spin, processors })
+    }
+
+    /// Returns the handle of the runtime.
+    pub(crate) fn handle(&self) -> &Handle {
+        self.runtime().handle()
     }
 
     fn runtime(&self) -> &Runtime {
@@ -48,7 +53,7 @@ impl SessionRunner {
     }
 
     /// Runs the session's thread until the session has ended.
-    pub(super) fn run(&self, session: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn run(&self, session: impl Future<Output = ()> + Send + 'static) {
         let runtime = self.runtime();
         let mut session = runtime.spawn(session);
         loop {

@@ -50,7 +50,7 @@ impl Client {
     /// # Errors
     /// Those of [`client::Client::describe`].
     pub fn describe(&self, task: &TaskId) -> Result<Description, ServiceError> {
-        block_on(self.inner.describe(task))
+        self.inner.wait(|| self.inner.describe(task))
     }
 
     /// See [`client::Client::call`].
@@ -58,7 +58,7 @@ impl Client {
     /// # Errors
     /// Those of [`client::Client::call`].
     pub fn call(&self, call: Call) -> Result<Outputs, ServiceError> {
-        block_on(self.inner.call(call))
+        self.inner.wait(|| self.inner.call(call))
     }
 
     /// See [`client::Client::run`].
@@ -66,7 +66,7 @@ impl Client {
     /// # Errors
     /// Those of [`client::Client::run`].
     pub fn run<const N: usize>(&self, calls: [Call; N]) -> Result<[Outputs; N], ServiceError> {
-        block_on(self.inner.run(calls))
+        self.inner.wait(|| self.inner.run(calls))
     }
 
     /// See [`client::Client::run_all`].
@@ -77,7 +77,7 @@ impl Client {
         &self,
         calls: impl IntoIterator<Item = Call>,
     ) -> Result<Vec<Outputs>, ServiceError> {
-        block_on(self.inner.run_all(calls))
+        self.inner.wait(|| self.inner.run_all(calls))
     }
 
     /// Calls a function whose outputs stay on its server, and waits for its end: see
@@ -86,7 +86,7 @@ impl Client {
     /// # Errors
     /// Those of [`client::Client::keep`].
     pub fn keep(&self, call: Call) -> Result<Kept, ServiceError> {
-        block_on(async { Ok(self.inner.keep(call)?.await?.0) })
+        self.inner.wait(|| async { Ok(self.inner.keep(call)?.await?.0) })
     }
 
     /// See [`client::Client::fetch`].
@@ -94,7 +94,7 @@ impl Client {
     /// # Errors
     /// Those of [`client::Client::fetch`].
     pub fn fetch(&self, kept: &Kept, output: &str) -> Result<Value, ServiceError> {
-        block_on(self.inner.fetch(kept, output))
+        self.inner.wait(|| self.inner.fetch(kept, output))
     }
 
     /// The client with futures in place of blocking operations.

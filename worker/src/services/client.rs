@@ -3,6 +3,7 @@
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -12,6 +13,7 @@ use pushpull_common::device::DeviceSpec;
 use pushpull_common::ids::{Incarnation, TaskId};
 use tokio::sync::oneshot;
 
+use super::block_on::block_on;
 use super::call::Call;
 use super::call_session::{CallCommand, CallOrder, CallReply, CallSession, LinkId};
 use super::description::Description;
@@ -19,6 +21,7 @@ use super::error::ServiceError;
 use super::kept::{Keeping, Kept};
 use super::outputs::Outputs;
 use super::runtime::client_core::{ClientCore, ReplyFuture};
+use crate::runtime::{CALLER_SPIN, Leadership, SessionRunner};
 
 /// The settings of a client.
 #[derive(Clone, Debug)]
@@ -79,7 +82,7 @@ pub struct Client {
     timeout: Duration,
     target: TaskId,
     target_link: LinkId,
-    _thread: ClientThread,
+    thread: ClientThread,
 }
 
 impl Client {
@@ -104,7 +107,17 @@ impl Client {
         core.name_link(link, target.clone());
         core.set_cluster(description.cluster);
         let (timeout, target_link) = (config.timeout, link);
-        Ok(Client { core, incarnation, timeout, target, target_link, _thread: thread })
+        Ok(Client { core, incarnation, timeout, target, target_link, thread })
+    }
+
+    /// Waits for a future of the client on a thread without an async runtime. Meanwhile the thread
+    /// runs the client, which saves two wake-ups of threads.
+    pub(crate) fn wait<F: Future>(&self, begin: impl FnOnce() -> F) -> F::Output {
+        // The caller is registered before it submits an operation.
+        match self.thread.runner.enter() {
+            Some(leading) => leading.wait(begin()),
+            None => block_on(begin()),
+        }
     }
 
     pub(crate) fn core(&self) -> &ClientCore {
@@ -372,10 +385,12 @@ impl Future for Running {
     }
 }
 
-/// The thread of a client. Dropping it ends the client.
+/// The thread of a client, and what it runs. Dropping it ends the client.
 #[derive(Debug)]
 struct ClientThread {
     core: ClientCore,
+    runner: Arc<SessionRunner>,
+    leadership: Arc<Leadership>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -386,25 +401,23 @@ impl ClientThread {
         config: &ClientConfig,
     ) -> Result<ClientThread, ServiceError> {
         let failed = |error: std::io::Error| ServiceError::Thread { reason: error.to_string() };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(failed)?;
+        let leadership = Arc::<Leadership>::default();
+        let runner = SessionRunner::new(leadership.clone(), CALLER_SPIN.longest);
+        let runner = Arc::new(runner.map_err(failed)?);
         let session = CallSession::new(incarnation, config.name.clone(), config.answer_bytes_max);
-        let core = ClientCore::new(session, ClusterSpec::default(), runtime.handle().clone());
+        let (cluster, handle) = (ClusterSpec::default(), runner.handle().clone());
+        let core = ClientCore::new(session, cluster, handle, leadership.clone());
         let (stop, stopped) = oneshot::channel();
-        let runs = core.clone();
-        let run = move || {
-            runtime.block_on(async {
-                tokio::select! {
-                    () = runs.run_timer() => {}
-                    _ = stopped => {}
-                }
-            });
-            // Does not wait for a name resolution that is still running.
-            runtime.shutdown_background();
+        let (runs, times) = (runner.clone(), core.clone());
+        let session = async move {
+            tokio::select! {
+                () = times.run_timer() => {}
+                _ = stopped => {}
+            }
         };
-        let thread = std::thread::Builder::new().name("client".to_owned()).spawn(run);
-        let thread = Some(thread.map_err(failed)?);
-        Ok(ClientThread { core, stop: Some(stop), thread })
+        let thread = std::thread::Builder::new().name("client".to_owned());
+        let thread = thread.spawn(move || runs.run(session)).map_err(failed)?;
+        Ok(ClientThread { core, runner, leadership, stop: Some(stop), thread: Some(thread) })
     }
 }
 
@@ -412,6 +425,7 @@ impl Drop for ClientThread {
     fn drop(&mut self) {
         self.core.end();
         drop(self.stop.take());
+        self.leadership.end();
         let this = std::thread::current().id();
         // A task of the client itself may be the last that holds it.
         if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != this) {

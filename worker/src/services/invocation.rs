@@ -1,6 +1,6 @@
 //! What the body of a function is given.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use pushpull_common::device::DeviceSpec;
@@ -45,6 +45,8 @@ pub struct Invocation {
     pub(crate) cancelled: Arc<CancelFlag>,
     pub(crate) scheduled: Option<CallRef>,
     pub(crate) step: Option<TrainingStep>,
+    /// The values that [`Invocation::values`] has returned.
+    pub(crate) values: OnceLock<Params>,
     /// Whether the call has pushed.
     pub(crate) has_pushed: bool,
     pub(crate) shared: Arc<ServerShared>,
@@ -185,12 +187,18 @@ impl Invocation {
     }
 
     /// The newest values of all dense variables, without a token: for evaluation, and for the towers
-    /// of [`super::Towers`]. Blocks the thread.
+    /// of [`super::Towers`]. They are pulled the first time in a call. Blocks the thread.
     ///
     /// # Errors
     /// Those of connecting and pulling, as errors that another execution may not meet.
-    pub fn values(&self) -> Result<Params, FunctionError> {
-        block_on(self.shared.variables.values())
+    pub fn values(&self) -> Result<&Params, FunctionError> {
+        match self.values.get() {
+            Some(values) => Ok(values),
+            None => {
+                let values = block_on(self.shared.variables.values())?;
+                Ok(self.values.get_or_init(|| values))
+            }
+        }
     }
 
     /// Returns an empty set of gradients for [`Invocation::tower`]. Blocks the thread the first time.
@@ -233,5 +241,13 @@ impl Invocation {
     /// That of opening the device, the first time that it is used.
     pub fn device(&self) -> Result<Device, FunctionError> {
         Ok(self.shared.devices.open(self.device)?)
+    }
+}
+
+impl Drop for Invocation {
+    fn drop(&mut self) {
+        if let Some(values) = self.values.take() {
+            self.shared.variables.keep(values);
+        }
     }
 }

@@ -276,6 +276,8 @@ impl Server {
             CallSession::new(incarnation, config.task.clone(), config.client_bytes_max),
             config.cluster.clone(),
             runtime.handle().clone(),
+            // The thread of the server runs the client; nobody else leads it.
+            Arc::default(),
         );
         let core =
             Arc::new(core_of(&config, incarnation, client.clone(), runtime.handle().clone()));

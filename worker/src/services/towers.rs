@@ -1,12 +1,12 @@
 //! In-graph replication: several towers compute the gradients of one update.
 
-use pushpull_common::ids::TaskId;
+use pushpull_common::ids::{TaskId, VariableId};
 
 use super::call::Call;
 use super::client::Client;
 use super::error::ServiceError;
 use super::functions::{FunctionError, Functions};
-use super::gradient_value;
+use super::gradient_value::DenseGradients;
 use super::invocation::Invocation;
 use super::outputs::Outputs;
 
@@ -123,20 +123,27 @@ pub(crate) fn add_to(functions: Functions) -> Functions {
 
 /// Pushes the mean of the gradients of towers.
 fn apply(call: &mut Invocation) -> Result<Outputs, FunctionError> {
-    let (mut parts, mut losses) = (Vec::new(), Vec::new());
-    while let Ok(value) = call.input(&format!("{GRADIENTS}.{}", parts.len())) {
-        let mut gradients = call.tower_gradients()?;
-        gradient_value::decode(value, &mut gradients)?;
-        losses.push(f64::from(call.input(&format!("{LOSS}.{}", parts.len()))?.element::<f32>()?));
-        parts.push(gradients);
+    let (mut values, mut losses) = (Vec::new(), Vec::new());
+    while let Ok(value) = call.input(&format!("{GRADIENTS}.{}", values.len())) {
+        losses.push(f64::from(call.input(&format!("{LOSS}.{}", values.len()))?.element::<f32>()?));
+        values.push(value.clone());
     }
-    if parts.is_empty() {
+    if values.is_empty() {
         return Err(FunctionError::new("there are no towers"));
     }
-    let share = 1.0 / parts.len() as f64;
+    let share = 1.0 / values.len() as f64;
     let mut mean = call.gradients()?;
-    let mut weighted: Vec<_> = parts.iter_mut().map(|part| (share, part)).collect();
-    mean.set_weighted_sum(&mut weighted)?;
+    let plan = mean.plan.clone();
+    let parts = values.iter().map(|value| DenseGradients::of(value, &plan));
+    let parts = parts.collect::<Result<Vec<_>, _>>()?;
+    for index in 0..plan.catalogue().variables().len() {
+        let id = VariableId(index as u32);
+        let terms: Vec<_> = parts.iter().filter_map(|part| Some((share, part.get(id)?))).collect();
+        // A variable without a gradient in all towers is not in the push.
+        if !terms.is_empty() {
+            mean.set_dense_sum(id, &terms);
+        }
+    }
     let outputs = Outputs::from(call.push(mean)?);
     Ok(outputs.with(LOSS, losses.iter().sum::<f64>() * share))
 }

@@ -165,11 +165,9 @@ impl Value {
         Ok(Value::zeroed(ValueType { elements: Elements::Tensor(T::DTYPE), shape }))
     }
 
-    /// Bytes of zeros, to be filled with the function.
-    pub(crate) fn filled_bytes(bytes: usize, fill: impl FnOnce(&mut [u8])) -> Option<Value> {
+    /// Takes memory that begins with this many bytes. Returns `None` above 2^48 bytes.
+    pub(crate) fn of_bytes(memory: AlignedBuffer, bytes: usize) -> Option<Value> {
         let shape = Shape::new([bytes as u64]).ok()?;
-        let mut memory = AlignedBuffer::of_bytes(bytes);
-        fill(&mut memory.bytes_mut()[..bytes]);
         let is = ValueType { elements: Elements::Bytes, shape };
         Some(Value { is, memory: Arc::new(memory), start: 0 })
     }

@@ -1,6 +1,6 @@
 //! The variables of the parameter servers, as the functions of a server read them.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::ids::TaskId;
@@ -8,6 +8,7 @@ use pushpull_common::tensor::{DType, bf16, f16};
 use tokio::sync::Mutex;
 
 use super::functions::FunctionError;
+use super::gradient_value;
 use super::trainer::{Trainer, TrainingStep, function_error};
 use super::value::Value;
 use crate::config::WorkerConfig;
@@ -44,14 +45,24 @@ pub(crate) struct Variables {
     config: Option<WorkerConfig>,
     reader: Mutex<Option<Arc<Reader>>>,
     trainer: Mutex<Option<Arc<Trainer>>>,
+    /// Values of calls that have ended, whose memory later calls use.
+    free: std::sync::Mutex<Vec<Params>>,
 }
+
+/// The most values that are kept for later calls.
+const FREE_MAX: usize = 4;
 
 impl Variables {
     /// The variables of the servers of this cluster; there are none without servers.
     pub(crate) fn new(cluster: &ClusterSpec, task: &TaskId) -> Variables {
         let has_servers = cluster.step_owner().is_some();
         let config = has_servers.then(|| WorkerConfig::new(cluster.clone(), task.clone()));
-        Variables { config, reader: Mutex::default(), trainer: Mutex::default() }
+        Variables {
+            config,
+            reader: Mutex::default(),
+            trainer: Mutex::default(),
+            free: std::sync::Mutex::default(),
+        }
     }
 
     /// Pulls the newest values of a variable.
@@ -90,14 +101,28 @@ impl Variables {
     /// Pulls the newest values of all dense variables.
     pub(crate) async fn values(&self) -> Result<Params, FunctionError> {
         let reader = self.reader().await?;
-        let mut params = reader.params();
+        let free = self.free_values().pop().filter(|free| Arc::ptr_eq(&free.plan, reader.plan()));
+        let mut params = free.unwrap_or_else(|| reader.params());
         reader.pull_shared(&mut params).await.map_err(function_error)?;
         Ok(params)
     }
 
-    /// Returns an empty set of gradients in memory of its own.
+    /// Keeps the memory of values for later calls.
+    pub(crate) fn keep(&self, values: Params) {
+        let mut free = self.free_values();
+        if free.len() < FREE_MAX {
+            free.push(values);
+        }
+    }
+
+    fn free_values(&self) -> MutexGuard<'_, Vec<Params>> {
+        // A panic leaves the list as it was.
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns an empty set of gradients of a tower.
     pub(crate) async fn gradients(&self) -> Result<Gradients, FunctionError> {
-        Ok(self.reader().await?.gradients())
+        Ok(gradient_value::empty(self.reader().await?.plan()))
     }
 
     async fn reader(&self) -> Result<Arc<Reader>, VariableError> {

@@ -16,6 +16,7 @@ use tokio::sync::{Notify, oneshot};
 
 use super::outbox::Outbox;
 use super::timer::Timer;
+use crate::runtime::{Leadership, OpenOperation};
 use crate::services::call_session::{
     CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallReply, CallSession, LinkId,
 };
@@ -37,6 +38,7 @@ struct SharedSession {
     outboxes: Mutex<HashMap<u64, Arc<Outbox>>>,
     next_op: AtomicU64,
     runtime: tokio::runtime::Handle,
+    leadership: Arc<Leadership>,
     timer: Timer,
 }
 
@@ -54,10 +56,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ClientCore {
+    /// Creates the core of a client that this runtime drives. The leadership says by which thread.
     pub(crate) fn new(
         session: CallSession,
         cluster: ClusterSpec,
         runtime: tokio::runtime::Handle,
+        leadership: Arc<Leadership>,
     ) -> ClientCore {
         ClientCore(Arc::new(SharedSession {
             session: Mutex::new(session),
@@ -66,6 +70,7 @@ impl ClientCore {
             outboxes: Mutex::default(),
             next_op: AtomicU64::new(1),
             runtime,
+            leadership,
             timer: Timer::default(),
         }))
     }
@@ -75,7 +80,14 @@ impl ClientCore {
         &self,
         task: impl Future<Output = ()> + Send + 'static,
     ) -> tokio::task::AbortHandle {
-        self.0.runtime.spawn(task).abort_handle()
+        let open = self.0.leadership.open();
+        let task = async move {
+            task.await;
+            drop(open);
+        };
+        let spawned = self.0.runtime.spawn(task).abort_handle();
+        self.0.leadership.call();
+        spawned
     }
 
     /// Wakes the session whenever it asks for it.
@@ -164,9 +176,11 @@ impl ClientCore {
     ) -> ReplyFuture {
         let op = CallOp(self.0.next_op.fetch_add(1, Ordering::Relaxed));
         let (sender, receiver) = oneshot::channel();
+        let open = self.0.leadership.open();
         lock(&self.0.replies).insert(op, sender);
         self.handle(CallInput::Command { op, link, command, deadline });
-        ReplyFuture { core: self.clone(), op, receiver, replied: false }
+        self.0.leadership.call();
+        ReplyFuture { core: self.clone(), op, receiver, replied: false, _open: open }
     }
 
     /// Drops what calls have left on the server of a link.
@@ -291,6 +305,7 @@ pub(crate) struct ReplyFuture {
     op: CallOp,
     receiver: oneshot::Receiver<Result<CallReply, ServiceError>>,
     replied: bool,
+    _open: OpenOperation,
 }
 
 impl Future for ReplyFuture {

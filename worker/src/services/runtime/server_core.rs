@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -295,6 +295,7 @@ impl ServerCore {
             depth: order.depth,
             scheduled: order.scheduled,
             step: None,
+            values: OnceLock::new(),
             has_pushed: false,
             deadline: order.deadline,
             device: order.device,
