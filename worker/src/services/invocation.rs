@@ -167,8 +167,9 @@ impl Invocation {
     /// Blocks the thread: an asynchronous function uses [`Invocation::push_async`].
     ///
     /// # Errors
-    /// A second push of a call that a coordinator has scheduled, and those of
-    /// [`crate::Worker::push`].
+    /// Those of [`crate::Worker::push`]. In a call that a coordinator has scheduled also a second
+    /// push, and a push without effect, which is stale or withdrawn: then the coordinator repeats
+    /// the call.
     pub fn push(&mut self, gradients: Gradients) -> Result<Push, FunctionError> {
         block_on(self.push_async(gradients))
     }

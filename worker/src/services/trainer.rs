@@ -96,7 +96,8 @@ impl TrainingStep {
         lock(&self.trainer.worker).gradients()
     }
 
-    /// Pushes gradients, which count once for a scheduled call.
+    /// Pushes gradients, which count once for a scheduled call. For such a call a push without
+    /// effect is an error.
     pub(crate) async fn push(
         self,
         gradients: Gradients,
@@ -111,8 +112,24 @@ impl TrainingStep {
             }
         };
         params.into_iter().for_each(|params| trainer.keep(params));
-        push.await.map_err(function_error)
+        let push = push.await.map_err(function_error)?;
+        if scheduled.is_some() { counted(push) } else { Ok(push) }
     }
+}
+
+/// Returns the outcome of the push of a scheduled call, if every shard has counted the call.
+///
+/// A stale or withdrawn push settles the call on no shard. If the call ended well nevertheless, its
+/// coordinator would raise the watermark over it, and its effect would be missing for ever. So the
+/// execution fails, and the coordinator repeats the call.
+pub(crate) fn counted(push: Push) -> Result<Push, FunctionError> {
+    let reason = match push {
+        Push::Stale { .. } => "its gradient is older than the servers accept",
+        Push::Withdrawn => "it was withdrawn",
+        Push::Applied { .. } | Push::Accepted { .. } | Push::Repeated => return Ok(push),
+    };
+    let text = format!("the push of a scheduled call has no effect: {reason}");
+    Err(FunctionError::new(text).retryable())
 }
 
 /// Returns the error of a function that has met an error of its parameter servers.
@@ -125,4 +142,24 @@ pub(crate) fn function_error(error: Error) -> FunctionError {
     let stops = replaced || error.advice() == Advice::Stop;
     let failed = FunctionError::from(error);
     if stops { failed } else { failed.retryable() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scheduled_call_whose_push_has_no_effect_is_repeated() {
+        for (push, counts) in [
+            (Push::Applied { step: 3, staleness: 1 }, true),
+            (Push::Repeated, true),
+            (Push::Stale { current: 9 }, false),
+            (Push::Withdrawn, false),
+        ] {
+            match counted(push) {
+                Ok(outcome) => assert!(counts && outcome == push, "{push:?}"),
+                Err(error) => assert!(!counts && error.into_parts().1, "{push:?}"),
+            }
+        }
+    }
 }
