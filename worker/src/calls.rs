@@ -1,5 +1,7 @@
 //! The calls of a coordinator: which have settled on every shard.
 
+use std::collections::VecDeque;
+
 use bytes::Bytes;
 use pushpull_common::call_window::CallWindow;
 use pushpull_common::ids::{CallEpoch, CallNumber, CallSource, ShardId};
@@ -36,9 +38,95 @@ impl OpenedCalls {
 /// The name of a coordinator on the wire.
 type CoordinatorName = Text<COORDINATOR_NAME_BYTES_MAX>;
 
-fn name_of(name: &str) -> Result<CoordinatorName, Error> {
-    let fits = CoordinatorName::new(name).filter(|_| !name.is_empty());
-    Ok(fits.ok_or_else(|| ConfigError::CoordinatorName { name: name.to_owned() })?)
+/// One round of requests about the calls of a coordinator: to the step owner, which decides, and then
+/// to every other shard.
+///
+/// **In**: the answer to each request. **Out**: the next request. The calls that the round finds
+/// settled are those that have settled on every shard.
+#[derive(Debug)]
+pub(crate) struct CallsRound {
+    name: CoordinatorName,
+    kind: RoundKind,
+    /// The shards that have not answered, the next one first.
+    shards: VecDeque<ShardId>,
+    found: Option<OpenedCalls>,
+}
+
+/// What a round requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RoundKind {
+    /// Opens the calls under a new epoch. Calls of older epochs are refused once all have answered.
+    Open,
+    /// Asks which calls have settled.
+    Query,
+    /// Closes the calls of this epoch. The step owner forgets them first, and then refuses every push
+    /// of them, so that no late one counts on another shard.
+    Close(CallEpoch),
+}
+
+impl CallsRound {
+    /// Creates a round over the step owner and the shards of a plan.
+    pub(crate) fn new(
+        kind: RoundKind,
+        name: &str,
+        owner: ShardId,
+        plan: &ShardingPlan,
+    ) -> Result<CallsRound, Error> {
+        let fits = CoordinatorName::new(name).filter(|_| !name.is_empty());
+        let name = fits.ok_or_else(|| ConfigError::CoordinatorName { name: name.to_owned() })?;
+        let others = plan.shards().iter().copied().filter(|&shard| shard != owner);
+        let shards = std::iter::once(owner).chain(others).collect();
+        Ok(CallsRound { name, kind, shards, found: None })
+    }
+
+    /// Returns the next request and its shard; `None` once every shard has answered.
+    pub(crate) fn next(&self) -> Option<(ShardId, Message)> {
+        let (shard, name) = (*self.shards.front()?, self.name.clone());
+        let message = match self.kind {
+            RoundKind::Open => {
+                // The step owner assigns the epoch, and the other shards are told.
+                let assigned = self.found.map(|found| (found.source, found.epoch));
+                let (source, epoch) = assigned.unwrap_or((CallSource(0), CallEpoch(0)));
+                OpenCalls { name, source, epoch }.into()
+            }
+            RoundKind::Query => CallsQuery { name }.into(),
+            RoundKind::Close(epoch) => CloseCalls { name, epoch }.into(),
+        };
+        Some((shard, message))
+    }
+
+    /// Takes the answer of the shard that is next.
+    pub(crate) fn answered(&mut self, answer: &Message) -> Result<(), Error> {
+        match (self.kind, answer) {
+            (RoundKind::Close(_), Message::CallsClosed(_)) => {}
+            (RoundKind::Open | RoundKind::Query, Message::CallsAre(calls)) => {
+                let window = CallWindow::of(calls.settled, calls.window);
+                let window = window.ok_or(Error::Ended { doing: self.doing() })?;
+                let &CallsAre { source, epoch, .. } = calls;
+                let found = self.found.get_or_insert(OpenedCalls { source, epoch, window });
+                // Under another source nothing of this one has settled there.
+                let of_source = if source == found.source { window } else { CallWindow::default() };
+                found.window = found.window.intersection(of_source);
+            }
+            _ => return Err(Error::Ended { doing: self.doing() }),
+        }
+        self.shards.pop_front();
+        Ok(())
+    }
+
+    /// Returns the calls that a round without a next request has found; `None` if it has closed them.
+    pub(crate) fn found(&self) -> Option<OpenedCalls> {
+        self.found
+    }
+
+    /// Returns the operation, as in "cannot open calls".
+    pub(crate) fn doing(&self) -> &'static str {
+        match self.kind {
+            RoundKind::Open => "open calls",
+            RoundKind::Query => "ask for settled calls",
+            RoundKind::Close(_) => "close calls",
+        }
+    }
 }
 
 impl SessionClient {
@@ -49,18 +137,8 @@ impl SessionClient {
         plan: &ShardingPlan,
         name: &str,
     ) -> Result<OpenedCalls, Error> {
-        let name = name_of(name)?;
-        let (source, epoch) = (CallSource(0), CallEpoch(0));
-        let open = OpenCalls { name: name.clone(), source, epoch };
-        // The step owner assigns the epoch, and the other shards are told.
-        let (CallsAre { source, epoch, .. }, mut window) =
-            self.ask_for_calls("open calls", self.owner, open).await?;
-        for shard in self.others(plan) {
-            let open = OpenCalls { name: name.clone(), source, epoch };
-            let (_, other) = self.ask_for_calls("open calls", shard, open).await?;
-            window = window.intersection(other);
-        }
-        Ok(OpenedCalls { source, epoch, window })
+        let round = self.run_round(CallsRound::new(RoundKind::Open, name, self.owner, plan)?);
+        round.await?.ok_or(Error::Ended { doing: "open calls" })
     }
 
     /// Returns the calls of a coordinator that have settled on the step owner and on every shard of
@@ -70,55 +148,27 @@ impl SessionClient {
         plan: &ShardingPlan,
         name: &str,
     ) -> Result<OpenedCalls, Error> {
-        let (doing, name) = ("ask for settled calls", name_of(name)?);
-        let query = CallsQuery { name: name.clone() };
-        let (CallsAre { source, epoch, .. }, mut window) =
-            self.ask_for_calls(doing, self.owner, query).await?;
-        for shard in self.others(plan) {
-            let query = CallsQuery { name: name.clone() };
-            let (calls, other) = self.ask_for_calls(doing, shard, query).await?;
-            // Under another source nothing of this one has settled there.
-            let other = if calls.source == source { other } else { CallWindow::default() };
-            window = window.intersection(other);
-        }
-        Ok(OpenedCalls { source, epoch, window })
+        let round = self.run_round(CallsRound::new(RoundKind::Query, name, self.owner, plan)?);
+        round.await?.ok_or(Error::Ended { doing: "ask for settled calls" })
     }
 
-    /// Closes the calls of a coordinator. The step owner forgets them first, and then refuses every
-    /// push of them, so that no late one counts on another shard.
+    /// Closes the calls of a coordinator on the step owner and on every shard of a plan.
     pub(crate) async fn close_calls(
         &self,
         plan: &ShardingPlan,
         name: &str,
         epoch: CallEpoch,
     ) -> Result<(), Error> {
-        let (doing, name) = ("close calls", name_of(name)?);
-        for shard in std::iter::once(self.owner).chain(self.others(plan)) {
-            let (timeout, close) = (self.config.timeout, CloseCalls { name: name.clone(), epoch });
-            match self.request(doing, shard, close, Bytes::new(), timeout).await?.0 {
-                Message::CallsClosed(_) => {}
-                _ => return Err(Error::Ended { doing }),
-            }
-        }
-        Ok(())
+        let kind = RoundKind::Close(epoch);
+        self.run_round(CallsRound::new(kind, name, self.owner, plan)?).await.map(|_| ())
     }
 
-    async fn ask_for_calls(
-        &self,
-        doing: &'static str,
-        shard: ShardId,
-        message: impl Into<Message>,
-    ) -> Result<(CallsAre, CallWindow), Error> {
-        match self.request(doing, shard, message, Bytes::new(), self.config.timeout).await?.0 {
-            Message::CallsAre(calls) => {
-                let window = CallWindow::of(calls.settled, calls.window);
-                window.map(|window| (calls, window)).ok_or(Error::Ended { doing })
-            }
-            _ => Err(Error::Ended { doing }),
+    async fn run_round(&self, mut round: CallsRound) -> Result<Option<OpenedCalls>, Error> {
+        while let Some((shard, message)) = round.next() {
+            let (doing, timeout) = (round.doing(), self.config.timeout);
+            let answer = self.request(doing, shard, message, Bytes::new(), timeout).await?;
+            round.answered(&answer.0)?;
         }
-    }
-
-    fn others(&self, plan: &ShardingPlan) -> impl Iterator<Item = ShardId> {
-        plan.shards().iter().copied().filter(|&shard| shard != self.owner)
+        Ok(round.found())
     }
 }

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
+use pushpull_common::ids::TaskId;
 use pushpull_common::protocol::limits;
 use pushpull_common::protocol::message::{CallInputs, Input, NamedInput};
 use pushpull_common::protocol::wire::Text;
 
+use super::call_session::CallOrder;
 use super::dispatch::ResourceId;
+use super::error::ServiceError;
 use super::kept::Kept;
 use super::per_worker::PerWorker;
 use super::value::Value;
@@ -78,7 +81,7 @@ impl Call {
     /// Gives the function an output that another call leaves on its server. The server of this call
     /// fetches it from there, once that call has ended.
     pub fn kept(self, name: &str, kept: &Kept, output: &str) -> Call {
-        self.input(name, output_of(kept, output))
+        self.input(name, output_of(kept.task(), kept.call(), output))
     }
 
     /// Gives the function what the worker that runs the call has of a per-worker value: see
@@ -106,12 +109,16 @@ impl Call {
         Call { inputs, ..self.clone() }
     }
 
-    /// Replaces per-worker values by those of one worker.
-    pub(crate) fn on_worker(&self, kept: impl Fn(ResourceId) -> Option<Kept>) -> Call {
+    /// Replaces per-worker values by those of one worker: the outputs of its calls of these numbers.
+    pub(crate) fn on_worker(
+        &self,
+        worker: &TaskId,
+        kept: impl Fn(ResourceId) -> Option<u64>,
+    ) -> Call {
         let inputs = self.inputs.iter().map(|(name, input)| {
             let input = match input {
                 CallInput::PerWorker { resource, output } => match kept(*resource) {
-                    Some(kept) => output_of(&kept, output),
+                    Some(call) => output_of(worker, call, output),
                     None => input.clone(),
                 },
                 other => other.clone(),
@@ -143,8 +150,25 @@ impl Call {
         format!("call {:?}", self.function)
     }
 
+    /// Returns the order that a session carries out. `retain` is whether the outputs stay on the
+    /// server.
+    pub(crate) fn order(&self, retain: bool) -> Result<CallOrder, ServiceError> {
+        let invalid = |reason| ServiceError::Invalid { doing: self.doing(), reason };
+        let (inputs, values) = self.wire_inputs().map_err(invalid)?;
+        Ok(CallOrder {
+            function: self.function.clone(),
+            device: self.device.clone(),
+            depth: 0,
+            retain,
+            scheduled: None,
+            ends_with_connection: self.ends_with_connection,
+            inputs,
+            values,
+        })
+    }
+
     /// Returns the inputs on the wire with the values among them, or what is wrong.
-    pub(crate) fn wire_inputs(&self) -> Result<(CallInputs, Vec<Value>), String> {
+    fn wire_inputs(&self) -> Result<(CallInputs, Vec<Value>), String> {
         let text_of =
             |name: &str| Text::new(name).ok_or_else(|| format!("the name {name:?} is too long"));
         if self.function.len() > limits::FUNCTION_NAME_BYTES_MAX {
@@ -180,7 +204,7 @@ impl Call {
     }
 }
 
-fn output_of(kept: &Kept, output: &str) -> CallInput {
-    let (job, task) = (kept.task().job.to_string(), kept.task().index);
-    CallInput::Output { job, task, call: kept.call(), output: output.to_owned() }
+fn output_of(task: &TaskId, call: u64, output: &str) -> CallInput {
+    let (job, task) = (task.job.to_string(), task.index);
+    CallInput::Output { job, task, call, output: output.to_owned() }
 }

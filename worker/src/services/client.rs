@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 
 use super::block_on::block_on;
 use super::call::Call;
-use super::call_session::{CallCommand, CallOrder, CallReply, CallSession, LinkId};
+use super::call_session::{CallCommand, CallReply, CallSession, LinkId};
 use super::description::Description;
 use super::error::ServiceError;
 use super::kept::{Keeping, Kept};
@@ -237,7 +237,7 @@ impl Client {
             let doing = doing.clone();
             ServiceError::NoTask { doing, reason }
         })?;
-        let order = order_of(call, retain)?;
+        let order = call.order(retain)?;
         let deadline = Instant::now().checked_add(call.timeout.unwrap_or(self.timeout));
         let (number, reply) = self.core.call(link, order, deadline);
         Ok((link, task, number, reply))
@@ -278,22 +278,6 @@ impl Client {
     pub async fn fetch(&self, kept: &Kept, output: &str) -> Result<super::Value, ServiceError> {
         kept.fetch(output, Instant::now().checked_add(self.timeout)).await
     }
-}
-
-/// Returns the order that a session carries out for a call.
-pub(crate) fn order_of(call: &Call, retain: bool) -> Result<CallOrder, ServiceError> {
-    let invalid = |reason| ServiceError::Invalid { doing: call.doing(), reason };
-    let (inputs, values) = call.wire_inputs().map_err(invalid)?;
-    Ok(CallOrder {
-        function: call.function.clone(),
-        device: call.device.clone(),
-        depth: 0,
-        retain,
-        scheduled: None,
-        ends_with_connection: call.ends_with_connection,
-        inputs,
-        values,
-    })
 }
 
 /// Returns the description of the first server that answers.

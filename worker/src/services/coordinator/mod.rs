@@ -1,23 +1,22 @@
 //! A coordinator: schedules calls on the workers of a cluster.
 
 mod config;
+pub(crate) mod decisions;
 mod shared;
 
 use std::fmt;
 use std::sync::Arc;
 
-use pushpull_common::call_window::CallWindow;
 use pushpull_common::device::DeviceSpec;
 use pushpull_common::ids::TaskId;
-use pushpull_common::protocol::limits::CALL_WINDOW;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use self::shared::{Named, Shared, State};
 use super::block_on::block_on;
 use super::call::Call;
-use super::client::{Client, order_of};
-use super::dispatch::{Dispatch, DispatchConfig, DispatchInput, ResourceId, WorkerId};
+use super::client::Client;
+use super::dispatch::{DispatchInput, ResourceId, WorkerId};
 use super::error::ServiceError;
 use super::per_worker::PerWorker;
 use super::remote_value::RemoteValue;
@@ -96,14 +95,8 @@ impl Coordinator {
             Ok((task, link))
         });
         let workers: Vec<_> = workers.collect::<Result<_, ServiceError>>()?;
-        let dispatch = DispatchConfig {
-            queue_max: config.queue_max,
-            calls_per_worker: config.calls_per_worker,
-            window: CALL_WINDOW,
-            retry_for: config.retry_for,
-        };
-        let window = named.as_ref().map_or(CallWindow::default(), |named| named.opened.window);
-        let state = State::new(Dispatch::new(dispatch, window), workers);
+        let opened = named.as_ref().map(|named| &named.opened);
+        let state = State::new(decisions::dispatch(&config, opened), workers);
         let shared = Arc::new(Shared::new(state, client.clone(), named));
         let tasks = shared.start_tasks();
         Ok(Coordinator { shared, client, tasks })
@@ -124,7 +117,7 @@ impl Coordinator {
     /// worker; [`ServiceError::SignaturesDiffer`] if two workers have different functions of this name;
     /// [`ServiceError::Invalid`].
     pub async fn schedule(&self, call: Call) -> Result<RemoteValue, ServiceError> {
-        order_of(&call.without_per_worker(), false)?;
+        call.without_per_worker().order(false)?;
         let pinned = self.pinned(&call)?;
         self.shared.lock().check_signature(&call)?;
         loop {
@@ -163,8 +156,7 @@ impl Coordinator {
         if !state.dispatch.has_room() {
             return None;
         }
-        let number = state.next_number;
-        state.next_number += 1;
+        let number = state.dispatch.number_call();
         if state.dispatch.has_ended(number) {
             let ended = Err(ServiceError::EndedBefore { number });
             return Some(RemoteValue::new(number, watch::channel(Some(ended)).1));
@@ -186,7 +178,7 @@ impl Coordinator {
     /// [`ServiceError::Invalid`].
     #[doc(alias = "create_per_worker_dataset")]
     pub fn per_worker(&self, call: Call) -> Result<PerWorker, ServiceError> {
-        order_of(&call, true)?;
+        call.order(true)?;
         let resource = {
             let mut state = self.shared.lock();
             state.makers.push(call);
@@ -237,8 +229,7 @@ impl Coordinator {
     /// Lets the next call have this number, if it is above those of earlier calls: a program that
     /// knows what came before need not schedule it again.
     pub fn skip_to(&self, number: u64) {
-        let mut state = self.shared.lock();
-        state.next_number = state.next_number.max(number);
+        self.shared.lock().dispatch.skip_to(number);
     }
 
     /// Ends the coordinator for good: the parameter servers forget its name and its calls. Waits for

@@ -2,31 +2,27 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pushpull_common::device::DeviceSpec;
 use pushpull_common::ids::{CallNumber, TaskId};
-use pushpull_common::protocol::Refusal;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
+use super::decisions::{self, PROBE_INTERVAL, PROBE_TIMEOUT};
 use crate::calls::OpenedCalls;
 use crate::reader::Reader;
 use crate::services::call::Call;
 use crate::services::call_session::{CallReply, LinkId};
-use crate::services::client::{Client, describe, order_of};
+use crate::services::client::{Client, describe};
 use crate::services::dispatch::{
-    Attempt, AttemptEnd, CallEnding, Dispatch, DispatchInput, DispatchOutput, ResourceId, WorkerId,
+    Attempt, CallEnding, Dispatch, DispatchInput, DispatchOutput, ResourceId, WorkerId,
 };
 use crate::services::error::ServiceError;
 use crate::services::kept::Kept;
 use crate::services::outputs::Outputs;
 use crate::services::remote_value::ValueState;
 use crate::services::runtime::timer::Timer;
-
-/// How long one look for an absent worker takes at most, and the pause before the next.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
-const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What a coordinator with a name has.
 pub(super) struct Named {
@@ -61,7 +57,6 @@ pub(super) struct State {
     made: HashMap<(WorkerId, ResourceId), Kept>,
     /// The signatures of the functions of each worker.
     functions: BTreeMap<TaskId, BTreeMap<String, String>>,
-    pub(super) next_number: u64,
 }
 
 impl Shared {
@@ -128,16 +123,14 @@ impl Shared {
 
     fn start(self: &Arc<Self>, state: &mut State, attempt: Attempt, settled: u64) {
         let Attempt { number, worker, .. } = attempt;
-        let (_, link) = state.workers[worker.0 as usize];
+        let (task, link) = &state.workers[worker.0 as usize];
+        let link = *link;
         let Some((call, _)) = state.calls.get(&number) else { return };
         let timeout = call.timeout.unwrap_or(self.client.timeout());
-        let made = |resource| state.made.get(&(worker, resource)).cloned();
-        let order = order_of(&call.on_worker(made), false).map(|mut order| {
-            order.ends_with_connection = true;
-            let named = self.named.as_ref();
-            order.scheduled = named.map(|named| named.opened.call(number, CallNumber(settled)));
-            order
-        });
+        let made = |resource| state.made.get(&(worker, resource)).map(Kept::call);
+        let named = self.named.as_ref();
+        let scheduled = named.map(|named| named.opened.call(number, CallNumber(settled)));
+        let order = decisions::attempt_order(&call.on_worker(task, made), scheduled);
         let shared = self.clone();
         let running = self.client.core().spawn(async move {
             let reply = match order {
@@ -189,17 +182,13 @@ impl Shared {
                 Ok(keeping) => keeping.await.map(|(kept, _)| kept),
                 Err(error) => Err(error),
             };
-            let made = kept.is_ok();
-            let lost = kept.as_ref().is_err_and(|error| end_of(error) == AttemptEnd::Lost);
+            let end = decisions::making_end(worker, resource, kept.as_ref().err());
             let old = match kept {
                 Ok(kept) => shared.lock().made.insert((worker, resource), kept),
                 Err(_) => shared.lock().made.remove(&(worker, resource)),
             };
             drop(old);
-            shared.handle(match lost {
-                true => DispatchInput::WorkerLost { worker },
-                false => DispatchInput::ResourceMade { worker, resource, made },
-            });
+            shared.handle(end);
         });
     }
 
@@ -210,14 +199,7 @@ impl Shared {
         }
         let uses_kept =
             state.calls.get(&attempt.number).is_some_and(|(c, _)| !c.resources().is_empty());
-        let end = match &reply {
-            Ok(_) => AttemptEnd::Done,
-            // The worker has restarted, and lacks what it had.
-            Err(ServiceError::Refused { refusal: Refusal::NoOutput { .. }, .. }) if uses_kept => {
-                AttemptEnd::Lost
-            }
-            Err(error) => end_of(error),
-        };
+        let end = decisions::attempt_end(reply.as_ref().err(), uses_kept);
         let result = reply.map(|reply| match reply {
             CallReply::Done(values) => Outputs::from(values),
             _ => Outputs::new(),
@@ -241,7 +223,6 @@ impl State {
             makers: Vec::new(),
             made: HashMap::new(),
             functions: BTreeMap::new(),
-            next_number: 1,
         }
     }
 
@@ -274,23 +255,5 @@ impl State {
         };
         // Nobody may hold the value.
         let _ = sender.send(Some(result));
-    }
-}
-
-/// Returns what an error of an attempt means for its call.
-fn end_of(error: &ServiceError) -> AttemptEnd<ServiceError> {
-    match error {
-        ServiceError::Lost { .. }
-        | ServiceError::Unavailable { .. }
-        | ServiceError::Protocol { .. }
-        // The coordinator has not cancelled it: the server is stopping.
-        | ServiceError::Cancelled { .. }
-        | ServiceError::Refused { refusal: Refusal::Stopping {}, .. } => AttemptEnd::Lost,
-        ServiceError::Failed { retry: true, .. }
-        | ServiceError::Refused {
-            refusal: Refusal::Busy { .. } | Refusal::Unreturned { .. } | Refusal::NoOutput { .. },
-            ..
-        } => AttemptEnd::Retry(error.clone()),
-        _ => AttemptEnd::Final(error.clone()),
     }
 }

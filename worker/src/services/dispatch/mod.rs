@@ -57,6 +57,7 @@ pub(crate) struct Dispatch<E> {
     workers: BTreeMap<WorkerId, WorkerState>,
     resources: BTreeSet<ResourceId>,
     ended: EndedCalls,
+    next_number: u64,
     next_attempt: u64,
     /// The first error that is final, until the program has it.
     error: Option<E>,
@@ -75,6 +76,7 @@ impl<E> Dispatch<E> {
             workers: BTreeMap::new(),
             resources: BTreeSet::new(),
             ended: EndedCalls::new(window),
+            next_number: 1,
             next_attempt: 1,
             error: None,
             looked: false,
@@ -100,6 +102,18 @@ impl<E> Dispatch<E> {
     /// that it has not had.
     pub(crate) fn settled(&self) -> u64 {
         self.ended.settled()
+    }
+
+    /// Returns the number of the program's next call. Numbers ascend from 1, so a program that is
+    /// started again and schedules the same calls in the same order gives them the same numbers.
+    pub(crate) fn number_call(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number - 1
+    }
+
+    /// Gives the next call this number, if it is above those of earlier calls.
+    pub(crate) fn skip_to(&mut self, number: u64) {
+        self.next_number = self.next_number.max(number);
     }
 
     /// Returns whether a call had ended before the dispatch began, or has since.

@@ -1,0 +1,91 @@
+//! The decisions of a coordinator about its workers and calls, beside those of its dispatch.
+
+use std::time::Duration;
+
+use pushpull_common::call_window::CallWindow;
+use pushpull_common::protocol::limits::CALL_WINDOW;
+use pushpull_common::protocol::{CallRef, Refusal};
+
+use super::config::CoordinatorConfig;
+use crate::calls::OpenedCalls;
+use crate::services::call::Call;
+use crate::services::call_session::CallOrder;
+use crate::services::dispatch::{
+    AttemptEnd, Dispatch, DispatchConfig, DispatchInput, ResourceId, WorkerId,
+};
+use crate::services::error::ServiceError;
+
+/// The timeout of a request for the description of an absent worker. A worker that answers is up.
+pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The pause before the next check whether a worker is absent.
+pub(crate) const PROBE_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Returns the dispatch of a coordinator. Calls that have settled on every shard have ended.
+pub(crate) fn dispatch(
+    config: &CoordinatorConfig,
+    opened: Option<&OpenedCalls>,
+) -> Dispatch<ServiceError> {
+    let settings = DispatchConfig {
+        queue_max: config.queue_max,
+        calls_per_worker: config.calls_per_worker,
+        window: CALL_WINDOW,
+        retry_for: config.retry_for,
+    };
+    Dispatch::new(settings, opened.map_or(CallWindow::default(), |opened| opened.window))
+}
+
+/// Returns the order of an attempt of a call. It ends with its connection, because the dispatch
+/// repeats it elsewhere.
+pub(crate) fn attempt_order(
+    call: &Call,
+    scheduled: Option<CallRef>,
+) -> Result<CallOrder, ServiceError> {
+    let order = call.order(false)?;
+    Ok(CallOrder { ends_with_connection: true, scheduled, ..order })
+}
+
+/// Returns how an attempt has ended. `uses_kept` is whether its call uses a per-worker value.
+pub(crate) fn attempt_end(
+    error: Option<&ServiceError>,
+    uses_kept: bool,
+) -> AttemptEnd<ServiceError> {
+    match error {
+        None => AttemptEnd::Done,
+        // The worker has restarted, and lacks what it had.
+        Some(ServiceError::Refused { refusal: Refusal::NoOutput { .. }, .. }) if uses_kept => {
+            AttemptEnd::Lost
+        }
+        Some(error) => end_of_error(error),
+    }
+}
+
+/// Returns what the end of the call that makes a per-worker value means for its worker.
+pub(crate) fn making_end(
+    worker: WorkerId,
+    resource: ResourceId,
+    error: Option<&ServiceError>,
+) -> DispatchInput<ServiceError> {
+    match error.map(end_of_error) {
+        Some(AttemptEnd::Lost) => DispatchInput::WorkerLost { worker },
+        end => DispatchInput::ResourceMade { worker, resource, made: end.is_none() },
+    }
+}
+
+/// Returns what an error of an attempt means for its call.
+fn end_of_error(error: &ServiceError) -> AttemptEnd<ServiceError> {
+    match error {
+        ServiceError::Lost { .. }
+        | ServiceError::Unavailable { .. }
+        | ServiceError::Protocol { .. }
+        // The coordinator has not cancelled it: the server is stopping.
+        | ServiceError::Cancelled { .. }
+        | ServiceError::Refused { refusal: Refusal::Stopping {}, .. } => AttemptEnd::Lost,
+        ServiceError::Failed { retry: true, .. }
+        | ServiceError::Refused {
+            refusal: Refusal::Busy { .. } | Refusal::Unreturned { .. } | Refusal::NoOutput { .. },
+            ..
+        } => AttemptEnd::Retry(error.clone()),
+        _ => AttemptEnd::Final(error.clone()),
+    }
+}
