@@ -26,6 +26,9 @@ pub(super) struct CallEntry {
     pub(super) request: Option<(u64, RequestId)>,
     /// Whether the client has the answer.
     pub(super) acknowledged: bool,
+    /// Whether the client needs no answer although the function runs. The call is dropped once it
+    /// has ended.
+    pub(super) given_up: bool,
     /// The bytes that are charged to the client.
     pub(super) bytes: u64,
     /// How far the call is.

@@ -31,8 +31,10 @@ impl Service {
         let Some(client) = self.connections.get(&connection).map(|at| at.client) else { return };
         let request = header.request;
         let Some(state) = self.clients.get_mut(client) else { return };
-        state.settle(call.settled.min(call.call.saturating_sub(1)));
-        call.ended.items().iter().for_each(|&ended| state.acknowledge(ended));
+        let passed = state.settle(call.settled.min(call.call.saturating_sub(1)));
+        let ended = call.ended.items().iter().copied();
+        passed.into_iter().chain(ended).for_each(|number| self.acknowledge(client, number));
+        let Some(state) = self.clients.get_mut(client) else { return };
         if let Some(entry) = state.calls.get_mut(&call.call) {
             // The client has lost its connection, or the answer. Inputs that it sends again are
             // discarded, unless they had not all arrived: then the entry went with the connection.
@@ -168,6 +170,7 @@ impl Service {
             arrived: now,
             request: Some((connection, header.request)),
             acknowledged: false,
+            given_up: false,
             bytes,
             state: CallState::Receiving { connection, incoming, order, values },
         };

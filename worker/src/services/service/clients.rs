@@ -73,18 +73,19 @@ impl Clients {
 }
 
 impl ClientState {
-    /// Takes it that the client has the answers of all calls up to this number.
-    pub(super) fn settle(&mut self, settled: u64) {
+    /// Takes it that the client needs no answers of calls up to this number. Returns those among them
+    /// that it did not take before.
+    pub(super) fn settle(&mut self, settled: u64) -> Vec<u64> {
         if settled <= self.settled {
-            return;
+            return Vec::new();
         }
-        let calls: Vec<u64> =
-            self.calls.range(self.settled + 1..=settled).map(|(&c, _)| c).collect();
+        let passed = self.calls.range(self.settled + 1..=settled).map(|(&call, _)| call).collect();
         self.settled = settled;
-        calls.into_iter().for_each(|call| self.acknowledge(call));
+        passed
     }
 
-    /// Takes it that the client has the answer of a call: it is dropped, unless it holds outputs.
+    /// Takes it that the client needs no answer of a call that has ended: it is dropped, unless it
+    /// holds outputs.
     pub(super) fn acknowledge(&mut self, call: u64) {
         let Some(entry) = self.calls.get_mut(&call).filter(|entry| entry.has_ended()) else {
             return;

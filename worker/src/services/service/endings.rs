@@ -97,6 +97,28 @@ impl Service {
         }
         self.answer(client, call);
         self.call_ended(client, call);
+        if let Some(state) = self.clients.get_mut(client)
+            && state.calls.get(&call).is_some_and(|entry| entry.given_up)
+        {
+            state.acknowledge(call);
+        }
+    }
+
+    /// Takes it that a client needs no answer of a call: it has the answer, has cancelled the call, or
+    /// has lost it with its connection. What does not run yet will not.
+    pub(super) fn acknowledge(&mut self, client: Incarnation, call: u64) {
+        let entry = self.clients.get_mut(client).and_then(|state| state.calls.get_mut(&call));
+        let Some(entry) = entry else { return };
+        match entry.state {
+            CallState::Running { .. } => entry.given_up = true,
+            CallState::Receiving { .. } | CallState::Queued { .. } => {
+                self.end(client, call, CallEnd::Outcome(CallOutcome::Cancelled {}, Vec::new()));
+            }
+            CallState::Ended(_) => {}
+        }
+        if let Some(state) = self.clients.get_mut(client) {
+            state.acknowledge(call);
+        }
     }
 
     /// Answers the request of a call if it has ended.
@@ -157,11 +179,11 @@ impl Service {
 
     /// Drops what calls have left. The client has their answers, or does not want them.
     pub(super) fn release(&mut self, client: Incarnation, calls: &[u64]) {
-        let Some(state) = self.clients.get_mut(client) else { return };
         for &call in calls {
-            let Some(entry) = state.calls.get_mut(&call) else { continue };
+            let entry = self.clients.get_mut(client).and_then(|state| state.calls.get_mut(&call));
+            let Some(entry) = entry else { continue };
             entry.retain = false;
-            state.acknowledge(call);
+            self.acknowledge(client, call);
         }
     }
 }

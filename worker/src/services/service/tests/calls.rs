@@ -1,7 +1,8 @@
 //! Calls: how they arrive, run and end.
 
 use pushpull_common::protocol::limits::CALL_DEPTH_MAX;
-use pushpull_common::protocol::message::{CallEnded, CallOutcome, CancelCall, InputPart};
+use pushpull_common::protocol::message::{CallEnded, CallOutcome, CancelCall, InputPart, Release};
+use pushpull_common::protocol::wire::List;
 
 use super::*;
 
@@ -301,4 +302,55 @@ fn a_forgotten_client_takes_no_thread_and_leaves_no_deadline() {
     assert!(!known);
     world.send(next, 1, call(1, "f"));
     assert_eq!(world.order().client, Incarnation(2));
+}
+
+/// A client acknowledges a call that still runs: it was cancelled, or lost with its connection.
+#[test]
+fn a_call_that_its_client_gives_up_while_it_runs_leaves_nothing() {
+    let acknowledge = |number, ended| Call { ended: List::of(ended).unwrap(), ..call(number, "f") };
+    for how in ["released", "ended", "settled"] {
+        let mut world = world();
+        let (connection, _) = world.connect(1);
+        for number in 1..=20 {
+            let next = match how {
+                "ended" => acknowledge(number, [number - 1].into_iter().filter(|&n| n > 0)),
+                "settled" => Call { settled: number - 1, ..call(number, "f") },
+                _ => call(number, "f"),
+            };
+            world.send(connection, number, next);
+            assert_eq!(world.sent.len(), 0, "call {number}, {how}: {:?}", world.sent);
+            if number > 1 && how != "released" {
+                // The thread of the call before is free only now.
+                let before = world.order();
+                world.returns(before.execution, 1_i64);
+                world.sent.clear();
+            }
+            if how == "released" {
+                let order = world.order();
+                let calls = List::new(vec![number]).unwrap();
+                world.send(connection, 0, Release { calls });
+                world.sent.clear();
+                world.returns(order.execution, 1_i64);
+                world.sent.clear();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_call_that_its_client_gives_up_before_it_runs_does_not_run() {
+    let mut world = world();
+    let (first, _) = world.connect(1);
+    world.send(first, 1, call(1, "f"));
+    world.send(first, 2, call(2, "f"));
+    let runs = world.order();
+    assert!(world.orders.is_empty(), "there is one thread");
+    world.input(ServiceInput::Disconnected { connection: first });
+    let (second, _) = world.connect(1);
+    world.send(second, 0, Release { calls: List::new(vec![1, 2]).unwrap() });
+    world.sent.clear();
+    world.returns(runs.execution, 1_i64);
+    assert!(world.orders.is_empty() && world.sent.is_empty(), "{:?}", world.orders);
+    world.send(second, 3, call(3, "f"));
+    assert_eq!(world.order().call, 3);
 }
