@@ -182,7 +182,7 @@ impl CallSession {
         self.give_up(now, id, connection, format!("it has sent {what}"));
     }
 
-    fn refused(&mut self, id: LinkId, request: RequestId, refusal: Refusal) {
+    pub(super) fn refused(&mut self, id: LinkId, request: RequestId, refusal: Refusal) {
         let link = &mut self.links[id.0];
         let task = link.task_name();
         let Some(pending) = link.pending.get_mut(request) else { return };

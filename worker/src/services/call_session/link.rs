@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{Incarnation, RequestId, TaskId};
-use pushpull_common::protocol::message::{self, CancelCall, Heartbeat, Release};
+use pushpull_common::protocol::message::{self, CancelCall, Heartbeat, Input, Release};
+use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Message, limits};
 
-use super::pending::PendingRequests;
+use super::pending::{PendingKind, PendingRequests};
 
 /// The most calls that a call acknowledges.
 pub(super) const ENDED_MAX: usize = limits::CALLS_ENDED_MAX;
@@ -91,6 +92,22 @@ impl Link {
     /// Returns whether something waits for the link, or is lost without it.
     pub(super) fn is_needed(&self) -> bool {
         !self.pending.is_empty() || !self.kept.is_empty()
+    }
+
+    /// Returns an input of a call that an earlier call has left on this server, if the server does not
+    /// hold it any more and no call under way is about to leave it.
+    pub(super) fn lost_input(&self, kind: &PendingKind) -> Option<(u64, Detail)> {
+        let PendingKind::Call { order, .. } = kind else { return None };
+        let task = self.task.as_ref()?;
+        order.inputs.items().iter().find_map(|named| match &named.input {
+            Input::Output { job, task: index, call, output }
+                if job.as_str() == &*task.job && *index == task.index =>
+            {
+                let is_held = self.kept.contains(call) || self.pending.has_call(*call);
+                (!is_held).then(|| (*call, Detail::clipped(output.as_str())))
+            }
+            _ => None,
+        })
     }
 
     /// Takes it that nobody needs what calls have left.

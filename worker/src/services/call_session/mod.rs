@@ -11,6 +11,8 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{Incarnation, RequestId, TaskId};
+use pushpull_common::protocol::Refusal;
+use pushpull_common::protocol::refusal::Detail;
 use pushpull_net::SendBody;
 
 use self::io::envelope;
@@ -236,6 +238,7 @@ impl CallSession {
                     self.link_failed(now, id, reason);
                     return;
                 }
+                self.refuse_lost_inputs(id);
                 self.send_due(now, id, connection);
             }
             _ => {}
@@ -270,6 +273,23 @@ impl CallSession {
                 _ => ServiceError::Timeout { doing, task, waited },
             };
             self.reply(id, request, Err(error));
+        }
+    }
+
+    /// Refuses the calls that were never sent and need an output that their server has lost. A server
+    /// that has restarted would wait for the call that leaves it.
+    fn refuse_lost_inputs(&mut self, id: LinkId) {
+        let link = &self.links[id.0];
+        let lost = link.pending.iter().filter(|(_, pending)| !pending.was_sent);
+        let lost: Vec<(RequestId, u64, Detail)> = lost
+            .filter_map(|(request, pending)| {
+                let (call, output) = link.lost_input(&pending.kind)?;
+                Some((request, call, output))
+            })
+            .collect();
+        for (request, call, output) in lost {
+            let detail = Detail::clipped("its server has restarted, or it is released");
+            self.refused(id, request, Refusal::NoOutput { call, output, detail });
         }
     }
 

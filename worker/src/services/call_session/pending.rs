@@ -121,6 +121,12 @@ impl PendingRequests {
         self.all.iter_mut().map(|(&request, pending)| (RequestId(request), pending))
     }
 
+    /// Returns whether a call is under way.
+    pub(super) fn has_call(&self, call: u64) -> bool {
+        let is_call = |pending: &Pending| matches!(pending.kind, PendingKind::Call { number, .. } if number == call);
+        self.all.values().any(is_call)
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.all.is_empty()
     }

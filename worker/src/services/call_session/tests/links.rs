@@ -1,7 +1,7 @@
 //! Links that break, and servers that come back, forget or change.
 
 use pushpull_common::protocol::Refusal;
-use pushpull_common::protocol::message::{Goodbye, HeartbeatAnswer, Refused};
+use pushpull_common::protocol::message::{Goodbye, HeartbeatAnswer, Input, NamedInput, Refused};
 
 use super::*;
 
@@ -148,4 +148,44 @@ fn a_refused_hello_is_tried_again() {
     world.pass(LEASE);
     let error = world.error();
     assert!(error.contains("too many clients: the limit is 3"), "{error}");
+}
+
+/// An order that needs the output of another call on the same server.
+fn needs(call: u64) -> CallOrder {
+    let (job, output) = (Text::clipped("worker"), Text::clipped("out"));
+    let input = Input::Output { job, task: 2, call, output };
+    let named = NamedInput { name: Text::clipped("x"), input };
+    CallOrder { inputs: CallInputs::of([named]).unwrap(), ..order(&[]) }
+}
+
+#[test]
+fn a_call_that_needs_what_its_server_has_lost_is_refused() {
+    let mut world = world();
+    // The first call keeps the watermark of the session down.
+    world.call(order(&[]));
+    world.call(CallOrder { retain: true, ..order(&[]) });
+    let connection = world.accept(server(7, false));
+    let sent = world.sent_calls();
+    let kept = sent[1].1.call;
+    // It may be used before its call has ended, and after that.
+    let early = world.call(needs(kept));
+    world.input(CallInput::Cancelled { op: early });
+    world.receive(connection, sent[1].0, done(&[]), &[]);
+    assert!(matches!(world.reply().1, Ok(CallReply::Kept(_))));
+    world.sent.clear();
+    let op = world.call(needs(kept));
+    assert!(world.replies.is_empty() && world.sent_calls()[0].1.call > kept);
+    world.input(CallInput::Cancelled { op });
+    // The server restarts.
+    world.sent.clear();
+    world.breaks(connection);
+    world.pass(Duration::from_millis(20));
+    world.accept(server(8, false));
+    world.replies.clear();
+    world.sent.clear();
+    world.call(needs(kept));
+    let error = world.reply().1.unwrap_err();
+    let is_gone = |error: &ServiceError| matches!(error, ServiceError::Refused { refusal: Refusal::NoOutput { call, .. }, .. } if *call == kept);
+    assert!(is_gone(&error), "{error}");
+    assert!(world.sent_calls().is_empty());
 }
