@@ -11,7 +11,7 @@ use crate::calls::OpenedCalls;
 use crate::services::call::Call;
 use crate::services::call_session::CallOrder;
 use crate::services::dispatch::{
-    AttemptEnd, Dispatch, DispatchConfig, DispatchInput, ResourceId, WorkerId,
+    AttemptEnd, Dispatch, DispatchConfig, DispatchInput, MakingEnd, ResourceId, WorkerId,
 };
 use crate::services::error::ServiceError;
 
@@ -66,10 +66,13 @@ pub(crate) fn making_end(
     resource: ResourceId,
     error: Option<&ServiceError>,
 ) -> DispatchInput<ServiceError> {
-    match error.map(end_of_error) {
-        Some(AttemptEnd::Lost) => DispatchInput::WorkerLost { worker },
-        end => DispatchInput::ResourceMade { worker, resource, made: end.is_none() },
-    }
+    let end = match error.map(end_of_error) {
+        None | Some(AttemptEnd::Done) => MakingEnd::Made,
+        Some(AttemptEnd::Lost) => return DispatchInput::WorkerLost { worker },
+        Some(AttemptEnd::Retry(_)) => MakingEnd::Retry,
+        Some(AttemptEnd::Final(_)) => MakingEnd::Failed,
+    };
+    DispatchInput::MakingEnded { worker, resource, end }
 }
 
 /// Returns what an error of an attempt means for its call.

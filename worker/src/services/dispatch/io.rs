@@ -32,6 +32,17 @@ pub(crate) enum AttemptEnd<E> {
     Final(E),
 }
 
+/// How the call that makes a resource of a worker has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MakingEnd {
+    /// The worker has the resource.
+    Made,
+    /// Another call may succeed.
+    Retry,
+    /// The worker cannot have the resource.
+    Failed,
+}
+
 /// How a call has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallEnding {
@@ -63,8 +74,8 @@ pub(crate) enum DispatchInput<E> {
     WorkerLost { worker: WorkerId },
     /// Each worker is to have one of these.
     Resource { resource: ResourceId },
-    /// A resource of a worker is made, or cannot be.
-    ResourceMade { worker: WorkerId, resource: ResourceId, made: bool },
+    /// The call that makes a resource of a worker has ended, and not because the worker was lost.
+    MakingEnded { worker: WorkerId, resource: ResourceId, end: MakingEnd },
     /// An attempt has ended.
     AttemptEnded { attempt: Attempt, end: AttemptEnd<E> },
     /// Time has passed.

@@ -7,7 +7,6 @@ mod scheduled_call;
 mod tests;
 mod worker_state;
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use pushpull_common::call_window::CallWindow;
 
 use self::ended_calls::EndedCalls;
 pub(crate) use self::io::{
-    Attempt, AttemptEnd, CallEnding, DispatchInput, DispatchOutput, ResourceId, WorkerId,
+    Attempt, AttemptEnd, CallEnding, DispatchInput, DispatchOutput, MakingEnd, ResourceId, WorkerId,
 };
 use self::scheduled_call::{CallStatus, ScheduledCall};
 use self::worker_state::{ResourceStatus, WorkerState};
@@ -33,7 +32,7 @@ pub(crate) struct DispatchConfig {
     pub(crate) retry_for: Duration,
 }
 
-/// The pauses before a call is tried again: the first, and the longest.
+/// The pauses before a call or a resource is tried again: the first, and the longest.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
 /// What a coordinator decides about its calls.
@@ -95,7 +94,12 @@ impl<E> Dispatch<E> {
             CallStatus::BackingOff { until, .. } => Some(until),
             _ => None,
         };
-        self.calls.values().filter_map(waits).min()
+        let resources = self.workers.values().flat_map(|state| state.resources.values());
+        let making = resources.filter_map(|status| match status {
+            ResourceStatus::BackingOff { until, .. } => Some(*until),
+            _ => None,
+        });
+        self.calls.values().filter_map(waits).chain(making).min()
     }
 
     /// Returns the number up to which all calls have ended: none of them can have an effect any more
@@ -160,17 +164,14 @@ impl<E> Dispatch<E> {
             DispatchInput::Resource { resource } => {
                 self.resources.insert(resource);
             }
-            DispatchInput::ResourceMade { worker, resource, made } => {
-                if let Some(state) = self.workers.get_mut(&worker) {
-                    let status = if made { ResourceStatus::Made } else { ResourceStatus::Failed };
-                    state.resources.insert(resource, status);
-                }
+            DispatchInput::MakingEnded { worker, resource, end } => {
+                self.making_ended(now, worker, resource, end);
             }
             DispatchInput::AttemptEnded { attempt, end } => self.attempt_ended(now, attempt, end),
             DispatchInput::Tick => {}
         }
         self.end_pauses(now);
-        self.make_resources();
+        self.make_resources(now);
         self.start_calls();
     }
 
@@ -260,7 +261,7 @@ impl<E> Dispatch<E> {
         if now.saturating_duration_since(since) >= self.config.retry_for || self.error.is_some() {
             return self.fail(number, error);
         }
-        let pause = BACK_OFF.0.saturating_mul(1 << call.failures.min(10)).min(BACK_OFF.1);
+        let pause = pause_after(call.failures);
         call.failures += 1;
         call.status = CallStatus::BackingOff { until: now + pause, last: error };
     }
@@ -291,14 +292,42 @@ impl<E> Dispatch<E> {
         }
     }
 
+    fn making_ended(
+        &mut self,
+        now: Instant,
+        worker: WorkerId,
+        resource: ResourceId,
+        end: MakingEnd,
+    ) {
+        let Some(state) = self.workers.get_mut(&worker) else { return };
+        let failures = match state.resources.get(&resource) {
+            Some(ResourceStatus::Making { failures }) => *failures,
+            _ => 0,
+        };
+        let status = match end {
+            MakingEnd::Made => ResourceStatus::Made,
+            MakingEnd::Failed => ResourceStatus::Failed,
+            MakingEnd::Retry => {
+                let until = now + pause_after(failures);
+                ResourceStatus::BackingOff { until, failures: failures + 1 }
+            }
+        };
+        state.resources.insert(resource, status);
+    }
+
     /// Begins to make the resources that workers lack.
-    fn make_resources(&mut self) {
+    fn make_resources(&mut self, now: Instant) {
         for (&worker, state) in self.workers.iter_mut().filter(|(_, state)| state.is_up) {
             for &resource in &self.resources {
-                if let Entry::Vacant(lacking) = state.resources.entry(resource) {
-                    lacking.insert(ResourceStatus::Making);
-                    self.outputs.push_back(DispatchOutput::Make { worker, resource });
-                }
+                let failures = match state.resources.get(&resource) {
+                    None => 0,
+                    Some(&ResourceStatus::BackingOff { until, failures }) if until <= now => {
+                        failures
+                    }
+                    Some(_) => continue,
+                };
+                state.resources.insert(resource, ResourceStatus::Making { failures });
+                self.outputs.push_back(DispatchOutput::Make { worker, resource });
             }
         }
     }
@@ -383,4 +412,9 @@ impl<E> Dispatch<E> {
         }
         self.ended.check_invariants();
     }
+}
+
+/// Returns the pause after this many failures before the last.
+fn pause_after(failures: u32) -> Duration {
+    BACK_OFF.0.saturating_mul(1 << failures.min(10)).min(BACK_OFF.1)
 }

@@ -22,8 +22,12 @@ fn world(workers: u32) -> World {
 }
 
 fn world_after<const N: usize>(workers: u32, settled: u64, also: [u64; N]) -> World {
-    let config =
-        DispatchConfig { queue_max: 100, calls_per_worker: 1, window: 4, retry_for: RETRY_FOR };
+    let config = DispatchConfig {
+        queue_max: 100,
+        calls_per_worker: 1,
+        window: 4,
+        retry_for: RETRY_FOR,
+    };
     let mut window = CallWindow::default();
     for number in (1..=settled).chain(also) {
         window.settle(CallNumber(number));
@@ -224,17 +228,35 @@ fn a_worker_runs_what_needs_a_resource_once_it_has_it() {
     world.input(needs(1));
     world.schedule(2);
     assert_eq!(world.started(), [(2, 0)]);
-    let made =
-        |worker, made| DispatchInput::ResourceMade { worker: WorkerId(worker), resource, made };
-    world.input(made(0, false));
-    world.input(made(1, true));
+    let made = |worker, end| DispatchInput::MakingEnded { worker: WorkerId(worker), resource, end };
+    world.input(made(0, MakingEnd::Failed));
+    world.input(made(1, MakingEnd::Made));
     assert_eq!(world.started(), [(1, 1)]);
     // A worker that comes back makes it again.
     world.lose(1);
     world.up(1);
     assert_eq!((world.made[2], world.started()), ((1, 1), vec![]));
-    world.input(made(1, true));
+    world.input(made(1, MakingEnd::Made));
     assert_eq!(world.started(), [(1, 1)]);
+}
+
+#[test]
+fn a_resource_is_made_again_after_a_failure_that_may_pass() {
+    let mut world = world(1);
+    let resource = ResourceId(1);
+    world.input(DispatchInput::Resource { resource });
+    let resources = vec![resource];
+    world.input(DispatchInput::Schedule { number: 1, pinned: None, resources });
+    let ended = |end| DispatchInput::MakingEnded { worker: WorkerId(0), resource, end };
+    for times in 1..=3 {
+        assert_eq!((world.made.len(), world.started()), (times, vec![]));
+        world.input(ended(MakingEnd::Retry));
+        assert_eq!(world.made.len(), times, "there is a pause");
+        world.now = world.dispatch.wake_at().unwrap();
+        world.input(DispatchInput::Tick);
+    }
+    world.input(ended(MakingEnd::Made));
+    assert_eq!((world.made.len(), world.started()), (4, vec![(1, 0)]));
 }
 
 #[test]

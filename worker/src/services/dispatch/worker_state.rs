@@ -1,6 +1,7 @@
 //! A worker of a coordinator.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
 
 use super::io::{Attempt, ResourceId};
 
@@ -20,7 +21,15 @@ pub(super) struct WorkerState {
 /// How far a resource of a worker is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResourceStatus {
-    Making,
+    /// It is being made, after this many failures that another call may mend.
+    Making {
+        failures: u32,
+    },
+    /// It is made again after a pause.
+    BackingOff {
+        until: Instant,
+        failures: u32,
+    },
     Made,
     /// It cannot be made: the worker runs no call that needs it.
     Failed,
