@@ -1,6 +1,7 @@
 //! The checker: asserts what must hold in every run of the simulator.
 
 mod asynchronous;
+pub(crate) mod digits;
 mod final_values;
 mod line;
 mod samples;

@@ -35,10 +35,17 @@ pub(crate) enum FaultKind {
     Hold,
     /// A worker cancels the operation that it waits for.
     Cancel,
+    /// A server's connections are refused for a while, after one is cut.
+    Refuse,
+    /// The coordinator's process is killed and started again.
+    KillCoordinator,
+    /// Another process of the coordinator starts while the first runs.
+    Replace,
 }
 
 impl FaultKind {
-    pub(crate) const ALL: [FaultKind; 13] = [
+    /// The faults of trainings.
+    pub(crate) const TRAINING: [FaultKind; 13] = [
         FaultKind::Cut,
         FaultKind::Half,
         FaultKind::Slow,
@@ -52,6 +59,20 @@ impl FaultKind {
         FaultKind::Late,
         FaultKind::Hold,
         FaultKind::Cancel,
+    ];
+
+    /// The faults of scheduled calls.
+    pub(crate) const CALLS: [FaultKind; 10] = [
+        FaultKind::Cut,
+        FaultKind::Half,
+        FaultKind::Slow,
+        FaultKind::Refuse,
+        FaultKind::KillWorker,
+        FaultKind::KillShards,
+        FaultKind::KillOwner,
+        FaultKind::KillCoordinator,
+        FaultKind::Replace,
+        FaultKind::Pause,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -69,6 +90,9 @@ impl FaultKind {
             FaultKind::Late => "late",
             FaultKind::Hold => "hold",
             FaultKind::Cancel => "cancel",
+            FaultKind::Refuse => "refuse",
+            FaultKind::KillCoordinator => "kill_coordinator",
+            FaultKind::Replace => "replace",
         }
     }
 }
@@ -83,14 +107,14 @@ pub(crate) struct Planned {
     pub(crate) task: u32,
 }
 
-/// Draws the faults of a seed, in order of time, and the time at which faults end.
+/// Draws the faults of a seed, in order of time, and the time at which faults end. `all` has the kinds
+/// of the family.
 ///
 /// Each seed has its own kinds of faults and its own number of them; some seeds have none.
-pub(crate) fn plan(setting: &Setting) -> (Vec<Planned>, Duration) {
+pub(crate) fn plan(setting: &Setting, all: &[FaultKind]) -> (Vec<Planned>, Duration) {
     let chance = &mut SimChance::of(setting.seed, "faults");
     let end = chance.millis(1500, 6000);
-    let mut kinds: Vec<FaultKind> =
-        FaultKind::ALL.into_iter().filter(|_| chance.percent(55)).collect();
+    let mut kinds: Vec<FaultKind> = all.iter().copied().filter(|_| chance.percent(55)).collect();
     let possible = |kind: &FaultKind| match kind {
         // A cut may cause `Half`; `Late` is drawn per worker below.
         FaultKind::Half | FaultKind::Late => false,
@@ -114,7 +138,8 @@ pub(crate) fn plan(setting: &Setting) -> (Vec<Planned>, Duration) {
             add(chance, if kind == FaultKind::Leave { FaultKind::Cut } else { kind });
         }
     }
-    for task in 1..setting.workers {
+    let late = if all.contains(&FaultKind::Late) { setting.workers } else { 0 };
+    for task in 1..late {
         if chance.percent(20) {
             faults.push(Planned { at: chance.millis(800, 4000), fault: FaultKind::Late, task });
         }

@@ -1,6 +1,7 @@
 //! Simulated connections with delays: each keeps its order, but there is no order between two.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
@@ -16,6 +17,38 @@ pub(crate) enum LinkClient {
     Worker { process: usize, link: usize },
     /// A shard that connects to the step owner.
     Shard(ShardId),
+    /// A process that calls functions, by its number, and its number of the connection.
+    Caller { process: usize, connection: u64 },
+}
+
+impl LinkClient {
+    /// Returns the number of the process; `None` for a shard.
+    pub(crate) fn process(self) -> Option<usize> {
+        match self {
+            LinkClient::Worker { process, .. } | LinkClient::Caller { process, .. } => {
+                Some(process)
+            }
+            LinkClient::Shard(_) => None,
+        }
+    }
+}
+
+/// The side that accepts a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum LinkServer {
+    /// A shard.
+    Shard(ShardId),
+    /// The server of functions of a worker task.
+    Functions(u32),
+}
+
+impl fmt::Display for LinkServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LinkServer::Shard(shard) => shard.fmt(f),
+            LinkServer::Functions(task) => write!(f, "functions of worker {task}"),
+        }
+    }
 }
 
 /// A direction of a connection.
@@ -56,7 +89,7 @@ pub(crate) struct Pipe {
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) client: LinkClient,
-    pub(crate) server: ShardId,
+    pub(crate) server: LinkServer,
     /// Whether the server has accepted the connection.
     pub(crate) is_up: bool,
     pub(crate) to_server: Pipe,
@@ -69,7 +102,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(client: LinkClient, server: ShardId, chance: SimChance) -> Connection {
+    pub(crate) fn new(client: LinkClient, server: LinkServer, chance: SimChance) -> Connection {
         let (to_server, to_client) = (Pipe::default(), Pipe::default());
         let (is_up, slow, passed) = (false, false, Vec::new());
         Connection { client, server, is_up, to_server, to_client, slow, passed, chance }

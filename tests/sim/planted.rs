@@ -4,13 +4,37 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use pushpull_ps::{Bug, PlantedBugs};
+use pushpull_worker::simulation::{PlantedWorkerBugs, WorkerBug};
 
 use crate::failure::{SimFailure, catch};
-use crate::scenario::{self, Scenario};
+use crate::scenario::{self, Family, Scenario};
+use crate::setting::Setting;
 use crate::trace::Trace;
-use crate::world::SimWorld;
 
-/// The bugs that the simulator must find: in synchronous steps, in their foundations, and in shared
+/// A bug of either side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SimBug {
+    Server(Bug),
+    Worker(WorkerBug),
+}
+
+impl SimBug {
+    fn name(self) -> String {
+        match self {
+            SimBug::Server(bug) => format!("{bug:?}"),
+            SimBug::Worker(bug) => format!("{bug:?}"),
+        }
+    }
+
+    fn plant(self, setting: &mut Setting) {
+        match self {
+            SimBug::Server(bug) => setting.planted = PlantedBugs::with(bug),
+            SimBug::Worker(bug) => setting.planted_worker = PlantedWorkerBugs::with(bug),
+        }
+    }
+}
+
+/// The bugs that trainings must find: in synchronous steps, in their foundations, and in shared
 /// memory. The others need a crash in the middle of a commit, a disk, a checkpoint, or a client
 /// with many pushes in flight.
 const SHOWN: &[Bug] = &[
@@ -34,38 +58,61 @@ const SHOWN: &[Bug] = &[
     Bug::GrantReturnedBatchTwice,
 ];
 
+/// The bugs that scheduled calls must find.
+const SHOWN_BY_CALLS: &[SimBug] = &[
+    SimBug::Server(Bug::CallNotRecorded),
+    SimBug::Server(Bug::CallWatermarkAhead),
+    SimBug::Worker(WorkerBug::LeaseOutputsForEver),
+    SimBug::Worker(WorkerBug::RetryPinnedElsewhere),
+    SimBug::Worker(WorkerBug::EndWithoutEffect),
+];
+
 /// The number of seeds within which a bug must be found.
 const SEEDS: u64 = 300;
 
+/// Yields the bugs with the families that must find them.
+fn shown() -> impl Iterator<Item = (Family, SimBug)> {
+    let by_trainings = SHOWN.iter().map(|&bug| (Family::Training, SimBug::Server(bug)));
+    by_trainings.chain(SHOWN_BY_CALLS.iter().map(|&bug| (Family::Calls, bug)))
+}
+
 /// Plants the bug that `PUSHPULL_SIM_BUG` names, if it is set.
-pub(crate) fn planted(mut world: SimWorld) -> SimWorld {
-    if let Some(name) = scenario::text("PUSHPULL_SIM_BUG") {
-        let bug = SHOWN.iter().find(|bug| format!("{bug:?}") == name);
-        world.plant(PlantedBugs::with(*bug.unwrap_or_else(|| panic!("unknown bug {name}"))));
+pub(crate) fn of_environment() -> impl Fn(&mut Setting) {
+    let named = scenario::text("PUSHPULL_SIM_BUG").map(|name| {
+        let bug = shown().find(|(_, bug)| bug.name() == name);
+        bug.unwrap_or_else(|| panic!("unknown bug {name}")).1
+    });
+    move |setting| {
+        if let Some(bug) = named {
+            bug.plant(setting);
+        }
     }
-    world
 }
 
 /// Plants the bugs one by one. Each must be found, and a scenario smaller than the first must show
 /// it.
 pub(crate) fn run(start: Instant) -> ExitCode {
     let mut missed = 0;
-    for &bug in SHOWN {
+    let chosen = Family::of_environment();
+    for (family, bug) in shown().filter(|(family, _)| chosen.is_none_or(|of| of == *family)) {
+        let begun = Instant::now();
+        let name = bug.name();
         let fails = |scenario: &Scenario| {
-            let mut world = SimWorld::new(scenario, start, Trace::new(false));
-            world.plant(PlantedBugs::with(bug));
-            catch(|| world.run()).err()
+            let trace = Trace::new(false);
+            catch(|| crate::run(scenario, start, trace, |setting| bug.plant(setting))).err()
         };
-        let found = (0..SEEDS).map(Scenario::of).find_map(|found| Some((fails(&found)?, found)));
-        let Some((failure, found)) = found else {
-            println!("{bug:?}: not found in {SEEDS} seeds");
+        let mut scenarios = (0..SEEDS).map(|seed| Scenario::of(family, seed));
+        let Some((failure, found)) = scenarios.find_map(|found| Some((fails(&found)?, found)))
+        else {
+            println!("{name}: not found in {SEEDS} seeds");
             missed += 1;
             continue;
         };
         let SimFailure { words, place } = &failure;
         let (smaller, reruns) = crate::smallest(&found, &failure, fails);
-        println!("{bug:?}: seed {}: {}", found.seed, words.lines().next().unwrap_or_default());
-        println!("  PUSHPULL_SIM_BUG={bug:?} {smaller} ({reruns} reruns)");
+        println!("{name}: seed {}: {}", found.seed, words.lines().next().unwrap_or_default());
+        let seconds = begun.elapsed().as_secs_f64();
+        println!("  PUSHPULL_SIM_BUG={name} {smaller} ({reruns} reruns, {seconds:.1} s)");
         // The printed scenario must fail in the same way.
         let printed = Scenario::of_words(&smaller.to_string());
         let again = fails(&printed).map(|failure| failure.place);

@@ -4,9 +4,44 @@ use std::collections::BTreeSet;
 use std::env::{VarError, var};
 use std::fmt;
 
+/// A family of scenarios.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    /// Workers train until the last step.
+    Training,
+    /// A coordinator schedules calls, whose functions train.
+    Calls,
+}
+
+impl Family {
+    pub(crate) const ALL: [Family; 2] = [Family::Training, Family::Calls];
+
+    /// Returns the name by which the environment chooses the family.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Family::Training => "training",
+            Family::Calls => "calls",
+        }
+    }
+
+    /// Reads the family from the environment; `None` unless `PUSHPULL_SIM_FAMILY` is set.
+    pub(crate) fn of_environment() -> Option<Family> {
+        Family::read(text)
+    }
+
+    fn read(value: impl Fn(&str) -> Option<String>) -> Option<Family> {
+        let name = value(FAMILY)?;
+        let found = Family::ALL.into_iter().find(|family| family.name() == name);
+        Some(found.unwrap_or_else(|| panic!("{FAMILY} has no family {name:?}")))
+    }
+}
+
+const FAMILY: &str = "PUSHPULL_SIM_FAMILY";
+
 /// The description of a run. Its [`Display`](fmt::Display) form is the environment that replays it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Scenario {
+    pub(crate) family: Family,
     pub(crate) seed: u64,
     /// The faults that are left out, by their indices in the seed's plan.
     pub(crate) without: BTreeSet<usize>,
@@ -56,8 +91,8 @@ impl Sizes {
 
 impl Scenario {
     /// Returns the full scenario of a seed.
-    pub(crate) fn of(seed: u64) -> Scenario {
-        Scenario { seed, without: BTreeSet::new(), at_most: Sizes::ANY }
+    pub(crate) fn of(family: Family, seed: u64) -> Scenario {
+        Scenario { family, seed, without: BTreeSet::new(), at_most: Sizes::ANY }
     }
 
     /// Reads a scenario from the environment; `None` unless `PUSHPULL_SEED` is set.
@@ -76,7 +111,8 @@ impl Scenario {
     }
 
     fn read(value: impl Fn(&str) -> Option<String>) -> Option<Scenario> {
-        let mut scenario = Scenario::of(parse("PUSHPULL_SEED", &value("PUSHPULL_SEED")?));
+        let seed = parse("PUSHPULL_SEED", &value("PUSHPULL_SEED")?);
+        let mut scenario = Scenario::of(Family::read(&value).unwrap_or(Family::Training), seed);
         let name = "PUSHPULL_SIM_WITHOUT";
         for fault in value(name).iter().flat_map(|text| text.split(',')) {
             scenario.without.insert(parse(name, fault) as usize);
@@ -96,6 +132,9 @@ impl Scenario {
 /// Prints the environment variables that replay the scenario.
 impl fmt::Display for Scenario {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.family != Family::Training {
+            write!(f, "{FAMILY}={} ", self.family.name())?;
+        }
         write!(f, "PUSHPULL_SEED={}", self.seed)?;
         let list = |f: &mut fmt::Formatter<'_>, name: &str, items: Vec<String>| match items[..] {
             [] => Ok(()),

@@ -11,6 +11,7 @@ use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 use pushpull_ps::{Asynchronous, Mode, Network, OnLoss, PsConfig, Sgd, Storage, Synchronous};
+use pushpull_worker::simulation::PlantedWorkerBugs;
 
 use crate::chance::SimChance;
 use crate::scenario::Sizes;
@@ -47,23 +48,28 @@ pub(crate) struct Setting {
     pub(crate) clip: Option<f64>,
     /// Whether the cluster runs in asynchronous mode.
     pub(crate) asynchronous: bool,
-    inbox_pushes: usize,
+    pub(crate) inbox_pushes: usize,
     /// The bounds on staleness, in asynchronous mode.
-    wait_ahead: Option<u64>,
+    pub(crate) wait_ahead: Option<u64>,
     pub(crate) reject_older: Option<u64>,
     /// The largest part of a push, or of the values of a pull.
     pub(crate) part_bytes: u64,
     /// Whether same-host workers connect over Unix sockets and use shared memory.
     pub(crate) shares: bool,
     /// Whether shards may pin only [`PIN_BYTES`].
-    tight: bool,
+    pub(crate) tight: bool,
     #[cfg(feature = "planted")]
     pub(crate) planted: pushpull_ps::PlantedBugs,
+    /// The bug that is planted in servers of functions and coordinators, if any.
+    pub(crate) planted_worker: PlantedWorkerBugs,
     pub(crate) cluster: ClusterSpec,
     pub(crate) catalogue: Arc<Catalogue>,
 }
 
 impl Setting {
+    /// The last step of a training without one.
+    pub(crate) const ENDLESS: u64 = u64::MAX;
+
     /// Draws the setting of a seed, bounded by `at_most`. The bound does not change later draws.
     pub(crate) fn draw(seed: u64, at_most: Sizes) -> Setting {
         let chance = &mut SimChance::of(seed, "setting");
@@ -115,11 +121,7 @@ impl Setting {
         let data = data.expect("a batch has at most 3 samples");
         let cluster = ClusterSpec::builder().job("ps", ps).job("worker", hosts).build();
         let cluster = cluster.expect("every task has an address");
-        let variables = variables(sizes.variables as usize, asynchronous);
-        let map = ShardMap::of_cluster(&cluster, shards).expect("there are shards");
-        let placed = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin);
-        let placed = placed.expect("any variable can be placed");
-        let catalogue = Catalogue::new(variables, &placed).expect("the names differ");
+        let catalogue = placed(variables(sizes.variables as usize, asynchronous), &cluster, shards);
         Setting {
             seed,
             tasks,
@@ -142,8 +144,9 @@ impl Setting {
             tight,
             #[cfg(feature = "planted")]
             planted: Default::default(),
+            planted_worker: PlantedWorkerBugs::default(),
             cluster,
-            catalogue: Arc::new(catalogue),
+            catalogue,
         }
     }
 
@@ -210,8 +213,8 @@ impl Setting {
         #[cfg(feature = "planted")]
         let config = config.planted(self.planted);
         let config = match self.data {
-            Some(_) => config,
-            None => config.last_step(self.last_step),
+            None if self.last_step != Setting::ENDLESS => config.last_step(self.last_step),
+            _ => config,
         };
         config
             .shards(self.shards)
@@ -244,6 +247,18 @@ impl Setting {
             None => mode.into(),
         }
     }
+}
+
+/// Places variables on the shards of a cluster, in turn.
+pub(crate) fn placed(
+    variables: Vec<VariableSpec>,
+    cluster: &ClusterSpec,
+    shards: u16,
+) -> Arc<Catalogue> {
+    let map = ShardMap::of_cluster(cluster, shards).expect("there are shards");
+    let placed = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin);
+    let placed = placed.expect("any variable can be placed");
+    Arc::new(Catalogue::new(variables, &placed).expect("the names differ"))
 }
 
 /// Returns small variables of both types, one of them with several blocks. In asynchronous mode

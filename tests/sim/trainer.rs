@@ -4,23 +4,19 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use pushpull_common::data_set::DataSet;
-use pushpull_common::ids::{GlobalStep, RestoreEpoch, Sequence, ShardId, VariableId};
-use pushpull_common::protocol::message::Declared;
+use pushpull_common::ids::{GlobalStep, Sequence, ShardId, VariableId};
 use pushpull_common::protocol::{Grant, Refusal};
 use pushpull_worker::Error;
 use pushpull_worker::simulation::{SessionEndpoint, WorkerAnswer, WorkerOperation};
 
 use crate::chance::SimChance;
 use crate::checker::{CheckedPull, Checker, Known, Pushed};
+use crate::joiner::{Joiner, timed_out};
 use crate::setting::Setting;
 
 /// The state of a worker's training loop.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Phase {
-    Opening,
-    Declaring(Vec<(ShardId, Declared)>),
-    Initializing(VecDeque<(ShardId, RestoreEpoch)>),
-    Awaiting(VecDeque<ShardId>),
     Joining,
     DeclaringData,
     Asking,
@@ -73,6 +69,7 @@ pub(crate) struct Trainer {
     data: Option<DataSet>,
     pub(crate) incarnation: u64,
     pub(crate) phase: Phase,
+    joiner: Joiner,
     /// The operation in progress.
     op: u64,
     asked: Option<Instant>,
@@ -101,16 +98,18 @@ impl Trainer {
         incarnation: u64,
         chance: &mut SimChance,
     ) -> Trainer {
+        let timeout = chance.millis(1000, 20_000);
         Trainer {
             task,
             chief: task == 0,
             synchronous: !setting.asynchronous,
             data: setting.data.clone(),
             incarnation,
-            phase: Phase::Opening,
+            phase: Phase::Joining,
+            joiner: Joiner::new(task == 0, timeout),
             op: 0,
             asked: None,
-            timeout: chance.millis(1000, 20_000),
+            timeout,
             gradient: Vec::new(),
             values: Vec::new(),
             known: Known::default(),
@@ -130,8 +129,8 @@ impl Trainer {
 
     /// Starts the loop, or restarts it from the beginning.
     pub(crate) fn begin(&mut self, now: Instant, endpoint: &mut SessionEndpoint) {
-        self.phase = Phase::Opening;
-        self.ask(now, endpoint, WorkerOperation::Open);
+        self.phase = Phase::Joining;
+        self.joiner.begin(now, endpoint);
     }
 
     fn pull(
@@ -191,6 +190,14 @@ impl Trainer {
             self.on_slow_reply(now, endpoint, token, reply, checker);
             return None;
         }
+        if self.phase == Phase::Joining {
+            match self.joiner.on_reply(now, endpoint, op, reply) {
+                Ok(false) => {}
+                Ok(true) => self.joined(now, endpoint),
+                Err(error) => self.fail(now, endpoint, error, checker),
+            }
+            return None;
+        }
         if op != self.op {
             return None;
         }
@@ -206,44 +213,6 @@ impl Trainer {
             }
         };
         match (self.phase.clone(), answer) {
-            (Phase::Opening, _) => {
-                if self.chief {
-                    self.phase = Phase::Declaring(Vec::new());
-                    let first = endpoint.shards()[0];
-                    self.ask(now, endpoint, WorkerOperation::Declare(first));
-                } else {
-                    self.await_ready(now, endpoint, endpoint.shards().into());
-                }
-            }
-            (Phase::Declaring(mut found), WorkerAnswer::Found(declared)) => {
-                let shards = endpoint.shards();
-                found.push((shards[found.len()], declared));
-                match shards.get(found.len()) {
-                    Some(&next) => {
-                        self.phase = Phase::Declaring(found);
-                        self.ask(now, endpoint, WorkerOperation::Declare(next));
-                    }
-                    None => {
-                        let begun = endpoint.begin(&found);
-                        self.initialize(now, endpoint, begun.into());
-                    }
-                }
-            }
-            (Phase::Initializing(mut rest), WorkerAnswer::Done) => {
-                rest.pop_front();
-                self.initialize(now, endpoint, rest);
-            }
-            (Phase::Awaiting(mut rest), WorkerAnswer::Done) => {
-                rest.pop_front();
-                self.await_ready(now, endpoint, rest);
-            }
-            (Phase::Joining, WorkerAnswer::Done) => match self.data.clone() {
-                Some(set) => {
-                    self.phase = Phase::DeclaringData;
-                    self.ask(now, endpoint, WorkerOperation::DeclareData(set));
-                }
-                None => self.continue_training(now, endpoint),
-            },
             (Phase::DeclaringData, WorkerAnswer::Done) => self.continue_training(now, endpoint),
             (Phase::Asking, WorkerAnswer::Token(Some(grant))) => {
                 // Only in synchronous mode: in asynchronous mode each variable could be of another
@@ -331,6 +300,16 @@ impl Trainer {
         None
     }
 
+    fn joined(&mut self, now: Instant, endpoint: &mut SessionEndpoint) {
+        match self.data.clone() {
+            Some(set) => {
+                self.phase = Phase::DeclaringData;
+                self.ask(now, endpoint, WorkerOperation::DeclareData(set));
+            }
+            None => self.continue_training(now, endpoint),
+        }
+    }
+
     /// Whether an error names stragglers before the deadline. The checker gets it if so.
     fn is_early_error(&self, now: Instant, error: &Error, checker: &mut Checker) -> bool {
         let of_step = matches!(self.phase, Phase::Asking | Phase::StreamingPush(_));
@@ -413,11 +392,7 @@ impl Trainer {
         error: Error,
         checker: &mut Checker,
     ) {
-        let timed_out = match &error {
-            Error::Timeout { .. } => true,
-            Error::Refused { refusal, .. } => matches!(refusal, Refusal::Deadline { .. }),
-            _ => false,
-        };
+        let timed_out = timed_out(&error);
         match (self.phase.clone(), error) {
             (_, Error::Fenced) => self.phase = Phase::Fenced,
             // A correct client has no epoch but its own, and this refusal would repeat for ever.
@@ -449,15 +424,9 @@ impl Trainer {
                 rest.pop_front();
                 self.leave(now, endpoint, rest);
             }
-            (
-                Phase::Opening
-                | Phase::Declaring(_)
-                | Phase::Initializing(_)
-                | Phase::Awaiting(_)
-                | Phase::Joining
-                | Phase::DeclaringData,
-                error,
-            ) if timed_out || SessionEndpoint::has_moved_on(&error) => self.begin(now, endpoint),
+            (Phase::DeclaringData, error) if timed_out || SessionEndpoint::has_moved_on(&error) => {
+                self.begin(now, endpoint);
+            }
             (phase, error) => panic!("worker {} in {phase:?}: {error}", self.task),
         }
     }
@@ -509,7 +478,7 @@ impl Trainer {
         let operation = self.gradient(grant, read, endpoint, setting, checker, chance);
         let token = grant.token.0;
         match operation {
-            WorkerOperation::Push { grant, read, variables, bytes } if chance.percent(30) => {
+            WorkerOperation::Push { grant, read, variables, bytes, .. } if chance.percent(30) => {
                 self.gradient = bytes;
                 self.phase = Phase::Streaming(token, Sequence(0), variables);
                 self.ask(now, endpoint, WorkerOperation::Begin { grant, read });
@@ -565,7 +534,7 @@ impl Trainer {
         }
         let samples = grant.samples;
         checker.pushes(Pushed { token, task: self.task, read, samples, gradient });
-        WorkerOperation::Push { grant, read, variables: present, bytes }
+        WorkerOperation::Push { grant, call: None, read, variables: present, bytes }
     }
 
     fn continue_training(&mut self, now: Instant, endpoint: &mut SessionEndpoint) {
@@ -579,42 +548,6 @@ impl Trainer {
     fn await_end(&mut self, now: Instant, endpoint: &mut SessionEndpoint) {
         self.phase = Phase::AwaitingEnd;
         self.ask(now, endpoint, WorkerOperation::AwaitEnd);
-    }
-
-    fn initialize(
-        &mut self,
-        now: Instant,
-        endpoint: &mut SessionEndpoint,
-        rest: VecDeque<(ShardId, RestoreEpoch)>,
-    ) {
-        match rest.front() {
-            Some(&(shard, epoch)) => {
-                self.phase = Phase::Initializing(rest);
-                self.ask(now, endpoint, WorkerOperation::Initialize(shard, epoch));
-            }
-            None => {
-                self.phase = Phase::Joining;
-                self.ask(now, endpoint, WorkerOperation::Join);
-            }
-        }
-    }
-
-    fn await_ready(
-        &mut self,
-        now: Instant,
-        endpoint: &mut SessionEndpoint,
-        rest: VecDeque<ShardId>,
-    ) {
-        match rest.front() {
-            Some(&shard) => {
-                self.phase = Phase::Awaiting(rest);
-                self.ask(now, endpoint, WorkerOperation::AwaitReady(shard));
-            }
-            None => {
-                self.phase = Phase::Joining;
-                self.ask(now, endpoint, WorkerOperation::Join);
-            }
-        }
     }
 
     fn leave(&mut self, now: Instant, endpoint: &mut SessionEndpoint, rest: VecDeque<ShardId>) {

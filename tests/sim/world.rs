@@ -3,7 +3,7 @@
 mod connections;
 mod mischief;
 mod servers;
-mod workers;
+mod sessions;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -13,13 +13,12 @@ use pushpull_ps::testing::{KilledFiles, ShardEndpoint};
 use pushpull_worker::simulation as worker;
 
 use crate::chance::SimChance;
-use crate::checker::Checker;
-use crate::faults::{self, FaultKind, Planned};
-use crate::network::{Connection, Direction, LinkClient};
-use crate::scenario::{Scenario, Sizes};
+use crate::faults::{FaultKind, Planned};
+use crate::network::{Connection, Direction, LinkClient, LinkServer};
+use crate::program::{CallLinkEvent, Program};
+use crate::scenario::Scenario;
 use crate::setting::Setting;
 use crate::trace::Trace;
-use crate::trainer::Trainer;
 
 /// How long a run may take, in virtual time, after the faults have stopped.
 const TIMEOUT: Duration = Duration::from_secs(150);
@@ -29,23 +28,19 @@ const EVENTS_MAX: u64 = 400_000;
 
 /// A scheduled event.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum ScheduledEvent {
+pub(crate) enum ScheduledEvent<T> {
     /// A connection is accepted or refused.
     Connect(u64),
     Deliver(u64, Direction),
     /// The client of a connection notices that it is gone.
     ClientGone(u64, LinkClient),
-    ServerGone(u64, ShardId),
+    ServerGone(u64, LinkServer),
     /// A session's timer fires.
     Wake(usize),
-    /// A process has computed a gradient.
-    Computed(usize),
-    /// A process has computed its slow gradient.
-    ComputedSlow(usize),
+    /// A program has scheduled this for itself.
+    Timer(T),
     /// A process reads a little more of the shared values.
     Read(usize),
-    /// The pause of a process after this operation ends.
-    Again(usize, u64),
     /// A worker's process starts.
     Start(u32),
     Tick(u32, u64),
@@ -60,19 +55,19 @@ enum ScheduledEvent {
     Heal,
 }
 
-/// A worker's process.
+/// A process with a session.
 #[derive(Debug)]
-struct WorkerProcess {
-    endpoint: worker::SessionEndpoint,
-    trainer: Trainer,
+pub(crate) struct SimProcess<P> {
+    pub(crate) endpoint: worker::SessionEndpoint,
+    pub(crate) program: P,
     links: BTreeMap<usize, u64>,
     /// The key of its pending [`ScheduledEvent::Wake`].
     armed: Option<(Instant, u64)>,
-    paused_until: Option<Instant>,
-    is_alive: bool,
+    pub(crate) paused_until: Option<Instant>,
+    pub(crate) is_alive: bool,
     /// Its number among the processes of its task, from 1.
-    life: u64,
-    chance: SimChance,
+    pub(crate) life: u64,
+    pub(crate) chance: SimChance,
 }
 
 /// A ps task: its process, or the files that a killed process has left.
@@ -95,29 +90,23 @@ enum Host {
 #[derive(Debug)]
 pub(crate) struct SimOutcome {
     pub(crate) events: u64,
-    pub(crate) commits: u64,
-    pub(crate) pulls: u64,
-    /// Pulls that read shared values.
-    pub(crate) direct_pulls: u64,
-    /// Frames of pushes that name a push buffer in place of a body.
-    pub(crate) named: u64,
-    /// Operations that failed early with an error that names stragglers.
-    pub(crate) early_errors: u64,
     pub(crate) faults: BTreeSet<FaultKind>,
     pub(crate) trace: u64,
+    /// The figures of the family, by their names in the report.
+    pub(crate) figures: BTreeMap<&'static str, u64>,
 }
 
 /// A simulated cluster.
-pub(crate) struct SimWorld {
-    setting: Setting,
+pub(crate) struct SimWorld<P: Program> {
+    pub(crate) setting: Setting,
     plan: Vec<Planned>,
-    start: Instant,
-    now: Instant,
-    queue: BTreeMap<(Instant, u64), ScheduledEvent>,
+    pub(crate) start: Instant,
+    pub(crate) now: Instant,
+    queue: BTreeMap<(Instant, u64), ScheduledEvent<P::Timer>>,
     events: u64,
     next: u64,
     tasks: Vec<PsTask>,
-    processes: Vec<WorkerProcess>,
+    pub(crate) processes: Vec<SimProcess<P>>,
     connections: BTreeMap<u64, Connection>,
     next_connection: u64,
     /// By the names of client and server: how many connections they have made.
@@ -128,20 +117,26 @@ pub(crate) struct SimWorld {
     to_owner: BTreeMap<ShardId, (u64, Instant)>,
     /// The shards that have an [`ScheduledEvent::Work`] in the queue.
     working: BTreeSet<ShardId>,
-    checker: Checker,
+    /// Until when connections to a server are refused.
+    refused_until: BTreeMap<LinkServer, Instant>,
+    pub(crate) checker: P::Checker,
     faults: BTreeSet<FaultKind>,
-    healed: bool,
-    trace: Trace,
+    pub(crate) healed: bool,
+    pub(crate) trace: Trace,
 }
 
-impl SimWorld {
-    /// Creates the cluster of a scenario, with its faults in the queue.
-    pub(crate) fn new(scenario: &Scenario, start: Instant, trace: Trace) -> SimWorld {
+impl<P: Program> SimWorld<P> {
+    /// Creates a cluster with this setting, with its faults in the queue. `plan` has the faults, and
+    /// the time at which they end.
+    pub(crate) fn new(
+        scenario: &Scenario,
+        setting: Setting,
+        (plan, end): (Vec<Planned>, Duration),
+        checker: P::Checker,
+        start: Instant,
+        trace: Trace,
+    ) -> SimWorld<P> {
         let seed = scenario.seed;
-        let setting = Setting::draw(seed, scenario.at_most);
-        // Fault indices refer to the plan of the unbounded setting, so they do not change with it.
-        let (plan, end) = faults::plan(&Setting::draw(seed, Sizes::ANY));
-        let checker = Checker::new(&setting);
         let mut world = SimWorld {
             start,
             now: start,
@@ -156,6 +151,7 @@ impl SimWorld {
             retired: 0,
             to_owner: BTreeMap::new(),
             working: BTreeSet::new(),
+            refused_until: BTreeMap::new(),
             checker,
             faults: BTreeSet::new(),
             healed: false,
@@ -194,17 +190,11 @@ impl SimWorld {
         world
     }
 
-    /// Plants a bug in every shard.
-    #[cfg(feature = "planted")]
-    pub(crate) fn plant(&mut self, planted: pushpull_ps::PlantedBugs) {
-        self.setting.planted = planted;
-    }
-
-    /// Runs until the training is over.
+    /// Runs until the program of the family is over.
     ///
     /// # Panics
     /// If the run breaks a rule of the checker, or does not end.
-    pub(crate) fn run(mut self) -> SimOutcome {
+    pub(crate) fn run_to_end(&mut self) {
         while let Some(((at, _), event)) = self.queue.pop_first() {
             self.now = at;
             if let Some(until) = self.pause_of(event) {
@@ -220,7 +210,7 @@ impl SimWorld {
                 self.trace.note(|| format!("{since:?} {event:?}"));
             }
             self.happen(event);
-            if self.healed && self.is_over() {
+            if self.healed && P::is_over(self) {
                 break;
             }
             let is_overdue = self.healed && self.now > self.heal_time() + TIMEOUT;
@@ -228,53 +218,41 @@ impl SimWorld {
                 panic!("no end after {:?}: {}", self.now - self.start, self.waits());
             }
         }
-        self.checker.finish(&self.setting);
-        SimOutcome {
-            events: self.events,
-            commits: self.checker.steps(),
-            pulls: self.checker.pulls(),
-            named: self.processes.iter().map(|process| process.endpoint.shared_push_frames()).sum(),
-            direct_pulls: self
-                .processes
-                .iter()
-                .map(|process| process.endpoint.direct_pulls())
-                .sum(),
-            early_errors: self.checker.early_errors(),
-            faults: self.faults,
-            trace: self.trace.sum(),
-        }
+    }
+
+    /// Returns the figures of the run so far.
+    pub(crate) fn outcome(self, figures: BTreeMap<&'static str, u64>) -> SimOutcome {
+        let (events, faults, trace) = (self.events, self.faults, self.trace.sum());
+        SimOutcome { events, faults, trace, figures }
     }
 
     fn heal_time(&self) -> Instant {
         self.start + Duration::from_secs(6)
     }
 
-    /// Whether all workers have ended and all shards have made the last step.
-    fn is_over(&self) -> bool {
-        let over = |process: &WorkerProcess| !process.is_alive || process.trainer.is_over();
-        let all = self.processes.iter().all(over) && self.next_starts() == 0;
+    /// Yields the shards; `None` for one whose process is down.
+    pub(crate) fn shards(&self) -> impl Iterator<Item = Option<&ShardEndpoint>> {
         let hosts = self.tasks.iter().flat_map(|task| &task.shards);
-        let mut owner_steps = hosts.filter_map(|host| match host {
-            Host::Up(endpoint) if endpoint.owns_step() => Some(endpoint.steps()),
-            _ => None,
-        });
-        let last = match self.setting.data {
-            Some(_) => owner_steps.next(),
-            None => Some(self.setting.last_step),
-        };
-        all && self.tasks.iter().all(|task| {
-            task.shards.iter().all(|host| match host {
-                Host::Up(endpoint) => {
-                    let counts = !self.setting.asynchronous
-                        && self.setting.catalogue.shards().any(|id| id == endpoint.id());
-                    Some(endpoint.steps()) == last || !(counts || endpoint.owns_step())
-                }
-                Host::Down(_) => false,
-            })
+        hosts.map(|host| match host {
+            Host::Up(endpoint) => Some(&**endpoint),
+            Host::Down(_) => None,
         })
     }
 
-    fn next_starts(&self) -> usize {
+    /// Returns the checker, and the shards whose processes are up.
+    pub(crate) fn checker_and_shards(
+        &mut self,
+    ) -> (&mut P::Checker, impl Iterator<Item = &ShardEndpoint>) {
+        let hosts = self.tasks.iter().flat_map(|task| &task.shards);
+        let up = hosts.filter_map(|host| match host {
+            Host::Up(endpoint) => Some(&**endpoint),
+            Host::Down(_) => None,
+        });
+        (&mut self.checker, up)
+    }
+
+    /// Returns how many processes are about to start.
+    pub(crate) fn next_starts(&self) -> usize {
         self.queue.values().filter(|event| matches!(event, ScheduledEvent::Start(_))).count()
     }
 
@@ -282,9 +260,8 @@ impl SimWorld {
     fn waits(&self) -> String {
         let mut text = String::new();
         for (number, process) in self.processes.iter().enumerate() {
-            if process.is_alive && !process.trainer.is_over() {
-                let (task, phase) = (process.trainer.task, &process.trainer.phase);
-                text += &format!("\n  process {number} of worker {task} in {phase:?}");
+            if let Some(waits) = process.program.waits().filter(|_| process.is_alive) {
+                text += &format!("\n  process {number} of {} {waits}", process.program.task_name());
             }
         }
         for task in &self.tasks {
@@ -299,60 +276,64 @@ impl SimWorld {
         text
     }
 
-    fn at(&mut self, at: Instant, event: ScheduledEvent) -> (Instant, u64) {
+    fn at(&mut self, at: Instant, event: ScheduledEvent<P::Timer>) -> (Instant, u64) {
         self.next += 1;
         let key = (at, self.next);
         self.queue.insert(key, event);
         key
     }
 
-    fn after(&mut self, after: Duration, event: ScheduledEvent) {
+    pub(crate) fn after(&mut self, after: Duration, event: ScheduledEvent<P::Timer>) {
         self.at(self.now + after, event);
     }
 
     /// Returns until when the process that an event is meant for is stopped.
-    fn pause_of(&self, event: ScheduledEvent) -> Option<Instant> {
+    fn pause_of(&self, event: ScheduledEvent<P::Timer>) -> Option<Instant> {
         let process = match event {
-            ScheduledEvent::Wake(process)
-            | ScheduledEvent::Computed(process)
-            | ScheduledEvent::ComputedSlow(process)
-            | ScheduledEvent::Read(process)
-            | ScheduledEvent::Again(process, _) => process,
-            ScheduledEvent::ClientGone(_, LinkClient::Worker { process, .. }) => process,
+            ScheduledEvent::Wake(process) | ScheduledEvent::Read(process) => process,
+            ScheduledEvent::Timer(timer) => P::process_of(timer),
+            ScheduledEvent::ClientGone(_, client) => client.process()?,
+            ScheduledEvent::ServerGone(_, server) => self.process_of(server)?,
+            ScheduledEvent::Deliver(connection, Direction::ToServer) => {
+                self.process_of(self.connections.get(&connection)?.server)?
+            }
             ScheduledEvent::Deliver(connection, Direction::ToClient)
             | ScheduledEvent::Connect(connection) => {
-                match self.connections.get(&connection)?.client {
-                    LinkClient::Worker { process, .. } => process,
-                    LinkClient::Shard(_) => return None,
-                }
+                self.connections.get(&connection)?.client.process()?
             }
             _ => return None,
         };
         self.processes[process].paused_until.filter(|&until| until > self.now)
     }
 
-    fn happen(&mut self, event: ScheduledEvent) {
+    /// Returns the running process that is a server of functions.
+    fn process_of(&self, server: LinkServer) -> Option<usize> {
+        let LinkServer::Functions(task) = server else { return None };
+        let serves =
+            |process: &SimProcess<P>| process.is_alive && process.program.serves() == Some(task);
+        self.processes.iter().position(serves)
+    }
+
+    fn happen(&mut self, event: ScheduledEvent<P::Timer>) {
         match event {
             ScheduledEvent::Connect(connection) => self.connect(connection),
             ScheduledEvent::Deliver(connection, direction) => self.deliver(connection, direction),
             ScheduledEvent::ClientGone(connection, client) => self.client_gone(connection, client),
-            ScheduledEvent::ServerGone(connection, shard) => {
-                let now = self.now;
-                self.with_shard(shard, |endpoint| endpoint.disconnect(now, connection));
-            }
+            ScheduledEvent::ServerGone(connection, server) => self.server_gone(connection, server),
             ScheduledEvent::Wake(process) => {
                 let now = self.now;
                 self.processes[process].armed = None;
+                if self.processes[process].is_alive {
+                    P::tick(self, process);
+                }
                 self.with_process(process, |endpoint| endpoint.tick(now));
             }
-            ScheduledEvent::Computed(process) => self.computed(process, false),
-            ScheduledEvent::ComputedSlow(process) => self.computed(process, true),
+            ScheduledEvent::Timer(timer) => P::timer(self, timer),
             ScheduledEvent::Read(process) => {
                 let now = self.now;
                 self.with_process(process, |endpoint| endpoint.continue_read(now));
             }
-            ScheduledEvent::Again(process, op) => self.again(process, op),
-            ScheduledEvent::Start(task) => self.start_worker(task),
+            ScheduledEvent::Start(task) => P::start(self, task),
             ScheduledEvent::Tick(task, life) => self.tick(task, life),
             ScheduledEvent::Work(shard, life) => {
                 self.working.remove(&shard);

@@ -61,7 +61,6 @@ pub mod services;
 mod session;
 mod start;
 mod streaming_push;
-#[cfg(any(test, feature = "simulation"))]
 mod testing;
 mod token;
 pub mod training;

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+#[cfg(feature = "simulation")]
+use pushpull_common::call_window::CallWindow;
 use pushpull_common::ids::ShardId;
 #[cfg(any(test, fuzzing))]
 use pushpull_common::ids::{ClientEpoch, Incarnation, TaskId};
@@ -66,6 +68,23 @@ impl Shard {
     #[cfg(feature = "simulation")]
     pub(crate) fn steps_and_due(&self) -> (u64, Option<&[u64]>) {
         self.steps.steps_and_due()
+    }
+
+    /// Returns the values before the update under way, in the order of the layout; none without
+    /// variables. Elements that the update changes in place may have changed.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn committed_values(&self) -> Vec<u8> {
+        let store = self.variables.ready();
+        store.map_or_else(Vec::new, |store| {
+            store.before(0..store.layout().bytes()).flatten().copied().collect()
+        })
+    }
+
+    /// Returns the calls of a coordinator that have settled here; `None` if they are not open.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn settled_calls(&self, name: &str) -> Option<CallWindow> {
+        let calls = self.steps.calls.query(name).ok()?;
+        CallWindow::of(calls.settled, calls.window)
     }
 
     /// Returns the tokens whose pushes are complete here.

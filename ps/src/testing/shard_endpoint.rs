@@ -9,6 +9,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pushpull_common::call_window::CallWindow;
 use pushpull_common::ids::{RequestId, ShardId};
 use pushpull_common::protocol::decode::slice_source;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
@@ -251,6 +252,17 @@ impl ShardEndpoint {
     /// counts them.
     pub fn steps(&self) -> u64 {
         self.shard.step().0
+    }
+
+    /// Returns the values before the update under way, in the order of the shard's layout; none
+    /// without variables. Elements that the update changes in place may have changed.
+    pub fn committed_values(&self) -> Vec<u8> {
+        self.shard.committed_values()
+    }
+
+    /// Returns the calls of a coordinator that have settled here; `None` if they are not open.
+    pub fn settled_calls(&self, name: &str) -> Option<CallWindow> {
+        self.shard.settled_calls(name)
     }
 
     /// Returns the shard's metrics.

@@ -12,10 +12,11 @@ use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::Outcome;
 use pushpull_common::tensor::DType;
 
+use super::digits::{counts, place, sums};
 use super::final_values::FinalValues;
 use super::samples::SamplesChecker;
 use super::{CheckedPull, Elements, Pushed};
-use crate::setting::{RATE, Setting};
+use crate::setting::Setting;
 
 /// The pushes that each shard is known to have applied.
 pub(crate) type Known = BTreeMap<ShardId, BTreeSet<usize>>;
@@ -172,16 +173,8 @@ impl AsynchronousChecker {
     fn sum_of(&self, variable: VariableId, bytes: &[u8]) -> BTreeSet<usize> {
         let dtype = self.catalogue.variable(variable).dtype();
         let mut pushes = BTreeSet::new();
-        for (element, value) in bytes.chunks(dtype.size()).enumerate() {
-            let value = match dtype {
-                DType::F64 => f64::from_le_bytes(value.try_into().expect("8 bytes")),
-                _ => f32::from_le_bytes(value.try_into().expect("4 bytes")).into(),
-            };
-            let sum = -value / RATE;
-            assert!(sum >= 0.0 && sum.fract() == 0.0, "{variable}, element {element}: {value}");
-            for digit in 0..digits(dtype) {
-                let count = (sum as u64 >> (2 * digit)) % 4;
-                let number = element * digits(dtype) + digit;
+        for (element, sum) in sums(dtype, bytes).enumerate() {
+            for (number, count) in counts(dtype, element, sum) {
                 assert!(count < 2, "push {number} counts {count} times in {variable}");
                 if count == 1 {
                     assert!(
@@ -211,19 +204,6 @@ impl AsynchronousChecker {
     pub(super) fn steps(&self) -> u64 {
         self.step
     }
-}
-
-/// Returns how many pushes one element can encode: two bits each, exact in the type's mantissa.
-fn digits(dtype: DType) -> usize {
-    match dtype {
-        DType::F64 => 26,
-        _ => 12,
-    }
-}
-
-/// Returns the element and the digit of a push.
-fn place(number: usize, dtype: DType) -> (usize, usize) {
-    (number / digits(dtype), number % digits(dtype))
 }
 
 fn variables_on(catalogue: &Catalogue, shard: ShardId) -> Vec<usize> {

@@ -3,25 +3,27 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use pushpull_common::ids::ShardId;
 use pushpull_ps::testing::ClientHost;
 
-use super::{ScheduledEvent, SimWorld};
+use super::{CallLinkEvent, ScheduledEvent, SimWorld};
 use crate::chance::SimChance;
 use crate::faults::FaultKind;
-use crate::network::{Arrival, Connection, Direction, Item, LinkClient};
+use crate::network::{Arrival, Connection, Direction, Item, LinkClient, LinkServer};
+use crate::program::Program;
 use crate::setting::LEASE;
 
-impl SimWorld {
+impl<P: Program> SimWorld<P> {
     /// Names the client of a connection. The name does not depend on other processes.
     pub(super) fn name_of(&self, client: LinkClient) -> String {
         match client {
-            LinkClient::Worker { process, .. } => self.processes[process].name(),
             LinkClient::Shard(shard) => shard.to_string(),
+            LinkClient::Worker { process, .. } | LinkClient::Caller { process, .. } => {
+                self.processes[process].name()
+            }
         }
     }
 
-    pub(super) fn open(&mut self, client: LinkClient, server: ShardId) -> u64 {
+    pub(crate) fn open(&mut self, client: LinkClient, server: LinkServer) -> u64 {
         let number = self.next_connection;
         self.next_connection += 1;
         let name = format!("{} to {server}", self.name_of(client));
@@ -38,7 +40,7 @@ impl SimWorld {
         let now = self.now;
         let Some(connection) = self.connections.get(&number) else { return };
         let (client, server) = (connection.client, connection.server);
-        if !self.tasks[server.task as usize].is_up {
+        if !self.accepts(server) {
             self.connections.remove(&number);
             return self.client_gone(number, client);
         }
@@ -55,10 +57,23 @@ impl SimWorld {
                 let life = self.tasks[shard.task as usize].life;
                 self.after(LEASE / 5, ScheduledEvent::Beat(shard, life));
             }
+            LinkClient::Caller { process, connection } => {
+                self.call_event(process, CallLinkEvent::Connected(connection));
+            }
         }
     }
 
-    pub(super) fn send(&mut self, number: u64, direction: Direction, item: Item) {
+    /// Whether a server accepts connections now.
+    fn accepts(&self, server: LinkServer) -> bool {
+        let refuses = self.refused_until.get(&server).is_some_and(|&until| until > self.now);
+        !refuses
+            && match server {
+                LinkServer::Shard(shard) => self.tasks[shard.task as usize].is_up,
+                LinkServer::Functions(_) => self.process_of(server).is_some(),
+            }
+    }
+
+    pub(crate) fn send(&mut self, number: u64, direction: Direction, item: Item) {
         let now = self.now;
         let Some(connection) = self.connections.get_mut(&number) else { return };
         connection.pipe(direction).push(item);
@@ -100,10 +115,8 @@ impl SimWorld {
     /// Returns the host of a client, as servers see it.
     fn host_of(&self, client: LinkClient) -> ClientHost {
         let remote = match client {
-            LinkClient::Worker { process, .. } => {
-                !self.processes[process].trainer.incarnation.is_multiple_of(2)
-            }
-            LinkClient::Shard(_) => false,
+            LinkClient::Worker { process, .. } => self.processes[process].program.is_remote(),
+            LinkClient::Shard(_) | LinkClient::Caller { .. } => false,
         };
         match (remote, self.setting.shares) {
             (true, _) => ClientHost::Remote,
@@ -117,12 +130,21 @@ impl SimWorld {
         number: u64,
         direction: Direction,
         client: LinkClient,
-        server: ShardId,
+        server: LinkServer,
         bytes: &[u8],
     ) {
         let now = self.now;
         let sound = match (direction, client) {
+            (Direction::ToServer, LinkClient::Caller { .. }) => {
+                let process = self.process_of(server);
+                let event = CallLinkEvent::ServerReceived(number, bytes);
+                process.map(|process| self.call_event(process, event))
+            }
+            (Direction::ToClient, LinkClient::Caller { process, connection }) => {
+                Some(self.call_event(process, CallLinkEvent::ClientReceived(connection, bytes)))
+            }
             (Direction::ToServer, _) => {
+                let LinkServer::Shard(server) = server else { return };
                 let host = self.host_of(client);
                 self.with_shard(server, |endpoint| endpoint.receive(now, number, host, bytes))
             }
@@ -154,6 +176,25 @@ impl SimWorld {
         assert_ne!(sound, Some(false), "{client:?} and {server} break the protocol");
     }
 
+    /// Passes an event of a call connection to a process, unless that has ended.
+    fn call_event(&mut self, process: usize, event: CallLinkEvent<'_>) -> bool {
+        !self.processes[process].is_alive || P::call_event(self, process, event)
+    }
+
+    pub(super) fn server_gone(&mut self, number: u64, server: LinkServer) {
+        let now = self.now;
+        match server {
+            LinkServer::Shard(shard) => {
+                self.with_shard(shard, |endpoint| endpoint.disconnect(now, number));
+            }
+            LinkServer::Functions(_) => {
+                if let Some(process) = self.process_of(server) {
+                    self.call_event(process, CallLinkEvent::ServerLost(number));
+                }
+            }
+        }
+    }
+
     /// Ends a connection and notifies both sides at once.
     fn cut_clean(&mut self, number: u64) {
         let Some(connection) = self.connections.remove(&number) else { return };
@@ -162,7 +203,7 @@ impl SimWorld {
     }
 
     /// Ends a connection that the client has closed.
-    pub(super) fn drop_connection(&mut self, number: u64) {
+    pub(crate) fn drop_connection(&mut self, number: u64) {
         let Some(mut connection) = self.connections.remove(&number) else { return };
         if connection.is_up {
             let delay = notice_delay(&mut connection.chance);
@@ -176,7 +217,10 @@ impl SimWorld {
         let (client, server) = (connection.client, connection.server);
         for direction in [Direction::ToServer, Direction::ToClient] {
             let bytes = connection.last(direction);
-            if connection.is_up && !bytes.is_empty() && self.is_reader_running(direction, client) {
+            if connection.is_up
+                && !bytes.is_empty()
+                && self.is_reader_running(direction, client, server)
+            {
                 self.faults.insert(FaultKind::Half);
                 self.trace.bytes(&bytes);
                 self.pass(client, std::mem::take(&mut connection.passed));
@@ -190,13 +234,18 @@ impl SimWorld {
     }
 
     /// Whether the process that would read the bytes is running.
-    fn is_reader_running(&self, direction: Direction, client: LinkClient) -> bool {
-        match (direction, client) {
-            (Direction::ToClient, LinkClient::Worker { process, .. }) => {
-                self.processes[process].paused_until.is_none_or(|until| until <= self.now)
-            }
-            _ => true,
-        }
+    fn is_reader_running(
+        &self,
+        direction: Direction,
+        client: LinkClient,
+        server: LinkServer,
+    ) -> bool {
+        let reader = match direction {
+            Direction::ToClient => client.process(),
+            Direction::ToServer => self.process_of(server),
+        };
+        let paused_until = reader.and_then(|process| self.processes[process].paused_until);
+        paused_until.is_none_or(|until| until <= self.now)
     }
 
     pub(super) fn client_gone(&mut self, number: u64, client: LinkClient) {
@@ -218,6 +267,9 @@ impl SimWorld {
                     let life = self.tasks[shard.task as usize].life;
                     self.after(delay, ScheduledEvent::Link(shard, life));
                 }
+            }
+            LinkClient::Caller { process, connection } => {
+                self.call_event(process, CallLinkEvent::ClientLost(connection));
             }
         }
     }

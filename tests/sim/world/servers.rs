@@ -6,10 +6,11 @@ use pushpull_common::ids::ShardId;
 use pushpull_ps::testing::{KilledFiles, ShardEndpoint, ShardEvent, TICK, WorkState};
 
 use super::{Host, ScheduledEvent, SimWorld};
-use crate::network::{Connection, Direction, Item, LinkClient};
+use crate::network::{Connection, Direction, Item, LinkClient, LinkServer};
+use crate::program::Program;
 use crate::setting::LEASE;
 
-impl SimWorld {
+impl<P: Program> SimWorld<P> {
     fn shard(&mut self, shard: ShardId) -> Option<&mut ShardEndpoint> {
         match self.tasks.get_mut(shard.task as usize)?.shards.get_mut(shard.shard as usize)? {
             Host::Up(endpoint) => Some(endpoint),
@@ -47,6 +48,7 @@ impl SimWorld {
             let life = self.tasks[task].life;
             self.after(pause, ScheduledEvent::Work(shard, life));
         }
+        P::shard_changed(self, shard);
         Some(result)
     }
 
@@ -74,14 +76,14 @@ impl SimWorld {
             }
             ShardEvent::Applied { step, tokens } => {
                 self.trace.note(|| format!("  {shard} has applied step {step}: {tokens:?}"));
-                self.checker.applied(shard, step, tokens);
+                P::applied(&mut self.checker, shard, step, tokens);
             }
         }
     }
 
     /// Returns how many workers the step owner has retired, each with a push that other shards have
     /// applied.
-    pub(super) fn retired(&self) -> u64 {
+    pub(crate) fn retired(&self) -> u64 {
         let hosts = self.tasks.iter().flat_map(|task| &task.shards);
         let now = hosts.map(|host| match host {
             Host::Up(endpoint) => endpoint.metrics().clients_retired,
@@ -136,7 +138,7 @@ impl SimWorld {
             let (steps, owns) = (endpoint.steps(), endpoint.owns_step());
             *host = Host::Up(Box::new(endpoint));
             if self.setting.catalogue.shards().any(|other| other == id) || owns {
-                self.checker.opened(id, steps);
+                P::opened(&mut self.checker, id, steps);
             }
             if !owns {
                 let delay = self.tasks[task as usize].chance.millis(0, 20);
@@ -165,7 +167,8 @@ impl SimWorld {
             }
             // The shard's connection to the step owner, and the connections to this shard.
             let is_of = |connection: &Connection| {
-                connection.server == id || connection.client == LinkClient::Shard(id)
+                connection.server == LinkServer::Shard(id)
+                    || connection.client == LinkClient::Shard(id)
             };
             let of_it = self.connections.iter().filter(|(_, connection)| is_of(connection));
             for connection in of_it.map(|(&number, _)| number).collect::<Vec<_>>() {
@@ -182,7 +185,7 @@ impl SimWorld {
         if self.tasks[shard.task as usize].life != life || self.to_owner.contains_key(&shard) {
             return;
         }
-        let owner = ShardId { task: 0, shard: 0 };
+        let owner = LinkServer::Shard(ShardId { task: 0, shard: 0 });
         let connection = self.open(LinkClient::Shard(shard), owner);
         self.to_owner.insert(shard, (connection, self.now));
     }

@@ -20,6 +20,7 @@ use super::function_table::{FunctionFacts, FunctionTable};
 use super::service::{InputSource, Order, Service, ServiceConfig, ServiceInput, ServiceOutput};
 use super::value::Value;
 use super::value_body::ValueBody;
+use crate::testing::planted::PlantedWorkerBugs;
 use crate::testing::seeded_random::SeededRandom;
 
 const SERVERS: usize = 2;
@@ -79,6 +80,7 @@ fn service(server: usize, incarnation: u64) -> Service {
         clients_max: 10,
         devices: vec![TaskDevice::new(&task(server), "CPU", 0)],
         description: Value::from(""),
+        planted: PlantedWorkerBugs::default(),
     };
     Service::new(config, Arc::new(FunctionTable::new(functions)))
 }

@@ -14,10 +14,10 @@ mod cancel;
 mod client;
 #[cfg(test)]
 mod conversation_tests;
-mod coordinator;
-mod description;
+pub(crate) mod coordinator;
+pub(crate) mod description;
 pub(crate) mod device_name;
-mod dispatch;
+pub(crate) mod dispatch;
 mod elementwise;
 mod error;
 pub(crate) mod function_table;
@@ -36,9 +36,9 @@ pub(crate) mod service;
 mod signature;
 mod states;
 mod towers;
-mod trainer;
+pub(crate) mod trainer;
 mod value;
-mod value_body;
+pub(crate) mod value_body;
 mod value_error;
 mod variables;
 

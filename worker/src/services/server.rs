@@ -28,6 +28,7 @@ use super::service::{Service, ServiceConfig};
 use super::states::States;
 use super::value::Value;
 use super::variables::Variables;
+use crate::testing::planted::PlantedWorkerBugs;
 
 /// Why a server cannot start.
 #[derive(Debug, Error)]
@@ -423,6 +424,7 @@ fn core_of(
             clients_max: config.clients_max,
             devices: devices.names(),
             description: Value::bytes(&description).unwrap_or_else(|_| Value::from("")),
+            planted: PlantedWorkerBugs::default(),
         },
         table.clone(),
     );

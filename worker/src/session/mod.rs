@@ -165,6 +165,17 @@ impl Session {
         self.links.trust_connections();
     }
 
+    /// Returns what is under way, in words; `None` if nothing.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn unfinished(&self) -> Option<String> {
+        // A request or a pull is under way exactly while its operation is.
+        match (self.work.operations.is_empty(), self.work.pushes.first()) {
+            (false, _) => Some("an operation".to_owned()),
+            (true, Some(push)) => Some(format!("push {push}")),
+            (true, None) => None,
+        }
+    }
+
     fn command(&mut self, now: Instant, id: OpId, command: SessionCommand, deadline: Instant) {
         if let Some(error) = self.failed.clone() {
             return self.outputs.push_back(SessionOutput::Reply { op: id, reply: Err(error) });

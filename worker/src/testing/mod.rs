@@ -1,6 +1,8 @@
 //! Code for tests only.
 
+#[cfg(any(test, feature = "simulation"))]
 pub mod adversary;
+pub(crate) mod planted;
 #[cfg(test)]
 pub(crate) mod seeded_random;
 #[cfg(feature = "simulation")]

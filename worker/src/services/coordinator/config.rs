@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::testing::planted::PlantedWorkerBugs;
+
 /// The settings of a coordinator.
 #[derive(Clone, Debug)]
 pub struct CoordinatorConfig {
@@ -9,6 +11,7 @@ pub struct CoordinatorConfig {
     pub(super) queue_max: usize,
     pub(super) calls_per_worker: usize,
     pub(super) retry_for: Duration,
+    pub(super) planted: PlantedWorkerBugs,
 }
 
 impl CoordinatorConfig {
@@ -19,6 +22,7 @@ impl CoordinatorConfig {
             queue_max: 262_144,
             calls_per_worker: 1,
             retry_for: Duration::from_secs(60),
+            planted: PlantedWorkerBugs::default(),
         }
     }
 
@@ -43,6 +47,15 @@ impl CoordinatorConfig {
     /// 60 s.
     pub fn retry_for(self, time: Duration) -> CoordinatorConfig {
         CoordinatorConfig { retry_for: time, ..self }
+    }
+}
+
+#[cfg(feature = "simulation")]
+impl CoordinatorConfig {
+    /// Plants a bug.
+    #[doc(hidden)]
+    pub fn planted(self, planted: PlantedWorkerBugs) -> CoordinatorConfig {
+        CoordinatorConfig { planted, ..self }
     }
 }
 

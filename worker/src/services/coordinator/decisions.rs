@@ -31,6 +31,7 @@ pub(crate) fn dispatch(
         calls_per_worker: config.calls_per_worker,
         window: CALL_WINDOW,
         retry_for: config.retry_for,
+        planted: config.planted,
     };
     Dispatch::new(settings, opened.map_or(CallWindow::default(), |opened| opened.window))
 }

@@ -18,6 +18,7 @@ pub(crate) use self::io::{
 };
 use self::scheduled_call::{CallStatus, ScheduledCall};
 use self::worker_state::{ResourceStatus, WorkerState};
+use crate::testing::planted::{PlantedWorkerBugs, WorkerBug};
 
 /// The settings of a dispatch.
 #[derive(Clone, Debug)]
@@ -30,6 +31,8 @@ pub(crate) struct DispatchConfig {
     pub(crate) window: u64,
     /// How long a call is tried again after its first failure, unless its worker was lost.
     pub(crate) retry_for: Duration,
+    /// The planted bug, if any.
+    pub(crate) planted: PlantedWorkerBugs,
 }
 
 /// The pauses before a call or a resource is tried again: the first, and the longest.
@@ -225,7 +228,9 @@ impl<E> Dispatch<E> {
     fn requeue(&mut self, number: u64) {
         let Some(call) = self.calls.get_mut(&number) else { return };
         call.status = CallStatus::Queued;
-        match call.pinned {
+        let pinned = call.pinned;
+        let planted = self.config.planted.has(WorkerBug::RetryPinnedElsewhere);
+        match pinned.filter(|_| !planted) {
             None => self.queue.push_front(number),
             Some(worker) => self.workers.entry(worker).or_default().pinned.push_front(number),
         }

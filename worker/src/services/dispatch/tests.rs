@@ -3,6 +3,7 @@
 use pushpull_common::ids::CallNumber;
 
 use super::*;
+use crate::testing::planted::PlantedWorkerBugs;
 use crate::testing::seeded_random::SeededRandom;
 
 const RETRY_FOR: Duration = Duration::from_secs(10);
@@ -27,6 +28,7 @@ fn world_after<const N: usize>(workers: u32, settled: u64, also: [u64; N]) -> Wo
         calls_per_worker: 1,
         window: 4,
         retry_for: RETRY_FOR,
+        planted: PlantedWorkerBugs::default(),
     };
     let mut window = CallWindow::default();
     for number in (1..=settled).chain(also) {

@@ -9,6 +9,7 @@ use pushpull_common::protocol::{CallRef, Header, Message, Refusal};
 use crate::services::device_name::TaskDevice;
 use crate::services::value::Value;
 use crate::services::value_body::ValueBody;
+use crate::testing::planted::PlantedWorkerBugs;
 
 /// The settings of a service.
 #[derive(Clone, Debug)]
@@ -35,6 +36,8 @@ pub(crate) struct ServiceConfig {
     pub(crate) devices: Vec<TaskDevice>,
     /// The encoded description of the server.
     pub(crate) description: Value,
+    /// The planted bug, if any.
+    pub(crate) planted: PlantedWorkerBugs,
 }
 
 /// Numbers the executions of a service.

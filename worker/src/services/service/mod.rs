@@ -33,6 +33,7 @@ use self::run_queue::RunQueue;
 use crate::services::function_table::FunctionTable;
 use crate::services::value::Value;
 use crate::services::value_body::ValueBody;
+use crate::testing::planted::WorkerBug;
 
 /// The worker service and master service of one task.
 ///
@@ -271,11 +272,20 @@ impl Service {
         self.fetches_time_out(now);
         if self.leases_at.is_some_and(|at| at <= now) {
             for client in self.clients.silent(now, self.config.lease) {
-                self.forget(client);
+                if !self.is_leased_for_ever(client) {
+                    self.forget(client);
+                }
             }
             let check_in = lease_check(self.config.lease);
             self.leases_at = (self.clients.len() > 0).then(|| now + check_in);
         }
+    }
+
+    /// Planted bug: a client that has left outputs is remembered for ever.
+    fn is_leased_for_ever(&self, client: Incarnation) -> bool {
+        let of_client = self.clients.get(client).into_iter().flat_map(|of| of.calls.values());
+        self.config.planted.has(WorkerBug::LeaseOutputsForEver)
+            && of_client.into_iter().any(CallEntry::holds_outputs)
     }
 
     /// Forgets a client with everything that it has left.

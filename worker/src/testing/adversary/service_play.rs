@@ -20,6 +20,7 @@ use crate::services::service::{
     ExecutionId, Failure, Service, ServiceConfig, ServiceInput, ServiceOutput,
 };
 use crate::services::{Signature, Value};
+use crate::testing::planted::PlantedWorkerBugs;
 
 /// How long a silent client is remembered.
 const LEASE: Duration = Duration::from_secs(10);
@@ -78,6 +79,7 @@ impl<'a> ServicePlay<'a> {
             clients_max: 3,
             devices: vec![TaskDevice::new(&task, "CPU", 0)],
             description: Value::from("described"),
+            planted: PlantedWorkerBugs::default(),
             task,
         };
         let facts = |signature, blocking| FunctionFacts { signature, blocking };

@@ -4,6 +4,9 @@
 //! a clock: the caller passes it bytes, frames and the time. Its operations are those that a
 //! training loop is made of.
 
+mod coordinator_endpoint;
+mod frames;
+mod function_server_endpoint;
 mod operations;
 mod push_buffers;
 mod stepwise_reader;
@@ -25,6 +28,7 @@ use pushpull_common::protocol::{
     BodyStamp, FrameEvent, FrameProgress, FrameReader, FrameSink, Grant, Message, encode,
 };
 
+use crate::calls::{CallsRound, RoundKind};
 use crate::client::is_outdated;
 use crate::config::Checksums;
 use crate::error::Error;
@@ -36,6 +40,12 @@ use crate::session::{
     SessionInput, SessionOutput,
 };
 use crate::start::{self, DeclaredShard, StartDecision};
+pub use crate::testing::planted::{PlantedWorkerBugs, WorkerBug};
+pub use coordinator_endpoint::{CoordinatorEndpoint, CoordinatorEvent, ScheduledNumber};
+pub use function_server_endpoint::{
+    FunctionFailure, FunctionServerEndpoint, FunctionServerEvent, FunctionServerSettings,
+    SimulatedExecution, scheduled_push_end,
+};
 pub use operations::{EndpointEvent, WorkerAnswer, WorkerOperation};
 use push_buffers::SimulatedPushBuffers;
 use stepwise_reader::{MappedPull, ReadProgress, StepwiseReaders};
@@ -59,6 +69,9 @@ pub struct SessionEndpoint {
     /// How many frames have referenced gradients in push buffers.
     shared_push_frames: u64,
     mapped_pull: Option<MappedPull>,
+    /// The rounds of requests about calls, by the operation under way: the operation of the caller, and
+    /// its deadline.
+    rounds: BTreeMap<OpId, (OpId, CallsRound, Instant)>,
     /// How many pulls have read shared memory instead of sending requests.
     direct_pulls: u64,
     next_op: u64,
@@ -85,15 +98,15 @@ impl FrameSink for LinkSink<'_> {
 }
 
 impl SessionEndpoint {
-    /// Creates the session of a process of this worker task. Pushes travel in parts of at most
+    /// Creates the session of a process of this task. Pushes travel in parts of at most
     /// `part_bytes` bytes. Each process has its own incarnation.
     ///
     /// # Panics
     /// If the cluster has no ps task.
     pub fn new(
         cluster: &ClusterSpec,
-        task: u32,
-        chief: bool,
+        task: TaskId,
+        role: Role,
         incarnation: u64,
         catalogue: Arc<Catalogue>,
         part_bytes: u64,
@@ -101,8 +114,8 @@ impl SessionEndpoint {
         let owner = cluster.step_owner().expect("a cluster has a ps task");
         let owner = ShardId { task: owner.index, shard: 0 };
         let config = SessionConfig {
-            task: TaskId::worker(task),
-            role: if chief { Role::Chief {} } else { Role::Worker {} },
+            task,
+            role,
             owner,
             incarnation: Incarnation(incarnation),
             checksums: Checksums::Remote,
@@ -125,6 +138,7 @@ impl SessionEndpoint {
             descriptors: BTreeMap::new(),
             readers: StepwiseReaders::default(),
             mapped_pull: None,
+            rounds: BTreeMap::new(),
             direct_pulls: 0,
             next_op: 1,
             pulled_gradients: GradientCounts::default(),
@@ -228,7 +242,7 @@ impl SessionEndpoint {
                 let buffer = AlignedBuffer::of_bytes(plan.range(variable).len());
                 SessionCommand::PullVariable { plan, variable, buffer, token }
             }
-            WorkerOperation::Push { grant, read, variables, bytes } => {
+            WorkerOperation::Push { grant, call, read, variables, bytes } => {
                 let (operation, grant) = (Operation::Gradient {}, Some(grant));
                 let read = ReadPoint { step: read, gradients: self.pulled_gradients.clone() };
                 let scattered = self.push_buffers.write(&variables, &bytes);
@@ -240,7 +254,7 @@ impl SessionEndpoint {
                     }
                 };
                 let order = PushOrder::of_parts(operation, grant, read, parts);
-                SessionCommand::Push { order: PushOrder { scattered, ..order } }
+                SessionCommand::Push { order: PushOrder { call, scattered, ..order } }
             }
             WorkerOperation::Begin { grant, read } => {
                 let (operation, parts) = (Operation::Gradient {}, Vec::new());
@@ -262,11 +276,68 @@ impl SessionEndpoint {
                 }
                 other => panic!("cannot resume a push after {other}"),
             },
+            WorkerOperation::OpenCalls(name) => {
+                return self.begin_round(now, RoundKind::Open, &name, timeout);
+            }
+            WorkerOperation::SettledCalls(name) => {
+                return self.begin_round(now, RoundKind::Query, &name, timeout);
+            }
+            WorkerOperation::CloseCalls(name, epoch) => {
+                return self.begin_round(now, RoundKind::Close(epoch), &name, timeout);
+            }
         };
         let op = self.number();
         let deadline = now + timeout;
         self.handle(now, SessionInput::Command { op, command, deadline });
         op.0
+    }
+
+    /// Begins a round of requests about the calls of a coordinator, one shard after the other.
+    fn begin_round(&mut self, now: Instant, kind: RoundKind, name: &str, timeout: Duration) -> u64 {
+        let op = self.number();
+        let round = CallsRound::new(kind, name, self.owner, &self.plan);
+        let round = round.expect("the name of the coordinator is valid");
+        self.continue_round(now, op, round, now + timeout);
+        op.0
+    }
+
+    fn continue_round(&mut self, now: Instant, op: OpId, round: CallsRound, deadline: Instant) {
+        match round.next() {
+            Some((shard, message)) => {
+                let step = self.number();
+                self.rounds.insert(step, (op, round, deadline));
+                let (body, wait_ms) = (Bytes::new(), None);
+                let command = SessionCommand::Request { shard, message, body, wait_ms };
+                self.handle(now, SessionInput::Command { op: step, command, deadline });
+            }
+            None => {
+                let answer = round.found().map_or(WorkerAnswer::Done, WorkerAnswer::Calls);
+                self.events.push_back(EndpointEvent::Reply { op: op.0, reply: Ok(answer) });
+            }
+        }
+    }
+
+    fn round_answered(
+        &mut self,
+        now: Instant,
+        (op, mut round, deadline): (OpId, CallsRound, Instant),
+        reply: Result<Reply, Error>,
+    ) {
+        let answered = reply.and_then(|reply| match reply {
+            Reply::Answer { message, .. } => round.answered(&message),
+            _ => Err(Error::Ended { doing: round.doing() }),
+        });
+        match answered {
+            Ok(()) => self.continue_round(now, op, round, deadline),
+            Err(error) => {
+                self.events.push_back(EndpointEvent::Reply { op: op.0, reply: Err(error) });
+            }
+        }
+    }
+
+    /// Returns what the session has under way, in words; `None` if nothing.
+    pub fn unfinished(&self) -> Option<String> {
+        self.session.unfinished()
     }
 
     fn number(&mut self) -> OpId {
@@ -446,6 +517,12 @@ impl SessionEndpoint {
                     encode(&mut frame, &envelope, &message, stamp);
                     frame.extend_from_slice(&body);
                     EndpointEvent::Send { link, frame }
+                }
+                SessionOutput::Reply { op, reply } if self.rounds.contains_key(&op) => {
+                    if let Some(round) = self.rounds.remove(&op) {
+                        self.round_answered(now, round, reply);
+                    }
+                    continue;
                 }
                 SessionOutput::Reply { op, reply } => {
                     if let Ok(Reply::Pulled { read, .. }) = &reply {

@@ -1,10 +1,11 @@
 //! The operations of a training loop, their answers, and the events of a session's endpoint.
 
 use pushpull_common::data_set::DataSet;
-use pushpull_common::ids::{GlobalStep, RestoreEpoch, Sequence, ShardId, VariableId};
+use pushpull_common::ids::{CallEpoch, GlobalStep, RestoreEpoch, Sequence, ShardId, VariableId};
 use pushpull_common::protocol::message::Declared;
-use pushpull_common::protocol::{Grant, Outcome};
+use pushpull_common::protocol::{CallRef, Grant, Outcome};
 
+use crate::calls::OpenedCalls;
 use crate::error::Error;
 
 /// An operation of a training loop.
@@ -32,6 +33,8 @@ pub enum WorkerOperation {
     Push {
         /// The token.
         grant: Grant,
+        /// The call that makes the gradient, if it counts once for a call.
+        call: Option<CallRef>,
         /// The step at which the values were read.
         read: GlobalStep,
         /// The variables that have a gradient.
@@ -63,6 +66,12 @@ pub enum WorkerOperation {
     AwaitEnd,
     /// Tell a shard that this worker leaves.
     Leave(ShardId),
+    /// Open the calls of a coordinator on every shard, under a new epoch.
+    OpenCalls(String),
+    /// Ask every shard which calls of a coordinator have settled.
+    SettledCalls(String),
+    /// Close the calls of a coordinator on every shard.
+    CloseCalls(String, CallEpoch),
 }
 
 /// The result of an operation.
@@ -82,6 +91,8 @@ pub enum WorkerAnswer {
     Begun(Sequence),
     /// A push was settled.
     Pushed(Outcome),
+    /// The calls of a coordinator, which have settled on every shard.
+    Calls(OpenedCalls),
 }
 
 /// An action that the session requests.

@@ -23,6 +23,7 @@ use crate::services::device_name::TaskDevice;
 use crate::services::function_table::FunctionFacts;
 use crate::services::signature::Signature;
 use crate::services::value::Value;
+use crate::testing::planted::PlantedWorkerBugs;
 
 /// How long a silent client is remembered here.
 const LEASE: Duration = Duration::from_secs(10);
@@ -58,6 +59,7 @@ fn world_of(change: impl FnOnce(&mut ServiceConfig)) -> World {
         clients_max: 3,
         devices: vec![TaskDevice::new(&task, "CPU", 0)],
         description: Value::from("described"),
+        planted: PlantedWorkerBugs::default(),
         task,
     };
     change(&mut config);
