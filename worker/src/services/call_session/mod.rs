@@ -199,11 +199,12 @@ impl CallSession {
         let Some(pending) = at.pending.remove(request) else { return };
         if let PendingKind::Call { number, order } = &pending.kind {
             self.unsettled.remove(number);
-            // What stays on the server is released by its holder. An answer without values needs no
-            // more of the server either.
-            match order.retain && reply.is_ok() {
-                true => _ = at.kept.insert(*number),
-                false => at.ended.push(*number),
+            match (order.retain, reply.is_ok()) {
+                // What stays on the server is released by its holder.
+                (true, true) => _ = at.kept.insert(*number),
+                // It has no holder, and the function may leave it still.
+                (true, false) if pending.was_sent => at.releases.push(*number),
+                _ => at.ended.push(*number),
             }
             let unsure = matches!(reply, Err(ServiceError::Timeout { .. }));
             if unsure && pending.was_sent {

@@ -189,3 +189,22 @@ fn a_call_that_needs_what_its_server_has_lost_is_refused() {
     assert!(is_gone(&error), "{error}");
     assert!(world.sent_calls().is_empty());
 }
+
+#[test]
+fn what_a_lost_call_may_leave_is_released() {
+    let mut world = world();
+    world.call(CallOrder { retain: true, ends_with_connection: true, ..order(&[]) });
+    let connection = world.accept(server(7, false));
+    let lost = world.sent_calls()[0].1.call;
+    world.breaks(connection);
+    assert!(matches!(world.reply().1, Err(ServiceError::Lost { .. })));
+    // The server goes on with the call, and the next one makes the link again.
+    world.call(order(&[]));
+    world.pass(Duration::from_millis(20));
+    world.accept(server(7, true));
+    let released = world.sent.iter().find_map(|(_, _, message, _)| match message {
+        Message::Release(release) => Some(release.calls.items().to_vec()),
+        _ => None,
+    });
+    assert_eq!(released, Some(vec![lost]));
+}
