@@ -172,7 +172,11 @@ impl Setting {
             self.catalogue.variables().len(),
             self.part_bytes,
             self.mode(),
-            self.last_step,
+            if self.last_step == Setting::ENDLESS {
+                "endless".to_owned()
+            } else {
+                self.last_step.to_string()
+            },
             self.token_timeout,
             self.shares,
             self.tight,

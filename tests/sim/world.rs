@@ -226,7 +226,8 @@ impl<P: Program> SimWorld<P> {
         SimOutcome { events, faults, trace, figures }
     }
 
-    fn heal_time(&self) -> Instant {
+    /// The time at which the faults have ended.
+    pub(crate) fn heal_time(&self) -> Instant {
         self.start + Duration::from_secs(6)
     }
 

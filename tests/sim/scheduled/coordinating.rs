@@ -1,7 +1,7 @@
 //! The process of a coordinator: its program schedules the calls of a seed, and closes them.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pushpull_common::ids::TaskId;
 use pushpull_common::protocol::Refusal;
@@ -18,15 +18,21 @@ use super::{CallProgram, CallTimer};
 use crate::joiner::{Joiner, timed_out};
 use crate::network::{Direction, Item, LinkClient, LinkServer};
 use crate::program::CallLinkEvent;
+use crate::setting::LEASE;
 use crate::world::{ScheduledEvent, SimProcess, SimWorld};
 
 /// How long a call is tried again, and how long an attempt may take: longer than any run.
 const PATIENCE: Duration = Duration::from_secs(100_000);
 
+/// The time after the faults within which every link is made again, and every paused process runs.
+const LINKS_WORK: Duration = Duration::from_secs(6);
+
 /// The state of a coordinator's process.
 #[derive(Debug)]
 pub(crate) struct Coordinating {
-    incarnation: u64,
+    pub(crate) incarnation: u64,
+    /// When its process has ended.
+    pub(crate) ended_at: Option<Instant>,
     pub(crate) phase: CoordinatorPhase,
     /// Whether it has asked to open the calls.
     has_asked: bool,
@@ -83,6 +89,7 @@ impl SimWorld<CallProgram> {
         let session = self.session(TaskId::new("coordinator", 0), Role::Reader {}, incarnation);
         let program = Coordinating {
             incarnation,
+            ended_at: None,
             phase: CoordinatorPhase::Joining,
             has_asked: false,
             known: BTreeSet::new(),
@@ -401,20 +408,47 @@ impl SimWorld<CallProgram> {
 
     /// The program has closed its calls, and ends soon.
     fn leave(&mut self, number: usize) {
-        let now = self.now;
-        let releases = self.checker.schedule.releases;
-        let program = self.coordinating(number);
-        program.phase = CoordinatorPhase::Leaving;
-        if let Some(endpoint) = program.endpoint.as_mut().filter(|_| releases) {
-            endpoint.release(now);
+        self.coordinating(number).phase = CoordinatorPhase::Leaving;
+        if self.checker.schedule.releases {
+            // Once every link works, so that the servers can be checked.
+            let healed = self.heal_time().saturating_duration_since(self.now);
+            let release = ScheduledEvent::Timer(CallTimer::Release(number));
+            return self.after(healed + LINKS_WORK, release);
         }
-        self.drain_coordinator(number);
         let pause = self.processes[number].chance.millis(0, 200);
         self.after(pause, ScheduledEvent::Timer(CallTimer::Leave(number)));
     }
 
+    /// The program releases the per-worker values.
+    pub(super) fn release(&mut self, number: usize) {
+        if !self.processes[number].is_alive {
+            return;
+        }
+        let now = self.now;
+        if let Some(endpoint) = &mut self.coordinating(number).endpoint {
+            endpoint.release(now);
+        }
+        self.drain_coordinator(number);
+        self.settle_process(number);
+        self.after(LEASE, ScheduledEvent::Timer(CallTimer::Leave(number)));
+    }
+
+    /// Checks that no server remembers a call of a program that has released everything.
+    fn check_released(&self, number: usize) {
+        let CallProgram::Coordinator(program) = &self.processes[number].program else { return };
+        for process in self.processes.iter().filter(|process| process.is_alive) {
+            if let CallProgram::Server(server) = &process.program {
+                let (task, calls) = (server.task, server.endpoint.calls_of(program.incarnation));
+                assert_eq!(calls, 0, "worker {task} remembers calls that nobody needs");
+            }
+        }
+    }
+
     pub(super) fn left(&mut self, number: usize) {
         if self.processes[number].is_alive {
+            if self.checker.schedule.releases {
+                self.check_released(number);
+            }
             self.coordinating(number).phase = CoordinatorPhase::Ended;
             self.settle_process(number);
         }

@@ -120,7 +120,24 @@ impl SimWorld<CallProgram> {
     pub(super) fn tick_server(&mut self, number: usize) {
         let now = self.now;
         self.server(number).endpoint.tick(now);
+        self.check_leases(number);
         self.drain_server(number);
+    }
+
+    /// Checks that a server has forgotten the coordinators that have ended a lease ago.
+    fn check_leases(&self, number: usize) {
+        let CallProgram::Server(server) = &self.processes[number].program else { return };
+        for client in server.endpoint.remembered() {
+            let is_client = |program: &CallProgram| match program {
+                CallProgram::Coordinator(of) => (of.incarnation == client).then_some(of.ended_at),
+                CallProgram::Server(_) => None,
+            };
+            let ended_at = self.processes.iter().find_map(|other| is_client(&other.program));
+            let since = ended_at.expect("a client is a coordinator");
+            // Leases are checked eight times in each.
+            let is_late = since.is_some_and(|at| self.now > at + LEASE * 5 / 4);
+            assert!(!is_late, "worker {} remembers client {client}, which is gone", server.task);
+        }
     }
 
     pub(super) fn server_event(&mut self, number: usize, event: CallLinkEvent<'_>) -> bool {

@@ -51,6 +51,8 @@ pub(crate) enum CallTimer {
     Computed(usize, u64),
     /// A coordinator's program schedules more calls.
     Schedule(usize),
+    /// A coordinator's program releases what it has left on servers.
+    Release(usize),
     /// A coordinator's process ends.
     Leave(usize),
 }
@@ -176,6 +178,7 @@ impl Program for CallProgram {
         match timer {
             CallTimer::Computed(process, execution) => world.computed(process, execution),
             CallTimer::Schedule(process) => world.schedule_more(process),
+            CallTimer::Release(process) => world.release(process),
             CallTimer::Leave(process) => world.left(process),
         }
     }
@@ -184,6 +187,7 @@ impl Program for CallProgram {
         match timer {
             CallTimer::Computed(process, _)
             | CallTimer::Schedule(process)
+            | CallTimer::Release(process)
             | CallTimer::Leave(process) => process,
         }
     }
@@ -206,7 +210,11 @@ impl Program for CallProgram {
         }
     }
 
-    fn ended(_: &mut SimWorld<CallProgram>, _: usize) {}
+    fn ended(world: &mut SimWorld<CallProgram>, process: usize) {
+        if let CallProgram::Coordinator(program) = &mut world.processes[process].program {
+            program.ended_at = Some(world.now);
+        }
+    }
 
     fn inject(world: &mut SimWorld<CallProgram>, fault: FaultKind, chance: &mut SimChance) -> bool {
         let is_coordinator = |program: &CallProgram| matches!(program, CallProgram::Coordinator(_));

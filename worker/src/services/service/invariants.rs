@@ -1,5 +1,8 @@
 //! The invariants of a service, which tests check after every input.
 
+#[cfg(feature = "simulation")]
+use pushpull_common::ids::Incarnation;
+
 use super::Service;
 use super::call_entry::CallState;
 
@@ -21,6 +24,9 @@ impl Service {
             assert_eq!(self.run_queue.contains(client), !queued.is_empty(), "{client:?} waits");
             for (&call, entry) in &state.calls {
                 assert!(!entry.acknowledged || entry.holds_outputs(), "call {call} holds nothing");
+                let runs = matches!(entry.state, CallState::Running { .. });
+                let is_left = runs || entry.holds_outputs();
+                assert!(!entry.given_up || is_left, "nobody needs call {call}");
                 if let CallState::Running { execution } = entry.state {
                     let of = self.executions.get(&execution).map(|of| (of.client, of.call));
                     assert_eq!(of, Some((client, call)), "an execution");
@@ -50,6 +56,18 @@ impl Service {
             assert!(entry.is_some(), "an execution of nobody");
         }
         assert!(self.clients.len() <= self.config.clients_max, "the clients");
+    }
+
+    /// Yields the clients that are remembered.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn remembered(&self) -> impl Iterator<Item = Incarnation> {
+        self.clients.iter().map(|(client, _)| client)
+    }
+
+    /// Returns how many calls of a client are remembered, with what they hold.
+    #[cfg(feature = "simulation")]
+    pub(crate) fn calls_of(&self, client: Incarnation) -> usize {
+        self.clients.get(client).map_or(0, |state| state.calls.len())
     }
 
     /// Returns whether no client is remembered.

@@ -215,6 +215,16 @@ impl FunctionServerEndpoint {
         self.handle(now, ServiceInput::Tick);
     }
 
+    /// Yields the incarnations of the clients that are remembered.
+    pub fn remembered(&self) -> impl Iterator<Item = u64> {
+        self.service.remembered().map(|client| client.0)
+    }
+
+    /// Returns how many calls of a client are remembered, with what they hold.
+    pub fn calls_of(&self, client: u64) -> usize {
+        self.service.calls_of(Incarnation(client))
+    }
+
     /// Returns whether no client is remembered, so that nothing of any client is retained.
     pub fn remembers_nobody(&self) -> bool {
         self.service.remembers_nobody()
