@@ -169,8 +169,15 @@ impl SimWorld<CallProgram> {
                     .map(|number| number.0)
                     .filter(|&number| self.checker.schedule.call(number).pushes)
                     .collect();
-                assert!(unsettled.is_empty(), "calls have ended and not settled: {unsettled:?}");
-                self.close_calls(number);
+                if unsettled.is_empty() {
+                    return self.close_calls(number);
+                }
+                // A newer process may have closed the calls and opened others under the name.
+                assert!(
+                    self.is_replaced(number),
+                    "calls have ended and not settled: {unsettled:?}"
+                );
+                self.coordinating(number).phase = CoordinatorPhase::Ended;
             }
             (CoordinatorPhase::Checking, Err(error)) if timed_out(&error) => {
                 self.check_settled(number);
