@@ -116,8 +116,8 @@ impl<P: Program> SimWorld<P> {
         if self.tasks[task as usize].is_up {
             return;
         }
-        let lives: u64 = self.tasks.iter().map(|task| task.life).sum();
-        let life = lives + 1;
+        // Higher than that of every earlier process, and not much: it is the time of its epochs.
+        let life = 1 + self.tasks.iter().map(|task| task.life).max().unwrap_or(0);
         self.tasks[task as usize].life = life;
         self.tasks[task as usize].is_up = true;
         for index in 0..self.setting.shards {
