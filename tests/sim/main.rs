@@ -30,7 +30,7 @@ mod joiner;
 mod network;
 #[cfg(feature = "planted")]
 mod planted;
-mod program;
+mod process_program;
 mod scenario;
 mod scheduled;
 mod setting;

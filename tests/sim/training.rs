@@ -11,7 +11,7 @@ use pushpull_worker::simulation::WorkerAnswer;
 use crate::chance::SimChance;
 use crate::checker::Checker;
 use crate::faults::{self, FaultKind};
-use crate::program::Program;
+use crate::process_program::ProcessProgram;
 use crate::scenario::{Scenario, Sizes};
 use crate::setting::{LEASE, Setting};
 use crate::trace::Trace;
@@ -100,7 +100,7 @@ impl SimWorld<Trainer> {
     }
 }
 
-impl Program for Trainer {
+impl ProcessProgram for Trainer {
     type Checker = Checker;
     type Timer = TrainingTimer;
 

@@ -15,7 +15,7 @@ use pushpull_worker::simulation as worker;
 use crate::chance::SimChance;
 use crate::faults::{FaultKind, Planned};
 use crate::network::{Connection, Direction, LinkClient, LinkServer};
-use crate::program::{CallLinkEvent, Program};
+use crate::process_program::{CallLinkEvent, ProcessProgram};
 use crate::scenario::Scenario;
 use crate::setting::Setting;
 use crate::trace::Trace;
@@ -97,7 +97,7 @@ pub(crate) struct SimOutcome {
 }
 
 /// A simulated cluster.
-pub(crate) struct SimWorld<P: Program> {
+pub(crate) struct SimWorld<P: ProcessProgram> {
     pub(crate) setting: Setting,
     plan: Vec<Planned>,
     pub(crate) start: Instant,
@@ -125,7 +125,7 @@ pub(crate) struct SimWorld<P: Program> {
     pub(crate) trace: Trace,
 }
 
-impl<P: Program> SimWorld<P> {
+impl<P: ProcessProgram> SimWorld<P> {
     /// Creates a cluster with this setting, with its faults in the queue. `plan` has the faults, and
     /// the time at which they end.
     pub(crate) fn new(

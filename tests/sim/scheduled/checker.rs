@@ -13,14 +13,14 @@ use pushpull_common::ids::{CallNumber, ShardId};
 use pushpull_common::tensor::DType;
 use pushpull_ps::testing::ShardEndpoint;
 
-use super::schedule::{COORDINATOR, Schedule, ledger_elements};
+use super::call_schedule::{COORDINATOR, CallSchedule, ledger_elements};
 use crate::checker::Elements;
 use crate::checker::digits::{counts, place, sums};
 
 /// The checker of one run.
 #[derive(Debug)]
 pub(crate) struct CallChecker {
-    pub(crate) schedule: Schedule,
+    pub(crate) schedule: CallSchedule,
     catalogue: Arc<Catalogue>,
     /// What has settled on each shard when it was last checked.
     windows: BTreeMap<ShardId, Option<CallWindow>>,
@@ -36,7 +36,7 @@ pub(crate) struct CallChecker {
 }
 
 impl CallChecker {
-    pub(crate) fn new(schedule: Schedule, catalogue: Arc<Catalogue>) -> CallChecker {
+    pub(crate) fn new(schedule: CallSchedule, catalogue: Arc<Catalogue>) -> CallChecker {
         let figures =
             ["executions", "ended", "ended_before", "without_effect", "repeated", "opens"];
         CallChecker {

@@ -12,12 +12,12 @@ use pushpull_worker::simulation::{
 };
 use pushpull_worker::{Error, OpenedCalls};
 
+use super::call_schedule::{COORDINATOR, INCREMENT, MAKE, QUIET};
 use super::checker::CallChecker;
-use super::schedule::{COORDINATOR, INCREMENT, MAKE, QUIET};
 use super::{CallProgram, CallTimer};
 use crate::joiner::{Joiner, timed_out};
 use crate::network::{Direction, Item, LinkClient, LinkServer};
-use crate::program::CallLinkEvent;
+use crate::process_program::CallLinkEvent;
 use crate::setting::LEASE;
 use crate::world::{ScheduledEvent, SimProcess, SimWorld};
 

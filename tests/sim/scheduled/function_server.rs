@@ -13,12 +13,12 @@ use pushpull_worker::simulation::{
     SimulatedExecution, WorkerAnswer, WorkerOperation, scheduled_push_end,
 };
 
-use super::schedule::{INCREMENT, MAKE, QUIET};
+use super::call_schedule::{INCREMENT, MAKE, QUIET};
 use super::{CallProgram, CallTimer};
 use crate::chance::SimChance;
 use crate::joiner::Joiner;
 use crate::network::{Direction, Item};
-use crate::program::CallLinkEvent;
+use crate::process_program::CallLinkEvent;
 use crate::setting::LEASE;
 use crate::world::{ScheduledEvent, SimWorld};
 

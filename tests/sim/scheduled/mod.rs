@@ -3,10 +3,10 @@
 //! The coordinator, the servers of functions and the parameter servers are the real state machines.
 //! Every call must take effect once on every shard, whatever is killed.
 
+mod call_schedule;
 mod checker;
 mod coordinating;
 mod function_server;
-mod schedule;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -17,15 +17,15 @@ use pushpull_worker::simulation::WorkerAnswer;
 
 use crate::chance::SimChance;
 use crate::faults::{self, FaultKind};
-use crate::program::{CallLinkEvent, Program};
+use crate::process_program::{CallLinkEvent, ProcessProgram};
 use crate::scenario::{Scenario, Sizes};
 use crate::setting::LEASE;
 use crate::trace::Trace;
 use crate::world::{ScheduledEvent, SimOutcome, SimWorld};
+use call_schedule::CallSchedule;
 use checker::CallChecker;
 use coordinating::{Coordinating, CoordinatorPhase};
 use function_server::FunctionServer;
-use schedule::Schedule;
 
 /// The default number of seeds.
 pub(crate) const SEEDS: u64 = 200;
@@ -63,11 +63,11 @@ const COORDINATOR_TASK: u32 = u32::MAX;
 /// Creates the cluster of a scenario.
 pub(crate) fn world(scenario: &Scenario, start: Instant, trace: Trace) -> SimWorld<CallProgram> {
     let seed = scenario.seed;
-    let schedule = Schedule::draw(seed, scenario.at_most);
-    let setting = schedule::setting(seed, scenario.at_most, &schedule);
+    let schedule = CallSchedule::draw(seed, scenario.at_most);
+    let setting = call_schedule::setting(seed, scenario.at_most, &schedule);
     // Fault indices refer to the plan of the unbounded setting, so they do not change with it.
-    let largest = Schedule::draw(seed, Sizes::ANY);
-    let unbounded = schedule::setting(seed, Sizes::ANY, &largest);
+    let largest = CallSchedule::draw(seed, Sizes::ANY);
+    let unbounded = call_schedule::setting(seed, Sizes::ANY, &largest);
     let plan = faults::plan(&unbounded, &FaultKind::CALLS);
     let checker = CallChecker::new(schedule, setting.catalogue.clone());
     let mut world: SimWorld<CallProgram> =
@@ -81,8 +81,8 @@ pub(crate) fn world(scenario: &Scenario, start: Instant, trace: Trace) -> SimWor
 
 /// Returns the number of planned faults of a scenario, and its sizes.
 pub(crate) fn extent(scenario: &Scenario) -> (usize, Sizes) {
-    let schedule = Schedule::draw(scenario.seed, scenario.at_most);
-    let setting = schedule::setting(scenario.seed, scenario.at_most, &schedule);
+    let schedule = CallSchedule::draw(scenario.seed, scenario.at_most);
+    let setting = call_schedule::setting(scenario.seed, scenario.at_most, &schedule);
     let (plan, _) = faults::plan(&setting, &FaultKind::CALLS);
     (plan.len(), Sizes { steps: schedule.last(), ..setting.sizes() })
 }
@@ -116,7 +116,7 @@ impl SimWorld<CallProgram> {
     }
 }
 
-impl Program for CallProgram {
+impl ProcessProgram for CallProgram {
     type Checker = CallChecker;
     type Timer = CallTimer;
 

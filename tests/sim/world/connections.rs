@@ -9,10 +9,10 @@ use super::{CallLinkEvent, ScheduledEvent, SimWorld};
 use crate::chance::SimChance;
 use crate::faults::FaultKind;
 use crate::network::{Arrival, Connection, Direction, Item, LinkClient, LinkServer};
-use crate::program::Program;
+use crate::process_program::ProcessProgram;
 use crate::setting::LEASE;
 
-impl<P: Program> SimWorld<P> {
+impl<P: ProcessProgram> SimWorld<P> {
     /// Names the client of a connection. The name does not depend on other processes.
     pub(super) fn name_of(&self, client: LinkClient) -> String {
         match client {

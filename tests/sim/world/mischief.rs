@@ -4,9 +4,9 @@ use super::{SimProcess, SimWorld};
 use crate::chance::SimChance;
 use crate::faults::FaultKind;
 use crate::network::Connection;
-use crate::program::Program;
+use crate::process_program::ProcessProgram;
 
-impl<P: Program> SimWorld<P> {
+impl<P: ProcessProgram> SimWorld<P> {
     /// Draws one of the running processes that match.
     pub(crate) fn pick_alive(
         &self,

@@ -7,10 +7,10 @@ use pushpull_ps::testing::{KilledFiles, ShardEndpoint, ShardEvent, TICK, WorkSta
 
 use super::{Host, ScheduledEvent, SimWorld};
 use crate::network::{Connection, Direction, Item, LinkClient, LinkServer};
-use crate::program::Program;
+use crate::process_program::ProcessProgram;
 use crate::setting::LEASE;
 
-impl<P: Program> SimWorld<P> {
+impl<P: ProcessProgram> SimWorld<P> {
     fn shard(&mut self, shard: ShardId) -> Option<&mut ShardEndpoint> {
         match self.tasks.get_mut(shard.task as usize)?.shards.get_mut(shard.shard as usize)? {
             Host::Up(endpoint) => Some(endpoint),

@@ -1,5 +1,6 @@
 //! The simulated processes with their sessions.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use pushpull_common::ids::TaskId;
@@ -9,16 +10,16 @@ use pushpull_worker::simulation as worker;
 use super::{ScheduledEvent, SimProcess, SimWorld};
 use crate::chance::SimChance;
 use crate::network::{Direction, Item, LinkClient, LinkServer};
-use crate::program::Program;
+use crate::process_program::ProcessProgram;
 
-impl<P: Program> SimProcess<P> {
+impl<P: ProcessProgram> SimProcess<P> {
     /// Names the process. The name does not depend on other processes.
     pub(crate) fn name(&self) -> String {
         format!("process {} of {}", self.life, self.program.task_name())
     }
 }
 
-impl<P: Program> SimWorld<P> {
+impl<P: ProcessProgram> SimWorld<P> {
     /// Returns the number of the next process of a task among those of the task, from 1, and its
     /// random choices.
     pub(crate) fn next_life(&self, task_name: &str) -> (u64, SimChance) {
@@ -60,7 +61,7 @@ impl<P: Program> SimWorld<P> {
         self.processes.push(SimProcess {
             endpoint,
             program,
-            links: std::collections::BTreeMap::new(),
+            links: BTreeMap::new(),
             armed: None,
             paused_until: None,
             is_alive: true,

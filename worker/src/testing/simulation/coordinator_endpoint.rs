@@ -34,7 +34,7 @@ pub struct CoordinatorEndpoint {
     calls: BTreeMap<u64, Call>,
     /// The results of attempts whose calls are about to end.
     results: BTreeMap<u64, Result<Outputs, ServiceError>>,
-    operations: BTreeMap<CallOp, Operation>,
+    operations: BTreeMap<CallOp, CoordinatorOperation>,
     next_op: u64,
     /// The calls that make per-worker values, by the ids of these.
     makers: Vec<Call>,
@@ -56,7 +56,7 @@ struct SimulatedWorker {
 
 /// What the coordinator waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Operation {
+enum CoordinatorOperation {
     Attempt(Attempt),
     Making(WorkerId, ResourceId, u64),
     Probe(WorkerId),
@@ -228,7 +228,9 @@ impl CoordinatorEndpoint {
     pub fn check_idle(&self) {
         assert!(self.calls.is_empty(), "calls have not ended: {:?}", self.calls.keys());
         assert!(self.results.is_empty(), "results are left");
-        let attempt = |operation: &&Operation| matches!(operation, Operation::Attempt(_));
+        let attempt = |operation: &&CoordinatorOperation| {
+            matches!(operation, CoordinatorOperation::Attempt(_))
+        };
         assert_eq!(self.operations.values().find(attempt), None, "an attempt is under way");
     }
 
@@ -302,13 +304,19 @@ impl CoordinatorEndpoint {
         }
         self.workers[index].probe_at = None;
         let (link, deadline) = (self.workers[index].link, Some(now + PROBE_TIMEOUT));
-        self.command(now, Operation::Probe(worker), link, CallCommand::Describe, deadline);
+        self.command(
+            now,
+            CoordinatorOperation::Probe(worker),
+            link,
+            CallCommand::Describe,
+            deadline,
+        );
     }
 
     fn command(
         &mut self,
         now: Instant,
-        operation: Operation,
+        operation: CoordinatorOperation,
         link: LinkId,
         command: CallCommand,
         deadline: Option<Instant>,
@@ -322,7 +330,7 @@ impl CoordinatorEndpoint {
     fn call(
         &mut self,
         now: Instant,
-        operation: Operation,
+        operation: CoordinatorOperation,
         link: LinkId,
         number: u64,
         order: CallOrder,
@@ -356,13 +364,13 @@ impl CoordinatorEndpoint {
         // Nobody waits for the reply to a cancelled operation.
         let Some(operation) = self.operations.remove(&op) else { return };
         match operation {
-            Operation::Probe(worker) => {
+            CoordinatorOperation::Probe(worker) => {
                 self.workers[worker.0 as usize].probe_at = Some(now + PROBE_INTERVAL);
                 if reply.is_ok() {
                     self.dispatch_input(now, DispatchInput::WorkerUp { worker });
                 }
             }
-            Operation::Making(worker, resource, call) => {
+            CoordinatorOperation::Making(worker, resource, call) => {
                 let end = decisions::making_end(worker, resource, reply.as_ref().err());
                 let old = match reply {
                     Ok(_) => self.made.insert((worker, resource), call),
@@ -373,7 +381,7 @@ impl CoordinatorEndpoint {
                 }
                 self.dispatch_input(now, end);
             }
-            Operation::Attempt(attempt) => {
+            CoordinatorOperation::Attempt(attempt) => {
                 let uses_kept =
                     self.calls.get(&attempt.number).is_some_and(|c| !c.resources().is_empty());
                 let end = decisions::attempt_end(reply.as_ref().err(), uses_kept);
@@ -399,7 +407,9 @@ impl CoordinatorEndpoint {
             match output {
                 DispatchOutput::Start { attempt, settled } => self.start(now, attempt, settled),
                 DispatchOutput::Cancel { attempt } => {
-                    let of = |operation: &Operation| *operation == Operation::Attempt(attempt);
+                    let of = |operation: &CoordinatorOperation| {
+                        *operation == CoordinatorOperation::Attempt(attempt)
+                    };
                     let op = self.operations.iter().find(|(_, operation)| of(operation));
                     if let Some(op) = op.map(|(&op, _)| op) {
                         self.operations.remove(&op);
@@ -413,7 +423,7 @@ impl CoordinatorEndpoint {
                     let order = call.on(&device).ends_with_connection().order(true);
                     let order = order.expect("the call of a per-worker value is valid");
                     let number = self.session.number_call();
-                    let operation = Operation::Making(worker, resource, number);
+                    let operation = CoordinatorOperation::Making(worker, resource, number);
                     self.call(now, operation, link, number, order);
                 }
                 DispatchOutput::Ended { number, ending } => {
@@ -440,6 +450,6 @@ impl CoordinatorEndpoint {
         let order = decisions::attempt_order(&call, scheduled);
         let (order, link) = (order.expect("the scheduled calls are valid"), *link);
         let of_client = self.session.number_call();
-        self.call(now, Operation::Attempt(attempt), link, of_client, order);
+        self.call(now, CoordinatorOperation::Attempt(attempt), link, of_client, order);
     }
 }

@@ -32,7 +32,7 @@ pub(crate) struct PlannedCall {
 
 /// What a program schedules, and how.
 #[derive(Clone, Debug)]
-pub(crate) struct Schedule {
+pub(crate) struct CallSchedule {
     /// The calls, by their numbers less 1.
     pub(crate) calls: Vec<PlannedCall>,
     pub(crate) calls_per_worker: usize,
@@ -47,9 +47,9 @@ pub(crate) struct Schedule {
     pub(crate) releases: bool,
 }
 
-impl Schedule {
+impl CallSchedule {
     /// Draws the schedule of a seed. The bound does not change which calls the first ones are.
-    pub(crate) fn draw(seed: u64, at_most: Sizes) -> Schedule {
+    pub(crate) fn draw(seed: u64, at_most: Sizes) -> CallSchedule {
         let chance = &mut SimChance::of(seed, "schedule");
         let (few, many) = (chance.between(6, 40), chance.between(70, 110));
         // Some seeds have more calls than the window of a shard.
@@ -65,7 +65,7 @@ impl Schedule {
             let pinned = pins.then(|| (draw % u64::from(workers)) as u32);
             PlannedCall { pinned, pushes, uses_kept: has_kept && kept }
         });
-        Schedule {
+        CallSchedule {
             calls: calls.collect(),
             calls_per_worker: per_worker as usize,
             queue_max: queue_max as usize,
@@ -92,7 +92,7 @@ fn workers(seed: u64, at_most: Sizes) -> u32 {
 }
 
 /// Draws the setting of a seed, bounded by `at_most`.
-pub(crate) fn setting(seed: u64, at_most: Sizes, schedule: &Schedule) -> Setting {
+pub(crate) fn setting(seed: u64, at_most: Sizes, schedule: &CallSchedule) -> Setting {
     let chance = &mut SimChance::of(seed, "servers");
     let drawn = Setting::draw(seed, at_most);
     let workers = workers(seed, at_most);

@@ -1,6 +1,7 @@
-//! [`Program`]: what the processes of a family of scenarios do.
+//! [`ProcessProgram`]: what the processes of a family of scenarios do.
 
 use std::fmt::Debug;
+use std::time::Instant;
 
 use pushpull_common::ids::ShardId;
 use pushpull_worker::Error;
@@ -12,7 +13,7 @@ use crate::world::SimWorld;
 
 /// The program of a process with a session. A family of scenarios has one type of them, and the world
 /// drives it.
-pub(crate) trait Program: Sized + Debug {
+pub(crate) trait ProcessProgram: Sized + Debug {
     /// What must hold in every run of the family.
     type Checker;
     /// An event that programs schedule for themselves.
@@ -68,7 +69,7 @@ pub(crate) trait Program: Sized + Debug {
     }
 
     /// Takes the wake-up time of the parts of a program beside its session.
-    fn wake_at(&self) -> Option<std::time::Instant> {
+    fn wake_at(&self) -> Option<Instant> {
         None
     }
 
