@@ -9,6 +9,7 @@ use pushpull_common::protocol::{CallRef, Header, Refusal};
 
 use super::encoded_parts::{EncodedPart, PartBody, PartEncoding};
 use super::whole_push::WholePush;
+use crate::aggregate::token_issuer::TokenIssuer;
 use crate::client_key::ClientKey;
 use crate::inbox::{Extents, PendingAnswer, PushArrival, is_for_trainable};
 use crate::shard::held_push::HeldPush;
@@ -145,9 +146,22 @@ impl Intake {
                 inbox.begin(part.push_slot, incoming.new_push(step), request.since);
             }
         }
-        match range.is_empty() {
-            true => Ok(true),
-            false => self.check_range(variables, part, range).map(|()| true),
+        if range.is_empty() {
+            return Ok(true);
+        }
+        let (token, generation) = (part.token, part.generation);
+        let is_held = |owner: &TokenIssuer| owner.ledger().holds(client, token, generation);
+        match self.check_range(variables, part, range) {
+            // The push begins in its middle. The parts before were skipped as stale, while the client
+            // held the token.
+            Err(Refusal::Range { limit: 0, .. })
+                if part.operation == (Operation::Gradient {})
+                    && !steps.is_synchronous()
+                    && steps.owner.as_ref().is_some_and(|owner| !is_held(owner)) =>
+            {
+                Err(Refusal::Token { token, generation })
+            }
+            checked => checked.map(|()| true),
         }
     }
 

@@ -254,6 +254,30 @@ fn a_gradient_that_becomes_too_old_while_it_arrives_is_dropped_whole() {
     assert!((0..3).all(|index| workers.train(index)), "push slots and tokens are free");
 }
 
+/// The parts before are skipped as stale, so the push begins with a later one.
+#[test]
+fn a_stale_push_whose_token_is_taken_back_between_its_parts_is_refused_for_its_token() {
+    let timeout = Duration::from_secs(1);
+    let mut workers = BoundedWorkers::new(2, |config| {
+        config.mode(Asynchronous::default().reject_older(0)).token_timeout(Some(timeout))
+    });
+    let old = workers.token(1).unwrap();
+    assert!(workers.train(0));
+    let push = workers.begin(1, old, false);
+    let (line, half) = (workers.lines[1], bytes_of(&[9.0]));
+    workers.world.send(line, push.envelope(), push.part(0, None), &half);
+    workers.pass(timeout + 2 * TICK, &[0, 1]);
+    let request = workers.world.send(line, push.envelope(), push.part(8, Some(16)), &half);
+    match workers.world.answer(line, request) {
+        Some(Message::Refused(message::Refused { refusal: Refusal::Token { token, .. } })) => {
+            assert_eq!(token, old.token);
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(workers.train(1), "its push slot and its next token are free");
+    assert_eq!(workers.value(), -2.0);
+}
+
 #[test]
 fn a_whole_push_keeps_its_token_when_another_is_sent_under_it() {
     let mut workers = BoundedWorkers::new(2, |config| {
