@@ -94,7 +94,8 @@ impl CallSession {
                 self.give_up(now, id, connection, reason);
             }
             _ if !is_open => self.breach(now, id, connection, "a message before its welcome"),
-            Message::HeartbeatAnswer(_) | Message::Released(_) => {}
+            Message::HeartbeatAnswer(_) => {}
+            Message::Released(_) => self.links[id.0].released(),
             Message::Goodbye(_) => {
                 let reason = "it has stopped".to_owned();
                 self.give_up(now, id, connection, reason.clone());

@@ -1,6 +1,6 @@
 //! The link of a session to one server: its connection, and what is to be sent.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{Incarnation, RequestId, TaskId};
@@ -45,6 +45,8 @@ pub(super) struct Link {
     /// Calls to be cancelled, released, and acknowledged.
     pub(super) cancels: Vec<u64>,
     pub(super) releases: Vec<u64>,
+    /// The calls of each release that was sent on the present connection and has no answer.
+    releasing: VecDeque<Vec<u64>>,
     pub(super) ended: Vec<u64>,
 }
 
@@ -80,6 +82,7 @@ impl Link {
             kept: BTreeSet::new(),
             cancels: Vec::new(),
             releases: Vec::new(),
+            releasing: VecDeque::new(),
             ended: Vec::new(),
         }
     }
@@ -127,6 +130,11 @@ impl Link {
         self.failure = Some((since, reason));
         self.status = LinkStatus::BackOff { until: now + pause };
         self.receiving = None;
+        // What the server may not have received is sent again.
+        self.releases.extend(self.releasing.drain(..).flatten());
+        for (_, pending) in self.pending.iter_mut() {
+            self.ended.append(&mut pending.acknowledges);
+        }
     }
 
     /// Takes it that the server is there.
@@ -134,6 +142,11 @@ impl Link {
         (self.failure, self.failures) = (None, 0);
         (self.heard, self.last_sent) = (now, now);
         self.status = LinkStatus::Open { connection };
+    }
+
+    /// Takes it that the server has received the first release that had no answer.
+    pub(super) fn released(&mut self) {
+        self.releasing.pop_front();
     }
 
     /// Forgets what the server has forgotten.
@@ -155,8 +168,9 @@ impl Link {
         }
         while !self.releases.is_empty() {
             let some = self.releases.len().min(limits::RELEASES_MAX);
-            let calls = List::new(self.releases.drain(..some).collect()).unwrap_or_default();
-            due.push(Release { calls }.into());
+            let calls: Vec<u64> = self.releases.drain(..some).collect();
+            self.releasing.push_back(calls.clone());
+            due.push(Release { calls: List::new(calls).unwrap_or_default() }.into());
         }
         if idle && due.is_empty() {
             due.push(Heartbeat {}.into());

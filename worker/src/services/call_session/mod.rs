@@ -174,8 +174,9 @@ impl CallSession {
             }
             CallCommand::Describe => PendingKind::Describe,
         };
+        let (sent, was_sent, acknowledges, answer) = (false, false, Vec::new(), None);
         let pending =
-            Pending { op, kind, begun: now, deadline, sent: false, was_sent: false, answer: None };
+            Pending { op, kind, begun: now, deadline, sent, was_sent, acknowledges, answer };
         let request = self.links[link.0].pending.add(pending);
         self.ops.insert(op, (link, request));
     }
@@ -184,6 +185,7 @@ impl CallSession {
         let Some((link, request)) = self.ops.remove(&op) else { return };
         let at = &mut self.links[link.0];
         let Some(pending) = at.pending.remove(request) else { return };
+        at.ended.extend(pending.acknowledges);
         if let PendingKind::Call { number, .. } = pending.kind {
             self.unsettled.remove(&number);
             if pending.was_sent {
@@ -197,6 +199,9 @@ impl CallSession {
     fn reply(&mut self, link: LinkId, request: RequestId, reply: Result<CallReply, ServiceError>) {
         let at = &mut self.links[link.0];
         let Some(pending) = at.pending.remove(request) else { return };
+        if reply.is_err() {
+            at.ended.extend(&pending.acknowledges);
+        }
         if let PendingKind::Call { number, order } = &pending.kind {
             self.unsettled.remove(number);
             match (order.retain, reply.is_ok()) {
@@ -314,6 +319,7 @@ impl CallSession {
                 true => ended.drain(..ended.len().min(link::ENDED_MAX)).collect(),
                 false => Vec::new(),
             };
+            pending.acknowledges.clone_from(&acknowledged);
             let left = pending.deadline.map(|at| at.saturating_duration_since(now));
             let envelope = envelope(request, deadline_ms(left));
             for (message, body) in pending.kind.messages(settled, acknowledged) {

@@ -23,6 +23,8 @@ pub(super) struct Pending {
     pub(super) sent: bool,
     /// Whether it was ever sent: the function may have run.
     pub(super) was_sent: bool,
+    /// The calls that it acknowledges. Its answer shows that the server knows.
+    pub(super) acknowledges: Vec<u64>,
     /// The answer, whose values arrive.
     pub(super) answer: Option<IncomingAnswer>,
 }

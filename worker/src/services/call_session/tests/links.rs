@@ -1,7 +1,9 @@
 //! Links that break, and servers that come back, forget or change.
 
 use pushpull_common::protocol::Refusal;
-use pushpull_common::protocol::message::{Goodbye, HeartbeatAnswer, Input, NamedInput, Refused};
+use pushpull_common::protocol::message::{
+    Goodbye, HeartbeatAnswer, Input, NamedInput, Refused, Released,
+};
 
 use super::*;
 
@@ -207,4 +209,45 @@ fn what_a_lost_call_may_leave_is_released() {
         _ => None,
     });
     assert_eq!(released, Some(vec![lost]));
+}
+
+#[test]
+fn what_a_broken_connection_may_have_lost_is_sent_again() {
+    let mut world = world();
+    let number = |world: &mut World| world.sent_calls()[0].1.call;
+    world.call(CallOrder { retain: true, ..order(&[]) });
+    let connection = world.accept(server(7, false));
+    let (request, kept) = (world.sent[0].1.request, number(&mut world));
+    world.receive(connection, request, done(&[]), &[]);
+    world.call(order(&[]));
+    let (request, ended) = (world.sent[0].1.request, number(&mut world));
+    world.receive(connection, request, done(&[]), &[]);
+    world.replies.clear();
+    // A call acknowledges one, and a release names the other. The connection breaks.
+    let calls = vec![kept];
+    world.input(CallInput::Release { link: world.link, calls });
+    world.sent.clear();
+    world.call(order(&[]));
+    assert_eq!(world.sent_calls()[0].1.ended.items(), [ended]);
+    world.breaks(connection);
+    world.pass(Duration::from_millis(20));
+    let connection = world.accept(server(7, true));
+    let sent = |world: &mut World| {
+        let taken = std::mem::take(&mut world.sent);
+        let ids = |message| match message {
+            Message::Call(call) => call.ended.items().to_vec(),
+            Message::Release(release) => release.calls.items().to_vec(),
+            _ => Vec::new(),
+        };
+        let mut ids: Vec<u64> = taken.into_iter().flat_map(|(_, _, m, _)| ids(m)).collect();
+        ids.sort_unstable();
+        ids
+    };
+    assert_eq!(sent(&mut world), [kept, ended]);
+    // The server has received the release, but not the call.
+    world.receive(connection, RequestId(0), Released {}, &[]);
+    world.breaks(connection);
+    world.pass(Duration::from_millis(40));
+    world.accept(server(7, true));
+    assert_eq!(sent(&mut world), [ended]);
 }
