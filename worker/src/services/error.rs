@@ -180,3 +180,11 @@ pub enum ServiceError {
         reason: String,
     },
 }
+
+impl ServiceError {
+    /// Returns whether the server may still run the call, or may have run it.
+    pub(crate) fn is_unsure(&self) -> bool {
+        use ServiceError::{Lost, Protocol, Timeout};
+        matches!(self, Lost { .. } | Protocol { .. } | Timeout { .. })
+    }
+}

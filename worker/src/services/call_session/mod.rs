@@ -204,11 +204,15 @@ impl CallSession {
         }
         if let PendingKind::Call { number, order } = &pending.kind {
             self.unsettled.remove(number);
-            match (order.retain, reply.is_ok()) {
+            match (order.retain, &reply) {
                 // What stays on the server is released by its holder.
-                (true, true) => _ = at.kept.insert(*number),
+                (true, Ok(_)) => _ = at.kept.insert(*number),
                 // It has no holder, and the function may leave it still.
-                (true, false) if pending.was_sent => at.releases.push(*number),
+                (true, Err(error)) if pending.was_sent && error.is_unsure() => {
+                    at.releases.push(*number);
+                }
+                // The server remembers how the call has ended until the next one acknowledges that,
+                // for those who fetch its outputs.
                 _ => at.ended.push(*number),
             }
             let unsure = matches!(reply, Err(ServiceError::Timeout { .. }));

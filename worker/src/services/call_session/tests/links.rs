@@ -251,3 +251,18 @@ fn what_a_broken_connection_may_have_lost_is_sent_again() {
     world.accept(server(7, true));
     assert_eq!(sent(&mut world), [ended]);
 }
+
+/// Others that fetch its outputs are told how it has ended.
+#[test]
+fn a_call_that_has_failed_is_remembered_until_the_next_one() {
+    let mut world = world();
+    world.call(CallOrder { retain: true, ..order(&[]) });
+    let connection = world.accept(server(7, false));
+    let (request, call) = world.sent_calls().remove(0);
+    let outcome = CallOutcome::Failed { retry: false, detail: Detail::clipped("no") };
+    world.receive(connection, request, CallEnded { outcome }, &[]);
+    assert!(matches!(world.reply().1, Err(ServiceError::Failed { .. })));
+    assert!(world.sent.is_empty(), "{:?}", world.sent);
+    world.call(order(&[]));
+    assert_eq!(world.sent_calls()[0].1.ended.items(), [call.call]);
+}
