@@ -142,29 +142,76 @@ impl ClusterSpec {
         self.lowest("chief").or_else(|| self.lowest("worker"))
     }
 
-    /// Returns the ps task whose first shard owns the global step: the lowest index of the job
-    /// `ps`.
-    pub fn step_owner(&self) -> Option<TaskId> {
-        self.lowest("ps")
+    /// Returns the job that holds the variables. Its tasks are the ps tasks of the cluster.
+    ///
+    /// It is the job `ps` if the cluster has one. Otherwise it is the only job whose tasks all have
+    /// addresses, not counting `chief`, `worker`, `evaluator` and jobs without tasks.
+    ///
+    /// # Errors
+    /// [`ClusterError::NoVariablesJob`] if there is no such job, and
+    /// [`ClusterError::SeveralVariablesJobs`] if there are more.
+    ///
+    /// ```
+    /// use pushpull_common::cluster::ClusterSpec;
+    /// let cluster: ClusterSpec = "local=a:2222,b:2222;worker=-".parse()?;
+    /// assert_eq!(cluster.variables_job()?, "local");
+    /// # Ok::<(), pushpull_common::cluster::ClusterError>(())
+    /// ```
+    pub fn variables_job(&self) -> Result<&str, ClusterError> {
+        if let Some((name, _)) = self.jobs.get_key_value(TaskId::PS_JOB) {
+            return Ok(name);
+        }
+        let can_hold = |name: &str, job: &Job| {
+            let is_reachable = job.values().all(|address| **address != *ClusterSpec::NO_ADDRESS);
+            !job.is_empty() && is_reachable && !JOBS_WITHOUT_VARIABLES.contains(&name)
+        };
+        let candidates = self.jobs.iter().filter(|(name, job)| can_hold(name, job));
+        match candidates.map(|(name, _)| &**name).collect::<Vec<_>>()[..] {
+            [only] => Ok(only),
+            [] => Err(ClusterError::NoVariablesJob { known: self.known_jobs() }),
+            ref several => Err(ClusterError::SeveralVariablesJobs { jobs: several.join(", ") }),
+        }
     }
 
-    /// Returns the text that ps tasks must agree on: the indices of the job `ps`, such as `0,1`.
+    /// Returns the index and the address of every task of the job that holds the variables,
+    /// ascending. There are none if the cluster has no such job.
+    pub fn ps_tasks(&self) -> impl Iterator<Item = (u32, &str)> {
+        let job = self.variables_job().ok().and_then(|job| self.jobs.get(job));
+        job.into_iter().flatten().map(|(&index, address)| (index, &**address))
+    }
+
+    /// Returns the ps task whose first shard owns the global step: the lowest index of the job that
+    /// holds the variables.
+    pub fn step_owner(&self) -> Option<TaskId> {
+        self.lowest(self.variables_job().ok()?)
+    }
+
+    /// Returns the text that ps tasks must agree on: the indices of the job `ps`, such as `0,1`, or
+    /// the name and the indices of another job that holds the variables, such as `local:0,1`.
     ///
     /// Addresses and the worker job are left out deliberately. They may change while the cluster
     /// runs: a task moves to another host, a worker joins.
     pub fn ps_identity(&self) -> String {
-        let indices = self.jobs.get("ps").into_iter().flat_map(|job| job.keys());
-        indices.map(u32::to_string).collect::<Vec<_>>().join(",")
+        let indices: Vec<_> = self.ps_tasks().map(|(index, _)| index.to_string()).collect();
+        match self.variables_job() {
+            Ok(job) if job != TaskId::PS_JOB => format!("{job}:{}", indices.join(",")),
+            _ => indices.join(","),
+        }
     }
 
     fn find(&self, job: &str) -> Result<&Job, ClusterError> {
         self.jobs.get(job).ok_or_else(|| ClusterError::UnknownJob {
             job: job.to_owned(),
-            known: match self.is_empty() {
-                true => "no jobs".to_owned(),
-                false => format!("the jobs {}", self.jobs().collect::<Vec<_>>().join(", ")),
-            },
+            known: self.known_jobs(),
         })
+    }
+
+    /// Returns the names of the jobs in words, for errors.
+    fn known_jobs(&self) -> String {
+        match self.is_empty() {
+            true => "no jobs".to_owned(),
+            false => format!("the jobs {}", self.jobs().collect::<Vec<_>>().join(", ")),
+        }
     }
 
     fn lowest(&self, job: &str) -> Option<TaskId> {
@@ -172,6 +219,9 @@ impl ClusterSpec {
         tasks.keys().next().map(|&index| TaskId { job: name.clone(), index })
     }
 }
+
+/// The jobs of the classic names that never hold variables.
+const JOBS_WITHOUT_VARIABLES: [&str; 3] = ["chief", "worker", "evaluator"];
 
 /// Returns whether a job's tasks are numbered 0 to n-1. A job of no tasks counts as sparse and is
 /// written as an empty map, as in classic TensorFlow.
@@ -264,6 +314,54 @@ mod tests {
         assert_eq!((empty.chief(), empty.step_owner()), (None, None));
         assert_eq!(empty.ps_identity(), "");
         assert!(empty.is_empty() && !cluster("ps=").is_empty());
+    }
+
+    #[test]
+    fn the_job_ps_or_the_only_candidate_holds_the_variables() {
+        let none = |known: &str| {
+            format!(
+                "cannot find the job that holds the variables: the cluster has {known}; name a job \
+                 ps, or list one job beside chief, worker and evaluator whose tasks all have \
+                 addresses"
+            )
+        };
+        let several = |jobs: &str| {
+            format!(
+                "cannot choose the job that holds the variables among {jobs}: name one of them ps"
+            )
+        };
+        // The cluster, its job or the error, its step owner and its identity.
+        let table = [
+            ("ps=a:1,b:1", Ok("ps"), "/job:ps/task:0", "0,1"),
+            ("ps=3@a:1;local=b:1", Ok("ps"), "/job:ps/task:3", "3"),
+            ("ps=;local=b:1", Ok("ps"), "", ""),
+            ("local=a:1,b:1", Ok("local"), "/job:local/task:0", "local:0,1"),
+            ("local=2@a:1,5@b:1;worker=c:1", Ok("local"), "/job:local/task:2", "local:2,5"),
+            (
+                "chief=a:1;evaluator=b:1;table=c:1;worker=d:1",
+                Ok("table"),
+                "/job:table/task:0",
+                "table:0",
+            ),
+            // Jobs that no client reaches, or that have no tasks, are no candidates.
+            ("local=a:1;trainer=-,-;unused=", Ok("local"), "/job:local/task:0", "local:0"),
+            ("local=a:1,-;worker=-", Err(none("the jobs local, worker")), "", ""),
+            ("chief=-;worker=a:1", Err(none("the jobs chief, worker")), "", ""),
+            ("", Err(none("no jobs")), "", ""),
+            ("cache=a:1;local=b:1;worker=c:1", Err(several("cache, local")), "", ""),
+        ];
+        for (text, expected, owner, identity) in table {
+            let cluster = cluster(text);
+            let job = cluster.variables_job().map_err(|error| error.to_string());
+            assert_eq!(job, expected, "{text}");
+            let step_owner = cluster.step_owner().map(|task| task.to_string());
+            assert_eq!(step_owner.unwrap_or_default(), owner, "{text}");
+            assert_eq!(cluster.ps_identity(), identity, "{text}");
+        }
+        let local = cluster("local=5@b:1,2@a:1;worker=c:1");
+        assert_eq!(local.ps_tasks().collect::<Vec<_>>(), [(2, "a:1"), (5, "b:1")]);
+        assert_eq!(cluster("worker=c:1").ps_tasks().count(), 0);
+        assert_eq!((local.chief(), cluster("local=a:1").chief()), (Some(TaskId::worker(0)), None));
     }
 
     #[test]

@@ -90,6 +90,9 @@ pub struct TaskId {
 }
 
 impl TaskId {
+    /// The job that holds the variables of every cluster that has it, and does not train: `ps`.
+    pub const PS_JOB: &str = "ps";
+
     /// Names a task. The name is not checked; a [`crate::cluster::ClusterSpec`] does that.
     pub fn new(job: &str, index: u32) -> Self {
         TaskId { job: job.into(), index }
@@ -97,7 +100,7 @@ impl TaskId {
 
     /// Returns a task of the job `ps`.
     pub fn ps(index: u32) -> Self {
-        TaskId::new("ps", index)
+        TaskId::new(TaskId::PS_JOB, index)
     }
 
     /// Returns a task of the job `worker`.

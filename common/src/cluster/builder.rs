@@ -79,7 +79,7 @@ fn check_job(
         }
         let task = TaskId { job: name.clone(), index };
         let key = match &*address {
-            ClusterSpec::NO_ADDRESS if *task.job == *"ps" => Err(AddressProblem::Absent),
+            ClusterSpec::NO_ADDRESS if *task.job == *TaskId::PS_JOB => Err(AddressProblem::Absent),
             ClusterSpec::NO_ADDRESS => Ok(None),
             address => canonical(address).map(Some),
         };

@@ -36,6 +36,21 @@ pub enum ClusterError {
         /// The requested index.
         index: u32,
     },
+    /// No job of the cluster holds the variables: [`ClusterSpec::variables_job`].
+    #[error(
+        "cannot find the job that holds the variables: the cluster has {known}; name a job ps, or \
+         list one job beside chief, worker and evaluator whose tasks all have addresses"
+    )]
+    NoVariablesJob {
+        /// The jobs of the cluster, in words.
+        known: String,
+    },
+    /// Several jobs could hold the variables: [`ClusterSpec::variables_job`].
+    #[error("cannot choose the job that holds the variables among {jobs}: name one of them ps")]
+    SeveralVariablesJobs {
+        /// The names of the jobs, separated by commas.
+        jobs: String,
+    },
     /// A job name is not a letter followed by letters, digits and underscores, or is too long.
     #[error(
         "cannot name a job {job:?}: a name is a letter, then letters, digits or underscores, at \

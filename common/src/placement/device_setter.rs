@@ -5,6 +5,7 @@ use super::picker::{Picker, name_hashes};
 use super::{PlacementError, PlacementStrategy};
 use crate::cluster::ClusterSpec;
 use crate::device::DeviceSpec;
+use crate::ids::TaskId;
 
 /// Assigns variables to ps tasks and everything else to a worker, as `replica_device_setter` does.
 ///
@@ -31,16 +32,19 @@ impl DeviceSetter {
         (!tasks.is_empty()).then(|| DeviceSetter {
             picker: Picker::new(PlacementStrategy::RoundRobin, tasks.len()),
             tasks,
-            ps_device: DeviceSpec::of_job("ps"),
+            ps_device: DeviceSpec::of_job(TaskId::PS_JOB),
             worker_device: DeviceSpec::of_job("worker"),
             merge_devices: true,
         })
     }
 
-    /// Creates a setter for the tasks of the job that `ps_device` names. Returns `None` if it names
-    /// no job, or a job that is unknown or has no tasks.
+    /// Creates a setter for the tasks of the job that `ps_device` names; if it names none, for those
+    /// of the job that holds the variables ([`ClusterSpec::variables_job`]). Returns `None` if the
+    /// job is unknown or has no tasks.
     pub fn of_cluster(cluster: &ClusterSpec, ps_device: DeviceSpec) -> Option<DeviceSetter> {
-        let tasks = cluster.task_indices(ps_device.job()?).ok()?;
+        let job = ps_device.job().or(cluster.variables_job().ok())?;
+        let tasks = cluster.task_indices(job).ok()?;
+        let ps_device = DeviceSpec::of_job(job).merge_tf(&ps_device);
         DeviceSetter::new(tasks).map(|setter| setter.ps_device(ps_device))
     }
 
@@ -113,6 +117,24 @@ mod tests {
             assert!(DeviceSetter::of_cluster(&cluster, device(ps_device)).is_none());
         }
         assert!(DeviceSetter::of_cluster(&cluster, device("/job:worker")).is_some());
+    }
+
+    #[test]
+    fn a_setter_of_a_cluster_draws_from_the_job_that_holds_the_variables() {
+        let table = [
+            ("ps=a:1,b:1", "", ["/job:ps/task:0", "/job:ps/task:1"]),
+            ("local=1@a:1,3@b:1", "", ["/job:local/task:1", "/job:local/task:3"]),
+            ("local=a:1;worker=b:1", "/cpu:0", ["/job:local/task:0/cpu:0"; 2]),
+            ("cache=a:1;local=b:1", "/job:cache", ["/job:cache/task:0"; 2]),
+        ];
+        for (cluster, ps_device, expected) in table {
+            let setter = DeviceSetter::of_cluster(&cluster.parse().unwrap(), device(ps_device));
+            let mut setter = setter.unwrap();
+            let drawn = [(); 2].map(|()| setter.variable("v", 4, &device("")));
+            assert_eq!(drawn, expected.map(device), "{cluster} {ps_device}");
+        }
+        let several = "cache=a:1;local=b:1".parse().unwrap();
+        assert!(DeviceSetter::of_cluster(&several, device("")).is_none());
     }
 
     #[test]

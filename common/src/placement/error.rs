@@ -13,7 +13,7 @@ pub enum PlacementError {
     /// There is no ps task.
     #[error("cannot place variables: there is no ps task")]
     NoTasks,
-    /// The cluster has no job `ps`.
+    /// No job of the cluster holds variables, or several could.
     #[error("cannot place variables: {source}")]
     Cluster {
         /// The cluster's error.
@@ -43,9 +43,9 @@ pub enum PlacementError {
         /// The variable's error.
         source: VariableError,
     },
-    /// A variable is pinned to a job other than `ps`.
+    /// A variable is pinned to a job that does not hold variables.
     #[error(
-        "cannot place the variable {variable:?} on {device}: only the ps tasks {tasks} hold \
+        "cannot place the variable {variable:?} on {device}: only the {job} tasks {tasks} hold \
          variables"
     )]
     PinnedJob {
@@ -53,14 +53,18 @@ pub enum PlacementError {
         variable: String,
         /// The device that it is pinned to.
         device: String,
+        /// The job that holds the variables.
+        job: String,
         /// The ps tasks of the cluster, such as `0-3, 5`.
         tasks: String,
     },
     /// A variable is pinned to a ps task that does not exist.
-    #[error("cannot place the variable {variable:?} on ps task {task}: there are only {tasks}")]
+    #[error("cannot place the variable {variable:?} on {job} task {task}: there are only {tasks}")]
     PinnedTask {
         /// The variable's name.
         variable: String,
+        /// The job that holds the variables.
+        job: String,
         /// The task that it is pinned to.
         task: u32,
         /// The ps tasks of the cluster, such as `0-3, 5`.
@@ -68,14 +72,16 @@ pub enum PlacementError {
     },
     /// A custom strategy chose a ps task that does not exist.
     #[error(
-        "cannot place part {part} of the variable {variable:?} on ps task {task}, as the custom \
-         strategy chose: there are only {tasks}"
+        "cannot place part {part} of the variable {variable:?} on {job} task {task}, as the \
+         custom strategy chose: there are only {tasks}"
     )]
     CustomTask {
         /// The variable's name.
         variable: String,
         /// The part's index.
         part: u32,
+        /// The job that holds the variables.
+        job: String,
         /// The chosen task.
         task: u32,
         /// The ps tasks of the cluster, such as `0-3, 5`.

@@ -197,14 +197,15 @@ impl<'a> Planner<'a> {
         Ok(placed.collect())
     }
 
-    /// Returns the position of the task that the variable's device names. An open job means the ps
-    /// job, because only ps tasks hold variables.
+    /// Returns the position of the task that the variable's device names. An open job means the job
+    /// of the map, because only its tasks hold variables.
     fn pinned(&self, variable: &VariableSpec) -> Result<Option<usize>, PlacementError> {
-        let device = &variable.device;
-        if device.job().is_some_and(|job| job != "ps") {
+        let (device, map_job) = (&variable.device, self.map.job());
+        if device.job().is_some_and(|job| job != map_job) {
             return Err(PlacementError::PinnedJob {
                 variable: variable.name().to_owned(),
                 device: device.to_string(),
+                job: map_job.to_owned(),
                 tasks: index_list(self.map.tasks().iter().copied()),
             });
         }
@@ -215,6 +216,7 @@ impl<'a> Planner<'a> {
             Some(position) => Ok(Some(position)),
             None => Err(PlacementError::PinnedTask {
                 variable: variable.name().to_owned(),
+                job: map_job.to_owned(),
                 task,
                 tasks: index_list(self.map.tasks().iter().copied()),
             }),
@@ -253,6 +255,7 @@ impl<'a> Planner<'a> {
         self.map.position(task).ok_or_else(|| PlacementError::CustomTask {
             variable: variable.name().to_owned(),
             part,
+            job: self.map.job().to_owned(),
             task,
             tasks: index_list(self.map.tasks().iter().copied()),
         })

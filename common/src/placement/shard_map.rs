@@ -1,14 +1,17 @@
 //! [`ShardMap`]: the shards that variables can be placed on.
 
+use std::sync::Arc;
+
 use super::PlacementError;
 use crate::cluster::ClusterSpec;
-use crate::ids::ShardId;
+use crate::ids::{ShardId, TaskId};
 
 /// The ps tasks and the number of shards of each.
 ///
 /// A map has at least one shard and at most [`ShardMap::SHARDS_MAX`]. Its tasks ascend.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ShardMap {
+    job: Arc<str>,
     tasks: Vec<u32>,
     shards_per_task: u16,
 }
@@ -17,8 +20,8 @@ impl ShardMap {
     /// The largest number of shards in a cluster.
     pub const SHARDS_MAX: usize = 1 << 16;
 
-    /// Creates a map from the indices of the ps tasks, in any order, and the number of shards of
-    /// each.
+    /// Creates a map from the indices of the tasks of the job `ps`, in any order, and the number of
+    /// shards of each.
     pub fn new(
         tasks: impl Into<Vec<u32>>,
         shards_per_task: u16,
@@ -34,17 +37,24 @@ impl ShardMap {
         tasks.sort_unstable();
         match tasks.windows(2).find(|pair| pair[0] == pair[1]) {
             Some(pair) => Err(PlacementError::DuplicateTask { task: pair[0] }),
-            None => Ok(ShardMap { tasks, shards_per_task }),
+            None => Ok(ShardMap { job: TaskId::PS_JOB.into(), tasks, shards_per_task }),
         }
     }
 
-    /// Creates the map of a cluster's job `ps`.
+    /// Creates the map of the job that holds a cluster's variables.
     pub fn of_cluster(
         cluster: &ClusterSpec,
         shards_per_task: u16,
     ) -> Result<ShardMap, PlacementError> {
-        let tasks = cluster.task_indices("ps");
-        ShardMap::new(tasks.map_err(|source| PlacementError::Cluster { source })?, shards_per_task)
+        let job = cluster.variables_job();
+        let job = job.map_err(|source| PlacementError::Cluster { source })?;
+        let tasks: Vec<u32> = cluster.ps_tasks().map(|(index, _)| index).collect();
+        Ok(ShardMap { job: job.into(), ..ShardMap::new(tasks, shards_per_task)? })
+    }
+
+    /// Returns the job that holds the variables, to which the tasks belong.
+    pub fn job(&self) -> &str {
+        &self.job
     }
 
     /// Returns the indices of the ps tasks, ascending.
@@ -94,10 +104,18 @@ mod tests {
     fn a_map_is_made_from_a_cluster() {
         let cluster: ClusterSpec = "ps=1@a:1,3@b:1".parse().unwrap();
         assert_eq!(ShardMap::of_cluster(&cluster, 1), ShardMap::new([1, 3], 1));
-        let error = ShardMap::of_cluster(&ClusterSpec::default(), 1).unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "cannot place variables: cannot find the job \"ps\": the cluster has no jobs"
-        );
+        let cluster: ClusterSpec = "local=1@a:1,3@b:1;worker=-".parse().unwrap();
+        let map = ShardMap::of_cluster(&cluster, 2).unwrap();
+        assert_eq!((map.job(), map.tasks()), ("local", &[1, 3][..]));
+        assert_ne!(Ok(map), ShardMap::new([1, 3], 2));
+        let faults = [
+            ("", "cannot place variables: cannot find the job that holds the variables: "),
+            ("a=a:1;b=b:1", "cannot place variables: cannot choose the job that holds the"),
+            ("ps=", "cannot place variables: there is no ps task"),
+        ];
+        for (cluster, expected) in faults {
+            let error = ShardMap::of_cluster(&cluster.parse().unwrap(), 1).unwrap_err();
+            assert!(error.to_string().starts_with(expected), "{error}");
+        }
     }
 }

@@ -5,6 +5,7 @@
 use proptest::prelude::{prop_assert, prop_assert_eq, prop_compose, proptest};
 
 use super::*;
+use crate::cluster::ClusterSpec;
 use crate::device::DeviceSpec;
 use crate::initializer::Initializer;
 use crate::partition::Partitioner;
@@ -73,6 +74,37 @@ fn faults_name_the_variable_and_the_tasks() {
         "cannot place part 0 of the variable \"w\" on ps task 3, as the custom strategy chose: \
          there are only 1-2, 5"
     );
+}
+
+#[test]
+fn the_job_of_the_map_holds_the_variables() {
+    let cluster: ClusterSpec = "local=a:1,b:1,c:1".parse().unwrap();
+    let map = ShardMap::of_cluster(&cluster, 1).unwrap();
+    let plan = |variable: VariableSpec, strategy: &PlacementStrategy| {
+        Placement::plan(&[variable], &map, strategy).map_err(|error| error.to_string())
+    };
+    let round_robin = &PlacementStrategy::RoundRobin;
+    for (device, task) in [("/job:local/task:1", 1), ("/task:2", 2), ("/job:local", 0), ("", 0)] {
+        let placement = plan(pinned("w", device), round_robin).unwrap();
+        assert_eq!(placement.partitions()[0].shard.task, task, "{device}");
+    }
+    let table = [
+        (
+            "/job:local/task:3",
+            "cannot place the variable \"w\" on local task 3: there are only 0-2",
+        ),
+        (
+            "/job:ps/task:0",
+            "cannot place the variable \"w\" on /job:ps/task:0: only the local tasks 0-2 hold \
+             variables",
+        ),
+    ];
+    for (device, expected) in table {
+        assert_eq!(plan(pinned("w", device), round_robin).unwrap_err(), expected);
+    }
+    let custom = PlacementStrategy::custom(|_, _, _| 3);
+    let error = plan(variable("w", &[10]), &custom).unwrap_err();
+    assert!(error.contains("on local task 3, as the custom strategy chose"), "{error}");
 }
 
 #[test]
