@@ -79,10 +79,11 @@ pub enum NonFinite {
     Allow,
 }
 
-/// The configuration of one ps task.
+/// The configuration of one ps task: a task of the job that holds the variables of its cluster
+/// ([`ClusterSpec::variables_job`]).
 ///
-/// All settings except the cluster, the task and the optimizer have defaults. The ps job's indices,
-/// the number of shards, the kinds of the optimizers, the mode, and whether gradients are clipped
+/// All settings except the cluster, the task and the optimizer have defaults. The name and indices
+/// of the job, the number of shards, the kinds of the optimizers, the mode, and whether gradients are clipped
 /// must be the same on all ps tasks. A worker refuses to train with servers that differ in one of
 /// them.
 ///
@@ -259,9 +260,9 @@ impl PsConfig {
         PsConfig { events: EventSink::new(callback), ..self }
     }
 
-    /// Sets whether workers that the cluster does not list may join: any index of a job other than
-    /// `ps` that the cluster contains. A cluster that lists only `ps` tasks always admits any
-    /// worker. Default false: only listed workers may join, which also bounds the number of clients
+    /// Sets whether workers that the cluster does not list may join: any index of a job that the
+    /// cluster contains, except that of the ps tasks. A cluster that lists only ps tasks always
+    /// admits any worker. Default false: only listed workers may join, which also bounds the number of clients
     /// of a shard.
     pub fn elastic_workers(self, elastic: bool) -> Self {
         PsConfig { elastic_workers: elastic, ..self }
@@ -323,7 +324,7 @@ impl PsConfig {
     /// Returns whether a push that would make values infinite or NaN is refused: the policy
     /// rejects, and this shard is the only one with the push.
     pub(crate) fn refuses_overflows(&self) -> bool {
-        let is_alone = self.shards == 1 && self.cluster.num_tasks("ps") == Ok(1);
+        let is_alone = self.shards == 1 && self.cluster.num_tasks(self.job()) == Ok(1);
         is_alone && self.rule().is_none() && self.non_finite == NonFinite::Reject
     }
 
@@ -352,6 +353,11 @@ impl PsConfig {
     /// Returns the number of push slots of each shard.
     pub(crate) fn push_slots(&self) -> usize {
         self.inbox_pushes.saturating_add(self.rule().map_or(0, |rule| rule.push_slots))
+    }
+
+    /// Returns the job of the ps tasks: that of this task, as [`PsConfig::check`] ensures.
+    pub(crate) fn job(&self) -> &str {
+        &self.task.job
     }
 
     /// Returns whether this task owns the global step: it is the ps task with the lowest index.
@@ -390,6 +396,9 @@ mod tests {
             let expected = ("optimizer_for", "\"w*\": sgd", found);
             assert_eq!(ours.difference(&other.identity()), Some(expected));
         }
+        let local = "local=a:1".parse().unwrap();
+        let local = PsConfig::new(local, TaskId::new("local", 0), Sgd::new(0.1)).identity();
+        assert_eq!(config().identity().difference(&local), Some(("ps", "0", "local:0")));
         let whole =
             |identity: Identity| identity.field(Identity::WHOLE_VARIABLES) == Some(Identity::YES);
         assert!(!whole(ours) && whole(config().optimizer_for("w", Lamb::new(0.1)).identity()));

@@ -3,6 +3,7 @@
 
 use std::io;
 
+use pushpull_common::cluster::ClusterError;
 use pushpull_common::ids::TaskId;
 pub use pushpull_net::ListenError;
 pub use pushpull_store::StorageError;
@@ -20,11 +21,21 @@ pub enum StartError {
         /// The cluster, in text form.
         cluster: String,
     },
-    /// The task does not belong to the job `ps`.
-    #[error("cannot start {task}: only tasks of the job ps hold variables")]
+    /// The task does not belong to the job that holds the variables.
+    #[error("cannot start {task}: only tasks of the job {job} hold variables")]
     NotPs {
         /// The configured task.
         task: TaskId,
+        /// The job that holds the variables.
+        job: String,
+    },
+    /// No job of the cluster holds variables, or several could.
+    #[error("cannot start {task}: {source}")]
+    NoVariablesJob {
+        /// The configured task.
+        task: TaskId,
+        /// The cause.
+        source: ClusterError,
     },
     /// A setting has an invalid value, by itself or in combination with others.
     #[error("cannot start with {setting} = {value}: {reason}")]

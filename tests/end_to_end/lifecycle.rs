@@ -208,7 +208,13 @@ fn a_timeout_names_the_silent_tasks_and_their_last_errors() {
 fn a_cluster_without_servers_is_refused_at_once() {
     let cluster = pushpull::ClusterSpec::builder().job("worker", ["a:1"]).build().unwrap();
     let config = WorkerConfig::new(cluster.clone(), TaskId::worker(0));
-    assert!(matches!(Worker::connect(config), Err(Error::Config(ConfigError::NoPs { .. }))));
+    let error = Worker::connect(config).unwrap_err();
+    assert!(matches!(error, Error::Config(ConfigError::NoVariablesJob { .. })), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("the cluster has the jobs worker; name a job ps"), "{text}");
+    let empty = "ps=;worker=a:1".parse().unwrap();
+    let error = Worker::connect(WorkerConfig::new(empty, TaskId::worker(0))).unwrap_err();
+    assert!(matches!(error, Error::Config(ConfigError::NoPs { .. })), "{error:?}");
     let config = WorkerConfig::new(cluster, TaskId::worker(7));
     let error = Worker::connect(config).unwrap_err().to_string();
     assert!(error.contains("task:7"), "{error}");

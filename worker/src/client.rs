@@ -49,12 +49,11 @@ impl SessionClient {
         config.check_codecs()?;
         let cluster = &config.cluster;
         let task = config.task.clone();
+        if let Err(source) = cluster.variables_job() {
+            return Err(ConfigError::NoVariablesJob { task, source }.into());
+        }
         let owner: TaskId = cluster.step_owner().ok_or(ConfigError::NoPs { task: task.clone() })?;
-        let indices = cluster.task_indices("ps").unwrap_or_default();
-        let addresses = indices.into_iter().filter_map(|index| {
-            let address = cluster.task_address("ps", index).ok()?;
-            Some((index, address.to_owned()))
-        });
+        let addresses = cluster.ps_tasks().map(|(index, address)| (index, address.to_owned()));
         let owner = ShardId { task: owner.index, shard: 0 };
         let start = SessionConfig {
             task,

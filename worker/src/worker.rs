@@ -42,7 +42,7 @@ use crate::runtime::{Caller, SessionRunner};
 use crate::session::{Reply, ServerSettings, SessionCommand};
 use crate::token::Token;
 
-/// One task of the job `worker`, in a session with the parameter servers.
+/// One task that trains, normally of the job `worker`, in a session with the parameter servers.
 ///
 /// A training loop calls [`Worker::connect`] and [`Worker::join`] once. Then it repeats
 /// [`Worker::token`], [`Worker::pull`], [`Worker::gradients`] and [`Worker::push`] until there are
@@ -443,8 +443,7 @@ impl Worker {
             shards.extend(model.plan.shards().iter().filter(|&&shard| shard != self.client.owner));
         }
         let used = shards.len();
-        let tasks = self.client.config.cluster.task_indices("ps").unwrap_or_default();
-        for task in tasks {
+        for (task, _) in self.client.config.cluster.ps_tasks() {
             if !shards.iter().any(|shard| shard.task == task) {
                 shards.push(ShardId { task, shard: 0 });
             }

@@ -15,8 +15,14 @@ impl PsConfig {
             let cluster = self.cluster.to_string();
             return Err(StartError::UnknownTask { task: self.task.clone(), cluster });
         }
-        if &*self.task.job != "ps" {
-            return Err(StartError::NotPs { task: self.task.clone() });
+        match self.cluster.variables_job() {
+            Ok(job) if *job == *self.task.job => {}
+            Ok(job) => {
+                return Err(StartError::NotPs { task: self.task.clone(), job: job.to_owned() });
+            }
+            Err(source) => {
+                return Err(StartError::NoVariablesJob { task: self.task.clone(), source });
+            }
         }
         let setting =
             |setting, value: String, reason| Err(StartError::Setting { setting, value, reason });
@@ -230,5 +236,43 @@ mod tests {
         assert!(matches!(error, StartError::UnknownTask { .. }), "{error}");
         let error = config(TaskId::worker(0)).check().unwrap_err();
         assert!(matches!(error, StartError::NotPs { .. }), "{error}");
+    }
+
+    #[test]
+    fn only_tasks_of_the_job_that_holds_the_variables_start() {
+        let table = [
+            ("ps=a:1;local=b:1", "ps", ""),
+            (
+                "ps=a:1;local=b:1",
+                "local",
+                "cannot start /job:local/task:0: only tasks of the job ps hold variables",
+            ),
+            ("local=a:1", "local", ""),
+            ("local=a:1;worker=b:1", "local", ""),
+            (
+                "local=a:1;worker=b:1",
+                "worker",
+                "cannot start /job:worker/task:0: only tasks of the job local hold variables",
+            ),
+            (
+                "cache=a:1;local=b:1",
+                "local",
+                "cannot start /job:local/task:0: cannot choose the job that holds the variables \
+                 among cache, local: name one of them ps",
+            ),
+            (
+                "worker=a:1",
+                "worker",
+                "cannot start /job:worker/task:0: cannot find the job that holds the variables: the \
+                 cluster has the jobs worker; name a job ps, or list one job beside chief, worker \
+                 and evaluator whose tasks all have addresses",
+            ),
+        ];
+        for (cluster, job, expected) in table {
+            let task = TaskId::new(job, 0);
+            let checked = PsConfig::new(cluster.parse().unwrap(), task, Sgd::new(0.1)).check();
+            let error = checked.err().map(|error| error.to_string());
+            assert_eq!(error.unwrap_or_default(), expected, "{cluster} {job}");
+        }
     }
 }

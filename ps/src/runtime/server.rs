@@ -37,7 +37,7 @@ const ORDERS_MAX: usize = 64;
 /// The capacity of the channel of sockets to a shard; more wait in the accepting thread.
 const ARRIVALS_MAX: usize = 64;
 
-/// A running parameter server: one task of the job `ps`.
+/// A running parameter server: one task of the job that holds the variables, normally `ps`.
 ///
 /// It runs on its own threads and needs no runtime from its caller. Dropping it stops it and waits
 /// for its threads.
@@ -323,11 +323,9 @@ fn owner_address(
 
 /// Returns the addresses of the ps tasks; for this task, where it listens.
 fn peers(config: &PsConfig, own: &str) -> BTreeMap<u32, String> {
-    let indices = config.cluster.task_indices("ps").unwrap_or_default();
-    let addresses = indices.into_iter().filter_map(|index| {
-        let address = config.cluster.task_address("ps", index).ok()?;
+    let addresses = config.cluster.ps_tasks().map(|(index, address)| {
         let own = (index == config.task.index).then_some(own);
-        Some((index, own.unwrap_or(address).to_owned()))
+        (index, own.unwrap_or(address).to_owned())
     });
     addresses.collect()
 }

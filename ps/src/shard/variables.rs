@@ -271,7 +271,7 @@ impl Variables {
             return refuse(differs.unwrap_or_else(|| "their placements differ".into()));
         }
         for shard in catalogue.shards() {
-            let task = self.config.cluster.task_address("ps", shard.task);
+            let task = self.config.cluster.require(self.config.job(), shard.task);
             if task.is_err() || shard.shard >= self.config.shards {
                 return refuse(format!("it places variables on {shard}, which does not exist"));
             }

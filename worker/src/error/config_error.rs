@@ -11,11 +11,19 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// The cluster has no ps task.
+    /// The cluster has the job `ps`, and that has no task.
     #[error("cannot connect {task}: the cluster has no ps task")]
     NoPs {
         /// The worker's task.
         task: TaskId,
+    },
+    /// No job of the cluster holds variables, or several could.
+    #[error("cannot connect {task}: {source}")]
+    NoVariablesJob {
+        /// The worker's task.
+        task: TaskId,
+        /// The cause.
+        source: ClusterError,
     },
     /// The cluster does not have this task.
     #[error("cannot connect {task}: {source}")]

@@ -270,6 +270,7 @@ impl Server {
         config.check()?;
         let failed = |error: std::io::Error| ServerError::Thread { reason: error.to_string() };
         let address = endpoints.as_ref().map(Endpoints::address).unwrap_or_default();
+        let is_alone = endpoints.is_some();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(failed)?;
         let incarnation = Incarnation(RandomState::new().build_hasher().finish());
@@ -280,8 +281,13 @@ impl Server {
             // The thread of the server runs the client; nobody else leads it.
             Arc::default(),
         );
-        let core =
-            Arc::new(core_of(&config, incarnation, client.clone(), runtime.handle().clone()));
+        let core = Arc::new(core_of(
+            &config,
+            is_alone,
+            incarnation,
+            client.clone(),
+            runtime.handle().clone(),
+        ));
         let (stop, stopped) = watch::channel(Phase::Serving);
         let handle =
             ServerHandle { core: core.clone(), stop: Arc::new(stop), address: address.into() };
@@ -401,9 +407,10 @@ impl fmt::Debug for ServerHandle {
     }
 }
 
-/// Makes the core of a server.
+/// Makes the core of a server, which is alone if it has addresses of its own.
 fn core_of(
     config: &ServerConfig,
+    is_alone: bool,
     incarnation: Incarnation,
     client: ClientCore,
     runtime: tokio::runtime::Handle,
@@ -428,7 +435,7 @@ fn core_of(
         },
         table.clone(),
     );
-    let variables = Arc::new(Variables::new(&config.cluster, &config.task));
+    let variables = Arc::new(Variables::new(&config.cluster, &config.task, is_alone));
     let (task, states) = (config.task.clone(), States::default());
     let shared = Arc::new(ServerShared { task, states, devices, variables: variables.clone() });
     let resolver = InputResolver { variables, client };

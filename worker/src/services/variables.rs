@@ -42,7 +42,8 @@ impl From<VariableError> for FunctionError {
 /// one.
 #[derive(Debug)]
 pub(crate) struct Variables {
-    config: Option<WorkerConfig>,
+    /// The settings of connections to the servers, or why there are none.
+    config: Result<WorkerConfig, String>,
     reader: Mutex<Option<Arc<Reader>>>,
     trainer: Mutex<Option<Arc<Trainer>>>,
     /// Values of calls that have ended, whose memory later calls use.
@@ -54,9 +55,20 @@ const FREE_MAX: usize = 4;
 
 impl Variables {
     /// The variables of the servers of this cluster; there are none without servers.
-    pub(crate) fn new(cluster: &ClusterSpec, task: &TaskId) -> Variables {
-        let has_servers = cluster.step_owner().is_some();
-        let config = has_servers.then(|| WorkerConfig::new(cluster.clone(), task.clone()));
+    ///
+    /// `is_alone` says that the server of functions has addresses of its own. If its job could hold
+    /// the variables, that job then serves functions alone. A task of the job `ps` always has
+    /// variables, wherever its functions are.
+    pub(crate) fn new(cluster: &ClusterSpec, task: &TaskId, is_alone: bool) -> Variables {
+        let config = match cluster.variables_job() {
+            Err(error) => Err(error.to_string()),
+            Ok(job) if is_alone && job != TaskId::PS_JOB && *job == *task.job => {
+                Err(format!("the job {job} serves functions alone"))
+            }
+            Ok(job) if cluster.step_owner().is_none() => Err(format!("the job {job} has no tasks")),
+            Ok(_) => Ok(WorkerConfig::new(cluster.clone(), task.clone())),
+        };
+        let config = config.map_err(|why| format!("the cluster has no parameter servers: {why}"));
         Variables {
             config,
             reader: Mutex::default(),
@@ -78,9 +90,7 @@ impl Variables {
 
     /// Takes a token, whose step has the values that a function asks for.
     pub(crate) async fn begin_step(&self) -> Result<TrainingStep, FunctionError> {
-        let Some(config) = &self.config else {
-            return Err(FunctionError::new("the cluster has no parameter servers"));
-        };
+        let config = self.config.as_ref().map_err(|detail| FunctionError::new(detail))?;
         let mut shared = self.trainer.lock().await;
         let trainer = match &*shared {
             Some(trainer) => trainer.clone(),
@@ -126,10 +136,8 @@ impl Variables {
     }
 
     async fn reader(&self) -> Result<Arc<Reader>, VariableError> {
-        let Some(config) = &self.config else {
-            let detail = "the cluster has no parameter servers".to_owned();
-            return Err(VariableError::Unsuitable { detail });
-        };
+        let unsuitable = |detail: &String| VariableError::Unsuitable { detail: detail.clone() };
+        let config = self.config.as_ref().map_err(unsuitable)?;
         let mut reader = self.reader.lock().await;
         if let Some(reader) = &*reader {
             return Ok(reader.clone());

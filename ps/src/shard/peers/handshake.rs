@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use pushpull_common::codec::Encodings;
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{ClientEpoch, RestoreEpoch};
+use pushpull_common::ids::{ClientEpoch, RestoreEpoch, TaskId};
 use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{BodyCrc, Hello, ModeIs, NonFinitePolicy, Role, Welcome};
@@ -18,9 +18,6 @@ use super::peer_request::answer_to;
 use crate::config::{Mode, NonFinite, PsConfig};
 use crate::shard::Shard;
 use crate::shard::variables::Variables;
-
-/// The job of the parameter servers.
-const PS: &str = "ps";
 
 /// A hello that has arrived on a new connection.
 #[derive(Clone, Copy, Debug)]
@@ -49,30 +46,36 @@ impl IncomingHello<'_> {
     }
 
     /// Checks that the cluster has the task that says hello. A reader is not a task of the cluster.
+    ///
+    /// A task of the job `ps` does not train. One of another job that holds the variables may: its
+    /// functions push gradients. That job has the listed tasks only, also in an elastic cluster.
     fn check_task(&self, config: &PsConfig) -> Result<(), Refusal> {
         let hello = self.hello;
-        let (cluster, job) = (&config.cluster, hello.job.as_str());
+        let (cluster, job, ps_job) = (&config.cluster, hello.job.as_str(), config.job());
         let unknown = |detail: String| {
             let (job, task, detail) = (hello.job.clone(), hello.task, Detail::clipped(detail));
             Err(Refusal::UnknownTask { job, task, detail })
         };
         let has = |job: &str| cluster.num_tasks(job).is_ok_and(|tasks| tasks > 0);
         match hello.role {
-            Role::Worker {} | Role::Chief {} if job == PS => {
+            Role::Worker {} | Role::Chief {} if job == TaskId::PS_JOB => {
                 unknown("a task of the job ps is not a worker".to_owned())
             }
             Role::Worker {} | Role::Chief {} => {
-                let lists_workers = cluster.jobs().any(|job| job != PS && has(job));
+                let lists_workers = cluster.jobs().any(|job| job != ps_job && has(job));
                 match cluster.require(job, hello.task) {
                     Ok(()) => Ok(()),
+                    Err(error) if job == ps_job => unknown(error.to_string()),
                     Err(_) if !lists_workers => Ok(()),
                     Err(_) if config.elastic_workers && has(job) => Ok(()),
                     Err(error) => unknown(error.to_string()),
                 }
             }
-            Role::Peer {} if job != PS => unknown("a peer must be a task of the job ps".to_owned()),
-            Role::Peer {} => match cluster.task_address(PS, hello.task) {
-                Ok(_) => Ok(()),
+            Role::Peer {} if job != ps_job => {
+                unknown(format!("a peer must be a task of the job {ps_job}"))
+            }
+            Role::Peer {} => match cluster.require(ps_job, hello.task) {
+                Ok(()) => Ok(()),
                 Err(error) => unknown(error.to_string()),
             },
             _ => Ok(()),

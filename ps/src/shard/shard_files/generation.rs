@@ -205,7 +205,7 @@ impl Shard {
         if self.steps.owner.is_none() {
             return;
         }
-        let tasks = self.config.cluster.task_indices("ps").unwrap_or_default();
+        let tasks: Vec<u32> = self.config.cluster.ps_tasks().map(|(index, _)| index).collect();
         if let Some(event) = Event::skewed_placement(catalogue, &tasks) {
             self.counters.skewed_placements.add(1);
             self.out.push(ShardOutput::Event(event));

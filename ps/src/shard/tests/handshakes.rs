@@ -1,7 +1,8 @@
 //! Handshakes: which clients a shard accepts, and what their roles permit.
 
+use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId};
+use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId, TaskId};
 use pushpull_common::protocol::message::{self, BodyCrc, CatalogueState, Hello, Role};
 use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{Message, Refusal, version};
@@ -217,8 +218,9 @@ fn roles_are_checked_for_every_message() {
 /// A world whose cluster lists these tasks, and accepts others of its jobs if it is elastic.
 fn world_of(cluster: &str, elastic: bool) -> World {
     World::bare(variables(), Sgd::new(1.0), |config| {
-        let cluster = cluster.parse().unwrap();
-        PsConfig { cluster, ..config }.elastic_workers(elastic)
+        let cluster: ClusterSpec = cluster.parse().unwrap();
+        let task = TaskId::new(cluster.variables_job().unwrap(), 0);
+        PsConfig { cluster, task, ..config }.elastic_workers(elastic)
     })
 }
 
@@ -227,6 +229,7 @@ fn world_of(cluster: &str, elastic: bool) -> World {
 fn only_tasks_of_the_cluster_are_accepted() {
     let (only, dense) = ("ps=a:1", "ps=a:1,b:1;worker=c:1,d:1");
     let sparse = "ps=a:1;worker=3@c:1;evaluator=d:1";
+    let (local, beside) = ("local=a:1,b:1", "local=a:1,b:1;worker=c:1");
     let (worker, chief, peer) = (Role::Worker {}, Role::Chief {}, Role::Peer {});
     let table = [
         // A cluster that lists no workers does not restrict them.
@@ -252,6 +255,20 @@ fn only_tasks_of_the_cluster_are_accepted() {
         (dense, true, peer, "ps", 2, false),
         (dense, false, peer, "worker", 0, false),
         (only, false, peer, "worker", 0, false),
+        // Another job that holds the variables trains as well, and has its own tasks only.
+        (local, false, worker, "local", 1, true),
+        (local, false, worker, "local", 2, false),
+        (local, true, worker, "local", 2, false),
+        (local, false, chief, "worker", 0, true),
+        (local, false, worker, "ps", 0, false),
+        (local, false, peer, "local", 1, true),
+        (local, false, peer, "local", 2, false),
+        (local, false, peer, "ps", 1, false),
+        (beside, false, worker, "local", 0, true),
+        (beside, false, worker, "worker", 0, true),
+        (beside, false, worker, "worker", 1, false),
+        (beside, true, worker, "worker", 1, true),
+        (beside, false, worker, "trainer", 0, false),
         // Readers are no tasks of a cluster.
         (dense, false, Role::Reader {}, "notebook", 9, true),
     ];
@@ -272,6 +289,10 @@ fn only_tasks_of_the_cluster_are_accepted() {
     let mut world = world_of(dense, false);
     let refusal = world.try_join(0, &mut worker_of(2)).unwrap_err().to_string();
     assert!(refusal.contains("task 2 of job \"worker\"") && refusal.contains("0-1"), "{refusal}");
+    let mut hello = worker_of(0).hello(0);
+    hello.role = Role::Peer {};
+    let refusal = world_of(local, false).handshake(0, hello, false).unwrap_err().to_string();
+    assert!(refusal.contains("a peer must be a task of the job local"), "{refusal}");
 }
 
 fn worker_of(task: u32) -> Peer {
