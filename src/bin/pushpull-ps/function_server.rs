@@ -14,8 +14,9 @@ use super::{EXIT_CONFIGURATION, start_after_predecessor};
 /// # Errors
 /// Returns an error if the system does not start its thread.
 pub(crate) fn start_beside(cluster: &ClusterSpec, task: TaskId) -> Result<Server, DaemonError> {
-    // A ps computes on no device, so its process must not open the CUDA driver.
-    let config = ServerConfig::new(cluster.clone(), task, functions()).cuda(false);
+    // A task of the job `ps` computes on no device, so its process must not open the CUDA driver.
+    let computes = *task.job != *TaskId::PS_JOB;
+    let config = ServerConfig::new(cluster.clone(), task, functions()).cuda(computes);
     Server::beside(config).map_err(|error| error.to_string().into())
 }
 

@@ -82,40 +82,42 @@ async fn run(
     let configuration = |error| (EXIT_CONFIGURATION, error);
     let mut signals = Signals::watch().map_err(|error| configuration(error.to_string().into()))?;
     let cluster = options.cluster.spec(typed).map_err(configuration)?;
-    let (flag, own) = options.cluster.address(&cluster, typed).map_err(configuration)?;
+    let task = options.cluster.task(&cluster);
+    let (flag, own) = options.cluster.address(&cluster, &task, typed).map_err(configuration)?;
     let at = match &options.network.listen {
         Some(address) => ("--listen", &**address),
         None => (flag, own),
     };
-    match options.cluster.task() {
-        task if &*task.job == "ps" => {
-            run_ps(options, typed, (&cluster, at), printer, &mut signals).await
+    match cluster.variables_job() {
+        Ok(job) if *job == *task.job => {
+            run_ps((options, typed), (&cluster, task), at, printer, &mut signals).await
         }
-        task => {
+        _ => {
             let network = (&options.network, typed);
             function_server::run((&cluster, task), at, network, &mut signals).await
         }
     }
 }
 
-/// Serves a ps task, at the address that a flag gives.
+/// Serves a task of the job that holds the variables, at the address that a flag gives.
 async fn run_ps(
-    options: &DaemonOptions,
-    typed: &CommandLine,
-    (cluster, at): (&ClusterSpec, (&str, &str)),
+    (options, typed): (&DaemonOptions, &CommandLine),
+    (cluster, ps_task): (&ClusterSpec, TaskId),
+    at: (&str, &str),
     printer: &Printer,
     signals: &mut Signals,
 ) -> Result<(), (u8, DaemonError)> {
     let configuration = |error| (EXIT_CONFIGURATION, error);
-    let task = options.cluster.tasks.task_index;
-    let owns_step = cluster.step_owner().is_some_and(|owner| owner.index == task);
+    let task = ps_task.index;
+    let owns_step = cluster.step_owner().is_some_and(|owner| owner == ps_task);
     let mode = options.mode(cluster).map_err(configuration)?;
     let synchronous = matches!(mode, Mode::Synchronous(_));
     let summary = WorkSummary { task, owns_step, synchronous };
-    let functions =
-        function_server::start_beside(cluster, TaskId::ps(task)).map_err(configuration)?;
+    let functions = function_server::start_beside(cluster, ps_task.clone());
+    let functions = functions.map_err(configuration)?;
     let start = async || {
-        let config = options.config(cluster.clone(), mode)?.on_event(printer.event_sink());
+        let config = options.config(cluster.clone(), ps_task.clone(), mode)?;
+        let config = config.on_event(printer.event_sink());
         let listener = listen(options, typed, at).await?.services(functions.peers());
         let config = options.checkpoints.apply(config, typed)?;
         listener.start(config).map_err(|error| typed.cannot_start(&error))

@@ -39,6 +39,7 @@ pub(crate) struct DaemonOptions {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Cluster")]
 #[command(mut_arg("ps_hosts", |hosts| hosts.required_unless_present("cluster")))]
+#[command(mut_arg("job_name", |job| job.help("Job of this task [default: that of the variables]")))]
 pub(crate) struct ClusterOptions {
     #[command(flatten)]
     pub(crate) tasks: TaskOptions,
@@ -175,8 +176,13 @@ impl DaemonOptions {
     ///
     /// # Errors
     /// Returns the text to print if the flags of an update rule are invalid.
-    pub(crate) fn config(&self, cluster: ClusterSpec, mode: Mode) -> Result<PsConfig, String> {
-        let config = self.training.config(cluster, TaskId::ps(self.cluster.tasks.task_index))?;
+    pub(crate) fn config(
+        &self,
+        cluster: ClusterSpec,
+        task: TaskId,
+        mode: Mode,
+    ) -> Result<PsConfig, String> {
+        let config = self.training.config(cluster, task)?;
         let config = config.elastic_workers(self.cluster.elastic_workers);
         let config = self.storage.apply(self.network.apply(config));
         Ok(self.run.apply(config.mode(mode)))
@@ -198,12 +204,13 @@ impl DaemonOptions {
 }
 
 impl ClusterOptions {
-    /// Returns this task.
-    pub(crate) fn task(&self) -> TaskId {
-        TaskId::new(self.tasks.job_name.as_deref().unwrap_or("ps"), self.tasks.task_index)
+    /// Returns this task. Its job is that of the variables unless a flag names another.
+    pub(crate) fn task(&self, cluster: &ClusterSpec) -> TaskId {
+        let job = self.tasks.job_name.as_deref().or(cluster.variables_job().ok());
+        TaskId::new(job.unwrap_or(TaskId::PS_JOB), self.tasks.task_index)
     }
 
-    /// Returns the address of this task in the cluster, and the flag that gives it.
+    /// Returns the address of a task in the cluster, and the flag that gives it.
     ///
     /// # Errors
     /// Returns an error that names `--job-name` for a job without addresses, and `--task-index` for
@@ -211,15 +218,15 @@ impl ClusterOptions {
     pub(crate) fn address<'a>(
         &self,
         cluster: &'a ClusterSpec,
+        TaskId { job, index }: &TaskId,
         typed: &CommandLine,
     ) -> Result<(&'static str, &'a str), DaemonError> {
-        let TaskId { job, index } = &self.task();
         cluster.job_tasks(job).map_err(|error| typed.blame("--job-name", &error))?;
         let address = cluster.task_address(job, *index);
         let address = address.map_err(|error| typed.blame("--task-index", &error))?;
         let flag = match (&self.cluster, &**job) {
             (Some(_), _) => "--cluster",
-            (None, "ps") => "--ps-hosts",
+            (None, TaskId::PS_JOB) => "--ps-hosts",
             (None, _) => "--worker-hosts",
         };
         Ok((flag, address))
@@ -326,6 +333,8 @@ fn details() -> String {
 const DETAILS: &str = "\
 Jobs:
   ps                      serves variables and functions
+  the only candidate      serves variables and functions if the cluster has no job ps; candidates are the jobs
+                          whose tasks all have addresses, except chief, worker and evaluator
   any other               serves functions alone; only --listen, --unix-socket, --insecure and the
                           flags under Cluster have an effect
   The functions are add, mul, div, mean and identity of tensors.
