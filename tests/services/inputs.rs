@@ -77,7 +77,15 @@ fn variables_go_from_their_servers_to_the_task_that_computes() {
 fn without_parameter_servers_there_are_no_variables() {
     let (_server, client) = start_one(Functions::new().elementwise());
     let error = client.call(Call::new("identity").variable("x", "w")).unwrap_err().to_string();
-    assert!(error.contains("the cluster has no parameter servers"), "{error}");
+    let expected = "the cluster has no parameter servers: the job local serves functions alone";
+    assert!(error.contains(expected), "{error}");
+    let cluster = "alone=a:1;too=b:1;worker=c:1".parse().unwrap();
+    let listener = listen(1).remove(0);
+    let functions = Functions::new().elementwise();
+    let server = listener.start(ServerConfig::new(cluster, TaskId::worker(0), functions)).unwrap();
+    let call = Call::new("identity").variable("x", "w");
+    let error = connect(server.target()).call(call).unwrap_err().to_string();
+    assert!(error.contains("cannot choose the job that holds the variables among"), "{error}");
 }
 
 #[test]

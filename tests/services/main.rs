@@ -9,6 +9,7 @@ mod ending;
 mod failures;
 mod inputs;
 mod kept;
+mod local_job;
 mod placing;
 mod proxy;
 mod resending;

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-use pushpull::TaskId;
-use pushpull::services::{Call, ClientConfig, Functions, ServerConfig, ServiceError, blocking};
+use pushpull::blocking::{Ps, Worker};
+use pushpull::services::{
+    Call, ClientConfig, Functions, ServerConfig, ServerListener, ServiceError, blocking,
+};
+use pushpull::{ClusterSpec, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
 
 use crate::cluster::{connect, listen, start, start_one};
 
@@ -35,7 +38,7 @@ fn any_server_is_a_target_for_all_tasks() {
 fn a_task_that_is_absent_delays_nobody_who_does_not_call_it() {
     let listeners = listen(2);
     let addresses: Vec<String> = listeners.iter().map(|listener| listener.address()).collect();
-    let builder = pushpull::ClusterSpec::builder().job("worker", addresses);
+    let builder = ClusterSpec::builder().job("worker", addresses);
     let cluster = builder.build().unwrap();
     let mut listeners = listeners.into_iter();
     let config = ServerConfig::new(cluster, TaskId::worker(0), functions());
@@ -50,6 +53,36 @@ fn a_task_that_is_absent_delays_nobody_who_does_not_call_it() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+/// Neither the ps nor worker 0 waits for worker 1, as with the device filters of the classic system.
+#[test]
+fn a_worker_trains_and_computes_while_another_is_absent() {
+    let ps = Ps::listen("127.0.0.1:0").unwrap();
+    let workers = listen(2);
+    let cluster = ClusterSpec::builder()
+        .job("ps", [ps.address()])
+        .job("worker", workers.iter().map(ServerListener::address))
+        .build()
+        .unwrap();
+    // Nobody listens at the address of worker 1.
+    let listener = workers.into_iter().next().unwrap();
+    let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0)).last_step(3);
+    let _ps = Ps::start(ps, config).unwrap();
+    let functions = Functions::new().elementwise();
+    let config = ServerConfig::new(cluster.clone(), TaskId::worker(0), functions);
+    let server = listener.start(config).unwrap();
+    let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
+    worker.join(&[VariableSpec::f32("w", [2]).unwrap()], |_| ()).unwrap();
+    while let Some(token) = worker.token().unwrap() {
+        let mut gradients = worker.gradients();
+        gradients.view_mut::<f32>("w").unwrap().fill(-1.0);
+        worker.push(token, gradients).unwrap();
+    }
+    let double = Call::new("add").variable("a", "w").variable("b", "w");
+    let outputs = connect(server.target()).call(double).unwrap();
+    assert_eq!(outputs.view::<f32>().unwrap(), [6.0; 2]);
+    worker.leave().unwrap();
 }
 
 #[test]
