@@ -90,7 +90,7 @@ impl Variables {
 
     /// Takes a token, whose step has the values that a function asks for.
     pub(crate) async fn begin_step(&self) -> Result<TrainingStep, FunctionError> {
-        let config = self.config.as_ref().map_err(|detail| FunctionError::new(detail))?;
+        let config = self.config.as_ref().map_err(FunctionError::new)?;
         let mut shared = self.trainer.lock().await;
         let trainer = match &*shared {
             Some(trainer) => trainer.clone(),
