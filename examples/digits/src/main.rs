@@ -1,7 +1,7 @@
 //! Trains a small network on handwritten digits over a parameter server.
 //!
 //! Without flags, two parameter servers and two workers run in this process; with `--synchronous
-//! A/R`, R workers. With `--job-name` and `--task-index`, one task of a cluster runs, as in the
+//! A/R`, R workers; with `--towers K`, one client with K towers. With `--job-name` and `--task-index`, one task of a cluster runs, as in the
 //! classic trainers; see the README. `train.rs` is the trainer.
 
 mod codec_table;
@@ -14,6 +14,7 @@ mod progress;
 mod random;
 #[path = "../../task/mod.rs"]
 mod task;
+mod towers;
 mod train;
 
 use std::process::ExitCode;
@@ -52,9 +53,12 @@ fn main() -> ExitCode {
 /// Runs the whole cluster in this process, once or with each codec.
 fn all_in_one(options: &DigitsOptions) -> Result<(), TaskError> {
     let split = load(options)?;
-    match &options.codec_table {
-        Some(path) => codec_table::write(options, &split, path),
-        None => report(options, &split, train_here(options, &split, &on_ctrl_c()?)?),
+    match (&options.codec_table, options.towers) {
+        (Some(path), _) => codec_table::write(options, &split, path),
+        (None, Some(towers)) => {
+            report(options, &split, Some(towers::train(options, &split, towers)?))
+        }
+        (None, None) => report(options, &split, train_here(options, &split, &on_ctrl_c()?)?),
     }
 }
 
@@ -150,6 +154,7 @@ fn report(
     let outcome = &run.outcome;
     print_line(format_args!("{}", picture::curve(&outcome.losses, 60, 10)))?;
     let mode = match options.synchronous {
+        None if options.towers.is_some() => "\"towers\"".to_owned(),
         None => "\"asynchronous\"".to_owned(),
         Some(Replicas { aggregate, .. }) => {
             format!("\"synchronous\",\"replicas_to_aggregate\":{aggregate}")

@@ -77,6 +77,18 @@ pub(crate) struct DigitsOptions {
     /// none]
     #[arg(long, value_name = "DIR")]
     pub(crate) summaries: Option<PathBuf>,
+    /// Train with one client that divides each batch among towers on this many tasks, whose mean
+    /// gradient is one update.
+    #[arg(
+        long,
+        value_name = "K",
+        value_parser = clap::value_parser!(u32).range(1..=32),
+        conflicts_with_all = [
+            "job_name", "synchronous", "issync", "codec", "codec_table", "checkpoint_dir", "summaries",
+            "ledger"
+        ]
+    )]
+    pub(crate) towers: Option<u32>,
     /// Count the gradients of each row in a variable, for a test.
     #[arg(long, hide = true, conflicts_with_all = ["codec", "codec_table"])]
     pub(crate) ledger: bool,

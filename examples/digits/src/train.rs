@@ -141,7 +141,7 @@ fn accuracy(mut model: Mlp, test: &Arc<Dataset>) -> hooks::FinalMetrics {
 }
 
 /// Returns the variables of the model, and the ledger if there is one.
-fn variables(
+pub(crate) fn variables(
     options: &DigitsOptions,
     split: &Split,
     model: &Model<Mlp>,

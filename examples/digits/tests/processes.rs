@@ -102,6 +102,32 @@ fn the_four_classic_command_lines_end_with_success() {
     }
 }
 
+/// Runs a command that trains in one process, and returns what it reports.
+fn trained_here(arguments: &[&str]) -> serde_json::Value {
+    let mut command = digits();
+    let command = command.args(arguments).stdout(Stdio::piped());
+    last_line(&TestProcess::start("digits", command).succeed())
+}
+
+#[test]
+fn four_towers_reach_the_accuracy_of_asynchronous_workers() {
+    let asynchronous = trained_here(&["--steps", "1000"]);
+    let towers = trained_here(&["--steps", "1000", "--towers", "4"]);
+    println!("{asynchronous}\n{towers}");
+    assert_eq!((&towers["mode"], &towers["steps"]), (&"towers".into(), &1000.into()));
+    let [towers, asynchronous] = [towers, asynchronous].map(|run| run["accuracy"].as_f64().unwrap());
+    assert!(towers >= 0.95 && towers >= asynchronous - 0.01, "{towers} beside {asynchronous}");
+}
+
+#[test]
+fn towers_that_do_not_divide_a_batch_are_refused() {
+    let mut command = digits();
+    command.args(["--towers", "3"]).stderr(Stdio::piped()).stdout(Stdio::piped());
+    let (status, _, errors) = TestProcess::start("digits", &mut command).finish();
+    assert!(!status.success());
+    assert_eq!(errors, "digits: --towers 3 do not divide a batch of 32 equally\n");
+}
+
 /// Starts the whole cluster in one process, with checkpoints.
 fn all_in_one(checkpoints: &Path) -> TestProcess {
     let mut command = digits();
