@@ -168,7 +168,8 @@ fn a_pinned_call_runs_on_its_worker_and_others_go_elsewhere() {
     let address = servers[1].target().to_owned();
     servers.pop().unwrap().stop();
     let waits = coordinator.schedule_blocking(pinned(1)).unwrap();
-    for _ in 0..5 {
+    // More than the window of calls that shards count.
+    for _ in 0..100 {
         let value = coordinator.schedule_blocking(Call::new("where")).unwrap();
         assert_eq!(value.fetch_blocking().unwrap().text(), Ok("/job:worker/task:0"));
     }

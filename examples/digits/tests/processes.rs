@@ -115,7 +115,8 @@ fn four_towers_reach_the_accuracy_of_asynchronous_workers() {
     let towers = trained_here(&["--steps", "1000", "--towers", "4"]);
     println!("{asynchronous}\n{towers}");
     assert_eq!((&towers["mode"], &towers["steps"]), (&"towers".into(), &1000.into()));
-    let [towers, asynchronous] = [towers, asynchronous].map(|run| run["accuracy"].as_f64().unwrap());
+    let [towers, asynchronous] =
+        [towers, asynchronous].map(|run| run["accuracy"].as_f64().unwrap());
     assert!(towers >= 0.95 && towers >= asynchronous - 0.01, "{towers} beside {asynchronous}");
 }
 

@@ -115,7 +115,13 @@ impl Client {
     pub(crate) fn wait<F: Future>(&self, begin: impl FnOnce() -> F) -> F::Output {
         // The caller is registered before it submits an operation.
         match self.thread.runner.enter() {
-            Some(leading) => leading.wait(begin()),
+            Some(leading) => leading.wait(async {
+                // Nobody has read since the last caller, and a server that has restarted has ended
+                // its connection. The first pause polls the sockets, the second reads them.
+                tokio::task::yield_now().await;
+                tokio::task::yield_now().await;
+                begin().await
+            }),
             None => block_on(begin()),
         }
     }

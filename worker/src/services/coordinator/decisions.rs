@@ -26,10 +26,12 @@ pub(crate) fn dispatch(
     config: &CoordinatorConfig,
     opened: Option<&OpenedCalls>,
 ) -> Dispatch<ServiceError> {
+    // Without a name no shard counts the calls, so only the queue limits them.
+    let window = opened.map_or(config.queue_max as u64, |_| CALL_WINDOW);
     let settings = DispatchConfig {
         queue_max: config.queue_max,
         calls_per_worker: config.calls_per_worker,
-        window: CALL_WINDOW,
+        window,
         retry_for: config.retry_for,
         planted: config.planted,
     };
