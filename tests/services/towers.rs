@@ -2,10 +2,11 @@
 
 use pushpull::blocking::Worker;
 use pushpull::local::Cluster;
+use pushpull::server::OnLoss;
 use pushpull::services::{
     Client, ClientConfig, Functions, ServerConfig, ServiceError, Towers, Value,
 };
-use pushpull::{ClusterSpec, PsConfig, Sgd, TaskId, VariableSpec};
+use pushpull::{ClusterSpec, Mode, PsConfig, Sgd, Synchronous, TaskId, VariableSpec};
 
 use crate::cluster::{LONG, listen};
 
@@ -45,13 +46,19 @@ fn block_on<F: Future>(future: F) -> F::Output {
 /// A parameter server with `w` of two zeros, and workers.
 struct Place {
     ps: Cluster,
-    _servers: Vec<pushpull::services::Server>,
+    servers: Vec<pushpull::services::Server>,
     client: Client,
 }
 
 fn place(workers: usize, learning_rate: f64) -> Place {
-    let start =
-        |cluster, task| PsConfig::new(cluster, task, Sgd::new(learning_rate)).elastic_workers(true);
+    place_in(Mode::default(), workers, learning_rate)
+}
+
+fn place_in(mode: Mode, workers: usize, learning_rate: f64) -> Place {
+    let start = |cluster, task| {
+        let config = PsConfig::new(cluster, task, Sgd::new(learning_rate));
+        config.mode(mode).elastic_workers(true)
+    };
     let ps = Cluster::start(1, 1, start).unwrap();
     let mut chief = Worker::connect(ps.worker_config(0)).unwrap();
     chief.join(&[VariableSpec::f32("w", [2]).unwrap()], |_| ()).unwrap();
@@ -72,7 +79,7 @@ fn place(workers: usize, learning_rate: f64) -> Place {
         .collect();
     let config = ClientConfig::new(servers[0].target()).timeout(LONG);
     let client = block_on(Client::with(config)).unwrap();
-    Place { ps, _servers: servers, client }
+    Place { ps, servers, client }
 }
 
 impl Place {
@@ -92,7 +99,31 @@ fn the_mean_of_two_towers_is_one_update() {
     let towers = Towers::new(&place.client, "constant", [0, 1].map(TaskId::worker)).unwrap();
     let step =
         block_on(towers.step(|tower, call| Ok(call.feed("g", [1.0_f32, 3.0][tower])))).unwrap();
-    assert_eq!((step.step, step.loss, place.weights()), (1, 1.0, [-2.0, -2.0]));
+    assert_eq!((step.step, step.counted, step.loss), (1, true, 1.0));
+    assert_eq!(place.weights(), [-2.0, -2.0]);
+}
+
+#[test]
+fn two_clients_of_two_towers_make_one_mean_in_synchronous_mode() {
+    // The chief has left, so a step would begin with one replica.
+    let mode = Synchronous::new(2).on_loss(OnLoss::Shrink { min: 2 });
+    let place = place_in(mode.into(), 4, 1.0);
+    let config = ClientConfig::new(place.servers[2].target()).timeout(LONG);
+    let other = block_on(Client::with(config)).unwrap();
+    let first = Towers::new(&place.client, "constant", [0, 1].map(TaskId::worker)).unwrap();
+    let second = Towers::new(&other, "constant", [2, 3].map(TaskId::worker)).unwrap();
+    for made in 1..=3_u8 {
+        let (left, right) = block_on(async {
+            tokio::join!(
+                first.step(|tower, call| Ok(call.feed("g", [1.0_f32, 3.0][tower]))),
+                second.step(|tower, call| Ok(call.feed("g", [5.0_f32, 7.0][tower]))),
+            )
+        });
+        for step in [left.unwrap(), right.unwrap()] {
+            assert_eq!((step.step, step.counted), (made.into(), true));
+        }
+        assert_eq!(place.weights(), [-4.0 * f32::from(made); 2]);
+    }
 }
 
 #[test]

@@ -55,6 +55,9 @@ pub struct Towers<'a> {
 pub struct TowerStep {
     /// The number of steps made, including this one.
     pub step: u64,
+    /// Whether the mean is part of a step. Without it the servers have made the step of other clients
+    /// before (synchronous mode), or the gradients were older than their bound (asynchronous mode).
+    pub counted: bool,
     /// The mean of the losses of the towers.
     pub loss: f64,
 }
@@ -113,7 +116,8 @@ impl<'a> Towers<'a> {
             }
         };
         let step = outputs.get("step")?.element::<i64>()? as u64;
-        Ok(TowerStep { step, loss: outputs.get(LOSS)?.element()? })
+        let counted = matches!(outputs.get("outcome")?.text()?, "applied" | "accepted");
+        Ok(TowerStep { step, counted, loss: outputs.get(LOSS)?.element()? })
     }
 }
 
