@@ -310,7 +310,7 @@ fn gradients_outlive_the_server_that_shares_their_memory() {
         let mut held = filled(&mut worker, 1.0);
         let token = worker.token().unwrap().unwrap();
         let spec = cluster.spec.clone();
-        cluster.stop();
+        cluster.suspend();
         held.view_mut::<f32>("w").unwrap()[7] = 1.0;
         let address = spec.task_address("ps", 0).unwrap();
         let listener = block_on(pushpull::Ps::listen(address)).unwrap();
