@@ -27,6 +27,7 @@ mod inputs;
 mod invocation;
 mod kept;
 mod outputs;
+mod params_pool;
 mod per_worker;
 mod remote_value;
 mod runtime;

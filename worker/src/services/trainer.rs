@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pushpull_common::protocol::{CallRef, Refusal};
 
 use super::functions::FunctionError;
+use super::params_pool::ParamsPool;
 use crate::config::WorkerConfig;
 use crate::error::{Advice, Error};
 use crate::gradients::params::{Gradients, Params};
@@ -12,15 +13,11 @@ use crate::outcome::{Pulled, Push};
 use crate::token::Token;
 use crate::worker::Worker;
 
-/// The most parameters that are kept for later calls.
-const PARAMS_MAX: usize = 4;
-
 /// A worker that has joined, shared by the calls of a server.
 #[derive(Debug)]
 pub(crate) struct Trainer {
     worker: Mutex<Worker>,
-    /// Parameters of calls that have ended.
-    free: Mutex<Vec<Params>>,
+    pool: ParamsPool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -33,15 +30,9 @@ impl Trainer {
     pub(crate) async fn join(config: WorkerConfig) -> Result<Trainer, Error> {
         let mut worker = Worker::connect(config).await?;
         let params = worker.join_declared().await?;
-        Ok(Trainer { worker: Mutex::new(worker), free: Mutex::new(vec![params]) })
-    }
-
-    /// Keeps parameters for later calls.
-    fn keep(&self, params: Params) {
-        let mut free = lock(&self.free);
-        if free.len() < PARAMS_MAX {
-            free.push(params);
-        }
+        let pool = ParamsPool::default();
+        pool.keep(params);
+        Ok(Trainer { worker: Mutex::new(worker), pool })
     }
 
     /// Takes a token.
@@ -76,7 +67,7 @@ impl TrainingStep {
     }
 
     async fn pull(&mut self) -> Result<Params, Error> {
-        let mut params = match lock(&self.trainer.free).pop() {
+        let mut params = match self.trainer.pool.take() {
             Some(params) => params,
             None => {
                 let made = lock(&self.trainer.worker).new_params();
@@ -111,7 +102,7 @@ impl TrainingStep {
                 None => worker.push(token, gradients),
             }
         };
-        params.into_iter().for_each(|params| trainer.keep(params));
+        params.into_iter().for_each(|params| trainer.pool.keep(params));
         let push = push.await.map_err(function_error)?;
         if scheduled.is_some() { counted(push) } else { Ok(push) }
     }

@@ -1,6 +1,6 @@
 //! The variables of the parameter servers, as the functions of a server read them.
 
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::ids::TaskId;
@@ -9,6 +9,7 @@ use tokio::sync::Mutex;
 
 use super::functions::FunctionError;
 use super::gradient_value;
+use super::params_pool::ParamsPool;
 use super::trainer::{Trainer, TrainingStep, function_error};
 use super::value::Value;
 use crate::config::WorkerConfig;
@@ -46,12 +47,8 @@ pub(crate) struct Variables {
     config: Result<WorkerConfig, String>,
     reader: Mutex<Option<Arc<Reader>>>,
     trainer: Mutex<Option<Arc<Trainer>>>,
-    /// Values of calls that have ended, whose memory later calls use.
-    free: std::sync::Mutex<Vec<Params>>,
+    pool: ParamsPool,
 }
-
-/// The most values that are kept for later calls.
-const FREE_MAX: usize = 4;
 
 impl Variables {
     /// The variables of the servers of this cluster; there are none without servers.
@@ -73,7 +70,7 @@ impl Variables {
             config,
             reader: Mutex::default(),
             trainer: Mutex::default(),
-            free: std::sync::Mutex::default(),
+            pool: ParamsPool::default(),
         }
     }
 
@@ -111,7 +108,8 @@ impl Variables {
     /// Pulls the newest values of all dense variables.
     pub(crate) async fn values(&self) -> Result<Params, FunctionError> {
         let reader = self.reader().await?;
-        let free = self.free_values().pop().filter(|free| Arc::ptr_eq(&free.plan, reader.plan()));
+        // Another reader may have other variables.
+        let free = self.pool.take().filter(|free| Arc::ptr_eq(&free.plan, reader.plan()));
         let mut params = free.unwrap_or_else(|| reader.params());
         reader.pull_shared(&mut params).await.map_err(function_error)?;
         Ok(params)
@@ -119,15 +117,7 @@ impl Variables {
 
     /// Keeps the memory of values for later calls.
     pub(crate) fn keep(&self, values: Params) {
-        let mut free = self.free_values();
-        if free.len() < FREE_MAX {
-            free.push(values);
-        }
-    }
-
-    fn free_values(&self) -> MutexGuard<'_, Vec<Params>> {
-        // A panic leaves the list as it was.
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pool.keep(values);
     }
 
     /// Returns an empty set of gradients of a tower.
