@@ -380,7 +380,6 @@ impl Future for Running {
 struct ClientThread {
     core: ClientCore,
     runner: Arc<SessionRunner>,
-    leadership: Arc<Leadership>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -396,7 +395,7 @@ impl ClientThread {
         let runner = Arc::new(runner.map_err(failed)?);
         let session = CallSession::new(incarnation, config.name.clone(), config.answer_bytes_max);
         let (cluster, handle) = (ClusterSpec::default(), runner.handle().clone());
-        let core = ClientCore::new(session, cluster, handle, leadership.clone());
+        let core = ClientCore::new(session, cluster, handle, leadership);
         let (stop, stopped) = oneshot::channel();
         let (runs, times) = (runner.clone(), core.clone());
         let session = async move {
@@ -407,15 +406,14 @@ impl ClientThread {
         };
         let thread = std::thread::Builder::new().name("client".to_owned());
         let thread = thread.spawn(move || runs.run(session)).map_err(failed)?;
-        Ok(ClientThread { core, runner, leadership, stop: Some(stop), thread: Some(thread) })
+        Ok(ClientThread { core, runner, stop: Some(stop), thread: Some(thread) })
     }
 }
 
 impl Drop for ClientThread {
     fn drop(&mut self) {
-        self.core.end();
         drop(self.stop.take());
-        self.leadership.end();
+        self.core.end();
         let this = std::thread::current().id();
         // A task of the client itself may be the last that holds it.
         if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != this) {

@@ -31,8 +31,10 @@ impl CoordinatorConfig {
         CoordinatorConfig { job: job.to_owned(), ..self }
     }
 
-    /// How many calls may be scheduled and not have ended. [`Coordinator::schedule`](super::Coordinator::schedule) waits beyond
-    /// that. Default 262,144.
+    /// How many calls may be scheduled and not have ended. Default 262,144. Beyond that
+    /// [`Coordinator::schedule`] waits.
+    ///
+    /// [`Coordinator::schedule`]: super::Coordinator::schedule
     pub fn queue_max(self, calls: usize) -> CoordinatorConfig {
         CoordinatorConfig { queue_max: calls.max(1), ..self }
     }

@@ -194,6 +194,8 @@ impl ClientCore {
         for outbox in lock(&self.0.outboxes).values() {
             outbox.give_up();
         }
+        // A thread that callers lead sees the end.
+        self.0.leadership.end();
     }
 
     fn handle(&self, input: CallInput<'_>) {
