@@ -21,8 +21,8 @@ use crate::process_program::CallLinkEvent;
 use crate::setting::LEASE;
 use crate::world::{ScheduledEvent, SimProcess, SimWorld};
 
-/// How long a call is tried again, and how long an attempt may take: longer than any run.
-const PATIENCE: Duration = Duration::from_secs(100_000);
+/// How long a call is tried again, and how long an attempt may take.
+const LONGER_THAN_A_RUN: Duration = Duration::from_secs(100_000);
 
 /// The time after the faults within which every link is made again, and every paused process runs.
 const LINKS_WORK: Duration = Duration::from_secs(6);
@@ -227,12 +227,18 @@ impl SimWorld<CallProgram> {
         let config = CoordinatorConfig::new()
             .queue_max(schedule.queue_max)
             .calls_per_worker(schedule.calls_per_worker)
-            .retry_for(PATIENCE)
+            .retry_for(LONGER_THAN_A_RUN)
             .planted(self.setting.planted_worker);
         let (now, workers) = (self.now, self.setting.workers);
         let program = self.coordinating(number);
-        let mut endpoint =
-            CoordinatorEndpoint::new(now, program.incarnation, workers, &config, opened, PATIENCE);
+        let mut endpoint = CoordinatorEndpoint::new(
+            now,
+            program.incarnation,
+            workers,
+            &config,
+            opened,
+            LONGER_THAN_A_RUN,
+        );
         if closing {
             // An earlier process has recorded that all calls have ended, and was killed while it
             // closed them.

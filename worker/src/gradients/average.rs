@@ -122,6 +122,28 @@ mod tests {
     use crate::gradients::params::tests::plan_of;
 
     #[test]
+    fn sums_of_long_vectors_are_those_of_their_elements() {
+        let length = 2 * SUMS_AT_ONCE + 7;
+        let plan = plan_of(vec![VariableSpec::f32("w", [length as u64]).unwrap()], 1);
+        let gradients = || Gradients::new(plan.clone(), GradientMemory::new(&plan, Arc::default()));
+        let (mut a, mut b, mut sum) = (gradients(), gradients(), gradients());
+        let fill = |gradients: &mut Gradients, value: fn(usize) -> f32| {
+            let out = gradients.view_mut::<f32>("w").unwrap();
+            out.iter_mut().enumerate().for_each(|(index, out)| *out = value(index));
+        };
+        fill(&mut a, |index| index as f32);
+        fill(&mut b, |index| 3.0 * index as f32 + 4.0);
+        sum.set_weighted_sum(&mut [(0.5, &mut a), (0.25, &mut b)]).unwrap();
+        let found = sum.view_mut::<f32>("w").unwrap().iter().enumerate();
+        found.for_each(|(index, &found)| assert_eq!(found, 1.25 * index as f32 + 1.0));
+        // One term of weight 1 is copied, and of another weight it is not.
+        sum.set_weighted_sum(&mut [(1.0, &mut a)]).unwrap();
+        assert_eq!(sum.view_mut::<f32>("w").unwrap()[length - 1], length as f32 - 1.0);
+        sum.set_weighted_sum(&mut [(0.5, &mut a)]).unwrap();
+        assert_eq!(sum.view_mut::<f32>("w").unwrap()[length - 1], (length as f32 - 1.0) / 2.0);
+    }
+
+    #[test]
     fn sums_are_weighted_and_missing_gradients_are_zero() {
         let variables = vec![
             VariableSpec::f32("w", [2]).unwrap(),

@@ -115,10 +115,15 @@ impl<'a> Towers<'a> {
                 return Err(error);
             }
         };
-        let step = outputs.get("step")?.element::<i64>()? as u64;
-        let counted = matches!(outputs.get("outcome")?.text()?, "applied" | "accepted");
-        Ok(TowerStep { step, counted, loss: outputs.get(LOSS)?.element()? })
+        step_of(&outputs)
     }
+}
+
+/// Returns what the outputs of the update say of the step.
+fn step_of(outputs: &Outputs) -> Result<TowerStep, ServiceError> {
+    let step = outputs.get("step")?.element::<i64>()? as u64;
+    let counted = matches!(outputs.get("outcome")?.text()?, "applied" | "accepted");
+    Ok(TowerStep { step, counted, loss: outputs.get(LOSS)?.element()? })
 }
 
 pub(crate) fn add_to(functions: Functions) -> Functions {
@@ -143,11 +148,31 @@ fn apply(call: &mut Invocation) -> Result<Outputs, FunctionError> {
     for index in 0..plan.catalogue().variables().len() {
         let id = VariableId(index as u32);
         let terms: Vec<_> = parts.iter().filter_map(|part| Some((share, part.get(id)?))).collect();
-        // A variable without a gradient in all towers is not in the push.
+        // A variable of which no tower has a gradient is not in the push.
         if !terms.is_empty() {
             mean.set_dense_sum(id, &terms);
         }
     }
     let outputs = Outputs::from(call.push(mean)?);
     Ok(outputs.with(LOSS, losses.iter().sum::<f64>() * share))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outcome::Push;
+
+    #[test]
+    fn a_step_counts_if_its_push_is_part_of_it() {
+        let outcomes = [
+            (Push::Applied { step: 7, staleness: 0 }, 7, true),
+            (Push::Accepted { step: 7 }, 7, true),
+            (Push::Stale { current: 8 }, 8, false),
+            (Push::Withdrawn, 0, false),
+        ];
+        for (push, step, counted) in outcomes {
+            let outputs = Outputs::from(push).with(LOSS, 0.5);
+            assert_eq!(step_of(&outputs).unwrap(), TowerStep { step, counted, loss: 0.5 });
+        }
+    }
 }
