@@ -109,6 +109,15 @@ impl Inbox {
         Some(number)
     }
 
+    /// Makes the unused slot that a client has requested one that it was offered.
+    pub(crate) fn offer_unused(&mut self, holder: ClientKey) {
+        for push_slot in self.push_slots.iter_mut().flatten() {
+            if push_slot.holder == Some(holder) && push_slot.arrival.is_none() {
+                push_slot.requested = false;
+            }
+        }
+    }
+
     /// Reclaims the offered slot that has been unused for longest. Returns false if there is none.
     pub(crate) fn reclaim_offered(&mut self) -> bool {
         let unused = self.push_slots.iter().enumerate().filter_map(|(slot, push_slot)| {

@@ -203,8 +203,9 @@ impl Intake {
         request.refuse(out, refusal);
     }
 
-    /// Withdraws a push that is not whole here. A whole push is the server's, and its outcome
-    /// answers this request.
+    /// Withdraws a push that is not whole here, and its request for a push slot. A slot that the client
+    /// has not used goes to any client that requests one. A whole push is the server's, and its
+    /// outcome answers this request.
     pub(super) fn withdraw(
         &mut self,
         peers: &mut Peers,
@@ -214,6 +215,14 @@ impl Intake {
     ) {
         let PeerRequest { connection, envelope, since, .. } = *request;
         let sequence = envelope.sequence;
+        peers.parked.take(|ParkedRequest { request, wait }| {
+            matches!(wait, WaitReason::PushSlot)
+                && request.connection == connection
+                && request.envelope.sequence == sequence
+        });
+        if let Some(inbox) = &mut self.inbox {
+            inbox.offer_unused(client);
+        }
         let push_slot = self.inbox.as_ref().and_then(|inbox| inbox.find(client, sequence));
         let whole = push_slot.is_some_and(|push_slot| {
             let push = self.inbox.as_ref().and_then(|inbox| inbox.arrival(push_slot));

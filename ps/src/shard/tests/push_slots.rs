@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use pushpull_common::ids::RestoreEpoch;
+use pushpull_common::ids::{RestoreEpoch, Sequence};
 use pushpull_common::protocol::message::{self, Operation};
-use pushpull_common::protocol::{Message, Refusal};
+use pushpull_common::protocol::{Envelope, Message, Outcome, Refusal};
 use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Push, bytes_of, chief, f32s, place, variables, worker};
@@ -199,6 +199,30 @@ fn a_withdrawn_push_frees_its_push_slot_for_a_waiting_client() {
     assert_eq!(world.answer(lines[1], waiting), None);
     world.send(lines[0], push.envelope(), message::Withdraw {}.into(), &[]);
     assert!(matches!(world.answer(lines[1], waiting), Some(Message::Reserved(_))));
+}
+
+#[test]
+fn a_withdrawal_frees_a_push_slot_that_is_not_used_or_still_requested() {
+    let (mut world, lines) = ready(1, 3);
+    let envelope = Envelope { sequence: Sequence(1), ..Envelope::default() };
+    let reserve =
+        |world: &mut World, line| world.send(line, envelope, message::Reserve {}.into(), &[]);
+    let has = reserve(&mut world, lines[0]);
+    assert!(matches!(world.answer(lines[0], has), Some(Message::Reserved(_))));
+    let requests = reserve(&mut world, lines[1]);
+    let waits = reserve(&mut world, lines[2]);
+    for (line, waiting) in [(1, requests), (2, waits)] {
+        assert_eq!(world.answer(lines[line], waiting), None);
+    }
+    for line in [1, 0] {
+        let request = world.send(lines[line], envelope, message::Withdraw {}.into(), &[]);
+        let Some(Message::PushAnswer(answer)) = world.answer(lines[line], request) else {
+            panic!()
+        };
+        assert_eq!(answer.outcome, Outcome::Withdrawn {});
+    }
+    assert_eq!(world.answer(lines[1], requests), None, "the request was withdrawn");
+    assert!(matches!(world.answer(lines[2], waits), Some(Message::Reserved(_))));
 }
 
 #[test]

@@ -190,7 +190,7 @@ impl PendingPushes {
         let Some(share) = push.share_on(link) else { return Ok(PushEvent::Ignored) };
         match message {
             Message::Reserved(reserved) if share.phase == SharePhase::Reserving => {
-                share.push_slot = reserved.push_slot;
+                (share.push_slot, share.request) = (reserved.push_slot, None);
                 share.phase = SharePhase::Sending;
             }
             Message::PushAnswer(answer)

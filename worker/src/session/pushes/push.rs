@@ -58,6 +58,7 @@ pub(super) struct PushShare {
     /// How many parts have been sent over the current connection.
     pub(super) sent: usize,
     pub(super) push_slot: u32,
+    /// The request for a push slot, or that of the parts.
     pub(super) request: Option<RequestId>,
     /// When the last part was sent. The deadline in it covers the operations that waited then.
     pub(super) completed_at: Option<Instant>,
@@ -73,6 +74,12 @@ impl PushShare {
 
     pub(super) fn bytes(&self) -> u64 {
         self.parts.iter().map(OutgoingPart::bytes).sum()
+    }
+
+    /// Returns whether the share has a push slot that it has not filled, or has requested one.
+    fn takes_push_slot(&self) -> bool {
+        let has_slot = matches!(self.phase, SharePhase::Reserving | SharePhase::Sending);
+        !self.is_settled() && !self.whole && (has_slot || self.sent > 0)
     }
 
     /// Returns whether this outcome can come now. Only a stale outcome can precede the last part.
@@ -364,7 +371,7 @@ impl PendingPush {
                     share.phase = SharePhase::Reserving;
                     let pending = PendingRequest::Reserve(self.sequence);
                     let frame = OutgoingFrame::new(envelope, Reserve {});
-                    links.send(now, link, pending, frame, outputs);
+                    share.request = Some(links.send(now, link, pending, frame, outputs));
                 }
             }
             SharePhase::Sending => {
@@ -444,15 +451,19 @@ impl PendingPush {
         }
     }
 
-    /// Withdraws the incomplete shares of a push that has ended.
+    /// Withdraws the incomplete shares of a push that has ended, so that other clients get their push
+    /// slots.
     pub(super) fn withdraw_shares(
         &self,
         now: Instant,
         links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
-        for share in self.shares.iter().filter(|share| share.sent > 0 && !share.whole) {
-            if !share.is_settled() && links[share.link].is_up() {
+        for share in self.shares.iter().filter(|share| share.takes_push_slot()) {
+            if links[share.link].is_up() {
+                if share.phase == SharePhase::Sending && share.sent == 0 {
+                    links[share.link].push_slot = share.push_slot;
+                }
                 let envelope = Envelope { sequence: self.sequence, ..Envelope::default() };
                 let pending = PendingRequest::Withdraw(share.request);
                 let frame = OutgoingFrame::new(envelope, Withdraw {});

@@ -45,7 +45,7 @@ pub(super) struct ShardModel {
     /// The push slots that the client holds, in use or not.
     push_slots: BTreeSet<u32>,
     next_push_slot: u32,
-    waits_for_push_slot: VecDeque<RequestId>,
+    waits_for_push_slot: VecDeque<(RequestId, u64)>,
     waits_for_token: VecDeque<RequestId>,
     arrivals: BTreeMap<u64, ModelArrival>,
     skipped: Option<(u64, u32)>,
@@ -309,7 +309,7 @@ impl ShardModel {
     fn give_push_slots(&mut self) {
         while !self.waits_for_push_slot.is_empty()
             && let Some(push_slot) = self.push_slot()
-            && let Some(request) = self.waits_for_push_slot.pop_front()
+            && let Some((request, _)) = self.waits_for_push_slot.pop_front()
         {
             self.answer(request, message::Reserved { push_slot });
         }
@@ -346,7 +346,7 @@ impl ShardModel {
             _ if found.0 == 0 => panic!("{:?} without an epoch", frame.message),
             Message::Heartbeat(_) => self.answer(request, message::HeartbeatAnswer {}),
             Message::Reserve(_) => {
-                self.waits_for_push_slot.push_back(request);
+                self.waits_for_push_slot.push_back((request, sequence));
                 self.give_push_slots();
             }
             Message::PushPart(part) => {
@@ -402,6 +402,7 @@ impl ShardModel {
     }
 
     fn withdraw(&mut self, request: RequestId, sequence: u64) {
+        self.waits_for_push_slot.retain(|&(_, of)| of != sequence);
         let arrival = self.arrivals.remove(&sequence);
         assert!(arrival.as_ref().is_none_or(|a| a.whole.is_none()), "{sequence} was whole");
         if let Some(arrival) = arrival {

@@ -71,13 +71,16 @@ fn a_push_rejected_by_the_owner_is_applied_on_no_shard() {
         let owner = parts(&mut world, OWNER).pop().unwrap();
         assert!(!parts(&mut world, 1).is_empty());
         // The third shard has not granted a push slot yet.
+        world.next_frame(2, "Reserve");
         world.answer(&owner, answer);
         match taken {
             Ok(stale) => assert_eq!(outcome(&mut world, op), stale),
             Err(()) => assert!(matches!(world.reply(op), Err(Error::Refused { .. }))),
         }
-        assert_eq!(world.next_frame(1, "Withdraw").message, Withdraw {}.into());
-        assert!(parts(&mut world, 2).is_empty());
+        for link in [1, 2] {
+            assert_eq!(world.next_frame(link, "Withdraw").message, Withdraw {}.into());
+            assert!(world.is_quiet(link));
+        }
     }
 }
 

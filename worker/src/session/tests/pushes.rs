@@ -233,20 +233,23 @@ fn a_push_cancelled_before_it_is_whole_is_withdrawn() {
     let plan = plan(2, 4);
     let mut world = SessionWorld::joined(&plan);
     let op = world.push(&plan, 6);
+    let reserves = [OWNER, 1].map(|link| world.next_frame(link, "Reserve"));
     world.cancel(op);
-    // Nothing was sent but reservations.
-    let reserves = [world.next_frame(0, "Reserve"), world.next_frame(1, "Reserve")];
+    let withdrawals = [OWNER, 1].map(|link| world.next_frame(link, "Withdraw"));
     let back = world.next_frame(OWNER, "ReturnToken");
     world.answer(&back, message::Returned {});
-    for reserve in &reserves {
-        world.answer(reserve, message::Reserved { push_slot: 3 });
+    // The owner had answered already. That slot serves the next push.
+    world.answer(&reserves[0], message::Reserved { push_slot: 3 });
+    for (reserve, withdrawal) in reserves.iter().zip(&withdrawals) {
+        assert_eq!(withdrawal.envelope.sequence, reserve.envelope.sequence);
+        world.answer(withdrawal, push_answer(Outcome::Withdrawn {}));
     }
-    assert!(world.sent.is_empty());
-    // The slots that came too late serve the next push.
     world.push(&plan, 7);
-    for link in 0..2 {
-        assert_eq!(world.parts(link)[0].part().push_slot, 3);
-    }
+    assert_eq!(world.parts(OWNER)[0].part().push_slot, 3);
+    world.next_frame(1, "Reserve");
+    // The other request gets no answer any more.
+    world.answer(&reserves[1], message::Reserved { push_slot: 4 });
+    assert_eq!(world.closed.get(&1), Some(&1));
 }
 
 #[test]

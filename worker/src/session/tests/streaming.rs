@@ -165,8 +165,10 @@ fn cancelling_the_end_withdraws_a_push_that_is_whole_on_no_shard() {
     more(&mut world, &plan, sequence, 1);
     let op = end(&mut world, sequence);
     world.cancel(op);
-    world.next_frame(1, "Reserve");
-    world.next_frame(OWNER, "Reserve");
+    for link in [1, OWNER] {
+        world.next_frame(link, "Reserve");
+        world.next_frame(link, "Withdraw");
+    }
     world.next_frame(OWNER, "ReturnToken");
 }
 
@@ -206,6 +208,7 @@ fn a_refused_push_slot_is_not_used_again() {
     world.answer(&reserve, message::Reserved { push_slot: 7 });
     let part = world.parts(1).remove(0);
     world.input(SessionInput::Abandoned { sequence: other });
+    world.next_frame(1, "Withdraw");
     world.answer(&again, message::Reserved { push_slot: 7 });
     world.answer(&part, refused(Refusal::PushSlotTaken { push_slot: 7 }));
     let part = world.give_push_slot(1, 8).remove(0);

@@ -231,6 +231,7 @@ fn a_share_waiting_for_a_slot_or_a_connection_is_given_up_when_its_step_has_pass
     let (owner, reserve) = (last_part(&mut world, OWNER), world.next_frame(1, "Reserve"));
     answer_push(&mut world, &owner, STALE);
     assert_eq!(outcome(&mut world, op), STALE);
+    world.next_frame(1, "Withdraw");
     world.answer(&reserve, message::Reserved { push_slot: 9 });
     world.wait_for_connect(2);
     world.accept(2);
@@ -409,6 +410,7 @@ fn a_push_cancelled_before_a_shard_holds_it_returns_its_token() {
     let op = world.push(&plan, 4);
     world.next_frame(OWNER, "Reserve");
     world.cancel(op);
+    world.next_frame(OWNER, "Withdraw");
     let back = world.next_frame(OWNER, "ReturnToken");
     // The step has passed in the meantime. The token cannot be returned, which does no harm.
     let (token, generation) = (TokenId(4), 1);
