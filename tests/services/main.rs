@@ -10,6 +10,7 @@ mod failures;
 mod inputs;
 mod kept;
 mod local_job;
+mod nesting;
 mod placing;
 mod proxy;
 mod resending;

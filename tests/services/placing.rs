@@ -125,6 +125,16 @@ fn without_a_driver_a_gpu_is_refused_and_says_why() {
 }
 
 #[test]
+fn a_call_runs_on_another_device_only_if_it_says_so() {
+    let (_server, client) = start_one(functions());
+    let call = Call::new("where").on("/gpu:99");
+    let error = client.call(call.clone()).unwrap_err().to_string();
+    assert!(error.contains("/gpu:99"), "{error}");
+    let ran_on = client.call(call.or_any()).unwrap();
+    assert_eq!(ran_on.text().unwrap(), "/job:local/task:0/device:CPU:0");
+}
+
+#[test]
 fn a_client_goes_to_the_next_target() {
     let (_cluster, servers) = start("local", 1, &functions(), |config| config);
     let nobody = listen(1).remove(0).address();

@@ -385,6 +385,7 @@ fn function_call() -> Call {
         depth: 2,
         function: text("tower"),
         device: text("/job:worker/task:3/device:CPU:0"),
+        any_device: true,
         retain: false,
         scheduled: None,
         inputs: List::default(),

@@ -35,6 +35,11 @@ impl Client {
         Ok(Client { inner: block_on(client::Client::with(config))? })
     }
 
+    /// Returns a client with the connections of a server.
+    pub(crate) fn of_server(inner: client::Client) -> Client {
+        Client { inner }
+    }
+
     /// See [`client::Client::target`].
     pub fn target(&self) -> &TaskId {
         self.inner.target()

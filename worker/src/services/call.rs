@@ -32,6 +32,7 @@ use super::value::Value;
 pub struct Call {
     pub(crate) function: String,
     pub(crate) device: String,
+    any_device: bool,
     pub(crate) timeout: Option<Duration>,
     pub(crate) ends_with_connection: bool,
     inputs: Vec<(String, CallInput)>,
@@ -52,6 +53,7 @@ impl Call {
         Call {
             function: function.to_owned(),
             device: String::new(),
+            any_device: false,
             timeout: None,
             ends_with_connection: false,
             inputs: Vec::new(),
@@ -64,6 +66,13 @@ impl Call {
     pub fn on(mut self, device: &str) -> Call {
         self.device = device.to_owned();
         self
+    }
+
+    /// Runs the call on the first device of its task if the task has no usable device of the name of
+    /// [`Call::on`]. Default: such a call is refused.
+    #[doc(alias = "allow_soft_placement")]
+    pub fn or_any(self) -> Call {
+        Call { any_device: true, ..self }
     }
 
     /// Gives the function a value.
@@ -158,6 +167,7 @@ impl Call {
         Ok(CallOrder {
             function: self.function.clone(),
             device: self.device.clone(),
+            any_device: self.any_device,
             depth: 0,
             retain,
             scheduled: None,

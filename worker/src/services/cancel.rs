@@ -1,6 +1,10 @@
 //! Tells a function that nobody waits for it any more.
 
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
 
 use tokio::sync::Notify;
 
@@ -30,5 +34,27 @@ impl CancelFlag {
             }
             changed.await;
         }
+    }
+
+    /// Returns a future of [`CancelFlag::raised`] that owns the flag.
+    pub(crate) fn wait(self: Arc<Self>) -> Cancelled {
+        Cancelled(Box::pin(async move { self.raised().await }))
+    }
+}
+
+/// A future that ends once a call is cancelled.
+pub(crate) struct Cancelled(Pin<Box<dyn Future<Output = ()> + Send>>);
+
+impl Future for Cancelled {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        self.0.as_mut().poll(context)
+    }
+}
+
+impl fmt::Debug for Cancelled {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Cancelled")
     }
 }

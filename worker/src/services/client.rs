@@ -40,7 +40,7 @@ impl ClientConfig {
             targets: vec![target.to_owned()],
             name: TaskId::new("client", 0),
             connect_timeout: Duration::from_secs(60),
-            timeout: Duration::from_secs(60),
+            timeout: TIMEOUT,
             answer_bytes_max: 4 << 30,
         }
     }
@@ -67,6 +67,9 @@ impl ClientConfig {
     }
 }
 
+/// The longest time of a call that says nothing else.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
 /// Calls functions on the tasks of a cluster.
 ///
 /// Any server is a target: the client learns the cluster from it, and connects to the other tasks
@@ -81,8 +84,10 @@ pub struct Client {
     incarnation: Incarnation,
     timeout: Duration,
     target: TaskId,
-    target_link: LinkId,
-    thread: ClientThread,
+    /// The link to the target, if it was not found by its task.
+    target_link: Option<LinkId>,
+    /// The thread of the client. A client of a function has that of the server.
+    thread: Option<ClientThread>,
 }
 
 impl Client {
@@ -106,15 +111,21 @@ impl Client {
         let (link, target, description) = describe_first(&core, &config.targets, deadline).await?;
         core.name_link(link, target.clone());
         core.set_cluster(description.cluster);
-        let (timeout, target_link) = (config.timeout, link);
+        let (timeout, target_link, thread) = (config.timeout, Some(link), Some(thread));
         Ok(Client { core, incarnation, timeout, target, target_link, thread })
+    }
+
+    /// Returns a client with the connections of a server, whose target that is.
+    pub(crate) fn of_server(core: ClientCore, incarnation: Incarnation, task: TaskId) -> Client {
+        let (timeout, target) = (TIMEOUT, task);
+        Client { core, incarnation, timeout, target, target_link: None, thread: None }
     }
 
     /// Waits for a future of the client on a thread without an async runtime. Meanwhile the thread
     /// runs the client, which saves two wake-ups of threads.
     pub(crate) fn wait<F: Future>(&self, begin: impl FnOnce() -> F) -> F::Output {
         // The caller is registered before it submits an operation.
-        match self.thread.runner.enter() {
+        match self.thread.as_ref().and_then(|thread| thread.runner.enter()) {
             Some(leading) => leading.wait(async {
                 // Nobody has read since the last caller, and a server that has restarted has ended
                 // its connection. The first pause polls the sockets, the second reads them.
@@ -271,9 +282,9 @@ impl Client {
     }
 
     pub(crate) fn link(&self, task: &TaskId) -> Result<LinkId, String> {
-        match *task == self.target {
-            true => Ok(self.target_link),
-            false => self.core.link_of_task(task),
+        match self.target_link.filter(|_| *task == self.target) {
+            Some(link) => Ok(link),
+            None => self.core.link_of_task(task),
         }
     }
 

@@ -245,6 +245,7 @@ impl World {
         let order = CallOrder {
             function: ["f", "g"][self.below(2)].to_owned(),
             device: String::new(),
+            any_device: false,
             depth: 0,
             retain: self.below(4) == 0,
             scheduled: None,

@@ -22,9 +22,11 @@ impl TaskDevice {
     }
 }
 
-/// Returns the index of the first device that has this name, or why there is none.
+/// Returns the index of the first device that has this name, or why there is none. With `or_any` a
+/// task that lacks such a device offers its first one.
 pub(crate) fn find_device(
     name: &str,
+    or_any: bool,
     task: &TaskId,
     devices: &[TaskDevice],
 ) -> Result<usize, String> {
@@ -47,17 +49,17 @@ pub(crate) fn find_device(
         let index = wanted.device_index();
         same_type && index.is_none_or(|index| device.name.device_index() == Some(index))
     };
-    let mut found = devices.iter().enumerate().filter(|(_, device)| suits(device)).peekable();
-    let Some(&(_, first)) = found.peek() else {
-        let names: Vec<_> = devices.iter().filter(|device| device.unusable.is_none()).collect();
-        let names = names.iter().map(|device| device.name.to_string()).collect::<Vec<_>>();
-        return Err(format!("this server has {}", names.join(", ")));
-    };
-    let reason = first.unusable.clone();
-    match found.find(|(_, device)| device.unusable.is_none()) {
-        Some((index, _)) => Ok(index),
-        None => Err(reason.unwrap_or_default()),
-    }
+    let is_usable = |device: &TaskDevice| device.unusable.is_none();
+    let found = devices.iter().position(|device| suits(&device) && is_usable(device));
+    let any = || devices.iter().position(is_usable).filter(|_| or_any);
+    found.or_else(any).ok_or_else(|| match devices.iter().find(suits) {
+        Some(TaskDevice { unusable: Some(reason), .. }) => reason.clone(),
+        _ => {
+            let usable = devices.iter().filter(|device| is_usable(device));
+            let names: Vec<_> = usable.map(|device| device.name.to_string()).collect();
+            format!("this server has {}", names.join(", "))
+        }
+    })
 }
 
 #[cfg(test)]
@@ -82,9 +84,16 @@ mod tests {
             ("/replica:1", Err("a task has one replica, 0")),
         ];
         for (name, expected) in table {
-            let found = find_device(name, &task, &devices);
+            let found = find_device(name, false, &task, &devices);
             assert_eq!(found, expected.map_err(str::to_owned), "{name}");
+            let is_elsewhere = ["/job:ps/task:1", "/task:2/cpu:0", "/replica:1"].contains(&name);
+            let any = find_device(name, true, &task, &devices);
+            assert_eq!(any.ok(), (!is_elsewhere).then_some(0), "{name}, or any device");
         }
-        assert!(find_device("/task:x", &task, &devices).is_err());
+        for or_any in [false, true] {
+            assert!(find_device("/task:x", or_any, &task, &devices).is_err());
+        }
+        let no_use = &devices[1..];
+        assert_eq!(find_device("/cpu:0", true, &task, no_use), Err("this server has ".to_owned()));
     }
 }

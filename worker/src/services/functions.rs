@@ -23,7 +23,7 @@ pub struct FunctionError {
 }
 
 impl FunctionError {
-    /// An error with this text. Callers see its first 512 bytes.
+    /// An error with this text. Callers see 512 bytes of it: of a longer one the begin and the end.
     pub fn new(detail: impl Into<String>) -> FunctionError {
         FunctionError { detail: detail.into(), retry: false }
     }
@@ -34,8 +34,23 @@ impl FunctionError {
     }
 
     pub(crate) fn into_parts(self) -> (String, bool) {
-        (self.detail, self.retry)
+        (shortened(self.detail), self.retry)
     }
+}
+
+/// Cuts the middle out of a text that callers cannot see as a whole. A chain of errors begins with
+/// what failed here, and ends with the cause.
+fn shortened(text: String) -> String {
+    const CUT: &str = " [...] ";
+    let bytes_max = limits::DETAIL_BYTES_MAX - CUT.len();
+    if text.len() <= limits::DETAIL_BYTES_MAX {
+        return text;
+    }
+    let is_boundary = |at: &usize| text.is_char_boundary(*at);
+    let begin = (0..=bytes_max / 3).rev().find(is_boundary).unwrap_or(0);
+    let after = text.len() - (bytes_max - begin);
+    let end = (after..text.len()).find(is_boundary).unwrap_or(text.len());
+    format!("{}{CUT}{}", &text[..begin], &text[end..])
 }
 
 impl fmt::Display for FunctionError {
@@ -256,6 +271,19 @@ mod tests {
         assert_eq!(FunctionError::from(io).into_parts(), ("disk is gone".to_owned(), false));
         let again = FunctionError::new("busy").retryable();
         assert_eq!(again.into_parts(), ("busy".to_owned(), true));
+    }
+
+    #[test]
+    fn a_long_error_keeps_its_begin_and_its_end() {
+        for character in ["x", "ü", "一", "𝄞"] {
+            let text = format!("begin{}end", character.repeat(600));
+            let (shown, _) = FunctionError::new(text.clone()).into_parts();
+            assert!((500..=512).contains(&shown.len()), "{}", shown.len());
+            let (begin, end) = shown.split_once(" [...] ").unwrap();
+            assert!(text.starts_with(begin) && text.ends_with(end) && end.ends_with("end"));
+        }
+        let whole = "y".repeat(512);
+        assert_eq!(FunctionError::new(whole.clone()).into_parts().0, whole);
     }
 
     #[test]

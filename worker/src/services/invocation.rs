@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use pushpull_common::device::DeviceSpec;
-use pushpull_common::ids::TaskId;
+use pushpull_common::ids::{Incarnation, TaskId};
 use pushpull_common::protocol::CallRef;
 use pushpull_common::tensor::Element;
 use pushpull_device::Device;
@@ -13,10 +13,13 @@ use crate::gradients::params::{Gradients, Params};
 use crate::outcome::Push;
 
 use super::block_on::block_on;
+use super::blocking;
 use super::cancel::CancelFlag;
+use super::client::Client;
 use super::functions::FunctionError;
 use super::gradient_value;
 use super::outputs::{Outputs, unknown_value};
+use super::runtime::client_core::{ClientCore, OuterCall};
 use super::server_devices::ServerDevices;
 use super::states::{State, States};
 use super::towers::{GRADIENTS, LOSS};
@@ -32,6 +35,8 @@ pub(crate) struct ServerShared {
     pub(crate) states: States,
     pub(crate) devices: ServerDevices,
     pub(crate) variables: Arc<Variables>,
+    /// The client of the server, and its incarnation.
+    pub(crate) client: (ClientCore, Incarnation),
 }
 
 /// One call of a function: its inputs, and what the server offers.
@@ -217,6 +222,26 @@ impl Invocation {
     pub fn tower(&self, gradients: Gradients, loss: f32) -> Result<Outputs, FunctionError> {
         let gradients = gradient_value::encode(gradients)?;
         Ok(Outputs::new().with(GRADIENTS, gradients).with(LOSS, loss))
+    }
+
+    /// A client for calls of other functions, which has this server as its target. Its calls end with
+    /// this one: at its deadline at the latest, and when it is cancelled.
+    ///
+    /// A call may be nested in at most 8 others. A blocking function keeps its thread
+    /// while it waits. Functions that call functions of the same server in turn may take all its
+    /// threads, and then wait until their deadlines.
+    ///
+    /// Its operations block the thread: an asynchronous function uses [`Invocation::client_async`].
+    pub fn client(&self) -> blocking::Client {
+        blocking::Client::of_server(self.client_async())
+    }
+
+    /// As [`Invocation::client`], with futures.
+    pub fn client_async(&self) -> Client {
+        let (core, incarnation) = &self.shared.client;
+        let (depth, deadline, cancelled) = (self.depth, self.deadline, self.cancelled.clone());
+        let core = core.within(OuterCall { depth, deadline, cancelled });
+        Client::of_server(core, *incarnation, self.shared.task.clone())
     }
 
     /// Whether nobody waits for the result any more. A function that computes for long should ask

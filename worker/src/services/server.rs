@@ -437,8 +437,9 @@ fn core_of(
     );
     let variables = Arc::new(Variables::new(&config.cluster, &config.task, is_alone));
     let (task, states) = (config.task.clone(), States::default());
-    let shared = Arc::new(ServerShared { task, states, devices, variables: variables.clone() });
-    let resolver = InputResolver { variables, client };
+    let resolver = InputResolver { variables: variables.clone(), client: client.clone() };
+    let client = (client, incarnation);
+    let shared = Arc::new(ServerShared { task, states, devices, variables, client });
     ServerCore::new(service, config.functions.clone(), table, shared, resolver, runtime)
 }
 

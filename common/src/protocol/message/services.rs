@@ -121,6 +121,8 @@ wire_struct! {
         function: Text<{ limits::FUNCTION_NAME_BYTES_MAX }>,
         /// The task and the device on which it runs; open fields are the server's choice.
         device: Text<{ limits::CALL_DEVICE_BYTES_MAX }>,
+        /// Whether it may run on another device of the task if the task lacks this one.
+        any_device: bool,
         /// Whether the outputs stay on the server. Otherwise they are sent.
         retain: bool,
         /// The call of a coordinator that this is an execution of.

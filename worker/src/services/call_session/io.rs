@@ -25,6 +25,7 @@ pub(crate) struct CallOrder {
     pub(crate) function: String,
     /// The device; empty for any.
     pub(crate) device: String,
+    pub(crate) any_device: bool,
     /// How many calls it is nested in.
     pub(crate) depth: u8,
     /// Whether the outputs stay on the server.

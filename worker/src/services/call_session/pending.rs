@@ -76,6 +76,7 @@ impl PendingKind {
                     depth: order.depth,
                     function: Text::clipped(order.function.as_str()),
                     device: Text::clipped(order.device.as_str()),
+                    any_device: order.any_device,
                     retain: order.retain,
                     scheduled: order.scheduled,
                     inputs: order.inputs.clone(),

@@ -20,6 +20,7 @@ use crate::runtime::{Leadership, OpenOperation};
 use crate::services::call_session::{
     CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallReply, CallSession, LinkId,
 };
+use crate::services::cancel::{CancelFlag, Cancelled};
 use crate::services::error::ServiceError;
 use crate::services::value::Value;
 
@@ -28,7 +29,18 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A call session with its connections. Clones share it.
 #[derive(Clone, Debug)]
-pub(crate) struct ClientCore(Arc<SharedSession>);
+pub(crate) struct ClientCore {
+    shared: Arc<SharedSession>,
+    outer: Option<OuterCall>,
+}
+
+/// The call of a function that makes calls itself. They end with it.
+#[derive(Clone, Debug)]
+pub(crate) struct OuterCall {
+    pub(crate) depth: u8,
+    pub(crate) deadline: Option<Instant>,
+    pub(crate) cancelled: Arc<CancelFlag>,
+}
 
 #[derive(Debug)]
 struct SharedSession {
@@ -63,7 +75,7 @@ impl ClientCore {
         runtime: tokio::runtime::Handle,
         leadership: Arc<Leadership>,
     ) -> ClientCore {
-        ClientCore(Arc::new(SharedSession {
+        let shared = SharedSession {
             session: Mutex::new(session),
             links: Mutex::new(LinkTable { cluster, ..LinkTable::default() }),
             replies: Mutex::default(),
@@ -72,7 +84,13 @@ impl ClientCore {
             runtime,
             leadership,
             timer: Timer::default(),
-        }))
+        };
+        ClientCore { shared: Arc::new(shared), outer: None }
+    }
+
+    /// Returns the same client for a function that makes calls itself.
+    pub(crate) fn within(&self, outer: OuterCall) -> ClientCore {
+        ClientCore { shared: self.shared.clone(), outer: Some(outer) }
     }
 
     /// Runs a task on the thread of the client.
@@ -80,13 +98,13 @@ impl ClientCore {
         &self,
         task: impl Future<Output = ()> + Send + 'static,
     ) -> tokio::task::AbortHandle {
-        let open = self.0.leadership.open();
+        let open = self.shared.leadership.open();
         let task = async move {
             task.await;
             drop(open);
         };
-        let spawned = self.0.runtime.spawn(task).abort_handle();
-        self.0.leadership.call();
+        let spawned = self.shared.runtime.spawn(task).abort_handle();
+        self.shared.leadership.call();
         spawned
     }
 
@@ -94,43 +112,43 @@ impl ClientCore {
     pub(crate) async fn run_timer(&self) {
         let tick = || {
             self.handle(CallInput::Tick);
-            lock(&self.0.session).wake_at()
+            lock(&self.shared.session).wake_at()
         };
-        self.0.timer.run(tick).await;
+        self.shared.timer.run(tick).await;
     }
 
     /// Takes it that the tasks of the cluster have these addresses.
     pub(crate) fn set_cluster(&self, cluster: ClusterSpec) {
-        lock(&self.0.links).cluster = cluster;
+        lock(&self.shared.links).cluster = cluster;
     }
 
     /// Returns the cluster.
     pub(crate) fn cluster(&self) -> ClusterSpec {
-        lock(&self.0.links).cluster.clone()
+        lock(&self.shared.links).cluster.clone()
     }
 
     /// Returns the link to the server at an address. Its task may be unknown.
     pub(crate) fn link_of_address(&self, address: &str) -> LinkId {
-        let mut links = lock(&self.0.links);
+        let mut links = lock(&self.shared.links);
         *links.by_address.entry(address.to_owned()).or_insert_with(|| {
-            lock(&self.0.session).add_link(Instant::now(), address.to_owned(), None)
+            lock(&self.shared.session).add_link(Instant::now(), address.to_owned(), None)
         })
     }
 
     /// Takes it that the server of a link is this task.
     pub(crate) fn name_link(&self, link: LinkId, task: TaskId) {
-        lock(&self.0.links).by_task.insert(task, link);
+        lock(&self.shared.links).by_task.insert(task, link);
     }
 
     /// Returns the link to a task, or why there is none.
     pub(crate) fn link_of_task(&self, task: &TaskId) -> Result<LinkId, String> {
-        let mut links = lock(&self.0.links);
+        let mut links = lock(&self.shared.links);
         if let Some(&link) = links.by_task.get(task) {
             return Ok(link);
         }
         let address = links.cluster.task_address(&task.job, task.index);
         let address = address.map_err(|error| error.to_string())?.to_owned();
-        let link = lock(&self.0.session).add_link(Instant::now(), address, Some(task.clone()));
+        let link = lock(&self.shared.session).add_link(Instant::now(), address, Some(task.clone()));
         links.by_task.insert(task.clone(), link);
         Ok(link)
     }
@@ -142,8 +160,10 @@ impl ClientCore {
         order: CallOrder,
         deadline: Option<Instant>,
     ) -> (u64, ReplyFuture) {
-        let number = lock(&self.0.session).number_call();
-        let command = CallCommand::Call { number, order: Box::new(order) };
+        let number = lock(&self.shared.session).number_call();
+        let depth = self.outer.as_ref().map_or(0, |outer| outer.depth.saturating_add(1));
+        let order = Box::new(CallOrder { depth, ..order });
+        let command = CallCommand::Call { number, order };
         (number, self.command(link, command, deadline))
     }
 
@@ -174,13 +194,18 @@ impl ClientCore {
         command: CallCommand,
         deadline: Option<Instant>,
     ) -> ReplyFuture {
-        let op = CallOp(self.0.next_op.fetch_add(1, Ordering::Relaxed));
+        let op = CallOp(self.shared.next_op.fetch_add(1, Ordering::Relaxed));
         let (sender, receiver) = oneshot::channel();
-        let open = self.0.leadership.open();
-        lock(&self.0.replies).insert(op, sender);
+        let open = self.shared.leadership.open();
+        lock(&self.shared.replies).insert(op, sender);
+        let outer = self.outer.as_ref();
+        let until = outer.and_then(|outer| outer.deadline);
+        let deadline = deadline.into_iter().chain(until).min();
         self.handle(CallInput::Command { op, link, command, deadline });
-        self.0.leadership.call();
-        ReplyFuture { core: self.clone(), op, receiver, replied: false, _open: open }
+        self.shared.leadership.call();
+        let cancelled = outer.map(|outer| outer.cancelled.clone().wait());
+        let core = self.clone();
+        ReplyFuture { core, op, receiver, replied: false, cancelled, _open: open }
     }
 
     /// Drops what calls have left on the server of a link.
@@ -190,42 +215,47 @@ impl ClientCore {
 
     /// Fails all commands: the client ends.
     pub(crate) fn end(&self) {
-        lock(&self.0.replies).clear();
-        for outbox in lock(&self.0.outboxes).values() {
+        lock(&self.shared.replies).clear();
+        for outbox in lock(&self.shared.outboxes).values() {
             outbox.give_up();
         }
         // A thread that callers lead sees the end.
-        self.0.leadership.end();
+        self.shared.leadership.end();
     }
 
     fn handle(&self, input: CallInput<'_>) {
-        let mut session = lock(&self.0.session);
+        let mut session = lock(&self.shared.session);
         session.handle(Instant::now(), input);
         while let Some(output) = session.poll_output() {
             self.deliver(output);
         }
-        self.0.timer.set(session.wake_at());
+        self.shared.timer.set(session.wake_at());
     }
 
     fn deliver(&self, output: CallOutput) {
         match output {
             CallOutput::Connect { connection, address } => {
                 let outbox = Arc::new(Outbox::default());
-                lock(&self.0.outboxes).insert(connection, outbox.clone());
-                self.0.runtime.spawn(run_connection(self.clone(), connection, address, outbox));
+                lock(&self.shared.outboxes).insert(connection, outbox.clone());
+                self.shared.runtime.spawn(run_connection(
+                    self.clone(),
+                    connection,
+                    address,
+                    outbox,
+                ));
             }
             CallOutput::Disconnect { connection } => {
-                if let Some(outbox) = lock(&self.0.outboxes).remove(&connection) {
+                if let Some(outbox) = lock(&self.shared.outboxes).remove(&connection) {
                     outbox.give_up();
                 }
             }
             CallOutput::Send { connection, envelope, message, body, crc } => {
-                if let Some(outbox) = lock(&self.0.outboxes).get(&connection) {
+                if let Some(outbox) = lock(&self.shared.outboxes).get(&connection) {
                     outbox.push(&envelope, &message, body, crc);
                 }
             }
             CallOutput::Reply { op, reply } => {
-                if let Some(waiting) = lock(&self.0.replies).remove(&op) {
+                if let Some(waiting) = lock(&self.shared.replies).remove(&op) {
                     // The caller may have dropped its future.
                     let _ = waiting.send(reply);
                 }
@@ -252,7 +282,7 @@ async fn run_connection(core: ClientCore, connection: u64, address: String, outb
         }
     };
     if !outbox.is_given_up() {
-        lock(&core.0.outboxes).remove(&connection);
+        lock(&core.shared.outboxes).remove(&connection);
         core.handle(CallInput::Disconnected { connection, reason });
     }
 }
@@ -277,7 +307,7 @@ impl FrameSink for ClientSide<'_> {
     }
 
     fn with_body<R>(&mut self, receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R) -> R {
-        lock(&self.core.0.session).with_body(self.connection, receive)
+        lock(&self.core.shared.session).with_body(self.connection, receive)
     }
 }
 
@@ -307,6 +337,8 @@ pub(crate) struct ReplyFuture {
     op: CallOp,
     receiver: oneshot::Receiver<Result<CallReply, ServiceError>>,
     replied: bool,
+    /// Ends when nobody waits for the outer call any more.
+    cancelled: Option<Cancelled>,
     _open: OpenOperation,
 }
 
@@ -314,16 +346,23 @@ impl Future for ReplyFuture {
     type Output = Result<CallReply, ServiceError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let reply = std::task::ready!(Pin::new(&mut self.receiver).poll(context));
-        self.replied = true;
-        let doing = "go on".to_owned();
-        Poll::Ready(reply.unwrap_or(Err(ServiceError::Ended { doing })))
+        if let Poll::Ready(reply) = Pin::new(&mut self.receiver).poll(context) {
+            self.replied = true;
+            let doing = "go on".to_owned();
+            return Poll::Ready(reply.unwrap_or(Err(ServiceError::Ended { doing })));
+        }
+        let doing = "call from a function".to_owned();
+        let cancelled = self.cancelled.as_mut().map(|flag| Pin::new(flag).poll(context));
+        match cancelled {
+            Some(Poll::Ready(())) => Poll::Ready(Err(ServiceError::Cancelled { doing })),
+            _ => Poll::Pending,
+        }
     }
 }
 
 impl Drop for ReplyFuture {
     fn drop(&mut self) {
-        if !self.replied && lock(&self.core.0.replies).remove(&self.op).is_some() {
+        if !self.replied && lock(&self.core.shared.replies).remove(&self.op).is_some() {
             self.core.handle(CallInput::Cancelled { op: self.op });
         }
     }

@@ -82,8 +82,10 @@ impl Service {
             return Err(Refusal::UnknownFunction { function: detail(name), known });
         };
         let device = call.device.as_str();
-        let device = find_device(device, &config.task, &config.devices).map_err(|reason| {
-            Refusal::NoDevice { device: detail(device), detail: detail(reason) }
+        let found = find_device(device, call.any_device, &config.task, &config.devices);
+        let device = found.map_err(|reason| Refusal::NoDevice {
+            device: detail(device),
+            detail: detail(reason),
         })?;
         let unreturned = self.unreturned(name);
         if unreturned >= config.unreturned_max {

@@ -143,6 +143,7 @@ impl<'a> CallSessionPlay<'a> {
                 let order = Box::new(CallOrder {
                     function: "f".to_owned(),
                     device: String::new(),
+                    any_device: false,
                     depth: 0,
                     retain: self.choices.one_in(3),
                     scheduled: None,

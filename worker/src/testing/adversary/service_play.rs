@@ -261,6 +261,7 @@ impl<'a> ServicePlay<'a> {
             depth: if self.choices.one_in(16) { self.choices.byte() } else { 0 },
             function: Text::clipped(self.choices.of(&["f", "f", "a", "t", "unknown"])),
             device: Text::clipped(self.choices.of(&["", "", "/cpu:0", "/gpu:0", "/job:ps"])),
+            any_device: self.choices.one_in(2),
             retain: self.choices.one_in(3),
             scheduled: None,
             inputs: List::new(inputs).unwrap_or_default(),

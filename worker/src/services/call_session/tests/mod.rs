@@ -69,6 +69,7 @@ fn order(values: &[Value]) -> CallOrder {
     CallOrder {
         function: "f".to_owned(),
         device: String::new(),
+        any_device: false,
         depth: 0,
         retain: false,
         scheduled: None,

@@ -90,6 +90,7 @@ fn call(number: u64, function: &str) -> Call {
         depth: 0,
         function: Text::clipped(function),
         device: Text::clipped(""),
+        any_device: false,
         retain: false,
         scheduled: None,
         inputs: CallInputs::default(),
