@@ -161,7 +161,7 @@ pub mod local;
 /// Tasks, and the shards on which variables are placed.
 pub mod cluster {
     pub use pushpull_common::cluster::ClusterSpecBuilder;
-    pub use pushpull_common::device::DeviceSpec;
+    pub use pushpull_common::device::{DeviceFilters, DeviceSpec};
     pub use pushpull_common::ids::ShardId;
     pub use pushpull_common::placement::{
         CustomStrategy, DeviceSetter, PlacedPartition, Placement, PlacementStrategy, ShardMap,

@@ -1,7 +1,9 @@
 //! [`DeviceSpec`]: names a device or a set of devices, as in `/job:ps/task:0/device:CPU:0`.
 
+mod filters;
 mod parse;
 
+pub use filters::DeviceFilters;
 pub use parse::DeviceError;
 
 use std::fmt;

@@ -43,3 +43,9 @@ pub(crate) fn start_one(functions: Functions) -> (Server, Client) {
 pub(crate) fn connect(target: &str) -> Client {
     Client::with(ClientConfig::new(target).connect_timeout(LONG).timeout(LONG)).unwrap()
 }
+
+/// Runs a future on a runtime of its own.
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(future)
+}

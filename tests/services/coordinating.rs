@@ -13,12 +13,7 @@ use pushpull::services::{
 use pushpull::variable::DType;
 use pushpull::{ClusterSpec, PsConfig, Reader, Sgd, TaskId, VariableSpec, WorkerConfig};
 
-use crate::cluster::{LONG, listen};
-
-fn block_on<F: Future>(future: F) -> F::Output {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(future)
-}
+use crate::cluster::{LONG, block_on, listen};
 
 /// Parameter servers with the variables `a` and `b`, and addresses for workers.
 struct Place {

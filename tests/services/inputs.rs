@@ -77,7 +77,7 @@ fn variables_go_from_their_servers_to_the_task_that_computes() {
 fn without_parameter_servers_there_are_no_variables() {
     let (_server, client) = start_one(Functions::new().elementwise());
     let error = client.call(Call::new("identity").variable("x", "w")).unwrap_err().to_string();
-    let expected = "the cluster has no parameter servers: the job local serves functions alone";
+    let expected = "there are no parameter servers: the job local serves functions alone";
     assert!(error.contains(expected), "{error}");
     let cluster = "alone=a:1;too=b:1;worker=c:1".parse().unwrap();
     let listener = listen(1).remove(0);

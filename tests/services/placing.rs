@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use pushpull::blocking::{Ps, Worker};
+use pushpull::cluster::DeviceFilters;
 use pushpull::services::{
-    Call, ClientConfig, Functions, ServerConfig, ServerListener, ServiceError, blocking,
+    Call, Client, ClientConfig, Coordinator, CoordinatorConfig, Functions, Outputs, ServerConfig,
+    ServerListener, ServiceError, blocking,
 };
 use pushpull::{ClusterSpec, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
 
-use crate::cluster::{connect, listen, start, start_one};
+use crate::cluster::{block_on, connect, listen, start, start_one};
 
 fn functions() -> Functions {
     Functions::new()
@@ -53,6 +55,53 @@ fn a_task_that_is_absent_delays_nobody_who_does_not_call_it() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn device_filters_keep_clients_and_servers_from_other_tasks() {
+    let only = |names: &[&str]| DeviceFilters::new(names.iter().copied()).unwrap();
+    let functions = functions().add("next", |call| {
+        let call_next = Call::new("where").on("/job:worker/task:1");
+        let here = call.client().call(Call::new("where"))?.text()?.to_owned();
+        Ok(Outputs::new()
+            .with("here", &here[..])
+            .with("next", &call.client().call(call_next).unwrap_err().to_string()[..])
+            .with("values", &call.values().unwrap_err().to_string()[..]))
+    });
+    // The filters of a server do not exclude itself.
+    let filter = only(&["/job:evaluator"]);
+    let mut listeners = listen(3);
+    let addresses: Vec<String> = listeners.iter().map(ServerListener::address).collect();
+    let builder = ClusterSpec::builder().job("ps", [&addresses[2]]).job("worker", &addresses[..2]);
+    let cluster = builder.build().unwrap();
+    listeners.truncate(2);
+    let start = |(index, listener): (u32, ServerListener)| {
+        let config = ServerConfig::new(cluster.clone(), TaskId::worker(index), functions.clone());
+        listener.start(config.device_filters(filter.clone())).unwrap()
+    };
+    let servers: Vec<_> = (0..).zip(listeners).map(start).collect();
+
+    let config = ClientConfig::new(servers[0].target()).device_filters(only(&["/job:ps"]));
+    let client = blocking::Client::with(config).unwrap();
+    let outputs = client.call(Call::new("next")).unwrap();
+    let text = |name: &str| outputs.get(name).unwrap().text().unwrap().to_owned();
+    assert_eq!(text("here"), "/job:worker/task:0/device:CPU:0");
+    let excluded = "the device filters exclude /job:worker/task:1";
+    assert!(text("next").contains(excluded), "{}", text("next"));
+    assert!(text("values").contains("the device filters exclude tasks of the job ps"));
+    match client.call(Call::new("where").on("/job:worker/task:1")) {
+        Err(ServiceError::NoTask { reason, .. }) => assert_eq!(reason, excluded),
+        other => panic!("{other:?}"),
+    }
+
+    // A coordinator has the workers that its client may call.
+    let config = ClientConfig::new(servers[0].target()).device_filters(only(&["/job:ps"]));
+    let client = block_on(Client::with(config)).unwrap();
+    let coordinator = Coordinator::new(client, CoordinatorConfig::new()).unwrap();
+    let schedule = |device: &str| coordinator.schedule_blocking(Call::new("where").on(device));
+    let value = schedule("/job:worker/task:0").unwrap();
+    assert!(value.fetch_blocking().is_ok());
+    assert!(matches!(schedule("/job:worker/task:1"), Err(ServiceError::NoTask { .. })));
 }
 
 /// Neither the ps nor worker 0 waits for worker 1, as with the device filters of the classic system.

@@ -8,7 +8,7 @@ use pushpull::services::{
 };
 use pushpull::{ClusterSpec, Mode, PsConfig, Sgd, Synchronous, TaskId, VariableSpec};
 
-use crate::cluster::{LONG, listen};
+use crate::cluster::{LONG, block_on, listen};
 
 /// A linear model of two weights with the mean of squared errors; and gradients as they are fed.
 fn functions() -> Functions {
@@ -36,11 +36,6 @@ fn functions() -> Functions {
             gradients.view_mut::<f32>("w")?.fill(call.input("g")?.element()?);
             call.tower(gradients, 1.0)
         })
-}
-
-fn block_on<F: Future>(future: F) -> F::Output {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(future)
 }
 
 /// A parameter server with `w` of two zeros, and workers.

@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushpull_common::cluster::ClusterSpec;
-use pushpull_common::device::DeviceSpec;
+use pushpull_common::device::{DeviceFilters, DeviceSpec};
 use pushpull_common::ids::{Incarnation, TaskId};
 use tokio::sync::oneshot;
 
@@ -31,6 +31,7 @@ pub struct ClientConfig {
     connect_timeout: Duration,
     timeout: Duration,
     answer_bytes_max: u64,
+    device_filters: DeviceFilters,
 }
 
 impl ClientConfig {
@@ -42,6 +43,7 @@ impl ClientConfig {
             connect_timeout: Duration::from_secs(60),
             timeout: TIMEOUT,
             answer_bytes_max: 4 << 30,
+            device_filters: DeviceFilters::default(),
         }
     }
 
@@ -64,6 +66,12 @@ impl ClientConfig {
     /// The largest answer that the client accepts, in bytes. Default 4 GiB.
     pub fn answer_bytes_max(self, bytes: u64) -> ClientConfig {
         ClientConfig { answer_bytes_max: bytes, ..self }
+    }
+
+    /// The tasks that the client calls, beside its target. A coordinator schedules on no others.
+    /// Default: all.
+    pub fn device_filters(self, filters: DeviceFilters) -> ClientConfig {
+        ClientConfig { device_filters: filters, ..self }
     }
 }
 
@@ -281,6 +289,11 @@ impl Client {
         Ok((task, link))
     }
 
+    /// Returns whether the client calls a task.
+    pub(crate) fn uses(&self, task: &TaskId) -> bool {
+        *task == self.target || self.core.allows(task)
+    }
+
     pub(crate) fn link(&self, task: &TaskId) -> Result<LinkId, String> {
         match self.target_link.filter(|_| *task == self.target) {
             Some(link) => Ok(link),
@@ -405,7 +418,8 @@ impl ClientThread {
         let runner = SessionRunner::new(leadership.clone(), CALLER_SPIN.longest);
         let runner = Arc::new(runner.map_err(failed)?);
         let session = CallSession::new(incarnation, config.name.clone(), config.answer_bytes_max);
-        let (cluster, handle) = (ClusterSpec::default(), runner.handle().clone());
+        let (handle, filters) = (runner.handle().clone(), config.device_filters.clone());
+        let cluster = (ClusterSpec::default(), filters);
         let core = ClientCore::new(session, cluster, handle, leadership);
         let (stop, stopped) = oneshot::channel();
         let (runs, times) = (runner.clone(), core.clone());

@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pushpull_common::cluster::{ClusterError, ClusterSpec};
+use pushpull_common::device::DeviceFilters;
 use pushpull_common::ids::{Incarnation, TaskId};
 use pushpull_net::{AcceptLimits, Endpoints, ListenError, ServicePeers};
 use thiserror::Error;
@@ -84,6 +85,7 @@ pub struct ServerConfig {
     client_bytes_max: u64,
     clients_max: usize,
     grace: Duration,
+    device_filters: DeviceFilters,
 }
 
 impl ServerConfig {
@@ -101,6 +103,7 @@ impl ServerConfig {
             client_bytes_max: 1 << 30,
             clients_max: 1024,
             grace: Duration::from_secs(30),
+            device_filters: DeviceFilters::default(),
         }
     }
 
@@ -146,6 +149,17 @@ impl ServerConfig {
     /// How long a stopping server waits for the calls that it has accepted. Default 30 s.
     pub fn grace(self, grace: Duration) -> ServerConfig {
         ServerConfig { grace, ..self }
+    }
+
+    /// The tasks that the server connects to, beside itself: for variables, for outputs that calls have
+    /// left there, and for calls of its functions. Default: all.
+    pub fn device_filters(self, filters: DeviceFilters) -> ServerConfig {
+        ServerConfig { device_filters: filters, ..self }
+    }
+
+    /// Returns the device filters, which never exclude the task itself.
+    fn filters(&self) -> DeviceFilters {
+        self.device_filters.clone().and_task(&self.task)
     }
 
     fn check(&self) -> Result<(), ServerError> {
@@ -276,7 +290,7 @@ impl Server {
         let incarnation = Incarnation(RandomState::new().build_hasher().finish());
         let client = ClientCore::new(
             CallSession::new(incarnation, config.task.clone(), config.client_bytes_max),
-            config.cluster.clone(),
+            (config.cluster.clone(), config.filters()),
             runtime.handle().clone(),
             // The thread of the server runs the client; nobody else leads it.
             Arc::default(),
@@ -435,7 +449,8 @@ fn core_of(
         },
         table.clone(),
     );
-    let variables = Arc::new(Variables::new(&config.cluster, &config.task, is_alone));
+    let variables =
+        Arc::new(Variables::new(&config.cluster, &config.task, is_alone, &config.filters()));
     let (task, states) = (config.task.clone(), States::default());
     let resolver = InputResolver { variables: variables.clone(), client: client.clone() };
     let client = (client, incarnation);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::device::DeviceFilters;
 use pushpull_common::ids::TaskId;
 use pushpull_common::tensor::{DType, bf16, f16};
 use tokio::sync::Mutex;
@@ -56,16 +57,25 @@ impl Variables {
     /// `is_alone` says that the server of functions has addresses of its own. If its job could hold
     /// the variables, that job then serves functions alone. A task of the job `ps` always has
     /// variables, wherever its functions are.
-    pub(crate) fn new(cluster: &ClusterSpec, task: &TaskId, is_alone: bool) -> Variables {
+    pub(crate) fn new(
+        cluster: &ClusterSpec,
+        task: &TaskId,
+        is_alone: bool,
+        filters: &DeviceFilters,
+    ) -> Variables {
+        let excludes = |job: &str, index: u32| !filters.allow(&TaskId::new(job, index));
         let config = match cluster.variables_job() {
             Err(error) => Err(error.to_string()),
             Ok(job) if is_alone && job != TaskId::PS_JOB && *job == *task.job => {
                 Err(format!("the job {job} serves functions alone"))
             }
             Ok(job) if cluster.step_owner().is_none() => Err(format!("the job {job} has no tasks")),
+            Ok(job) if cluster.ps_tasks().any(|(index, _)| excludes(job, index)) => {
+                Err(format!("the device filters exclude tasks of the job {job}"))
+            }
             Ok(_) => Ok(WorkerConfig::new(cluster.clone(), task.clone())),
         };
-        let config = config.map_err(|why| format!("the cluster has no parameter servers: {why}"));
+        let config = config.map_err(|why| format!("there are no parameter servers: {why}"));
         Variables {
             config,
             reader: Mutex::default(),

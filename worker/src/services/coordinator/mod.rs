@@ -89,8 +89,8 @@ impl Coordinator {
         let no_task = |reason| ServiceError::NoTask { doing: "coordinate".to_owned(), reason };
         let indices = client.cluster().task_indices(&config.job);
         let indices = indices.map_err(|error| no_task(error.to_string()))?;
-        let workers = indices.into_iter().map(|index| {
-            let task = TaskId::new(&config.job, index);
+        let tasks = indices.into_iter().map(|index| TaskId::new(&config.job, index));
+        let workers = tasks.filter(|task| client.uses(task)).map(|task| {
             let link = client.link(&task).map_err(no_task)?;
             Ok((task, link))
         });

@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::device::DeviceFilters;
 use pushpull_common::ids::{Incarnation, TaskId};
 use pushpull_common::protocol::{FrameEvent, FrameReader, FrameSink};
 use pushpull_net::{ConnectionPhase, ConnectionSide, FrameStream, Stream};
@@ -58,6 +59,7 @@ struct SharedSession {
 #[derive(Debug, Default)]
 struct LinkTable {
     cluster: ClusterSpec,
+    filters: DeviceFilters,
     by_address: HashMap<String, LinkId>,
     by_task: HashMap<TaskId, LinkId>,
 }
@@ -71,13 +73,13 @@ impl ClientCore {
     /// Creates the core of a client that this runtime drives. The leadership says by which thread.
     pub(crate) fn new(
         session: CallSession,
-        cluster: ClusterSpec,
+        (cluster, filters): (ClusterSpec, DeviceFilters),
         runtime: tokio::runtime::Handle,
         leadership: Arc<Leadership>,
     ) -> ClientCore {
         let shared = SharedSession {
             session: Mutex::new(session),
-            links: Mutex::new(LinkTable { cluster, ..LinkTable::default() }),
+            links: Mutex::new(LinkTable { cluster, filters, ..LinkTable::default() }),
             replies: Mutex::default(),
             outboxes: Mutex::default(),
             next_op: AtomicU64::new(1),
@@ -127,6 +129,11 @@ impl ClientCore {
         lock(&self.shared.links).cluster.clone()
     }
 
+    /// Returns whether the device filters allow a task.
+    pub(crate) fn allows(&self, task: &TaskId) -> bool {
+        lock(&self.shared.links).filters.allow(task)
+    }
+
     /// Returns the link to the server at an address. Its task may be unknown.
     pub(crate) fn link_of_address(&self, address: &str) -> LinkId {
         let mut links = lock(&self.shared.links);
@@ -148,6 +155,9 @@ impl ClientCore {
         }
         let address = links.cluster.task_address(&task.job, task.index);
         let address = address.map_err(|error| error.to_string())?.to_owned();
+        if !links.filters.allow(task) {
+            return Err(format!("the device filters exclude {task}"));
+        }
         let link = lock(&self.shared.session).add_link(Instant::now(), address, Some(task.clone()));
         links.by_task.insert(task.clone(), link);
         Ok(link)
