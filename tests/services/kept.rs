@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use pushpull::services::{Call, Functions, ServiceError, Value};
+use pushpull::TaskId;
+use pushpull::services::{Call, Functions, Server, ServerConfig, ServiceError, Value};
 
 use crate::cluster::{connect, start};
 
@@ -30,10 +31,34 @@ fn outputs_go_from_task_to_task_without_the_client() {
     let error = client.fetch(&kept, "y").unwrap_err().to_string();
     assert!(error.contains("call 1 has left no output \"y\""), "{error}");
     // Another client may use what it is told of.
-    assert_eq!(
-        connect(servers[2].target()).fetch(&kept, "x").unwrap().shape().extents(),
-        [1 << 20]
-    );
+    let other = connect(servers[2].target());
+    assert_eq!(other.fetch(&kept, "x").unwrap().shape().extents(), [1 << 20]);
+    let call = on("add", 1).kept("a", &kept, "x").kept("b", &kept, "x");
+    assert!(other.call(call).unwrap().view::<f32>().unwrap().iter().all(|&x| x == 2.0));
+}
+
+#[test]
+fn what_a_restarted_server_has_lost_is_refused_at_once() {
+    let (cluster, mut servers) = start("worker", 2, &functions(), |config| config);
+    let client = connect(servers[0].target());
+    let one = Call::new("identity").feed("x", 1.0_f32);
+    let kept = client.keep(one.on("/job:worker/task:1")).unwrap();
+    let address = servers[1].target().to_owned();
+    drop(servers.pop());
+    let listener = Server::listen(&address).unwrap();
+    let config = ServerConfig::new(cluster, TaskId::worker(1), functions());
+    let _again = listener.start(config).unwrap();
+    // Without a refusal, each of these would wait for its deadline.
+    let uses = Call::new("identity").kept("x", &kept, "x");
+    let errors = [
+        connect(servers[0].target()).call(uses.clone()).unwrap_err(),
+        client.call(uses).unwrap_err(),
+        client.fetch(&kept, "x").unwrap_err(),
+    ];
+    for error in errors {
+        assert!(matches!(error, ServiceError::Refused { .. }), "{error}");
+        assert!(error.to_string().contains("call 1 has left no output \"x\""), "{error}");
+    }
 }
 
 #[test]

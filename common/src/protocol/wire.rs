@@ -259,6 +259,11 @@ impl<T, const MAX: usize, const FEW: usize> List<T, MAX, FEW> {
         (items.len() <= MAX).then_some(List(items))
     }
 
+    /// Returns the items, to be changed.
+    pub fn items_mut(&mut self) -> &mut [T] {
+        &mut self.0
+    }
+
     /// Returns the items.
     pub fn items(&self) -> &[T] {
         &self.0

@@ -350,8 +350,7 @@ fn services(add: &mut impl FnMut(&str, Message)) {
     }
     add("OutputPart", OutputPart { offset: 1 << 20 }.into());
     add("CancelCall", CancelCall { call: 31 }.into());
-    let owner = Incarnation(0x1122_3344_5566_7788);
-    add("FetchOutput", FetchOutput { owner, call: 31, output: text("loss") }.into());
+    add("FetchOutput", FetchOutput { of: variants::output_ref() }.into());
     add("Fetched", Fetched { is: value_is() }.into());
     let calls = List::new(vec![31, 33]).expect("the list is within its limit");
     add("Release", Release { calls }.into());

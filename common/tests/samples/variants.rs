@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use pushpull_common::ids::{
-    CallEpoch, CallNumber, CallSource, ClientEpoch, GlobalStep, PartitionId, RestoreEpoch,
-    Sequence, ShardId, TokenId, VariableId,
+    CallEpoch, CallNumber, CallSource, ClientEpoch, GlobalStep, Incarnation, PartitionId,
+    RestoreEpoch, Sequence, ShardId, TokenId, VariableId,
 };
 use pushpull_common::protocol::message::*;
 use pushpull_common::protocol::refusal::{Detail, Refusal};
@@ -158,7 +158,7 @@ variants! {
         "value" => Input::Value { is: value_is() },
         "variable" => Input::Variable { variable: Text::clipped("w") },
         "output" => Input::Output {
-            job: Text::clipped("worker"), task: 3, call: 31, output: Text::clipped("loss"),
+            job: Text::clipped("worker"), task: 3, of: output_ref(),
         };
     CallOutcome:
         "done" => CallOutcome::Done {
@@ -168,6 +168,15 @@ variants! {
         "failed" => CallOutcome::Failed { retry: true, detail: detail("no luck") },
         "panicked" => CallOutcome::Panicked { detail: detail("index out of bounds") },
         "cancelled" => CallOutcome::Cancelled {};
+}
+
+pub(crate) fn output_ref() -> OutputRef {
+    OutputRef {
+        owner: Incarnation(0x1122_3344_5566_7788),
+        server: Incarnation(0x99aa_bbcc_ddee_ff00),
+        call: 31,
+        output: Text::clipped("loss"),
+    }
 }
 
 /// Returns the samples of [`Refusal`], each with its name.

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use pushpull_common::ids::TaskId;
 use pushpull_common::protocol::limits;
-use pushpull_common::protocol::message::{CallInputs, Input, NamedInput};
+use pushpull_common::protocol::message::{CallInputs, Input, NamedInput, OutputRef};
 use pushpull_common::protocol::wire::Text;
 
-use super::call_session::CallOrder;
+use super::call_session::{CallOrder, OutputId};
 use super::dispatch::ResourceId;
 use super::error::ServiceError;
 use super::kept::Kept;
@@ -43,7 +43,7 @@ pub struct Call {
 enum CallInput {
     Value(Value),
     Variable(String),
-    Output { job: String, task: u32, call: u64, output: String },
+    Output { task: TaskId, id: OutputId, output: String },
     PerWorker { resource: ResourceId, output: String },
 }
 
@@ -90,7 +90,8 @@ impl Call {
     /// Gives the function an output that another call leaves on its server. The server of this call
     /// fetches it from there, once that call has ended.
     pub fn kept(self, name: &str, kept: &Kept, output: &str) -> Call {
-        self.input(name, output_of(kept.task(), kept.call(), output))
+        let (task, id, output) = (kept.task().clone(), kept.id(), output.to_owned());
+        self.input(name, CallInput::Output { task, id, output })
     }
 
     /// Gives the function what the worker that runs the call has of a per-worker value: see
@@ -118,16 +119,19 @@ impl Call {
         Call { inputs, ..self.clone() }
     }
 
-    /// Replaces per-worker values by those of one worker: the outputs of its calls of these numbers.
+    /// Replaces per-worker values by those of one worker: the outputs of these calls.
     pub(crate) fn on_worker(
         &self,
         worker: &TaskId,
-        kept: impl Fn(ResourceId) -> Option<u64>,
+        kept: impl Fn(ResourceId) -> Option<OutputId>,
     ) -> Call {
         let inputs = self.inputs.iter().map(|(name, input)| {
             let input = match input {
                 CallInput::PerWorker { resource, output } => match kept(*resource) {
-                    Some(call) => output_of(worker, call, output),
+                    Some(id) => {
+                        let (task, output) = (worker.clone(), output.clone());
+                        CallInput::Output { task, id, output }
+                    }
                     None => input.clone(),
                 },
                 other => other.clone(),
@@ -199,10 +203,11 @@ impl Call {
                 CallInput::PerWorker { .. } => {
                     return Err(format!("{name:?} is a per-worker value, for a coordinator"));
                 }
-                CallInput::Output { job, task, call, output } => {
-                    let job = Text::new(job.as_str()).ok_or("the name of a job is too long")?;
-                    let output = text_of(output)?;
-                    Input::Output { job, task: *task, call: *call, output }
+                CallInput::Output { task, id, output } => {
+                    let job = Text::new(&*task.job).ok_or("the name of a job is too long")?;
+                    let OutputId { owner, server, call } = *id;
+                    let of = OutputRef { owner, server, call, output: text_of(output)? };
+                    Input::Output { job, task: task.index, of }
                 }
             };
             named.push(NamedInput { name: text_of(name)?, input });
@@ -212,9 +217,4 @@ impl Call {
             .ok_or_else(|| format!("{count} inputs, the limit is {}", limits::CALL_VALUES_MAX))?;
         Ok((inputs, values))
     }
-}
-
-fn output_of(task: &TaskId, call: u64, output: &str) -> CallInput {
-    let (job, task) = (task.job.to_string(), task.index);
-    CallInput::Output { job, task, call, output: output.to_owned() }
 }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushpull_common::ids::{Incarnation, TaskId};
+use pushpull_common::ids::TaskId;
 use pushpull_common::protocol::Refusal;
+use pushpull_common::protocol::message::OutputRef;
 use pushpull_common::protocol::refusal::Detail;
 
 use super::error::ServiceError;
@@ -43,12 +44,10 @@ impl InputResolver {
     pub(crate) async fn fetch(
         &self,
         task: &TaskId,
-        owner: Incarnation,
-        call: u64,
-        output: &str,
+        of: OutputRef,
         deadline: Option<Instant>,
     ) -> Result<Value, Failure> {
-        let fetched = self.client.fetch(task, owner, call, output, deadline).await;
+        let fetched = self.client.fetch(task, of, deadline).await;
         fetched.map_err(|error| match error {
             ServiceError::Refused { refusal, .. } => Failure::Refused(refusal),
             error => Failure::Failed { retry: true, detail: error.to_string() },

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use pushpull_common::ids::TaskId;
+use pushpull_common::ids::{Incarnation, TaskId};
+use pushpull_common::protocol::message::OutputRef;
+use pushpull_common::protocol::wire::Text;
 
-use super::call_session::{CallReply, LinkId};
+use super::call_session::{CallReply, LinkId, OutputId};
 use super::error::ServiceError;
 use super::runtime::client_core::{ClientCore, ReplyFuture};
 use super::value::{Value, ValueType};
@@ -23,7 +25,7 @@ pub struct Kept(Arc<KeptCall>);
 #[derive(Debug)]
 struct KeptCall {
     core: ClientCore,
-    client: pushpull_common::ids::Incarnation,
+    client: Incarnation,
     link: LinkId,
     task: TaskId,
     call: u64,
@@ -32,7 +34,7 @@ struct KeptCall {
 impl Kept {
     pub(crate) fn new(
         core: ClientCore,
-        client: pushpull_common::ids::Incarnation,
+        client: Incarnation,
         link: LinkId,
         task: TaskId,
         call: u64,
@@ -45,8 +47,9 @@ impl Kept {
         &self.0.task
     }
 
-    pub(crate) fn call(&self) -> u64 {
-        self.0.call
+    pub(crate) fn id(&self) -> OutputId {
+        let KeptCall { core, client: owner, link, call, .. } = &*self.0;
+        OutputId { owner: *owner, server: core.holder_of(*link, *call), call: *call }
     }
 
     /// Fetches an output. Waits for the end of the call.
@@ -59,8 +62,16 @@ impl Kept {
         deadline: Option<Instant>,
     ) -> Result<Value, ServiceError> {
         let kept = &self.0;
-        kept.core.fetch(&kept.task, kept.client, kept.call, output, deadline).await
+        let OutputId { owner, server, call } = self.id();
+        let output = Text::new(output).ok_or_else(|| too_long(output))?;
+        let of = OutputRef { owner, server, call, output };
+        kept.core.fetch(&kept.task, of, deadline).await
     }
+}
+
+fn too_long(output: &str) -> ServiceError {
+    let doing = format!("fetch {output:?}");
+    ServiceError::Invalid { doing, reason: "the name is too long".to_owned() }
 }
 
 impl Drop for KeptCall {

@@ -68,6 +68,20 @@ wire_struct! {
         is: ValueIs,
     }
 }
+wire_struct! {
+    /// An output of a call that has left it on its server.
+    OutputRef {
+        /// The client whose call it was.
+        owner: Incarnation,
+        /// The server to which the client has sent the call; 0 if it has not yet. Another process at
+        /// that address does not have the output.
+        server: Incarnation,
+        /// The number of the call.
+        call: u64,
+        /// The name of the output.
+        output: Text<{ limits::VALUE_NAME_BYTES_MAX }>,
+    }
+}
 wire_enum! {
     /// What a function is given under a name.
     Input {
@@ -81,16 +95,14 @@ wire_enum! {
             /// The variable's name.
             variable: Text<{ limits::NAME_BYTES_MAX }>,
         },
-        /// An output that an earlier call of the same client left on a task.
+        /// An output that another call leaves on a task.
         3 => Output {
             /// The job of the task that holds it.
             job: Text<{ limits::JOB_BYTES_MAX }>,
             /// Its task index.
             task: u32,
-            /// The number of the call.
-            call: u64,
-            /// The name of the output.
-            output: Text<{ limits::VALUE_NAME_BYTES_MAX }>,
+            /// The output.
+            of: OutputRef,
         },
     }
 }
@@ -188,12 +200,8 @@ wire_struct! {
 wire_struct! {
     /// Requests an output that a call left on this task. Waits until the call has ended.
     FetchOutput {
-        /// The client whose call it was.
-        owner: Incarnation,
-        /// The number of the call.
-        call: u64,
-        /// The name of the output.
-        output: Text<{ limits::VALUE_NAME_BYTES_MAX }>,
+        /// The output.
+        of: OutputRef,
     }
 }
 wire_struct! {

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use pushpull_common::ids::{Incarnation, RequestId, TaskId};
-use pushpull_common::protocol::message::CallInputs;
+use pushpull_common::protocol::message::{CallInputs, OutputRef};
 use pushpull_common::protocol::{CallRef, Envelope, Header, Message};
 
 use crate::services::error::ServiceError;
@@ -47,9 +47,19 @@ pub(crate) enum CallCommand {
     /// Calls a function. The number is from [`super::CallSession::number_call`].
     Call { number: u64, order: Box<CallOrder> },
     /// Fetches an output that a call has left.
-    Fetch { owner: Incarnation, call: u64, output: String },
+    Fetch { of: OutputRef },
     /// Fetches the description of the server.
     Describe,
+}
+
+/// A call whose outputs stay on its server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OutputId {
+    pub(crate) owner: Incarnation,
+    /// The server that has them, as far as the owner knows. The session of the owner knows it when it
+    /// sends what needs them.
+    pub(crate) server: Incarnation,
+    pub(crate) call: u64,
 }
 
 /// An event for a session.

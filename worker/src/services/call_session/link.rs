@@ -4,12 +4,11 @@ use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{Incarnation, RequestId, TaskId};
-use pushpull_common::protocol::message::{self, CancelCall, Heartbeat, Input, Release};
-use pushpull_common::protocol::refusal::Detail;
+use pushpull_common::protocol::message::{self, CancelCall, Heartbeat, Release};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Message, limits};
 
-use super::pending::{PendingKind, PendingRequests};
+use super::pending::PendingRequests;
 
 /// The most calls that a call acknowledges.
 pub(super) const ENDED_MAX: usize = limits::CALLS_ENDED_MAX;
@@ -97,20 +96,15 @@ impl Link {
         !self.pending.is_empty() || !self.kept.is_empty()
     }
 
-    /// Returns an input of a call that an earlier call has left on this server, if the server does not
-    /// hold it any more and no call under way is about to leave it.
-    pub(super) fn lost_input(&self, kind: &PendingKind) -> Option<(u64, Detail)> {
-        let PendingKind::Call { order, .. } = kind else { return None };
-        let task = self.task.as_ref()?;
-        order.inputs.items().iter().find_map(|named| match &named.input {
-            Input::Output { job, task: index, call, output }
-                if job.as_str() == &*task.job && *index == task.index =>
-            {
-                let is_held = self.kept.contains(call) || self.pending.has_call(*call);
-                (!is_held).then(|| (*call, Detail::clipped(output.as_str())))
-            }
-            _ => None,
-        })
+    /// Returns the server that has what a call leaves: 0 if the call was not sent to it yet, `None` if
+    /// no server has it any more and no call under way is about to leave it.
+    pub(super) fn holder_of(&self, call: u64) -> Option<Incarnation> {
+        let is_there = match self.pending.call(call) {
+            Some(pending) => pending.was_sent,
+            None if self.kept.contains(&call) => true,
+            None => return None,
+        };
+        Some(self.server.filter(|_| is_there).unwrap_or_default())
     }
 
     /// Takes it that nobody needs what calls have left.

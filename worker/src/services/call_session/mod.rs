@@ -12,12 +12,13 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{Incarnation, RequestId, TaskId};
 use pushpull_common::protocol::Refusal;
+use pushpull_common::protocol::message::OutputRef;
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_net::SendBody;
 
 use self::io::envelope;
 pub(crate) use self::io::{
-    CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallReply, LinkId,
+    CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallReply, LinkId, OutputId,
 };
 use self::link::{Link, LinkStatus};
 use self::pending::{Pending, PendingKind};
@@ -67,6 +68,11 @@ impl CallSession {
             unsettled: BTreeSet::new(),
             outputs: VecDeque::new(),
         }
+    }
+
+    /// The process of the client, as others know it.
+    pub(crate) fn incarnation(&self) -> Incarnation {
+        self.incarnation
     }
 
     /// Adds a link to a server. It is connected when it is needed. With a task, another one at that
@@ -169,9 +175,7 @@ impl CallSession {
     ) {
         let kind = match command {
             CallCommand::Call { number, order } => PendingKind::Call { number, order },
-            CallCommand::Fetch { owner, call, output } => {
-                PendingKind::Fetch { owner, call, output }
-            }
+            CallCommand::Fetch { of } => PendingKind::Fetch { of },
             CallCommand::Describe => PendingKind::Describe,
         };
         let (sent, was_sent, acknowledges, answer) = (false, false, Vec::new(), None);
@@ -248,7 +252,7 @@ impl CallSession {
                     self.link_failed(now, id, reason);
                     return;
                 }
-                self.refuse_lost_inputs(id);
+                self.find_outputs(id);
                 self.send_due(now, id, connection);
             }
             _ => {}
@@ -286,20 +290,62 @@ impl CallSession {
         }
     }
 
-    /// Refuses the calls that were never sent and need an output that their server has lost. A server
-    /// that has restarted would wait for the call that leaves it.
-    fn refuse_lost_inputs(&mut self, id: LinkId) {
+    /// Finds the servers that have the outputs of other calls which the next requests of a link need.
+    /// A request that needs a lost one is refused: a server that has restarted would wait for the call
+    /// that leaves it.
+    fn find_outputs(&mut self, id: LinkId) {
         let link = &self.links[id.0];
-        let lost = link.pending.iter().filter(|(_, pending)| !pending.was_sent);
-        let lost: Vec<(RequestId, u64, Detail)> = lost
-            .filter_map(|(request, pending)| {
-                let (call, output) = link.lost_input(&pending.kind)?;
-                Some((request, call, output))
-            })
-            .collect();
-        for (request, call, output) in lost {
-            let detail = Detail::clipped("its server has restarted, or it is released");
-            self.refused(id, request, Refusal::NoOutput { call, output, detail });
+        let task = link.task.as_ref();
+        let mut found = Vec::new();
+        for (request, pending) in link.pending.iter().filter(|(_, pending)| !pending.sent) {
+            // A call that was sent is known to its server, with what it needs.
+            if pending.was_sent && pending.kind.is_call() {
+                continue;
+            }
+            let outputs = pending.kind.needed_outputs(task);
+            let holder = |(task, of): &(TaskId, &OutputRef)| {
+                self.holder_of(task, of)
+                    .ok_or_else(|| (of.call, Detail::clipped(of.output.as_str())))
+            };
+            if !outputs.is_empty() {
+                let holders: Result<Vec<Incarnation>, _> = outputs.iter().map(holder).collect();
+                found.push((request, holders));
+            }
+        }
+        for (request, holders) in found {
+            match (holders, self.links[id.0].pending.get_mut(request)) {
+                (Ok(holders), Some(pending)) => {
+                    let outputs = pending.kind.needed_outputs_mut();
+                    outputs.zip(holders).for_each(|(of, holder)| of.server = holder);
+                }
+                (Err((call, output)), _) => {
+                    let detail = Detail::clipped(
+                        "its call has failed, its server has restarted, or it is released",
+                    );
+                    self.refused(id, request, Refusal::NoOutput { call, output, detail });
+                }
+                (Ok(_), None) => {}
+            }
+        }
+    }
+
+    /// Returns the server of a link that has what a call leaves; 0 if that is unknown.
+    pub(crate) fn holder_on(&self, link: LinkId, call: u64) -> Incarnation {
+        self.links.get(link.0).and_then(|link| link.holder_of(call)).unwrap_or_default()
+    }
+
+    /// Returns the server that has an output, as far as it is known; `None` if it is lost.
+    fn holder_of(&self, task: &TaskId, of: &OutputRef) -> Option<Incarnation> {
+        if of.owner != self.incarnation {
+            return Some(of.server);
+        }
+        // A server may have two links: by its address as a target, and by its task.
+        let of_task = |link: &&Link| link.task.as_ref() == Some(task);
+        let mut holders = self.links.iter().filter(of_task).map(|link| link.holder_of(of.call));
+        match holders.clone().flatten().max() {
+            Some(holder) => Some(holder),
+            None if holders.next().is_none() => Some(Incarnation(0)),
+            None => None,
         }
     }
 

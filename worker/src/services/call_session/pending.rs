@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use pushpull_common::ids::{Incarnation, RequestId};
-use pushpull_common::protocol::message::{self, FetchOutput};
+use pushpull_common::ids::{RequestId, TaskId};
+use pushpull_common::protocol::message::{self, FetchOutput, Input, NamedInput, OutputRef};
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Message, limits};
 
@@ -32,7 +32,7 @@ pub(super) struct Pending {
 #[derive(Debug)]
 pub(super) enum PendingKind {
     Call { number: u64, order: Box<CallOrder> },
-    Fetch { owner: Incarnation, call: u64, output: String },
+    Fetch { of: OutputRef },
     Describe,
 }
 
@@ -49,9 +49,43 @@ impl PendingKind {
     pub(super) fn doing(&self) -> String {
         match self {
             PendingKind::Call { order, .. } => format!("call {:?}", order.function),
-            PendingKind::Fetch { call, output, .. } => format!("fetch {output:?} of call {call}"),
+            PendingKind::Fetch { of } => {
+                format!("fetch {:?} of call {}", of.output.as_str(), of.call)
+            }
             PendingKind::Describe => "describe the server".to_owned(),
         }
+    }
+
+    /// Returns the outputs of other calls that the request needs, with the tasks that hold them. A
+    /// fetch asks `server` for its own.
+    pub(super) fn needed_outputs(&self, server: Option<&TaskId>) -> Vec<(TaskId, &OutputRef)> {
+        fn of_input(named: &NamedInput) -> Option<(TaskId, &OutputRef)> {
+            match &named.input {
+                Input::Output { job, task, of } => Some((TaskId::new(job.as_str(), *task), of)),
+                _ => None,
+            }
+        }
+        match (self, server) {
+            (PendingKind::Call { order, .. }, _) => {
+                order.inputs.items().iter().filter_map(of_input).collect()
+            }
+            (PendingKind::Fetch { of }, Some(task)) => vec![(task.clone(), of)],
+            _ => Vec::new(),
+        }
+    }
+
+    /// Yields the same outputs, to be changed.
+    pub(super) fn needed_outputs_mut(&mut self) -> impl Iterator<Item = &mut OutputRef> {
+        let (inputs, fetched) = match self {
+            PendingKind::Call { order, .. } => (order.inputs.items_mut(), None),
+            PendingKind::Fetch { of } => (&mut [][..], Some(of)),
+            PendingKind::Describe => (&mut [][..], None),
+        };
+        let of_inputs = inputs.iter_mut().filter_map(|named| match &mut named.input {
+            Input::Output { of, .. } => Some(of),
+            _ => None,
+        });
+        of_inputs.chain(fetched)
     }
 
     pub(super) fn is_call(&self) -> bool {
@@ -62,10 +96,8 @@ impl PendingKind {
     pub(super) fn messages(&self, settled: u64, ended: Vec<u64>) -> Vec<(Message, ValueBody)> {
         match self {
             PendingKind::Describe => vec![(message::Describe {}.into(), ValueBody::default())],
-            PendingKind::Fetch { owner, call, output } => {
-                let output = Text::clipped(output.as_str());
-                let fetch = FetchOutput { owner: *owner, call: *call, output };
-                vec![(fetch.into(), ValueBody::default())]
+            PendingKind::Fetch { of } => {
+                vec![(FetchOutput { of: of.clone() }.into(), ValueBody::default())]
             }
             PendingKind::Call { number, order } => {
                 let mut parts = ValueBody::parts(&order.values).into_iter();
@@ -124,10 +156,10 @@ impl PendingRequests {
         self.all.iter_mut().map(|(&request, pending)| (RequestId(request), pending))
     }
 
-    /// Returns whether a call is under way.
-    pub(super) fn has_call(&self, call: u64) -> bool {
-        let is_call = |pending: &Pending| matches!(pending.kind, PendingKind::Call { number, .. } if number == call);
-        self.all.values().any(is_call)
+    /// Returns a call that is under way.
+    pub(super) fn call(&self, call: u64) -> Option<&Pending> {
+        let is_call = |pending: &&Pending| matches!(pending.kind, PendingKind::Call { number, .. } if number == call);
+        self.all.values().find(is_call)
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -127,7 +127,7 @@ impl Shared {
         let link = *link;
         let Some((call, _)) = state.calls.get(&number) else { return };
         let timeout = call.timeout.unwrap_or(self.client.timeout());
-        let made = |resource| state.made.get(&(worker, resource)).map(Kept::call);
+        let made = |resource| state.made.get(&(worker, resource)).map(Kept::id);
         let named = self.named.as_ref();
         let scheduled = named.map(|named| named.opened.call(number, CallNumber(settled)));
         let order = decisions::attempt_order(&call.on_worker(task, made), scheduled);

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::device::DeviceFilters;
 use pushpull_common::ids::{Incarnation, TaskId};
+use pushpull_common::protocol::message::OutputRef;
 use pushpull_common::protocol::{FrameEvent, FrameReader, FrameSink};
 use pushpull_net::{ConnectionPhase, ConnectionSide, FrameStream, Stream};
 use tokio::sync::{Notify, oneshot};
@@ -181,16 +182,14 @@ impl ClientCore {
     pub(crate) async fn fetch(
         &self,
         task: &TaskId,
-        owner: Incarnation,
-        call: u64,
-        output: &str,
+        of: OutputRef,
         deadline: Option<Instant>,
     ) -> Result<Value, ServiceError> {
-        let doing = || format!("fetch {output:?} of call {call}");
+        let (output, call) = (of.output.clone(), of.call);
+        let doing = || format!("fetch {:?} of call {call}", output.as_str());
         let link = self.link_of_task(task);
         let link = link.map_err(|reason| ServiceError::NoTask { doing: doing(), reason })?;
-        let command = CallCommand::Fetch { owner, call, output: output.to_owned() };
-        match self.command(link, command, deadline).await? {
+        match self.command(link, CallCommand::Fetch { of }, deadline).await? {
             CallReply::Fetched(value) => Ok(value),
             _ => Err(ServiceError::Ended { doing: doing() }),
         }
@@ -216,6 +215,11 @@ impl ClientCore {
         let cancelled = outer.map(|outer| outer.cancelled.clone().wait());
         let core = self.clone();
         ReplyFuture { core, op, receiver, replied: false, cancelled, _open: open }
+    }
+
+    /// Returns the server that has what a call of this client leaves; 0 if that is unknown.
+    pub(crate) fn holder_of(&self, link: LinkId, call: u64) -> Incarnation {
+        lock(&self.shared.session).holder_on(link, call)
     }
 
     /// Drops what calls have left on the server of a link.

@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use pushpull_common::ids::{Incarnation, TaskId};
-use pushpull_common::protocol::message::{BodyCrc, Goodbye, Hello};
+use pushpull_common::ids::TaskId;
+use pushpull_common::protocol::message::{BodyCrc, Goodbye, Hello, OutputRef};
 use pushpull_common::protocol::{Envelope, FrameEvent, FrameReader, FrameSink, Header, Refusal};
 use pushpull_net::{ConnectionPhase, ConnectionSide, FrameStream, Stream};
 use tokio::sync::{Notify, oneshot, watch};
@@ -238,12 +238,11 @@ impl ServerCore {
                 InputSource::Variable(variable) => {
                     self.resolver.variable(&order.function, name, variable).await?
                 }
-                InputSource::Output { task, call, output } if *task == self.shared.task => {
-                    self.fetch_here(order.client, *call, output, order.deadline).await?
+                InputSource::Output { task, of } if *task == self.shared.task => {
+                    self.fetch_here(of.clone(), order.deadline).await?
                 }
-                InputSource::Output { task, call, output } => {
-                    let (client, deadline) = (order.client, order.deadline);
-                    self.resolver.fetch(task, client, *call, output, deadline).await?
+                InputSource::Output { task, of } => {
+                    self.resolver.fetch(task, of.clone(), order.deadline).await?
                 }
             };
             *source = InputSource::Value(value);
@@ -268,16 +267,13 @@ impl ServerCore {
     /// Fetches an output that a call has left on this server.
     async fn fetch_here(
         self: &Arc<Self>,
-        owner: Incarnation,
-        call: u64,
-        output: &str,
+        of: OutputRef,
         deadline: Option<Instant>,
     ) -> Result<Value, Failure> {
         let (sender, receiver) = oneshot::channel();
         let fetch = self.next_fetch.fetch_add(1, Ordering::Relaxed);
         lock(&self.fetches).insert(fetch, sender);
-        let output = output.to_owned();
-        self.handle(ServiceInput::LocalFetch { fetch, owner, call, output, deadline });
+        self.handle(ServiceInput::LocalFetch { fetch, of, deadline });
         match receiver.await {
             Ok(result) => result.map_err(Failure::Refused),
             Err(_) => Err(Failure::Cancelled),

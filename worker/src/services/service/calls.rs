@@ -112,11 +112,9 @@ impl Service {
                     InputSource::Variable(String::new())
                 }
                 Input::Variable { variable } => InputSource::Variable(variable.as_str().to_owned()),
-                Input::Output { job, task, call, output } => InputSource::Output {
-                    task: TaskId::new(job.as_str(), *task),
-                    call: *call,
-                    output: output.as_str().to_owned(),
-                },
+                Input::Output { job, task, of } => {
+                    InputSource::Output { task: TaskId::new(job.as_str(), *task), of: of.clone() }
+                }
             };
             inputs.push((input.to_owned(), source));
         }

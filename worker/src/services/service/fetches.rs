@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{Incarnation, RequestId};
-use pushpull_common::protocol::message::{CallOutcome, FetchOutput, Fetched};
+use pushpull_common::protocol::message::{CallOutcome, FetchOutput, Fetched, OutputRef};
 use pushpull_common::protocol::{Header, Refusal, limits};
 
 use super::call_entry::{CallEnd, CallState};
@@ -14,9 +14,7 @@ use crate::services::value::Value;
 #[derive(Debug)]
 pub(super) struct ParkedFetch {
     requester: Requester,
-    owner: Incarnation,
-    call: u64,
-    output: String,
+    of: OutputRef,
     arrived: Instant,
     pub(super) deadline: Option<Instant>,
 }
@@ -28,6 +26,14 @@ enum Requester {
     Connection(u64, RequestId),
     /// A function of this server.
     Local(u64),
+}
+
+/// Why there is no output: the server has forgotten the client whose call it was.
+const CLIENT_GONE: &str = "its client is gone";
+
+fn no_output(of: &OutputRef, reason: &str) -> Refusal {
+    let (call, output) = (of.call, detail(of.output.as_str()));
+    Refusal::NoOutput { call, output, detail: detail(reason) }
 }
 
 impl ParkedFetch {
@@ -53,9 +59,7 @@ impl Service {
         let wait = Duration::from_millis(header.deadline_ms.into());
         let fetch = ParkedFetch {
             requester: Requester::Connection(connection, header.request),
-            owner: fetch.owner,
-            call: fetch.call,
-            output: fetch.output.as_str().to_owned(),
+            of: fetch.of,
             arrived: now,
             deadline: (!wait.is_zero()).then(|| now + wait),
         };
@@ -66,18 +70,16 @@ impl Service {
         &mut self,
         now: Instant,
         fetch: u64,
-        owner: Incarnation,
-        call: u64,
-        output: String,
+        of: OutputRef,
         deadline: Option<Instant>,
     ) {
         let requester = Requester::Local(fetch);
-        if self.clients.get(owner).is_none() {
-            // The client has called the function that fetches, so it will not come any more.
-            let (output, gone) = (detail(output), detail("its client is gone"));
-            return self.refuse_fetch(requester, Refusal::NoOutput { call, output, detail: gone });
+        if self.clients.get(of.owner).is_none() {
+            // The client had called this server before the function that fetches, so it will not come
+            // any more.
+            return self.refuse_fetch(requester, no_output(&of, CLIENT_GONE));
         }
-        self.park(ParkedFetch { requester, owner, call, output, arrived: now, deadline });
+        self.park(ParkedFetch { requester, of, arrived: now, deadline });
     }
 
     /// Answers a fetch, or keeps it until its call has ended.
@@ -112,23 +114,33 @@ impl Service {
 
     /// Answers a fetch if its call has ended or will never come. Returns whether it is answered.
     fn serve(&mut self, fetch: &ParkedFetch) -> bool {
-        let Some(state) = self.clients.get(fetch.owner) else {
+        let of = &fetch.of;
+        let is_elsewhere = of.server != Incarnation(0) && of.server != self.config.incarnation;
+        let refusal = match self.clients.get(of.owner) {
+            _ if is_elsewhere => no_output(of, "its server has restarted"),
+            // The server had accepted the client before that sent the call.
+            None if of.server != Incarnation(0) => no_output(of, CLIENT_GONE),
             // The call may be on its way: a consumer may be faster than the client.
-            return false;
+            None => return false,
+            Some(_) => return self.serve_from(fetch),
         };
-        let gone = |reason: &str| Refusal::NoOutput {
-            call: fetch.call,
-            output: detail(&*fetch.output),
-            detail: detail(reason),
-        };
-        let refusal = match state.calls.get(&fetch.call).map(|entry| (entry, &entry.state)) {
-            None if fetch.call > state.settled => return false,
+        self.refuse_fetch(fetch.requester, refusal);
+        true
+    }
+
+    /// As [`Service::serve`], if the client of the call is known.
+    fn serve_from(&mut self, fetch: &ParkedFetch) -> bool {
+        let of = &fetch.of;
+        let Some(state) = self.clients.get(of.owner) else { return false };
+        let gone = |reason: &str| no_output(of, reason);
+        let refusal = match state.calls.get(&of.call).map(|entry| (entry, &entry.state)) {
+            None if of.call > state.settled => return false,
             None => gone("it was not kept, or it is released"),
             Some((
                 entry,
                 CallState::Ended(CallEnd::Outcome(CallOutcome::Done { outputs }, values)),
             )) => {
-                let named = outputs.items().iter().position(|o| o.name.as_str() == fetch.output);
+                let named = outputs.items().iter().position(|o| o.name == of.output);
                 match named.and_then(|index| values.get(index)) {
                     Some(value) => {
                         let value = value.clone();
@@ -161,20 +173,15 @@ impl Service {
 
     /// Answers the fetches of a call that has ended.
     pub(super) fn call_ended(&mut self, client: Incarnation, call: u64) {
-        self.serve_if(|fetch| fetch.owner == client && fetch.call == call);
+        self.serve_if(|fetch| fetch.of.owner == client && fetch.of.call == call);
     }
 
     /// Refuses the fetches from a client that is forgotten: its calls will not come.
     pub(super) fn owner_forgotten(&mut self, client: Incarnation) {
-        let of_client = |fetch: &mut ParkedFetch| fetch.owner == client;
+        let of_client = |fetch: &mut ParkedFetch| fetch.of.owner == client;
         let fetches: Vec<ParkedFetch> = self.fetches.extract_if(.., of_client).collect();
         for fetch in fetches {
-            let refusal = Refusal::NoOutput {
-                call: fetch.call,
-                output: detail(fetch.output),
-                detail: detail("its client is gone"),
-            };
-            self.refuse_fetch(fetch.requester, refusal);
+            self.refuse_fetch(fetch.requester, no_output(&fetch.of, CLIENT_GONE));
         }
     }
 
@@ -193,7 +200,8 @@ impl Service {
         let late: Vec<ParkedFetch> = self.fetches.extract_if(.., is_late).collect();
         for fetch in late {
             let waited_ms = now.saturating_duration_since(fetch.arrived).as_millis() as u64;
-            let awaited = detail(format!("output {:?} of call {}", fetch.output, fetch.call));
+            let (output, call) = (fetch.of.output.as_str(), fetch.of.call);
+            let awaited = detail(format!("output {output:?} of call {call}"));
             let refusal = Refusal::Deadline { waited_ms, awaited };
             self.refuse_fetch(fetch.requester, refusal);
         }

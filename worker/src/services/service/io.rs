@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{Incarnation, RequestId, TaskId};
-use pushpull_common::protocol::message::BodyCrc;
+use pushpull_common::protocol::message::{BodyCrc, OutputRef};
 use pushpull_common::protocol::{CallRef, Header, Message, Refusal};
 
 use crate::services::device_name::TaskDevice;
@@ -86,12 +86,8 @@ pub(crate) enum ServiceInput<'a> {
     LocalFetch {
         /// Numbers the request.
         fetch: u64,
-        /// The client whose call left it.
-        owner: Incarnation,
-        /// The call.
-        call: u64,
-        /// The name of the output.
-        output: String,
+        /// The output.
+        of: OutputRef,
         /// When nobody waits any more.
         deadline: Option<Instant>,
     },
@@ -136,14 +132,12 @@ pub(crate) enum InputSource {
     Value(Value),
     /// A variable of the parameter servers.
     Variable(String),
-    /// An output of an earlier call of the same client.
+    /// An output that another call leaves.
     Output {
         /// The task that holds it.
         task: TaskId,
-        /// The call.
-        call: u64,
-        /// The name of the output.
-        output: String,
+        /// The output.
+        of: OutputRef,
     },
 }
 

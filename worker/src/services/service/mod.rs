@@ -136,8 +136,8 @@ impl Service {
             }
             ServiceInput::Progress { connection } => self.heard(now, connection),
             ServiceInput::Disconnected { connection } => self.disconnected(connection),
-            ServiceInput::LocalFetch { fetch, owner, call, output, deadline } => {
-                self.on_local_fetch(now, fetch, owner, call, output, deadline);
+            ServiceInput::LocalFetch { fetch, of, deadline } => {
+                self.on_local_fetch(now, fetch, of, deadline);
             }
             ServiceInput::Returned { execution, result } => self.returned(execution, result),
             ServiceInput::Drain => self.draining = true,

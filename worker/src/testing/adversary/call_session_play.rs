@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use pushpull_common::ids::{Incarnation, RequestId, TaskId};
 use pushpull_common::protocol::message::{
     self, BodyCrc, CallEnded, CallInputs, CallOutcome, Described, Fetched, NamedValue, OutputPart,
-    Refused, ServerIs,
+    OutputRef, Refused, ServerIs,
 };
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::wire::{List, Text};
@@ -133,8 +133,9 @@ impl<'a> CallSessionPlay<'a> {
         let command = match self.choices.below(8) {
             0 => CallCommand::Describe,
             1 => {
-                let call = self.choices.number();
-                CallCommand::Fetch { owner: Incarnation(5), call, output: "y".to_owned() }
+                let (call, output) = (self.choices.number(), Text::clipped("y"));
+                let (owner, server) = (Incarnation(5), Incarnation(0));
+                CallCommand::Fetch { of: OutputRef { owner, server, call, output } }
             }
             _ => {
                 let elements = if self.choices.one_in(8) { 300_000 } else { 3 };

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{Incarnation, RequestId, TaskId};
 use pushpull_common::protocol::message::{
-    self, BodyCrc, Call, CancelCall, FetchOutput, Input, InputPart, NamedInput, Release,
+    self, BodyCrc, Call, CancelCall, FetchOutput, Input, InputPart, NamedInput, OutputRef, Release,
 };
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Message, limits};
@@ -195,12 +195,19 @@ impl<'a> ServicePlay<'a> {
 
     fn fetch_locally(&mut self) {
         let RequestId(fetch) = self.request();
-        let owner = Incarnation(1 + self.choices.below(5) as u64);
-        let call = self.choices.number();
+        let of = self.output_ref();
         let wait = self.choices.time(LEASE);
         let deadline = self.choices.one_in(2).then(|| self.now + wait);
-        let output = "y".to_owned();
-        self.input(ServiceInput::LocalFetch { fetch, owner, call, output, deadline });
+        self.input(ServiceInput::LocalFetch { fetch, of, deadline });
+    }
+
+    fn output_ref(&mut self) -> OutputRef {
+        OutputRef {
+            owner: Incarnation(1 + self.choices.below(5) as u64),
+            server: Incarnation(self.choices.below(3) as u64),
+            call: self.choices.number(),
+            output: Text::clipped("y"),
+        }
     }
 
     fn send_control(&mut self) {
@@ -209,10 +216,7 @@ impl<'a> ServicePlay<'a> {
             0 => message::Heartbeat {}.into(),
             1 => message::Describe {}.into(),
             2 => CancelCall { call }.into(),
-            3 | 4 => {
-                let owner = Incarnation(1 + self.choices.below(5) as u64);
-                FetchOutput { owner, call, output: Text::clipped("y") }.into()
-            }
+            3 | 4 => FetchOutput { of: self.output_ref() }.into(),
             5 => {
                 let count = self.choices.below(4);
                 let calls: Vec<u64> = (0..count).map(|_| self.choices.number()).collect();
@@ -239,8 +243,7 @@ impl<'a> ServicePlay<'a> {
                     1 => Input::Output {
                         job: Text::clipped("worker"),
                         task: 1,
-                        call: self.choices.number(),
-                        output: Text::clipped("y"),
+                        of: self.output_ref(),
                     },
                     _ => {
                         let is = value_type(&mut self.choices);

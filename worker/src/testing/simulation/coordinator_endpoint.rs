@@ -11,7 +11,7 @@ use pushpull_common::protocol::{FrameEvent, FrameProgress, FrameReader, FrameSin
 use super::frames::frame_of;
 use crate::calls::OpenedCalls;
 use crate::services::call_session::{
-    CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallReply, CallSession, LinkId,
+    CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallReply, CallSession, LinkId, OutputId,
 };
 use crate::services::coordinator::decisions::{self, PROBE_INTERVAL, PROBE_TIMEOUT};
 use crate::services::dispatch::{
@@ -444,7 +444,11 @@ impl CoordinatorEndpoint {
     fn start(&mut self, now: Instant, attempt: Attempt, settled: u64) {
         let Attempt { number, worker, .. } = attempt;
         let SimulatedWorker { task, link, .. } = &self.workers[worker.0 as usize];
-        let made = |resource| self.made.get(&(worker, resource)).copied();
+        let made = |resource| {
+            let &call = self.made.get(&(worker, resource))?;
+            let (owner, server) = (self.session.incarnation(), Incarnation(0));
+            Some(OutputId { owner, server, call })
+        };
         let call = self.calls[&number].on_worker(task, made);
         let scheduled = Some(self.opened.call(number, CallNumber(settled)));
         let order = decisions::attempt_order(&call, scheduled);

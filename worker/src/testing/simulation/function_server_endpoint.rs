@@ -348,14 +348,14 @@ impl FunctionServerEndpoint {
                 inputs: order.inputs.into_iter().map(value).collect(),
             }));
         };
-        let InputSource::Output { task, call, output } = order.inputs[index].1.clone() else {
+        let InputSource::Output { task, of } = order.inputs[index].1.clone() else {
             unreachable!("the simulated calls have no variables as inputs")
         };
         assert_eq!(task, self.task, "a per-worker value is on its worker");
-        let (owner, deadline) = (order.client, order.deadline);
+        let deadline = order.deadline;
         let fetch = self.next_fetch;
         self.next_fetch += 1;
         self.resolving.insert(fetch, (order, index));
-        self.handle(now, ServiceInput::LocalFetch { fetch, owner, call, output, deadline });
+        self.handle(now, ServiceInput::LocalFetch { fetch, of, deadline });
     }
 }

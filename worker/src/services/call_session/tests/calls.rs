@@ -126,8 +126,7 @@ fn outputs_that_stay_are_kept_alive_until_they_are_released() {
 #[test]
 fn fetches_and_descriptions_are_answered_with_values() {
     let mut world = world();
-    let (owner, call) = (Incarnation(5), 3);
-    let fetch = CallCommand::Fetch { owner, call, output: "v".to_owned() };
+    let fetch = CallCommand::Fetch { of: output_of(Incarnation(1), 3) };
     world.command(fetch, None);
     let connection = world.accept(server(7, false));
     let (_, envelope, fetch, _) = world.sent.remove(0);

@@ -154,8 +154,7 @@ fn a_refused_hello_is_tried_again() {
 
 /// An order that needs the output of another call on the same server.
 fn needs(call: u64) -> CallOrder {
-    let (job, output) = (Text::clipped("worker"), Text::clipped("out"));
-    let input = Input::Output { job, task: 2, call, output };
+    let input = Input::Output { job: Text::clipped("worker"), task: 2, of: output_of(OWN, call) };
     let named = NamedInput { name: Text::clipped("x"), input };
     CallOrder { inputs: CallInputs::of([named]).unwrap(), ..order(&[]) }
 }
@@ -190,6 +189,66 @@ fn a_call_that_needs_what_its_server_has_lost_is_refused() {
     let is_gone = |error: &ServiceError| matches!(error, ServiceError::Refused { refusal: Refusal::NoOutput { call, .. }, .. } if *call == kept);
     assert!(is_gone(&error), "{error}");
     assert!(world.sent_calls().is_empty());
+}
+
+/// The link of the world is to worker 2, and another one to worker 1.
+#[test]
+fn a_call_names_the_process_that_has_what_it_needs_from_another_task() {
+    let mut world = world();
+    let (maker, here) = (world.link, world.now);
+    let elsewhere = Some(TaskId::worker(1));
+    let user = world.session.add_link(here, "elsewhere:1".to_owned(), elsewhere);
+    let server_of_user = ServerIs { task: 1, calls_max: 9, ..server(40, false) };
+    let on = |world: &mut World, link, order| {
+        world.link = link;
+        world.call(order)
+    };
+    let holder = |world: &mut World| {
+        let (_, call) = world.sent_calls().remove(0);
+        match &call.inputs.items()[0].input {
+            Input::Output { of, .. } => of.server,
+            other => panic!("{other:?}"),
+        }
+    };
+    on(&mut world, user, order(&[]));
+    let to_user = world.accept(server_of_user);
+    world.sent.clear();
+    // The other server has not accepted the client, which cannot know what process it is.
+    on(&mut world, maker, CallOrder { retain: true, ..order(&[]) });
+    let kept = 2;
+    on(&mut world, user, needs(kept));
+    assert_eq!(holder(&mut world), Incarnation(0));
+    let to_maker = world.accept(server(7, false));
+    on(&mut world, user, needs(kept));
+    let request = world.sent.iter().find(|(to, ..)| *to == to_maker).unwrap().1.request;
+    world.sent.retain(|(to, ..)| *to == to_user);
+    assert_eq!(holder(&mut world), Incarnation(7), "the call is under way there");
+    world.receive(to_maker, request, done(&[]), &[]);
+    on(&mut world, user, needs(kept));
+    assert_eq!(holder(&mut world), Incarnation(7), "the call has ended there");
+    // Of another client's output the caller says what it knows.
+    let mut of_other = needs(kept);
+    of_other.inputs.items_mut().iter_mut().for_each(|named| match &mut named.input {
+        Input::Output { of, .. } => of.owner = Incarnation(6),
+        _ => {}
+    });
+    on(&mut world, user, of_other);
+    assert_eq!(holder(&mut world), Incarnation(0));
+    // The other server restarts.
+    world.breaks(to_maker);
+    on(&mut world, user, needs(kept));
+    assert_eq!(holder(&mut world), Incarnation(7), "its client does not know yet");
+    world.pass(Duration::from_millis(20));
+    world.accept(server(8, false));
+    world.replies.clear();
+    on(&mut world, user, needs(kept));
+    let error = world.error();
+    assert!(error.contains("its server has restarted"), "{error}");
+    assert!(world.sent_calls().is_empty());
+    // A fetch is refused as well.
+    world.link = maker;
+    world.command(CallCommand::Fetch { of: output_of(OWN, kept) }, None);
+    assert!(world.error().contains("its server has restarted"));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use pushpull_common::ids::{Incarnation, RequestId, TaskId};
 use pushpull_common::protocol::decode::slice_source;
 use pushpull_common::protocol::message::{
-    BodyCrc, CallEnded, CallInputs, CallOutcome, NamedValue, ServerIs,
+    BodyCrc, CallEnded, CallInputs, CallOutcome, NamedValue, OutputRef, ServerIs,
 };
 use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{
@@ -22,6 +22,14 @@ use crate::services::value::Value;
 
 /// The lease of the servers here.
 const LEASE: Duration = Duration::from_secs(10);
+
+/// The incarnation of the client here.
+const OWN: Incarnation = Incarnation(5);
+
+/// The output "out" of a call, as a caller names it.
+fn output_of(owner: Incarnation, call: u64) -> OutputRef {
+    OutputRef { owner, server: Incarnation(0), call, output: Text::clipped("out") }
+}
 
 /// A session with one link, the time, and what it has sent.
 struct World {
@@ -36,7 +44,7 @@ struct World {
 }
 
 fn world() -> World {
-    let mut session = CallSession::new(Incarnation(5), TaskId::new("client", 0), 1 << 20);
+    let mut session = CallSession::new(OWN, TaskId::new("client", 0), 1 << 20);
     let link = session.add_link(Instant::now(), "there:1".to_owned(), Some(TaskId::worker(2)));
     World {
         session,

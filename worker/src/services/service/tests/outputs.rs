@@ -1,11 +1,18 @@
 //! Outputs that stay on the server.
 
-use pushpull_common::protocol::message::{CallEnded, CallOutcome, FetchOutput, Fetched, Release};
+use pushpull_common::protocol::message::{
+    CallEnded, CallOutcome, FetchOutput, Fetched, OutputRef, Release,
+};
 
 use super::*;
 
 fn fetch(owner: u64, number: u64, output: &str) -> FetchOutput {
-    FetchOutput { owner: Incarnation(owner), call: number, output: Text::clipped(output) }
+    FetchOutput { of: output_of(owner, number, output) }
+}
+
+fn output_of(owner: u64, call: u64, output: &str) -> OutputRef {
+    let (owner, server) = (Incarnation(owner), Incarnation(0));
+    OutputRef { owner, server, call, output: Text::clipped(output) }
 }
 
 fn keep(number: u64) -> Call {
@@ -58,9 +65,7 @@ fn a_fetch_waits_for_its_call() {
     world.send(owner, 1, keep(1));
     world.input(ServiceInput::LocalFetch {
         fetch: 8,
-        owner: Incarnation(1),
-        call: 1,
-        output: "value".to_owned(),
+        of: output_of(1, 1, "value"),
         deadline: None,
     });
     assert!(world.sent.is_empty() && world.local.is_empty());
@@ -68,6 +73,25 @@ fn a_fetch_waits_for_its_call() {
     world.returns(execution, 4_i64);
     let fetched = world.sent.iter().filter(|(to, ..)| *to == consumer).count();
     assert_eq!((fetched, &world.local[..]), (1, &[(8, Ok(Value::from(4_i64)))][..]));
+}
+
+#[test]
+fn a_fetch_from_a_process_that_is_gone_is_refused_at_once() {
+    let (mut world, owner) = with_kept();
+    let from = |server: u64, of: OutputRef| FetchOutput {
+        of: OutputRef { server: Incarnation(server), ..of },
+    };
+    let own = world.service.config.incarnation.0;
+    world.send(owner, 2, from(own, output_of(1, 1, "value")));
+    assert!(matches!(world.sent.remove(0).2, Message::Fetched(_)));
+    world.send(owner, 3, from(own + 1, output_of(1, 1, "value")));
+    let refusal = world.refusal().to_string();
+    assert_eq!(refusal, "call 1 has left no output \"value\": its server has restarted");
+    // The client had sent the call to this process, which has forgotten the client since.
+    world.send(owner, 4, from(own, output_of(9, 1, "value")));
+    assert!(world.refusal().to_string().ends_with("its client is gone"));
+    world.send(owner, 5, from(own, output_of(1, 2, "value")));
+    assert!(world.sent.is_empty(), "the call may be on its way");
 }
 
 #[test]
