@@ -89,7 +89,6 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 #[doc(alias = "tf.Session")]
 pub struct Client {
     core: ClientCore,
-    incarnation: Incarnation,
     timeout: Duration,
     target: TaskId,
     /// The link to the target, if it was not found by its task.
@@ -120,13 +119,13 @@ impl Client {
         core.name_link(link, target.clone());
         core.set_cluster(description.cluster);
         let (timeout, target_link, thread) = (config.timeout, Some(link), Some(thread));
-        Ok(Client { core, incarnation, timeout, target, target_link, thread })
+        Ok(Client { core, timeout, target, target_link, thread })
     }
 
     /// Returns a client with the connections of a server, whose target that is.
-    pub(crate) fn of_server(core: ClientCore, incarnation: Incarnation, task: TaskId) -> Client {
+    pub(crate) fn of_server(core: ClientCore, task: TaskId) -> Client {
         let (timeout, target) = (TIMEOUT, task);
-        Client { core, incarnation, timeout, target, target_link: None, thread: None }
+        Client { core, timeout, target, target_link: None, thread: None }
     }
 
     /// Waits for a future of the client on a thread without an async runtime. Meanwhile the thread
@@ -248,7 +247,7 @@ impl Client {
     /// As [`Client::start`].
     pub fn keep(&self, call: Call) -> Result<Keeping, ServiceError> {
         let (link, task, number, reply) = self.begin(&call, true)?;
-        let kept = Kept::new(self.core.clone(), self.incarnation, link, task, number);
+        let kept = Kept::new(self.core.clone(), link, task, number);
         Ok(Keeping { kept, reply })
     }
 
@@ -445,5 +444,37 @@ impl Drop for ClientThread {
             // Its callers see a panic of the thread as an ended client.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::{Thread, ThreadId};
+
+    use super::*;
+    use crate::services::{Functions, Server};
+
+    /// Runs a task of a client, and returns the thread that has run it.
+    async fn thread_of(core: ClientCore) -> Thread {
+        let (sender, receiver) = oneshot::channel();
+        core.spawn(async move {
+            // The receiver waits.
+            let _ = sender.send(std::thread::current());
+        });
+        receiver.await.expect("the client runs the task")
+    }
+
+    #[test]
+    fn a_thread_that_waits_runs_the_client() {
+        let server = Server::local(Functions::new()).unwrap();
+        let client = block_on(Client::connect(server.target())).unwrap();
+        let own: ThreadId = std::thread::current().id();
+        // The client's own thread may run the first tasks before it yields.
+        let until = Instant::now() + Duration::from_secs(60);
+        let wait = || client.wait(|| thread_of(client.core().clone()));
+        let leads = (0..).take_while(|_| Instant::now() < until).any(|_| wait().id() == own);
+        assert!(leads, "the thread that waits leads");
+        let thread = block_on(thread_of(client.core().clone()));
+        assert_eq!(thread.name(), Some("client"), "its own thread runs it otherwise");
     }
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use pushpull_common::device::DeviceSpec;
-use pushpull_common::ids::{Incarnation, TaskId};
+use pushpull_common::ids::TaskId;
 use pushpull_common::protocol::CallRef;
 use pushpull_common::tensor::Element;
 use pushpull_device::Device;
@@ -35,8 +35,8 @@ pub(crate) struct ServerShared {
     pub(crate) states: States,
     pub(crate) devices: ServerDevices,
     pub(crate) variables: Arc<Variables>,
-    /// The client of the server, and its incarnation.
-    pub(crate) client: (ClientCore, Incarnation),
+    /// The client of the server.
+    pub(crate) client: ClientCore,
 }
 
 /// One call of a function: its inputs, and what the server offers.
@@ -238,10 +238,9 @@ impl Invocation {
 
     /// As [`Invocation::client`], with futures.
     pub fn client_async(&self) -> Client {
-        let (core, incarnation) = &self.shared.client;
         let (depth, deadline, cancelled) = (self.depth, self.deadline, self.cancelled.clone());
-        let core = core.within(OuterCall { depth, deadline, cancelled });
-        Client::of_server(core, *incarnation, self.shared.task.clone())
+        let core = self.shared.client.within(OuterCall { depth, deadline, cancelled });
+        Client::of_server(core, self.shared.task.clone())
     }
 
     /// Whether nobody waits for the result any more. A function that computes for long should ask

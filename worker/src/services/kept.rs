@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use pushpull_common::ids::{Incarnation, TaskId};
+use pushpull_common::ids::TaskId;
 use pushpull_common::protocol::message::OutputRef;
 use pushpull_common::protocol::wire::Text;
 
@@ -25,21 +25,14 @@ pub struct Kept(Arc<KeptCall>);
 #[derive(Debug)]
 struct KeptCall {
     core: ClientCore,
-    client: Incarnation,
     link: LinkId,
     task: TaskId,
     call: u64,
 }
 
 impl Kept {
-    pub(crate) fn new(
-        core: ClientCore,
-        client: Incarnation,
-        link: LinkId,
-        task: TaskId,
-        call: u64,
-    ) -> Kept {
-        Kept(Arc::new(KeptCall { core, client, link, task, call }))
+    pub(crate) fn new(core: ClientCore, link: LinkId, task: TaskId, call: u64) -> Kept {
+        Kept(Arc::new(KeptCall { core, link, task, call }))
     }
 
     /// The task that holds the outputs.
@@ -48,8 +41,9 @@ impl Kept {
     }
 
     pub(crate) fn id(&self) -> OutputId {
-        let KeptCall { core, client: owner, link, call, .. } = &*self.0;
-        OutputId { owner: *owner, server: core.holder_of(*link, *call), call: *call }
+        let KeptCall { core, link, call, .. } = &*self.0;
+        let (owner, server) = (core.incarnation(), core.holder_of(*link, *call));
+        OutputId { owner, server, call: *call }
     }
 
     /// Fetches an output. Waits for the end of the call.

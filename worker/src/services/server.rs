@@ -453,7 +453,6 @@ fn core_of(
         Arc::new(Variables::new(&config.cluster, &config.task, is_alone, &config.filters()));
     let (task, states) = (config.task.clone(), States::default());
     let resolver = InputResolver { variables: variables.clone(), client: client.clone() };
-    let client = (client, incarnation);
     let shared = Arc::new(ServerShared { task, states, devices, variables, client });
     ServerCore::new(service, config.functions.clone(), table, shared, resolver, runtime)
 }

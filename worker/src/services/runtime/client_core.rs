@@ -46,6 +46,7 @@ pub(crate) struct OuterCall {
 
 #[derive(Debug)]
 struct SharedSession {
+    incarnation: Incarnation,
     session: Mutex<CallSession>,
     links: Mutex<LinkTable>,
     replies: Mutex<HashMap<CallOp, oneshot::Sender<Result<CallReply, ServiceError>>>>,
@@ -79,6 +80,7 @@ impl ClientCore {
         leadership: Arc<Leadership>,
     ) -> ClientCore {
         let shared = SharedSession {
+            incarnation: session.incarnation(),
             session: Mutex::new(session),
             links: Mutex::new(LinkTable { cluster, filters, ..LinkTable::default() }),
             replies: Mutex::default(),
@@ -220,6 +222,11 @@ impl ClientCore {
     /// Returns the server that has what a call of this client leaves; 0 if that is unknown.
     pub(crate) fn holder_of(&self, link: LinkId, call: u64) -> Incarnation {
         lock(&self.shared.session).holder_on(link, call)
+    }
+
+    /// The process of the client, as servers know it.
+    pub(crate) fn incarnation(&self) -> Incarnation {
+        self.shared.incarnation
     }
 
     /// Drops what calls have left on the server of a link.

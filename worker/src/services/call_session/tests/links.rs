@@ -228,10 +228,9 @@ fn a_call_names_the_process_that_has_what_it_needs_from_another_task() {
     assert_eq!(holder(&mut world), Incarnation(7), "the call has ended there");
     // Of another client's output the caller says what it knows.
     let mut of_other = needs(kept);
-    of_other.inputs.items_mut().iter_mut().for_each(|named| match &mut named.input {
-        Input::Output { of, .. } => of.owner = Incarnation(6),
-        _ => {}
-    });
+    if let Input::Output { of, .. } = &mut of_other.inputs.items_mut()[0].input {
+        of.owner = Incarnation(6);
+    }
     on(&mut world, user, of_other);
     assert_eq!(holder(&mut world), Incarnation(0));
     // The other server restarts.
