@@ -5,6 +5,22 @@
 //! Two more entry points keep bulk bytes and long work out of these: [`Shard::body_target`] returns
 //! the memory that receives a body, and [`Shard::work`] does one slice of an update, so that small
 //! requests are served between slices.
+//!
+//! Each type owns its state, in the files named here. `peers/peer_request.rs` hands each message to its
+//! owner, after `peers/message_rights.rs` has checked who may send it.
+//!
+//! - [`Peers`]: connections, leases, the hellos and requests of clients, what waits.
+//! - [`Intake`]: push slots, parts on their way in, whole pushes; `scan`.
+//! - [`Applier`]: what changes values. `work` runs the jobs `push_job`, `step_job`, `initialization`
+//!   and `grad_norm`; `streaming_apply` applies on arrival; `growth`. The loop is in `update`,
+//!   `two_pass`, `mean` and `rows`.
+//! - [`Steps`]: tokens and steps. `data`, `calls`, `recalls`, `held_push`, `peer_shards`, `to_owner`,
+//!   `stragglers`, `awaited`, `training_watch`.
+//! - [`Pulls`]: buffers, and the last pull of each client; `staleness`.
+//! - [`Variables`]: the store, the rules, the counts; `fused_ranges`, `untrained_variables`.
+//! - [`ShardFiles`]: arena and journal; opening, recovery, generations of variables, images.
+//! - [`ShardCheckpoints`]: cuts, saves, restores, orders to the saver.
+//! - [`Outputs`]: what leaves the shard, with its stamp.
 
 mod applier;
 mod awaited;

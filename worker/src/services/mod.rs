@@ -4,7 +4,19 @@
 //! values, variables of the parameter servers, and what earlier calls have left. No code travels.
 //!
 //! The decisions are in pure state machines: `service` for a server, `call_session` for a client.
-//! `runtime` drives them with threads, sockets and a clock.
+//! `runtime` drives them with threads, sockets and a clock. A coordinator has the machine `dispatch`,
+//! which `coordinator` drives.
+//
+// | files | what is in them |
+// | --- | --- |
+// | `functions`, `function_table`, `signature`, `elementwise` | what a server offers |
+// | `value`, `value_body`, `value_error`, `outputs` | tensors and bytes; parts to send, memory to receive |
+// | `invocation`, `cancel`, `states`, `server_devices` | what a running function is given |
+// | `inputs`, `variables`, `params_pool` | the inputs of an execution, from calls and parameter servers |
+// | `server`, `description`, `device_name` | a server: its settings, its start and end, what it says of itself |
+// | `client`, `call`, `kept`, `error`, `blocking`, `block_on` | a client, with and without futures |
+// | `trainer`, `towers`, `gradient_value` | functions that train; in-graph replication |
+// | `coordinator`, `remote_value`, `per_worker` | scheduled calls |
 
 mod block_on;
 pub mod blocking;
