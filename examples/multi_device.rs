@@ -16,7 +16,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use pushpull::blocking::TrainingSession;
-use pushpull::compute::{Compute, Device, Mlp, Model, Network, Samples, Towers, View};
+use pushpull::compute::{Compute, Device, DeviceTowers, Mlp, Model, Network, Samples, View};
 use pushpull::local::Cluster;
 use pushpull::training::TrainingConfig;
 use pushpull::{Adam, PsConfig, WorkerConfig};
@@ -73,7 +73,8 @@ pub(crate) fn train(devices: &[String], steps: u64) -> Result<Outcome, Box<dyn E
 fn train_towers(worker: WorkerConfig, devices: &[String]) -> Result<Outcome, Box<dyn Error>> {
     let network = |name: &String| Ok::<_, Box<dyn Error>>(Mlp::new(Device::pick(name)?, &SIZES));
     let networks = devices.iter().map(network).collect::<Result<Vec<_>, _>>()?;
-    let mut towers = Towers::new(networks.iter().map(|network| Model::new(network.clone(), NAMES)));
+    let mut towers =
+        DeviceTowers::new(networks.iter().map(|network| Model::new(network.clone(), NAMES)));
     let mut times = vec![Duration::ZERO; towers.len()];
 
     let config = TrainingConfig::new(worker).variables(towers.variables()?);

@@ -280,8 +280,8 @@ pub mod compute {
         Samples, Targets, Transfer, View, ViewMut, cuda_devices, devices,
     };
     pub use pushpull_worker::compute::{
-        Compute, ComputeFn, DeviceGradients, DeviceParams, Divide, Model, ModelError,
-        StepGradients, StepValues, Towers, compute_fn,
+        Compute, ComputeFn, DeviceGradients, DeviceParams, DeviceTowers, Divide, Model, ModelError,
+        StepGradients, StepValues, compute_fn,
     };
 }
 
@@ -336,7 +336,7 @@ pub mod error {
 
 /// The wire protocol, for programs that speak it themselves.
 pub mod protocol {
-    pub use pushpull_common::call_window::{CallState, CallWindow};
+    pub use pushpull_common::call_window::{CallWindow, Settlement};
     pub use pushpull_common::codec::{Encoding, Encodings};
     pub use pushpull_common::identity::Identity;
     pub use pushpull_common::ids::{
@@ -354,7 +354,7 @@ pub struct Readme;
 /// Compiles the code blocks of the page on classic names as doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/classic.md")]
-pub struct Classic;
+pub struct ClassicPage;
 
 /// Compiles the code blocks of the page on functions as doctests.
 #[cfg(doctest)]
@@ -364,4 +364,4 @@ pub struct Services;
 /// Compiles the code block of the page on devices and kernels as a doctest.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/compute.md")]
-pub struct Compute;
+pub struct ComputePage;

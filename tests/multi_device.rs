@@ -9,7 +9,7 @@ mod multi_device;
 use std::thread;
 
 use pushpull::blocking::{TrainingSession, Worker};
-use pushpull::compute::{Compute, Device, DeviceParams, Mlp, Model, Samples, Towers};
+use pushpull::compute::{Compute, Device, DeviceParams, DeviceTowers, Mlp, Model, Samples};
 use pushpull::local::Cluster;
 use pushpull::training::TrainingConfig;
 use pushpull::{Params, PsConfig, Push, Sgd, Synchronous};
@@ -81,7 +81,7 @@ where
 #[test]
 fn two_workers_of_two_towers_make_one_mean_of_four_parts() {
     let alone = final_values(vec![model()]);
-    let towers = || Towers::new([model(), model()]);
+    let towers = || DeviceTowers::new([model(), model()]);
     let divided = final_values(vec![towers(), towers()]);
     for (found, expected) in divided.concat().iter().zip(alone.concat()) {
         assert!((found - expected).abs() < 1e-5, "{found} instead of {expected}");

@@ -22,7 +22,7 @@ const _: () = assert!(CALL_WINDOW == u64::BITS as u64);
 
 /// The state of a call in a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallState {
+pub enum Settlement {
     /// It has settled.
     Settled,
     /// It has not settled.
@@ -59,19 +59,19 @@ impl CallWindow {
     }
 
     /// Returns the state of a call.
-    pub fn state(self, number: CallNumber) -> CallState {
+    pub fn state(self, number: CallNumber) -> Settlement {
         if number.0 == 0 || number > self.newest() {
-            return CallState::Outside;
+            return Settlement::Outside;
         }
         match number.0.checked_sub(self.settled + 1) {
-            Some(index) if self.bits >> index & 1 == 0 => CallState::Unsettled,
-            _ => CallState::Settled,
+            Some(index) if self.bits >> index & 1 == 0 => Settlement::Unsettled,
+            _ => Settlement::Settled,
         }
     }
 
     /// Settles a call. Does nothing for one outside the window.
     pub fn settle(&mut self, number: CallNumber) {
-        if self.state(number) == CallState::Unsettled {
+        if self.state(number) == Settlement::Unsettled {
             self.bits |= 1 << (number.0 - self.settled - 1);
             *self = self.normal();
         }
@@ -103,7 +103,7 @@ impl CallWindow {
     /// Yields the calls up to a number that have not settled.
     pub fn unsettled(self, last: CallNumber) -> impl Iterator<Item = CallNumber> {
         let numbers = (self.settled + 1..=last.0).map(CallNumber);
-        numbers.filter(move |&number| self.state(number) != CallState::Settled)
+        numbers.filter(move |&number| self.state(number) != Settlement::Settled)
     }
 
     /// Moves the watermark over the settled calls behind it.
@@ -133,7 +133,7 @@ mod tests {
     fn parts(window: CallWindow) -> (u64, Vec<u64>) {
         let settled = window.settled().0;
         let behind = (settled + 1..=window.newest().0)
-            .filter(|&number| window.state(CallNumber(number)) == CallState::Settled);
+            .filter(|&number| window.state(CallNumber(number)) == Settlement::Settled);
         (settled, behind.collect())
     }
 
@@ -161,14 +161,14 @@ mod tests {
     fn a_number_outside_the_window_is_neither_settled_nor_unsettled() {
         let window = window(10, &[12]);
         for (number, state) in [
-            (0, CallState::Outside),
-            (1, CallState::Settled),
-            (10, CallState::Settled),
-            (11, CallState::Unsettled),
-            (12, CallState::Settled),
-            (74, CallState::Unsettled),
-            (75, CallState::Outside),
-            (u64::MAX, CallState::Outside),
+            (0, Settlement::Outside),
+            (1, Settlement::Settled),
+            (10, Settlement::Settled),
+            (11, Settlement::Unsettled),
+            (12, Settlement::Settled),
+            (74, Settlement::Unsettled),
+            (75, Settlement::Outside),
+            (u64::MAX, Settlement::Outside),
         ] {
             assert_eq!(window.state(CallNumber(number)), state, "{number}");
         }
@@ -204,7 +204,7 @@ mod tests {
         let mut window = window(last - 1, &[]);
         assert_eq!(window.newest().0, last);
         window.settle(CallNumber(last));
-        assert_eq!(window.state(CallNumber(last + 1)), CallState::Outside);
+        assert_eq!(window.state(CallNumber(last + 1)), Settlement::Outside);
         window.settle(CallNumber(last + 1));
         assert_eq!((window.settled().0, window.newest().0), (last, last));
     }
@@ -230,7 +230,7 @@ mod tests {
                     window.settle(CallNumber(number));
                 }
                 for number in 1..=window.newest().0 {
-                    let settled = window.state(CallNumber(number)) == CallState::Settled;
+                    let settled = window.state(CallNumber(number)) == Settlement::Settled;
                     prop_assert_eq!(settled, all.contains(&number), "{} of {:?}", number, window);
                 }
                 prop_assert_eq!(CallWindow::of(window.settled(), window.bits()), Some(window));
@@ -252,7 +252,7 @@ mod tests {
             let both = a.intersection(b);
             prop_assert_eq!(both, b.intersection(a));
             prop_assert_eq!(a.intersection(a), a);
-            let has = |window: CallWindow, number| window.state(number) == CallState::Settled;
+            let has = |window: CallWindow, number| window.state(number) == Settlement::Settled;
             for number in (1..400).map(CallNumber) {
                 prop_assert_eq!(has(both, number), has(a, number) && has(b, number));
             }

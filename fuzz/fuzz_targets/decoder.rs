@@ -43,9 +43,9 @@ fn stretch(bytes: &[u8]) {
 }
 
 /// A random sequence that follows from the input (xorshift64).
-struct Choices(u64);
+struct ServiceChoices(u64);
 
-impl Choices {
+impl ServiceChoices {
     fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -55,7 +55,7 @@ impl Choices {
 }
 
 fn read(stream: &[u8]) {
-    let mut choices = Choices(u64::from(crc32c::crc32c(stream)) << 8 | 1);
+    let mut choices = ServiceChoices(u64::from(crc32c::crc32c(stream)) << 8 | 1);
     let opened = choices.next() % 4 != 0;
     let mut reader = FrameReader::new();
     let mut meta_max = limits::HANDSHAKE_META_BYTES_MAX;

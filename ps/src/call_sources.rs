@@ -1,7 +1,7 @@
 //! The sources of calls on a shard: for each coordinator its newest epoch, and which of its calls
 //! have settled, so that a call that is executed again counts once.
 
-use pushpull_common::call_window::{CallState, CallWindow};
+use pushpull_common::call_window::{CallWindow, Settlement};
 use pushpull_common::ids::{CallEpoch, CallNumber, CallSource};
 use pushpull_common::protocol::limits::{CALL_SOURCES_MAX, COORDINATOR_NAME_BYTES_MAX};
 use pushpull_common::protocol::message::CallsAre;
@@ -194,9 +194,9 @@ impl CallSources {
         }
         window.raise(call.settled);
         match window.state(id.number) {
-            CallState::Settled => Ok(CallVerdict::Repeated),
-            CallState::Unsettled => Ok(CallVerdict::Counts),
-            CallState::Outside => Err(outside(window.settled(), window.newest())),
+            Settlement::Settled => Ok(CallVerdict::Repeated),
+            Settlement::Unsettled => Ok(CallVerdict::Counts),
+            Settlement::Outside => Err(outside(window.settled(), window.newest())),
         }
     }
 

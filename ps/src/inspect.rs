@@ -15,10 +15,11 @@ use pushpull_store::arena::{ArenaStorage, Folder, SaveNote, file_name, is_locked
 use pushpull_store::layout::Kind;
 
 use crate::error::StorageError;
+pub use crate::status::Presence;
 use reader::ShardReader;
 pub use report::{
     ArenaReport, CallsReport, ClientReport, CompletePush, DataReport, FileReport, Inspection,
-    Presence, SavesFailing, ShardInspection, ShardState, VariableReport, VariablesStage, Verdict,
+    SavesFailing, ShardInspection, ShardState, VariableReport, VariablesStage, Verdict,
 };
 
 /// Inspects a state directory, or the folder of one shard. Changes nothing and holds no lock: a

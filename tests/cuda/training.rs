@@ -6,7 +6,7 @@ use std::task::Poll;
 
 use pushpull::blocking::{Ps, TrainingSession, Worker};
 use pushpull::compute::{
-    Compute, Device, DeviceParams, Mlp, Model, Samples, Towers, View, ViewMut,
+    Compute, Device, DeviceParams, DeviceTowers, Mlp, Model, Samples, View, ViewMut,
 };
 use pushpull::local::Cluster;
 use pushpull::training::TrainingConfig;
@@ -160,7 +160,7 @@ fn sessions_compute_on_the_device_and_on_towers() {
     if let Some(emulator) = turn.emulator() {
         assert_eq!(emulator.pageable_copies(), (PAGEABLE - 1) * STEPS, "there are no halves");
     }
-    let towers = || Towers::new([model(&cuda), model(&cpu)]);
+    let towers = || DeviceTowers::new([model(&cuda), model(&cpu)]);
     // The values lie on the processor: no tower's device gets a second copy.
     assert!(Compute::<Samples<'_>>::device(&towers()).uses_host_memory());
     assert_close(&train_session(towers()), &expected);

@@ -1,7 +1,7 @@
 //! Calls of a coordinator count once, over real sockets and across restarts of a server.
 
 use pushpull::blocking::Worker;
-use pushpull::protocol::{CallNumber, CallRef, CallState, Refusal};
+use pushpull::protocol::{CallNumber, CallRef, Refusal, Settlement};
 use pushpull::training::OpenedCalls;
 use pushpull::{Error, Params, Push};
 
@@ -29,7 +29,7 @@ fn values(worker: &mut Worker, params: &mut Params) -> [f32; 2] {
 }
 
 fn is_settled(calls: &OpenedCalls, number: u64) -> bool {
-    calls.window.state(CallNumber(number)) == CallState::Settled
+    calls.window.state(CallNumber(number)) == Settlement::Settled
 }
 
 #[test]

@@ -26,7 +26,7 @@ use crate::gradients::row_requests::RowPulls;
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::outcome::DataBegun;
 use crate::replica_values::ReplicaValues;
-use crate::runtime::{Call, Caller, MappedPullOutcome, SessionThread};
+use crate::runtime::{Caller, MappedPullOutcome, OperationFuture, SessionThread};
 use crate::session::{ReadPoint, Reply, ServerSettings, SessionCommand, SessionConfig};
 
 /// The session of a worker or a reader with the servers of a cluster.
@@ -323,7 +323,7 @@ pub(crate) struct PullCall {
 #[derive(Debug)]
 enum PullState {
     /// The session was asked.
-    Requested(Call),
+    Requested(OperationFuture),
     /// The values were copied from shared memory: `None` for what was read if the token's step has
     /// passed. The whole is `None` once it was taken.
     Ready(Option<(AlignedBuffer, Option<ReadPoint>)>),
@@ -332,7 +332,7 @@ enum PullState {
 impl PullCall {
     /// A pull that the session was asked for.
     #[cfg(test)]
-    pub(crate) fn requested(call: Call) -> PullCall {
+    pub(crate) fn requested(call: OperationFuture) -> PullCall {
         let (buffers, replica_values) = (Arc::default(), ReplicaValues::Keep);
         PullCall { state: PullState::Requested(call), buffers, replica_values }
     }

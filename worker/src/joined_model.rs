@@ -20,7 +20,7 @@ use crate::gradients::rows::{RowPartOptions, VariableRows};
 use crate::gradients::scatter::Scatter;
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::gradients::staged_parts::StagedParts;
-use crate::metrics::OperationKind;
+use crate::metrics::TimedOperation;
 use crate::outcome::PushHandle;
 use crate::runtime::Caller;
 use crate::session::SessionCommand;
@@ -69,7 +69,7 @@ impl JoinedModel {
     /// Submits a push command and returns a handle to its outcome.
     pub(crate) fn push(&self, command: SessionCommand) -> PushHandle {
         let call = self.caller.call("push", command, self.timeout);
-        let timer = self.caller.times().timer(OperationKind::Push);
+        let timer = self.caller.times().timer(TimedOperation::Push);
         PushHandle::new(call, Some(self.plan.clone())).timed(timer)
     }
 

@@ -43,7 +43,7 @@ pub struct WorkerMetrics {
 
 /// A kind of operation whose time is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OperationKind {
+pub(crate) enum TimedOperation {
     Token,
     Pull,
     Push,
@@ -71,11 +71,11 @@ impl OperationLog {
         self.awaited += 1;
     }
 
-    fn end(&mut self, now: Instant, kind: OperationKind, began: Instant) {
+    fn end(&mut self, now: Instant, kind: TimedOperation, began: Instant) {
         *match kind {
-            OperationKind::Token => &mut self.metrics.token_time,
-            OperationKind::Pull => &mut self.metrics.pull_time,
-            OperationKind::Push => &mut self.metrics.push_time,
+            TimedOperation::Token => &mut self.metrics.token_time,
+            TimedOperation::Pull => &mut self.metrics.pull_time,
+            TimedOperation::Push => &mut self.metrics.push_time,
         } += now.saturating_duration_since(began);
         self.awaited -= 1;
         if self.awaited == 0 {
@@ -98,7 +98,7 @@ impl OperationTimes {
     }
 
     /// Returns a timer of an operation that is not awaited yet.
-    pub(crate) fn timer(self: &Arc<Self>, kind: OperationKind) -> OperationTimer {
+    pub(crate) fn timer(self: &Arc<Self>, kind: TimedOperation) -> OperationTimer {
         OperationTimer { times: self.clone(), kind, began: None }
     }
 
@@ -142,7 +142,7 @@ impl OperationTimes {
 #[derive(Debug)]
 pub(crate) struct OperationTimer {
     times: Arc<OperationTimes>,
-    kind: OperationKind,
+    kind: TimedOperation,
     began: Option<Instant>,
 }
 
@@ -186,12 +186,12 @@ mod tests {
         let mut log = OperationLog::default();
         assert_eq!(log.metrics(at(1000)), WorkerMetrics::default());
         log.begin(at(1000));
-        log.end(at(1010), OperationKind::Token, at(1000));
+        log.end(at(1010), TimedOperation::Token, at(1000));
         log.begin(at(1030));
         // A push and a pull at once.
         log.begin(at(1040));
-        log.end(at(1060), OperationKind::Pull, at(1040));
-        log.end(at(1090), OperationKind::Push, at(1030));
+        log.end(at(1060), TimedOperation::Pull, at(1040));
+        log.end(at(1090), TimedOperation::Push, at(1030));
         let millis = Duration::from_millis;
         let expected = WorkerMetrics {
             token_time: millis(10),
@@ -209,9 +209,9 @@ mod tests {
     #[test]
     fn a_timer_that_never_started_counts_nothing() {
         let times = Arc::new(OperationTimes::default());
-        drop(times.timer(OperationKind::Pull));
+        drop(times.timer(TimedOperation::Pull));
         assert_eq!(times.metrics(Instant::now()), WorkerMetrics::default());
-        let mut timer = times.timer(OperationKind::Push).started();
+        let mut timer = times.timer(TimedOperation::Push).started();
         timer.start();
         assert_eq!(times.log().awaited, 1);
         drop(timer);

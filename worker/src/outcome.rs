@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::gradients::params::Params;
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::metrics::OperationTimer;
-use crate::runtime::Call;
+use crate::runtime::OperationFuture;
 use crate::session::Reply;
 use crate::token::Token;
 
@@ -28,7 +28,7 @@ use crate::token::Token;
 #[derive(Debug)]
 #[must_use = "a push whose handle is dropped is withdrawn"]
 pub struct PushHandle {
-    call: Call,
+    call: OperationFuture,
     /// Names the variables of refusals.
     plan: Option<Arc<ShardingPlan>>,
     /// `Some` for a gradient, until it is done.
@@ -36,7 +36,7 @@ pub struct PushHandle {
 }
 
 impl PushHandle {
-    pub(crate) fn new(call: Call, plan: Option<Arc<ShardingPlan>>) -> PushHandle {
+    pub(crate) fn new(call: OperationFuture, plan: Option<Arc<ShardingPlan>>) -> PushHandle {
         PushHandle { call, plan, timer: None }
     }
 
@@ -214,11 +214,11 @@ pub struct StepOutcome {
 #[derive(Debug)]
 #[must_use = "only the handle tells whether the checkpoint was saved"]
 pub(crate) struct SaveHandle {
-    call: Call,
+    call: OperationFuture,
 }
 
 impl SaveHandle {
-    pub(crate) fn new(call: Call) -> SaveHandle {
+    pub(crate) fn new(call: OperationFuture) -> SaveHandle {
         SaveHandle { call }
     }
 }

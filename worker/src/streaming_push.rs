@@ -12,7 +12,7 @@ use crate::gradients::row_ids;
 use crate::gradients::staged_parts::StagedParts;
 use crate::initial_values::check_whole;
 use crate::joined_model::JoinedModel;
-use crate::metrics::OperationKind;
+use crate::metrics::TimedOperation;
 use crate::outcome::Push;
 use crate::runtime::OpenOperation;
 use crate::session::SessionCommand;
@@ -137,7 +137,7 @@ impl StreamingPush {
         let (sequence, JoinedModel { caller, timeout, .. }) = (self.sequence, &*self.model);
         let command =
             SessionCommand::AddParts { sequence, staged: Some(staged), parts: Vec::new() };
-        let _timer = caller.times().timer(OperationKind::Push).started();
+        let _timer = caller.times().timer(TimedOperation::Push).started();
         caller.call("push", command, *timeout).await.map(|_| ())
     }
 

@@ -35,7 +35,7 @@ use crate::initial_values::InitialValues;
 use crate::joined_model::JoinedModel;
 use crate::joining::ChiefJoin;
 use crate::mean_variables::MeanVariables;
-use crate::metrics::{OperationKind, WorkerMetrics};
+use crate::metrics::{TimedOperation, WorkerMetrics};
 use crate::outcome::{DataBegun, RestoredCheckpoint, SaveHandle, SavedCheckpoint};
 use crate::replica_values::ReplicaValues;
 use crate::runtime::{Caller, SessionRunner};
@@ -281,7 +281,7 @@ impl Worker {
     ) -> impl Future<Output = Result<Option<Token>, Error>> + Send + use<> {
         let (caller, timeout) = (self.client.caller.clone(), self.client.config.timeout);
         async move {
-            let timer = caller.times().timer(OperationKind::Token).started();
+            let timer = caller.times().timer(TimedOperation::Token).started();
             // A token that came with the last answer is taken without a message to the session's
             // thread.
             let token = match caller.claim() {

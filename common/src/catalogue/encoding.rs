@@ -48,7 +48,7 @@ fn take_variable(reader: &mut FieldReader<'_>) -> Result<VariableSpec, Catalogue
     let extents: Vec<u64> =
         (0..rank).map(|_| u64::take(reader)).collect::<Result<_, ProtocolError>>()?;
     let update = take_update(reader)?;
-    if update == Update::Trained && !dtype.is_float() {
+    if update == ChangeKind::Trained && !dtype.is_float() {
         return Err(reader.invalid("update", 1).into());
     }
     let rows = take_rows(reader)?;
@@ -67,10 +67,10 @@ fn take_variable(reader: &mut FieldReader<'_>) -> Result<VariableSpec, Catalogue
     };
     variable = variable.initializer(initializer).seed(seed);
     variable = match update {
-        Update::Trained => variable,
-        Update::Plain(Replication::Shared) => variable.plain(),
-        Update::Plain(Replication::Local) => variable.local(),
-        Update::Plain(Replication::Mean { every }) => variable.mean_every(every),
+        ChangeKind::Trained => variable,
+        ChangeKind::Plain(Replication::Shared) => variable.plain(),
+        ChangeKind::Plain(Replication::Local) => variable.local(),
+        ChangeKind::Plain(Replication::Mean { every }) => variable.mean_every(every),
     };
     variable.validate()?;
     Ok(variable)
@@ -78,7 +78,7 @@ fn take_variable(reader: &mut FieldReader<'_>) -> Result<VariableSpec, Catalogue
 
 /// What changes a variable's values on the servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Update {
+enum ChangeKind {
     Plain(Replication),
     Trained,
 }
@@ -94,12 +94,12 @@ fn put_update(variable: &VariableSpec, out: &mut Vec<u8>) {
     }
 }
 
-fn take_update(reader: &mut FieldReader<'_>) -> Result<Update, ProtocolError> {
+fn take_update(reader: &mut FieldReader<'_>) -> Result<ChangeKind, ProtocolError> {
     Ok(match u8::take(reader)? {
-        0 => Update::Plain(Replication::Shared),
-        1 => Update::Trained,
-        2 => Update::Plain(Replication::Local),
-        3 => Update::Plain(Replication::Mean { every: u64::take(reader)? }),
+        0 => ChangeKind::Plain(Replication::Shared),
+        1 => ChangeKind::Trained,
+        2 => ChangeKind::Plain(Replication::Local),
+        3 => ChangeKind::Plain(Replication::Mean { every: u64::take(reader)? }),
         other => return Err(reader.invalid("update", other.into())),
     })
 }

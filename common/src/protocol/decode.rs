@@ -80,12 +80,12 @@ pub enum FrameProgress {
 /// A function that reads into the buffers in order and returns the number of bytes read.
 ///
 /// It returns 0 at the end of the stream and [`io::ErrorKind::WouldBlock`] if nothing is available.
-pub trait Source: FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize> {}
-impl<F: FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>> Source for F {}
+pub trait ReadSource: FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize> {}
+impl<F: FnMut(&mut [IoSliceMut<'_>]) -> io::Result<usize>> ReadSource for F {}
 
 /// Returns a source of these bytes, for callers without a socket. At their end the source has
 /// nothing available.
-pub fn slice_source(mut bytes: &[u8]) -> impl Source {
+pub fn slice_source(mut bytes: &[u8]) -> impl ReadSource {
     move |slices: &mut [IoSliceMut<'_>]| match bytes.is_empty() {
         true => Err(io::ErrorKind::WouldBlock.into()),
         false => io::Read::read_vectored(&mut bytes, slices),
@@ -153,7 +153,7 @@ impl FrameReader {
     /// If the sink's memory has another length than the body.
     pub fn receive(
         &mut self,
-        source: &mut impl Source,
+        source: &mut impl ReadSource,
         sink: &mut impl FrameSink,
     ) -> Result<FrameProgress, ReadError> {
         let before = self.bytes;
@@ -187,7 +187,7 @@ impl FrameReader {
     /// # Panics
     /// If the caller has not read the body of the last frame. Bytes from the peer never cause a
     /// panic.
-    pub fn poll(&mut self, source: &mut impl Source) -> Result<Poll, ReadError> {
+    pub fn poll(&mut self, source: &mut impl ReadSource) -> Result<Poll, ReadError> {
         assert!(self.body.is_none(), "the last frame's body must be read before the next poll");
         loop {
             if let Some((header, message)) = self.parse()? {
@@ -215,7 +215,7 @@ impl FrameReader {
     /// If the target has another length than the body, or if no body is being read.
     pub fn poll_body(
         &mut self,
-        source: &mut impl Source,
+        source: &mut impl ReadSource,
         target: &mut [u8],
     ) -> Result<BodyPoll, ReadError> {
         self.poll_body_scattered(source, &mut [target])
@@ -228,7 +228,7 @@ impl FrameReader {
     /// If the targets have another length than the body, or if no body is being read.
     pub fn poll_body_scattered(
         &mut self,
-        source: &mut impl Source,
+        source: &mut impl ReadSource,
         targets: &mut [&mut [u8]],
     ) -> Result<BodyPoll, ReadError> {
         let (header, mut taken) = self.progress();
@@ -271,7 +271,7 @@ impl FrameReader {
     ///
     /// # Panics
     /// If no body is being read.
-    pub fn skip_body(&mut self, source: &mut impl Source) -> Result<BodyPoll, ReadError> {
+    pub fn skip_body(&mut self, source: &mut impl ReadSource) -> Result<BodyPoll, ReadError> {
         let (header, mut taken) = self.progress();
         let length = header.body_bytes as usize;
         loop {
@@ -338,7 +338,7 @@ impl FrameReader {
     }
 
     /// Reads once into the buffer; returns false if nothing is available.
-    fn fill(&mut self, source: &mut impl Source) -> Result<bool, ReadError> {
+    fn fill(&mut self, source: &mut impl ReadSource) -> Result<bool, ReadError> {
         self.reserve(self.required());
         let mut slices = [IoSliceMut::new(&mut self.buffer[self.end..])];
         match read_once(source, &mut slices)? {
@@ -419,7 +419,7 @@ fn first_unfilled<'a>(targets: &'a mut [&mut [u8]], mut taken: usize) -> &'a mut
 
 /// Reads once; `None` if nothing is available.
 fn read_once(
-    source: &mut impl Source,
+    source: &mut impl ReadSource,
     slices: &mut [IoSliceMut<'_>],
 ) -> Result<Option<usize>, io::Error> {
     loop {

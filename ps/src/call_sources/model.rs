@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use pushpull_common::call_window::{CallState, CallWindow};
+use pushpull_common::call_window::{CallWindow, Settlement};
 use pushpull_common::ids::{CallEpoch, CallNumber, CallSource};
 use pushpull_common::protocol::message::CallsAre;
 use pushpull_common::protocol::{CallId, CallRef};
@@ -325,7 +325,7 @@ impl ModelState {
             }
             for (_, entry) in shard.calls.entries() {
                 for number in (1..=setting.calls).filter(|&number| setting.quiet != Some(number)) {
-                    let settled = entry.window.state(CallNumber(number)) == CallState::Settled;
+                    let settled = entry.window.state(CallNumber(number)) == Settlement::Settled;
                     let counted = shard.counted.contains_key(&(entry.source.0, number));
                     if settled != counted {
                         return Err(format!(
@@ -337,7 +337,7 @@ impl ModelState {
         }
         let Some(coordinator) = &self.coordinator else { return Ok(()) };
         for number in (1..=setting.calls).filter(|&number| setting.quiet != Some(number)) {
-            let known = coordinator.known.state(CallNumber(number)) == CallState::Settled;
+            let known = coordinator.known.state(CallNumber(number)) == Settlement::Settled;
             let key = (coordinator.source.0, number);
             let counted = self.shards.iter().all(|shard| shard.counted.contains_key(&key));
             if known && coordinator.is_open && !counted {

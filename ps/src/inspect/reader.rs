@@ -19,8 +19,8 @@ use pushpull_store::testing::planted::PlantedBugs;
 use pushpull_store::undo::UndoRow;
 
 use super::report::{
-    ArenaReport, CallsReport, ClientReport, CompletePush, DataReport, FileReport, Presence,
-    ShardInspection, ShardState, VariableReport, VariablesStage, Verdict,
+    ArenaReport, CallsReport, ClientReport, CompletePush, DataReport, FileReport, ShardInspection,
+    ShardState, VariableReport, VariablesStage, Verdict,
 };
 use crate::call_sources::CallSourceEntry;
 use crate::error::StorageError;
@@ -35,6 +35,7 @@ use crate::shard::shard_files::generation::{open_catalogue, table_words};
 use crate::shard::shard_files::poison::PoisonRecord;
 use crate::shard::shard_files::power::{image_name, read_image};
 use crate::shard::shard_files::record::{ShardRecord, ShardStage};
+use crate::status::Presence;
 
 /// Reads a shard's folder and collects the findings.
 pub(super) struct ShardReader<'a> {

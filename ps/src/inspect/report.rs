@@ -10,6 +10,8 @@ use pushpull_common::ids::{
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::Replication;
 
+use crate::status::Presence;
+
 /// The contents of a state directory.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -194,18 +196,6 @@ pub struct CallsReport {
     pub epoch: CallEpoch,
     /// The settled calls.
     pub window: CallWindow,
-}
-
-/// The membership of a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Presence {
-    /// The client has joined.
-    Present,
-    /// The client has left.
-    Left,
-    /// The lease of the client expired.
-    Lost,
 }
 
 /// A client of a shard.

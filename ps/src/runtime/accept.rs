@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::LocalSet;
 use tokio_util::sync::CancellationToken;
 
-use super::handle::Ending;
+use super::handle::ServerEnd;
 use super::shard_thread::Members;
 use crate::metrics::Counters;
 
@@ -29,7 +29,7 @@ pub(super) struct Acceptor {
     /// Counts connections that belong to no shard.
     pub(super) counters: Arc<Counters>,
     pub(super) exit_when_done: Option<Duration>,
-    pub(super) ending: Arc<Ending>,
+    pub(super) ending: Arc<ServerEnd>,
     pub(super) stop: CancellationToken,
 }
 

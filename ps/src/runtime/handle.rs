@@ -35,7 +35,7 @@ use crate::status::Status;
 pub struct PsHandle {
     pub(super) addresses: Arc<[String]>,
     pub(super) stop: CancellationToken,
-    pub(super) ending: Arc<Ending>,
+    pub(super) ending: Arc<ServerEnd>,
     pub(super) counters: Arc<[Arc<Counters>]>,
     pub(super) save_waiters: Option<mpsc::Sender<SaveWaiter>>,
     pub(super) saves: watch::Receiver<SaveRecord>,
@@ -47,7 +47,7 @@ pub struct PsHandle {
 
 /// How a server ends, if its handle has said so.
 #[derive(Debug, Default)]
-pub(super) struct Ending {
+pub(super) struct ServerEnd {
     /// Whether the server stops for good, so that its shards say goodbye to their clients.
     pub(super) is_final: AtomicBool,
     /// Cancelled when the training ends by order of the server.

@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::accept::{self, Acceptor};
-use super::handle::{Ending, PsHandle};
+use super::handle::{PsHandle, ServerEnd};
 use super::listener::Listener;
 use super::owner_link::OwnerAddress;
 use super::publisher::Publisher;
@@ -170,7 +170,7 @@ impl Listener {
             shards.push(open_shard(parts, arena_storage, state.as_ref(), server_run)?);
         }
         let (stop, addresses) = (CancellationToken::new(), self.endpoints.addresses().into());
-        let ending = Arc::new(Ending::default());
+        let ending = Arc::new(ServerEnd::default());
         let saves = config.checkpoints.clone().filter(|_| config.owns_step());
         let (save_waiters, waiter_receiver) = mpsc::channel(ORDERS_MAX);
         let save_waiters = saves.is_some().then_some(save_waiters);

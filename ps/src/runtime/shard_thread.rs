@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::connection;
 use super::file_jobs::{FileJob, FileJobs};
-use super::handle::Ending;
+use super::handle::ServerEnd;
 use super::outbox::{Outbox, SentAnswer};
 use super::outboxes::Outboxes;
 use super::owner_link::{self, OwnerAddress, UnsentFrames};
@@ -23,7 +23,7 @@ use crate::config::PsConfig;
 use crate::event::EventSink;
 use crate::shard::checkpoints::saver_order::{SaverEvent, SaverOrder};
 use crate::shard::output::ShardOutput;
-use crate::shard::work::Work;
+use crate::shard::work::WorkOutcome;
 use crate::shard::{Shard, ShardInput, TICK};
 use crate::status::Status;
 
@@ -91,13 +91,13 @@ impl ShardCore {
         shard.handle(now, input);
         // A small push is applied here, at once. Only the rest of a long one is left to the work
         // loop.
-        let mut work = Work::Idle;
+        let mut work = WorkOutcome::Idle;
         if shard.has_work() {
             work = self.track_blocked(now, shard.work(now));
             match work {
-                Work::More => self.work.notify_one(),
+                WorkOutcome::More => self.work.notify_one(),
                 // Readers of shared memory do not announce when they release a block.
-                Work::Blocked if shard.is_shared() => self.work.notify_one(),
+                WorkOutcome::Blocked if shard.is_shared() => self.work.notify_one(),
                 _ => {}
             }
         }
@@ -141,7 +141,7 @@ impl ShardCore {
     }
 
     /// Carries out the shard's outputs. Frames that can wait are corked while there is work.
-    fn deliver(&self, shard: &mut Shard, work: Work) {
+    fn deliver(&self, shard: &mut Shard, work: WorkOutcome) {
         while let Some(output) = shard.poll_output() {
             match output {
                 ShardOutput::Send { connection, envelope, message, body, crc, can_wait } => {
@@ -149,7 +149,7 @@ impl ShardCore {
                         continue;
                     };
                     outbox.put(&envelope, &message, crc, body);
-                    if can_wait && work == Work::More && !outbox.is_full() {
+                    if can_wait && work == WorkOutcome::More && !outbox.is_full() {
                         self.outboxes.cork(outbox);
                     } else {
                         outbox.send_all();
@@ -188,7 +188,7 @@ impl ShardCore {
                 }
             }
         }
-        if work != Work::More {
+        if work != WorkOutcome::More {
             self.outboxes.send_corked();
         }
     }
@@ -239,8 +239,8 @@ impl ShardCore {
             loop {
                 match self.work_slice() {
                     // The other tasks of this thread run between two slices.
-                    Work::More => tokio::task::yield_now().await,
-                    Work::Blocked if self.shard.borrow().is_shared() => {
+                    WorkOutcome::More => tokio::task::yield_now().await,
+                    WorkOutcome::Blocked if self.shard.borrow().is_shared() => {
                         tokio::time::sleep(BLOCKED_POLL_INTERVAL).await;
                     }
                     _ => break,
@@ -249,7 +249,7 @@ impl ShardCore {
         }
     }
 
-    fn work_slice(&self) -> Work {
+    fn work_slice(&self) -> WorkOutcome {
         let now = Instant::now();
         self.polling.interrupted(now);
         let mut shard = self.shard.borrow_mut();
@@ -259,9 +259,9 @@ impl ShardCore {
     }
 
     /// Records since when updates are blocked, and returns `work`.
-    fn track_blocked(&self, now: Instant, work: Work) -> Work {
-        let since = self.blocked_since.get().filter(|_| work == Work::Blocked);
-        self.blocked_since.set(since.or((work == Work::Blocked).then_some(now)));
+    fn track_blocked(&self, now: Instant, work: WorkOutcome) -> WorkOutcome {
+        let since = self.blocked_since.get().filter(|_| work == WorkOutcome::Blocked);
+        self.blocked_since.set(since.or((work == WorkOutcome::Blocked).then_some(now)));
         work
     }
 
@@ -332,8 +332,8 @@ impl ShardCore {
                 // Corked frames must not wait for work that may outlast the timeout.
                 self.outboxes.send_corked();
                 match work {
-                    Work::More => tokio::task::yield_now().await,
-                    Work::Blocked if self.shard.borrow().is_shared() => {
+                    WorkOutcome::More => tokio::task::yield_now().await,
+                    WorkOutcome::Blocked if self.shard.borrow().is_shared() => {
                         tokio::time::sleep(BLOCKED_POLL_INTERVAL).await;
                     }
                     _ if self.shard.borrow().waits_for_image() => self.flushed.notified().await,
@@ -364,7 +364,7 @@ pub(super) fn run(
     shard: Shard,
     links: ShardLinks,
     stop: &CancellationToken,
-    ending: &Ending,
+    ending: &ServerEnd,
 ) -> std::io::Result<()> {
     let ShardLinks { config, mut arrivals, members, status, saver, owner } = links;
     let (orders, saver_events) = saver.unzip();

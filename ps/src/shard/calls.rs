@@ -9,7 +9,7 @@ use pushpull_common::protocol::{CallRef, Outcome, Refusal};
 use super::Shard;
 use super::intake::Intake;
 use super::intake::incoming_part::IncomingPart;
-use super::output::Outputs;
+use super::output::ShardOutputs;
 use super::peers::peer_request::PeerRequest;
 use super::peers::{Peers, unsupported};
 use super::steps::Steps;
@@ -32,7 +32,7 @@ impl CoordinatorRequest {
         steps: &mut Steps,
         variables: &Variables,
         peers: &mut Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         request: &PeerRequest,
     ) {
         let is_ready = variables.is_ready();
@@ -126,7 +126,7 @@ impl Intake {
         &mut self,
         peers: &mut Peers,
         steps: &mut Steps,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         incoming: &IncomingPart,
     ) -> bool {
         let IncomingPart { request, part, call, .. } = incoming;
@@ -149,7 +149,7 @@ impl Intake {
         &mut self,
         peers: &mut Peers,
         steps: &mut Steps,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         incoming: &IncomingPart,
     ) {
         let IncomingPart { request, client, part, .. } = incoming;

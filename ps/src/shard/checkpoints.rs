@@ -20,7 +20,7 @@ use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, Refusal, message};
 
 use super::Detail;
-use super::output::{AnswerBody, Outputs, ShardOutput};
+use super::output::{AnswerBody, ShardOutput, ShardOutputs};
 use super::peers::Peers;
 use super::peers::peer_request::PeerRequest;
 use super::steps::Steps;
@@ -73,7 +73,7 @@ impl ShardCheckpoints {
         variables: &mut Variables,
         peers: &Peers,
         steps: &Steps,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         request: &PeerRequest,
         name: &str,
     ) {
@@ -157,7 +157,7 @@ impl ShardCheckpoints {
     /// Reports the result of a save to its requester.
     pub(super) fn saved(
         &self,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         requester: SaveRequester,
         result: Result<CheckpointId, String>,
     ) {
@@ -175,7 +175,7 @@ impl ShardCheckpoints {
     }
 
     /// Answers with the checkpoints that the last search skipped.
-    pub(super) fn answer_passed_over(&self, out: &mut Outputs, request: &PeerRequest) {
+    pub(super) fn answer_passed_over(&self, out: &mut ShardOutputs, request: &PeerRequest) {
         let newest = self.passed_over.iter().take(PASSED_OVER_MAX).cloned();
         let checkpoints = List::of(newest).expect("at most as many as fit");
         request.answer(out, message::PassedOverAre { checkpoints }.into());
@@ -184,7 +184,7 @@ impl ShardCheckpoints {
     /// Answers with the result of writing this shard's part.
     pub(super) fn shard_saved(
         &mut self,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         connection: u64,
         request: Envelope,
         result: Result<Vec<u8>, String>,
@@ -205,7 +205,12 @@ impl ShardCheckpoints {
     }
 
     /// Orders a search for the newest sound checkpoint.
-    pub(super) fn find_checkpoint(&self, steps: &Steps, out: &mut Outputs, request: &PeerRequest) {
+    pub(super) fn find_checkpoint(
+        &self,
+        steps: &Steps,
+        out: &mut ShardOutputs,
+        request: &PeerRequest,
+    ) {
         if steps.owner.is_none() {
             let detail = Detail::clipped(format!("{} does not own the step", self.id));
             return request.refuse(out, Refusal::Unsupported { kind: request.kind, detail });
@@ -222,7 +227,7 @@ impl ShardCheckpoints {
         &mut self,
         variables: &Variables,
         steps: &Steps,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
         requester: SaveRequester,
         user: Vec<u8>,
@@ -243,7 +248,7 @@ impl ShardCheckpoints {
         &mut self,
         variables: &Variables,
         steps: &mut Steps,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
         news: SaverEvent,
     ) {
@@ -274,7 +279,7 @@ fn storage(error: &str) -> Refusal {
 
 /// Answers with the checkpoint that was found.
 fn checkpoint_found(
-    out: &mut Outputs,
+    out: &mut ShardOutputs,
     connection: u64,
     request: Envelope,
     result: Result<Option<CheckpointId>, String>,

@@ -8,7 +8,7 @@ use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Refusal, message};
 
 use super::intake::Intake;
-use super::output::Outputs;
+use super::output::ShardOutputs;
 use super::peers::Peers;
 use super::peers::client_registry::ClientRegistry;
 use super::peers::peer_request::PeerRequest;
@@ -31,7 +31,7 @@ impl DataDeclaration {
         steps: &mut Steps,
         variables: &Variables,
         peers: &mut Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
     ) {
         match self.declare(steps, variables, &peers.registry, now) {
@@ -124,7 +124,7 @@ impl Steps {
     pub(super) fn skip_batch(
         &mut self,
         intake: &Intake,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         request: &PeerRequest,
         client: ClientKey,
         skipped: &SkipBatch,

@@ -10,8 +10,8 @@ use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::refusal::Detail;
 
 use super::applier::Applier;
-use super::output::{Outputs, ShardOutput};
-use super::work::Work;
+use super::output::{ShardOutput, ShardOutputs};
+use super::work::WorkOutcome;
 use crate::error::StorageError;
 use crate::event::Event;
 
@@ -36,10 +36,10 @@ impl Applier {
     /// The current work needs memory that cannot be reserved. It is repeated later.
     pub(super) fn growth_failed(
         &mut self,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
         error: &StorageError,
-    ) -> Work {
+    ) -> WorkOutcome {
         self.counters.growths_failed.add(1);
         self.counters.shards_waiting_to_grow.set(1);
         let cause = error.to_string();
@@ -50,11 +50,11 @@ impl Applier {
         }
         let since = self.growth.as_ref().map_or(now, |growth| growth.since);
         self.growth = Some(AwaitedGrowth { since, tried: now, cause });
-        Work::Growing
+        WorkOutcome::Growing
     }
 
     /// Work has continued, so any awaited memory is there.
-    pub(super) fn growth_succeeded(&mut self, out: &mut Outputs, now: Instant) {
+    pub(super) fn growth_succeeded(&mut self, out: &mut ShardOutputs, now: Instant) {
         let Some(growth) = self.growth.take() else { return };
         self.counters.shards_waiting_to_grow.set(0);
         let waited = now.saturating_duration_since(growth.since);
@@ -62,7 +62,7 @@ impl Applier {
     }
 
     /// Forgets the awaited memory if no work is left.
-    pub(super) fn forget_growth(&mut self, out: &mut Outputs, now: Instant) {
+    pub(super) fn forget_growth(&mut self, out: &mut ShardOutputs, now: Instant) {
         if !self.has_work() {
             self.growth_succeeded(out, now);
         }

@@ -9,7 +9,7 @@ use pushpull_store::testing::planted::Bug;
 
 use super::applier::Applier;
 use super::intake::Intake;
-use super::output::Outputs;
+use super::output::ShardOutputs;
 use super::peers::Peers;
 use super::peers::client_registry::ClientPresence;
 use super::steps::Steps;
@@ -29,7 +29,7 @@ impl HeldPush {
         applier: &mut Applier,
         intake: &mut Intake,
         peers: &mut Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
     ) {
         let push_slot = self.push_slot;
@@ -74,7 +74,7 @@ impl HeldPush {
         self,
         intake: &mut Intake,
         peers: &mut Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
         current: GlobalStep,
     ) {
@@ -89,7 +89,7 @@ impl HeldPush {
         steps: &Steps,
         intake: &mut Intake,
         peers: &mut Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
     ) {
         let push = intake.inbox.as_ref().and_then(|inbox| inbox.arrival(self.push_slot));
@@ -105,7 +105,7 @@ impl HeldPush {
         self,
         intake: &mut Intake,
         peers: &mut Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
         outcome: Outcome,
     ) {

@@ -17,7 +17,7 @@ use pushpull_store::arena::SharedBytes;
 use pushpull_store::testing::planted::Bug;
 
 use super::buffer_pool::BufferPool;
-use super::output::Outputs;
+use super::output::ShardOutputs;
 use super::peers::client_registry::ClientPresence;
 use super::peers::parked_requests::{ParkedRequest, WaitReason};
 use super::peers::peer_request::PeerRequest;
@@ -132,7 +132,7 @@ impl Intake {
     pub(super) fn reserve(
         &mut self,
         peers: &mut Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         request: PeerRequest,
         client: ClientKey,
     ) {
@@ -163,7 +163,7 @@ impl Intake {
     pub(super) fn give_parked_push_slots(
         &mut self,
         peers: &mut Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
     ) {
         let waits = |entry: &ParkedRequest| matches!(entry.wait, WaitReason::PushSlot);
@@ -182,7 +182,7 @@ impl Intake {
     pub(super) fn refuse_push(
         &mut self,
         peers: &mut Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         incoming: &IncomingPart,
         refusal: Refusal,
     ) {
@@ -209,7 +209,7 @@ impl Intake {
     pub(super) fn withdraw(
         &mut self,
         peers: &mut Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         request: &PeerRequest,
         client: ClientKey,
     ) {
@@ -263,7 +263,7 @@ impl Intake {
     pub(super) fn outcome_query(
         &self,
         peers: &Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         request: &PeerRequest,
         client: ClientKey,
     ) {
@@ -285,7 +285,7 @@ impl Intake {
         &mut self,
         peers: &mut Peers,
         steps: &mut Steps,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         incoming: &IncomingPart,
     ) -> bool {
         let IncomingPart { request, client, part, .. } = incoming;
@@ -363,7 +363,7 @@ impl Intake {
         &mut self,
         peers: &mut Peers,
         steps: &mut Steps,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         incoming: &IncomingPart,
     ) {
         let IncomingPart { request, client, part, .. } = incoming;
@@ -383,7 +383,7 @@ impl Intake {
         &mut self,
         peers: &Peers,
         steps: &mut Steps,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         push_slot: u32,
         refusal: Refusal,
     ) {

@@ -20,7 +20,7 @@
 //! - [`Variables`]: the store, the rules, the counts; `fused_ranges`, `untrained_variables`.
 //! - [`ShardFiles`]: arena and journal; opening, recovery, generations of variables, images.
 //! - [`ShardCheckpoints`]: cuts, saves, restores, orders to the saver.
-//! - [`Outputs`]: what leaves the shard, with its stamp.
+//! - [`ShardOutputs`]: what leaves the shard, with its stamp.
 
 mod applier;
 mod awaited;
@@ -82,7 +82,7 @@ use crate::status::{HeldToken, MemberStatus, Status, TrainingPhase};
 use applier::Applier;
 use checkpoints::ShardCheckpoints;
 use intake::Intake;
-use output::{EncodeBuffers, Outputs, ShardOutput};
+use output::{EncodeBuffers, ShardOutput, ShardOutputs};
 use peers::Peers;
 use peers::handshake::IncomingHello;
 use peers::parked_requests::{ParkedRequest, WaitReason};
@@ -136,7 +136,7 @@ pub(crate) struct Shard {
     steps: Steps,
     pulls: Pulls,
     checkpoints: ShardCheckpoints,
-    out: Outputs,
+    out: ShardOutputs,
 }
 
 impl Shard {

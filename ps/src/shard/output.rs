@@ -91,12 +91,12 @@ pub(crate) enum ShardOutput {
 ///
 /// Invariant: the stamp is the shard's global step and restore epoch.
 #[derive(Debug, Default)]
-pub(super) struct Outputs {
+pub(super) struct ShardOutputs {
     pub(super) queue: VecDeque<ShardOutput>,
     stamp: (GlobalStep, RestoreEpoch),
 }
 
-impl Outputs {
+impl ShardOutputs {
     /// Sets the global step and the restore epoch that every answer carries.
     pub(super) fn stamp(&mut self, step: GlobalStep, epoch: RestoreEpoch) {
         self.stamp = (step, epoch);

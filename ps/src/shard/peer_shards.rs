@@ -7,7 +7,7 @@ use pushpull_common::ids::{GlobalStep, ShardId, TokenId};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Envelope, message};
 
-use super::output::Outputs;
+use super::output::ShardOutputs;
 use super::peers::Peers;
 use crate::aggregate::step_coordinator::CommittedStep;
 
@@ -43,7 +43,7 @@ impl PeerShards {
     pub(super) fn register(
         &mut self,
         peers: &Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
         connection: u64,
         shard: ShardId,
@@ -65,7 +65,7 @@ impl PeerShards {
     }
 
     /// Orders every shard to keep a cut of this step for the save that begins.
-    pub(super) fn order_cut(&mut self, out: &mut Outputs, step: GlobalStep) {
+    pub(super) fn order_cut(&mut self, out: &mut ShardOutputs, step: GlobalStep) {
         self.cut_step = Some(step);
         self.connections().for_each(|connection| send_keep_cut(out, connection, step));
     }
@@ -78,7 +78,7 @@ impl PeerShards {
     /// Announces the committed step, once. Returns whether it was announced now.
     pub(super) fn announce_committed(
         &mut self,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         committed: &CommittedStep,
     ) -> bool {
         let is_new = self.announced_step != Some(committed.step);
@@ -96,12 +96,12 @@ impl PeerShards {
     }
 
     /// Announces that the push of a token is over.
-    pub(super) fn announce_over(&self, out: &mut Outputs, token: u64) {
+    pub(super) fn announce_over(&self, out: &mut ShardOutputs, token: u64) {
         self.connections().for_each(|connection| send_over(out, connection, TokenId(token)));
     }
 
     /// Announces a new chief.
-    pub(super) fn announce_chief(&self, peers: &Peers, out: &mut Outputs) {
+    pub(super) fn announce_chief(&self, peers: &Peers, out: &mut ShardOutputs) {
         self.connections().for_each(|connection| peers.send_chief(out, connection));
     }
 
@@ -119,7 +119,7 @@ impl PeerShards {
 }
 
 /// Sends a committed step to a shard.
-pub(super) fn send_committed(out: &mut Outputs, connection: u64, committed: &CommittedStep) {
+pub(super) fn send_committed(out: &mut ShardOutputs, connection: u64, committed: &CommittedStep) {
     let pushes = committed.tokens.iter().zip(&committed.factors);
     let pushes = pushes.map(|(&token, factor)| (TokenId(token), factor.get()));
     let Some(pushes) = List::of(pushes) else { return };
@@ -129,13 +129,13 @@ pub(super) fn send_committed(out: &mut Outputs, connection: u64, committed: &Com
     out.send(connection, envelope, message);
 }
 
-fn send_keep_cut(out: &mut Outputs, connection: u64, step: GlobalStep) {
+fn send_keep_cut(out: &mut ShardOutputs, connection: u64, step: GlobalStep) {
     let envelope = Envelope { step, ..out.epoch_only() };
     out.send(connection, envelope, message::KeepCut {}.into());
 }
 
 /// Sends to a shard that the push of a token is over.
-pub(super) fn send_over(out: &mut Outputs, connection: u64, token: TokenId) {
+pub(super) fn send_over(out: &mut ShardOutputs, connection: u64, token: TokenId) {
     let envelope = out.epoch_only();
     let message = message::TokenOver { token }.into();
     out.send(connection, envelope, message);

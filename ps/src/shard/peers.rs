@@ -22,7 +22,7 @@ use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 use pushpull_store::store::VALUES;
 
 use super::Detail;
-use super::output::{Outputs, ShardOutput};
+use super::output::{ShardOutput, ShardOutputs};
 use super::shard_files::ShardFiles;
 use super::variables::Variables;
 use crate::aggregate::token_ledger::{TOKEN_LIMIT, generation_of};
@@ -72,7 +72,7 @@ impl Peers {
     /// `None` if the connection ends.
     pub(super) fn begin_request(
         &mut self,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
         connection: u64,
         header: &Header,
@@ -131,13 +131,13 @@ impl Peers {
     }
 
     /// Sends the epoch of the newest chief to another shard.
-    pub(super) fn send_chief(&self, out: &mut Outputs, connection: u64) {
+    pub(super) fn send_chief(&self, out: &mut ShardOutputs, connection: u64) {
         let chief = message::ChiefIs { client: self.chief.epoch };
         out.send(connection, Envelope::default(), chief.into());
     }
 
     /// Tells every client that the server will not come back.
-    pub(super) fn say_goodbye(&self, out: &mut Outputs) {
+    pub(super) fn say_goodbye(&self, out: &mut ShardOutputs) {
         let clients = self.connections.iter().filter(|(_, state)| state.role != Role::Peer {});
         for (&connection, _) in clients {
             let envelope = out.stamped(Envelope::default());
@@ -163,7 +163,7 @@ impl Peers {
     }
 
     /// Parks a request, or refuses it if the connection has too many.
-    pub(super) fn park(&mut self, out: &mut Outputs, entry: ParkedRequest) {
+    pub(super) fn park(&mut self, out: &mut ShardOutputs, entry: ParkedRequest) {
         let request = entry.request;
         if self.parked.park(entry).is_err() {
             let limit = pushpull_common::protocol::limits::PARKED_PER_CONNECTION_MAX as u64;
@@ -172,7 +172,7 @@ impl Peers {
         }
     }
 
-    pub(super) fn report_members(&mut self, out: &mut Outputs) {
+    pub(super) fn report_members(&mut self, out: &mut ShardOutputs) {
         let members = self.registry.counts();
         if members != self.members {
             self.members = members;
@@ -203,7 +203,7 @@ impl Peers {
     /// Sends descriptors of shared memory with the answer that describes it, or its refusal.
     pub(super) fn send_shared(
         &mut self,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         request: &PeerRequest,
         shared: Result<(Message, Vec<OwnedFd>), Refusal>,
     ) {
@@ -249,7 +249,7 @@ impl Peers {
     pub(super) fn await_ready(
         &mut self,
         variables: &Variables,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         request: PeerRequest,
     ) {
         match variables.is_ready() {
@@ -262,7 +262,7 @@ impl Peers {
     pub(super) fn announce_ready(
         &mut self,
         variables: &Variables,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         connection: u64,
         request: Envelope,
     ) {

@@ -18,7 +18,9 @@ use pushpull_store::commit::Journal;
 
 use super::Detail;
 use super::buffer_pool::BufferPool;
-use super::output::{AnswerBody, EncodeBuffers, Outputs, PullEncoder, PulledParts, ShardOutput};
+use super::output::{
+    AnswerBody, EncodeBuffers, PullEncoder, PulledParts, ShardOutput, ShardOutputs,
+};
 use super::peers::Peers;
 use super::peers::client_registry::ClientPresence;
 use super::peers::parked_requests::{ParkedRequest, WaitReason};
@@ -104,7 +106,7 @@ impl Pulls {
         files: &ShardFiles,
         peers: &mut Peers,
         steps: &Steps,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         entry: ParkedRequest,
     ) {
         match entry.wait.is_served(steps.served_step()) {
@@ -120,7 +122,7 @@ impl Pulls {
         files: &ShardFiles,
         peers: &mut Peers,
         steps: &Steps,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
     ) {
         let served = steps.served_step();
         for entry in peers.parked.take(|entry| entry.wait.is_served(served)) {
@@ -133,7 +135,7 @@ impl Pulls {
         variables: &Variables,
         files: &ShardFiles,
         peers: &Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         entry: ParkedRequest,
     ) {
         match entry.wait {
@@ -150,7 +152,7 @@ impl Pulls {
         variables: &Variables,
         peers: &Peers,
         budget: &Budget,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         entry: ParkedRequest,
     ) {
         let ParkedRequest { request, wait: WaitReason::Pull { ranges, form, .. } } = entry else {
@@ -206,7 +208,7 @@ impl Pulls {
         variables: &Variables,
         journal: &Journal,
         peers: &Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         entry: ParkedRequest,
     ) {
         let ParkedRequest { request, wait } = entry;

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::Shard;
 use super::intake::Intake;
-use super::output::Outputs;
+use super::output::ShardOutputs;
 use super::peers::Peers;
 use super::peers::client_registry::ClientPresence;
 use super::steps::Steps;
@@ -150,7 +150,7 @@ impl Steps {
     pub(super) fn ask_for_recalls(
         &self,
         peers: &Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         shards: &[ShardId],
         asks: impl Fn(TokenId) -> bool,
     ) {
@@ -174,7 +174,7 @@ impl Steps {
         &mut self,
         intake: &Intake,
         peers: &Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
         connection: u64,
         answer: &message::Recalled,

@@ -27,7 +27,7 @@ use smallvec::SmallVec;
 
 use super::Detail;
 use super::intake::Intake;
-use super::output::{Outputs, ShardOutput};
+use super::output::{ShardOutput, ShardOutputs};
 use super::peers::Peers;
 use super::peers::client_registry::CLIENTS_MAX;
 use super::steps::Steps;
@@ -145,7 +145,7 @@ impl ShardFiles {
 
     /// Holds outputs back until their commit is on disk, and starts to write an image if one is
     /// due.
-    pub(super) fn hold_outputs(&mut self, variables: &mut Variables, out: &mut Outputs) {
+    pub(super) fn hold_outputs(&mut self, variables: &mut Variables, out: &mut ShardOutputs) {
         let Some(power) = &mut self.power else { return };
         power.hold(out);
         let Some(number) = power.begin_image() else { return };
@@ -174,7 +174,7 @@ impl ShardFiles {
         &mut self,
         variables: &mut Variables,
         is_restoring: bool,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         result: Result<(), String>,
     ) -> bool {
         match self.power.as_mut().and_then(|power| power.flushed(out, result)) {

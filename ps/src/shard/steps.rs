@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::applier::Applier;
 use super::held_push::HeldPush;
 use super::intake::Intake;
-use super::output::{Outputs, ShardOutput};
+use super::output::{ShardOutput, ShardOutputs};
 use super::peer_shards::{PeerShards, send_committed, send_over};
 use super::peers::Peers;
 use super::recalls::RecallQuestions;
@@ -250,7 +250,7 @@ impl Steps {
         applier: &mut Applier,
         intake: &mut Intake,
         peers: &mut Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
     ) {
         let Some(coordinator) = self.coordinator_mut() else { return };
@@ -273,7 +273,7 @@ impl Steps {
         &mut self,
         intake: &mut Intake,
         peers: &mut Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
         grant: Grant,
         verdict: TokenOutcome,
@@ -302,7 +302,7 @@ impl Steps {
         }
     }
 
-    pub(super) fn report_to_owner(&self, out: &mut Outputs, message: Message) {
+    pub(super) fn report_to_owner(&self, out: &mut ShardOutputs, message: Message) {
         if self.owner.is_none() && self.to_owner.is_up() {
             let envelope = out.stamped(Envelope::default());
             out.push(ShardOutput::ToOwner { envelope, message });
@@ -310,7 +310,7 @@ impl Steps {
     }
 
     /// Reports to the step owner how many steps are applied here.
-    pub(super) fn report_applied(&self, out: &mut Outputs) {
+    pub(super) fn report_applied(&self, out: &mut ShardOutputs) {
         self.report_to_owner(out, message::StepApplied { shard: self.id }.into());
     }
 
@@ -319,7 +319,7 @@ impl Steps {
     pub(super) fn register_peer(
         &mut self,
         peers: &Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
         connection: u64,
         shard: ShardId,
@@ -332,7 +332,7 @@ impl Steps {
     pub(super) fn shard_holds(
         &mut self,
         peers: &Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
         connection: u64,
         held: &message::Held,
@@ -359,7 +359,7 @@ impl Steps {
     pub(super) fn shard_has_applied(
         &mut self,
         peers: &Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
         connection: u64,
         shard: ShardId,
@@ -387,7 +387,7 @@ impl Steps {
         &self,
         intake: &Intake,
         peers: &Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         token: TokenId,
     ) {
         let inbox = intake.inbox.as_ref();
@@ -408,7 +408,7 @@ impl Steps {
         intake: &Intake,
         peers: &Peers,
         variables: &Variables,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
     ) {
         let interval = self.config.lease / 5;

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 use super::awaited::Awaited;
 use super::intake::Intake;
-use super::output::Outputs;
+use super::output::ShardOutputs;
 use super::peers::Peers;
 use super::peers::parked_requests::{ParkedRequest, WaitReason};
 use super::steps::Steps;
@@ -32,7 +32,7 @@ impl ClientTokenRequest {
         steps: &mut Steps,
         intake: &mut Intake,
         peers: &mut Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
     ) {
         let ClientTokenRequest { entry, newest } = self;
@@ -70,7 +70,7 @@ impl ClientTokenRequest {
 }
 
 impl Steps {
-    pub(super) fn finish(&mut self, out: &mut Outputs, connection: u64, request: Envelope) {
+    pub(super) fn finish(&mut self, out: &mut ShardOutputs, connection: u64, request: Envelope) {
         if let Some(owner) = &mut self.owner {
             owner.finish();
         }
@@ -80,7 +80,7 @@ impl Steps {
     pub(super) fn return_token(
         &mut self,
         intake: &Intake,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         connection: u64,
         client: ClientKey,
         request: Envelope,
@@ -174,7 +174,7 @@ impl Steps {
         &mut self,
         intake: &mut Intake,
         peers: &mut Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
     ) {
         // A client may have to wait because it has given its share of a step, or is too far ahead,
@@ -207,7 +207,7 @@ impl Intake {
         &mut self,
         steps: &mut Steps,
         peers: &mut Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
         entry: &ParkedRequest,
         response: TokenResponse,

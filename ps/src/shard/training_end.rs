@@ -14,7 +14,7 @@ use pushpull_common::protocol::message::{self, EndReason};
 use pushpull_common::protocol::refusal::Detail;
 
 use super::awaited::Awaited;
-use super::output::Outputs;
+use super::output::ShardOutputs;
 use super::peers::Peers;
 use super::peers::parked_requests::{ParkedRequest, WaitReason};
 use super::peers::peer_request::PeerRequest;
@@ -23,7 +23,12 @@ use crate::aggregate::token_issuer::TokenIssuer;
 
 impl Steps {
     /// Parks a request until the training has ended on all workers. Its sender is at its end.
-    pub(super) fn await_end(&self, peers: &mut Peers, out: &mut Outputs, request: PeerRequest) {
+    pub(super) fn await_end(
+        &self,
+        peers: &mut Peers,
+        out: &mut ShardOutputs,
+        request: PeerRequest,
+    ) {
         if self.owner.is_none() {
             let detail = Detail::clipped(format!("{} does not own the step", self.id));
             return request.refuse(out, Refusal::Unsupported { kind: request.kind, detail });
@@ -35,7 +40,7 @@ impl Steps {
     }
 
     /// Answers the requests that wait for the end of the training, once it has ended on all workers.
-    pub(super) fn announce_end(&self, peers: &mut Peers, out: &mut Outputs) {
+    pub(super) fn announce_end(&self, peers: &mut Peers, out: &mut ShardOutputs) {
         let Some(reason) = self.ended_for_all(peers) else { return };
         let ended = peers.parked.take(|entry| matches!(entry.wait, WaitReason::End));
         for ParkedRequest { request, .. } in ended {

@@ -20,7 +20,7 @@ use super::Detail;
 use super::applier::Applier;
 use super::fused_ranges::FusedRanges;
 use super::initialization::InitializeJob;
-use super::output::{AnswerBody, Outputs};
+use super::output::{AnswerBody, ShardOutputs};
 use super::peers::parked_requests::{ParkedRequest, WaitReason};
 use super::peers::peer_request::PeerRequest;
 use super::peers::{Peers, unsupported};
@@ -228,12 +228,12 @@ impl Variables {
         slow
     }
 
-    pub(super) fn answer_ready(&self, out: &mut Outputs, connection: u64, request: Envelope) {
+    pub(super) fn answer_ready(&self, out: &mut ShardOutputs, connection: u64, request: Envelope) {
         let digest = self.store().map_or([0; 32], |store| store.catalogue().digest());
         out.answer(connection, request, Ready { digest }.into());
     }
 
-    pub(super) fn send_catalogue(&self, out: &mut Outputs, request: &PeerRequest) {
+    pub(super) fn send_catalogue(&self, out: &mut ShardOutputs, request: &PeerRequest) {
         let Some(store) = self.store() else {
             return request.refuse(out, Refusal::NotInitialized {});
         };
@@ -289,7 +289,7 @@ impl Variables {
         &self,
         applier: &mut Applier,
         peers: &mut Peers,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         request: PeerRequest,
         epoch: RestoreEpoch,
     ) {

@@ -55,7 +55,7 @@ impl ShardJob {
 
 /// The outcome of a slice of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Work {
+pub(crate) enum WorkOutcome {
     /// No job is queued.
     Idle,
     /// A job is queued.
@@ -70,13 +70,13 @@ pub(crate) enum Work {
 
 impl Shard {
     /// Does a slice of the front job.
-    pub(crate) fn work(&mut self, now: Instant) -> Work {
+    pub(crate) fn work(&mut self, now: Instant) -> WorkOutcome {
         self.persist_late();
         if self.applier.awaits_growth(now) {
-            return Work::Growing;
+            return WorkOutcome::Growing;
         }
         let Some(mut job) = self.applier.jobs.pop_front() else {
-            return Work::Idle;
+            return WorkOutcome::Idle;
         };
         let unbegun = match &job {
             ShardJob::Push(push) => Some(push.push_slot).filter(|_| !push.has_begun()),
@@ -110,11 +110,11 @@ impl Shard {
                 self.applier.jobs.push_front(job);
                 if self.waits_for_image() {
                     // Blocks become free when the image is on the disk; no reader is at fault.
-                    return Work::Flushing;
+                    return WorkOutcome::Flushing;
                 }
                 // Training has priority over a checkpoint that pins more than the pin budget.
                 self.checkpoints.release_checkpoint_pins();
-                return Work::Blocked;
+                return WorkOutcome::Blocked;
             }
             Ok(false) => {
                 self.applier.jobs.push_front(job);
@@ -146,13 +146,13 @@ impl Shard {
                 return self.job_done(now);
             }
         }
-        Work::More
+        WorkOutcome::More
     }
 
     /// Commits the changes of a job, before its outputs are sent.
-    fn job_done(&mut self, now: Instant) -> Work {
+    fn job_done(&mut self, now: Instant) -> WorkOutcome {
         self.follow_up(now);
-        if self.applier.jobs.is_empty() { Work::Idle } else { Work::More }
+        if self.applier.jobs.is_empty() { WorkOutcome::Idle } else { WorkOutcome::More }
     }
 }
 

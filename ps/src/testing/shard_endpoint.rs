@@ -25,7 +25,7 @@ use crate::metrics::{Counters, Metrics};
 use crate::peer_hello::PeerHello;
 use crate::shard::output::{PulledParts, ShardOutput};
 use crate::shard::shard_files::shard_setup::{ServerRun, ShardSetup};
-use crate::shard::work::Work;
+use crate::shard::work::WorkOutcome;
 use crate::shard::{PeerOrigin, Shard, ShardInput};
 
 /// The interval at which a shard needs [`ShardEndpoint::tick`].
@@ -431,9 +431,11 @@ impl ShardEndpoint {
         }
         self.settle();
         match work {
-            Work::Idle => WorkState::Idle,
-            Work::More => WorkState::More,
-            Work::Blocked | Work::Flushing | Work::Growing => WorkState::Blocked,
+            WorkOutcome::Idle => WorkState::Idle,
+            WorkOutcome::More => WorkState::More,
+            WorkOutcome::Blocked | WorkOutcome::Flushing | WorkOutcome::Growing => {
+                WorkState::Blocked
+            }
         }
     }
 

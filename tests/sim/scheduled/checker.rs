@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushpull_common::call_window::{CallState, CallWindow};
+use pushpull_common::call_window::{CallWindow, Settlement};
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::ids::{CallNumber, ShardId};
 use pushpull_common::tensor::DType;
@@ -88,7 +88,7 @@ impl CallChecker {
         for number in known.iter().copied().filter(|&number| self.pushes(number)) {
             assert_eq!(
                 window.state(CallNumber(number)),
-                CallState::Settled,
+                Settlement::Settled,
                 "call {number} has ended well, and a coordinator that resumes does not know"
             );
         }
@@ -143,7 +143,7 @@ impl CallChecker {
         };
         let effects = self.effects(endpoint);
         for number in 1..=self.schedule.last() {
-            let settled = window.state(CallNumber(number)) == CallState::Settled;
+            let settled = window.state(CallNumber(number)) == Settlement::Settled;
             if !self.pushes(number) {
                 continue;
             }

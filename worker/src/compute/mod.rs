@@ -17,11 +17,11 @@ pub use device_params::{DeviceGradients, DeviceParams};
 pub use model::Model;
 pub use model_error::ModelError;
 pub use step_memory::{StepGradients, StepValues};
-pub use towers::{Divide, Towers};
+pub use towers::{DeviceTowers, Divide};
 
 /// A model that computes the gradients of a step from batches of type `B`.
 ///
-/// [`Model`] is a network of `pushpull::compute`, [`compute_fn`] a closure, and [`Towers`] are
+/// [`Model`] is a network of `pushpull::compute`, [`compute_fn`] a closure, and [`DeviceTowers`] are
 /// several of them on several devices. [`crate::training::Step::compute`] runs one.
 pub trait Compute<B> {
     /// Where it computes. The values and the gradients are in the memory of this device.

@@ -1,4 +1,4 @@
-//! [`Towers`]: one model on several devices of a process.
+//! [`DeviceTowers`]: one model on several devices of a process.
 
 use std::sync::Arc;
 use std::thread;
@@ -73,7 +73,7 @@ fn split_rows(values: &[f32], rows: usize, row: usize) -> (&[f32], &[f32]) {
 /// ```
 #[derive(Debug)]
 #[doc(alias = "average_gradients")]
-pub struct Towers<C> {
+pub struct DeviceTowers<C> {
     /// The processor, which has the values and sums the gradients.
     device: Device,
     towers: Vec<Tower<C>>,
@@ -88,17 +88,17 @@ struct Tower<C> {
     time: Duration,
 }
 
-impl<C> Towers<C> {
+impl<C> DeviceTowers<C> {
     /// Makes a model of one model for each device.
     ///
     /// # Panics
     /// If there is none.
-    pub fn new(models: impl IntoIterator<Item = C>) -> Towers<C> {
+    pub fn new(models: impl IntoIterator<Item = C>) -> DeviceTowers<C> {
         let tower = |model| Tower { model, gradients: None, copy: None, time: Duration::ZERO };
         let towers: Vec<Tower<C>> = models.into_iter().map(tower).collect();
         assert!(!towers.is_empty(), "a model has at least one tower");
         let device = Device::cpu_threads(1).expect("a device of one thread starts none");
-        Towers { device, towers }
+        DeviceTowers { device, towers }
     }
 
     /// The number of towers.
@@ -129,7 +129,7 @@ impl<C> Tower<C> {
     }
 }
 
-impl<B, C> Compute<B> for Towers<C>
+impl<B, C> Compute<B> for DeviceTowers<C>
 where
     B: Divide + Send,
     C: Compute<B> + Send,
@@ -263,7 +263,7 @@ mod tests {
         let features: Vec<f32> = next.take(7 * 3).collect();
         let labels = [0, 1, 1, 0, 1, 0, 0];
         for towers in 1..=4 {
-            let mut divided = Towers::new((0..towers).map(|_| model([3, 2])));
+            let mut divided = DeviceTowers::new((0..towers).map(|_| model([3, 2])));
             // A small batch leaves towers without samples, and what they computed before.
             for samples in [7, 2, 5] {
                 let batch =
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn the_tower_that_fails_is_named() {
-        let mut towers = Towers::new([model([3, 2]), model([3, 2])]);
+        let mut towers = DeviceTowers::new([model([3, 2]), model([3, 2])]);
         let params = Params::new(plan_of(towers.variables().unwrap(), 1));
         let batch = Samples { features: &[0.0; 9], labels: &[0, 1, 2] };
         let error = compute(&mut towers, &params, batch).unwrap_err();
@@ -293,7 +293,7 @@ mod tests {
         let expected =
             "tower 0 of the model failed: softmax_cross_entropy has no samples to average over";
         assert_eq!(empty.unwrap_err().to_string(), expected);
-        let differs = Towers::new([model([3, 2]), model([4, 2])]).variables().unwrap_err();
+        let differs = DeviceTowers::new([model([3, 2]), model([4, 2])]).variables().unwrap_err();
         assert!(matches!(differs, ModelError::Differs { tower: 1 }));
     }
 }

@@ -13,10 +13,10 @@ use smallvec::SmallVec;
 
 /// Memory for values, aligned for every element type; zeroed when allocated.
 #[derive(Debug)]
-pub(crate) struct AlignedBuffer(Words);
+pub(crate) struct AlignedBuffer(BufferWords);
 
 #[derive(Debug)]
-enum Words {
+enum BufferWords {
     Heap(Vec<u64>),
     /// Pages that a device copies from and to by itself. A copy under way shares them.
     Pinned(Arc<Pinned<u64>>),
@@ -24,14 +24,14 @@ enum Words {
 
 impl AlignedBuffer {
     pub(crate) fn of_bytes(bytes: usize) -> AlignedBuffer {
-        AlignedBuffer(Words::Heap(vec![0; bytes.div_ceil(8)]))
+        AlignedBuffer(BufferWords::Heap(vec![0; bytes.div_ceil(8)]))
     }
 
     /// Allocates a buffer of this many bytes in pages of the same device. Without memory for such
     /// pages it is on the heap.
     pub(crate) fn pinned_like(pinned: &Pinned<u64>, bytes: usize) -> AlignedBuffer {
         match pinned.another(bytes.div_ceil(8)) {
-            Ok(another) => AlignedBuffer(Words::Pinned(Arc::new(another))),
+            Ok(another) => AlignedBuffer(BufferWords::Pinned(Arc::new(another))),
             Err(_) => AlignedBuffer::of_bytes(bytes),
         }
     }
@@ -44,27 +44,27 @@ impl AlignedBuffer {
     /// Sets its length to that of a buffer of this many bytes. The content is arbitrary.
     pub(crate) fn resize(&mut self, bytes: usize) {
         match &mut self.0 {
-            Words::Heap(words) => words.resize(bytes.div_ceil(8), 0),
-            Words::Pinned(_) => *self = AlignedBuffer::of_bytes(bytes),
+            BufferWords::Heap(words) => words.resize(bytes.div_ceil(8), 0),
+            BufferWords::Pinned(_) => *self = AlignedBuffer::of_bytes(bytes),
         }
     }
 
     /// Moves the values to pages that a device copies from and to by itself, unless the system has
     /// none: copies are only slower then.
     pub(crate) fn pin(&mut self, device: &Device) {
-        if let Words::Heap(words) = &self.0
+        if let BufferWords::Heap(words) = &self.0
             && let Ok(mut pinned) = device.pinned(words.len())
         {
             pinned.copy_from_slice(words);
-            self.0 = Words::Pinned(Arc::new(pinned));
+            self.0 = BufferWords::Pinned(Arc::new(pinned));
         }
     }
 
     /// The pages that a device copies from by itself, if the values are in such.
     pub(crate) fn pinned(&self) -> Option<&Arc<Pinned<u64>>> {
         match &self.0 {
-            Words::Heap(_) => None,
-            Words::Pinned(pinned) => Some(pinned),
+            BufferWords::Heap(_) => None,
+            BufferWords::Pinned(pinned) => Some(pinned),
         }
     }
 
@@ -74,22 +74,22 @@ impl AlignedBuffer {
 
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         // A copy to a device that was given up may still read the pages.
-        if let Words::Pinned(pinned) = &mut self.0
+        if let BufferWords::Pinned(pinned) = &mut self.0
             && Arc::get_mut(pinned).is_none()
         {
-            self.0 = Words::Heap(pinned.to_vec());
+            self.0 = BufferWords::Heap(pinned.to_vec());
         }
         let words = match &mut self.0 {
-            Words::Heap(words) => &mut words[..],
-            Words::Pinned(pinned) => Arc::get_mut(pinned).expect("no copy shares the pages"),
+            BufferWords::Heap(words) => &mut words[..],
+            BufferWords::Pinned(pinned) => Arc::get_mut(pinned).expect("no copy shares the pages"),
         };
         bytemuck::cast_slice_mut(words)
     }
 
     fn words(&self) -> &[u64] {
         match &self.0 {
-            Words::Heap(words) => words,
-            Words::Pinned(pinned) => pinned,
+            BufferWords::Heap(words) => words,
+            BufferWords::Pinned(pinned) => pinned,
         }
     }
 }
@@ -97,7 +97,7 @@ impl AlignedBuffer {
 /// The clone is on the heap.
 impl Clone for AlignedBuffer {
     fn clone(&self) -> AlignedBuffer {
-        AlignedBuffer(Words::Heap(self.words().to_vec()))
+        AlignedBuffer(BufferWords::Heap(self.words().to_vec()))
     }
 }
 

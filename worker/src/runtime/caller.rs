@@ -97,7 +97,7 @@ impl Caller {
         doing: &'static str,
         command: SessionCommand,
         timeout: Duration,
-    ) -> Call {
+    ) -> OperationFuture {
         let op = OpId(self.next_op.fetch_add(1, Ordering::Relaxed));
         let (answer, mut call) = reply_channel(op, doing, &self.returns);
         let now = Instant::now();
@@ -134,8 +134,8 @@ impl Caller {
     }
 
     /// Returns an operation that failed before it was submitted.
-    pub(crate) fn failed(&self, doing: &'static str, error: Error) -> Call {
-        Call::failed(doing, error, &self.returns)
+    pub(crate) fn failed(&self, doing: &'static str, error: Error) -> OperationFuture {
+        OperationFuture::failed(doing, error, &self.returns)
     }
 
     /// Ends the session for all callers.
@@ -185,12 +185,12 @@ pub(super) fn reply_channel(
     op: OpId,
     doing: &'static str,
     returns: &Arc<ReturnQueue>,
-) -> (Answer, Call) {
+) -> (Answer, OperationFuture) {
     let (sender, receiver) = oneshot::channel();
     let open = returns.leadership().open();
     let answer = Answer { sender, returns: returns.clone(), _open: open };
-    let (state, returns) = (CallState::Waiting(receiver), returns.clone());
-    (answer, Call { op, doing, state, returns })
+    let (state, returns) = (OperationState::Waiting(receiver), returns.clone());
+    (answer, OperationFuture { op, doing, state, returns })
 }
 
 /// The session's end of a reply channel. Dropping it without a reply fails the operation with
@@ -223,46 +223,50 @@ impl Answer {
 /// Dropping it cancels the operation.
 #[derive(Debug)]
 #[must_use = "dropping it cancels the operation"]
-pub(crate) struct Call {
+pub(crate) struct OperationFuture {
     op: OpId,
     doing: &'static str,
-    state: CallState,
+    state: OperationState,
     returns: Arc<ReturnQueue>,
 }
 
 #[derive(Debug)]
-enum CallState {
+enum OperationState {
     Waiting(oneshot::Receiver<Result<Reply, Error>>),
     /// The operation could not be submitted.
     Failed(Error),
     Done,
 }
 
-impl Call {
+impl OperationFuture {
     /// Returns an operation that failed before it was submitted.
-    pub(super) fn failed(doing: &'static str, error: Error, returns: &Arc<ReturnQueue>) -> Call {
-        let (op, state, returns) = (OpId(0), CallState::Failed(error), returns.clone());
-        Call { op, doing, state, returns }
+    pub(super) fn failed(
+        doing: &'static str,
+        error: Error,
+        returns: &Arc<ReturnQueue>,
+    ) -> OperationFuture {
+        let (op, state, returns) = (OpId(0), OperationState::Failed(error), returns.clone());
+        OperationFuture { op, doing, state, returns }
     }
 
     /// Sets the error of an operation that could not be submitted.
     pub(super) fn fail(&mut self, error: Error) {
-        self.state = CallState::Failed(error);
+        self.state = OperationState::Failed(error);
     }
 }
 
-impl Future for Call {
+impl Future for OperationFuture {
     type Output = Result<Reply, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let doing = self.doing;
-        let reply = match std::mem::replace(&mut self.state, CallState::Done) {
-            CallState::Done => Err(Error::Ended { doing }),
-            CallState::Failed(error) => Err(error),
-            CallState::Waiting(mut receiver) => match Pin::new(&mut receiver).poll(context) {
+        let reply = match std::mem::replace(&mut self.state, OperationState::Done) {
+            OperationState::Done => Err(Error::Ended { doing }),
+            OperationState::Failed(error) => Err(error),
+            OperationState::Waiting(mut receiver) => match Pin::new(&mut receiver).poll(context) {
                 Poll::Ready(reply) => reply.unwrap_or(Err(Error::Ended { doing })),
                 Poll::Pending => {
-                    self.state = CallState::Waiting(receiver);
+                    self.state = OperationState::Waiting(receiver);
                     return Poll::Pending;
                 }
             },
@@ -271,9 +275,9 @@ impl Future for Call {
     }
 }
 
-impl Drop for Call {
+impl Drop for OperationFuture {
     fn drop(&mut self) {
-        let CallState::Waiting(receiver) = &mut self.state else { return };
+        let OperationState::Waiting(receiver) = &mut self.state else { return };
         // If a reply is sent after this, `Answer::send` returns what it carries.
         receiver.close();
         let reply = receiver.try_recv().ok();
@@ -361,7 +365,7 @@ mod tests {
     fn queued_command(
         command: SessionCommand,
         returns: &Arc<ReturnQueue>,
-    ) -> (QueuedCommand, Call) {
+    ) -> (QueuedCommand, OperationFuture) {
         let (answer, call) = reply_channel(OpId(1), "test", returns);
         let (deadline, returns, open) =
             (Instant::now(), returns.clone(), returns.leadership().open());
@@ -375,7 +379,7 @@ mod tests {
         SessionCommand::Push { order }
     }
 
-    fn poll(call: &mut Call) -> Poll<Result<Reply, Error>> {
+    fn poll(call: &mut OperationFuture) -> Poll<Result<Reply, Error>> {
         pin!(call).poll(&mut Context::from_waker(Waker::noop()))
     }
 

@@ -9,7 +9,7 @@ mod runner;
 mod shared_memory;
 mod thread;
 
-pub(crate) use caller::{Call, Caller};
+pub(crate) use caller::{Caller, OperationFuture};
 pub(crate) use leadership::{Leadership, OpenOperation};
 pub(crate) use mapped_memory::MappedPullOutcome;
 #[cfg(feature = "simulation")]

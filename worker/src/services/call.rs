@@ -35,12 +35,12 @@ pub struct Call {
     any_device: bool,
     pub(crate) timeout: Option<Duration>,
     pub(crate) ends_with_connection: bool,
-    inputs: Vec<(String, CallInput)>,
+    inputs: Vec<(String, CallArgument)>,
 }
 
 /// An input of a call.
 #[derive(Clone, Debug)]
-enum CallInput {
+enum CallArgument {
     Value(Value),
     Variable(String),
     Output { task: TaskId, id: OutputId, output: String },
@@ -78,20 +78,20 @@ impl Call {
     /// Gives the function a value.
     #[doc(alias = "feed_dict")]
     pub fn feed(self, name: &str, value: impl Into<Value>) -> Call {
-        self.input(name, CallInput::Value(value.into()))
+        self.input(name, CallArgument::Value(value.into()))
     }
 
     /// Gives the function the newest values of a dense variable of the parameter servers. The server
     /// of the call pulls them.
     pub fn variable(self, name: &str, variable: &str) -> Call {
-        self.input(name, CallInput::Variable(variable.to_owned()))
+        self.input(name, CallArgument::Variable(variable.to_owned()))
     }
 
     /// Gives the function an output that another call leaves on its server. The server of this call
     /// fetches it from there, once that call has ended.
     pub fn kept(self, name: &str, kept: &Kept, output: &str) -> Call {
         let (task, id, output) = (kept.task().clone(), kept.id(), output.to_owned());
-        self.input(name, CallInput::Output { task, id, output })
+        self.input(name, CallArgument::Output { task, id, output })
     }
 
     /// Gives the function what the worker that runs the call has of a per-worker value: see
@@ -99,13 +99,13 @@ impl Call {
     #[doc(alias = "PerWorkerValues")]
     pub fn per_worker(self, name: &str, value: &PerWorker, output: &str) -> Call {
         let (resource, output) = (value.resource(), output.to_owned());
-        self.input(name, CallInput::PerWorker { resource, output })
+        self.input(name, CallArgument::PerWorker { resource, output })
     }
 
     /// Returns the per-worker values that the call needs.
     pub(crate) fn resources(&self) -> Vec<ResourceId> {
-        let resource = |(_, input): &(String, CallInput)| match input {
-            CallInput::PerWorker { resource, .. } => Some(*resource),
+        let resource = |(_, input): &(String, CallArgument)| match input {
+            CallArgument::PerWorker { resource, .. } => Some(*resource),
             _ => None,
         };
         self.inputs.iter().filter_map(resource).collect()
@@ -114,7 +114,7 @@ impl Call {
     /// Leaves out per-worker values, to check what is the same on all workers.
     pub(crate) fn without_per_worker(&self) -> Call {
         let is_own =
-            |(_, input): &&(String, CallInput)| !matches!(input, CallInput::PerWorker { .. });
+            |(_, input): &&(String, CallArgument)| !matches!(input, CallArgument::PerWorker { .. });
         let inputs = self.inputs.iter().filter(is_own).cloned().collect();
         Call { inputs, ..self.clone() }
     }
@@ -127,10 +127,10 @@ impl Call {
     ) -> Call {
         let inputs = self.inputs.iter().map(|(name, input)| {
             let input = match input {
-                CallInput::PerWorker { resource, output } => match kept(*resource) {
+                CallArgument::PerWorker { resource, output } => match kept(*resource) {
                     Some(id) => {
                         let (task, output) = (worker.clone(), output.clone());
-                        CallInput::Output { task, id, output }
+                        CallArgument::Output { task, id, output }
                     }
                     None => input.clone(),
                 },
@@ -153,7 +153,7 @@ impl Call {
         Call { ends_with_connection: true, ..self }
     }
 
-    fn input(mut self, name: &str, input: CallInput) -> Call {
+    fn input(mut self, name: &str, input: CallArgument) -> Call {
         self.inputs.push((name.to_owned(), input));
         self
     }
@@ -191,19 +191,19 @@ impl Call {
         let (mut named, mut values) = (Vec::new(), Vec::new());
         for (name, input) in &self.inputs {
             let input = match input {
-                CallInput::Value(value) => {
+                CallArgument::Value(value) => {
                     values.push(value.clone());
                     Input::Value { is: value.value_type().to_wire() }
                 }
-                CallInput::Variable(variable) => {
+                CallArgument::Variable(variable) => {
                     let variable = Text::new(variable.as_str());
                     let variable = variable.ok_or("the name of a variable is too long")?;
                     Input::Variable { variable }
                 }
-                CallInput::PerWorker { .. } => {
+                CallArgument::PerWorker { .. } => {
                     return Err(format!("{name:?} is a per-worker value, for a coordinator"));
                 }
-                CallInput::Output { task, id, output } => {
+                CallArgument::Output { task, id, output } => {
                     let job = Text::new(&*task.job).ok_or("the name of a job is too long")?;
                     let OutputId { owner, server, call } = *id;
                     let of = OutputRef { owner, server, call, output: text_of(output)? };

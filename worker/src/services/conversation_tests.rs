@@ -17,7 +17,9 @@ use super::call_session::{
 use super::device_name::TaskDevice;
 use super::error::ServiceError;
 use super::function_table::{FunctionFacts, FunctionTable};
-use super::service::{InputSource, Order, Service, ServiceConfig, ServiceInput, ServiceOutput};
+use super::service::{
+    ExecutionOrder, InputSource, Service, ServiceConfig, ServiceInput, ServiceOutput,
+};
 use super::value::Value;
 use super::value_body::ValueBody;
 use crate::testing::planted::PlantedWorkerBugs;
@@ -51,7 +53,7 @@ struct World {
     connections: BTreeMap<u64, Connection>,
     next_connection: u64,
     /// The executions that run, with their servers.
-    executing: Vec<(usize, Order)>,
+    executing: Vec<(usize, ExecutionOrder)>,
     /// How often each call of each client was executed.
     executed: HashMap<(u64, u64), u32>,
     next_op: u64,

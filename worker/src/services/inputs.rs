@@ -12,12 +12,12 @@ use super::error::ServiceError;
 use super::runtime::client_core::ClientCore;
 use super::service::Failure;
 use super::value::Value;
-use super::variables::Variables;
+use super::variables::ServerVariables;
 
 /// Fetches variables of the parameter servers, and outputs that calls have left on other tasks.
 #[derive(Debug)]
 pub(crate) struct InputResolver {
-    pub(crate) variables: Arc<Variables>,
+    pub(crate) variables: Arc<ServerVariables>,
     pub(crate) client: ClientCore,
 }
 
@@ -31,10 +31,10 @@ impl InputResolver {
     ) -> Result<Value, Failure> {
         self.variables.pull(variable).await.map_err(|error| match error {
             // Servers that cannot be reached may be back for another execution.
-            super::variables::VariableError::Servers { detail, retry } => {
+            super::variables::VariablePullError::Servers { detail, retry } => {
                 Failure::Failed { retry, detail }
             }
-            super::variables::VariableError::Unsuitable { detail } => {
+            super::variables::VariablePullError::Unsuitable { detail } => {
                 unsuitable(function, input, detail)
             }
         })

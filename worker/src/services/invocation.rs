@@ -26,7 +26,7 @@ use super::towers::{GRADIENTS, LOSS};
 use super::trainer::{TrainingStep, function_error};
 use super::value::Value;
 use super::value_error::ValueError;
-use super::variables::Variables;
+use super::variables::ServerVariables;
 
 /// What the functions of one server share.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub(crate) struct ServerShared {
     pub(crate) task: TaskId,
     pub(crate) states: States,
     pub(crate) devices: ServerDevices,
-    pub(crate) variables: Arc<Variables>,
+    pub(crate) variables: Arc<ServerVariables>,
     /// The client of the server.
     pub(crate) client: ClientCore,
 }

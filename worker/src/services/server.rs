@@ -28,7 +28,7 @@ use super::server_devices::ServerDevices;
 use super::service::{Service, ServiceConfig};
 use super::states::States;
 use super::value::Value;
-use super::variables::Variables;
+use super::variables::ServerVariables;
 use crate::testing::planted::PlantedWorkerBugs;
 
 /// Why a server cannot start.
@@ -450,7 +450,7 @@ fn core_of(
         table.clone(),
     );
     let variables =
-        Arc::new(Variables::new(&config.cluster, &config.task, is_alone, &config.filters()));
+        Arc::new(ServerVariables::new(&config.cluster, &config.task, is_alone, &config.filters()));
     let (task, states) = (config.task.clone(), States::default());
     let resolver = InputResolver { variables: variables.clone(), client: client.clone() };
     let shared = Arc::new(ServerShared { task, states, devices, variables, client });

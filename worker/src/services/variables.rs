@@ -20,22 +20,21 @@ use crate::reader::Reader;
 
 /// Why a variable cannot be an input.
 #[derive(Debug)]
-pub(crate) enum VariableError {
+pub(crate) enum VariablePullError {
     /// The parameter servers failed.
     Servers { detail: String, retry: bool },
     /// There is no such variable, or it is no tensor.
     Unsuitable { detail: String },
 }
 
-impl From<VariableError> for FunctionError {
-    fn from(error: VariableError) -> FunctionError {
+impl From<VariablePullError> for FunctionError {
+    fn from(error: VariablePullError) -> FunctionError {
         match error {
-            VariableError::Servers { detail, retry: true } => {
+            VariablePullError::Servers { detail, retry: true } => {
                 FunctionError::new(detail).retryable()
             }
-            VariableError::Servers { detail, .. } | VariableError::Unsuitable { detail } => {
-                FunctionError::new(detail)
-            }
+            VariablePullError::Servers { detail, .. }
+            | VariablePullError::Unsuitable { detail } => FunctionError::new(detail),
         }
     }
 }
@@ -43,7 +42,7 @@ impl From<VariableError> for FunctionError {
 /// Reads variables of the parameter servers of a cluster. It connects when a function first needs
 /// one.
 #[derive(Debug)]
-pub(crate) struct Variables {
+pub(crate) struct ServerVariables {
     /// The settings of connections to the servers, or why there are none.
     config: Result<WorkerConfig, String>,
     reader: Mutex<Option<Arc<Reader>>>,
@@ -51,7 +50,7 @@ pub(crate) struct Variables {
     pool: ParamsPool,
 }
 
-impl Variables {
+impl ServerVariables {
     /// The variables of the servers of this cluster; there are none without servers.
     ///
     /// `is_alone` says that the server of functions has addresses of its own. If its job could hold
@@ -62,7 +61,7 @@ impl Variables {
         task: &TaskId,
         is_alone: bool,
         filters: &DeviceFilters,
-    ) -> Variables {
+    ) -> ServerVariables {
         let excludes = |job: &str, index: u32| !filters.allow(&TaskId::new(job, index));
         let config = match cluster.variables_job() {
             Err(error) => Err(error.to_string()),
@@ -76,7 +75,7 @@ impl Variables {
             Ok(_) => Ok(WorkerConfig::new(cluster.clone(), task.clone())),
         };
         let config = config.map_err(|why| format!("there are no parameter servers: {why}"));
-        Variables {
+        ServerVariables {
             config,
             reader: Mutex::default(),
             trainer: Mutex::default(),
@@ -85,10 +84,10 @@ impl Variables {
     }
 
     /// Pulls the newest values of a variable.
-    pub(crate) async fn pull(&self, name: &str) -> Result<Value, VariableError> {
+    pub(crate) async fn pull(&self, name: &str) -> Result<Value, VariablePullError> {
         let reader = self.reader().await?;
         let pulled = pull(&reader, name).await;
-        if let Err(VariableError::Servers { .. }) = &pulled {
+        if let Err(VariablePullError::Servers { .. }) = &pulled {
             // The next call connects again: the servers may have other variables by then.
             self.reader.lock().await.take_if(|current| Arc::ptr_eq(current, &reader));
         }
@@ -135,8 +134,8 @@ impl Variables {
         Ok(gradient_value::empty(self.reader().await?.plan()))
     }
 
-    async fn reader(&self) -> Result<Arc<Reader>, VariableError> {
-        let unsuitable = |detail: &String| VariableError::Unsuitable { detail: detail.clone() };
+    async fn reader(&self) -> Result<Arc<Reader>, VariablePullError> {
+        let unsuitable = |detail: &String| VariablePullError::Unsuitable { detail: detail.clone() };
         let config = self.config.as_ref().map_err(unsuitable)?;
         let mut reader = self.reader.lock().await;
         if let Some(reader) = &*reader {
@@ -147,16 +146,16 @@ impl Variables {
     }
 }
 
-async fn pull(reader: &Reader, name: &str) -> Result<Value, VariableError> {
+async fn pull(reader: &Reader, name: &str) -> Result<Value, VariablePullError> {
     let catalogue = reader.catalogue();
     let Some(variable) = catalogue.variables().iter().find(|variable| variable.name() == name)
     else {
         let detail = format!("there is no variable {name:?}");
-        return Err(VariableError::Unsuitable { detail });
+        return Err(VariablePullError::Unsuitable { detail });
     };
     if variable.is_sparse() || variable.as_table().is_some() {
         let detail = format!("the variable {name:?} is read by rows");
-        return Err(VariableError::Unsuitable { detail });
+        return Err(VariablePullError::Unsuitable { detail });
     }
     let shape = variable.shape().extents();
     macro_rules! pull_as {
@@ -175,16 +174,16 @@ async fn pull(reader: &Reader, name: &str) -> Result<Value, VariableError> {
         DType::Bf16 => pull_as!(bf16),
         other => {
             let detail = format!("the variable {name:?} has elements of {other}");
-            Err(VariableError::Unsuitable { detail })
+            Err(VariablePullError::Unsuitable { detail })
         }
     }
 }
 
-fn unsuitable(error: super::value_error::ValueError) -> VariableError {
-    VariableError::Unsuitable { detail: error.to_string() }
+fn unsuitable(error: super::value_error::ValueError) -> VariablePullError {
+    VariablePullError::Unsuitable { detail: error.to_string() }
 }
 
-fn of_servers(error: crate::error::Error) -> VariableError {
+fn of_servers(error: crate::error::Error) -> VariablePullError {
     let retry = error.advice() != Advice::Stop;
-    VariableError::Servers { detail: error.to_string(), retry }
+    VariablePullError::Servers { detail: error.to_string(), retry }
 }

@@ -16,7 +16,7 @@ pub(crate) use next_action::NextAction;
 pub(crate) use push_recovery::PushRecovery;
 use replica_value_plan::ReplicaValuePlan;
 pub(super) use settings::LifecycleSettings;
-use training_phase::TrainingPhase;
+use training_phase::LifecyclePhase;
 
 use super::backoff::Backoff;
 use super::checkpoint_plan::{CheckpointPlan, SaveOccasion};
@@ -54,7 +54,7 @@ pub(crate) struct Lifecycle {
     checkpoints: CheckpointPlan,
     replica_values: ReplicaValuePlan,
     steps: KnownSteps,
-    phase: TrainingPhase,
+    phase: LifecyclePhase,
     /// No action but a wait before this time.
     not_before: Duration,
     has_joined: bool,
@@ -77,7 +77,7 @@ impl Lifecycle {
             checkpoints: CheckpointPlan::new(interval),
             replica_values: ReplicaValuePlan::default(),
             steps: KnownSteps::default(),
-            phase: TrainingPhase::Apart,
+            phase: LifecyclePhase::Apart,
             not_before: Duration::ZERO,
             has_joined: false,
             cause: None,
@@ -98,24 +98,24 @@ impl Lifecycle {
 
     /// Returns the next operation.
     pub(crate) fn next_action(&mut self, now: Duration) -> NextAction {
-        if now < self.not_before && self.phase != TrainingPhase::Over {
+        if now < self.not_before && self.phase != LifecyclePhase::Over {
             return NextAction::Wait(self.not_before - now);
         }
         match self.phase {
-            TrainingPhase::Apart => self.next_apart(now),
-            TrainingPhase::Granted if self.stop.is_none() => NextAction::Pull,
+            LifecyclePhase::Apart => self.next_apart(now),
+            LifecyclePhase::Granted if self.stop.is_none() => NextAction::Pull,
             // The caller has dropped its step.
-            TrainingPhase::Between | TrainingPhase::Granted | TrainingPhase::Computing => {
+            LifecyclePhase::Between | LifecyclePhase::Granted | LifecyclePhase::Computing => {
                 self.next_between(now)
             }
-            TrainingPhase::Leaving => NextAction::Leave,
-            TrainingPhase::Over => NextAction::Over,
+            LifecyclePhase::Leaving => NextAction::Leave,
+            LifecyclePhase::Over => NextAction::Over,
         }
     }
 
     fn next_apart(&mut self, now: Duration) -> NextAction {
         if self.has_failed {
-            self.phase = TrainingPhase::Over;
+            self.phase = LifecyclePhase::Over;
             return NextAction::Over;
         }
         // An interrupted training waits for no lost server.
@@ -130,7 +130,7 @@ impl Lifecycle {
     }
 
     fn next_between(&mut self, now: Duration) -> NextAction {
-        self.phase = TrainingPhase::Between;
+        self.phase = LifecyclePhase::Between;
         if let Some(steps) = self.replica_values.due()
             && !(self.has_failed || self.is_interrupted)
         {
@@ -158,7 +158,7 @@ impl Lifecycle {
             if is_due && self.settings.final_checkpoint_on_error {
                 return self.next_save();
             }
-            self.phase = TrainingPhase::Leaving;
+            self.phase = LifecyclePhase::Leaving;
             return NextAction::Leave;
         }
         let finishes = self.settings.is_chief && self.settings.finish_for_all;
@@ -182,7 +182,7 @@ impl Lifecycle {
         let (step, cause) = (params.step(), self.cause.take());
         let from_step = self.has_joined.then_some(self.steps.newest);
         self.replica_values.joined(!self.has_joined);
-        (self.has_joined, self.phase) = (true, TrainingPhase::Between);
+        (self.has_joined, self.phase) = (true, LifecyclePhase::Between);
         self.steps.joined(step);
         // The servers may have gone back to a time before the end.
         self.ending = Ending::default();
@@ -205,7 +205,7 @@ impl Lifecycle {
         };
         match is_final {
             true => Err(self.fail(error.into())),
-            false => self.recover(now, error, TrainingPhase::Apart),
+            false => self.recover(now, error, LifecyclePhase::Apart),
         }
     }
 
@@ -230,7 +230,7 @@ impl Lifecycle {
         let granted = GrantedStep { step, local_steps: self.steps.local, at: now };
         match self.hooks.before_step(&granted) {
             Ok(GateAnswer::Begin) => {
-                self.phase = TrainingPhase::Granted;
+                self.phase = LifecyclePhase::Granted;
                 return Ok(true);
             }
             Ok(GateAnswer::Wait(pause)) => self.not_before = now.saturating_add(pause),
@@ -250,13 +250,13 @@ impl Lifecycle {
             Ok(Pulled::Pulled { step }) => {
                 self.steps.learn(step);
                 self.replica_values.computing();
-                self.phase = TrainingPhase::Computing;
+                self.phase = LifecyclePhase::Computing;
                 Ok(true)
             }
             Ok(Pulled::Stale) => {
                 // The servers have answered, if too late.
                 self.window.progressed();
-                self.phase = TrainingPhase::Between;
+                self.phase = LifecyclePhase::Between;
                 Ok(false)
             }
             Err(error) => self.operation_failed(now, error).map(|()| false),
@@ -265,8 +265,8 @@ impl Lifecycle {
 
     /// Records that the token went back before the pull.
     pub(super) fn step_dropped(&mut self) {
-        if self.phase == TrainingPhase::Granted {
-            self.phase = TrainingPhase::Between;
+        if self.phase == LifecyclePhase::Granted {
+            self.phase = LifecyclePhase::Between;
         }
     }
 
@@ -282,7 +282,7 @@ impl Lifecycle {
         match self.hooks.before_push(&step) {
             Ok(None) => Ok(true),
             Ok(Some(reason)) => {
-                self.phase = TrainingPhase::Between;
+                self.phase = LifecyclePhase::Between;
                 self.stop(reason);
                 Ok(false)
             }
@@ -308,11 +308,11 @@ impl Lifecycle {
             }
             // Nothing is under way that could be waited for.
             (Advice::Retry, _) => {
-                self.recover(now, error.clone(), TrainingPhase::Between)?;
+                self.recover(now, error.clone(), LifecyclePhase::Between)?;
                 ended(GradientOutcome::Skipped(error))
             }
             (Advice::Rejoin, _) => {
-                self.recover(now, error.clone(), TrainingPhase::Apart)?;
+                self.recover(now, error.clone(), LifecyclePhase::Apart)?;
                 ended(GradientOutcome::Lost(error))
             }
             (Advice::SkipBatch, _) => {
@@ -335,8 +335,8 @@ impl Lifecycle {
         if let GradientOutcome::Pushed(_) = outcome {
             self.window.progressed();
         }
-        if self.phase == TrainingPhase::Computing {
-            self.phase = TrainingPhase::Between;
+        if self.phase == LifecyclePhase::Computing {
+            self.phase = LifecyclePhase::Between;
         }
         self.steps.finished(outcome);
         self.replica_values.stepped(self.steps.local);
@@ -430,12 +430,12 @@ impl Lifecycle {
             _ if self.is_interrupted || self.checkpoints.cannot_begin(&error) => {
                 Err(self.fail(TrainingError::Save { source: error }))
             }
-            Advice::Rejoin => self.recover(now, error, TrainingPhase::Apart),
+            Advice::Rejoin => self.recover(now, error, LifecyclePhase::Apart),
             // The final checkpoint is tried again, within the window.
             _ if self.stop.is_some() => {
                 let stop = self.hooks.save_failed(&error);
                 self.follow(stop)?;
-                self.recover(now, error, TrainingPhase::Between)
+                self.recover(now, error, LifecyclePhase::Between)
             }
             // The next one is due after the interval.
             _ => {
@@ -478,8 +478,8 @@ impl Lifecycle {
             Err(error) => Err(self.fail(error)),
             Ok(()) => {
                 self.phase = match self.phase {
-                    TrainingPhase::Apart => TrainingPhase::Over,
-                    _ => TrainingPhase::Leaving,
+                    LifecyclePhase::Apart => LifecyclePhase::Over,
+                    _ => LifecyclePhase::Leaving,
                 };
                 Ok(())
             }
@@ -488,7 +488,7 @@ impl Lifecycle {
 
     /// Records that the worker has left, or could not be heard.
     pub(super) fn has_left(&mut self) {
-        self.phase = TrainingPhase::Over;
+        self.phase = LifecyclePhase::Over;
     }
 
     /// Asks for the end. The first reason is kept.
@@ -507,8 +507,8 @@ impl Lifecycle {
         self.hooks.failed(&error);
         self.has_failed = true;
         self.not_before = Duration::ZERO;
-        if matches!(self.phase, TrainingPhase::Granted | TrainingPhase::Computing) {
-            self.phase = TrainingPhase::Between;
+        if matches!(self.phase, LifecyclePhase::Granted | LifecyclePhase::Computing) {
+            self.phase = LifecyclePhase::Between;
         }
         error
     }
@@ -532,7 +532,7 @@ impl Lifecycle {
 
     /// Whether there is nothing left to do.
     pub(super) fn is_over(&self) -> bool {
-        self.phase == TrainingPhase::Over
+        self.phase == LifecyclePhase::Over
     }
 
     /// The newest global step that this worker knows.
@@ -553,8 +553,8 @@ impl Lifecycle {
     ) -> Result<(), TrainingError> {
         match error.advice() {
             Advice::Stop => Err(self.fail(error.into())),
-            Advice::Rejoin => self.recover(now, error, TrainingPhase::Apart),
-            Advice::Retry | Advice::SkipBatch => self.recover(now, error, TrainingPhase::Between),
+            Advice::Rejoin => self.recover(now, error, LifecyclePhase::Apart),
+            Advice::Retry | Advice::SkipBatch => self.recover(now, error, LifecyclePhase::Between),
         }
     }
 
@@ -563,14 +563,14 @@ impl Lifecycle {
         &mut self,
         now: Duration,
         error: Error,
-        phase: TrainingPhase,
+        phase: LifecyclePhase,
     ) -> Result<(), TrainingError> {
         self.phase = phase;
         let Some(pause) = self.window.failed(now) else {
             return Err(self.give_up(now, error));
         };
         self.not_before = now.saturating_add(pause);
-        if phase == TrainingPhase::Apart {
+        if phase == LifecyclePhase::Apart {
             self.cause = Some(error);
         }
         Ok(())

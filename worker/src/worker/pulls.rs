@@ -6,7 +6,7 @@ use pushpull_common::tensor::Element;
 use super::Worker;
 use crate::error::{Error, ViewError};
 use crate::gradients::params::Params;
-use crate::metrics::OperationKind;
+use crate::metrics::TimedOperation;
 use crate::outcome::{PullHandle, Pulled, VariableHandle};
 use crate::replica_values::ReplicaValues;
 use crate::token::Token;
@@ -40,7 +40,7 @@ impl Worker {
             }
             Ok(_) => self.client.pull_for(params, step, ReplicaValues::Keep),
         };
-        let timer = Some(self.client.caller.times().timer(OperationKind::Pull));
+        let timer = Some(self.client.caller.times().timer(TimedOperation::Pull));
         PullHandle { call, token, params, timer }
     }
 
@@ -79,7 +79,7 @@ impl Worker {
             Ok((plan, id)) => self.client.pull_variable(plan, id, step),
             Err(error) => self.client.failed_pull(error),
         };
-        let timer = Some(self.client.caller.times().timer(OperationKind::Pull));
+        let timer = Some(self.client.caller.times().timer(TimedOperation::Pull));
         VariableHandle { call, token, values, timer }
     }
 
@@ -101,7 +101,7 @@ impl Worker {
     ) -> Result<Pulled, Error> {
         let plan = self.model("pull rows")?.plan.clone();
         let step = Some(GlobalStep(token.step()));
-        let timer = self.client.caller.times().timer(OperationKind::Pull).started();
+        let timer = self.client.caller.times().timer(TimedOperation::Pull).started();
         let read = self.client.pull_rows(&plan, name, ids, rows, step).await;
         let pulled = read.map(|read| match read {
             Some(read) => {

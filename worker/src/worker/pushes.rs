@@ -13,7 +13,7 @@ use crate::gradients::params::{GradientMemory, Gradients};
 use crate::gradients::scatter::{Scatter, ScatteredGradients};
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::joined_model::JoinedModel;
-use crate::metrics::OperationKind;
+use crate::metrics::TimedOperation;
 use crate::outcome::{Push, PushHandle};
 use crate::session::{PushOrder, Reply, SessionCommand};
 use crate::streaming_push::StreamingPush;
@@ -205,7 +205,7 @@ impl Worker {
         };
         let operation = Operation::Gradient {};
         let order = PushOrder::of_parts(operation, Some(grant), read, Vec::new());
-        let _timer = model.caller.times().timer(OperationKind::Push).started();
+        let _timer = model.caller.times().timer(TimedOperation::Push).started();
         match model.caller.call("push", SessionCommand::Begin { order }, model.timeout).await? {
             Reply::Begun { sequence } => Ok(StreamingPush::new(model, sequence)),
             _ => Err(Error::Ended { doing: "push" }),

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::gradients::params::{Gradients, Params};
 use crate::outcome::{Pulled, Push, PushHandle, StepOutcome};
 use crate::replica_values::ReplicaValues;
-use crate::runtime::{Call, Caller};
+use crate::runtime::{Caller, OperationFuture};
 use crate::session::{ReadPoint, SessionCommand};
 use crate::token::Token;
 
@@ -132,7 +132,7 @@ struct PushAndPull<'a> {
     pushed: Option<Push>,
     pull: Option<PullCall>,
     values: Option<ReadPoint>,
-    token_call: Option<Call>,
+    token_call: Option<OperationFuture>,
     granted: Option<Result<Option<Token>, Error>>,
 }
 

@@ -5,7 +5,7 @@ use super::super::message::{Heartbeat, Pulled};
 use super::*;
 
 /// Returns `bytes` in reads of at most `step`, with a "would block" before each.
-fn drip(bytes: Vec<u8>, step: usize) -> impl Source {
+fn drip(bytes: Vec<u8>, step: usize) -> impl ReadSource {
     let mut rest = io::Cursor::new(bytes);
     let mut block = false;
     move |slices: &mut [IoSliceMut<'_>]| {

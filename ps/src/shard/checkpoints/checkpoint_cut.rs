@@ -19,7 +19,7 @@ use super::saver_order::{SaveRequester, SaverOrder};
 use crate::aggregate::token_issuer::TokenIssuer;
 use crate::checkpoint::{CallsEntry, CheckpointName, ClientWindow, DataEntry};
 use crate::shard::checkpoints::ShardCheckpoints;
-use crate::shard::output::{Outputs, ShardOutput};
+use crate::shard::output::{ShardOutput, ShardOutputs};
 use crate::shard::peers::Peers;
 use crate::shard::shard_files::record::RESTORED_LIMIT;
 use crate::shard::steps::Steps;
@@ -105,7 +105,7 @@ impl ShardCheckpoints {
     }
 
     /// Drops a cut and refuses saves that have waited for too long, for this event.
-    pub(in crate::shard) fn expire(&mut self, out: &mut Outputs, now: Instant, awaited: &str) {
+    pub(in crate::shard) fn expire(&mut self, out: &mut ShardOutputs, now: Instant, awaited: &str) {
         self.kept_cut.take_if(|cut| expired(now, cut.since));
         while self.requests.front().is_some_and(|request| expired(now, request.since))
             && let Some(request) = self.requests.pop_front()
@@ -125,7 +125,7 @@ impl ShardCheckpoints {
 
     fn drop_save_requests(
         &mut self,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         reason: &str,
         which: impl Fn(&SaveRequester) -> bool,
     ) {
@@ -140,7 +140,7 @@ impl ShardCheckpoints {
     }
 
     /// Drops the cuts, the running save and the save requests, because another restore epoch begins.
-    pub(in crate::shard) fn drop_saves(&mut self, out: &mut Outputs) {
+    pub(in crate::shard) fn drop_saves(&mut self, out: &mut ShardOutputs) {
         // Its pinned values are obsolete, and it occupies the thread that must read.
         if let Some(saving) = &self.saving {
             saving.abandon_flag.abandon("a checkpoint is restored");
@@ -152,7 +152,7 @@ impl ShardCheckpoints {
     /// Drops the save requests of an older chief.
     pub(in crate::shard) fn drop_save_requests_of_chiefs(
         &mut self,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         reason: &str,
     ) {
         self.drop_save_requests(out, reason, |requester| {
@@ -164,7 +164,7 @@ impl ShardCheckpoints {
     /// synchronous mode, every shard has applied the same steps.
     pub(in crate::shard) fn request_save(
         &mut self,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
         requester: SaveRequester,
         user: Vec<u8>,
@@ -247,7 +247,7 @@ impl ShardCheckpoints {
         variables: &mut Variables,
         peers: &Peers,
         steps: &mut Steps,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         now: Instant,
     ) {
         let is_behind = steps.coordinator().is_some_and(|coordinator| coordinator.is_behind());

@@ -20,7 +20,7 @@ use crate::error::StorageError;
 use crate::event::Event;
 use crate::shard::Shard;
 use crate::shard::checkpoints::ShardCheckpoints;
-use crate::shard::output::{Outputs, ShardOutput};
+use crate::shard::output::{ShardOutput, ShardOutputs};
 use crate::shard::peers::peer_request::PeerRequest;
 use crate::shard::shard_files::generation::Generation;
 use crate::shard::shard_files::record::RESTORED_LIMIT;
@@ -126,7 +126,7 @@ impl ShardCheckpoints {
     fn check_restore(
         &mut self,
         variables: &Variables,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         request: &PeerRequest,
         restore: &Restore,
     ) -> Result<bool, Refusal> {

@@ -15,7 +15,7 @@ use crate::client_key::ClientKey;
 use crate::shard::calls::CoordinatorRequest;
 use crate::shard::data::DataDeclaration;
 use crate::shard::intake::encoded_parts::PartEncoding;
-use crate::shard::output::Outputs;
+use crate::shard::output::ShardOutputs;
 use crate::shard::pulls::{wait_for_values, wrong_encoding};
 use crate::shard::tokens::ClientTokenRequest;
 use crate::shard::{Detail, Shard};
@@ -58,15 +58,15 @@ impl PeerRequest {
         }
     }
 
-    pub(in crate::shard) fn answer(&self, out: &mut Outputs, message: Message) {
+    pub(in crate::shard) fn answer(&self, out: &mut ShardOutputs, message: Message) {
         out.answer(self.connection, self.envelope, message);
     }
 
-    pub(in crate::shard) fn refuse(&self, out: &mut Outputs, refusal: Refusal) {
+    pub(in crate::shard) fn refuse(&self, out: &mut ShardOutputs, refusal: Refusal) {
         out.refuse(self.connection, self.envelope, refusal);
     }
 
-    pub(in crate::shard) fn refuse_storage(&self, out: &mut Outputs, error: &str) {
+    pub(in crate::shard) fn refuse_storage(&self, out: &mut ShardOutputs, error: &str) {
         out.refuse_storage(self.connection, self.envelope, error);
     }
 }

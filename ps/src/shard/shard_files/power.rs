@@ -15,7 +15,7 @@ use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
 use crate::error::StorageError;
 use crate::shard::Detail;
-use crate::shard::output::{Outputs, ShardOutput};
+use crate::shard::output::{ShardOutput, ShardOutputs};
 
 /// The state of the durable images of a shard.
 #[derive(Debug, Default)]
@@ -140,7 +140,7 @@ impl Power {
     }
 
     /// Holds outputs back until their commit is on disk.
-    pub(in crate::shard) fn hold(&mut self, out: &mut Outputs) {
+    pub(in crate::shard) fn hold(&mut self, out: &mut ShardOutputs) {
         if self.failed.is_some() {
             return;
         }
@@ -171,7 +171,7 @@ impl Power {
     /// written.
     pub(in crate::shard) fn flushed(
         &mut self,
-        out: &mut Outputs,
+        out: &mut ShardOutputs,
         result: Result<(), String>,
     ) -> Option<FlushOutcome> {
         let mark = self.writing.take()?;

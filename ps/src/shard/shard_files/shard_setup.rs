@@ -29,7 +29,7 @@ use crate::shard::Shard;
 use crate::shard::applier::Applier;
 use crate::shard::checkpoints::ShardCheckpoints;
 use crate::shard::intake::Intake;
-use crate::shard::output::Outputs;
+use crate::shard::output::ShardOutputs;
 use crate::shard::peers::Peers;
 use crate::shard::peers::client_registry::ClientRegistry;
 use crate::shard::pulls::Pulls;
@@ -164,7 +164,7 @@ impl ShardSetup {
             steps: Steps::new(id, config.clone(), counters.clone()),
             pulls: Pulls::new(config.clone(), counters.clone()),
             checkpoints: ShardCheckpoints::new(id, config.clone()),
-            out: Outputs::default(),
+            out: ShardOutputs::default(),
             id,
             config,
             identity,

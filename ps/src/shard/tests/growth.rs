@@ -13,7 +13,7 @@ use pushpull_optim::optimizer::Sgd;
 use super::peers::{Push, bytes_of, index_of, worker};
 use super::world::{ConnectionId, World};
 use crate::event::Event;
-use crate::shard::work::Work;
+use crate::shard::work::WorkOutcome;
 use crate::shard::{ShardInput, TICK};
 
 /// A world with the table `users` alone (rows of 2 f32), which has no records yet.
@@ -50,7 +50,7 @@ fn a_push_waits_for_memory_and_is_then_applied() {
     let (mut world, line) = ready();
     let taken = world.fill();
     let request = push(&mut world, line, 1, 77);
-    assert_eq!(world.work(), Work::Growing);
+    assert_eq!(world.work(), WorkOutcome::Growing);
     assert_eq!(world.answer(line, request), None, "it is neither applied nor refused");
     let metrics = world.metrics();
     assert_eq!((metrics.growths_failed, metrics.shards_waiting_to_grow), (1, 1));
@@ -65,11 +65,11 @@ fn a_push_waits_for_memory_and_is_then_applied() {
     for _ in 0..TICKS_OF_A_SECOND - 1 {
         world.now += TICK;
         world.input(0, ShardInput::Tick);
-        assert_eq!(world.slice(0), Work::Growing);
+        assert_eq!(world.slice(0), WorkOutcome::Growing);
     }
     assert_eq!(world.metrics().growths_failed, 1);
     world.now += TICK;
-    assert_eq!((world.slice(0), world.metrics().growths_failed), (Work::Growing, 2));
+    assert_eq!((world.slice(0), world.metrics().growths_failed), (WorkOutcome::Growing, 2));
     assert_eq!(world.events.len(), 1);
     // A heartbeat is refused with the cause.
     let Message::Refused(refused) = heartbeat(&mut world, line) else { panic!("not refused") };
@@ -77,7 +77,7 @@ fn a_push_waits_for_memory_and_is_then_applied() {
     assert_eq!(detail.as_str(), cause);
     drop(taken);
     world.now += Duration::from_secs(1);
-    assert_eq!(world.work(), Work::Idle);
+    assert_eq!(world.work(), WorkOutcome::Idle);
     let Some(Message::PushAnswer(_)) = world.answer(line, request) else { panic!("not applied") };
     assert_eq!(world.metrics().table_rows, 1);
     assert_eq!(world.metrics().shards_waiting_to_grow, 0);
@@ -93,7 +93,7 @@ fn waits_behind_a_push_without_memory_name_the_cause() {
     let _taken = world.fill();
     push(&mut world, line, 1, 77);
     push(&mut world, line, 2, 78);
-    assert_eq!(world.work(), Work::Growing);
+    assert_eq!(world.work(), WorkOutcome::Growing);
     // Both push slots are taken by pushes that are not applied.
     let envelope = Envelope { deadline_ms: 500, ..Envelope::default() };
     let request = world.send(line, envelope, message::Reserve {}.into(), &[]);
@@ -112,10 +112,10 @@ fn a_push_that_waits_for_memory_survives_a_kill() {
     let (mut world, line) = ready();
     let taken = world.fill();
     push(&mut world, line, 1, 77);
-    assert_eq!(world.work(), Work::Growing);
+    assert_eq!(world.work(), WorkOutcome::Growing);
     drop(taken);
     world.restart(0).unwrap();
-    assert_eq!(world.work(), Work::Idle);
+    assert_eq!(world.work(), WorkOutcome::Idle);
     assert_eq!((world.metrics().table_rows, world.metrics().gradients_applied), (1, 1));
 }
 

@@ -9,7 +9,7 @@ use pushpull_optim::optimizer::Sgd;
 use super::peers::{Push, bytes_of, f32s, unpack, variables, worker};
 use super::world::{ConnectionId, World};
 use crate::config::Storage;
-use crate::shard::work::Work;
+use crate::shard::work::WorkOutcome;
 
 /// Five slices of values.
 const LARGE: usize = 5 << 18;
@@ -106,7 +106,7 @@ fn a_pull_sees_all_of_a_push_or_nothing() {
             all_are(&bytes, -(version as f32));
             seen.push(version);
         }
-        if work == Work::Idle {
+        if work == WorkOutcome::Idle {
             break;
         }
     }
@@ -122,11 +122,11 @@ fn values_that_are_being_sent_do_not_change() {
     world.pull(b, 0);
     let before = world.streamed(b).unwrap();
     push_large(&mut world, a, 1);
-    assert_eq!(world.work(), Work::Idle);
+    assert_eq!(world.work(), WorkOutcome::Idle);
     world.pull(b, 1);
     let between = world.streamed(b).unwrap();
     push_large(&mut world, a, 2);
-    assert_eq!(world.work(), Work::Idle);
+    assert_eq!(world.work(), WorkOutcome::Idle);
     for (parts, version) in [(before, 0), (between, 1)] {
         let (bytes, found) = unpack(parts);
         assert_eq!(found, version);
@@ -142,25 +142,25 @@ fn an_update_waits_for_free_blocks_and_resumes_when_a_pull_is_sent() {
     world.pull(b, 0);
     let pinned = world.streamed(b).unwrap();
     push_large(&mut world, a, 1);
-    assert_eq!(world.work(), Work::Idle);
+    assert_eq!(world.work(), WorkOutcome::Idle);
     push_large(&mut world, a, 2);
-    assert_eq!(world.work(), Work::Blocked);
-    assert_eq!(world.slice(0), Work::Blocked, "the update still waits");
+    assert_eq!(world.work(), WorkOutcome::Blocked);
+    assert_eq!(world.slice(0), WorkOutcome::Blocked, "the update still waits");
     // The update has not begun: others can still read, and read the same version.
     all_are(&world.values(a), -1.0);
     let heartbeat = world.say(b, message::Heartbeat {}.into());
     assert!(world.answer(b, heartbeat).is_some(), "other requests are served");
     all_are(&unpack(pinned).0, 0.0);
-    assert_eq!(world.work(), Work::Idle);
+    assert_eq!(world.work(), WorkOutcome::Idle);
     all_are(&world.values(b), -2.0);
     // No block is lost after many pulls and pushes.
     for sequence in (3..13).step_by(2) {
         world.pull(b, 0);
         push_large(&mut world, a, sequence);
-        assert_eq!(world.work(), Work::Idle);
+        assert_eq!(world.work(), WorkOutcome::Idle);
         push_large(&mut world, a, sequence + 1);
-        assert_eq!(world.work(), Work::Blocked);
+        assert_eq!(world.work(), WorkOutcome::Blocked);
         all_are(&unpack(world.streamed(b).unwrap()).0, 1.0 - sequence as f32);
-        assert_eq!(world.work(), Work::Idle);
+        assert_eq!(world.work(), WorkOutcome::Idle);
     }
 }

@@ -13,7 +13,7 @@ use super::synchronous::{ACCEPTED, STALE, ShardCluster, synchronous};
 use super::world::World;
 use crate::config::{PsConfig, Synchronous};
 use crate::shard::ShardInput;
-use crate::shard::work::Work;
+use crate::shard::work::WorkOutcome;
 
 /// A cluster whose replicas have push buffers.
 pub(super) struct SharedBuffers {
@@ -186,7 +186,7 @@ fn work_due_on_a_push_is_not_done_on_the_next_in_its_buffer_slot() {
         let push = Push::gradient(1, grant, push_buffer.push_slot(0));
         world.send(line, push.envelope(), push.shared(&[(0, 32)], Some(32)), &[]);
         if clips {
-            assert_eq!(world.slice(0), Work::More, "it is scanned, and not measured yet");
+            assert_eq!(world.slice(0), WorkOutcome::More, "it is scanned, and not measured yet");
         }
         let (token, generation) = (grant.token, grant.generation);
         world.say(line, message::ReturnToken { token, generation }.into());
@@ -265,7 +265,7 @@ fn a_gradient_is_measured_alone_after_an_unfinished_one_in_its_buffer_slot() {
     world.send(line, envelope, said, &[]);
     // The scan takes as many slices as the measuring, of which one is done.
     for _ in 0..bytes.div_ceil(1 << 20) + 2 {
-        assert_eq!(world.slice(0), Work::More);
+        assert_eq!(world.slice(0), WorkOutcome::More);
     }
     let (token, generation) = (first.token, first.generation);
     world.say(line, message::ReturnToken { token, generation }.into());

@@ -11,7 +11,7 @@ use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Push, bytes_of, f32s, f64s, variables, worker};
 use super::world::{ConnectionId, World};
-use crate::shard::work::Work;
+use crate::shard::work::WorkOutcome;
 
 fn ready() -> (World, ConnectionId) {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
@@ -143,7 +143,7 @@ fn slices_of_a_large_push_end_between_two_elements() {
         world.push(line, &push, &parts);
         let push = world.gradient(line, 2);
         let request = world.push(line, &push, &parts);
-        assert_eq!((world.slice(0), world.slice(0)), (Work::More, Work::More));
+        assert_eq!((world.slice(0), world.slice(0)), (WorkOutcome::More, WorkOutcome::More));
         assert_eq!(world.answer(line, request), None, "answered when it is applied");
         world.work();
         applied(&world.answer(line, request).unwrap());

@@ -19,7 +19,7 @@ use super::world::{ConnectionId, LIFE, World};
 use crate::aggregate::staleness::StalenessPolicy;
 use crate::config::{Asynchronous, Durability, Network, PsConfig, Storage};
 use crate::shard::shard_files::shard_setup::ServerRun;
-use crate::shard::work::Work;
+use crate::shard::work::WorkOutcome;
 use crate::shard::{PeerOrigin, Shard};
 
 /// Elements that fill eighty blocks.
@@ -142,7 +142,7 @@ impl SharingClient {
     }
 }
 
-fn push_large(world: &mut World, line: ConnectionId, sequence: u64) -> Work {
+fn push_large(world: &mut World, line: ConnectionId, sequence: u64) -> WorkOutcome {
     let body = bytes_of(&vec![1_f32; LARGE]);
     let push = Push::gradient(sequence, world.token(line), world.push_slot(line));
     let parts: Vec<(u64, &[u8])> = (0_u64..).step_by(1 << 20).zip(body.chunks(1 << 20)).collect();
@@ -213,7 +213,7 @@ fn a_slow_reader_pins_only_what_it_reads() {
     let mut client = SharingClient::new(&mut world, line);
     client.pin().unwrap();
     for sequence in 1..9 {
-        assert_eq!(push_large(&mut world, line, sequence), Work::Idle);
+        assert_eq!(push_large(&mut world, line, sequence), WorkOutcome::Idle);
     }
     all_are(&client.copy(4 * LARGE as u64), 0.0);
     client.reader.unpin(0).unwrap();
@@ -228,12 +228,12 @@ fn an_update_waits_until_a_reader_unpins_or_is_revoked() {
     let (mut world, _, line) = large(20 << 16);
     let mut client = SharingClient::new(&mut world, line);
     client.pin().unwrap();
-    assert_eq!(push_large(&mut world, line, 1), Work::Idle);
-    assert_eq!(push_large(&mut world, line, 2), Work::Blocked);
+    assert_eq!(push_large(&mut world, line, 1), WorkOutcome::Idle);
+    assert_eq!(push_large(&mut world, line, 2), WorkOutcome::Blocked);
     assert!(world.shards[0].is_shared(), "the reader slots are to be checked again");
     all_are(&client.copy(4 * LARGE as u64), 0.0);
     client.reader.unpin(0).unwrap();
-    assert_eq!(world.work(), Work::Idle);
+    assert_eq!(world.work(), WorkOutcome::Idle);
 
     let mut other = SharingClient::new(&mut world, line);
     other.pin().unwrap();
@@ -248,12 +248,12 @@ fn a_reader_that_takes_too_long_learns_that_its_pin_is_revoked() {
     let (mut slow, mut quick) =
         (SharingClient::new(&mut world, line), SharingClient::new(&mut world, chief));
     slow.pin().unwrap();
-    assert_eq!(push_large(&mut world, line, 1), Work::Idle);
+    assert_eq!(push_large(&mut world, line, 1), WorkOutcome::Idle);
     quick.pin().unwrap();
-    assert_eq!(push_large(&mut world, line, 2), Work::Blocked);
+    assert_eq!(push_large(&mut world, line, 2), WorkOutcome::Blocked);
     let away = world.shards[0].revoke_slow_readers();
     assert_eq!(away, [line.connection], "the other reader blocks nothing");
-    assert_eq!(world.work(), Work::Idle);
+    assert_eq!(world.work(), WorkOutcome::Idle);
     assert_eq!(slow.reader.unpin(0), Err(PinError::Closed));
     all_are(&quick.copy(4 * LARGE as u64), -1.0);
     assert_eq!(quick.reader.unpin(0), Ok(()));
@@ -290,7 +290,7 @@ fn blocks_kept_for_readers_of_one_block_table_are_not_kept_for_those_of_the_next
     let mut first = SharingClient::new(&mut world, line);
     // The sequence advances to a number that the next block table reaches soon.
     first.pin().unwrap();
-    assert_eq!(push_large(&mut world, line, 1), Work::Idle);
+    assert_eq!(push_large(&mut world, line, 1), WorkOutcome::Idle);
     world.disconnect(line);
     let line = world.join(0, &mut worker(3));
     let mut next = SharingClient::new(&mut world, line);

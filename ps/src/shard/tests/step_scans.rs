@@ -13,7 +13,7 @@ use super::push_buffers_synchronous::SharedBuffers;
 use super::shared_values::LARGE;
 use super::synchronous::{ACCEPTED, STALE, synchronous};
 use crate::config::{NonFinite, PsConfig};
-use crate::shard::work::{SLICE_BYTES, Work};
+use crate::shard::work::{SLICE_BYTES, WorkOutcome};
 
 const BYTES: u64 = 4 * LARGE as u64;
 
@@ -62,7 +62,7 @@ impl SharedBuffers {
 
     /// Does all work. Returns the number of slices.
     fn finish_work(&mut self) -> usize {
-        (1..).find(|_| self.cluster.world.slice(0) == Work::Idle).unwrap()
+        (1..).find(|_| self.cluster.world.slice(0) == WorkOutcome::Idle).unwrap()
     }
 
     /// Returns the first value, after checking that all values of the large variable are equal.
@@ -187,7 +187,7 @@ fn a_gradient_that_completes_the_step_during_a_scan_is_in_it() {
         shared.finish_work();
         let slow = shared.push_in_place(1, 0, grants[1], &all(100.0));
         for _ in 0..slices {
-            assert_eq!(shared.cluster.world.slice(0), Work::More, "the scan takes longer");
+            assert_eq!(shared.cluster.world.slice(0), WorkOutcome::More, "the scan takes longer");
         }
         // A gradient that is sent is held as soon as it is complete.
         shared.cluster.replicas[2].sequence += 1;
@@ -218,7 +218,7 @@ fn a_stale_gradient_behind_the_last_one_changes_nothing() {
         shared.push_in_place(0, 0, grants[0], &all(1.0));
         shared.finish_work();
         let last = shared.push_in_place(1, 0, grants[1], &all(3.0));
-        assert_eq!(shared.cluster.world.slice(0), Work::More);
+        assert_eq!(shared.cluster.world.slice(0), WorkOutcome::More);
         let backup = late.then(|| shared.push_in_place(2, 0, grants[2], &all(100.0)));
         let slices = shared.finish_work();
         assert_eq!((shared.outcome(1, last), shared.value()), (accepted(0), -2.0));
@@ -241,7 +241,7 @@ fn a_gradient_withdrawn_during_its_scan_is_not_in_the_step() {
         shared.finish_work();
         shared.push_in_place(1, 0, grants[1], &all(100.0));
         for _ in 0..slices {
-            assert_eq!(shared.cluster.world.slice(0), Work::More, "the scan takes longer");
+            assert_eq!(shared.cluster.world.slice(0), WorkOutcome::More, "the scan takes longer");
         }
         let (token, generation) = (grants[1].token, grants[1].generation);
         let line = shared.cluster.replicas[1].lines[0];
@@ -274,7 +274,7 @@ fn an_assignment_during_a_scan_is_applied() {
         shared.finish_work();
         let last = shared.push_in_place(1, 0, grants[1], &all(3.0));
         for _ in 0..slices {
-            assert_eq!(shared.cluster.world.slice(0), Work::More, "the scan takes longer");
+            assert_eq!(shared.cluster.world.slice(0), WorkOutcome::More, "the scan takes longer");
         }
         let it = &mut shared.cluster.replicas[0];
         it.sequence += 1;

@@ -27,7 +27,7 @@ use crate::shard::checkpoints::shard_save::ShardSave;
 use crate::shard::output::{PulledParts, ShardOutput};
 use crate::shard::shard_files::power::Flush;
 use crate::shard::shard_files::shard_setup::{ServerRun, ShardSetup};
-use crate::shard::work::Work;
+use crate::shard::work::WorkOutcome;
 use crate::shard::{PeerOrigin, Shard, ShardInput, TICK};
 
 /// A connection to one of the world's shards.
@@ -418,12 +418,12 @@ impl World {
     }
 
     /// Works until every shard is done or blocked. Returns the last result.
-    pub(super) fn work(&mut self) -> Work {
-        let mut last = Work::Idle;
+    pub(super) fn work(&mut self) -> WorkOutcome {
+        let mut last = WorkOutcome::Idle;
         for shard in 0..self.shards.len() {
             while self.shards[shard].has_work() {
                 last = self.slice(shard);
-                if last != Work::More {
+                if last != WorkOutcome::More {
                     break;
                 }
             }
@@ -500,7 +500,7 @@ impl World {
     }
 
     /// Does one slice of work.
-    pub(super) fn slice(&mut self, shard: usize) -> Work {
+    pub(super) fn slice(&mut self, shard: usize) -> WorkOutcome {
         let work = self.shards[shard].work(self.now);
         self.collect(shard);
         work

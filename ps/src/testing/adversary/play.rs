@@ -20,7 +20,7 @@ use super::setting::{LEASE, ShardSetting};
 use crate::aggregate::token_ledger::generation_of;
 use crate::metrics::Counters;
 use crate::shard::output::{PulledParts, ShardOutput};
-use crate::shard::work::Work;
+use crate::shard::work::WorkOutcome;
 use crate::shard::{PeerOrigin, Shard, ShardInput, TICK};
 
 /// More outputs than one input can cause with at most six connections.
@@ -218,10 +218,10 @@ impl<'a> Play<'a> {
     fn settle(&mut self) {
         while self.shard.has_work() {
             match self.shard.work(self.now) {
-                Work::Blocked => self.streams.clear(),
-                Work::Idle | Work::More | Work::Flushing => {}
+                WorkOutcome::Blocked => self.streams.clear(),
+                WorkOutcome::Idle | WorkOutcome::More | WorkOutcome::Flushing => {}
                 // The shard retries a failed growth only after some time, so this loop cannot wait.
-                Work::Growing => return self.handle_outputs(),
+                WorkOutcome::Growing => return self.handle_outputs(),
             }
             self.handle_outputs();
         }

@@ -11,7 +11,7 @@ use pushpull_common::protocol::{Header, Message, Refusal, limits, version};
 use pushpull_common::tensor::Shape;
 
 use super::io::{CallOutput, CallReply, LinkId, envelope};
-use super::link::{LinkStatus, settings};
+use super::link::{CallLinkStatus, settings};
 use super::pending::{IncomingAnswer, Pending, PendingKind};
 use super::{CallSession, ServiceError};
 use crate::services::value::{Elements, Value, ValueType};
@@ -86,7 +86,7 @@ impl CallSession {
         message: Message,
     ) {
         self.links[id.0].receiving = None;
-        let is_open = matches!(self.links[id.0].status, LinkStatus::Open { .. });
+        let is_open = matches!(self.links[id.0].status, CallLinkStatus::Open { .. });
         match message {
             Message::ServerIs(server) if !is_open => self.accepted(now, id, connection, &server),
             Message::Refused(refused) if !is_open => {

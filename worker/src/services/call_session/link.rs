@@ -22,7 +22,7 @@ pub(super) struct Link {
     pub(super) address: String,
     /// The task that the server is, or is expected to be.
     pub(super) task: Option<TaskId>,
-    pub(super) status: LinkStatus,
+    pub(super) status: CallLinkStatus,
     /// The process of the server that this client has last talked to.
     pub(super) server: Option<Incarnation>,
     /// What the server has said.
@@ -51,7 +51,7 @@ pub(super) struct Link {
 
 /// How far a link is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LinkStatus {
+pub(super) enum CallLinkStatus {
     /// Nothing needs it.
     Idle,
     /// A connection is being made, or waits for the answer to its hello.
@@ -67,7 +67,7 @@ impl Link {
         Link {
             address,
             task,
-            status: LinkStatus::Idle,
+            status: CallLinkStatus::Idle,
             server: None,
             lease: Duration::from_secs(10),
             calls_max: 1,
@@ -122,7 +122,7 @@ impl Link {
         self.failures += 1;
         let since = self.failure.take().map_or(now, |(since, _)| since);
         self.failure = Some((since, reason));
-        self.status = LinkStatus::BackOff { until: now + pause };
+        self.status = CallLinkStatus::BackOff { until: now + pause };
         self.receiving = None;
         // What the server may not have received is sent again.
         self.releases.extend(self.releasing.drain(..).flatten());
@@ -135,7 +135,7 @@ impl Link {
     pub(super) fn opened(&mut self, now: Instant, connection: u64) {
         (self.failure, self.failures) = (None, 0);
         (self.heard, self.last_sent) = (now, now);
-        self.status = LinkStatus::Open { connection };
+        self.status = CallLinkStatus::Open { connection };
     }
 
     /// Takes it that the server has received the first release that had no answer.
@@ -180,9 +180,9 @@ impl Link {
     pub(super) fn wake_at(&self) -> Option<Instant> {
         let deadlines = self.pending.iter().filter_map(|(_, pending)| pending.deadline);
         let own = match self.status {
-            LinkStatus::Idle | LinkStatus::Connecting { .. } => None,
-            LinkStatus::BackOff { until } => Some(until),
-            LinkStatus::Open { .. } => Some(
+            CallLinkStatus::Idle | CallLinkStatus::Connecting { .. } => None,
+            CallLinkStatus::BackOff { until } => Some(until),
+            CallLinkStatus::Open { .. } => Some(
                 self.heartbeat_at().min(self.heard + 2 * self.lease + Duration::from_millis(1)),
             ),
         };

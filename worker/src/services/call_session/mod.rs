@@ -20,7 +20,7 @@ use self::io::envelope;
 pub(crate) use self::io::{
     CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallReply, LinkId, OutputId,
 };
-use self::link::{Link, LinkStatus};
+use self::link::{CallLinkStatus, Link};
 use self::pending::{Pending, PendingKind};
 use super::error::ServiceError;
 use super::value_body::ValueBody;
@@ -238,12 +238,12 @@ impl CallSession {
         self.time_out(now, id);
         let link = &mut self.links[id.0];
         match link.status {
-            LinkStatus::Idle if link.is_needed() => self.connect(id),
-            LinkStatus::BackOff { until } if until <= now => match link.is_needed() {
+            CallLinkStatus::Idle if link.is_needed() => self.connect(id),
+            CallLinkStatus::BackOff { until } if until <= now => match link.is_needed() {
                 true => self.connect(id),
-                false => link.status = LinkStatus::Idle,
+                false => link.status = CallLinkStatus::Idle,
             },
-            LinkStatus::Open { connection } => {
+            CallLinkStatus::Open { connection } => {
                 let silent = now.saturating_duration_since(link.heard);
                 if silent > 2 * link.lease {
                     let reason = format!("it was silent for {silent:?}");
@@ -263,7 +263,7 @@ impl CallSession {
         let connection = self.next_connection;
         self.next_connection += 1;
         let link = &mut self.links[id.0];
-        link.status = LinkStatus::Connecting { connection };
+        link.status = CallLinkStatus::Connecting { connection };
         let address = link.address.clone();
         self.connections.insert(connection, id);
         self.outputs.push_back(CallOutput::Connect { connection, address });

@@ -12,7 +12,7 @@ use pushpull_common::ids::TaskId;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use self::shared::{Named, Shared, State};
+use self::shared::{CoordinatorCore, CoordinatorState, Named};
 use super::block_on::block_on;
 use super::call::Call;
 use super::client::Client;
@@ -42,7 +42,7 @@ pub use self::config::CoordinatorConfig;
 /// Dropping the coordinator cancels its calls.
 #[doc(alias = "ClusterCoordinator")]
 pub struct Coordinator {
-    shared: Arc<Shared>,
+    shared: Arc<CoordinatorCore>,
     client: Arc<Client>,
     /// The tasks that look for workers and keep the time.
     tasks: Vec<AbortHandle>,
@@ -96,8 +96,8 @@ impl Coordinator {
         });
         let workers: Vec<_> = workers.collect::<Result<_, ServiceError>>()?;
         let opened = named.as_ref().map(|named| &named.opened);
-        let state = State::new(decisions::dispatch(&config, opened), workers);
-        let shared = Arc::new(Shared::new(state, client.clone(), named));
+        let state = CoordinatorState::new(decisions::dispatch(&config, opened), workers);
+        let shared = Arc::new(CoordinatorCore::new(state, client.clone(), named));
         let tasks = shared.start_tasks();
         Ok(Coordinator { shared, client, tasks })
     }

@@ -34,8 +34,8 @@ pub(super) struct Named {
 }
 
 /// What the tasks of a coordinator share.
-pub(super) struct Shared {
-    state: Mutex<State>,
+pub(super) struct CoordinatorCore {
+    state: Mutex<CoordinatorState>,
     client: Arc<Client>,
     pub(super) named: Option<Named>,
     /// Notified when calls have ended.
@@ -44,7 +44,7 @@ pub(super) struct Shared {
 }
 
 /// What a coordinator knows.
-pub(super) struct State {
+pub(super) struct CoordinatorState {
     pub(super) dispatch: Dispatch<ServiceError>,
     pub(super) workers: Vec<(TaskId, LinkId)>,
     pub(super) calls: BTreeMap<u64, (Call, watch::Sender<ValueState>)>,
@@ -59,13 +59,17 @@ pub(super) struct State {
     functions: BTreeMap<TaskId, BTreeMap<String, String>>,
 }
 
-impl Shared {
-    pub(super) fn new(state: State, client: Arc<Client>, named: Option<Named>) -> Shared {
+impl CoordinatorCore {
+    pub(super) fn new(
+        state: CoordinatorState,
+        client: Arc<Client>,
+        named: Option<Named>,
+    ) -> CoordinatorCore {
         let (state, changed, timer) = (Mutex::new(state), Notify::new(), Timer::default());
-        Shared { state, client, named, changed, timer }
+        CoordinatorCore { state, client, named, changed, timer }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, CoordinatorState> {
         // Each change is one input of the dispatch, which keeps its invariants.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -121,7 +125,7 @@ impl Shared {
         }
     }
 
-    fn start(self: &Arc<Self>, state: &mut State, attempt: Attempt, settled: u64) {
+    fn start(self: &Arc<Self>, state: &mut CoordinatorState, attempt: Attempt, settled: u64) {
         let Attempt { number, worker, .. } = attempt;
         let (task, link) = &state.workers[worker.0 as usize];
         let link = *link;
@@ -170,7 +174,12 @@ impl Shared {
     }
 
     /// Begins to make what a worker is to have of a per-worker value.
-    fn make(self: &Arc<Self>, state: &mut State, worker: WorkerId, resource: ResourceId) {
+    fn make(
+        self: &Arc<Self>,
+        state: &mut CoordinatorState,
+        worker: WorkerId,
+        resource: ResourceId,
+    ) {
         let (task, _) = state.workers[worker.0 as usize].clone();
         let Some(call) = state.makers.get(resource.0 as usize).cloned() else { return };
         let device: DeviceSpec = call.device.parse().unwrap_or_default();
@@ -212,9 +221,12 @@ impl Shared {
     }
 }
 
-impl State {
-    pub(super) fn new(dispatch: Dispatch<ServiceError>, workers: Vec<(TaskId, LinkId)>) -> State {
-        State {
+impl CoordinatorState {
+    pub(super) fn new(
+        dispatch: Dispatch<ServiceError>,
+        workers: Vec<(TaskId, LinkId)>,
+    ) -> CoordinatorState {
+        CoordinatorState {
             dispatch,
             workers,
             calls: BTreeMap::new(),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use pushpull_common::call_window::{CallState, CallWindow};
+use pushpull_common::call_window::{CallWindow, Settlement};
 use pushpull_common::ids::CallNumber;
 
 /// Which calls have ended. A window of the shards has room for those under way; calls that are cancelled
@@ -20,7 +20,7 @@ impl EndedCalls {
     pub(super) fn new(window: CallWindow) -> EndedCalls {
         let (settled, newest) = (window.settled().0, window.newest().0);
         let mut ended = EndedCalls { settled, above: BTreeSet::new() };
-        let is_settled = |number: &u64| window.state(CallNumber(*number)) == CallState::Settled;
+        let is_settled = |number: &u64| window.state(CallNumber(*number)) == Settlement::Settled;
         (settled + 1..=newest).filter(is_settled).for_each(|number| ended.end(number));
         ended
     }

@@ -16,7 +16,7 @@ use pushpull_common::protocol::{FrameEvent, FrameReader, FrameSink};
 use pushpull_net::{ConnectionPhase, ConnectionSide, FrameStream, Stream};
 use tokio::sync::{Notify, oneshot};
 
-use super::outbox::Outbox;
+use super::outbox::CallOutbox;
 use super::timer::Timer;
 use crate::runtime::{Leadership, OpenOperation};
 use crate::services::call_session::{
@@ -50,7 +50,7 @@ struct SharedSession {
     session: Mutex<CallSession>,
     links: Mutex<LinkTable>,
     replies: Mutex<HashMap<CallOp, oneshot::Sender<Result<CallReply, ServiceError>>>>,
-    outboxes: Mutex<HashMap<u64, Arc<Outbox>>>,
+    outboxes: Mutex<HashMap<u64, Arc<CallOutbox>>>,
     next_op: AtomicU64,
     runtime: tokio::runtime::Handle,
     leadership: Arc<Leadership>,
@@ -256,7 +256,7 @@ impl ClientCore {
     fn deliver(&self, output: CallOutput) {
         match output {
             CallOutput::Connect { connection, address } => {
-                let outbox = Arc::new(Outbox::default());
+                let outbox = Arc::new(CallOutbox::default());
                 lock(&self.shared.outboxes).insert(connection, outbox.clone());
                 self.shared.runtime.spawn(run_connection(
                     self.clone(),
@@ -286,7 +286,12 @@ impl ClientCore {
 }
 
 /// Connects, and exchanges frames until the connection ends.
-async fn run_connection(core: ClientCore, connection: u64, address: String, outbox: Arc<Outbox>) {
+async fn run_connection(
+    core: ClientCore,
+    connection: u64,
+    address: String,
+    outbox: Arc<CallOutbox>,
+) {
     let reason = match tokio::time::timeout(CONNECT_TIMEOUT, Stream::connect(&address)).await {
         Err(_) => format!("no connection within {CONNECT_TIMEOUT:?}"),
         Ok(Err(error)) => error.to_string(),
@@ -312,7 +317,7 @@ async fn run_connection(core: ClientCore, connection: u64, address: String, outb
 struct ClientSide<'a> {
     core: &'a ClientCore,
     connection: u64,
-    outbox: &'a Outbox,
+    outbox: &'a CallOutbox,
 }
 
 impl FrameSink for ClientSide<'_> {

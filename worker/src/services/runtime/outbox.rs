@@ -15,7 +15,7 @@ const FRAMES_MAX: usize = 4096;
 
 /// The frames that a connection is to send, shared between its task and those who send.
 #[derive(Debug, Default)]
-pub(super) struct Outbox {
+pub(super) struct CallOutbox {
     frames: Mutex<SendQueue<ValueBody>>,
     notify: Notify,
     /// Whether the connection ends once everything is sent.
@@ -24,7 +24,7 @@ pub(super) struct Outbox {
     given_up: AtomicBool,
 }
 
-impl Outbox {
+impl CallOutbox {
     pub(super) fn push(&self, envelope: &Envelope, message: &Message, body: ValueBody, crc: bool) {
         let crc = crc.then(|| body.crc());
         self.frames().push(envelope, message, crc, body);

@@ -15,7 +15,7 @@ use pushpull_net::{ConnectionPhase, ConnectionSide, FrameStream, Stream};
 use tokio::sync::{Notify, oneshot, watch};
 
 use super::function_pool::FunctionPool;
-use super::outbox::Outbox;
+use super::outbox::CallOutbox;
 use super::timer::Timer;
 use crate::services::cancel::CancelFlag;
 use crate::services::function_table::FunctionTable;
@@ -23,7 +23,7 @@ use crate::services::functions::{Body, FunctionResult, Functions};
 use crate::services::inputs::InputResolver;
 use crate::services::invocation::{Invocation, ServerShared};
 use crate::services::service::{
-    ExecutionId, Failure, InputSource, Order, Service, ServiceInput, ServiceOutput,
+    ExecutionId, ExecutionOrder, Failure, InputSource, Service, ServiceInput, ServiceOutput,
 };
 use crate::services::value::Value;
 use crate::services::value_body::ValueBody;
@@ -38,7 +38,7 @@ pub(crate) struct ServerCore {
     resolver: InputResolver,
     pool: FunctionPool,
     runtime: tokio::runtime::Handle,
-    outboxes: Mutex<HashMap<u64, Arc<Outbox>>>,
+    outboxes: Mutex<HashMap<u64, Arc<CallOutbox>>>,
     executions: Mutex<HashMap<ExecutionId, Arc<CancelFlag>>>,
     fetches: Mutex<HashMap<u64, oneshot::Sender<Result<Value, Refusal>>>>,
     next_connection: AtomicU64,
@@ -113,7 +113,7 @@ impl ServerCore {
         body_crc: BodyCrc,
     ) {
         let connection = self.next_connection.fetch_add(1, Ordering::Relaxed);
-        let outbox = Arc::new(Outbox::default());
+        let outbox = Arc::new(CallOutbox::default());
         lock(&self.outboxes).insert(connection, outbox.clone());
         let registration = Registration { core: self.clone(), connection };
         self.connections.send_modify(|open| *open += 1);
@@ -121,7 +121,7 @@ impl ServerCore {
         self.handle(ServiceInput::Connected { connection, request, client, body_crc });
         let mut frames = FrameStream::new(stream, reader);
         frames.open();
-        let mut side = ServerSide { core: &self, connection, outbox: &outbox };
+        let mut side = CallServerSide { core: &self, connection, outbox: &outbox };
         // Whatever ends the connection, the client sees it closed and connects again.
         let _ = frames.serve(&mut side, drop).await;
         drop((frames, registration));
@@ -209,7 +209,7 @@ impl ServerCore {
     }
 
     /// Begins an execution: fetches its inputs, then runs the function.
-    fn execute(self: &Arc<Self>, order: Order) {
+    fn execute(self: &Arc<Self>, order: ExecutionOrder) {
         let flag = Arc::new(CancelFlag::default());
         lock(&self.executions).insert(order.execution, flag.clone());
         let has_values =
@@ -231,7 +231,7 @@ impl ServerCore {
         });
     }
 
-    async fn resolve(self: &Arc<Self>, order: &mut Order) -> Result<(), Failure> {
+    async fn resolve(self: &Arc<Self>, order: &mut ExecutionOrder) -> Result<(), Failure> {
         for (name, source) in &mut order.inputs {
             let value = match source {
                 InputSource::Value(_) => continue,
@@ -281,7 +281,7 @@ impl ServerCore {
     }
 
     /// Runs a function whose inputs are there.
-    fn start(self: &Arc<Self>, order: Order, flag: Arc<CancelFlag>) {
+    fn start(self: &Arc<Self>, order: ExecutionOrder, flag: Arc<CancelFlag>) {
         let execution = order.execution;
         let value = |(name, source): (String, InputSource)| match source {
             InputSource::Value(value) => Some((name, value)),
@@ -406,13 +406,13 @@ impl Drop for Registration {
 }
 
 /// The server's side of a connection.
-struct ServerSide<'a> {
+struct CallServerSide<'a> {
     core: &'a Arc<ServerCore>,
     connection: u64,
-    outbox: &'a Outbox,
+    outbox: &'a CallOutbox,
 }
 
-impl FrameSink for ServerSide<'_> {
+impl FrameSink for CallServerSide<'_> {
     fn on_frame(&mut self, event: FrameEvent<'_>) {
         let connection = self.connection;
         self.core.handle(match event {
@@ -429,7 +429,7 @@ impl FrameSink for ServerSide<'_> {
     }
 }
 
-impl ConnectionSide for ServerSide<'_> {
+impl ConnectionSide for CallServerSide<'_> {
     fn flush(&mut self, stream: &Stream) -> io::Result<bool> {
         self.outbox.flush(stream)
     }

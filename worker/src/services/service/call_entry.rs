@@ -6,7 +6,7 @@ use pushpull_common::ids::RequestId;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::CallOutcome;
 
-use super::io::{ExecutionId, Order};
+use super::io::{ExecutionId, ExecutionOrder};
 use crate::services::value::Value;
 use crate::services::value_body::IncomingValues;
 
@@ -43,11 +43,11 @@ pub(super) enum CallState {
         connection: u64,
         incoming: IncomingValues,
         /// The order, whose values come from the body: those of these inputs.
-        order: Box<Order>,
+        order: Box<ExecutionOrder>,
         values: Vec<usize>,
     },
     /// It waits for a thread.
-    Queued { order: Box<Order> },
+    Queued { order: Box<ExecutionOrder> },
     /// The function runs.
     Running { execution: ExecutionId },
     /// It has ended.

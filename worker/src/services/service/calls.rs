@@ -7,7 +7,7 @@ use pushpull_common::protocol::message::{Call, Input, InputPart};
 use pushpull_common::protocol::{Header, Refusal, limits};
 
 use super::call_entry::{CallEntry, CallState};
-use super::io::{ExecutionId, InputSource, Order, ServiceOutput};
+use super::io::{ExecutionId, ExecutionOrder, InputSource, ServiceOutput};
 use super::{Execution, Service, detail};
 use crate::services::device_name::find_device;
 use crate::services::value::ValueType;
@@ -18,7 +18,7 @@ const RETAINED_MAX: usize = 1024;
 
 /// A call that was checked: its order, and the values that its body brings.
 struct CheckedCall {
-    order: Box<Order>,
+    order: Box<ExecutionOrder>,
     /// The types of the values in the body.
     types: Vec<ValueType>,
     /// The inputs that they are.
@@ -137,7 +137,7 @@ impl Service {
             return Err(misplaced(0, header.body_bytes, bytes));
         }
         let wait = Duration::from_millis(header.deadline_ms.into());
-        let order = Order {
+        let order = ExecutionOrder {
             execution: ExecutionId(0),
             function: name.to_owned(),
             client,

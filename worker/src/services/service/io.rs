@@ -143,7 +143,7 @@ pub(crate) enum InputSource {
 
 /// An execution of a function.
 #[derive(Clone, Debug)]
-pub(crate) struct Order {
+pub(crate) struct ExecutionOrder {
     /// Its number, to be returned with the result.
     pub(crate) execution: ExecutionId,
     /// The name of the function.
@@ -188,7 +188,7 @@ pub(crate) enum ServiceOutput {
         result: Result<Value, Refusal>,
     },
     /// Run a function.
-    Execute(Box<Order>),
+    Execute(Box<ExecutionOrder>),
     /// Tell a function that nobody waits for it any more.
     Cancel {
         /// The execution.

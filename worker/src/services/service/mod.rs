@@ -27,7 +27,7 @@ use self::call_entry::{CallEntry, CallState};
 use self::clients::Clients;
 use self::fetches::ParkedFetch;
 pub(crate) use self::io::{
-    ExecutionId, Failure, InputSource, Order, ServiceConfig, ServiceInput, ServiceOutput,
+    ExecutionId, ExecutionOrder, Failure, InputSource, ServiceConfig, ServiceInput, ServiceOutput,
 };
 use self::run_queue::RunQueue;
 use crate::services::function_table::FunctionTable;

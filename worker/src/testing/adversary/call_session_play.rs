@@ -12,7 +12,7 @@ use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Message, Refusal, limits, version};
 
-use super::choices::Choices;
+use super::choices::ServiceChoices;
 use super::frames::{framed, value_bytes, value_type};
 use crate::services::Value;
 use crate::services::call_session::{
@@ -43,19 +43,19 @@ struct ServerLine {
 
 /// What a caller knows of its command.
 #[derive(Clone, Copy, Debug)]
-struct Caller {
+struct KnownCommand {
     has_deadline: bool,
     is_replied: bool,
 }
 
 /// A session and the state of its callers and servers.
 pub(super) struct CallSessionPlay<'a> {
-    choices: Choices<'a>,
+    choices: ServiceChoices<'a>,
     session: CallSession,
     now: Instant,
     links: [LinkId; 2],
     lines: Vec<ServerLine>,
-    callers: BTreeMap<CallOp, Caller>,
+    callers: BTreeMap<CallOp, KnownCommand>,
     next_op: u64,
     /// The server to which each call was sent, by its number.
     sent_to: BTreeMap<u64, u64>,
@@ -63,7 +63,7 @@ pub(super) struct CallSessionPlay<'a> {
 }
 
 impl<'a> CallSessionPlay<'a> {
-    pub(super) fn new(now: Instant, choices: Choices<'a>) -> CallSessionPlay<'a> {
+    pub(super) fn new(now: Instant, choices: ServiceChoices<'a>) -> CallSessionPlay<'a> {
         let mut session = CallSession::new(Incarnation(5), TaskId::new("client", 0), 4 << 20);
         let known = session.add_link(now, "one:1".to_owned(), Some(TaskId::worker(2)));
         let links = [known, session.add_link(now, "other:1".to_owned(), None)];
@@ -158,7 +158,7 @@ impl<'a> CallSessionPlay<'a> {
         let has_deadline = !self.choices.one_in(4);
         let wait = self.choices.time(LEASE);
         let deadline = has_deadline.then(|| self.now + wait);
-        self.callers.insert(op, Caller { has_deadline, is_replied: false });
+        self.callers.insert(op, KnownCommand { has_deadline, is_replied: false });
         let link = self.choices.of(&self.links);
         self.input(CallInput::Command { op, link, command, deadline });
     }

@@ -20,13 +20,13 @@ const EDGES: [u64; 12] = [
 
 /// Bytes that are read as choices. After the last byte every read returns 0.
 #[derive(Debug)]
-pub(super) struct Choices<'a> {
+pub(super) struct ServiceChoices<'a> {
     bytes: &'a [u8],
 }
 
-impl<'a> Choices<'a> {
-    pub(super) fn new(bytes: &'a [u8]) -> Choices<'a> {
-        Choices { bytes }
+impl<'a> ServiceChoices<'a> {
+    pub(super) fn new(bytes: &'a [u8]) -> ServiceChoices<'a> {
+        ServiceChoices { bytes }
     }
 
     pub(super) fn is_empty(&self) -> bool {

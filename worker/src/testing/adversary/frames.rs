@@ -6,7 +6,7 @@ use pushpull_common::protocol::message::ValueIs;
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Header, Message, Poll, encode};
 
-use super::choices::Choices;
+use super::choices::ServiceChoices;
 
 /// Returns a message with its header as it is read from a frame; `None` if it is not allowed there.
 pub(super) fn framed(
@@ -27,10 +27,10 @@ pub(super) fn framed(
 }
 
 /// Returns the type of a value: mostly a small one, sometimes any.
-pub(super) fn value_type(choices: &mut Choices<'_>) -> ValueIs {
+pub(super) fn value_type(choices: &mut ServiceChoices<'_>) -> ValueIs {
     let elements = if choices.one_in(8) { choices.byte() } else { choices.of(&[0, 1, 1, 2]) };
     let rank = if choices.one_in(16) { choices.below(9) } else { 1 };
-    let extent = |choices: &mut Choices<'_>| match choices.below(8) {
+    let extent = |choices: &mut ServiceChoices<'_>| match choices.below(8) {
         0 => choices.number(),
         1 => 300_000,
         _ => choices.below(6) as u64,

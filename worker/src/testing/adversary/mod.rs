@@ -11,7 +11,7 @@ mod service_play;
 use std::time::Instant;
 
 use call_session_play::CallSessionPlay;
-use choices::Choices;
+use choices::ServiceChoices;
 use service_play::ServicePlay;
 
 /// Plays the choices of an input as clients of a server of functions, and as its functions. Returns
@@ -21,7 +21,7 @@ use service_play::ServicePlay;
 /// If the service breaks its invariants, executes a call twice, answers a request twice, or has
 /// memory of another length than the body that arrives.
 pub fn play_service(now: Instant, input: &[u8]) -> usize {
-    ServicePlay::new(now, Choices::new(input)).run()
+    ServicePlay::new(now, ServiceChoices::new(input)).run()
 }
 
 /// Plays the choices of an input as the servers of a client, and as its callers. Returns how many
@@ -31,7 +31,7 @@ pub fn play_service(now: Instant, input: &[u8]) -> usize {
 /// If the session answers a command twice or never, or sends a call again to a server that may have
 /// executed it and has forgotten that.
 pub fn play_call_session(now: Instant, input: &[u8]) -> usize {
-    CallSessionPlay::new(now, Choices::new(input)).run()
+    CallSessionPlay::new(now, ServiceChoices::new(input)).run()
 }
 
 #[cfg(test)]

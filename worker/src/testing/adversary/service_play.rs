@@ -12,7 +12,7 @@ use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Message, limits};
 use pushpull_common::tensor::DType;
 
-use super::choices::Choices;
+use super::choices::ServiceChoices;
 use super::frames::{framed, value_bytes, value_type};
 use crate::services::device_name::TaskDevice;
 use crate::services::function_table::{FunctionFacts, FunctionTable};
@@ -50,7 +50,7 @@ struct Upload {
 
 /// A service and the state of its clients and functions.
 pub(super) struct ServicePlay<'a> {
-    choices: Choices<'a>,
+    choices: ServiceChoices<'a>,
     service: Service,
     now: Instant,
     lines: Vec<ClientLine>,
@@ -66,7 +66,7 @@ pub(super) struct ServicePlay<'a> {
 }
 
 impl<'a> ServicePlay<'a> {
-    pub(super) fn new(now: Instant, choices: Choices<'a>) -> ServicePlay<'a> {
+    pub(super) fn new(now: Instant, choices: ServiceChoices<'a>) -> ServicePlay<'a> {
         let task = TaskId::worker(1);
         let config = ServiceConfig {
             incarnation: Incarnation(77),

@@ -19,7 +19,8 @@ use crate::services::description::Description;
 use crate::services::device_name::TaskDevice;
 use crate::services::function_table::{FunctionFacts, FunctionTable};
 use crate::services::service::{
-    ExecutionId, Failure, InputSource, Order, Service, ServiceConfig, ServiceInput, ServiceOutput,
+    ExecutionId, ExecutionOrder, Failure, InputSource, Service, ServiceConfig, ServiceInput,
+    ServiceOutput,
 };
 use crate::services::trainer::{counted, function_error};
 use crate::services::{FunctionError, Outputs, Value};
@@ -35,7 +36,7 @@ pub struct FunctionServerEndpoint {
     task: TaskId,
     connections: BTreeMap<u64, ServerConnection>,
     /// The orders whose inputs are fetched, by the numbers of their fetches.
-    resolving: BTreeMap<u64, (Order, usize)>,
+    resolving: BTreeMap<u64, (ExecutionOrder, usize)>,
     next_fetch: u64,
     events: VecDeque<FunctionServerEvent>,
 }
@@ -334,7 +335,7 @@ impl FunctionServerEndpoint {
     }
 
     /// Fetches the next input of an execution, or begins it once it has all.
-    fn resolve(&mut self, now: Instant, order: Order) {
+    fn resolve(&mut self, now: Instant, order: ExecutionOrder) {
         let missing = order.inputs.iter().position(|(_, of)| !matches!(of, InputSource::Value(_)));
         let Some(index) = missing else {
             let value = |(name, source)| match source {

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pushpull_common::data_set::{DataSet, SampleRange};
 
-use super::samples::{SampleError, Samples};
+use super::samples::{SampleError, SampleReader};
 use super::{Batch, DataError, Permutation};
 
 /// The samples of a pipeline, and the data set that they were declared as.
 pub(super) struct BatchReader<T> {
-    pub(super) samples: Arc<dyn Samples<T>>,
+    pub(super) samples: Arc<dyn SampleReader<T>>,
     pub(super) data_set: DataSet,
 }
 

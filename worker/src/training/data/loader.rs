@@ -43,11 +43,11 @@ use super::{Batch, DataError};
 #[must_use = "a loader stops when it is dropped"]
 pub struct Loader<T> {
     prefetch: usize,
-    work: Work<T>,
+    work: LoaderMode<T>,
 }
 
 /// Where batches are read.
-enum Work<T> {
+enum LoaderMode<T> {
     /// On the thread that takes them.
     Caller { reader: BatchReader<T>, ranges: VecDeque<SampleRange> },
     /// On threads of the loader.
@@ -61,8 +61,8 @@ impl<T: Send + 'static> Loader<T> {
         prefetch: usize,
     ) -> Result<Loader<T>, DataError> {
         let work = match threads {
-            0 => Work::Caller { reader, ranges: VecDeque::new() },
-            threads => Work::Threads(LoaderThreads::start(reader, threads, prefetch)?),
+            0 => LoaderMode::Caller { reader, ranges: VecDeque::new() },
+            threads => LoaderMode::Threads(LoaderThreads::start(reader, threads, prefetch)?),
         };
         Ok(Loader { prefetch, work })
     }
@@ -77,14 +77,14 @@ impl<T> Loader<T> {
     /// The number of batches under way: submitted, and not taken.
     pub fn pending(&self) -> usize {
         match &self.work {
-            Work::Caller { ranges, .. } => ranges.len(),
-            Work::Threads(threads) => threads.pending(),
+            LoaderMode::Caller { ranges, .. } => ranges.len(),
+            LoaderMode::Threads(threads) => threads.pending(),
         }
     }
 
     /// Whether batches are read on threads of the loader, while the caller computes.
     pub(super) fn has_threads(&self) -> bool {
-        matches!(self.work, Work::Threads(_))
+        matches!(self.work, LoaderMode::Threads(_))
     }
 
     /// Whether another range can be submitted before a batch is taken.
@@ -105,8 +105,8 @@ impl<T> Loader<T> {
             return Err(DataError::Full { data_set, prefetch: self.prefetch });
         }
         match &mut self.work {
-            Work::Caller { ranges, .. } => ranges.push_back(range),
-            Work::Threads(threads) => threads.submit(range)?,
+            LoaderMode::Caller { ranges, .. } => ranges.push_back(range),
+            LoaderMode::Threads(threads) => threads.submit(range)?,
         }
         Ok(())
     }
@@ -128,8 +128,8 @@ impl<T> Loader<T> {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Batch<T>, DataError>>> {
         match &mut self.work {
-            Work::Caller { reader, ranges } => Poll::Ready(read_first(reader, ranges)),
-            Work::Threads(threads) => threads.poll_take(context),
+            LoaderMode::Caller { reader, ranges } => Poll::Ready(read_first(reader, ranges)),
+            LoaderMode::Threads(threads) => threads.poll_take(context),
         }
     }
 
@@ -140,15 +140,15 @@ impl<T> Loader<T> {
     /// See [`Loader::take`].
     pub fn blocking_take(&mut self) -> Option<Result<Batch<T>, DataError>> {
         match &mut self.work {
-            Work::Caller { reader, ranges } => read_first(reader, ranges),
-            Work::Threads(threads) => threads.blocking_take(),
+            LoaderMode::Caller { reader, ranges } => read_first(reader, ranges),
+            LoaderMode::Threads(threads) => threads.blocking_take(),
         }
     }
 
     fn reader(&self) -> &BatchReader<T> {
         match &self.work {
-            Work::Caller { reader, .. } => reader,
-            Work::Threads(threads) => threads.reader(),
+            LoaderMode::Caller { reader, .. } => reader,
+            LoaderMode::Threads(threads) => threads.reader(),
         }
     }
 }

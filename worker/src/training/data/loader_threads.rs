@@ -23,31 +23,31 @@ use super::{Batch, DataError};
 pub(super) struct LoaderThreads<T> {
     reader: Arc<BatchReader<T>>,
     /// `None` once the threads are to end.
-    orders: Option<Sender<Order>>,
-    answers: Receiver<Answer<T>>,
+    orders: Option<Sender<LoadOrder>>,
+    answers: Receiver<LoadedBatch<T>>,
     /// The batches of the ranges under way, as far as they have been received.
     expected: VecDeque<Option<Result<Batch<T>, DataError>>>,
     /// The number of the first of them.
     first: u64,
-    signals: Arc<Signals>,
+    signals: Arc<LoaderSignals>,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// A range to read, with its number.
-struct Order {
+struct LoadOrder {
     number: u64,
     range: SampleRange,
 }
 
 /// The outcome of an order, with its number.
-struct Answer<T> {
+struct LoadedBatch<T> {
     number: u64,
     batch: Result<Batch<T>, DataError>,
 }
 
 /// What the threads and the caller tell each other beside the channels.
 #[derive(Default)]
-struct Signals {
+struct LoaderSignals {
     /// Tells the threads to end.
     is_stopped: AtomicBool,
     /// The task that waits for an answer.
@@ -103,7 +103,7 @@ impl<T> LoaderThreads<T> {
         let number = self.first + self.expected.len() as u64;
         let sent = self.orders.as_ref().is_some_and(|orders| {
             // A full channel is excluded by the maximum.
-            orders.try_send(Order { number, range }).is_ok()
+            orders.try_send(LoadOrder { number, range }).is_ok()
         });
         if !sent {
             return Err(self.stopped());
@@ -157,7 +157,7 @@ impl<T> LoaderThreads<T> {
         batch
     }
 
-    fn keep(&mut self, answer: Answer<T>) {
+    fn keep(&mut self, answer: LoadedBatch<T>) {
         let place = answer.number.checked_sub(self.first);
         let place = place.and_then(|place| self.expected.get_mut(place as usize));
         if let Some(place) = place {
@@ -182,7 +182,7 @@ impl<T> Drop for LoaderThreads<T> {
     }
 }
 
-impl Signals {
+impl LoaderSignals {
     fn register(&self, waker: &Waker) {
         let mut registered = self.waker.lock().unwrap_or_else(PoisonError::into_inner);
         match registered.as_mut() {
@@ -202,16 +202,16 @@ impl Signals {
 /// Reads ranges until there are no more, or the loader stops.
 fn run<T>(
     reader: &BatchReader<T>,
-    orders: &Receiver<Order>,
-    answers: &Sender<Answer<T>>,
-    signals: &Signals,
+    orders: &Receiver<LoadOrder>,
+    answers: &Sender<LoadedBatch<T>>,
+    signals: &LoaderSignals,
 ) {
-    while let Ok(Order { number, range }) = orders.recv() {
+    while let Ok(LoadOrder { number, range }) = orders.recv() {
         if signals.is_stopped.load(Ordering::Relaxed) {
             return;
         }
         let batch = reader.read(range, &signals.is_stopped);
-        if answers.send(Answer { number, batch }).is_err() {
+        if answers.send(LoadedBatch { number, batch }).is_err() {
             return;
         }
         signals.wake();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use pushpull_common::data_set::DataSet;
 
 use super::batch_reader::BatchReader;
-use super::samples::{MappedSamples, Samples};
+use super::samples::{MappedSamples, SampleReader};
 use super::{DataError, Loader, Source, StaticSplit};
 
 /// How the samples of a [`Source`] become batches: their order, their number, and the functions that
@@ -34,7 +34,7 @@ use super::{DataError, Loader, Source, StaticSplit};
 /// # Ok::<(), pushpull_worker::training::data::DataError>(())
 /// ```
 pub struct Pipeline<T> {
-    samples: Arc<dyn Samples<T>>,
+    samples: Arc<dyn SampleReader<T>>,
     seed: Option<u64>,
     batch: u32,
     epochs: Option<u64>,

@@ -1,4 +1,4 @@
-//! [`Samples`]: a source with the functions that map its samples.
+//! [`SampleReader`]: a source with the functions that map its samples.
 
 use std::error::Error as StdError;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Source, SourceError};
 
 /// What a pipeline reads: the samples of a source, mapped.
-pub(super) trait Samples<T>: Send + Sync {
+pub(super) trait SampleReader<T>: Send + Sync {
     /// The name of the data set.
     fn name(&self) -> &str;
 
@@ -26,7 +26,7 @@ pub(super) enum SampleError {
     Map(Box<dyn StdError + Send + Sync>),
 }
 
-impl<S: Source> Samples<S::Sample> for S {
+impl<S: Source> SampleReader<S::Sample> for S {
     fn name(&self) -> &str {
         Source::name(self)
     }
@@ -42,11 +42,11 @@ impl<S: Source> Samples<S::Sample> for S {
 
 /// The results of a function of other samples.
 pub(super) struct MappedSamples<T, F> {
-    pub(super) samples: Arc<dyn Samples<T>>,
+    pub(super) samples: Arc<dyn SampleReader<T>>,
     pub(super) map: F,
 }
 
-impl<T, U, F> Samples<U> for MappedSamples<T, F>
+impl<T, U, F> SampleReader<U> for MappedSamples<T, F>
 where
     F: Fn(T) -> Result<U, Box<dyn StdError + Send + Sync>> + Send + Sync,
 {

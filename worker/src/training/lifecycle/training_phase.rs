@@ -1,8 +1,8 @@
-//! [`TrainingPhase`]: where a training stands.
+//! [`LifecyclePhase`]: where a training stands.
 
 /// Where a training stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TrainingPhase {
+pub(super) enum LifecyclePhase {
     /// There is no joined worker.
     Apart,
     /// Joined, between two steps.

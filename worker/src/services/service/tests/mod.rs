@@ -33,7 +33,7 @@ struct World {
     service: Service,
     now: Instant,
     next_connection: u64,
-    orders: Vec<Order>,
+    orders: Vec<ExecutionOrder>,
     cancelled: Vec<ExecutionId>,
     closed: Vec<u64>,
     sent: Vec<(u64, RequestId, Message, Vec<u8>)>,
@@ -178,7 +178,7 @@ impl World {
     }
 
     /// Takes the next order.
-    fn order(&mut self) -> Order {
+    fn order(&mut self) -> ExecutionOrder {
         assert!(!self.orders.is_empty(), "nothing is executed");
         self.orders.remove(0)
     }
