@@ -63,11 +63,11 @@ fn split_rows(values: &[f32], rows: usize, row: usize) -> (&[f32], &[f32]) {
 ///
 /// ```
 /// use pushpull_device::{Device, Mlp};
-/// use pushpull_worker::compute::{Model, Towers};
+/// use pushpull_worker::compute::{DeviceTowers, Model};
 ///
 /// let tower = |device| Model::new(Mlp::new(device, &[64, 10]), ["w", "b"]);
 /// let devices = [Device::pick("cpu:1")?, Device::pick("cpu:1")?];
-/// let towers = Towers::new(devices.map(tower));
+/// let towers = DeviceTowers::new(devices.map(tower));
 /// assert_eq!(towers.len(), 2);
 /// # Ok::<(), pushpull_device::ComputeError>(())
 /// ```
