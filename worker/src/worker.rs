@@ -3,6 +3,7 @@
 mod assigns;
 mod calls;
 mod device_steps;
+mod placing;
 mod pulls;
 mod pushes;
 mod replication;
@@ -15,14 +16,14 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
-use pushpull_common::partition::Partitioner;
-use pushpull_common::placement::{Placement, ShardMap};
+use pushpull_common::placement::Placement;
 use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
 use pushpull_common::protocol::message;
 use pushpull_common::protocol::message::{EndReason, Role};
-use pushpull_common::variable::{Replication, VariableSpec};
+use pushpull_common::variable::VariableSpec;
 
 use self::device_steps::DevicePool;
+use self::placing::{place, replicas};
 use crate::client::{SessionClient, join_all};
 use crate::compression::Compression;
 use crate::config::WorkerConfig;
@@ -39,7 +40,7 @@ use crate::metrics::{TimedOperation, WorkerMetrics};
 use crate::outcome::{DataBegun, RestoredCheckpoint, SaveHandle, SavedCheckpoint};
 use crate::replica_values::ReplicaValues;
 use crate::runtime::{Caller, SessionRunner};
-use crate::session::{Reply, ServerSettings, SessionCommand};
+use crate::session::{Reply, SessionCommand};
 use crate::token::Token;
 
 /// One task that trains, normally of the job `worker`, in a session with the parameter servers.
@@ -462,36 +463,6 @@ impl Worker {
 
     fn model(&self, doing: &'static str) -> Result<&Arc<JoinedModel>, Error> {
         self.model.as_ref().ok_or(Error::NotJoined { doing })
-    }
-}
-
-/// Places the variables on shards. Servers whose optimizers need whole variables get them so, unless
-/// a partitioner is given.
-fn place(
-    config: &WorkerConfig,
-    variables: &[VariableSpec],
-    servers: &ServerSettings,
-) -> Result<(Placement, Catalogue), ConfigError> {
-    let map = ShardMap::of_cluster(&config.cluster, servers.shards_per_task)?;
-    let mut variables = variables.to_vec();
-    let automatic = variables.iter_mut().filter(|v| v.partitioner == Partitioner::Automatic);
-    if servers.whole_variables {
-        automatic.for_each(|variable| variable.partitioner = Partitioner::None);
-    }
-    let placement = Placement::plan(&variables, &map, &config.placement)?;
-    let catalogue = Catalogue::new(variables, &placement)?;
-    Ok((placement, catalogue))
-}
-
-/// Returns the number of replicas in the cluster, by which contributions to means are divided; 1 if
-/// no variable is a mean.
-fn replicas(config: &WorkerConfig, variables: &[VariableSpec]) -> Result<usize, ConfigError> {
-    let is_mean = |it: &&VariableSpec| matches!(it.replication(), Replication::Mean { .. });
-    let Some(variable) = variables.iter().find(is_mean) else { return Ok(1) };
-    let counts = ["chief", "worker"].map(|job| config.cluster.num_tasks(job).unwrap_or(0));
-    match counts.iter().sum() {
-        0 => Err(ConfigError::NoReplicas { variable: variable.name().to_owned() }),
-        replicas => Ok(replicas),
     }
 }
 
