@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::cpu::pool::Pool;
+use crate::cpu::pool::ThreadPool;
 #[cfg(feature = "cuda")]
 use crate::cuda::cuda_device::CudaDevice;
 #[cfg(feature = "cuda")]
@@ -24,7 +24,7 @@ pub struct Device {
 /// What runs the kernels of a device.
 #[derive(Clone, Debug)]
 pub(crate) enum Backend {
-    Cpu(Arc<Pool>),
+    Cpu(Arc<ThreadPool>),
     #[cfg(feature = "cuda")]
     Cuda(Arc<CudaDevice>),
 }
@@ -50,7 +50,7 @@ impl Device {
         if !(1..=Device::THREADS_MAX).contains(&threads) {
             return Err(ComputeError::Threads { threads });
         }
-        let pool = Arc::new(Pool::start(threads)?);
+        let pool = Arc::new(ThreadPool::start(threads)?);
         Ok(Device { backend: Backend::Cpu(pool) })
     }
 

@@ -15,20 +15,20 @@ use crate::device::Device;
 use crate::error::ComputeError;
 
 mod sealed {
-    pub trait Sealed {}
-    impl Sealed for f32 {}
-    impl Sealed for f64 {}
-    impl Sealed for u8 {}
-    impl Sealed for u32 {}
-    impl Sealed for u64 {}
-    impl Sealed for i64 {}
-    impl Sealed for half::f16 {}
-    impl Sealed for half::bf16 {}
+    pub trait SealedElement {}
+    impl SealedElement for f32 {}
+    impl SealedElement for f64 {}
+    impl SealedElement for u8 {}
+    impl SealedElement for u32 {}
+    impl SealedElement for u64 {}
+    impl SealedElement for i64 {}
+    impl SealedElement for half::f16 {}
+    impl SealedElement for half::bf16 {}
 }
 
 /// An element of a device's memory. Every pattern of its bits is a value.
 pub trait DeviceElement:
-    sealed::Sealed + bytemuck::Pod + Default + fmt::Debug + Send + Sync + 'static
+    sealed::SealedElement + bytemuck::Pod + Default + fmt::Debug + Send + Sync + 'static
 {
 }
 
@@ -86,12 +86,12 @@ impl<T: DeviceElement> Buffer<T> {
 
 /// Memory for intermediate results, which grows and is reused. A clone is empty.
 #[derive(Debug, Default)]
-pub(crate) struct Scratch {
+pub(crate) struct ScratchBuffer {
     buffer: Option<Buffer<f32>>,
     length: usize,
 }
 
-impl Scratch {
+impl ScratchBuffer {
     /// Sets the number of elements. Their content is arbitrary.
     pub(crate) fn fit(&mut self, device: &Device, length: usize) -> Result<(), ComputeError> {
         let capacity = self.buffer.as_ref().map_or(0, Buffer::len);
@@ -115,9 +115,9 @@ impl Scratch {
     }
 }
 
-impl Clone for Scratch {
-    fn clone(&self) -> Scratch {
-        Scratch::default()
+impl Clone for ScratchBuffer {
+    fn clone(&self) -> ScratchBuffer {
+        ScratchBuffer::default()
     }
 }
 

@@ -90,22 +90,22 @@ pub struct PageLock {
 /// copy is not undone.
 #[must_use = "the copy is done when this completes"]
 pub struct Transfer<O> {
-    shared: Arc<Shared<O>>,
+    shared: Arc<SharedTransfer<O>>,
 }
 
-struct Shared<O> {
-    state: Mutex<State<O>>,
+struct SharedTransfer<O> {
+    state: Mutex<TransferState<O>>,
 }
 
-struct State<O> {
+struct TransferState<O> {
     done: Option<Result<O, ComputeError>>,
     waker: Option<Waker>,
 }
 
 impl<O> Transfer<O> {
     fn done(result: Result<O, ComputeError>) -> Transfer<O> {
-        let state = Mutex::new(State { done: Some(result), waker: None });
-        Transfer { shared: Arc::new(Shared { state }) }
+        let state = Mutex::new(TransferState { done: Some(result), waker: None });
+        Transfer { shared: Arc::new(SharedTransfer { state }) }
     }
 
     /// Blocks the thread until the copy is done.
@@ -113,13 +113,13 @@ impl<O> Transfer<O> {
     /// # Errors
     /// As the future.
     pub fn wait(mut self) -> Result<O, ComputeError> {
-        struct Unpark(std::thread::Thread);
-        impl std::task::Wake for Unpark {
+        struct TransferWaker(std::thread::Thread);
+        impl std::task::Wake for TransferWaker {
             fn wake(self: Arc<Self>) {
                 self.0.unpark();
             }
         }
-        let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        let waker = Waker::from(Arc::new(TransferWaker(std::thread::current())));
         let mut context = Context::from_waker(&waker);
         loop {
             match Pin::new(&mut self).poll(&mut context) {
@@ -139,8 +139,8 @@ impl<O: Send + 'static> Transfer<O> {
         queued: Result<(), ComputeError>,
         owner: O,
     ) -> Transfer<O> {
-        let state = Mutex::new(State { done: None, waker: None });
-        let shared = Arc::new(Shared { state });
+        let state = Mutex::new(TransferState { done: None, waker: None });
+        let shared = Arc::new(SharedTransfer { state });
         let transfer = Transfer { shared: shared.clone() };
         let complete = move |result: Result<(), ComputeError>| {
             let mut state = shared.state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -382,9 +382,9 @@ mod tests {
         assert_eq!(error.to_string(), "start_read needs 2 elements of pinned memory, not 1");
     }
 
-    struct Bytes(Vec<u8>);
+    struct HostBytes(Vec<u8>);
 
-    impl HostMemory for Bytes {
+    impl HostMemory for HostBytes {
         fn slices_mut(&mut self, ranges: &[Range<usize>]) -> Vec<&mut [u8]> {
             let (mut slices, mut rest, mut at) = (Vec::new(), &mut self.0[..], 0);
             for range in ranges {
@@ -402,7 +402,7 @@ mod tests {
         let mut buffer = device.buffer::<u8>(10).unwrap();
         device.write(&[0, 1, 2, 3, 4, 5, 6, 7, 8, 9], &mut buffer).unwrap();
         let read = |ranges: &[Range<usize>]| {
-            device.start_read_ranges(&buffer, ranges, Box::new(Bytes(vec![99; 10])))
+            device.start_read_ranges(&buffer, ranges, Box::new(HostBytes(vec![99; 10])))
         };
         for (ranges, expected) in [
             (vec![], [99; 10]),

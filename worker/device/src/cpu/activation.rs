@@ -1,7 +1,7 @@
 //! Activations, on the threads of a pool.
 
 use super::elementwise::{ROWS_AT_ONCE, sum_rows_of};
-use super::pool::Pool;
+use super::pool::ThreadPool;
 use crate::kernels::activation::Activation;
 
 impl Activation {
@@ -53,7 +53,7 @@ fn normal(x: f32) -> f32 {
     0.5 * libm::erfcf(-x * std::f32::consts::FRAC_1_SQRT_2)
 }
 
-impl Pool {
+impl ThreadPool {
     pub(crate) fn activate(
         &self,
         activation: Activation,

@@ -1,10 +1,10 @@
 //! Casts between `f32` and the half types, on the threads of a pool.
 
 use super::elementwise::ELEMENTS_AT_ONCE;
-use super::pool::Pool;
+use super::pool::ThreadPool;
 use crate::kernels::cast::Half;
 
-impl Pool {
+impl ThreadPool {
     pub(crate) fn round<H: Half>(&self, values: &[f32], halves: &mut [H]) {
         self.for_chunks(halves, ELEMENTS_AT_ONCE, |chunk, halves| {
             let values = &values[chunk * ELEMENTS_AT_ONCE..];

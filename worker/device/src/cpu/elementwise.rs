@@ -1,6 +1,6 @@
 //! Operations on each element, and sums, on the threads of a pool.
 
-use super::pool::Pool;
+use super::pool::ThreadPool;
 
 /// Elements of one part of an elementwise operation. The parts of a sum, and with them its
 /// rounding, follow from this number alone.
@@ -9,7 +9,7 @@ pub(crate) const ELEMENTS_AT_ONCE: usize = 1 << 15;
 /// Rows of one part of an operation on rows.
 pub(crate) const ROWS_AT_ONCE: usize = 64;
 
-impl Pool {
+impl ThreadPool {
     /// Replaces each element of `y` by `combine(x, y)`.
     pub(crate) fn combine(
         &self,

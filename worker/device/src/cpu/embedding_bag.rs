@@ -1,10 +1,10 @@
 //! Embedding bags, on the threads of a pool.
 
 use super::elementwise::ROWS_AT_ONCE;
-use super::pool::Pool;
+use super::pool::ThreadPool;
 use crate::kernels::embedding_bag::{Bags, Combiner};
 
-impl Pool {
+impl ThreadPool {
     pub(crate) fn embedding_bag(
         &self,
         combiner: Combiner,

@@ -1,6 +1,6 @@
 //! Matrix products, on the threads of a pool.
 
-use super::pool::Pool;
+use super::pool::ThreadPool;
 
 /// A matrix over values in the processor's memory.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ impl<'a> HostMatrix<'a> {
     }
 
     /// Returns the part of the matrix with these rows and columns.
-    fn part(self, rows: Span, columns: Span) -> HostMatrix<'a> {
+    fn part(self, rows: AxisRange, columns: AxisRange) -> HostMatrix<'a> {
         let first = match rows.length > 0 && columns.length > 0 {
             true => rows.start * self.strides.0 + columns.start * self.strides.1,
             // An empty part has no first value.
@@ -42,20 +42,20 @@ impl<'a> HostMatrix<'a> {
 
 /// Consecutive rows or columns.
 #[derive(Clone, Copy, Debug)]
-struct Span {
+struct AxisRange {
     start: usize,
     length: usize,
 }
 
-impl Span {
-    fn all(length: usize) -> Span {
-        Span { start: 0, length }
+impl AxisRange {
+    fn all(length: usize) -> AxisRange {
+        AxisRange { start: 0, length }
     }
 
     /// Returns part `index` of a range that is cut every `step`.
-    fn part(length: usize, step: usize, index: usize) -> Span {
+    fn part(length: usize, step: usize, index: usize) -> AxisRange {
         let start = index * step;
-        Span { start, length: step.min(length - start) }
+        AxisRange { start, length: step.min(length - start) }
     }
 }
 
@@ -67,7 +67,7 @@ struct Product {
     stride: usize,
 }
 
-// SAFETY: Each thread writes a part of its own. See `Pool::multiply`.
+// SAFETY: Each thread writes a part of its own. See `ThreadPool::multiply`.
 unsafe impl Send for Product {}
 // SAFETY: As above.
 unsafe impl Sync for Product {}
@@ -79,7 +79,7 @@ const PART_STEP: usize = 16;
 /// Operations (multiply and add) below which one thread is faster than two.
 const PARALLEL_MIN: usize = 1 << 21;
 
-impl Pool {
+impl ThreadPool {
     /// Writes `a * b + beta * product`. The columns of `a` are as many as the rows of `b`, and
     /// `product` has `a.rows * b.columns` elements.
     pub(crate) fn multiply(
@@ -100,11 +100,11 @@ impl Pool {
         let parts = rows.max(columns).div_ceil(step);
         self.run(parts, &|index| {
             let (row_part, column_part) = match rows >= columns {
-                true => (Span::part(rows, step, index), Span::all(columns)),
-                false => (Span::all(rows), Span::part(columns, step, index)),
+                true => (AxisRange::part(rows, step, index), AxisRange::all(columns)),
+                false => (AxisRange::all(rows), AxisRange::part(columns, step, index)),
             };
-            let a = a.part(row_part, Span::all(inner));
-            let b = b.part(Span::all(inner), column_part);
+            let a = a.part(row_part, AxisRange::all(inner));
+            let b = b.part(AxisRange::all(inner), column_part);
             // SAFETY: `product` has rows * columns values, is borrowed mutably by this call, and
             // outlives it. No other index has a row and a column of this part.
             unsafe { multiply_part(a, b, beta, product, row_part.start, column_part.start) };

@@ -2,9 +2,9 @@
 
 use super::activation::sigmoid;
 use super::elementwise::ROWS_AT_ONCE;
-use super::pool::Pool;
+use super::pool::ThreadPool;
 
-impl Pool {
+impl ThreadPool {
     /// Returns the sum of the losses. Each label is below `classes`.
     pub(crate) fn softmax_cross_entropy(
         &self,

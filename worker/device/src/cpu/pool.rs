@@ -1,4 +1,4 @@
-//! [`Pool`]: threads that compute the parts of one operation at the same time.
+//! [`ThreadPool`]: threads that compute the parts of one operation at the same time.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -15,33 +15,34 @@ use crate::error::ComputeError;
 /// The calling thread computes parts too, so a pool of one thread starts none. Several threads may
 /// call one pool at once.
 #[derive(Debug)]
-pub(crate) struct Pool {
-    shared: Arc<Shared>,
+pub(crate) struct ThreadPool {
+    shared: Arc<PartQueue>,
     helpers: Vec<JoinHandle<()>>,
 }
 
+/// The parts that no thread has taken, and the signal that wakes the helpers for them.
 #[derive(Debug, Default)]
-struct Shared {
-    parts: Injector<Part>,
-    calls: Mutex<Calls>,
+struct PartQueue {
+    parts: Injector<OperationPart>,
+    calls: Mutex<PoolCalls>,
     called: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Calls {
+struct PoolCalls {
     count: u64,
     ended: bool,
 }
 
 /// A part of an operation that is not finished.
 #[derive(Debug)]
-struct Part {
-    operation: Arc<Operation>,
+struct OperationPart {
+    operation: Arc<ParallelOperation>,
     index: usize,
 }
 
-/// One call of [`Pool::run`].
-struct Operation {
+/// One call of [`ThreadPool::run`].
+struct ParallelOperation {
     /// Valid while a part is unfinished.
     compute: *const (dyn Fn(usize) + Sync),
     unfinished: AtomicUsize,
@@ -50,14 +51,14 @@ struct Operation {
 }
 
 // SAFETY: `compute` points to a function that is `Sync`. The other fields are both by themselves.
-unsafe impl Send for Operation {}
+unsafe impl Send for ParallelOperation {}
 // SAFETY: As above.
-unsafe impl Sync for Operation {}
+unsafe impl Sync for ParallelOperation {}
 
-impl Pool {
+impl ThreadPool {
     /// Starts a pool of this many threads, the caller's included.
-    pub(crate) fn start(threads: usize) -> Result<Pool, ComputeError> {
-        let mut pool = Pool { shared: Arc::default(), helpers: Vec::new() };
+    pub(crate) fn start(threads: usize) -> Result<ThreadPool, ComputeError> {
+        let mut pool = ThreadPool { shared: Arc::default(), helpers: Vec::new() };
         for index in 1..threads {
             let shared = pool.shared.clone();
             let builder = thread::Builder::new().name(format!("pushpull-cpu-{index}"));
@@ -88,14 +89,14 @@ impl Pool {
                 compute,
             )
         };
-        let operation = Arc::new(Operation {
+        let operation = Arc::new(ParallelOperation {
             compute,
             unfinished: AtomicUsize::new(parts),
             panic: Mutex::new(None),
             caller: thread::current(),
         });
         for index in 1..parts {
-            self.shared.parts.push(Part { operation: operation.clone(), index });
+            self.shared.parts.push(OperationPart { operation: operation.clone(), index });
         }
         self.shared.call();
         operation.compute(0);
@@ -128,7 +129,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for ThreadPool {
     fn drop(&mut self) {
         self.shared.calls.lock().unwrap_or_else(PoisonError::into_inner).ended = true;
         self.shared.called.notify_all();
@@ -139,7 +140,7 @@ impl Drop for Pool {
     }
 }
 
-impl Shared {
+impl PartQueue {
     /// Wakes the helpers for new parts.
     fn call(&self) {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
@@ -148,7 +149,7 @@ impl Shared {
         self.called.notify_all();
     }
 
-    fn next(&self) -> Option<Part> {
+    fn next(&self) -> Option<OperationPart> {
         loop {
             match self.parts.steal() {
                 Steal::Success(part) => return Some(part),
@@ -177,11 +178,11 @@ impl Shared {
     }
 }
 
-impl Operation {
+impl ParallelOperation {
     /// Computes an unfinished part, and counts it.
     fn compute(&self, index: usize) {
-        // SAFETY: This part is unfinished, so `Pool::run` has not returned, and the function that
-        // it borrows is alive. It is not used after the count.
+        // SAFETY: This part is unfinished, so `ThreadPool::run` has not returned, and the function
+        // that it borrows is alive. It is not used after the count.
         let compute = unsafe { &*self.compute };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| compute(index))) {
             *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(panic);
@@ -192,9 +193,11 @@ impl Operation {
     }
 }
 
-impl std::fmt::Debug for Operation {
+impl std::fmt::Debug for ParallelOperation {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Operation").field("unfinished", &self.unfinished).finish_non_exhaustive()
+        f.debug_struct("ParallelOperation")
+            .field("unfinished", &self.unfinished)
+            .finish_non_exhaustive()
     }
 }
 
@@ -204,8 +207,8 @@ mod tests {
 
     use super::*;
 
-    fn pool(threads: usize) -> Pool {
-        Pool::start(threads).unwrap()
+    fn pool(threads: usize) -> ThreadPool {
+        ThreadPool::start(threads).unwrap()
     }
 
     #[test]

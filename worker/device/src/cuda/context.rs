@@ -1,4 +1,4 @@
-//! [`Context`] and [`Stream`]: what the driver keeps for a process that uses a device.
+//! [`CudaContext`] and [`CudaStream`]: what the driver keeps for a process that uses a device.
 
 use std::sync::Arc;
 
@@ -10,24 +10,24 @@ use crate::error::ComputeError;
 /// The primary context of a device, which all users of the device in this process share. It is
 /// released in the end, also if it cannot be used.
 #[derive(Debug)]
-pub(super) struct Context {
+pub(super) struct CudaContext {
     device: sys::CUdevice,
     context: sys::CUcontext,
 }
 
 // SAFETY: The handles are of the driver, which any thread may use.
-unsafe impl Send for Context {}
+unsafe impl Send for CudaContext {}
 // SAFETY: As above.
-unsafe impl Sync for Context {}
+unsafe impl Sync for CudaContext {}
 
-impl Context {
+impl CudaContext {
     /// Retains the context of a device, and makes it that of the calling thread.
-    pub(super) fn retain(index: u32) -> Result<Context, ComputeError> {
+    pub(super) fn retain(index: u32) -> Result<CudaContext, ComputeError> {
         let device = result::device::get(index as i32).map_err(failed("cuDeviceGet"))?;
         // SAFETY: The device is one that the driver has returned.
         let context = unsafe { result::primary_ctx::retain(device) }
             .map_err(failed("cuDevicePrimaryCtxRetain"))?;
-        let context = Context { device, context };
+        let context = CudaContext { device, context };
         context.bind()?;
         Ok(context)
     }
@@ -43,7 +43,7 @@ impl Context {
     }
 }
 
-impl Drop for Context {
+impl Drop for CudaContext {
     fn drop(&mut self) {
         // Nobody hears of an error here.
         // SAFETY: The context was retained once for this value.
@@ -53,22 +53,22 @@ impl Drop for Context {
 
 /// A queue of work, which is done in its order.
 #[derive(Debug)]
-pub(super) struct Stream {
+pub(super) struct CudaStream {
     stream: sys::CUstream,
-    context: Arc<Context>,
+    context: Arc<CudaContext>,
 }
 
 // SAFETY: As for the context.
-unsafe impl Send for Stream {}
+unsafe impl Send for CudaStream {}
 // SAFETY: As above.
-unsafe impl Sync for Stream {}
+unsafe impl Sync for CudaStream {}
 
-impl Stream {
+impl CudaStream {
     /// Makes a stream that waits for no other. The context is bound.
-    pub(super) fn new(context: &Arc<Context>) -> Result<Stream, ComputeError> {
+    pub(super) fn new(context: &Arc<CudaContext>) -> Result<CudaStream, ComputeError> {
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
         let stream = stream.map_err(failed("cuStreamCreate"))?;
-        Ok(Stream { stream, context: context.clone() })
+        Ok(CudaStream { stream, context: context.clone() })
     }
 
     pub(super) fn handle(&self) -> sys::CUstream {
@@ -83,7 +83,7 @@ impl Stream {
     }
 }
 
-impl Drop for Stream {
+impl Drop for CudaStream {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
             // Nobody hears of an error here.

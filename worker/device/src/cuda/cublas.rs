@@ -6,7 +6,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use cudarc::driver::sys::CUstream;
 use libloading::Library;
 
-use super::gemm::{CudaMatrix, Shape};
+use super::gemm::{CudaMatrix, StridedShape};
 use crate::error::ComputeError;
 
 /// The names of the library, the first that is found counts. Its functions that are used are those of
@@ -39,17 +39,17 @@ type Sgemm = unsafe extern "C" fn(
 
 /// The functions of the library, which stays loaded.
 #[derive(Clone, Copy, Debug)]
-struct Functions {
+struct CublasFunctions {
     create: Create,
     destroy: Destroy,
     set_stream: SetStream,
     sgemm: Sgemm,
 }
 
-impl Functions {
+impl CublasFunctions {
     /// Opens the library once for the whole process.
-    fn open() -> Option<Functions> {
-        static FUNCTIONS: OnceLock<Option<Functions>> = OnceLock::new();
+    fn open() -> Option<CublasFunctions> {
+        static FUNCTIONS: OnceLock<Option<CublasFunctions>> = OnceLock::new();
         *FUNCTIONS.get_or_init(|| {
             let named = std::env::var(VARIABLE).ok();
             let names = match &named {
@@ -63,7 +63,7 @@ impl Functions {
             let library = names.into_iter().find_map(load)?;
             // SAFETY: The types are those of the functions in the library's interface.
             let functions = unsafe {
-                Functions {
+                CublasFunctions {
                     create: *library.get(b"cublasCreate_v2").ok()?,
                     destroy: *library.get(b"cublasDestroy_v2").ok()?,
                     set_stream: *library.get(b"cublasSetStream_v2").ok()?,
@@ -79,7 +79,7 @@ impl Functions {
 /// The library, for the stream of one device.
 #[derive(Debug)]
 pub(crate) struct Cublas {
-    functions: Functions,
+    functions: CublasFunctions,
     /// Locked because the library allows one caller of a handle at a time.
     handle: Mutex<LibraryHandle>,
 }
@@ -94,7 +94,7 @@ impl Cublas {
     /// Opens the library for a stream of the context that is bound. `None` if the machine has none
     /// that can be used.
     pub(super) fn open(stream: CUstream) -> Option<Cublas> {
-        let functions = Functions::open()?;
+        let functions = CublasFunctions::open()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: The context is bound, and the handle has room for one value.
         if unsafe { (functions.create)(&mut handle) } != 0 {
@@ -165,7 +165,7 @@ impl Drop for Cublas {
 
 /// Returns how a library that stores by columns sees the transposed of a matrix: whether it transposes
 /// what is stored (1) or not (0), and the distance between the columns of that. `None` if it cannot.
-fn layout(((rows, columns), strides): Shape) -> Option<(u32, i32)> {
+fn layout(((rows, columns), strides): StridedShape) -> Option<(u32, i32)> {
     let (transposes, step) = match strides {
         (step, 1) if step >= columns => (0, step),
         (1, step) if step >= rows => (1, step),

@@ -9,11 +9,11 @@ use cudarc::driver::sys::CUdevice_attribute_enum::{
 };
 use cudarc::driver::{result, sys};
 
-use super::context::{Context, Stream};
+use super::context::{CudaContext, CudaStream};
 use super::cublas::Cublas;
 use super::driver::{self, failed};
 use super::modules::Modules;
-use super::waiter::Waiter;
+use super::waiter::DeviceWaiter;
 use crate::device_info::DeviceInfo;
 use crate::error::ComputeError;
 
@@ -21,12 +21,12 @@ use crate::error::ComputeError;
 #[derive(Debug)]
 pub(crate) struct CudaDevice {
     index: u32,
-    pub(super) waiter: Waiter,
+    pub(super) waiter: DeviceWaiter,
     /// `None` inside if the machine has no such library.
     pub(super) cublas: OnceLock<Option<Cublas>>,
     pub(super) modules: Modules,
-    pub(super) stream: Stream,
-    context: Arc<Context>,
+    pub(super) stream: CudaStream,
+    context: Arc<CudaContext>,
     /// Whether memory can be allocated and freed on the stream.
     pub(super) has_pools: bool,
     /// The bytes that are allocated, and the most that may be.
@@ -42,16 +42,16 @@ impl CudaDevice {
             let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
             return Err(ComputeError::NoDevice { index, devices, visible });
         }
-        let context = Arc::new(Context::retain(index)?);
+        let context = Arc::new(CudaContext::retain(index)?);
         let capability = capability(context.device())?;
         if capability < CAPABILITY_MIN {
             return Err(ComputeError::Capability { index, capability });
         }
         let has_pools =
             attribute(context.device(), CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? > 0;
-        let stream = Stream::new(&context)?;
+        let stream = CudaStream::new(&context)?;
         let modules = Modules::load(&context)?;
-        let (waiter, cublas, used) = (Waiter::default(), OnceLock::new(), AtomicU64::new(0));
+        let (waiter, cublas, used) = (DeviceWaiter::default(), OnceLock::new(), AtomicU64::new(0));
         Ok(CudaDevice { index, waiter, cublas, modules, stream, context, has_pools, used, limit })
     }
 

@@ -62,7 +62,7 @@ impl CudaDevice {
         bags: Bags<'_>,
         gradients: CudaView<'_, f32>,
     ) -> Result<(), ComputeError> {
-        let places = Places::of(combiner, bags);
+        let places = IdPlaces::of(combiner, bags);
         let (ids, starts) = (self.upload(&places.ids)?, self.upload(&places.starts)?);
         let (of_bags, factors) = (self.upload(&places.bags)?, self.upload(&places.factors)?);
         let arguments = [
@@ -100,7 +100,7 @@ fn ends(bags: Bags<'_>) -> Vec<u64> {
 
 /// The places of each distinct id in the bags, in their order.
 #[derive(Debug, Default)]
-struct Places {
+struct IdPlaces {
     /// The distinct ids, in ascending order.
     ids: Vec<u64>,
     /// Where the places of each id begin, and the number of all.
@@ -110,8 +110,8 @@ struct Places {
     factors: Vec<f32>,
 }
 
-impl Places {
-    fn of(combiner: Combiner, bags: Bags<'_>) -> Places {
+impl IdPlaces {
+    fn of(combiner: Combiner, bags: Bags<'_>) -> IdPlaces {
         let mut all: Vec<(u64, u64, f32)> = Vec::with_capacity(bags.ids().len());
         for bag in 0..bags.len() {
             let ids = &bags.ids()[bags.range(bag)];
@@ -120,7 +120,7 @@ impl Places {
         }
         // Stable: the places of one id keep their order, and with it the rounding of their sum.
         all.sort_by_key(|(id, ..)| *id);
-        let mut places = Places::default();
+        let mut places = IdPlaces::default();
         for (place, (id, bag, factor)) in all.into_iter().enumerate() {
             if places.ids.last() != Some(&id) {
                 places.ids.push(id);
@@ -141,11 +141,11 @@ mod tests {
     #[test]
     fn places_of_an_id_keep_their_order() {
         let bags = Bags::new(&[9, 2, 9, 7, 2], &[2, 2, 5]).unwrap();
-        let places = Places::of(Combiner::Sum, bags);
+        let places = IdPlaces::of(Combiner::Sum, bags);
         assert_eq!((&places.ids[..], &places.starts[..]), (&[2, 7, 9][..], &[0, 2, 3, 5][..]));
         assert_eq!((&places.bags[..], &places.factors[..]), (&[0, 2, 2, 0, 2][..], &[1.0; 5][..]));
-        assert_eq!(Places::of(Combiner::Mean, bags).factors[..2], [0.5, 1.0 / 3.0]);
-        let none = Places::of(Combiner::Sum, Bags::new(&[], &[0]).unwrap());
+        assert_eq!(IdPlaces::of(Combiner::Mean, bags).factors[..2], [0.5, 1.0 / 3.0]);
+        let none = IdPlaces::of(Combiner::Sum, Bags::new(&[], &[0]).unwrap());
         assert_eq!((none.ids.len(), &none.starts[..]), (0, &[0][..]));
     }
 }

@@ -26,10 +26,10 @@ pub(crate) struct CudaMatrix<'a> {
 }
 
 /// Rows and columns, and the distances between them.
-pub(super) type Shape = ((usize, usize), (usize, usize));
+pub(super) type StridedShape = ((usize, usize), (usize, usize));
 
 impl CudaMatrix<'_> {
-    pub(super) fn shape(&self) -> Shape {
+    pub(super) fn shape(&self) -> StridedShape {
         ((self.rows, self.columns), self.strides)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
 
-use super::context::Context;
+use super::context::CudaContext;
 use super::driver::failed;
 use crate::error::ComputeError;
 
@@ -48,7 +48,7 @@ const TOPICS: [(&str, &[&str]); 7] = [
 pub(super) struct Modules {
     functions: HashMap<&'static str, sys::CUfunction>,
     modules: Vec<sys::CUmodule>,
-    context: Arc<Context>,
+    context: Arc<CudaContext>,
 }
 
 // SAFETY: The handles are of the driver, which any thread may use once it has bound the context.
@@ -58,7 +58,7 @@ unsafe impl Sync for Modules {}
 
 impl Modules {
     /// Has the driver translate all kernels. It keeps the result for later processes.
-    pub(super) fn load(context: &Arc<Context>) -> Result<Modules, ComputeError> {
+    pub(super) fn load(context: &Arc<CudaContext>) -> Result<Modules, ComputeError> {
         let (functions, context) = (HashMap::new(), context.clone());
         let mut all = Modules { functions, modules: Vec::new(), context };
         all.context.bind()?;

@@ -1,4 +1,4 @@
-//! [`Waiter`]: a thread that waits for a device, so that no other thread has to.
+//! [`DeviceWaiter`]: a thread that waits for a device, so that no other thread has to.
 
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -14,7 +14,7 @@ type Completion = Box<dyn FnOnce(Result<(), ComputeError>) + Send>;
 ///
 /// A callback of the driver would need no thread, but none is called after the device has failed.
 #[derive(Debug, Default)]
-pub(super) struct Waiter {
+pub(super) struct DeviceWaiter {
     completions: Mutex<Option<Sender<Completion>>>,
 }
 

@@ -8,13 +8,13 @@ use crate::error::{ComputeError, check_length};
 use crate::memory::{DeviceElement, View, ViewMut};
 
 mod sealed {
-    pub trait Sealed {}
-    impl Sealed for half::f16 {}
-    impl Sealed for half::bf16 {}
+    pub trait SealedHalf {}
+    impl SealedHalf for half::f16 {}
+    impl SealedHalf for half::bf16 {}
 }
 
 /// A half type: [`half::f16`] or [`half::bf16`].
-pub trait Half: sealed::Sealed + DeviceElement {
+pub trait Half: sealed::SealedHalf + DeviceElement {
     /// The names of the kernels of CUDA devices.
     #[doc(hidden)]
     const ROUND: &'static str;

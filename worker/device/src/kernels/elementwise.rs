@@ -1,6 +1,6 @@
 //! Operations on each element, and sums.
 
-use crate::cpu::pool::Pool;
+use crate::cpu::pool::ThreadPool;
 use crate::device::{Backend, Device};
 use crate::error::{ComputeError, check_length};
 use crate::memory::{View, ViewMut};
@@ -64,7 +64,7 @@ impl Device {
         factor: Option<f32>,
         x: View<'_, f32>,
         y: ViewMut<'_, f32>,
-        on_cpu: impl FnOnce(&Pool, &[f32], &mut [f32]),
+        on_cpu: impl FnOnce(&ThreadPool, &[f32], &mut [f32]),
     ) -> Result<(), ComputeError> {
         #[cfg(not(feature = "cuda"))]
         let _ = factor;

@@ -5,7 +5,7 @@ use crate::error::{ComputeError, check_length};
 use crate::kernels::activation::Activation;
 use crate::kernels::embedding_bag::{Bags, Combiner};
 use crate::kernels::gemm::Matrix;
-use crate::memory::{Scratch, View, ViewMut};
+use crate::memory::{ScratchBuffer, View, ViewMut};
 use crate::networks::{Network, classes, tensors, tensors_mut};
 
 /// A classifier of bags of ids: the embeddings of a bag are combined, and one linear layer gives the
@@ -45,10 +45,10 @@ pub struct EmbeddingBag {
     width: usize,
     classes: usize,
     combiner: Combiner,
-    embedded: Scratch,
-    sums: Scratch,
-    logits: Scratch,
-    by_embedded: Scratch,
+    embedded: ScratchBuffer,
+    sums: ScratchBuffer,
+    logits: ScratchBuffer,
+    by_embedded: ScratchBuffer,
 }
 
 /// Borrowed bags with the class of each, in the processor's memory.
@@ -72,10 +72,10 @@ impl EmbeddingBag {
             width,
             classes,
             combiner: Combiner::Mean,
-            embedded: Scratch::default(),
-            sums: Scratch::default(),
-            logits: Scratch::default(),
-            by_embedded: Scratch::default(),
+            embedded: ScratchBuffer::default(),
+            sums: ScratchBuffer::default(),
+            logits: ScratchBuffer::default(),
+            by_embedded: ScratchBuffer::default(),
         }
     }
 

@@ -4,7 +4,7 @@ use crate::device::Device;
 use crate::error::{ComputeError, check_length};
 use crate::kernels::activation::Activation;
 use crate::kernels::gemm::Matrix;
-use crate::memory::{Scratch, View, ViewMut};
+use crate::memory::{ScratchBuffer, View, ViewMut};
 use crate::networks::{Network, tensors, tensors_mut};
 
 /// Logistic regression: the probability of one event, with cross entropy as its loss.
@@ -15,8 +15,8 @@ use crate::networks::{Network, tensors, tensors_mut};
 pub struct Logistic {
     device: Device,
     inputs: usize,
-    sums: Scratch,
-    logits: Scratch,
+    sums: ScratchBuffer,
+    logits: ScratchBuffer,
 }
 
 /// Borrowed samples with the probability of the event, in the processor's memory.
@@ -33,7 +33,12 @@ const NAME: &str = "Logistic";
 impl Logistic {
     /// Creates a model for samples of `inputs` values.
     pub fn new(device: Device, inputs: usize) -> Logistic {
-        Logistic { device, inputs, sums: Scratch::default(), logits: Scratch::default() }
+        Logistic {
+            device,
+            inputs,
+            sums: ScratchBuffer::default(),
+            logits: ScratchBuffer::default(),
+        }
     }
 
     /// Returns the logit of each sample: the logarithm of the odds.

@@ -4,7 +4,7 @@ use crate::device::Device;
 use crate::error::{ComputeError, check_length};
 use crate::kernels::activation::Activation;
 use crate::kernels::gemm::Matrix;
-use crate::memory::{Scratch, View, ViewMut};
+use crate::memory::{ScratchBuffer, View, ViewMut};
 use crate::networks::Network;
 use crate::networks::classes::{self, ROWS_AT_ONCE};
 
@@ -42,17 +42,17 @@ pub struct Mlp {
     /// The number of inputs, then that of the outputs of each layer.
     sizes: Vec<usize>,
     activation: Activation,
-    layers: Vec<Layer>,
+    layers: Vec<LayerActivations>,
     /// The gradients by the outputs of a layer, and by those of the layer below it.
-    gradients: Scratch,
-    gradients_below: Scratch,
+    gradients: ScratchBuffer,
+    gradients_below: ScratchBuffer,
 }
 
 /// What a layer computed for the last batch, one row per sample.
 #[derive(Clone, Debug, Default)]
-struct Layer {
-    sums: Scratch,
-    outputs: Scratch,
+struct LayerActivations {
+    sums: ScratchBuffer,
+    outputs: ScratchBuffer,
 }
 
 const NAME: &str = "Mlp";
@@ -69,9 +69,9 @@ impl Mlp {
             device,
             sizes: sizes.to_vec(),
             activation: Activation::Relu,
-            layers: vec![Layer::default(); sizes.len() - 1],
-            gradients: Scratch::default(),
-            gradients_below: Scratch::default(),
+            layers: vec![LayerActivations::default(); sizes.len() - 1],
+            gradients: ScratchBuffer::default(),
+            gradients_below: ScratchBuffer::default(),
         }
     }
 
@@ -132,7 +132,7 @@ impl Mlp {
         for index in 0..=last {
             let [inputs, outputs] = [self.sizes[index], self.sizes[index + 1]];
             let (before, layers) = self.layers.split_at_mut(index);
-            let Layer { sums, outputs: values } = &mut layers[0];
+            let LayerActivations { sums, outputs: values } = &mut layers[0];
             let below = before.last().map_or(features, |layer| layer.outputs.view());
             let (weights, biases) = (params[2 * index], params[2 * index + 1]);
             check_length(NAME, "biases", biases.len(), outputs)?;
@@ -193,7 +193,7 @@ impl Network<Samples<'_>> for Mlp {
         for layer in (0..=last).rev() {
             let [inputs, outputs] = [sizes[layer], sizes[layer + 1]];
             let activation = if layer == last { Activation::Identity } else { self.activation };
-            let Layer { sums, outputs: values } = &layers[layer];
+            let LayerActivations { sums, outputs: values } = &layers[layer];
             let (by_weights, by_biases) = pair_mut(&mut gradients, layer);
             let by_outputs = self.gradients.view_mut();
             device.activate_back(activation, sums.view(), values.view(), by_outputs, by_biases)?;

@@ -24,23 +24,23 @@ fn is_fast() -> bool {
 /// A stretch on a device, with its residual.
 ///
 /// Each buffer has one element more in front, so that the elements are aligned to 4 bytes alone.
-struct Stretch<'a> {
+struct DeviceStretch<'a> {
     device: &'a Device,
     codec: Codec,
     elements: usize,
     residual: pushpull_device::Buffer<f32>,
 }
 
-impl<'a> Stretch<'a> {
-    fn new(device: &'a Device, codec: Codec, elements: usize) -> Stretch<'a> {
+impl<'a> DeviceStretch<'a> {
+    fn new(device: &'a Device, codec: Codec, elements: usize) -> DeviceStretch<'a> {
         let residual = device.buffer(1 + elements).unwrap();
-        Stretch { device, codec, elements, residual }
+        DeviceStretch { device, codec, elements, residual }
     }
 
     /// Encodes a gradient, checks that nothing beside the encoded stretch is written, and returns
     /// its bytes.
     fn encode(&mut self, gradient: &[f32]) -> Result<Vec<u8>, ComputeError> {
-        let Stretch { device, codec, elements, residual } = self;
+        let DeviceStretch { device, codec, elements, residual } = self;
         let bytes = Device::encoded_bytes_max(codec, *elements);
         let mut out = device.buffer(MARGIN + bytes + MARGIN)?;
         device.write(&vec![POISON; out.len()], &mut out)?;
@@ -83,7 +83,8 @@ fn compare(
     gradients: impl IntoIterator<Item = Vec<f32>>,
 ) {
     let mut expected = Residual::new(elements);
-    let mut stretches = devices.each_ref().map(|device| Stretch::new(device, codec, elements));
+    let mut stretches =
+        devices.each_ref().map(|device| DeviceStretch::new(device, codec, elements));
     for (step, gradient) in gradients.into_iter().enumerate() {
         let mut bytes = Vec::new();
         expected.encode(&codec, ScaleBlocks::THROUGH, 0, &gradient, &mut bytes).unwrap();
@@ -304,7 +305,7 @@ fn nan_and_infinities_harm_no_other_memory() {
             let gradient: Vec<f32> = (0..600)
                 .map(|i| if i % stride == 0 { values[i % values.len()] } else { 0.5 })
                 .collect();
-            let mut stretch = Stretch::new(&cuda, codec, gradient.len());
+            let mut stretch = DeviceStretch::new(&cuda, codec, gradient.len());
             stretch.encode(&gradient).unwrap();
             stretch.encode(&random(1, gradient.len())).unwrap();
         }

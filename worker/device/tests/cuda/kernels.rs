@@ -10,11 +10,11 @@ use crate::testing::random;
 
 const TOLERANCE: f32 = 1e-5;
 
-type Outputs = Vec<Vec<f32>>;
+type KernelOutputs = Vec<Vec<f32>>;
 
 /// Runs a kernel on both devices and compares what it writes.
 #[track_caller]
-fn compare(run: impl Fn(&Device) -> Result<Outputs, ComputeError>) {
+fn compare(run: impl Fn(&Device) -> Result<KernelOutputs, ComputeError>) {
     let (_turn, [cpu, cuda]) = devices();
     let (expected, found) = (run(&cpu).unwrap(), run(&cuda).unwrap());
     assert_eq!(found.len(), expected.len());
