@@ -5,7 +5,7 @@
 
 mod support;
 
-use pushpull_cuda_emulator::machine::FaultKind;
+use pushpull_cuda_emulator::machine::DeviceFaultKind;
 use pushpull_cuda_emulator::ptx::Space;
 use support::{Bench, FAULTY};
 
@@ -16,14 +16,14 @@ fn an_index_one_past_the_end_is_out_of_bounds() {
     let fault = bench
         .launch("off_by_one", ([1, 1], [64, 1]), 0, arguments![out, input, 63i32])
         .unwrap_err();
-    let FaultKind::OutOfBounds { space: Space::Global, size: 4, allocation, .. } = fault.kind
+    let DeviceFaultKind::OutOfBounds { space: Space::Global, size: 4, allocation, .. } = fault.kind
     else {
         panic!("{fault}")
     };
     assert_eq!(allocation, Some((input, 252)));
-    let place = fault.place.as_ref().unwrap();
-    assert_eq!((place.block, place.thread), ([0; 3], [63, 0, 0]));
-    assert!(place.text.starts_with("ld.global"), "{fault}");
+    let location = fault.location.as_ref().unwrap();
+    assert_eq!((location.block, location.thread), ([0; 3], [63, 0, 0]));
+    assert!(location.text.starts_with("ld.global"), "{fault}");
     assert!(fault.to_string().contains("offset 252 of an allocation of 252 bytes"), "{fault}");
 }
 
@@ -33,7 +33,7 @@ fn an_index_into_the_neighbour_in_shared_memory_is_out_of_bounds() {
     let out = bench.room::<f32>(64);
     bench.launch("shared_off_by_one", ([1, 1], [64, 1]), 0, arguments![out, 0i32]).unwrap();
     let kind = bench.fault("shared_off_by_one", 64, arguments![out, 1i32]);
-    assert!(matches!(kind, FaultKind::OutOfBounds { space: Space::Shared, .. }), "{kind}");
+    assert!(matches!(kind, DeviceFaultKind::OutOfBounds { space: Space::Shared, .. }), "{kind}");
 }
 
 #[test]
@@ -42,9 +42,9 @@ fn a_missing_barrier_is_a_race() {
     let (out, input) = (bench.room::<f32>(64), bench.upload(&[1f32; 256]));
     // The last thread's value is not there yet when the first reads it.
     let kind = bench.fault("missing_barrier", 64, arguments![out, input]);
-    assert!(matches!(kind, FaultKind::Uninitialized { space: Space::Shared, .. }), "{kind}");
+    assert!(matches!(kind, DeviceFaultKind::Uninitialized { space: Space::Shared, .. }), "{kind}");
     let kind = bench.fault("missing_second_barrier", 64, arguments![out, input, 256i32]);
-    assert!(matches!(kind, FaultKind::Race { space: Space::Shared, .. }), "{kind}");
+    assert!(matches!(kind, DeviceFaultKind::Race { space: Space::Shared, .. }), "{kind}");
 }
 
 #[test]
@@ -56,11 +56,13 @@ fn blocks_that_write_the_same_elements_race() {
     bench.launch("wrong_stride", shape, 0, right).unwrap();
     let wrong = arguments![out, input, 16i32, 15i32];
     let kind = bench.launch("wrong_stride", shape, 0, wrong).unwrap_err().kind;
-    let FaultKind::Race { space: Space::Global, address, other } = kind else { panic!("{kind}") };
+    let DeviceFaultKind::Race { space: Space::Global, address, other } = kind else {
+        panic!("{kind}")
+    };
     assert_eq!((address, other.block, other.thread, other.wrote), (out + 60, 0, 15, true));
     let beyond = arguments![out, input, 16i32, 17i32];
     let kind = bench.launch("wrong_stride", shape, 0, beyond).unwrap_err().kind;
-    assert!(matches!(kind, FaultKind::OutOfBounds { .. }), "{kind}");
+    assert!(matches!(kind, DeviceFaultKind::OutOfBounds { .. }), "{kind}");
 }
 
 #[test]
@@ -68,12 +70,12 @@ fn memory_without_a_value_is_not_read() {
     let mut bench = Bench::new(FAULTY);
     let out = bench.room::<f32>(64);
     let kind = bench.fault("uninitialized_shared", 64, arguments![out]);
-    assert_eq!(kind, FaultKind::Uninitialized { space: Space::Shared, address: 252 });
+    assert_eq!(kind, DeviceFaultKind::Uninitialized { space: Space::Shared, address: 252 });
     let kind = bench.fault("uninitialized_local", 64, arguments![out, 7i32]);
-    assert_eq!(kind, FaultKind::Uninitialized { space: Space::Local, address: 28 });
+    assert_eq!(kind, DeviceFaultKind::Uninitialized { space: Space::Local, address: 28 });
     let fresh = bench.room::<f32>(64);
     let kind = bench.fault("read", 64, arguments![out, fresh]);
-    assert_eq!(kind, FaultKind::Uninitialized { space: Space::Global, address: fresh });
+    assert_eq!(kind, DeviceFaultKind::Uninitialized { space: Space::Global, address: fresh });
 }
 
 #[test]
@@ -83,7 +85,7 @@ fn freed_memory_is_not_read() {
     bench.memory.free(input);
     let kind = bench.fault("read", 64, arguments![out, input]);
     let allocation = (input, 256);
-    assert_eq!(kind, FaultKind::UseAfterFree { address: input, size: 4, allocation });
+    assert_eq!(kind, DeviceFaultKind::UseAfterFree { address: input, size: 4, allocation });
 }
 
 #[test]
@@ -92,7 +94,7 @@ fn a_sum_without_atomic_operations_is_a_race() {
     let (out, input) = (bench.upload(&[0f32]), bench.upload(&[1f32; 64]));
     bench.launch("plain_sum", ([1, 1], [1, 1]), 0, arguments![out, input]).unwrap();
     let kind = bench.fault("plain_sum", 2, arguments![out, input]);
-    assert!(matches!(kind, FaultKind::Race { space: Space::Global, .. }), "{kind}");
+    assert!(matches!(kind, DeviceFaultKind::Race { space: Space::Global, .. }), "{kind}");
 }
 
 #[test]
@@ -101,11 +103,11 @@ fn a_barrier_that_not_all_threads_reach_is_divergent() {
     let (out, input) = (bench.room::<f32>(64), bench.upload(&[1f32; 64]));
     bench.launch("divergent_barrier", ([1, 1], [64, 1]), 0, arguments![out, input, 64i32]).unwrap();
     let kind = bench.fault("divergent_barrier", 64, arguments![out, input, 60i32]);
-    assert_eq!(kind, FaultKind::DivergentBarrier { waiting: 60, exited: 4, elsewhere: 0 });
+    assert_eq!(kind, DeviceFaultKind::DivergentBarrier { waiting: 60, exited: 4, elsewhere: 0 });
     let kind = bench.fault("two_barriers", 64, arguments![out, 10i32]);
-    assert_eq!(kind, FaultKind::DivergentBarrier { waiting: 10, exited: 0, elsewhere: 54 });
+    assert_eq!(kind, DeviceFaultKind::DivergentBarrier { waiting: 10, exited: 0, elsewhere: 54 });
     let kind = bench.fault("divergent_shuffle", 32, arguments![out]);
-    assert_eq!(kind, FaultKind::DivergentWarp { members: u32::MAX, arrived: 0xffff });
+    assert_eq!(kind, DeviceFaultKind::DivergentWarp { members: u32::MAX, arrived: 0xffff });
 }
 
 #[test]
@@ -113,7 +115,7 @@ fn an_endless_loop_uses_up_its_steps() {
     let mut bench = Bench::new(FAULTY);
     let flag = bench.upload(&[0i32]);
     let kind = bench.fault("endless", 1, arguments![flag]);
-    assert!(matches!(kind, FaultKind::StepBudget { .. }), "{kind}");
+    assert!(matches!(kind, DeviceFaultKind::StepBudget { .. }), "{kind}");
 }
 
 #[test]
@@ -121,6 +123,6 @@ fn misaligned_accesses_and_divisions_by_zero_are_found() {
     let mut bench = Bench::new(FAULTY);
     let (out, input) = (bench.room::<f32>(1), bench.upload(&[1i32, 0]));
     let kind = bench.fault("misaligned", 1, arguments![out, input]);
-    assert!(matches!(kind, FaultKind::Misaligned { size: 4, .. }), "{kind}");
-    assert_eq!(bench.fault("divide", 1, arguments![out, input]), FaultKind::DivisionByZero);
+    assert!(matches!(kind, DeviceFaultKind::Misaligned { size: 4, .. }), "{kind}");
+    assert_eq!(bench.fault("divide", 1, arguments![out, input]), DeviceFaultKind::DivisionByZero);
 }

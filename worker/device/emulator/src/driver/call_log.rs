@@ -3,24 +3,24 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::code::{Code, Status};
-use super::settings::Failure;
+use super::code::{DriverErrorCode, DriverResult};
+use super::settings::PlannedFailure;
 
 /// Which functions were called, and which calls are to fail.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CallLog {
     counts: BTreeMap<String, u64>,
-    failures: Vec<Failure>,
+    failures: Vec<PlannedFailure>,
 }
 
 impl CallLog {
     /// Lets the `nth` call from now of a function fail. The name `*` stands for every function.
-    pub(crate) fn fail(&mut self, failure: Failure) {
+    pub(crate) fn fail(&mut self, failure: PlannedFailure) {
         self.failures.push(failure);
     }
 
     /// Notes a call. Fails if it is to fail.
-    pub(crate) fn enter(&mut self, name: &str) -> Status {
+    pub(crate) fn enter(&mut self, name: &str) -> DriverResult {
         self.count(name);
         let mut result = Ok(());
         self.failures.retain_mut(|(failing, left, code)| {
@@ -29,7 +29,7 @@ impl CallLog {
             }
             *left = left.saturating_sub(1);
             if *left == 0 {
-                result = Err(Code(*code));
+                result = Err(DriverErrorCode(*code));
             }
             *left > 0
         });
@@ -66,8 +66,8 @@ mod tests {
         log.fail(("*".to_owned(), 4, 999));
         assert_eq!(log.enter("cuInit"), Ok(()));
         assert_eq!(log.enter("cuOther"), Ok(()));
-        assert_eq!(log.enter("cuInit"), Err(Code(100)));
-        assert_eq!(log.enter("cuInit"), Err(Code(999)));
+        assert_eq!(log.enter("cuInit"), Err(DriverErrorCode(100)));
+        assert_eq!(log.enter("cuInit"), Err(DriverErrorCode(999)));
         assert_eq!(log.enter("cuInit"), Ok(()));
         assert_eq!(log.text(), "cuInit 4\ncuOther 1\n");
     }

@@ -1,18 +1,18 @@
-//! [`Code`]: the result codes of the driver API.
+//! [`DriverErrorCode`]: the error codes of the driver API.
 
 use std::ffi::CStr;
 
 /// A result code of the driver API other than success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Code(pub(crate) u32);
+pub(crate) struct DriverErrorCode(pub(crate) u32);
 
 /// What a function of the driver returns.
-pub(crate) type Status<T = ()> = Result<T, Code>;
+pub(crate) type DriverResult<T = ()> = Result<T, DriverErrorCode>;
 
 macro_rules! codes {
     ($($name:ident = $value:literal, $error:literal, $text:literal;)*) => {
-        impl Code {
-            $(pub(crate) const $name: Code = Code($value);)*
+        impl DriverErrorCode {
+            $(pub(crate) const $name: DriverErrorCode = DriverErrorCode($value);)*
         }
 
         /// Returns the name and the description of a code.

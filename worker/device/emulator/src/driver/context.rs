@@ -1,17 +1,17 @@
-//! [`Context`]: the primary context of a device, and which one a thread uses.
+//! [`EmulatedContext`]: the primary context of a device, and which one a thread uses.
 
 use std::cell::Cell;
 
-use super::code::Code;
+use super::code::DriverErrorCode;
 
 /// The primary context of a device. There are no others.
 #[derive(Clone, Debug)]
-pub(crate) struct Context {
+pub(crate) struct EmulatedContext {
     pub(crate) device: usize,
     /// How many times it is retained.
     pub(crate) retains: u32,
     /// The error that every call returns after a fault.
-    pub(crate) sticky: Option<Code>,
+    pub(crate) sticky: Option<DriverErrorCode>,
     /// The stream with handle 0.
     pub(crate) null_stream: u64,
 }

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::code::Code;
-use super::device::Device;
+use super::code::DriverErrorCode;
+use super::device::EmulatedDevice;
 use super::settings::Settings;
 use crate::ptx::{Program, VariableSpace, link, parse};
 
@@ -20,16 +20,16 @@ pub(crate) struct LoadedModule {
 }
 
 /// Why a module is refused: the code, and the text of the compiler's log.
-pub(crate) type LoadError = (Code, String);
+pub(crate) type ModuleLoadError = (DriverErrorCode, String);
 
 /// Loads PTX text.
 pub(crate) fn load(
     text: &str,
     context: u64,
-    device: &mut Device,
+    device: &mut EmulatedDevice,
     settings: &Settings,
-) -> Result<LoadedModule, LoadError> {
-    let invalid = |error: crate::ptx::PtxError| (Code::INVALID_PTX, error.to_string());
+) -> Result<LoadedModule, ModuleLoadError> {
+    let invalid = |error: crate::ptx::PtxError| (DriverErrorCode::INVALID_PTX, error.to_string());
     let module = parse(text).map_err(invalid)?;
     if module.version > settings.ptx_version() {
         let message = format!(
@@ -37,11 +37,11 @@ pub(crate) fn load(
             module.version,
             settings.ptx_version()
         );
-        return Err((Code::UNSUPPORTED_PTX_VERSION, message));
+        return Err((DriverErrorCode::UNSUPPORTED_PTX_VERSION, message));
     }
     if module.target > settings.compute_capability {
         let message = format!("target sm_{} on sm_{}", module.target, settings.compute_capability);
-        return Err((Code::NO_BINARY, message));
+        return Err((DriverErrorCode::NO_BINARY, message));
     }
     let mut variables = BTreeMap::new();
     let is_stored = |space| matches!(space, VariableSpace::Global | VariableSpace::Constant);
@@ -59,7 +59,8 @@ pub(crate) fn load(
     for variable in &module.variables {
         for (offset, name) in variable.initializer.iter().flat_map(|value| &value.addresses) {
             let target = addresses.get(name);
-            let target = target.ok_or((Code::INVALID_PTX, format!("unknown name: {name}")))?;
+            let target =
+                target.ok_or((DriverErrorCode::INVALID_PTX, format!("unknown name: {name}")))?;
             if let Some(&(address, _)) = variables.get(&variable.name) {
                 // The variable was allocated above, so the address is inside of it.
                 let _ = device.memory.copy_in(address + *offset as u64, &target.to_le_bytes());

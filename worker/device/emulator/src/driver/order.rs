@@ -1,4 +1,4 @@
-//! [`Clock`] and [`History`]: which work of streams is ordered, and who used memory last.
+//! [`Clock`] and [`UseHistory`]: which work of streams is ordered, and who used memory last.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -31,7 +31,7 @@ impl Clock {
 
 /// Which work used the parts of an allocation.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct History {
+pub(crate) struct UseHistory {
     uses: Vec<Use>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) struct Use {
     pub(crate) what: String,
 }
 
-impl History {
+impl UseHistory {
     /// Notes a use. Returns an earlier use that nothing orders with it, if they touch the same bytes
     /// and one writes, with the first such byte.
     pub(crate) fn note(&mut self, new: Use, clock: &Clock) -> Option<(String, usize)> {
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn uses_that_nothing_orders_conflict() {
-        let mut history = History::default();
+        let mut history = UseHistory::default();
         let mut clock = Clock::default();
         assert_eq!(history.note(used(1, 1, true, 0..8), &clock), None);
         assert_eq!(history.note(used(1, 2, true, 0..8), &clock), None);

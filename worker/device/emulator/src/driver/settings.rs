@@ -30,14 +30,14 @@ impl Default for Settings {
 }
 
 /// Calls that are to fail: `name:n:code`, where the name may be `*`.
-pub(crate) type Failure = (String, u64, u32);
+pub(crate) type PlannedFailure = (String, u64, u32);
 
 impl Settings {
     /// Reads settings and failures from variables of the environment, by a function that looks one
     /// up. A value that is no number is ignored.
     pub(crate) fn from_variables(
         lookup: impl Fn(&str) -> Option<String>,
-    ) -> (Settings, Vec<Failure>) {
+    ) -> (Settings, Vec<PlannedFailure>) {
         let mut settings = Settings::default();
         set(&mut settings.devices, lookup("PUSHPULL_EMULATOR_DEVICES"));
         set(&mut settings.driver_version, lookup("PUSHPULL_EMULATOR_DRIVER_VERSION"));
@@ -64,7 +64,7 @@ fn set<T: FromStr>(value: &mut T, text: Option<String>) {
     }
 }
 
-fn failure(text: &str) -> Option<Failure> {
+fn failure(text: &str) -> Option<PlannedFailure> {
     let mut parts = text.split(':');
     let name = parts.next()?.trim().to_owned();
     let nth = parts.next()?.trim().parse().ok()?;

@@ -3,27 +3,28 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use super::code::{Code, Status};
+use super::code::{DriverErrorCode, DriverResult};
 use super::context::is_in_host_function;
-use super::state::{Reached, State, Target};
+use super::state::{DriverState, Reached, StreamPosition};
 
 /// A library with a C interface has one state for its process.
-static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| Mutex::new(State::from_environment()));
+static STATE: LazyLock<Mutex<DriverState>> =
+    LazyLock::new(|| Mutex::new(DriverState::from_environment()));
 /// Notified when a host function has returned.
 static CHANGED: Condvar = Condvar::new();
 
-fn lock() -> MutexGuard<'static, State> {
+fn lock() -> MutexGuard<'static, DriverState> {
     // A panic is reported as an error code, and leaves a state that a reset makes good.
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs a function on the state, for the control interface.
-pub(crate) fn with_state<T>(function: impl FnOnce(&mut State) -> T) -> T {
+pub(crate) fn with_state<T>(function: impl FnOnce(&mut DriverState) -> T) -> T {
     function(&mut lock())
 }
 
 /// The entrance of a function of the driver that does not wait.
-pub(crate) fn call(name: &str, work: impl FnOnce(&mut State) -> Status) -> u32 {
+pub(crate) fn call(name: &str, work: impl FnOnce(&mut DriverState) -> DriverResult) -> u32 {
     guarded(|| {
         let mut state = lock();
         enter(&mut state, name)?;
@@ -34,7 +35,7 @@ pub(crate) fn call(name: &str, work: impl FnOnce(&mut State) -> Status) -> u32 {
 /// The entrance of a function of the driver that waits for streams. `work` says up to where.
 pub(crate) fn call_and_wait(
     name: &str,
-    work: impl FnOnce(&mut State) -> Status<(u64, Vec<Target>)>,
+    work: impl FnOnce(&mut DriverState) -> DriverResult<(u64, Vec<StreamPosition>)>,
 ) -> u32 {
     guarded(|| {
         let mut state = lock();
@@ -46,7 +47,10 @@ pub(crate) fn call_and_wait(
 }
 
 /// Does the work of streams up to some targets. Waits while host functions run.
-fn wait(mut state: MutexGuard<'static, State>, targets: &[Target]) -> MutexGuard<'static, State> {
+fn wait(
+    mut state: MutexGuard<'static, DriverState>,
+    targets: &[StreamPosition],
+) -> MutexGuard<'static, DriverState> {
     for &target in targets {
         loop {
             match state.advance(target) {
@@ -78,23 +82,23 @@ pub(crate) fn run_host_function(stream: u64, number: u64) {
     CHANGED.notify_all();
 }
 
-fn enter(state: &mut State, name: &str) -> Status {
+fn enter(state: &mut DriverState, name: &str) -> DriverResult {
     if is_in_host_function() {
         state.fault(format!("{name} called by a host function"));
-        return Err(Code::NOT_PERMITTED);
+        return Err(DriverErrorCode::NOT_PERMITTED);
     }
     state.calls.enter(name)?;
     if !state.is_initialized && !matches!(name, "cuInit" | "cuDriverGetVersion") {
-        return Err(Code::NOT_INITIALIZED);
+        return Err(DriverErrorCode::NOT_INITIALIZED);
     }
     Ok(())
 }
 
 /// Turns a result into its code, and a panic into an unknown error.
-pub(crate) fn guarded(work: impl FnOnce() -> Status) -> u32 {
+pub(crate) fn guarded(work: impl FnOnce() -> DriverResult) -> u32 {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(())) => 0,
         Ok(Err(code)) => code.0,
-        Err(_) => Code::UNKNOWN.0,
+        Err(_) => DriverErrorCode::UNKNOWN.0,
     }
 }

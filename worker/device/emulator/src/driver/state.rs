@@ -1,19 +1,19 @@
-//! [`State`]: everything that the driver knows.
+//! [`DriverState`]: everything that the driver knows.
 
 use std::collections::BTreeMap;
 
 use super::call_log::CallLog;
-use super::code::{Code, Status};
-use super::context::{Context, current_handle};
-use super::device::Device;
-use super::host_memory::HostMemory;
+use super::code::{DriverErrorCode, DriverResult};
+use super::context::{EmulatedContext, current_handle};
+use super::device::EmulatedDevice;
+use super::host_memory::PageLockedMemory;
 use super::leaks::Leaks;
 use super::modules::LoadedModule;
 use super::order::Clock;
 use super::settings::Settings;
-use super::stream::{Event, Stream};
-use super::work::{HostFunction, Work};
-use crate::machine::{Fault, FaultKind};
+use super::stream::{EmulatedEvent, EmulatedStream};
+use super::work::{HostFunction, StreamWork};
+use crate::machine::{DeviceFault, DeviceFaultKind};
 
 mod execution;
 
@@ -23,19 +23,19 @@ mod execution;
 /// function behind it. A fault makes the error of its context sticky, and the queued work of the
 /// context is dropped.
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct DriverState {
     pub(crate) is_initialized: bool,
     pub(crate) settings: Settings,
     pub(crate) calls: CallLog,
     pub(crate) faults: Vec<String>,
-    pub(crate) devices: Vec<Device>,
-    pub(crate) contexts: BTreeMap<u64, Context>,
-    pub(crate) streams: BTreeMap<u64, Stream>,
-    pub(crate) events: BTreeMap<u64, Event>,
+    pub(crate) devices: Vec<EmulatedDevice>,
+    pub(crate) contexts: BTreeMap<u64, EmulatedContext>,
+    pub(crate) streams: BTreeMap<u64, EmulatedStream>,
+    pub(crate) events: BTreeMap<u64, EmulatedEvent>,
     pub(crate) modules: BTreeMap<u64, LoadedModule>,
     /// The module and the name of each function that was looked up.
     pub(crate) functions: BTreeMap<u64, (u64, String)>,
-    pub(crate) host: HostMemory,
+    pub(crate) host: PageLockedMemory,
     /// What the host has waited for.
     pub(crate) host_clock: Clock,
     /// How many asynchronous copies had pageable memory on the host's side.
@@ -47,7 +47,7 @@ pub(crate) struct State {
 }
 
 /// A stream, and the number of the work up to which it is waited for.
-pub(crate) type Target = (u64, u64);
+pub(crate) type StreamPosition = (u64, u64);
 
 /// Whether a target is reached after a piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,11 +59,11 @@ pub(crate) enum Reached {
     HostFunction,
 }
 
-impl State {
+impl DriverState {
     /// A state with the settings of the environment.
-    pub(crate) fn from_environment() -> State {
+    pub(crate) fn from_environment() -> DriverState {
         let (settings, failures) = Settings::from_variables(|name| std::env::var(name).ok());
-        let mut state = State::with_settings(settings);
+        let mut state = DriverState::with_settings(settings);
         for failure in failures {
             state.calls.fail(failure);
         }
@@ -71,20 +71,24 @@ impl State {
     }
 
     /// A state in which nothing has happened.
-    pub(crate) fn with_settings(settings: Settings) -> State {
-        let devices = (0..settings.devices).map(Device::new).collect();
-        State { settings, devices, ..State::default() }
+    pub(crate) fn with_settings(settings: Settings) -> DriverState {
+        let devices = (0..settings.devices).map(EmulatedDevice::new).collect();
+        DriverState { settings, devices, ..DriverState::default() }
     }
 
     /// A state with the settings of the environment, in which no handle of this one is used again.
-    pub(crate) fn fresh(&self) -> State {
-        State { handles: self.handles, launches: self.launches, ..State::from_environment() }
+    pub(crate) fn fresh(&self) -> DriverState {
+        DriverState {
+            handles: self.handles,
+            launches: self.launches,
+            ..DriverState::from_environment()
+        }
     }
 
     /// Makes the state one in which nothing has happened. Handles are not used again.
     pub(crate) fn reset(&mut self, settings: Settings) {
         let (handles, launches) = (self.handles, self.launches);
-        *self = State { handles, launches, ..State::with_settings(settings) };
+        *self = DriverState { handles, launches, ..DriverState::with_settings(settings) };
     }
 
     /// A handle that looks like a pointer.
@@ -99,10 +103,10 @@ impl State {
     }
 
     /// Notes a fault of a context, whose error becomes sticky.
-    pub(crate) fn sticky_fault(&mut self, context: u64, fault: &Fault) {
+    pub(crate) fn sticky_fault(&mut self, context: u64, fault: &DeviceFault) {
         self.fault(fault.to_string());
         if let Some(context) = self.contexts.get_mut(&context) {
-            context.sticky.get_or_insert(Code::ILLEGAL_ADDRESS);
+            context.sticky.get_or_insert(DriverErrorCode::ILLEGAL_ADDRESS);
         }
         for stream in self.streams.values_mut().filter(|stream| stream.context == context) {
             stream.abandon();
@@ -110,45 +114,45 @@ impl State {
     }
 
     /// Fails if an earlier fault has made the context unusable.
-    pub(crate) fn sticky(&self, context: u64) -> Status {
+    pub(crate) fn sticky(&self, context: u64) -> DriverResult {
         match self.contexts.get(&context).map(|context| context.sticky) {
-            None => Err(Code::CONTEXT_IS_DESTROYED),
+            None => Err(DriverErrorCode::CONTEXT_IS_DESTROYED),
             Some(Some(code)) => Err(code),
             Some(None) => Ok(()),
         }
     }
 
     /// The context of the calling thread, which must be usable.
-    pub(crate) fn current(&self) -> Status<u64> {
+    pub(crate) fn current(&self) -> DriverResult<u64> {
         let handle = self.current_even_if_faulty()?;
         self.sticky(handle)?;
         Ok(handle)
     }
 
     /// The context of the calling thread, which may have a fault: for what is given back.
-    pub(crate) fn current_even_if_faulty(&self) -> Status<u64> {
+    pub(crate) fn current_even_if_faulty(&self) -> DriverResult<u64> {
         match current_handle() {
-            0 => Err(Code::INVALID_CONTEXT),
+            0 => Err(DriverErrorCode::INVALID_CONTEXT),
             handle if self.contexts.contains_key(&handle) => Ok(handle),
-            _ => Err(Code::CONTEXT_IS_DESTROYED),
+            _ => Err(DriverErrorCode::CONTEXT_IS_DESTROYED),
         }
     }
 
-    pub(crate) fn device_index(&self, device: i32) -> Status<usize> {
-        let index = usize::try_from(device).map_err(|_| Code::INVALID_DEVICE)?;
-        if index < self.devices.len() { Ok(index) } else { Err(Code::INVALID_DEVICE) }
+    pub(crate) fn device_index(&self, device: i32) -> DriverResult<usize> {
+        let index = usize::try_from(device).map_err(|_| DriverErrorCode::INVALID_DEVICE)?;
+        if index < self.devices.len() { Ok(index) } else { Err(DriverErrorCode::INVALID_DEVICE) }
     }
 
     /// The device of a context.
-    pub(crate) fn device_of(&mut self, context: u64) -> Status<&mut Device> {
-        let context = self.contexts.get(&context).ok_or(Code::CONTEXT_IS_DESTROYED)?;
-        self.devices.get_mut(context.device).ok_or(Code::INVALID_DEVICE)
+    pub(crate) fn device_of(&mut self, context: u64) -> DriverResult<&mut EmulatedDevice> {
+        let context = self.contexts.get(&context).ok_or(DriverErrorCode::CONTEXT_IS_DESTROYED)?;
+        self.devices.get_mut(context.device).ok_or(DriverErrorCode::INVALID_DEVICE)
     }
 
     pub(crate) fn create_context(&mut self, device: usize) -> u64 {
         let (handle, null_stream) = (self.new_handle(), self.new_handle());
-        self.streams.insert(null_stream, Stream::new(handle, true));
-        let context = Context { device, retains: 1, sticky: None, null_stream };
+        self.streams.insert(null_stream, EmulatedStream::new(handle, true));
+        let context = EmulatedContext { device, retains: 1, sticky: None, null_stream };
         self.contexts.insert(handle, context);
         handle
     }
@@ -168,28 +172,29 @@ impl State {
     }
 
     /// The stream of a handle, which must belong to the context. 0 to 2 are the default stream.
-    pub(crate) fn stream(&self, handle: u64, context: u64) -> Status<u64> {
+    pub(crate) fn stream(&self, handle: u64, context: u64) -> DriverResult<u64> {
         if handle <= 2 {
-            let context = self.contexts.get(&context).ok_or(Code::CONTEXT_IS_DESTROYED)?;
+            let context =
+                self.contexts.get(&context).ok_or(DriverErrorCode::CONTEXT_IS_DESTROYED)?;
             return Ok(context.null_stream);
         }
         match self.streams.get(&handle) {
-            Some(stream) if stream.is_destroyed => Err(Code::INVALID_HANDLE),
-            Some(stream) if stream.context != context => Err(Code::INVALID_HANDLE),
+            Some(stream) if stream.is_destroyed => Err(DriverErrorCode::INVALID_HANDLE),
+            Some(stream) if stream.context != context => Err(DriverErrorCode::INVALID_HANDLE),
             Some(_) => Ok(handle),
-            None => Err(Code::INVALID_HANDLE),
+            None => Err(DriverErrorCode::INVALID_HANDLE),
         }
     }
 
-    pub(crate) fn event(&self, handle: u64) -> Status<&Event> {
-        self.events.get(&handle).ok_or(Code::INVALID_HANDLE)
+    pub(crate) fn event(&self, handle: u64) -> DriverResult<&EmulatedEvent> {
+        self.events.get(&handle).ok_or(DriverErrorCode::INVALID_HANDLE)
     }
 
     /// Queues work, and returns its place.
     ///
     /// The default stream and the blocking streams of a context wait for each other.
-    pub(crate) fn queue(&mut self, handle: u64, work: Work) -> Status<Target> {
-        let stream = self.streams.get(&handle).ok_or(Code::INVALID_HANDLE)?;
+    pub(crate) fn queue(&mut self, handle: u64, work: StreamWork) -> DriverResult<StreamPosition> {
+        let stream = self.streams.get(&handle).ok_or(DriverErrorCode::INVALID_HANDLE)?;
         let context = stream.context;
         let null = self.contexts.get(&context).map(|context| context.null_stream);
         let mut before = Vec::new();
@@ -200,11 +205,11 @@ impl State {
                 && other != handle
                 && (Some(handle) == null || Some(other) == null);
             if ordered {
-                let wait = Work::WaitFor { stream: other, number: stream.queued };
+                let wait = StreamWork::WaitFor { stream: other, number: stream.queued };
                 before.push((wait, stream.clock.clone()));
             }
         }
-        let stream = self.streams.get_mut(&handle).ok_or(Code::INVALID_HANDLE)?;
+        let stream = self.streams.get_mut(&handle).ok_or(DriverErrorCode::INVALID_HANDLE)?;
         stream.clock.join(&self.host_clock);
         if stream.is_blocking {
             for (wait, clock) in before {
@@ -216,14 +221,14 @@ impl State {
     }
 
     /// Notes that the host has waited for what a stream has done.
-    pub(crate) fn host_knows(&mut self, (handle, _): Target) {
+    pub(crate) fn host_knows(&mut self, (handle, _): StreamPosition) {
         if let Some(stream) = self.streams.get(&handle) {
             self.host_clock.join(&stream.done_clock);
         }
     }
 
     /// The last work of every stream of a context.
-    pub(crate) fn all_work(&self, context: u64) -> Vec<Target> {
+    pub(crate) fn all_work(&self, context: u64) -> Vec<StreamPosition> {
         let streams = self.streams.iter().filter(|(_, stream)| stream.context == context);
         streams.map(|(&handle, stream)| (handle, stream.queued)).collect()
     }
@@ -233,13 +238,13 @@ impl State {
         let mut contexts = Vec::new();
         for stream in self.streams.values_mut() {
             for work in stream.queue.iter_mut().filter(|work| work.uses_host(at, size)) {
-                *work = Work::Nothing;
+                *work = StreamWork::Nothing;
                 contexts.push(stream.context);
             }
         }
         for context in contexts {
             let message = format!("{what} of page-locked memory that a queued copy uses");
-            let fault = Fault { kind: FaultKind::Host { message }, place: None };
+            let fault = DeviceFault { kind: DeviceFaultKind::Host { message }, location: None };
             self.sticky_fault(context, &fault);
         }
     }
@@ -254,7 +259,7 @@ impl State {
         if stream.done + 1 != number {
             return None;
         }
-        let Some(&Work::HostFunction { function, argument }) = stream.queue.front() else {
+        let Some(&StreamWork::HostFunction { function, argument }) = stream.queue.front() else {
             return None;
         };
         stream.is_calling = true;
@@ -274,8 +279,9 @@ impl State {
     /// What the host has not given back.
     pub(crate) fn leaks(&self) -> Leaks {
         let null = |handle| self.contexts.values().any(|context| context.null_stream == handle);
-        let live = |(handle, stream): &(&u64, &Stream)| !stream.is_destroyed && !null(**handle);
-        let memory = self.devices.iter().map(Device::live_count);
+        let live =
+            |(handle, stream): &(&u64, &EmulatedStream)| !stream.is_destroyed && !null(**handle);
+        let memory = self.devices.iter().map(EmulatedDevice::live_count);
         let memory = memory.fold((0, 0), |all, one| (all.0 + one.0, all.1 + one.1));
         let (pinned_allocations, registrations) = self.host.counts();
         Leaks {

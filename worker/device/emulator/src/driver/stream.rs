@@ -1,20 +1,20 @@
-//! [`Stream`] and [`Event`]: a queue of work, and a place in it.
+//! [`EmulatedStream`] and [`EmulatedEvent`]: a queue of work, and a place in it.
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
 use super::order::Clock;
-use super::work::Work;
+use super::work::StreamWork;
 
 /// A queue of work.
 ///
 /// Work has numbers from 1. It is done in their order, and only when a caller waits for it.
 #[derive(Debug)]
-pub(crate) struct Stream {
+pub(crate) struct EmulatedStream {
     pub(crate) context: u64,
     /// Whether it is ordered with the stream that has handle 0.
     pub(crate) is_blocking: bool,
-    pub(crate) queue: VecDeque<Work>,
+    pub(crate) queue: VecDeque<StreamWork>,
     /// What each work in the queue knows to be done before it.
     clocks: VecDeque<Clock>,
     /// What the next work knows.
@@ -31,9 +31,9 @@ pub(crate) struct Stream {
     pub(crate) is_destroyed: bool,
 }
 
-impl Stream {
-    pub(crate) fn new(context: u64, is_blocking: bool) -> Stream {
-        Stream {
+impl EmulatedStream {
+    pub(crate) fn new(context: u64, is_blocking: bool) -> EmulatedStream {
+        EmulatedStream {
             context,
             is_blocking,
             queue: VecDeque::new(),
@@ -48,7 +48,7 @@ impl Stream {
     }
 
     /// Queues work of the stream with this handle.
-    pub(crate) fn push(&mut self, handle: u64, work: Work) -> u64 {
+    pub(crate) fn push(&mut self, handle: u64, work: StreamWork) -> u64 {
         self.queue.push_back(work);
         self.queued += 1;
         self.clock.advance(handle, self.queued);
@@ -81,7 +81,7 @@ impl Stream {
 
 /// A place in a stream.
 #[derive(Clone, Debug)]
-pub(crate) struct Event {
+pub(crate) struct EmulatedEvent {
     pub(crate) context: u64,
     pub(crate) has_time: bool,
     /// The stream and the number of the work that reaches the event, once recorded.

@@ -1,4 +1,4 @@
-//! [`Work`]: what a stream has to do.
+//! [`StreamWork`]: what a stream has to do.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use crate::ptx::Program;
 
 /// What a stream has to do.
 #[derive(Clone, Debug)]
-pub(crate) enum Work {
+pub(crate) enum StreamWork {
     HostToDevice {
         to: u64,
-        from: Source,
+        from: CopySource,
     },
     DeviceToHost {
         to: usize,
@@ -52,7 +52,7 @@ pub(crate) type HostFunction = unsafe extern "C" fn(*mut std::ffi::c_void);
 
 /// Where bytes from the host come from.
 #[derive(Clone, Debug)]
-pub(crate) enum Source {
+pub(crate) enum CopySource {
     /// Bytes that were copied when the work was queued, as the driver does with pageable memory.
     Staged(Box<[u8]>),
     /// Page-locked memory that is read when the stream gets there.
@@ -71,12 +71,14 @@ pub(crate) struct PendingLaunch {
     pub(crate) parameters: Vec<u8>,
 }
 
-impl Work {
+impl StreamWork {
     /// The host memory that the work reads or writes later.
     pub(crate) fn host_range(&self) -> Option<(usize, usize)> {
         match self {
-            Work::HostToDevice { from: Source::Pinned { at, size }, .. } => Some((*at, *size)),
-            Work::DeviceToHost { to, size, .. } => Some((*to, *size)),
+            StreamWork::HostToDevice { from: CopySource::Pinned { at, size }, .. } => {
+                Some((*at, *size))
+            }
+            StreamWork::DeviceToHost { to, size, .. } => Some((*to, *size)),
             _ => None,
         }
     }
@@ -86,20 +88,20 @@ impl Work {
     pub(crate) fn memory_used(&self) -> Vec<(u64, usize, bool, String)> {
         let name = |name: &str| name.to_owned();
         match self {
-            Work::HostToDevice { to, from } => {
+            StreamWork::HostToDevice { to, from } => {
                 let size = match from {
-                    Source::Staged(bytes) => bytes.len(),
-                    Source::Pinned { size, .. } => *size,
+                    CopySource::Staged(bytes) => bytes.len(),
+                    CopySource::Pinned { size, .. } => *size,
                 };
                 vec![(*to, size, true, name("copy from the host"))]
             }
-            Work::DeviceToHost { from, size, .. } => {
+            StreamWork::DeviceToHost { from, size, .. } => {
                 vec![(*from, *size, false, name("copy to the host"))]
             }
-            Work::DeviceToDevice { to, from, size } => {
+            StreamWork::DeviceToDevice { to, from, size } => {
                 vec![(*from, *size, false, name("copy")), (*to, *size, true, name("copy"))]
             }
-            Work::Fill { to, value, count } => {
+            StreamWork::Fill { to, value, count } => {
                 vec![(*to, value.len() * count, true, name("fill"))]
             }
             _ => Vec::new(),

@@ -1,23 +1,23 @@
 //! Runs the threads of a block from barrier to barrier.
 
 use super::execute::Environment;
-use super::fault::FaultKind;
-use super::thread::{State, Thread};
+use super::fault::DeviceFaultKind;
+use super::thread::{SchedulingState, Thread};
 use super::warp;
-use crate::ptx::{BarrierKind, Operation};
+use crate::ptx::{BarrierKind, PtxOperation};
 
 /// Runs the threads of a block to their end. A fault comes with the thread that had it.
 pub(crate) fn run(
     environment: &mut Environment<'_>,
     threads: &mut [Thread],
-) -> Result<(), (usize, FaultKind)> {
+) -> Result<(), (usize, DeviceFaultKind)> {
     loop {
         for first in (0..threads.len()).step_by(32) {
             let end = threads.len().min(first + 32);
             run_warp(environment, &mut threads[first..end])
                 .map_err(|(lane, kind)| (first + lane, kind))?;
         }
-        if threads.iter().all(|thread| thread.state == State::Exited) {
+        if threads.iter().all(|thread| thread.state == SchedulingState::Exited) {
             return Ok(());
         }
         pass_barrier(environment, threads)?;
@@ -28,12 +28,13 @@ pub(crate) fn run(
 fn run_warp(
     environment: &mut Environment<'_>,
     warp: &mut [Thread],
-) -> Result<(), (usize, FaultKind)> {
+) -> Result<(), (usize, DeviceFaultKind)> {
     loop {
         for (lane, thread) in warp.iter_mut().enumerate() {
             environment.run(thread).map_err(|kind| (lane, kind))?;
         }
-        let Some(waiting) = warp.iter().position(|thread| thread.state == State::AtWarp) else {
+        let Some(waiting) = warp.iter().position(|thread| thread.state == SchedulingState::AtWarp)
+        else {
             return Ok(());
         };
         let program = environment.program;
@@ -47,19 +48,23 @@ fn run_warp(
 fn pass_barrier(
     environment: &mut Environment<'_>,
     threads: &mut [Thread],
-) -> Result<(), (usize, FaultKind)> {
-    let first = threads.iter().position(|thread| thread.state == State::AtBarrier).unwrap_or(0);
+) -> Result<(), (usize, DeviceFaultKind)> {
+    let first =
+        threads.iter().position(|thread| thread.state == SchedulingState::AtBarrier).unwrap_or(0);
     let place = (threads[first].function, threads[first].at);
-    let waiting = threads.iter().filter(|thread| thread.state == State::AtBarrier);
+    let waiting = threads.iter().filter(|thread| thread.state == SchedulingState::AtBarrier);
     let here = waiting.filter(|thread| (thread.function, thread.at) == place).count();
-    let exited = threads.iter().filter(|thread| thread.state == State::Exited).count();
+    let exited = threads.iter().filter(|thread| thread.state == SchedulingState::Exited).count();
     if here < threads.len() {
         let elsewhere = threads.len() - here - exited;
-        return Err((first, FaultKind::DivergentBarrier { waiting: here, exited, elsewhere }));
+        return Err((
+            first,
+            DeviceFaultKind::DivergentBarrier { waiting: here, exited, elsewhere },
+        ));
     }
     let program = environment.program;
     let operation = &program.functions[place.0].instructions[place.1].operation;
-    let &Operation::Barrier { kind, d, a, negated } = operation else { return Ok(()) };
+    let &PtxOperation::Barrier { kind, d, a, negated } = operation else { return Ok(()) };
     let holds = threads.iter().filter(|thread| (thread.get(a) & 1 == 1) != negated).count();
     let value = match kind {
         BarrierKind::Synchronize => None,
@@ -71,7 +76,7 @@ fn pass_barrier(
         if let Some(value) = value {
             thread.set(d, value);
         }
-        thread.state = State::Ready;
+        thread.state = SchedulingState::Ready;
         thread.at += 1;
         thread.warp_epoch = 0;
     }

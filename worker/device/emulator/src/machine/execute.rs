@@ -1,11 +1,11 @@
 //! Executes the instructions of one thread until it waits or ends.
 
-use super::fault::{FaultKind, Other};
+use super::fault::{DeviceFaultKind, Other};
 use super::memory::{Access, Accessor, GlobalMemory, RaceShadow, Region};
-use super::thread::{Frame, Geometry, State, Thread};
+use super::thread::{CallFrame, LaunchGeometry, SchedulingState, Thread};
 use crate::ptx::{
-    Address, AtomicOperation, Call, LOCAL_WINDOW, Load, Operation, Program, Register,
-    SHARED_WINDOW, Space, Store,
+    AtomicOperation, CallInstruction, LOCAL_WINDOW, LoadInstruction, MemoryOperand, Program,
+    PtxOperation, Register, SHARED_WINDOW, Space, StoreInstruction,
 };
 use crate::scalar::{Type, convert};
 
@@ -15,7 +15,7 @@ pub(crate) struct Environment<'a> {
     pub(crate) memory: &'a mut GlobalMemory,
     pub(crate) shared: Region,
     pub(crate) shared_races: RaceShadow,
-    pub(crate) geometry: Geometry,
+    pub(crate) geometry: LaunchGeometry,
     /// The linear index of the block.
     pub(crate) block: u32,
     pub(crate) epoch: u32,
@@ -30,22 +30,22 @@ pub(crate) struct Environment<'a> {
 
 impl Environment<'_> {
     /// Executes a thread until it waits or ends. On a fault it stands at the instruction.
-    pub(crate) fn run(&mut self, thread: &mut Thread) -> Result<(), FaultKind> {
-        while thread.state == State::Ready {
+    pub(crate) fn run(&mut self, thread: &mut Thread) -> Result<(), DeviceFaultKind> {
+        while thread.state == SchedulingState::Ready {
             self.run_function(thread)?;
         }
         Ok(())
     }
 
     /// Executes a thread until it waits, ends, calls or returns.
-    fn run_function(&mut self, thread: &mut Thread) -> Result<(), FaultKind> {
+    fn run_function(&mut self, thread: &mut Thread) -> Result<(), DeviceFaultKind> {
         let function = thread.function;
         let program = self.program;
         let code = program.functions[function].instructions.as_slice();
         loop {
             let instruction = &code[thread.at];
             if self.steps_left == 0 {
-                return Err(FaultKind::StepBudget { steps: self.steps_max });
+                return Err(DeviceFaultKind::StepBudget { steps: self.steps_max });
             }
             self.steps_left -= 1;
             if let Some(guard) = instruction.guard
@@ -55,23 +55,23 @@ impl Environment<'_> {
                 continue;
             }
             match &instruction.operation {
-                &Operation::Move { d, a } => thread.set(d, thread.get(a)),
-                &Operation::Unary { f, d, a } => thread.set(d, f(thread.get(a))),
-                &Operation::Binary { f, d, a, b } => {
+                &PtxOperation::Move { d, a } => thread.set(d, thread.get(a)),
+                &PtxOperation::Unary { f, d, a } => thread.set(d, f(thread.get(a))),
+                &PtxOperation::Binary { f, d, a, b } => {
                     thread.set(d, f(thread.get(a), thread.get(b)));
                 }
-                &Operation::Ternary { f, d, a, b, c } => {
+                &PtxOperation::Ternary { f, d, a, b, c } => {
                     thread.set(d, f(thread.get(a), thread.get(b), thread.get(c)));
                 }
-                &Operation::Divide { f, of, d, a, b } => {
+                &PtxOperation::Divide { f, of, d, a, b } => {
                     let divisor = thread.get(b) & of.mask();
                     if divisor == 0 {
-                        return Err(FaultKind::DivisionByZero);
+                        return Err(DeviceFaultKind::DivisionByZero);
                     }
                     thread.set(d, f(thread.get(a), divisor));
                 }
-                &Operation::Convert { how, d, a } => thread.set(d, convert(how, thread.get(a))),
-                &Operation::Compare { f, combine, d, q, a, b } => {
+                &PtxOperation::Convert { how, d, a } => thread.set(d, convert(how, thread.get(a))),
+                &PtxOperation::Compare { f, combine, d, q, a, b } => {
                     let holds = u64::from(f(thread.get(a), thread.get(b)));
                     let (yes, no) = match combine {
                         None => (holds, holds ^ 1),
@@ -82,7 +82,7 @@ impl Environment<'_> {
                     thread.set(q, no);
                     thread.set(d, yes);
                 }
-                &Operation::Carry { how, d, a, b, c } => {
+                &PtxOperation::Carry { how, d, a, b, c } => {
                     let (a, b, c) = (thread.get(a), thread.get(b), thread.get(c));
                     let (sum, carry) = how.apply(a, b, c, thread.carry);
                     thread.set(d, sum);
@@ -90,53 +90,53 @@ impl Environment<'_> {
                         thread.carry = carry;
                     }
                 }
-                Operation::Load(load) => self.load(thread, load)?,
-                Operation::Store(store) => self.store(thread, store)?,
-                &Operation::Atomic { address, of, how, d, a, b } => {
+                PtxOperation::Load(load) => self.load(thread, load)?,
+                PtxOperation::Store(store) => self.store(thread, store)?,
+                &PtxOperation::Atomic { address, of, how, d, a, b } => {
                     self.atomic(thread, address, of, how, (d, a, b))?;
                 }
-                &Operation::Branch { target } => {
+                &PtxOperation::Branch { target } => {
                     thread.at = target as usize;
                     continue;
                 }
-                Operation::BranchTable { index, targets } => {
+                PtxOperation::BranchTable { index, targets } => {
                     let index = thread.get(*index);
                     let target = usize::try_from(index).ok().and_then(|index| targets.get(index));
-                    thread.at = *target.ok_or(FaultKind::BranchIndex { index })? as usize;
+                    thread.at = *target.ok_or(DeviceFaultKind::BranchIndex { index })? as usize;
                     continue;
                 }
-                Operation::Call(call) => return self.call(thread, call),
-                Operation::Return if !thread.frames.is_empty() => {
+                PtxOperation::Call(call) => return self.call(thread, call),
+                PtxOperation::Return if !thread.frames.is_empty() => {
                     self.leave(thread);
                     return Ok(());
                 }
-                Operation::Return | Operation::Exit => {
-                    thread.state = State::Exited;
+                PtxOperation::Return | PtxOperation::Exit => {
+                    thread.state = SchedulingState::Exited;
                     return Ok(());
                 }
-                Operation::Barrier { .. } => {
-                    thread.state = State::AtBarrier;
+                PtxOperation::Barrier { .. } => {
+                    thread.state = SchedulingState::AtBarrier;
                     return Ok(());
                 }
-                Operation::WarpBarrier { .. }
-                | Operation::Shuffle(_)
-                | Operation::Vote { .. }
-                | Operation::Match { .. }
-                | Operation::ActiveMask { .. } => {
-                    thread.state = State::AtWarp;
+                PtxOperation::WarpBarrier { .. }
+                | PtxOperation::Shuffle(_)
+                | PtxOperation::Vote { .. }
+                | PtxOperation::Match { .. }
+                | PtxOperation::ActiveMask { .. } => {
+                    thread.state = SchedulingState::AtWarp;
                     return Ok(());
                 }
-                &Operation::Clock { d } => thread.set(d, self.steps_max - self.steps_left),
-                Operation::Nothing => {}
-                Operation::Trap => return Err(FaultKind::Trap),
+                &PtxOperation::Clock { d } => thread.set(d, self.steps_max - self.steps_left),
+                PtxOperation::Nothing => {}
+                PtxOperation::Trap => return Err(DeviceFaultKind::Trap),
             }
             thread.at += 1;
         }
     }
 
-    fn call(&mut self, thread: &mut Thread, call: &Call) -> Result<(), FaultKind> {
+    fn call(&mut self, thread: &mut Thread, call: &CallInstruction) -> Result<(), DeviceFaultKind> {
         if thread.frames.len() >= DEPTH_MAX {
-            return Err(FaultKind::CallDepth { depth: DEPTH_MAX });
+            return Err(DeviceFaultKind::CallDepth { depth: DEPTH_MAX });
         }
         let program = self.program;
         let caller = &program.functions[thread.function];
@@ -148,7 +148,7 @@ impl Environment<'_> {
             let (here, there, size) = (here as usize, there as usize, size as usize);
             parameters[there..there + size].copy_from_slice(&thread.parameters[here..here + size]);
         }
-        let saved = Frame {
+        let saved = CallFrame {
             function: thread.function,
             at: thread.at,
             registers: std::mem::take(&mut thread.registers),
@@ -173,7 +173,7 @@ impl Environment<'_> {
         thread.registers = saved.registers;
         (thread.function, thread.at) = (saved.function, saved.at);
         let call = &program.functions[thread.function].instructions[thread.at].operation;
-        if let Operation::Call(call) = call {
+        if let PtxOperation::Call(call) = call {
             for &(here, there, size) in &call.results {
                 let (here, there, size) = (here as usize, there as usize, size as usize);
                 thread.parameters[here..here + size].copy_from_slice(&results[there..there + size]);
@@ -182,7 +182,7 @@ impl Environment<'_> {
         thread.at += 1;
     }
 
-    fn load(&mut self, thread: &mut Thread, load: &Load) -> Result<(), FaultKind> {
+    fn load(&mut self, thread: &mut Thread, load: &LoadInstruction) -> Result<(), DeviceFaultKind> {
         let size = load.of.size();
         let lanes = usize::from(load.lanes);
         let value = self.read(thread, load.address, size * lanes, load.shared)?;
@@ -194,7 +194,11 @@ impl Environment<'_> {
         Ok(())
     }
 
-    fn store(&mut self, thread: &mut Thread, store: &Store) -> Result<(), FaultKind> {
+    fn store(
+        &mut self,
+        thread: &mut Thread,
+        store: &StoreInstruction,
+    ) -> Result<(), DeviceFaultKind> {
         let size = store.of.size();
         let lanes = usize::from(store.lanes);
         let mut value = [0; 32];
@@ -208,11 +212,11 @@ impl Environment<'_> {
     fn atomic(
         &mut self,
         thread: &mut Thread,
-        address: Address,
+        address: MemoryOperand,
         of: Type,
         how: AtomicOperation,
         (d, a, b): (Register, Register, Register),
-    ) -> Result<(), FaultKind> {
+    ) -> Result<(), DeviceFaultKind> {
         // An atomic operation is a write for all checks but that of the initial value.
         let (a, b, size) = (thread.get(a), thread.get(b), of.size());
         let old = number(&self.peek(thread, address, size)?[..size]);
@@ -229,10 +233,10 @@ impl Environment<'_> {
     fn read(
         &mut self,
         thread: &Thread,
-        address: Address,
+        address: MemoryOperand,
         size: usize,
         atomic: bool,
-    ) -> Result<[u8; 16], FaultKind> {
+    ) -> Result<[u8; 16], DeviceFaultKind> {
         let (space, at) = resolve(thread, address);
         let access = self.access(thread, false, atomic);
         match space {
@@ -254,9 +258,9 @@ impl Environment<'_> {
     fn peek(
         &mut self,
         thread: &Thread,
-        address: Address,
+        address: MemoryOperand,
         size: usize,
-    ) -> Result<[u8; 16], FaultKind> {
+    ) -> Result<[u8; 16], DeviceFaultKind> {
         match resolve(thread, address) {
             (Space::Shared, at) => self.shared.read(at, size),
             _ => self.read(thread, address, size, true),
@@ -266,10 +270,10 @@ impl Environment<'_> {
     fn write(
         &mut self,
         thread: &mut Thread,
-        address: Address,
+        address: MemoryOperand,
         value: &[u8],
         atomic: bool,
-    ) -> Result<(), FaultKind> {
+    ) -> Result<(), DeviceFaultKind> {
         let (space, at) = resolve(thread, address);
         let access = self.access(thread, true, atomic);
         match space {
@@ -291,13 +295,13 @@ impl Environment<'_> {
         }
     }
 
-    fn note_shared(&mut self, at: u64, size: usize, access: Access) -> Result<(), FaultKind> {
+    fn note_shared(&mut self, at: u64, size: usize, access: Access) -> Result<(), DeviceFaultKind> {
         // Each block has its own shared memory, so its marks are those of a launch of its own.
         let launch = self.launch << 24 | u64::from(self.block & 0xff_ffff);
         let access = Access { by: Accessor { launch, ..access.by }, ..access };
         self.shared_races.note(at as usize, size, access).map_err(|race| {
             let other = Other { block: race.block, thread: race.thread, wrote: race.wrote };
-            FaultKind::Race { space: Space::Shared, address: race.at as u64, other }
+            DeviceFaultKind::Race { space: Space::Shared, address: race.at as u64, other }
         })
     }
 
@@ -314,7 +318,7 @@ impl Environment<'_> {
 }
 
 /// Finds the space of an address, and its place there.
-fn resolve(thread: &Thread, address: Address) -> (Space, u64) {
+fn resolve(thread: &Thread, address: MemoryOperand) -> (Space, u64) {
     let at = thread.get(address.base).wrapping_add_signed(address.offset);
     match address.space {
         Space::Generic if at.wrapping_sub(SHARED_WINDOW) < WINDOW => {
@@ -327,11 +331,12 @@ fn resolve(thread: &Thread, address: Address) -> (Space, u64) {
     }
 }
 
-fn parameter(parameters: &[u8], at: u64, size: usize) -> Result<[u8; 16], FaultKind> {
+fn parameter(parameters: &[u8], at: u64, size: usize) -> Result<[u8; 16], DeviceFaultKind> {
     let place = usize::try_from(at).ok().and_then(|at| Some(at..at.checked_add(size)?));
     let bytes = place.and_then(|place| parameters.get(place));
     let (space, address) = (Space::Parameter, at);
-    let bytes = bytes.ok_or(FaultKind::OutOfBounds { space, address, size, allocation: None })?;
+    let bytes =
+        bytes.ok_or(DeviceFaultKind::OutOfBounds { space, address, size, allocation: None })?;
     let mut value = [0; 16];
     value[..size].copy_from_slice(bytes);
     Ok(value)

@@ -1,4 +1,4 @@
-//! [`Fault`]: what a kernel did wrong, and where.
+//! [`DeviceFault`]: what a kernel did wrong, and where.
 
 use std::fmt;
 
@@ -6,16 +6,16 @@ use crate::ptx::Space;
 
 /// What a kernel did wrong, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
+pub struct DeviceFault {
     /// What was wrong.
-    pub kind: FaultKind,
+    pub kind: DeviceFaultKind,
     /// Where it was, unless the host did it.
-    pub place: Option<Place>,
+    pub location: Option<FaultLocation>,
 }
 
-/// A place in a launch.
+/// The place of a fault in a launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct FaultLocation {
     /// The name of the kernel.
     pub kernel: String,
     /// The index of the block.
@@ -41,7 +41,7 @@ pub struct Other {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the fields say it")]
-pub enum FaultKind {
+pub enum DeviceFaultKind {
     /// An address outside of every allocation, with the nearest one.
     OutOfBounds { space: Space, address: u64, size: usize, allocation: Option<(u64, usize)> },
     /// An address in an allocation that has been freed.
@@ -74,23 +74,23 @@ pub enum FaultKind {
     Host { message: String },
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for DeviceFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.kind)?;
-        if let Some(place) = &self.place {
-            let [bx, by, bz] = place.block;
-            let [x, y, z] = place.thread;
-            write!(f, " in kernel {}, block ({bx}, {by}, {bz})", place.kernel)?;
-            write!(f, ", thread ({x}, {y}, {z}), line {}: {}", place.line, place.text)?;
+        if let Some(location) = &self.location {
+            let [bx, by, bz] = location.block;
+            let [x, y, z] = location.thread;
+            write!(f, " in kernel {}, block ({bx}, {by}, {bz})", location.kernel)?;
+            write!(f, ", thread ({x}, {y}, {z}), line {}: {}", location.line, location.text)?;
         }
         Ok(())
     }
 }
 
-impl fmt::Display for FaultKind {
+impl fmt::Display for DeviceFaultKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            FaultKind::OutOfBounds { space, address, size, allocation } => {
+            DeviceFaultKind::OutOfBounds { space, address, size, allocation } => {
                 write!(f, "out of bounds: {size} bytes at {space:?} {address:#x}")?;
                 match allocation {
                     Some((base, length)) => {
@@ -100,20 +100,22 @@ impl fmt::Display for FaultKind {
                     None => Ok(()),
                 }
             }
-            FaultKind::UseAfterFree { address, size, allocation: (base, length) } => write!(
+            DeviceFaultKind::UseAfterFree { address, size, allocation: (base, length) } => write!(
                 f,
                 "use after free: {size} bytes at {address:#x}, offset {} of a freed allocation of \
                  {length} bytes",
                 address - base
             ),
-            FaultKind::Uninitialized { space, address } => {
+            DeviceFaultKind::Uninitialized { space, address } => {
                 write!(f, "read of uninitialized memory at {space:?} {address:#x}")
             }
-            FaultKind::Misaligned { space, address, size } => {
+            DeviceFaultKind::Misaligned { space, address, size } => {
                 write!(f, "misaligned access of {size} bytes at {space:?} {address:#x}")
             }
-            FaultKind::ReadOnly { address } => write!(f, "write of a constant at {address:#x}"),
-            FaultKind::Race { space, address, other } => {
+            DeviceFaultKind::ReadOnly { address } => {
+                write!(f, "write of a constant at {address:#x}")
+            }
+            DeviceFaultKind::Race { space, address, other } => {
                 let did = if other.wrote { "wrote" } else { "read" };
                 let Other { block, thread, .. } = other;
                 write!(
@@ -121,25 +123,27 @@ impl fmt::Display for FaultKind {
                     "race at {space:?} {address:#x}: thread {thread} of block {block} {did} it"
                 )
             }
-            FaultKind::DivergentBarrier { waiting, exited, elsewhere } => write!(
+            DeviceFaultKind::DivergentBarrier { waiting, exited, elsewhere } => write!(
                 f,
                 "divergent barrier: {waiting} threads wait, {exited} have exited, {elsewhere} wait \
                  elsewhere"
             ),
-            FaultKind::DivergentWarp { members, arrived } => {
+            DeviceFaultKind::DivergentWarp { members, arrived } => {
                 write!(f, "divergent warp: of lanes {members:#010x} only {arrived:#010x} arrived")
             }
-            FaultKind::StepBudget { steps } => {
+            DeviceFaultKind::StepBudget { steps } => {
                 write!(f, "step budget: more than {steps} instructions, perhaps an endless loop")
             }
-            FaultKind::DivisionByZero => write!(f, "division by zero"),
-            FaultKind::Trap => write!(f, "trap"),
-            FaultKind::CallDepth { depth } => write!(f, "{depth} calls inside each other"),
-            FaultKind::BranchIndex { index } => write!(f, "branch index {index} beyond its table"),
-            FaultKind::OverlappingCopy { to, from, size } => {
+            DeviceFaultKind::DivisionByZero => write!(f, "division by zero"),
+            DeviceFaultKind::Trap => write!(f, "trap"),
+            DeviceFaultKind::CallDepth { depth } => write!(f, "{depth} calls inside each other"),
+            DeviceFaultKind::BranchIndex { index } => {
+                write!(f, "branch index {index} beyond its table")
+            }
+            DeviceFaultKind::OverlappingCopy { to, from, size } => {
                 write!(f, "copy of {size} bytes from {from:#x} to {to:#x} overlaps")
             }
-            FaultKind::Host { message } => write!(f, "{message}"),
+            DeviceFaultKind::Host { message } => write!(f, "{message}"),
         }
     }
 }

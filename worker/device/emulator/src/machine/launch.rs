@@ -4,9 +4,9 @@ use std::fmt;
 
 use super::block;
 use super::execute::Environment;
-use super::fault::{Fault, FaultKind, Place};
+use super::fault::{DeviceFault, DeviceFaultKind, FaultLocation};
 use super::memory::{GlobalMemory, RaceShadow, Region};
-use super::thread::{Geometry, Thread};
+use super::thread::{LaunchGeometry, Thread};
 use crate::ptx::{Kernel, Program, Space};
 
 /// A launch of a kernel.
@@ -91,7 +91,7 @@ impl Launch<'_> {
 /// # Errors
 ///
 /// Fails with the first fault. Writes before it have been done.
-pub fn run(launch: &Launch<'_>, memory: &mut GlobalMemory) -> Result<u64, Box<Fault>> {
+pub fn run(launch: &Launch<'_>, memory: &mut GlobalMemory) -> Result<u64, Box<DeviceFault>> {
     let Launch { program, kernel, grid, block: block_size, .. } = *launch;
     let code = &program.functions[kernel.function];
     let start = kernel.shared.dynamic_start();
@@ -106,7 +106,7 @@ pub fn run(launch: &Launch<'_>, memory: &mut GlobalMemory) -> Result<u64, Box<Fa
         memory,
         shared,
         shared_races: RaceShadow::default(),
-        geometry: Geometry { grid, block_size, block: [0; 3], dynamic_shared },
+        geometry: LaunchGeometry { grid, block_size, block: [0; 3], dynamic_shared },
         block: 0,
         epoch: 0,
         launch: launch.number,
@@ -138,17 +138,17 @@ fn fault(
     launch: &Launch<'_>,
     environment: &Environment<'_>,
     thread: &Thread,
-    kind: FaultKind,
-) -> Box<Fault> {
+    kind: DeviceFaultKind,
+) -> Box<DeviceFault> {
     let code = &launch.program.functions[thread.function];
     let line = code.instructions.get(thread.at).map_or(0, |instruction| instruction.line);
     let text = launch.program.lines.get((line as usize).saturating_sub(1));
-    let place = Place {
+    let location = FaultLocation {
         kernel: launch.kernel.name.clone(),
         block: environment.geometry.block,
         thread: thread.index,
         line,
         text: text.cloned().unwrap_or_default(),
     };
-    Box::new(Fault { kind, place: Some(place) })
+    Box::new(DeviceFault { kind, location: Some(location) })
 }

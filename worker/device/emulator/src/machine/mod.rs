@@ -8,6 +8,6 @@ mod memory;
 mod thread;
 mod warp;
 
-pub use fault::{Fault, FaultKind, Place};
+pub use fault::{DeviceFault, DeviceFaultKind, FaultLocation};
 pub use launch::{LIMITS, Launch, LaunchError, Limits, run};
 pub use memory::GlobalMemory;

@@ -1,11 +1,11 @@
 //! [`Thread`]: a thread of a block, which can be stopped and resumed.
 
 use super::memory::Region;
-use crate::ptx::{Code, FRAME, Register, Space, Special};
+use crate::ptx::{FRAME, LinkedFunction, Register, Space, Special};
 
 /// Where a thread stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum SchedulingState {
     /// It can go on.
     Ready,
     /// It waits at a barrier of the block.
@@ -21,7 +21,7 @@ pub(crate) enum State {
 pub(crate) struct Thread {
     pub(crate) index: [u32; 3],
     pub(crate) linear: u32,
-    pub(crate) state: State,
+    pub(crate) state: SchedulingState,
     pub(crate) function: usize,
     /// The next instruction. A waiting thread stands at the one that it waits in.
     pub(crate) at: usize,
@@ -30,12 +30,12 @@ pub(crate) struct Thread {
     pub(crate) local: Region,
     pub(crate) carry: bool,
     pub(crate) warp_epoch: u32,
-    pub(crate) frames: Vec<Frame>,
+    pub(crate) frames: Vec<CallFrame>,
 }
 
 /// What a caller continues with.
 #[derive(Clone, Debug)]
-pub(crate) struct Frame {
+pub(crate) struct CallFrame {
     pub(crate) function: usize,
     pub(crate) at: usize,
     pub(crate) registers: Vec<u64>,
@@ -44,7 +44,7 @@ pub(crate) struct Frame {
 
 /// What special registers depend on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Geometry {
+pub(crate) struct LaunchGeometry {
     pub(crate) grid: [u32; 3],
     pub(crate) block_size: [u32; 3],
     pub(crate) block: [u32; 3],
@@ -57,7 +57,7 @@ impl Thread {
         Thread {
             index: [linear % x, linear / x % y, linear / x / y],
             linear,
-            state: State::Ready,
+            state: SchedulingState::Ready,
             function: 0,
             at: 0,
             registers: Vec::new(),
@@ -73,11 +73,11 @@ impl Thread {
     pub(crate) fn start(
         &mut self,
         function: usize,
-        code: &Code,
+        code: &LinkedFunction,
         parameters: &[u8],
-        geometry: &Geometry,
+        geometry: &LaunchGeometry,
     ) {
-        self.state = State::Ready;
+        self.state = SchedulingState::Ready;
         (self.function, self.at, self.carry, self.warp_epoch) = (function, 0, false, 0);
         self.frames.clear();
         self.parameters.clear();
@@ -87,7 +87,7 @@ impl Thread {
     }
 
     /// Sets the registers of a function whose local variables begin at `frame`.
-    pub(crate) fn enter(&mut self, code: &Code, frame: usize, geometry: &Geometry) {
+    pub(crate) fn enter(&mut self, code: &LinkedFunction, frame: usize, geometry: &LaunchGeometry) {
         self.registers.clear();
         self.registers.resize(code.registers, 0);
         for &(register, bits) in &code.constants {
@@ -114,7 +114,7 @@ impl Thread {
         self.linear % 32
     }
 
-    fn special(&self, special: Special, geometry: &Geometry) -> u64 {
+    fn special(&self, special: Special, geometry: &LaunchGeometry) -> u64 {
         let threads: u32 = geometry.block_size.iter().product();
         let lane = self.lane();
         let value = match special {

@@ -1,20 +1,21 @@
 //! Instructions of the lanes of a warp together: barriers, shuffles, votes and matches.
 
-use super::fault::FaultKind;
-use super::thread::{State, Thread};
-use crate::ptx::{Operation, Program, Register, Shuffle, ShuffleMode, VoteKind};
+use super::fault::DeviceFaultKind;
+use super::thread::{SchedulingState, Thread};
+use crate::ptx::{Program, PtxOperation, Register, Shuffle, ShuffleMode, VoteKind};
 
 /// Lets the lanes of a warp go on whose instruction is complete. Returns whether one can.
 pub(crate) fn resolve(program: &Program, warp: &mut [Thread]) -> bool {
     let mut resolved = false;
     for first in 0..warp.len() {
-        if warp[first].state != State::AtWarp {
+        if warp[first].state != SchedulingState::AtWarp {
             continue;
         }
         let (function, at) = (warp[first].function, warp[first].at);
         let operation = &program.functions[function].instructions[at].operation;
         let here: u32 = lanes(warp, |thread| {
-            thread.state == State::AtWarp && (thread.function, thread.at) == (function, at)
+            thread.state == SchedulingState::AtWarp
+                && (thread.function, thread.at) == (function, at)
         });
         let members = match members_of(operation) {
             Some(members) => warp[first].get(members) as u32 & existing(warp),
@@ -26,10 +27,10 @@ pub(crate) fn resolve(program: &Program, warp: &mut [Thread]) -> bool {
         }
         apply(operation, warp, members);
         for thread in selected(warp, members) {
-            thread.state = State::Ready;
+            thread.state = SchedulingState::Ready;
             thread.at += 1;
             // What the lanes did before is ordered before what they do next.
-            if !matches!(operation, Operation::ActiveMask { .. }) {
+            if !matches!(operation, PtxOperation::ActiveMask { .. }) {
                 thread.warp_epoch += 1;
             }
         }
@@ -39,22 +40,23 @@ pub(crate) fn resolve(program: &Program, warp: &mut [Thread]) -> bool {
 }
 
 /// The fault of a warp in which no lane can go on.
-pub(crate) fn stuck(program: &Program, warp: &[Thread], lane: usize) -> FaultKind {
+pub(crate) fn stuck(program: &Program, warp: &[Thread], lane: usize) -> DeviceFaultKind {
     let thread = &warp[lane];
     let operation = &program.functions[thread.function].instructions[thread.at].operation;
     let members = members_of(operation).map_or(0, |members| thread.get(members) as u32);
     let arrived = lanes(warp, |other| {
-        other.state == State::AtWarp && (other.function, other.at) == (thread.function, thread.at)
+        other.state == SchedulingState::AtWarp
+            && (other.function, other.at) == (thread.function, thread.at)
     });
-    FaultKind::DivergentWarp { members: members & existing(warp), arrived }
+    DeviceFaultKind::DivergentWarp { members: members & existing(warp), arrived }
 }
 
-fn members_of(operation: &Operation) -> Option<Register> {
+fn members_of(operation: &PtxOperation) -> Option<Register> {
     match operation {
-        Operation::WarpBarrier { members }
-        | Operation::Vote { members, .. }
-        | Operation::Match { members, .. } => Some(*members),
-        Operation::Shuffle(shuffle) => Some(shuffle.members),
+        PtxOperation::WarpBarrier { members }
+        | PtxOperation::Vote { members, .. }
+        | PtxOperation::Match { members, .. } => Some(*members),
+        PtxOperation::Shuffle(shuffle) => Some(shuffle.members),
         _ => None,
     }
 }
@@ -71,10 +73,10 @@ fn selected(warp: &mut [Thread], members: u32) -> impl Iterator<Item = &mut Thre
     warp.iter_mut().enumerate().filter(move |(lane, _)| members >> lane & 1 == 1).map(|(_, t)| t)
 }
 
-fn apply(operation: &Operation, warp: &mut [Thread], members: u32) {
+fn apply(operation: &PtxOperation, warp: &mut [Thread], members: u32) {
     match operation {
-        Operation::Shuffle(how) => shuffle(*how, warp, members),
-        &Operation::Vote { kind, d, a, negated, .. } => {
+        PtxOperation::Shuffle(how) => shuffle(*how, warp, members),
+        &PtxOperation::Vote { kind, d, a, negated, .. } => {
             let ballot = members & lanes(warp, |thread| (thread.get(a) & 1 == 1) != negated);
             let value = match kind {
                 VoteKind::Ballot => u64::from(ballot),
@@ -84,7 +86,7 @@ fn apply(operation: &Operation, warp: &mut [Thread], members: u32) {
             };
             selected(warp, members).for_each(|thread| thread.set(d, value));
         }
-        &Operation::Match { all, d, q, a, .. } => {
+        &PtxOperation::Match { all, d, q, a, .. } => {
             let values: Vec<u64> = warp.iter().map(|thread| thread.get(a)).collect();
             for thread in selected(warp, members) {
                 let own = values[thread.lane() as usize];
@@ -99,7 +101,7 @@ fn apply(operation: &Operation, warp: &mut [Thread], members: u32) {
                 thread.set(q, u64::from(matches));
             }
         }
-        &Operation::ActiveMask { d } => {
+        &PtxOperation::ActiveMask { d } => {
             selected(warp, members).for_each(|thread| thread.set(d, u64::from(members)));
         }
         _ => {}

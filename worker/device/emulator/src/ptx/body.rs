@@ -3,7 +3,7 @@
 use super::error::PtxError;
 use super::lexer::TokenKind;
 use super::parser::{Parser, space_of};
-use super::syntax::{Operand, Statement, Written};
+use super::syntax::{InstructionSyntax, Operand, Statement};
 use crate::scalar::Type;
 
 /// Parses the statements up to the brace that ends a function.
@@ -75,7 +75,7 @@ fn statement(parser: &mut Parser, statements: &mut Vec<Statement>) -> Result<(),
         operands.push(operand(parser)?);
         parser.eat(',');
     }
-    statements.push(Statement::Instruction(Written { line, guard, words, operands }));
+    statements.push(Statement::Instruction(InstructionSyntax { line, guard, words, operands }));
     Ok(())
 }
 

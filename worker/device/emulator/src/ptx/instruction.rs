@@ -21,7 +21,7 @@ pub(crate) struct Instruction {
     /// The condition under which it is executed.
     pub(crate) guard: Option<Guard>,
     /// What it does.
-    pub(crate) operation: Operation,
+    pub(crate) operation: PtxOperation,
 }
 
 /// The predicate of an instruction.
@@ -47,7 +47,7 @@ pub enum Space {
 /// A memory operand.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the fields say it")]
-pub(crate) struct Address {
+pub(crate) struct MemoryOperand {
     pub(crate) space: Space,
     pub(crate) base: Register,
     pub(crate) offset: i64,
@@ -56,7 +56,7 @@ pub(crate) struct Address {
 /// What an instruction does. `d` is the destination.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the names are those of PTX")]
-pub(crate) enum Operation {
+pub(crate) enum PtxOperation {
     Move {
         d: Register,
         a: Register,
@@ -108,10 +108,10 @@ pub(crate) enum Operation {
         b: Register,
         c: Register,
     },
-    Load(Load),
-    Store(Store),
+    Load(LoadInstruction),
+    Store(StoreInstruction),
     Atomic {
-        address: Address,
+        address: MemoryOperand,
         of: Type,
         how: AtomicOperation,
         d: Register,
@@ -125,7 +125,7 @@ pub(crate) enum Operation {
         index: Register,
         targets: Box<[u32]>,
     },
-    Call(Box<Call>),
+    Call(Box<CallInstruction>),
     Return,
     Exit,
     Barrier {
@@ -166,8 +166,8 @@ pub(crate) enum Operation {
 /// Reads memory.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the fields say it")]
-pub(crate) struct Load {
-    pub(crate) address: Address,
+pub(crate) struct LoadInstruction {
+    pub(crate) address: MemoryOperand,
     pub(crate) of: Type,
     pub(crate) lanes: u8,
     /// Whether other threads may write what is read, as with `.volatile`.
@@ -180,8 +180,8 @@ pub(crate) struct Load {
 /// Writes memory.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the fields say it")]
-pub(crate) struct Store {
-    pub(crate) address: Address,
+pub(crate) struct StoreInstruction {
+    pub(crate) address: MemoryOperand,
     pub(crate) of: Type,
     pub(crate) lanes: u8,
     /// Whether other threads may read or write what is written, as with `.volatile`.
@@ -201,7 +201,7 @@ pub(crate) enum AtomicOperation {
 /// Calls a function with a body.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the fields say it")]
-pub(crate) struct Call {
+pub(crate) struct CallInstruction {
     pub(crate) function: u32,
     /// For each argument, its offsets in the parameters of caller and callee, and its size.
     pub(crate) arguments: Vec<(u32, u32, u32)>,

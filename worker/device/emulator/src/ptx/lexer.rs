@@ -4,7 +4,7 @@ use super::error::PtxError;
 
 /// A token with its line, from 1.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Token {
+pub(super) struct PtxToken {
     pub(super) kind: TokenKind,
     pub(super) line: u32,
 }
@@ -26,7 +26,7 @@ pub(super) enum TokenKind {
 }
 
 /// Returns the tokens of a text.
-pub(super) fn tokens(text: &str) -> Result<Vec<Token>, PtxError> {
+pub(super) fn tokens(text: &str) -> Result<Vec<PtxToken>, PtxError> {
     let mut lexer = Lexer { rest: text, line: 1, tokens: Vec::new() };
     while lexer.step()? {}
     Ok(lexer.tokens)
@@ -35,7 +35,7 @@ pub(super) fn tokens(text: &str) -> Result<Vec<Token>, PtxError> {
 struct Lexer<'a> {
     rest: &'a str,
     line: u32,
-    tokens: Vec<Token>,
+    tokens: Vec<PtxToken>,
 }
 
 impl Lexer<'_> {
@@ -90,7 +90,7 @@ impl Lexer<'_> {
     }
 
     fn push(&mut self, kind: TokenKind, length: usize) {
-        self.tokens.push(Token { kind, line: self.line });
+        self.tokens.push(PtxToken { kind, line: self.line });
         self.take(length);
     }
 

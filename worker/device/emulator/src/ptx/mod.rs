@@ -17,10 +17,10 @@ pub(crate) use decode::{LOCAL_WINDOW, SHARED_WINDOW};
 pub use error::PtxError;
 pub use instruction::Space;
 pub(crate) use instruction::{
-    Address, AtomicOperation, BarrierKind, Call, FRAME, Load, Operation, Register, Shuffle,
-    ShuffleMode, Special, Store, VoteKind,
+    AtomicOperation, BarrierKind, CallInstruction, FRAME, LoadInstruction, MemoryOperand,
+    PtxOperation, Register, Shuffle, ShuffleMode, Special, StoreInstruction, VoteKind,
 };
 pub use parser::parse;
-pub(crate) use program::Code;
-pub use program::{Kernel, Parameter, Program, link};
-pub use syntax::{Initializer, Module, Variable, VariableSpace};
+pub(crate) use program::LinkedFunction;
+pub use program::{Kernel, KernelParameter, Program, link};
+pub use syntax::{Module, PtxInitializer, Variable, VariableSpace};

@@ -2,8 +2,8 @@
 
 use super::body;
 use super::error::PtxError;
-use super::lexer::{Token, TokenKind, tokens};
-use super::syntax::{Function, Initializer, Module, Variable, VariableSpace};
+use super::lexer::{PtxToken, TokenKind, tokens};
+use super::syntax::{FunctionSyntax, Module, PtxInitializer, Variable, VariableSpace};
 use crate::scalar::Type;
 
 /// Parses a PTX text.
@@ -28,7 +28,7 @@ pub fn parse(text: &str) -> Result<Module, PtxError> {
 
 /// Tokens and a place in them.
 pub(super) struct Parser {
-    tokens: Vec<Token>,
+    tokens: Vec<PtxToken>,
     at: usize,
 }
 
@@ -104,7 +104,7 @@ impl Parser {
         }
     }
 
-    fn function(&mut self, is_entry: bool) -> Result<Option<Function>, PtxError> {
+    fn function(&mut self, is_entry: bool) -> Result<Option<FunctionSyntax>, PtxError> {
         let results = if self.eat('(') { self.parameters()? } else { Vec::new() };
         let name = self.word()?;
         let parameters = if self.eat('(') { self.parameters()? } else { Vec::new() };
@@ -130,7 +130,7 @@ impl Parser {
             }
         }
         let body = body::statements(self)?;
-        Ok(Some(Function { name, is_entry, parameters, results, threads_max, body }))
+        Ok(Some(FunctionSyntax { name, is_entry, parameters, results, threads_max, body }))
     }
 
     fn parameters(&mut self) -> Result<Vec<Variable>, PtxError> {
@@ -188,8 +188,8 @@ impl Parser {
         Ok(Variable { name, space, size, align: align.max(of.size()), dynamic, initializer })
     }
 
-    fn initializer(&mut self, of: Type) -> Result<Initializer, PtxError> {
-        let mut value = Initializer::default();
+    fn initializer(&mut self, of: Type) -> Result<PtxInitializer, PtxError> {
+        let mut value = PtxInitializer::default();
         let mut depth = 0;
         loop {
             if self.eat('{') {
@@ -205,7 +205,7 @@ impl Parser {
         }
     }
 
-    fn initial_element(&mut self, of: Type, value: &mut Initializer) -> Result<(), PtxError> {
+    fn initial_element(&mut self, of: Type, value: &mut PtxInitializer) -> Result<(), PtxError> {
         let negative = self.eat('-');
         let bits = match self.next()?.kind {
             TokenKind::Integer(value) if negative => value.wrapping_neg(),
@@ -262,7 +262,7 @@ impl Parser {
         self.tokens.get(self.at).map(|token| &token.kind)
     }
 
-    pub(super) fn next(&mut self) -> Result<Token, PtxError> {
+    pub(super) fn next(&mut self) -> Result<PtxToken, PtxError> {
         let token = self.tokens.get(self.at).cloned();
         self.at += 1;
         token.ok_or_else(|| self.error("the text ends too early"))

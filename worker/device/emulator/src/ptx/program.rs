@@ -7,13 +7,13 @@ use super::decode::decode;
 use super::error::PtxError;
 use super::instruction::{Instruction, Register, Special};
 use super::layout::Layout;
-use super::syntax::{Function, Module, Variable, VariableSpace};
+use super::syntax::{FunctionSyntax, Module, Variable, VariableSpace};
 
 /// The linked functions of a module.
 #[derive(Clone, Debug)]
 pub struct Program {
     /// All functions. Calls name them by their index.
-    pub(crate) functions: Vec<Code>,
+    pub(crate) functions: Vec<LinkedFunction>,
     /// The kernels by their names.
     pub kernels: HashMap<String, Kernel>,
     /// The lines of the text, for messages.
@@ -22,7 +22,7 @@ pub struct Program {
 
 /// A function as the interpreter runs it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Code {
+pub(crate) struct LinkedFunction {
     pub(crate) instructions: Vec<Instruction>,
     /// How many registers there are, with constants and special ones.
     pub(crate) registers: usize,
@@ -42,7 +42,7 @@ pub struct Kernel {
     /// The index among the functions.
     pub(crate) function: usize,
     /// The parameters in their order.
-    pub parameters: Vec<Parameter>,
+    pub parameters: Vec<KernelParameter>,
     /// The static variables in shared memory, also those that only other kernels use.
     pub(crate) shared: Layout,
     shared_bytes: usize,
@@ -59,7 +59,7 @@ impl Kernel {
 
 /// A parameter of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Parameter {
+pub struct KernelParameter {
     /// The offset in bytes.
     pub offset: usize,
     /// The size in bytes.
@@ -115,11 +115,11 @@ pub fn link(module: &Module, addresses: &HashMap<String, u64>) -> Result<Program
 fn common_shared(module: &Module) -> impl Iterator<Item = &Variable> {
     let outside = module.variables.iter().filter(|v| v.space == VariableSpace::Shared);
     let called = module.functions.iter().filter(|function| !function.is_entry);
-    outside.chain(called.flat_map(Function::shared_variables))
+    outside.chain(called.flat_map(FunctionSyntax::shared_variables))
 }
 
 /// The names that a kernel and the functions that it calls use.
-fn names_used<'a>(module: &'a Module, kernel: &'a Function) -> HashSet<&'a str> {
+fn names_used<'a>(module: &'a Module, kernel: &'a FunctionSyntax) -> HashSet<&'a str> {
     let mut used = HashSet::new();
     let mut pending = vec![kernel];
     while let Some(function) = pending.pop() {
@@ -136,5 +136,5 @@ fn names_used<'a>(module: &'a Module, kernel: &'a Function) -> HashSet<&'a str> 
 pub(super) struct Symbols<'a> {
     pub(super) addresses: &'a HashMap<String, u64>,
     pub(super) shared: HashMap<String, u64>,
-    pub(super) functions: &'a [Function],
+    pub(super) functions: &'a [FunctionSyntax],
 }

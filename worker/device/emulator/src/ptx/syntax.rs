@@ -12,7 +12,7 @@ pub struct Module {
     /// The variables outside of functions.
     pub variables: Vec<Variable>,
     /// The functions that have a body.
-    pub functions: Vec<Function>,
+    pub functions: Vec<FunctionSyntax>,
     /// The lines of the text, for messages.
     pub lines: Vec<String>,
 }
@@ -42,12 +42,12 @@ pub struct Variable {
     /// Whether the size is given by the launch.
     pub dynamic: bool,
     /// The initial value, if one is given.
-    pub initializer: Option<Initializer>,
+    pub initializer: Option<PtxInitializer>,
 }
 
 /// The initial value of a variable.
 #[derive(Clone, Debug, Default)]
-pub struct Initializer {
+pub struct PtxInitializer {
     /// The bytes. Missing ones are zero.
     pub bytes: Vec<u8>,
     /// Names whose addresses are stored, each at an offset.
@@ -56,7 +56,7 @@ pub struct Initializer {
 
 /// A function with a body.
 #[derive(Clone, Debug)]
-pub struct Function {
+pub struct FunctionSyntax {
     /// The name.
     pub name: String,
     /// Whether it is a kernel.
@@ -71,7 +71,7 @@ pub struct Function {
     pub(super) body: Vec<Statement>,
 }
 
-impl Function {
+impl FunctionSyntax {
     /// The variables in shared memory that are declared in the body.
     pub(super) fn shared_variables(&self) -> impl Iterator<Item = &Variable> {
         self.body.iter().filter_map(|statement| match statement {
@@ -109,12 +109,12 @@ pub(super) enum Statement {
         line: u32,
     },
     Variable(Variable),
-    Instruction(Written),
+    Instruction(InstructionSyntax),
 }
 
 /// An instruction as it is written.
 #[derive(Clone, Debug)]
-pub(super) struct Written {
+pub(super) struct InstructionSyntax {
     pub(super) line: u32,
     /// The register of the guard, and whether it is negated.
     pub(super) guard: Option<(String, bool)>,

@@ -76,13 +76,13 @@ driver! {
 }
 
 /// The driver with a context. Tests take turns, for a process has one driver.
-pub(crate) struct Turn {
+pub(crate) struct DriverHarness {
     pub(crate) driver: Driver,
     pub(crate) context: u64,
     _turn: MutexGuard<'static, ()>,
 }
 
-impl std::ops::Deref for Turn {
+impl std::ops::Deref for DriverHarness {
     type Target = Driver;
 
     fn deref(&self) -> &Driver {
@@ -90,7 +90,7 @@ impl std::ops::Deref for Turn {
     }
 }
 
-pub(crate) fn turn() -> Turn {
+pub(crate) fn turn() -> DriverHarness {
     static TURNS: Mutex<()> = Mutex::new(());
     static DRIVER: OnceLock<Driver> = OnceLock::new();
     let turn = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -99,7 +99,7 @@ pub(crate) fn turn() -> Turn {
     assert_eq!((driver.cuInit)(0), 0);
     let context = made(|out| (driver.cuDevicePrimaryCtxRetain)(out, 0));
     assert_eq!((driver.cuCtxSetCurrent)(context), 0);
-    Turn { driver, context, _turn: turn }
+    DriverHarness { driver, context, _turn: turn }
 }
 
 /// The result of a call that must succeed.
@@ -109,7 +109,7 @@ pub(crate) fn made<T: Default>(call: impl FnOnce(*mut T) -> u32) -> T {
     value
 }
 
-impl Turn {
+impl DriverHarness {
     pub(crate) fn stream(&self) -> u64 {
         made(|out| (self.cuStreamCreate)(out, 1))
     }

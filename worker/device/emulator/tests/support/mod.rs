@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use pushpull_cuda_emulator::machine::{Fault, FaultKind, GlobalMemory, Launch, run};
+use pushpull_cuda_emulator::machine::{DeviceFault, DeviceFaultKind, GlobalMemory, Launch, run};
 use pushpull_cuda_emulator::ptx::{Program, VariableSpace, link, parse};
 
 /// A device with one module.
@@ -19,13 +19,13 @@ pub(crate) struct Bench {
 }
 
 /// The value of a parameter.
-pub(crate) trait Value: Copy {
+pub(crate) trait KernelValue: Copy {
     fn bytes(self) -> Vec<u8>;
     fn read(bytes: &[u8]) -> Self;
 }
 
 macro_rules! values {
-    ($($of:ty)*) => { $(impl Value for $of {
+    ($($of:ty)*) => { $(impl KernelValue for $of {
         fn bytes(self) -> Vec<u8> { self.to_le_bytes().to_vec() }
         fn read(bytes: &[u8]) -> $of { <$of>::from_le_bytes(bytes.try_into().unwrap()) }
     })* };
@@ -50,7 +50,7 @@ impl Bench {
         Bench { memory, addresses, program, launches: 0, steps: 0 }
     }
 
-    pub(crate) fn upload<T: Value>(&mut self, values: &[T]) -> u64 {
+    pub(crate) fn upload<T: KernelValue>(&mut self, values: &[T]) -> u64 {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.bytes()).collect();
         let address = self.memory.allocate(bytes.len());
         self.memory.copy_in(address, &bytes).unwrap();
@@ -61,7 +61,7 @@ impl Bench {
         self.memory.allocate(count * size_of::<T>())
     }
 
-    pub(crate) fn download<T: Value>(&mut self, address: u64, count: usize) -> Vec<T> {
+    pub(crate) fn download<T: KernelValue>(&mut self, address: u64, count: usize) -> Vec<T> {
         let mut bytes = vec![0; count * size_of::<T>()];
         self.memory.copy_out(address, &mut bytes).unwrap_or_else(|fault| panic!("{fault}"));
         bytes.chunks(size_of::<T>()).map(T::read).collect()
@@ -74,7 +74,7 @@ impl Bench {
         (grid, block): ([u32; 2], [u32; 2]),
         dynamic_shared: usize,
         arguments: &[Vec<u8>],
-    ) -> Result<(), Box<Fault>> {
+    ) -> Result<(), Box<DeviceFault>> {
         let kernel = &self.program.kernels[kernel];
         assert_eq!(kernel.parameters.len(), arguments.len());
         let end = kernel.parameters.last().map_or(0, |last| last.offset + last.size);
@@ -100,9 +100,14 @@ impl Bench {
     }
 
     /// Launches one block of threads in x that must have a fault.
-    pub(crate) fn fault(&mut self, kernel: &str, threads: u32, arguments: &[Vec<u8>]) -> FaultKind {
+    pub(crate) fn fault(
+        &mut self,
+        kernel: &str,
+        threads: u32,
+        arguments: &[Vec<u8>],
+    ) -> DeviceFaultKind {
         let fault = self.launch(kernel, ([1, 1], [threads, 1]), 0, arguments).unwrap_err();
-        assert_eq!(fault.place.as_ref().unwrap().kernel, kernel);
+        assert_eq!(fault.location.as_ref().unwrap().kernel, kernel);
         fault.kind
     }
 }
@@ -113,5 +118,5 @@ pub(crate) const FAULTY: &str = include_str!("../kernels/faulty.ptx");
 /// The bytes of the arguments of a launch.
 #[macro_export]
 macro_rules! arguments {
-    ($($value:expr),*) => { &[$($crate::support::Value::bytes($value)),*] };
+    ($($value:expr),*) => { &[$($crate::support::KernelValue::bytes($value)),*] };
 }

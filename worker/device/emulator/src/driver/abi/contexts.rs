@@ -1,7 +1,7 @@
 //! `cuDevicePrimaryCtx*` and `cuCtx*`.
 
 use super::pointers::Out;
-use crate::driver::code::Code;
+use crate::driver::code::DriverErrorCode;
 use crate::driver::context::{current_handle, set_current};
 
 super::driver_functions! {
@@ -20,8 +20,8 @@ super::driver_functions! {
     };
     fn cuDevicePrimaryCtxRelease_v2(device: i32) |state| {
         let index = state.device_index(device)?;
-        let handle = state.devices[index].primary.ok_or(Code::INVALID_CONTEXT)?;
-        let primary = state.contexts.get_mut(&handle).ok_or(Code::INVALID_CONTEXT)?;
+        let handle = state.devices[index].primary.ok_or(DriverErrorCode::INVALID_CONTEXT)?;
+        let primary = state.contexts.get_mut(&handle).ok_or(DriverErrorCode::INVALID_CONTEXT)?;
         primary.retains -= 1;
         if primary.retains == 0 {
             state.destroy_context(handle);
@@ -31,7 +31,7 @@ super::driver_functions! {
     fn cuCtxGetCurrent(context: Out<u64>) |_| context.set(current_handle());
     fn cuCtxSetCurrent(context: u64) |state| {
         if context != 0 && !state.contexts.contains_key(&context) {
-            return Err(Code::INVALID_CONTEXT);
+            return Err(DriverErrorCode::INVALID_CONTEXT);
         }
         set_current(context);
         Ok(())

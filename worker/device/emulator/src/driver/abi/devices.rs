@@ -1,15 +1,15 @@
 //! `cuInit` and `cuDevice*`.
 
 use super::pointers::Out;
-use crate::driver::code::Code;
+use crate::driver::code::DriverErrorCode;
 
 super::driver_functions! {
     fn cuInit(flags: u32) |state| {
         if flags != 0 {
-            return Err(Code::INVALID_VALUE);
+            return Err(DriverErrorCode::INVALID_VALUE);
         }
         if state.devices.is_empty() {
-            return Err(Code::NO_DEVICE);
+            return Err(DriverErrorCode::NO_DEVICE);
         }
         state.is_initialized = true;
         Ok(())
@@ -22,7 +22,7 @@ super::driver_functions! {
     };
     fn cuDeviceGetName(name: Out<u8>, length: i32, device: i32) |state| {
         let index = state.device_index(device)?;
-        let length = usize::try_from(length).map_err(|_| Code::INVALID_VALUE)?;
+        let length = usize::try_from(length).map_err(|_| DriverErrorCode::INVALID_VALUE)?;
         name.set_text(&format!("Emulated device {index}"), length)
     };
     fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: i32) |state| {

@@ -4,7 +4,7 @@ use std::ffi::c_char;
 use std::ptr::null;
 
 use super::pointers::Out;
-use crate::driver::code::{Code, Status};
+use crate::driver::code::{DriverErrorCode, DriverResult};
 
 super::driver_functions! {
     plain cuGetErrorName(error: u32, text: Out<*const c_char>) || {
@@ -17,12 +17,12 @@ super::driver_functions! {
     };
 }
 
-fn texts(error: u32, text: Out<*const c_char>) -> Status<(*const c_char, *const c_char)> {
+fn texts(error: u32, text: Out<*const c_char>) -> DriverResult<(*const c_char, *const c_char)> {
     match crate::driver::code::describe(error) {
         Some((name, message)) => Ok((name.as_ptr(), message.as_ptr())),
         None => {
             text.set_if_wanted(null());
-            Err(Code::INVALID_VALUE)
+            Err(DriverErrorCode::INVALID_VALUE)
         }
     }
 }

@@ -1,28 +1,28 @@
 //! `cuEvent*`.
 
 use super::pointers::Out;
-use crate::driver::code::{Code, Status};
+use crate::driver::code::{DriverErrorCode, DriverResult};
 use crate::driver::order::Clock;
-use crate::driver::state::{Reached, State};
-use crate::driver::stream::Event;
-use crate::driver::work::Work;
+use crate::driver::state::{DriverState, Reached};
+use crate::driver::stream::EmulatedEvent;
+use crate::driver::work::StreamWork;
 
 super::driver_functions! {
     fn cuEventCreate(event: Out<u64>, flags: u32) |state| {
         let context = state.current()?;
         event.check()?;
         if flags > 7 {
-            return Err(Code::INVALID_VALUE);
+            return Err(DriverErrorCode::INVALID_VALUE);
         }
         let handle = state.new_handle();
         let has_time = flags & DISABLE_TIMING == 0;
         let clock = Clock::default();
-        let event_state = Event { context, has_time, place: None, clock, reached: None };
+        let event_state = EmulatedEvent { context, has_time, place: None, clock, reached: None };
         state.events.insert(handle, event_state);
         event.set(handle)
     };
     fn cuEventDestroy_v2(event: u64) |state| {
-        let removed = state.events.remove(&event).ok_or(Code::INVALID_HANDLE)?;
+        let removed = state.events.remove(&event).ok_or(DriverErrorCode::INVALID_HANDLE)?;
         state.sticky(removed.context)
     };
     fn cuEventRecord(event: u64, stream: u64) |state| record(state, event, stream);
@@ -37,7 +37,7 @@ super::driver_functions! {
                 }
                 state.sticky(context)
             }
-            _ => Err(Code::NOT_READY),
+            _ => Err(DriverErrorCode::NOT_READY),
         }
     };
     wait cuEventSynchronize(event: u64) |state| {
@@ -50,13 +50,13 @@ super::driver_functions! {
     };
 }
 
-fn record(state: &mut State, handle: u64, stream: u64) -> Status {
+fn record(state: &mut DriverState, handle: u64, stream: u64) -> DriverResult {
     let context = state.current()?;
     if state.event(handle)?.context != context {
-        return Err(Code::INVALID_HANDLE);
+        return Err(DriverErrorCode::INVALID_HANDLE);
     }
     let stream = state.stream(stream, context)?;
-    let place = state.queue(stream, Work::Record { event: handle })?;
+    let place = state.queue(stream, StreamWork::Record { event: handle })?;
     let clock = state.streams.get(&stream).map(|stream| stream.clock.clone()).unwrap_or_default();
     if let Some(event) = state.events.get_mut(&handle) {
         (event.place, event.reached, event.clock) = (Some(place), None, clock);
@@ -64,17 +64,17 @@ fn record(state: &mut State, handle: u64, stream: u64) -> Status {
     Ok(())
 }
 
-fn elapsed(state: &State, milliseconds: Out<f32>, start: u64, end: u64) -> Status {
+fn elapsed(state: &DriverState, milliseconds: Out<f32>, start: u64, end: u64) -> DriverResult {
     let (start, end) = (state.event(start)?, state.event(end)?);
     let recorded = start.place.is_some() && end.place.is_some();
     if !recorded || !start.has_time || !end.has_time {
-        return Err(Code::INVALID_HANDLE);
+        return Err(DriverErrorCode::INVALID_HANDLE);
     }
     match (start.reached, end.reached) {
         (Some(start), Some(end)) => {
             milliseconds.set(end.saturating_duration_since(start).as_secs_f32() * 1000.0)
         }
-        _ => Err(Code::NOT_READY),
+        _ => Err(DriverErrorCode::NOT_READY),
     }
 }
 

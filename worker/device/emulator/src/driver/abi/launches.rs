@@ -4,9 +4,9 @@ use std::ffi::c_void;
 
 use super::modules::kernel;
 use super::pointers::Array;
-use crate::driver::code::{Code, Status};
-use crate::driver::state::State;
-use crate::driver::work::{PendingLaunch, Work};
+use crate::driver::code::{DriverErrorCode, DriverResult};
+use crate::driver::state::DriverState;
+use crate::driver::work::{PendingLaunch, StreamWork};
 use crate::machine::Launch;
 
 super::driver_functions! {
@@ -24,7 +24,7 @@ super::driver_functions! {
         extra: Array<*const c_void>,
     ) |state| {
         if !extra.is_null() {
-            return Err(Code::NOT_SUPPORTED);
+            return Err(DriverErrorCode::NOT_SUPPORTED);
         }
         let shape = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared);
         launch(state, function, shape, stream, parameters)
@@ -32,12 +32,12 @@ super::driver_functions! {
 }
 
 fn launch(
-    state: &mut State,
+    state: &mut DriverState,
     function: u64,
     (grid, block, shared): ([u32; 3], [u32; 3], u32),
     stream: u64,
     arguments: Array<*const c_void>,
-) -> Status {
+) -> DriverResult {
     let context = state.current()?;
     let stream = state.stream(stream, context)?;
     let kernel = kernel(state, function)?;
@@ -46,7 +46,7 @@ fn launch(
     for (at, place) in kernel.parameters.iter().enumerate() {
         let argument = arguments.at(at)?;
         if argument.is_null() {
-            return Err(Code::INVALID_VALUE);
+            return Err(DriverErrorCode::INVALID_VALUE);
         }
         // SAFETY: the pointer is not null, and the caller's argument has the size of the kernel's
         // parameter.
@@ -54,14 +54,14 @@ fn launch(
         parameters[place.offset..place.offset + place.size].copy_from_slice(bytes);
     }
     let name = kernel.name.clone();
-    let (module, _) = state.functions.get(&function).ok_or(Code::INVALID_HANDLE)?;
+    let (module, _) = state.functions.get(&function).ok_or(DriverErrorCode::INVALID_HANDLE)?;
     let module = *module;
-    let loaded = state.modules.get(&module).ok_or(Code::INVALID_HANDLE)?;
+    let loaded = state.modules.get(&module).ok_or(DriverErrorCode::INVALID_HANDLE)?;
     if loaded.context != context {
-        return Err(Code::INVALID_HANDLE);
+        return Err(DriverErrorCode::INVALID_HANDLE);
     }
     let program = loaded.program.clone();
-    let kernel = program.kernels.get(&name).ok_or(Code::INVALID_HANDLE)?;
+    let kernel = program.kernels.get(&name).ok_or(DriverErrorCode::INVALID_HANDLE)?;
     let dynamic_shared = shared as usize;
     let checked = Launch {
         program: &program,
@@ -75,7 +75,7 @@ fn launch(
     };
     if let Err(error) = checked.check() {
         state.fault(error.to_string());
-        return Err(Code::INVALID_VALUE);
+        return Err(DriverErrorCode::INVALID_VALUE);
     }
     state.calls.count(&format!("kernel {name}"));
     let pending = PendingLaunch {
@@ -87,5 +87,5 @@ fn launch(
         dynamic_shared,
         parameters,
     };
-    state.queue(stream, Work::Launch(Box::new(pending))).map(|_| ())
+    state.queue(stream, StreamWork::Launch(Box::new(pending))).map(|_| ())
 }

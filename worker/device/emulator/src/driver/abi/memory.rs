@@ -1,10 +1,10 @@
 //! Allocations of device and host memory.
 
-use super::pointers::{Host, Out};
-use crate::driver::code::{Code, Status};
-use crate::driver::device::Device;
-use crate::driver::state::State;
-use crate::driver::work::Work;
+use super::pointers::{HostPointer, Out};
+use crate::driver::code::{DriverErrorCode, DriverResult};
+use crate::driver::device::EmulatedDevice;
+use crate::driver::state::DriverState;
+use crate::driver::work::StreamWork;
 
 super::driver_functions! {
     fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) |state| allocate(state, address, bytes);
@@ -21,7 +21,7 @@ super::driver_functions! {
         }
         begin_free(state, address)?;
         state.check_host_order(address);
-        state.free(address).map_err(|_| Code::INVALID_VALUE)?;
+        state.free(address).map_err(|_| DriverErrorCode::INVALID_VALUE)?;
         state.sticky(context)
     };
     fn cuMemFreeAsync(address: u64, stream: u64) |state| {
@@ -32,7 +32,7 @@ super::driver_functions! {
         }
         begin_free(state, address)?;
         if state.sticky(context).is_ok() {
-            state.queue(stream, Work::Free { address })?;
+            state.queue(stream, StreamWork::Free { address })?;
         }
         state.sticky(context)
     };
@@ -48,18 +48,18 @@ super::driver_functions! {
         pointer.check()?;
         pointer.set(state.host.allocate(bytes)?)
     };
-    fn cuMemFreeHost(pointer: Host) |state| {
+    fn cuMemFreeHost(pointer: HostPointer) |state| {
         let context = state.current_even_if_faulty()?;
         let size = state.host.allocated(pointer.address())?;
         state.drop_host_range(pointer.address(), size, "free");
         state.host.free(pointer.address())?;
         state.sticky(context)
     };
-    fn cuMemHostRegister_v2(pointer: Host, bytes: usize, _flags: u32) |state| {
+    fn cuMemHostRegister_v2(pointer: HostPointer, bytes: usize, _flags: u32) |state| {
         state.current()?;
         state.host.register(pointer.address(), bytes)
     };
-    fn cuMemHostUnregister(pointer: Host) |state| {
+    fn cuMemHostUnregister(pointer: HostPointer) |state| {
         let context = state.current_even_if_faulty()?;
         let size = state.host.registered(pointer.address())?;
         state.drop_host_range(pointer.address(), size, "unregistration");
@@ -68,16 +68,17 @@ super::driver_functions! {
     };
 }
 
-fn allocate(state: &mut State, address: Out<u64>, bytes: usize) -> Status {
+fn allocate(state: &mut DriverState, address: Out<u64>, bytes: usize) -> DriverResult {
     let context = state.current()?;
     address.check()?;
     let total = state.settings.memory_bytes;
     address.set(state.device_of(context)?.allocate(bytes, total)?)
 }
 
-fn begin_free(state: &mut State, address: u64) -> Status {
-    let device = Device::index_of(address).and_then(|index| state.devices.get_mut(index));
-    let result = device.ok_or(Code::INVALID_VALUE).and_then(|device| device.begin_free(address));
+fn begin_free(state: &mut DriverState, address: u64) -> DriverResult {
+    let device = EmulatedDevice::index_of(address).and_then(|index| state.devices.get_mut(index));
+    let result =
+        device.ok_or(DriverErrorCode::INVALID_VALUE).and_then(|device| device.begin_free(address));
     if result.is_err() {
         state.fault(format!("free of {address:#x}, which is not a live allocation"));
     }

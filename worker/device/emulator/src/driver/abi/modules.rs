@@ -2,19 +2,19 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use super::pointers::{Array, Out, Text};
-use crate::driver::code::{Code, Status};
+use super::pointers::{Array, Out, TextPointer};
+use crate::driver::code::{DriverErrorCode, DriverResult};
 use crate::driver::modules::load;
-use crate::driver::state::State;
-use crate::driver::work::Work;
+use crate::driver::state::DriverState;
+use crate::driver::work::StreamWork;
 
 super::driver_functions! {
-    fn cuModuleLoadData(module: Out<u64>, image: Text) |state| {
+    fn cuModuleLoadData(module: Out<u64>, image: TextPointer) |state| {
         load_text(state, module, image.read()?).map_err(|(code, _)| code)
     };
     fn cuModuleLoadDataEx(
         module: Out<u64>,
-        image: Text,
+        image: TextPointer,
         count: u32,
         options: Array<i32>,
         values: Array<*mut c_void>,
@@ -26,10 +26,12 @@ super::driver_functions! {
     };
     // A launch that is queued runs code that is gone.
     fn cuModuleUnload(module: u64) |state| {
-        let removed = state.modules.remove(&module).ok_or(Code::INVALID_HANDLE)?;
+        let removed = state.modules.remove(&module).ok_or(DriverErrorCode::INVALID_HANDLE)?;
         state.functions.retain(|_, (of, _)| *of != module);
         let queued = state.streams.values().flat_map(|stream| &stream.queue);
-        let is_used = |work: &Work| matches!(work, Work::Launch(launch) if launch.module == module);
+        let is_used = |work: &StreamWork| {
+            matches!(work, StreamWork::Launch(launch) if launch.module == module)
+        };
         if queued.into_iter().any(is_used) {
             state.fault("unloading of a module that a queued launch uses".to_owned());
         }
@@ -39,23 +41,28 @@ super::driver_functions! {
         }
         state.sticky(removed.context)
     };
-    fn cuModuleGetFunction(function: Out<u64>, module: u64, name: Text) |state| {
+    fn cuModuleGetFunction(function: Out<u64>, module: u64, name: TextPointer) |state| {
         state.current()?;
         let name = name.name()?;
         function.check()?;
         let handle = state.new_handle();
-        let found = state.modules.get_mut(&module).ok_or(Code::INVALID_HANDLE)?;
+        let found = state.modules.get_mut(&module).ok_or(DriverErrorCode::INVALID_HANDLE)?;
         if !found.program.kernels.contains_key(name) {
-            return Err(Code::NOT_FOUND);
+            return Err(DriverErrorCode::NOT_FOUND);
         }
         let handle = *found.functions.entry(name.to_owned()).or_insert(handle);
         state.functions.insert(handle, (module, name.to_owned()));
         function.set(handle)
     };
-    fn cuModuleGetGlobal_v2(address: Out<u64>, bytes: Out<usize>, module: u64, name: Text) |state| {
+    fn cuModuleGetGlobal_v2(
+        address: Out<u64>,
+        bytes: Out<usize>,
+        module: u64,
+        name: TextPointer,
+    ) |state| {
         state.current()?;
-        let found = state.modules.get(&module).ok_or(Code::INVALID_HANDLE)?;
-        let &(start, size) = found.variables.get(name.name()?).ok_or(Code::NOT_FOUND)?;
+        let found = state.modules.get(&module).ok_or(DriverErrorCode::INVALID_HANDLE)?;
+        let &(start, size) = found.variables.get(name.name()?).ok_or(DriverErrorCode::NOT_FOUND)?;
         address.set_if_wanted(start);
         bytes.set_if_wanted(size);
         Ok(())
@@ -63,20 +70,24 @@ super::driver_functions! {
 }
 
 /// The kernel of a handle.
-pub(super) fn kernel(state: &State, function: u64) -> Status<&crate::ptx::Kernel> {
-    let (module, name) = state.functions.get(&function).ok_or(Code::INVALID_HANDLE)?;
-    let module = state.modules.get(module).ok_or(Code::INVALID_HANDLE)?;
-    module.program.kernels.get(name).ok_or(Code::INVALID_HANDLE)
+pub(super) fn kernel(state: &DriverState, function: u64) -> DriverResult<&crate::ptx::Kernel> {
+    let (module, name) = state.functions.get(&function).ok_or(DriverErrorCode::INVALID_HANDLE)?;
+    let module = state.modules.get(module).ok_or(DriverErrorCode::INVALID_HANDLE)?;
+    module.program.kernels.get(name).ok_or(DriverErrorCode::INVALID_HANDLE)
 }
 
-fn load_text(state: &mut State, module: Out<u64>, image: &CStr) -> Result<(), (Code, String)> {
-    let plain = |code: Code| (code, String::new());
+fn load_text(
+    state: &mut DriverState,
+    module: Out<u64>,
+    image: &CStr,
+) -> Result<(), (DriverErrorCode, String)> {
+    let plain = |code: DriverErrorCode| (code, String::new());
     let context = state.current().map_err(plain)?;
     module.check().map_err(plain)?;
     // A compiled image is not text.
-    let text = image.to_str().map_err(|_| plain(Code::NO_BINARY))?;
+    let text = image.to_str().map_err(|_| plain(DriverErrorCode::NO_BINARY))?;
     if text.starts_with("\x7fELF") {
-        return Err(plain(Code::NO_BINARY));
+        return Err(plain(DriverErrorCode::NO_BINARY));
     }
     let settings = state.settings.clone();
     let device = state.device_of(context).map_err(plain)?;

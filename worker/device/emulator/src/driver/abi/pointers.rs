@@ -5,7 +5,7 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
-use crate::driver::code::{Code, Status};
+use crate::driver::code::{DriverErrorCode, DriverResult};
 
 /// A pointer to a result.
 #[repr(transparent)]
@@ -22,15 +22,15 @@ impl<T> Copy for Out<T> {}
 
 impl<T> Out<T> {
     /// Writes the result. Fails if the pointer is null.
-    pub(super) fn set(self, value: T) -> Status {
+    pub(super) fn set(self, value: T) -> DriverResult {
         self.check()?;
         self.set_if_wanted(value);
         Ok(())
     }
 
     /// Fails if the pointer is null.
-    pub(super) fn check(self) -> Status {
-        if self.0.is_null() { Err(Code::INVALID_VALUE) } else { Ok(()) }
+    pub(super) fn check(self) -> DriverResult {
+        if self.0.is_null() { Err(DriverErrorCode::INVALID_VALUE) } else { Ok(()) }
     }
 
     /// Writes the result unless the pointer is null.
@@ -44,9 +44,9 @@ impl<T> Out<T> {
 
 impl Out<u8> {
     /// Writes as many bytes as fit, and a zero.
-    pub(super) fn set_text(self, text: &str, length: usize) -> Status {
+    pub(super) fn set_text(self, text: &str, length: usize) -> DriverResult {
         self.check()?;
-        let count = text.len().min(length.checked_sub(1).ok_or(Code::INVALID_VALUE)?);
+        let count = text.len().min(length.checked_sub(1).ok_or(DriverErrorCode::INVALID_VALUE)?);
         // SAFETY: the pointer is not null, and the caller has room for `length` bytes.
         unsafe {
             self.0.copy_from_nonoverlapping(text.as_ptr(), count);
@@ -59,36 +59,36 @@ impl Out<u8> {
 /// A pointer to text that ends with a zero.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub(super) struct Text(*const c_char);
+pub(super) struct TextPointer(*const c_char);
 
-impl Text {
-    pub(super) fn read<'a>(self) -> Status<&'a CStr> {
+impl TextPointer {
+    pub(super) fn read<'a>(self) -> DriverResult<&'a CStr> {
         if self.0.is_null() {
-            return Err(Code::INVALID_VALUE);
+            return Err(DriverErrorCode::INVALID_VALUE);
         }
         // SAFETY: the pointer is not null, and the caller's text ends with a zero.
         Ok(unsafe { CStr::from_ptr(self.0) })
     }
 
-    pub(super) fn name<'a>(self) -> Status<&'a str> {
-        self.read()?.to_str().map_err(|_| Code::INVALID_VALUE)
+    pub(super) fn name<'a>(self) -> DriverResult<&'a str> {
+        self.read()?.to_str().map_err(|_| DriverErrorCode::INVALID_VALUE)
     }
 }
 
 /// A pointer to memory of the host that a copy reads or writes, perhaps later.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
-pub(super) struct Host(*mut c_void);
+pub(super) struct HostPointer(*mut c_void);
 
-impl Host {
+impl HostPointer {
     pub(super) fn address(self) -> usize {
         self.0 as usize
     }
 
     /// Copies bytes at the time of the call.
-    pub(super) fn bytes(self, size: usize) -> Status<Box<[u8]>> {
+    pub(super) fn bytes(self, size: usize) -> DriverResult<Box<[u8]>> {
         if self.0.is_null() {
-            return Err(Code::INVALID_VALUE);
+            return Err(DriverErrorCode::INVALID_VALUE);
         }
         // SAFETY: the pointer is not null, and the caller has `size` bytes there.
         Ok(unsafe { std::slice::from_raw_parts(self.0.cast::<u8>(), size) }.into())
@@ -106,9 +106,9 @@ impl<T: Copy> Array<T> {
     }
 
     /// Reads an element. Fails if the pointer is null.
-    pub(super) fn at(self, index: usize) -> Status<T> {
+    pub(super) fn at(self, index: usize) -> DriverResult<T> {
         if self.0.is_null() {
-            return Err(Code::INVALID_VALUE);
+            return Err(DriverErrorCode::INVALID_VALUE);
         }
         // SAFETY: the pointer is not null, and the caller's array has this element.
         Ok(unsafe { self.0.add(index).read_unaligned() })

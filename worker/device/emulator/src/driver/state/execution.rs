@@ -3,30 +3,30 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use super::{Reached, State, Target};
-use crate::driver::device::Device;
+use super::{DriverState, Reached, StreamPosition};
+use crate::driver::device::EmulatedDevice;
 use crate::driver::order::{Clock, Use};
-use crate::driver::work::{PendingLaunch, Source, Work};
-use crate::machine::{Fault, FaultKind, GlobalMemory, Launch, run};
+use crate::driver::work::{CopySource, PendingLaunch, StreamWork};
+use crate::machine::{DeviceFault, DeviceFaultKind, GlobalMemory, Launch, run};
 
-impl State {
+impl DriverState {
     /// Does one piece of work towards a target.
-    pub(crate) fn advance(&mut self, (handle, number): Target) -> Reached {
+    pub(crate) fn advance(&mut self, (handle, number): StreamPosition) -> Reached {
         let Some(stream) = self.streams.get_mut(&handle) else { return Reached::Yes };
         if stream.done >= number {
             return Reached::Yes;
         }
         match stream.queue.front() {
             None => return Reached::Yes,
-            Some(Work::HostFunction { .. }) => return Reached::HostFunction,
-            Some(&Work::WaitFor { stream: other, number }) => {
+            Some(StreamWork::HostFunction { .. }) => return Reached::HostFunction,
+            Some(&StreamWork::WaitFor { stream: other, number }) => {
                 match self.advance((other, number)) {
                     Reached::Yes => {}
                     other => return other,
                 }
                 // The other stream may have had a fault that dropped the work of this one.
                 if let Some(stream) = self.streams.get_mut(&handle)
-                    && matches!(stream.queue.front(), Some(Work::WaitFor { .. }))
+                    && matches!(stream.queue.front(), Some(StreamWork::WaitFor { .. }))
                 {
                     stream.finish_first();
                 }
@@ -37,7 +37,7 @@ impl State {
         let context = stream.context;
         let number = stream.done + 1;
         let Some(work) = stream.queue.front_mut() else { return Reached::Yes };
-        let work = std::mem::replace(work, Work::Nothing);
+        let work = std::mem::replace(work, StreamWork::Nothing);
         let clock = stream.first_clock();
         let uses = work.memory_used();
         let result = self.execute(context, (handle, number), &clock, work);
@@ -58,22 +58,22 @@ impl State {
     fn execute(
         &mut self,
         context: u64,
-        place: Target,
+        place: StreamPosition,
         clock: &Clock,
-        work: Work,
-    ) -> Result<(), Box<Fault>> {
+        work: StreamWork,
+    ) -> Result<(), Box<DeviceFault>> {
         let result = match work {
-            Work::HostToDevice { to, from: Source::Staged(bytes) } => {
+            StreamWork::HostToDevice { to, from: CopySource::Staged(bytes) } => {
                 self.memory(to, |memory| memory.copy_in(to, &bytes))
             }
-            Work::HostToDevice { to, from: Source::Pinned { at, size } } => {
+            StreamWork::HostToDevice { to, from: CopySource::Pinned { at, size } } => {
                 // SAFETY: the memory was page-locked when the copy was queued. Work that uses it is
                 // taken back when it is freed or unregistered, and the host keeps registered memory
                 // until the stream is done.
                 let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, size) };
                 self.memory(to, |memory| memory.copy_in(to, bytes))
             }
-            Work::DeviceToHost { to, from, size } => {
+            StreamWork::DeviceToHost { to, from, size } => {
                 let mut bytes = vec![0; size];
                 let result = self.memory(from, |memory| memory.copy_out(from, &mut bytes));
                 if result.is_ok() {
@@ -83,13 +83,13 @@ impl State {
                 }
                 result
             }
-            Work::DeviceToDevice { to, from, size } => self.copy(to, from, size),
-            Work::Fill { to, value, count } => {
+            StreamWork::DeviceToDevice { to, from, size } => self.copy(to, from, size),
+            StreamWork::Fill { to, value, count } => {
                 self.memory(to, |memory| memory.fill(to, &value, count))
             }
-            Work::Free { address } => self.free_in_order(address, (place, clock)),
-            Work::Launch(launch) => return self.launch(context, &launch, (place, clock)),
-            Work::Record { event } => {
+            StreamWork::Free { address } => self.free_in_order(address, (place, clock)),
+            StreamWork::Launch(launch) => return self.launch(context, &launch, (place, clock)),
+            StreamWork::Record { event } => {
                 if let Some(event) = self.events.get_mut(&event)
                     && event.place == Some(place)
                 {
@@ -97,26 +97,31 @@ impl State {
                 }
                 Ok(())
             }
-            Work::WaitFor { .. } | Work::HostFunction { .. } | Work::Nothing => Ok(()),
+            StreamWork::WaitFor { .. } | StreamWork::HostFunction { .. } | StreamWork::Nothing => {
+                Ok(())
+            }
         };
-        result.map_err(|kind| Box::new(Fault { kind, place: None }))
+        result.map_err(|kind| Box::new(DeviceFault { kind, location: None }))
     }
 
     /// Runs a function on the memory that an address belongs to.
     fn memory<T>(
         &mut self,
         address: u64,
-        function: impl FnOnce(&mut GlobalMemory) -> Result<T, FaultKind>,
-    ) -> Result<T, FaultKind> {
-        let device = Device::index_of(address).and_then(|index| self.devices.get_mut(index));
+        function: impl FnOnce(&mut GlobalMemory) -> Result<T, DeviceFaultKind>,
+    ) -> Result<T, DeviceFaultKind> {
+        let device =
+            EmulatedDevice::index_of(address).and_then(|index| self.devices.get_mut(index));
         match device {
             Some(device) => function(&mut device.memory),
-            None => Err(FaultKind::Host { message: format!("no device has address {address:#x}") }),
+            None => Err(DeviceFaultKind::Host {
+                message: format!("no device has address {address:#x}"),
+            }),
         }
     }
 
-    fn copy(&mut self, to: u64, from: u64, size: usize) -> Result<(), FaultKind> {
-        if Device::index_of(to) == Device::index_of(from) {
+    fn copy(&mut self, to: u64, from: u64, size: usize) -> Result<(), DeviceFaultKind> {
+        if EmulatedDevice::index_of(to) == EmulatedDevice::index_of(from) {
             return self.memory(to, |memory| memory.copy(to, from, size));
         }
         let mut bytes = vec![0; size];
@@ -125,10 +130,12 @@ impl State {
     }
 
     /// Frees an allocation for good.
-    pub(crate) fn free(&mut self, address: u64) -> Result<(), FaultKind> {
-        match Device::index_of(address).and_then(|index| self.devices.get_mut(index)) {
+    pub(crate) fn free(&mut self, address: u64) -> Result<(), DeviceFaultKind> {
+        match EmulatedDevice::index_of(address).and_then(|index| self.devices.get_mut(index)) {
             Some(device) => device.free(address),
-            None => Err(FaultKind::Host { message: format!("no device has address {address:#x}") }),
+            None => Err(DeviceFaultKind::Host {
+                message: format!("no device has address {address:#x}"),
+            }),
         }
     }
 
@@ -136,14 +143,14 @@ impl State {
         &mut self,
         context: u64,
         pending: &PendingLaunch,
-        order: (Target, &Clock),
-    ) -> Result<(), Box<Fault>> {
+        order: (StreamPosition, &Clock),
+    ) -> Result<(), Box<DeviceFault>> {
         self.launches += 1;
         let number = self.launches;
         let steps_max = self.settings.steps_max;
         let missing = |what: &str| {
             let message = format!("launch of {}: no {what}", pending.kernel);
-            Box::new(Fault { kind: FaultKind::Host { message }, place: None })
+            Box::new(DeviceFault { kind: DeviceFaultKind::Host { message }, location: None })
         };
         let kernel = pending.program.kernels.get(&pending.kernel);
         let kernel = kernel.ok_or_else(|| missing("kernel"))?;
@@ -177,9 +184,10 @@ impl State {
         mut ranges: Vec<Range<usize>>,
         writes: bool,
         what: String,
-        ((stream, number), clock): (Target, &Clock),
+        ((stream, number), clock): (StreamPosition, &Clock),
     ) {
-        let device = Device::index_of(address).and_then(|index| self.devices.get_mut(index));
+        let device =
+            EmulatedDevice::index_of(address).and_then(|index| self.devices.get_mut(index));
         let Some(device) = device else { return };
         let Some((base, _)) = device.memory.allocation_of(address) else { return };
         let start = (address - base) as usize;
@@ -203,9 +211,9 @@ impl State {
     fn free_in_order(
         &mut self,
         address: u64,
-        (place, clock): (Target, &Clock),
-    ) -> Result<(), FaultKind> {
-        let device = Device::index_of(address).and_then(|index| self.devices.get(index));
+        (place, clock): (StreamPosition, &Clock),
+    ) -> Result<(), DeviceFaultKind> {
+        let device = EmulatedDevice::index_of(address).and_then(|index| self.devices.get(index));
         let size = device.and_then(|device| device.memory.allocation_of(address));
         let all = 0..size.map_or(0, |(_, size)| size);
         self.note_use(address, vec![all; 1], true, "free".to_owned(), (place, clock));
@@ -214,7 +222,7 @@ impl State {
 
     /// Notes if the host frees an allocation without having waited for the work that used it.
     pub(crate) fn check_host_order(&mut self, address: u64) {
-        let device = Device::index_of(address).and_then(|index| self.devices.get(index));
+        let device = EmulatedDevice::index_of(address).and_then(|index| self.devices.get(index));
         let history = device.and_then(|device| device.histories.get(&address));
         let earlier = history.and_then(|history| history.unknown(&self.host_clock));
         if let Some(earlier) = earlier.map(str::to_owned) {

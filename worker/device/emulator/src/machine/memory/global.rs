@@ -6,7 +6,7 @@ use super::POISON;
 use super::access::Access;
 use super::bitmap::Bitmap;
 use super::race::{Footprint, Race, RaceShadow};
-use crate::machine::fault::{FaultKind, Other};
+use crate::machine::fault::{DeviceFaultKind, Other};
 use crate::ptx::Space;
 
 /// The memory of a device: allocations with shadows.
@@ -16,13 +16,13 @@ use crate::ptx::Space;
 #[derive(Clone, Debug)]
 pub struct GlobalMemory {
     /// Sorted by their addresses.
-    allocations: Vec<Allocation>,
+    allocations: Vec<ShadowedAllocation>,
     freed: BTreeMap<u64, u64>,
     next: u64,
 }
 
 #[derive(Clone, Debug)]
-struct Allocation {
+struct ShadowedAllocation {
     base: u64,
     bytes: Vec<u8>,
     written: Bitmap,
@@ -41,7 +41,7 @@ impl GlobalMemory {
         let base = self.next;
         // A gap keeps an index beyond one allocation out of the next.
         self.next = (base + size as u64 + GAP).next_multiple_of(ALIGN);
-        self.allocations.push(Allocation {
+        self.allocations.push(ShadowedAllocation {
             base,
             bytes: vec![POISON; size],
             written: Bitmap::new(size),
@@ -82,7 +82,7 @@ impl GlobalMemory {
     /// # Errors
     ///
     /// Fails if the bytes are not inside one allocation.
-    pub fn copy_in(&mut self, address: u64, bytes: &[u8]) -> Result<(), FaultKind> {
+    pub fn copy_in(&mut self, address: u64, bytes: &[u8]) -> Result<(), DeviceFaultKind> {
         let Some((allocation, at)) = self.host_place(address, bytes.len())? else { return Ok(()) };
         allocation.bytes[at..at + bytes.len()].copy_from_slice(bytes);
         allocation.written.set(at, bytes.len());
@@ -94,11 +94,11 @@ impl GlobalMemory {
     /// # Errors
     ///
     /// Fails if the bytes are not inside one allocation, or if one has no value.
-    pub fn copy_out(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), FaultKind> {
+    pub fn copy_out(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), DeviceFaultKind> {
         let Some((allocation, at)) = self.host_place(address, bytes.len())? else { return Ok(()) };
         if let Some(unwritten) = allocation.written.first_unset(at, bytes.len()) {
             let address = allocation.base + unwritten as u64;
-            return Err(FaultKind::Uninitialized { space: Space::Global, address });
+            return Err(DeviceFaultKind::Uninitialized { space: Space::Global, address });
         }
         bytes.copy_from_slice(&allocation.bytes[at..at + bytes.len()]);
         Ok(())
@@ -109,7 +109,7 @@ impl GlobalMemory {
     /// # Errors
     ///
     /// Fails if the bytes are not inside one allocation on either side, or if the sides overlap.
-    pub fn copy(&mut self, to: u64, from: u64, size: usize) -> Result<(), FaultKind> {
+    pub fn copy(&mut self, to: u64, from: u64, size: usize) -> Result<(), DeviceFaultKind> {
         let Some((source, at)) = self.host_place(from, size)? else { return Ok(()) };
         let bytes = source.bytes[at..at + size].to_vec();
         let is_whole = source.written.first_unset(at, size).is_none();
@@ -118,7 +118,7 @@ impl GlobalMemory {
             false => (0..size).filter(|offset| !source.written.get(at + offset)).collect(),
         };
         if from < to + size as u64 && to < from + size as u64 {
-            return Err(FaultKind::OverlappingCopy { to, from, size });
+            return Err(DeviceFaultKind::OverlappingCopy { to, from, size });
         }
         let Some((target, at)) = self.host_place(to, size)? else { return Ok(()) };
         target.bytes[at..at + size].copy_from_slice(&bytes);
@@ -134,7 +134,12 @@ impl GlobalMemory {
     /// # Errors
     ///
     /// Fails if the bytes are not inside one allocation.
-    pub fn fill(&mut self, address: u64, value: &[u8], count: usize) -> Result<(), FaultKind> {
+    pub fn fill(
+        &mut self,
+        address: u64,
+        value: &[u8],
+        count: usize,
+    ) -> Result<(), DeviceFaultKind> {
         let size = value.len() * count;
         let Some((allocation, at)) = self.host_place(address, size)? else { return Ok(()) };
         for part in allocation.bytes[at..at + size].chunks_exact_mut(value.len()) {
@@ -164,12 +169,12 @@ impl GlobalMemory {
         size: usize,
         access: Access,
         hint: &mut usize,
-    ) -> Result<[u8; 16], FaultKind> {
+    ) -> Result<[u8; 16], DeviceFaultKind> {
         let (allocation, at) = self.place(address, size, hint)?;
         if !allocation.written.has_all(at, size) {
             let unwritten = allocation.written.first_unset(at, size).unwrap_or(at);
             let address = allocation.base + unwritten as u64;
-            return Err(FaultKind::Uninitialized { space: Space::Global, address });
+            return Err(DeviceFaultKind::Uninitialized { space: Space::Global, address });
         }
         if !allocation.read_only {
             allocation.note(at, size, access)?;
@@ -186,10 +191,10 @@ impl GlobalMemory {
         value: &[u8],
         access: Access,
         hint: &mut usize,
-    ) -> Result<(), FaultKind> {
+    ) -> Result<(), DeviceFaultKind> {
         let (allocation, at) = self.place(address, value.len(), hint)?;
         if allocation.read_only {
-            return Err(FaultKind::ReadOnly { address });
+            return Err(DeviceFaultKind::ReadOnly { address });
         }
         allocation.note(at, value.len(), access)?;
         allocation.written.set(at, value.len());
@@ -207,7 +212,7 @@ impl GlobalMemory {
         address: u64,
         size: usize,
         hint: &mut usize,
-    ) -> Result<(&mut Allocation, usize), FaultKind> {
+    ) -> Result<(&mut ShadowedAllocation, usize), DeviceFaultKind> {
         let hit = self.allocations.get(*hint).is_some_and(|a| a.contains(address, size));
         if !hit {
             match self.find(address).filter(|&at| self.allocations[at].contains(address, size)) {
@@ -218,7 +223,7 @@ impl GlobalMemory {
         let allocation = &mut self.allocations[*hint];
         if !address.is_multiple_of(size as u64) {
             let space = Space::Global;
-            return Err(FaultKind::Misaligned { space, address, size });
+            return Err(DeviceFaultKind::Misaligned { space, address, size });
         }
         let at = (address - allocation.base) as usize;
         Ok((allocation, at))
@@ -228,7 +233,7 @@ impl GlobalMemory {
         &mut self,
         address: u64,
         size: usize,
-    ) -> Result<Option<(&mut Allocation, usize)>, FaultKind> {
+    ) -> Result<Option<(&mut ShadowedAllocation, usize)>, DeviceFaultKind> {
         if size == 0 {
             return Ok(None);
         }
@@ -240,22 +245,26 @@ impl GlobalMemory {
     }
 
     /// The fault of an access that no allocation contains.
-    fn outside(&self, address: u64, size: usize) -> FaultKind {
+    fn outside(&self, address: u64, size: usize) -> DeviceFaultKind {
         let freed = self.freed.range(..=address).next_back();
         if let Some((&base, &length)) = freed
             && address < base + length
         {
-            return FaultKind::UseAfterFree { address, size, allocation: (base, length as usize) };
+            return DeviceFaultKind::UseAfterFree {
+                address,
+                size,
+                allocation: (base, length as usize),
+            };
         }
         let near = self.find(address).map(|at| &self.allocations[at]);
         let near = near.filter(|near| address < near.base + near.bytes.len() as u64 + NEAR);
         let after = self.allocations.iter().find(|a| a.base > address && a.base - address < NEAR);
         let allocation = near.or(after).map(|near| (near.base, near.bytes.len()));
-        FaultKind::OutOfBounds { space: Space::Global, address, size, allocation }
+        DeviceFaultKind::OutOfBounds { space: Space::Global, address, size, allocation }
     }
 }
 
-impl Allocation {
+impl ShadowedAllocation {
     fn contains(&self, address: u64, size: usize) -> bool {
         let length = self.bytes.len() as u64;
         address >= self.base
@@ -263,11 +272,11 @@ impl Allocation {
             && length - (address - self.base) >= size as u64
     }
 
-    fn note(&mut self, at: usize, size: usize, access: Access) -> Result<(), FaultKind> {
+    fn note(&mut self, at: usize, size: usize, access: Access) -> Result<(), DeviceFaultKind> {
         let base = self.base;
         self.races.note(at, size, access).map_err(|Race { at, block, thread, wrote }| {
             let other = Other { block, thread, wrote };
-            FaultKind::Race { space: Space::Global, address: base + at as u64, other }
+            DeviceFaultKind::Race { space: Space::Global, address: base + at as u64, other }
         })
     }
 }

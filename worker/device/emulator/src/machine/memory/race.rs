@@ -14,11 +14,11 @@ use super::access::{Access, Accessor};
 /// each byte. Marks of earlier launches are dropped when a page is used again.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RaceShadow {
-    pages: Vec<Option<Box<Page>>>,
+    pages: Vec<Option<Box<ShadowPage>>>,
 }
 
 #[derive(Clone, Debug)]
-struct Page {
+struct ShadowPage {
     launch: u64,
     /// The bytes of a mark: 4 or 1.
     grain: usize,
@@ -88,7 +88,7 @@ impl RaceShadow {
             if self.pages.len() <= page {
                 self.pages.resize(page + 1, None);
             }
-            let marks = self.pages[page].get_or_insert_with(|| Page::new(access.by.launch));
+            let marks = self.pages[page].get_or_insert_with(|| ShadowPage::new(access.by.launch));
             marks.note(page * PAGE, at % PAGE, part, access)?;
             at += part;
         }
@@ -105,9 +105,9 @@ fn add(ranges: &mut Vec<Range<usize>>, range: Range<usize>) {
     }
 }
 
-impl Page {
-    fn new(launch: u64) -> Box<Page> {
-        Box::new(Page { launch, grain: 4, marks: vec![Marks::default(); PAGE / 4] })
+impl ShadowPage {
+    fn new(launch: u64) -> Box<ShadowPage> {
+        Box::new(ShadowPage { launch, grain: 4, marks: vec![Marks::default(); PAGE / 4] })
     }
 
     fn note(&mut self, page: usize, at: usize, length: usize, access: Access) -> Result<(), Race> {

@@ -2,7 +2,7 @@
 
 use super::POISON;
 use super::bitmap::Bitmap;
-use crate::machine::fault::FaultKind;
+use crate::machine::fault::DeviceFaultKind;
 use crate::ptx::Space;
 use std::ops::Range;
 
@@ -51,33 +51,36 @@ impl Region {
         self.bytes.fill(POISON);
     }
 
-    pub(crate) fn read(&self, at: u64, size: usize) -> Result<[u8; 16], FaultKind> {
+    pub(crate) fn read(&self, at: u64, size: usize) -> Result<[u8; 16], DeviceFaultKind> {
         let place = self.place(at, size)?;
         if !self.written.has_all(place, size) {
             let unwritten = self.written.first_unset(place, size).unwrap_or(place);
-            return Err(FaultKind::Uninitialized { space: self.space, address: unwritten as u64 });
+            return Err(DeviceFaultKind::Uninitialized {
+                space: self.space,
+                address: unwritten as u64,
+            });
         }
         let mut value = [0; 16];
         value[..size].copy_from_slice(&self.bytes[place..place + size]);
         Ok(value)
     }
 
-    pub(crate) fn write(&mut self, at: u64, value: &[u8]) -> Result<(), FaultKind> {
+    pub(crate) fn write(&mut self, at: u64, value: &[u8]) -> Result<(), DeviceFaultKind> {
         let place = self.place(at, value.len())?;
         self.written.set(place, value.len());
         self.bytes[place..place + value.len()].copy_from_slice(value);
         Ok(())
     }
 
-    fn place(&self, at: u64, size: usize) -> Result<usize, FaultKind> {
+    fn place(&self, at: u64, size: usize) -> Result<usize, DeviceFaultKind> {
         let (space, address) = (self.space, at);
         let place = usize::try_from(at).unwrap_or(usize::MAX);
         let inside = place.checked_add(size).is_some_and(|end| end <= self.bytes.len());
         if !inside || !self.mapped.has_all(place, size) {
-            return Err(FaultKind::OutOfBounds { space, address, size, allocation: None });
+            return Err(DeviceFaultKind::OutOfBounds { space, address, size, allocation: None });
         }
         if !place.is_multiple_of(size.next_power_of_two()) {
-            return Err(FaultKind::Misaligned { space, address, size });
+            return Err(DeviceFaultKind::Misaligned { space, address, size });
         }
         Ok(place)
     }

@@ -2,17 +2,18 @@
 
 use super::Decoder;
 use crate::ptx::error::PtxError;
-use crate::ptx::instruction::{Operation, Register, ZERO};
-use crate::ptx::syntax::{Operand, Written};
+use crate::ptx::instruction::{PtxOperation, Register, ZERO};
+use crate::ptx::syntax::{InstructionSyntax, Operand};
 use crate::scalar::{
     Carry, CarryOperation, Conversion, Rounding, Type, binary, comparison, ternary, unary,
 };
 
-/// `None` if the instruction is not known.
-type Known = Option<()>;
-
 impl Decoder<'_> {
-    pub(super) fn arithmetic(&mut self, written: &Written) -> Result<Known, PtxError> {
+    /// Returns `None` if the instruction is not known.
+    pub(super) fn arithmetic(
+        &mut self,
+        written: &InstructionSyntax,
+    ) -> Result<Option<()>, PtxError> {
         let Some(of) = written.words.last().and_then(|word| Type::parse(word)) else {
             return Ok(None);
         };
@@ -28,7 +29,7 @@ impl Decoder<'_> {
 
     /// An instruction that is one function of its operands, perhaps with a modifier for subnormal
     /// numbers or for saturation.
-    fn function(&mut self, written: &Written, of: Type) -> Result<Known, PtxError> {
+    fn function(&mut self, written: &InstructionSyntax, of: Type) -> Result<Option<()>, PtxError> {
         let words = &written.words[..written.words.len() - 1];
         // The approximations of 64-bit floats have `ftz` in their names.
         let flushes = of == Type::F32 && words.iter().any(|word| word == "ftz");
@@ -54,12 +55,12 @@ impl Decoder<'_> {
             registers.push(if flushes { self.flushed(register, of)? } else { register });
         }
         let operation = match *registers.as_slice() {
-            [a] => unary(&name, of).map(|f| Operation::Unary { f, d, a }),
+            [a] => unary(&name, of).map(|f| PtxOperation::Unary { f, d, a }),
             [a, b] if !of.is_float() && (name == "div" || name == "rem") => {
-                binary(&name, of).map(|f| Operation::Divide { f, of, d, a, b })
+                binary(&name, of).map(|f| PtxOperation::Divide { f, of, d, a, b })
             }
-            [a, b] => binary(&name, of).map(|f| Operation::Binary { f, d, a, b }),
-            [a, b, c] => ternary(&name, of).map(|f| Operation::Ternary { f, d, a, b, c }),
+            [a, b] => binary(&name, of).map(|f| PtxOperation::Binary { f, d, a, b }),
+            [a, b, c] => ternary(&name, of).map(|f| PtxOperation::Ternary { f, d, a, b, c }),
             _ => None,
         };
         let Some(operation) = operation else { return Ok(None) };
@@ -67,7 +68,7 @@ impl Decoder<'_> {
         for (step, wanted) in [("flush", flushes), ("saturate", saturates)] {
             if wanted {
                 let f = unary(step, of).ok_or_else(|| self.unknown())?;
-                self.emit(Operation::Unary { f, d, a: d });
+                self.emit(PtxOperation::Unary { f, d, a: d });
             }
         }
         Ok(Some(()))
@@ -76,11 +77,11 @@ impl Decoder<'_> {
     fn flushed(&mut self, a: Register, of: Type) -> Result<Register, PtxError> {
         let f = unary("flush", of).ok_or_else(|| self.unknown())?;
         let d = self.new_register();
-        self.emit(Operation::Unary { f, d, a });
+        self.emit(PtxOperation::Unary { f, d, a });
         Ok(d)
     }
 
-    fn mov(&mut self, written: &Written, of: Type) -> Result<Known, PtxError> {
+    fn mov(&mut self, written: &InstructionSyntax, of: Type) -> Result<Option<()>, PtxError> {
         match written.operands.as_slice() {
             [Operand::List(parts), _] | [_, Operand::List(parts)]
                 if !matches!(parts.len(), 2 | 4 | 8) =>
@@ -92,14 +93,19 @@ impl Decoder<'_> {
             [target, source] => {
                 let (d, _) = self.destination(target)?;
                 let a = self.source(source, of)?;
-                self.emit(Operation::Move { d, a });
+                self.emit(PtxOperation::Move { d, a });
                 Ok(Some(()))
             }
             _ => Ok(None),
         }
     }
 
-    fn unpack(&mut self, parts: &[Operand], whole: &Operand, of: Type) -> Result<Known, PtxError> {
+    fn unpack(
+        &mut self,
+        parts: &[Operand],
+        whole: &Operand,
+        of: Type,
+    ) -> Result<Option<()>, PtxError> {
         let a = self.source(whole, of)?;
         let length = of.bits() / parts.len() as u32;
         let (c, f) = (self.constant(u64::from(length)), ternary("bfe", Type::U64));
@@ -107,12 +113,17 @@ impl Decoder<'_> {
         for (at, part) in parts.iter().enumerate() {
             let (d, _) = self.destination(part)?;
             let b = self.constant(u64::from(length) * at as u64);
-            self.emit(Operation::Ternary { f, d, a, b, c });
+            self.emit(PtxOperation::Ternary { f, d, a, b, c });
         }
         Ok(Some(()))
     }
 
-    fn pack(&mut self, whole: &Operand, parts: &[Operand], of: Type) -> Result<Known, PtxError> {
+    fn pack(
+        &mut self,
+        whole: &Operand,
+        parts: &[Operand],
+        of: Type,
+    ) -> Result<Option<()>, PtxError> {
         let (d, _) = self.destination(whole)?;
         let length = of.bits() / parts.len() as u32;
         let Some(f) = ternary("insert", Type::B64) else { return Ok(None) };
@@ -123,15 +134,15 @@ impl Decoder<'_> {
             let place = (u64::from(length) * at as u64) | (u64::from(length) << 8);
             let c = self.constant(place);
             let d = self.new_register();
-            self.emit(Operation::Ternary { f, d, a, b: base, c });
+            self.emit(PtxOperation::Ternary { f, d, a, b: base, c });
             base = d;
         }
-        self.emit(Operation::Move { d, a: base });
+        self.emit(PtxOperation::Move { d, a: base });
         Ok(Some(()))
     }
 
     /// `bfi` has five operands: the last two become one.
-    fn insert(&mut self, written: &Written, of: Type) -> Result<Known, PtxError> {
+    fn insert(&mut self, written: &InstructionSyntax, of: Type) -> Result<Option<()>, PtxError> {
         let [target, field, base, position, length] = written.operands.as_slice() else {
             return Ok(None);
         };
@@ -144,14 +155,14 @@ impl Decoder<'_> {
             (self.source(position, Type::U32)?, self.source(length, Type::U32)?);
         let low = self.new_register();
         let (byte, second) = (self.constant(8), self.constant(8 | 8 << 8));
-        self.emit(Operation::Ternary { f: extract, d: low, a: position, b: ZERO, c: byte });
+        self.emit(PtxOperation::Ternary { f: extract, d: low, a: position, b: ZERO, c: byte });
         let c = self.new_register();
-        self.emit(Operation::Ternary { f: merge, d: c, a: length, b: low, c: second });
-        self.emit(Operation::Ternary { f, d, a, b, c });
+        self.emit(PtxOperation::Ternary { f: merge, d: c, a: length, b: low, c: second });
+        self.emit(PtxOperation::Ternary { f, d, a, b, c });
         Ok(Some(()))
     }
 
-    fn cvt(&mut self, written: &Written, from: Type) -> Result<Known, PtxError> {
+    fn cvt(&mut self, written: &InstructionSyntax, from: Type) -> Result<Option<()>, PtxError> {
         let [target, source] = written.operands.as_slice() else { return Ok(None) };
         let words = &written.words[1..written.words.len() - 1];
         let Some((to, words)) = words.split_last() else { return Ok(None) };
@@ -175,10 +186,10 @@ impl Decoder<'_> {
         if flushes && from == Type::F32 {
             a = self.flushed(a, from)?;
         }
-        self.emit(Operation::Convert { how, d, a });
+        self.emit(PtxOperation::Convert { how, d, a });
         if flushes && to == Type::F32 {
             let f = unary("flush", to).ok_or_else(|| self.unknown())?;
-            self.emit(Operation::Unary { f, d, a: d });
+            self.emit(PtxOperation::Unary { f, d, a: d });
         }
         if to.is_signed() && held.bits() > to.bits() {
             // A narrow result fills a wider register with its sign.
@@ -188,12 +199,12 @@ impl Decoder<'_> {
                 _ => Type::S64,
             };
             let how = Conversion { from: to, to: wider, saturates: false, ..how };
-            self.emit(Operation::Convert { how, d, a: d });
+            self.emit(PtxOperation::Convert { how, d, a: d });
         }
         Ok(Some(()))
     }
 
-    fn compare(&mut self, written: &Written, of: Type) -> Result<Known, PtxError> {
+    fn compare(&mut self, written: &InstructionSyntax, of: Type) -> Result<Option<()>, PtxError> {
         let is_set = written.words[0] == "set";
         let mut words: Vec<&str> = written.words[1..].iter().map(String::as_str).collect();
         words.pop();
@@ -224,18 +235,18 @@ impl Decoder<'_> {
             _ => return Ok(None),
         };
         let d = if is_set { self.new_register() } else { target };
-        self.emit(Operation::Compare { f, combine, d, q, a, b });
+        self.emit(PtxOperation::Compare { f, combine, d, q, a, b });
         if is_set {
             let one = if result.is_float() { u64::from(1f32.to_bits()) } else { result.mask() };
             let (a, Some(f)) = (self.constant(one), ternary("selp", result)) else {
                 return Ok(None);
             };
-            self.emit(Operation::Ternary { f, d: target, a, b: ZERO, c: d });
+            self.emit(PtxOperation::Ternary { f, d: target, a, b: ZERO, c: d });
         }
         Ok(Some(()))
     }
 
-    fn carry(&mut self, written: &Written, of: Type) -> Result<Known, PtxError> {
+    fn carry(&mut self, written: &InstructionSyntax, of: Type) -> Result<Option<()>, PtxError> {
         let words: Vec<&str> = written.words.iter().map(String::as_str).collect();
         let (operation, takes) = match (words[0], words.get(1).copied()) {
             ("add", _) => (CarryOperation::Add, false),
@@ -262,7 +273,7 @@ impl Decoder<'_> {
             *source = self.source(operand, of)?;
         }
         let [a, b, c] = sources;
-        self.emit(Operation::Carry { how, d, a, b, c });
+        self.emit(PtxOperation::Carry { how, d, a, b, c });
         Ok(Some(()))
     }
 }

@@ -2,49 +2,49 @@
 
 use super::{Decoder, Name};
 use crate::ptx::error::PtxError;
-use crate::ptx::instruction::{BarrierKind, Call, Operation, ZERO};
+use crate::ptx::instruction::{BarrierKind, CallInstruction, PtxOperation, ZERO};
 use crate::ptx::layout::Layout;
-use crate::ptx::syntax::{Operand, Variable, Written};
+use crate::ptx::syntax::{InstructionSyntax, Operand, Variable};
 use crate::scalar::Type;
 
 impl Decoder<'_> {
-    pub(super) fn control(&mut self, written: &Written) -> Result<Option<()>, PtxError> {
+    pub(super) fn control(&mut self, written: &InstructionSyntax) -> Result<Option<()>, PtxError> {
         let operation = match written.words[0].as_str() {
             "bra" => return self.branch(written),
             "brx" => return self.branch_table(written),
             "call" => return self.call(written),
             "bar" | "barrier" => return self.barrier(written),
-            "ret" if self.function.is_entry => Operation::Exit,
-            "ret" => Operation::Return,
-            "exit" => Operation::Exit,
-            "trap" => Operation::Trap,
-            "nanosleep" => Operation::Nothing,
+            "ret" if self.function.is_entry => PtxOperation::Exit,
+            "ret" => PtxOperation::Return,
+            "exit" => PtxOperation::Exit,
+            "trap" => PtxOperation::Trap,
+            "nanosleep" => PtxOperation::Nothing,
             _ => return Ok(None),
         };
         self.emit(operation);
         Ok(Some(()))
     }
 
-    fn branch(&mut self, written: &Written) -> Result<Option<()>, PtxError> {
+    fn branch(&mut self, written: &InstructionSyntax) -> Result<Option<()>, PtxError> {
         let [Operand::Name(label)] = written.operands.as_slice() else { return Ok(None) };
         let at = self.code.instructions.len();
         self.branches.push((at, self.line, vec![label.clone()]));
-        self.emit(Operation::Branch { target: 0 });
+        self.emit(PtxOperation::Branch { target: 0 });
         Ok(Some(()))
     }
 
-    fn branch_table(&mut self, written: &Written) -> Result<Option<()>, PtxError> {
+    fn branch_table(&mut self, written: &InstructionSyntax) -> Result<Option<()>, PtxError> {
         let [index, Operand::Name(table)] = written.operands.as_slice() else { return Ok(None) };
         let index = self.source(index, Type::U32)?;
         let targets = self.targets.get(table).cloned();
         let targets = targets.ok_or_else(|| self.unknown_name(table))?;
         self.branches.push((self.code.instructions.len(), self.line, targets));
-        self.emit(Operation::BranchTable { index, targets: Box::default() });
+        self.emit(PtxOperation::BranchTable { index, targets: Box::default() });
         Ok(Some(()))
     }
 
     /// `call (results), function, (arguments)`, where each part but the function may be missing.
-    fn call(&mut self, written: &Written) -> Result<Option<()>, PtxError> {
+    fn call(&mut self, written: &InstructionSyntax) -> Result<Option<()>, PtxError> {
         let none = [];
         let (results, name, arguments) = match written.operands.as_slice() {
             [Operand::Name(name)] => (&none[..], name, &none[..]),
@@ -59,10 +59,11 @@ impl Decoder<'_> {
         let Some(callee) = callee else { return Err(self.unknown_name(name)) };
         let function = &self.symbols.functions[callee];
         let mut layout = Layout::default();
-        let mut call = Call { function: callee as u32, arguments: Vec::new(), results: Vec::new() };
+        let mut call =
+            CallInstruction { function: callee as u32, arguments: Vec::new(), results: Vec::new() };
         call.results = self.copies(results, &function.results, &mut layout)?;
         call.arguments = self.copies(arguments, &function.parameters, &mut layout)?;
-        self.emit(Operation::Call(Box::new(call)));
+        self.emit(PtxOperation::Call(Box::new(call)));
         Ok(Some(()))
     }
 
@@ -87,7 +88,7 @@ impl Decoder<'_> {
         Ok(copies)
     }
 
-    fn barrier(&mut self, written: &Written) -> Result<Option<()>, PtxError> {
+    fn barrier(&mut self, written: &InstructionSyntax) -> Result<Option<()>, PtxError> {
         let words: Vec<&str> =
             written.words.iter().map(String::as_str).filter(|&word| word != "aligned").collect();
         let operands = written.operands.as_slice();
@@ -95,11 +96,11 @@ impl Decoder<'_> {
         match (words.as_slice(), operands) {
             (["bar", "warp", "sync"], [members]) => {
                 let members = self.source(members, Type::B32)?;
-                self.emit(Operation::WarpBarrier { members });
+                self.emit(PtxOperation::WarpBarrier { members });
             }
             ([_, "sync"], [Operand::Integer(0)]) => {
                 let kind = BarrierKind::Synchronize;
-                self.emit(Operation::Barrier { kind, d: ZERO, a: ZERO, negated: false });
+                self.emit(PtxOperation::Barrier { kind, d: ZERO, a: ZERO, negated: false });
             }
             ([_, "red", kind, _], [target, Operand::Integer(0), predicate]) => {
                 let kind = match *kind {
@@ -110,7 +111,7 @@ impl Decoder<'_> {
                 };
                 let (d, _) = self.destination(target)?;
                 let (a, negated) = self.predicate(predicate)?;
-                self.emit(Operation::Barrier { kind, d, a, negated });
+                self.emit(PtxOperation::Barrier { kind, d, a, negated });
             }
             _ => return Ok(None),
         }

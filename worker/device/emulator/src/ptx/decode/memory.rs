@@ -2,8 +2,10 @@
 
 use super::Decoder;
 use crate::ptx::error::PtxError;
-use crate::ptx::instruction::{AtomicOperation, Load, Operation, Space, Store, ZERO};
-use crate::ptx::syntax::{Operand, Written};
+use crate::ptx::instruction::{
+    AtomicOperation, LoadInstruction, PtxOperation, Space, StoreInstruction, ZERO,
+};
+use crate::ptx::syntax::{InstructionSyntax, Operand};
 use crate::scalar::{Type, binary};
 
 /// Where the generic addresses of a block's shared memory begin.
@@ -12,10 +14,10 @@ pub(crate) const SHARED_WINDOW: u64 = 0x1_0000_0000_0000;
 pub(crate) const LOCAL_WINDOW: u64 = 0x2_0000_0000_0000;
 
 impl Decoder<'_> {
-    pub(super) fn memory(&mut self, written: &Written) -> Result<Option<()>, PtxError> {
+    pub(super) fn memory(&mut self, written: &InstructionSyntax) -> Result<Option<()>, PtxError> {
         match written.words[0].as_str() {
             "membar" | "fence" | "prefetch" | "prefetchu" => {
-                self.emit(Operation::Nothing);
+                self.emit(PtxOperation::Nothing);
                 Ok(Some(()))
             }
             "cvta" => self.change_space(written),
@@ -25,7 +27,7 @@ impl Decoder<'_> {
         }
     }
 
-    fn access(&mut self, written: &Written) -> Result<Option<()>, PtxError> {
+    fn access(&mut self, written: &InstructionSyntax) -> Result<Option<()>, PtxError> {
         let Some(Modifiers { space, lanes, shared, of, .. }) = modifiers(&written.words[1..])
         else {
             return Ok(None);
@@ -53,14 +55,14 @@ impl Decoder<'_> {
             };
         }
         self.emit(if is_store {
-            Operation::Store(Store { address, of, lanes, shared, sources: registers })
+            PtxOperation::Store(StoreInstruction { address, of, lanes, shared, sources: registers })
         } else {
-            Operation::Load(Load { address, of, lanes, shared, d: registers, mask })
+            PtxOperation::Load(LoadInstruction { address, of, lanes, shared, d: registers, mask })
         });
         Ok(Some(()))
     }
 
-    fn atomic(&mut self, written: &Written) -> Result<Option<()>, PtxError> {
+    fn atomic(&mut self, written: &InstructionSyntax) -> Result<Option<()>, PtxError> {
         let Some(Modifiers { space, of, atomic: Some(name), lanes: 1, .. }) =
             modifiers(&written.words[1..])
         else {
@@ -87,12 +89,12 @@ impl Decoder<'_> {
             _ => return Ok(None),
         };
         let address = self.address(place, space)?;
-        self.emit(Operation::Atomic { address, of, how, d, a, b });
+        self.emit(PtxOperation::Atomic { address, of, how, d, a, b });
         Ok(Some(()))
     }
 
     /// Global and constant addresses are generic ones. The others are in a window.
-    fn change_space(&mut self, written: &Written) -> Result<Option<()>, PtxError> {
+    fn change_space(&mut self, written: &InstructionSyntax) -> Result<Option<()>, PtxError> {
         let words: Vec<&str> = written.words[1..].iter().map(String::as_str).collect();
         let (space, to_space) = match *words.as_slice() {
             ["to", space, "u64"] => (space, true),
@@ -112,7 +114,7 @@ impl Decoder<'_> {
         let Some(f) = binary(if to_space { "sub" } else { "add" }, Type::U64) else {
             return Ok(None);
         };
-        self.emit(Operation::Binary { f, d, a, b });
+        self.emit(PtxOperation::Binary { f, d, a, b });
         Ok(Some(()))
     }
 }

@@ -9,10 +9,10 @@ mod warp;
 use std::collections::HashMap;
 
 use super::error::PtxError;
-use super::instruction::{Guard, Instruction, Operation, Register, Special, ZERO};
+use super::instruction::{Guard, Instruction, PtxOperation, Register, Special, ZERO};
 use super::layout::Layout;
-use super::program::{Code, Parameter, Symbols};
-use super::syntax::{Function, Module, Statement, VariableSpace, Written};
+use super::program::{KernelParameter, LinkedFunction, Symbols};
+use super::syntax::{FunctionSyntax, InstructionSyntax, Module, Statement, VariableSpace};
 use crate::scalar::Type;
 
 pub(crate) use memory::{LOCAL_WINDOW, SHARED_WINDOW};
@@ -20,15 +20,15 @@ pub(crate) use memory::{LOCAL_WINDOW, SHARED_WINDOW};
 /// Decodes a function. Returns its code and the places of its parameters.
 pub(super) fn decode(
     module: &Module,
-    function: &Function,
+    function: &FunctionSyntax,
     symbols: &Symbols<'_>,
-) -> Result<(Code, Vec<Parameter>), PtxError> {
+) -> Result<(LinkedFunction, Vec<KernelParameter>), PtxError> {
     let mut decoder = Decoder::new(module, function, symbols);
     let parameters = decoder.declare_parameters();
     for statement in &function.body {
         decoder.statement(statement)?;
     }
-    decoder.emit(Operation::Return);
+    decoder.emit(PtxOperation::Return);
     decoder.resolve_branches()?;
     decoder.code.parameters = decoder.parameters.size();
     Ok((decoder.code, parameters))
@@ -36,7 +36,7 @@ pub(super) fn decode(
 
 struct Decoder<'a> {
     module: &'a Module,
-    function: &'a Function,
+    function: &'a FunctionSyntax,
     symbols: &'a Symbols<'a>,
     /// The names of each open block, the innermost last.
     scopes: Vec<HashMap<String, Name>>,
@@ -50,7 +50,7 @@ struct Decoder<'a> {
     branches: Vec<(usize, u32, Vec<String>)>,
     line: u32,
     guard: Option<Guard>,
-    code: Code,
+    code: LinkedFunction,
 }
 
 /// What a name inside a function means.
@@ -64,7 +64,11 @@ enum Name {
 }
 
 impl<'a> Decoder<'a> {
-    fn new(module: &'a Module, function: &'a Function, symbols: &'a Symbols<'a>) -> Decoder<'a> {
+    fn new(
+        module: &'a Module,
+        function: &'a FunctionSyntax,
+        symbols: &'a Symbols<'a>,
+    ) -> Decoder<'a> {
         Decoder {
             module,
             function,
@@ -79,12 +83,12 @@ impl<'a> Decoder<'a> {
             branches: Vec::new(),
             line: 0,
             guard: None,
-            code: Code { registers: 2, ..Code::default() },
+            code: LinkedFunction { registers: 2, ..LinkedFunction::default() },
         }
     }
 
     /// Places results and parameters, results first, as the callers of a function do.
-    fn declare_parameters(&mut self) -> Vec<Parameter> {
+    fn declare_parameters(&mut self) -> Vec<KernelParameter> {
         let function = self.function;
         let mut places = Vec::new();
         for (at, variable) in function.results.iter().chain(&function.parameters).enumerate() {
@@ -92,7 +96,7 @@ impl<'a> Decoder<'a> {
             let name = Name::Parameter(offset as i64, variable.size as u32);
             self.declare(&variable.name, name);
             if at >= function.results.len() {
-                places.push(Parameter { offset, size: variable.size });
+                places.push(KernelParameter { offset, size: variable.size });
             }
         }
         places
@@ -153,7 +157,7 @@ impl<'a> Decoder<'a> {
         Ok(())
     }
 
-    fn instruction(&mut self, written: &Written) -> Result<(), PtxError> {
+    fn instruction(&mut self, written: &InstructionSyntax) -> Result<(), PtxError> {
         self.line = written.line;
         self.guard = match &written.guard {
             Some((name, negated)) => {
@@ -174,7 +178,7 @@ impl<'a> Decoder<'a> {
     }
 
     /// Appends an operation under the guard of the instruction that is decoded.
-    fn emit(&mut self, operation: Operation) {
+    fn emit(&mut self, operation: PtxOperation) {
         let instruction = Instruction { line: self.line, guard: self.guard, operation };
         self.code.instructions.push(instruction);
     }
@@ -193,8 +197,8 @@ impl<'a> Decoder<'a> {
                 places.push(place.ok_or(PtxError::UnknownName { line, name: label })?);
             }
             match &mut self.code.instructions[at].operation {
-                Operation::Branch { target } => *target = places[0],
-                Operation::BranchTable { targets, .. } => *targets = places.into(),
+                PtxOperation::Branch { target } => *target = places[0],
+                PtxOperation::BranchTable { targets, .. } => *targets = places.into(),
                 _ => {}
             }
         }

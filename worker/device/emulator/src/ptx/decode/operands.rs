@@ -2,7 +2,7 @@
 
 use super::{Decoder, Name};
 use crate::ptx::error::PtxError;
-use crate::ptx::instruction::{Address, FRAME, Operation, Register, Space, Special, ZERO};
+use crate::ptx::instruction::{FRAME, MemoryOperand, PtxOperation, Register, Space, Special, ZERO};
 use crate::ptx::syntax::Operand;
 use crate::scalar::{Type, binary, unary};
 
@@ -57,7 +57,7 @@ impl Decoder<'_> {
                 let (a, _) = self.register(name)?;
                 let d = self.new_register();
                 let f = unary("not", Type::Pred).ok_or_else(|| self.unknown())?;
-                self.emit(Operation::Unary { f, d, a });
+                self.emit(PtxOperation::Unary { f, d, a });
                 Ok(d)
             }
             Operand::Address { base: Some(name), offset } => self.named(name, *offset),
@@ -74,7 +74,7 @@ impl Decoder<'_> {
                 let b = self.constant((at + offset) as u64);
                 let d = self.new_register();
                 let f = binary("add", Type::U64).ok_or_else(|| self.unknown())?;
-                self.emit(Operation::Binary { f, d, a: FRAME, b });
+                self.emit(PtxOperation::Binary { f, d, a: FRAME, b });
                 return Ok(d);
             }
             Some(Name::Parameter(at, _)) => return Ok(self.constant((at + offset) as u64)),
@@ -94,7 +94,7 @@ impl Decoder<'_> {
         }
         if name.starts_with("%clock") {
             let d = self.new_register();
-            self.emit(Operation::Clock { d });
+            self.emit(PtxOperation::Clock { d });
             return Ok(d);
         }
         match self.symbol(name) {
@@ -109,17 +109,23 @@ impl Decoder<'_> {
         shared.or_else(|| self.symbols.addresses.get(name)).copied()
     }
 
-    pub(super) fn address(&mut self, operand: &Operand, space: Space) -> Result<Address, PtxError> {
+    pub(super) fn address(
+        &mut self,
+        operand: &Operand,
+        space: Space,
+    ) -> Result<MemoryOperand, PtxError> {
         let Operand::Address { base, offset } = operand else { return Err(self.unknown()) };
         let offset = *offset;
-        let Some(name) = base else { return Ok(Address { space, base: ZERO, offset }) };
+        let Some(name) = base else { return Ok(MemoryOperand { space, base: ZERO, offset }) };
         Ok(match self.lookup(name) {
-            Some(Name::Register(base, _)) => Address { space, base, offset },
-            Some(Name::Local(at)) => Address { space, base: FRAME, offset: at + offset },
-            Some(Name::Parameter(at, _)) => Address { space, base: ZERO, offset: at + offset },
+            Some(Name::Register(base, _)) => MemoryOperand { space, base, offset },
+            Some(Name::Local(at)) => MemoryOperand { space, base: FRAME, offset: at + offset },
+            Some(Name::Parameter(at, _)) => {
+                MemoryOperand { space, base: ZERO, offset: at + offset }
+            }
             None => {
                 let at = self.symbol(name).ok_or_else(|| self.unknown_name(name))?;
-                Address { space, base: ZERO, offset: (at as i64).wrapping_add(offset) }
+                MemoryOperand { space, base: ZERO, offset: (at as i64).wrapping_add(offset) }
             }
         })
     }

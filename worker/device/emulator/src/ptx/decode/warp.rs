@@ -2,17 +2,17 @@
 
 use super::Decoder;
 use crate::ptx::error::PtxError;
-use crate::ptx::instruction::{Operation, Register, Shuffle, ShuffleMode, VoteKind};
-use crate::ptx::syntax::{Operand, Written};
+use crate::ptx::instruction::{PtxOperation, Register, Shuffle, ShuffleMode, VoteKind};
+use crate::ptx::syntax::{InstructionSyntax, Operand};
 use crate::scalar::Type;
 
 impl Decoder<'_> {
-    pub(super) fn warp(&mut self, written: &Written) -> Result<Option<()>, PtxError> {
+    pub(super) fn warp(&mut self, written: &InstructionSyntax) -> Result<Option<()>, PtxError> {
         let words: Vec<&str> = written.words.iter().map(String::as_str).collect();
         match (words.as_slice(), written.operands.as_slice()) {
             (["activemask", "b32"], [target]) => {
                 let (d, _) = self.destination(target)?;
-                self.emit(Operation::ActiveMask { d });
+                self.emit(PtxOperation::ActiveMask { d });
             }
             (["shfl", "sync", mode, "b32"], [target, a, b, c, members]) => {
                 let mode = match *mode {
@@ -27,7 +27,7 @@ impl Decoder<'_> {
                 let b = self.source(b, Type::B32)?;
                 let c = self.source(c, Type::B32)?;
                 let members = self.source(members, Type::B32)?;
-                self.emit(Operation::Shuffle(Shuffle { mode, d, p, a, b, c, members }));
+                self.emit(PtxOperation::Shuffle(Shuffle { mode, d, p, a, b, c, members }));
             }
             (["vote", "sync", kind, _], [target, predicate, members]) => {
                 let kind = match *kind {
@@ -40,14 +40,14 @@ impl Decoder<'_> {
                 let (d, _) = self.destination(target)?;
                 let (a, negated) = self.predicate(predicate)?;
                 let members = self.source(members, Type::B32)?;
-                self.emit(Operation::Vote { kind, d, a, negated, members });
+                self.emit(PtxOperation::Vote { kind, d, a, negated, members });
             }
             (["match", kind @ ("any" | "all"), "sync", of], [target, a, members]) => {
                 let Some(of) = Type::parse(of) else { return Ok(None) };
                 let (d, q) = self.pair(target)?;
                 let a = self.source(a, of)?;
                 let members = self.source(members, Type::B32)?;
-                self.emit(Operation::Match { all: *kind == "all", d, q, a, members });
+                self.emit(PtxOperation::Match { all: *kind == "all", d, q, a, members });
             }
             _ => return Ok(None),
         }
