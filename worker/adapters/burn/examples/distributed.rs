@@ -18,7 +18,7 @@ use pushpull_burn::PushPullStrategy;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::default();
-    let model = digits::Network::new(&device.clone().autodiff());
+    let model = digits::DigitNetwork::new(&device.clone().autodiff());
     let learner = Learner::new(model, AdamConfig::new().init(), 0.01);
     let folder = std::env::temp_dir().join("digits");
     let strategy = PushPullStrategy::new(digits::training()?, device.clone());

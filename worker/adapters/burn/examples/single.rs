@@ -11,7 +11,7 @@ use burn::train::{Learner, SupervisedTraining};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let device = Device::default();
-    let model = digits::Network::new(&device.clone().autodiff());
+    let model = digits::DigitNetwork::new(&device.clone().autodiff());
     let learner = Learner::new(model, AdamConfig::new().init(), 0.01);
     let folder = std::env::temp_dir().join("digits");
     let training = SupervisedTraining::new(folder, digits::loader(false), digits::loader(true))

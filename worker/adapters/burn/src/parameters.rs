@@ -22,7 +22,7 @@ impl Path {
 
 /// A parameter of a module, with its values.
 #[derive(Clone, Debug)]
-pub(crate) struct Parameter {
+pub(crate) struct ModuleParameter {
     pub(crate) shape: Vec<u64>,
     pub(crate) dtype: DType,
     /// Whether gradients train it. Otherwise it is a running statistic, or frozen.
@@ -33,18 +33,18 @@ pub(crate) struct Parameter {
 /// Returns the parameters of a module by their names, in order.
 pub(crate) fn parameters<M: Module>(
     module: &M,
-) -> Result<BTreeMap<String, Parameter>, AdapterError> {
-    let mut list = List { path: Path::default(), found: Ok(BTreeMap::new()) };
-    module.visit(&mut list);
-    list.found
+) -> Result<BTreeMap<String, ModuleParameter>, AdapterError> {
+    let mut reader = ParameterReader { path: Path::default(), found: Ok(BTreeMap::new()) };
+    module.visit(&mut reader);
+    reader.found
 }
 
-struct List {
+struct ParameterReader {
     path: Path,
-    found: Result<BTreeMap<String, Parameter>, AdapterError>,
+    found: Result<BTreeMap<String, ModuleParameter>, AdapterError>,
 }
 
-impl ModuleVisitor for List {
+impl ModuleVisitor for ParameterReader {
     fn enter_module(&mut self, name: &str, _container: &str) {
         self.path.0.push(name.to_owned());
     }
@@ -64,7 +64,7 @@ impl ModuleVisitor for List {
             let shape = tensor.dims().iter().map(|&extent| extent as u64).collect();
             let is_trained = tensor.is_require_grad();
             let values = read(&name, tensor.clone())?;
-            let parameter = Parameter { shape, dtype, is_trained, values };
+            let parameter = ModuleParameter { shape, dtype, is_trained, values };
             match found.insert(name.clone(), parameter) {
                 None => Ok(()),
                 Some(_) => Err(AdapterError::Twice { name: name.clone() }),
@@ -78,18 +78,18 @@ impl ModuleVisitor for List {
 
 /// Returns a module with the values of all variables.
 pub(crate) fn load<M: Module>(module: M, params: &Params) -> Result<M, AdapterError> {
-    let mut load = Load { path: Path::default(), params, result: Ok(()) };
-    let module = module.map(&mut load);
-    load.result.map(|()| module)
+    let mut loader = ParameterLoader { path: Path::default(), params, result: Ok(()) };
+    let module = module.map(&mut loader);
+    loader.result.map(|()| module)
 }
 
-struct Load<'a> {
+struct ParameterLoader<'a> {
     path: Path,
     params: &'a Params,
     result: Result<(), AdapterError>,
 }
 
-impl ModuleMapper for Load<'_> {
+impl ModuleMapper for ParameterLoader<'_> {
     fn enter_module(&mut self, name: &str, _container: &str) {
         self.path.0.push(name.to_owned());
     }
@@ -127,12 +127,13 @@ pub(crate) fn collect<M: Module>(
     params: &mut Params,
     out: &mut Gradients,
 ) -> Result<bool, AdapterError> {
-    let mut collect = Collect { path: Path::default(), gradients, params, out, result: Ok(false) };
-    module.visit(&mut collect);
-    collect.result
+    let mut collector =
+        GradientCollector { path: Path::default(), gradients, params, out, result: Ok(false) };
+    module.visit(&mut collector);
+    collector.result
 }
 
-struct Collect<'a> {
+struct GradientCollector<'a> {
     path: Path,
     gradients: GradientsParams,
     params: &'a mut Params,
@@ -141,7 +142,7 @@ struct Collect<'a> {
     result: Result<bool, AdapterError>,
 }
 
-impl Collect<'_> {
+impl GradientCollector<'_> {
     fn add<const D: usize>(&mut self, param: &Param<Tensor<D>>) -> Result<bool, AdapterError> {
         let (name, tensor) = (self.path.name(), param.val());
         let dtype = tensor.dtype();
@@ -162,7 +163,7 @@ impl Collect<'_> {
     }
 }
 
-impl ModuleVisitor for Collect<'_> {
+impl ModuleVisitor for GradientCollector<'_> {
     fn enter_module(&mut self, name: &str, _container: &str) {
         self.path.0.push(name.to_owned());
     }

@@ -41,7 +41,7 @@ impl PushPullBuilder {
             return Err(AdapterError::NothingToTrain);
         }
         for (pattern, _) in &means {
-            let is_meant = |(name, parameter): (&String, &crate::parameters::Parameter)| {
+            let is_meant = |(name, parameter): (&String, &crate::parameters::ModuleParameter)| {
                 !parameter.is_trained && pattern.matches(name)
             };
             if !found.iter().any(is_meant) {

@@ -25,11 +25,11 @@ use crate::push_pull::{PushPull, PushPullBuilder};
 /// Burn has no error of others that stops a training, so [`PushPullStrategy::end`] returns it.
 #[derive(Clone, Debug)]
 pub struct PushPullStrategy {
-    shared: Arc<Shared>,
+    shared: Arc<SharedStrategy>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct SharedStrategy {
     /// Taken when the training begins.
     builder: Mutex<Option<PushPullBuilder>>,
     device: Device,
@@ -40,7 +40,9 @@ impl PushPullStrategy {
     /// Creates a strategy for one training on one device.
     pub fn new(training: impl Into<PushPullBuilder>, device: Device) -> PushPullStrategy {
         let builder = Mutex::new(Some(training.into()));
-        PushPullStrategy { shared: Arc::new(Shared { builder, device, end: Mutex::default() }) }
+        PushPullStrategy {
+            shared: Arc::new(SharedStrategy { builder, device, end: Mutex::default() }),
+        }
     }
 
     /// Returns how the training has ended, once. `None` before that, and if burn has ended it before
@@ -56,7 +58,7 @@ impl<M: LearnerModel> From<&PushPullStrategy> for TrainingStrategy<M> {
     }
 }
 
-impl<M: LearnerModel> SupervisedLearningStrategy<M> for Shared {
+impl<M: LearnerModel> SupervisedLearningStrategy<M> for SharedStrategy {
     fn fit(
         &self,
         components: TrainingComponents<M>,
@@ -67,7 +69,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Shared {
     ) -> (M, SupervisedTrainingEventProcessor<M>) {
         let device = self.device.clone().autodiff();
         learner.fork(&device);
-        let mut run = Run {
+        let mut run = LearnerRun {
             train: train.to_device(&device),
             valid: valid.to_device(&device.inner()),
             components,
@@ -88,7 +90,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for Shared {
 }
 
 /// One training of a learner.
-struct Run<M: LearnerModel> {
+struct LearnerRun<M: LearnerModel> {
     train: TrainLoader<M>,
     valid: ValidLoader<M>,
     components: TrainingComponents<M>,
@@ -97,17 +99,17 @@ struct Run<M: LearnerModel> {
     module: M,
 }
 
-impl<M: LearnerModel> Run<M> {
+impl<M: LearnerModel> LearnerRun<M> {
     fn interrupter(&self) -> &Interrupter {
         &self.components.interrupter
     }
 
     /// Tells burn what happens.
-    fn event(&mut self, event: Event<M>) {
+    fn event(&mut self, event: SplitEvent<M>) {
         let events = &mut self.components.event_processor;
         let result = match event {
-            Event::Train(event) => events.process_train(event),
-            Event::Valid(event) => events.process_valid(event),
+            SplitEvent::Train(event) => events.process_train(event),
+            SplitEvent::Valid(event) => events.process_valid(event),
         };
         self.components.interrupter.fail_on_error(result);
     }
@@ -126,7 +128,7 @@ impl<M: LearnerModel> Run<M> {
                 break;
             }
             self.validate(epoch);
-            self.event(Event::Train(LearnerEvent::EndEpoch(epoch)));
+            self.event(SplitEvent::Train(LearnerEvent::EndEpoch(epoch)));
             if self.ends_after(epoch) || !optimizer.ready() {
                 break;
             }
@@ -155,7 +157,10 @@ impl<M: LearnerModel> Run<M> {
     /// Takes the steps of one epoch. Returns before its end if the training has ended.
     fn train_epoch(&mut self, epoch: usize, optimizer: &mut PushPull) -> Result<(), AdapterError> {
         let total_items = self.train.num_items();
-        self.event(Event::Train(LearnerEvent::StartSplit { epoch_number: epoch, total_items }));
+        self.event(SplitEvent::Train(LearnerEvent::StartSplit {
+            epoch_number: epoch,
+            total_items,
+        }));
         let train = self.train.clone();
         let mut items = train.iter();
         let mut accumulator = GradientsAccumulator::new();
@@ -181,16 +186,19 @@ impl<M: LearnerModel> Run<M> {
                 self.module = optimizer.step(self.module.clone(), gradients)?;
             }
             let item = TrainingItem::new(output.item, progress, Some(iteration), None);
-            self.event(Event::Train(LearnerEvent::ProcessedItem(item)));
+            self.event(SplitEvent::Train(LearnerEvent::ProcessedItem(item)));
         }
-        self.event(Event::Train(LearnerEvent::EndSplit(epoch)));
+        self.event(SplitEvent::Train(LearnerEvent::EndSplit(epoch)));
         Ok(())
     }
 
     /// Runs the validation set through the module.
     fn validate(&mut self, epoch: usize) {
         let total_items = self.valid.num_items();
-        self.event(Event::Valid(LearnerEvent::StartSplit { epoch_number: epoch, total_items }));
+        self.event(SplitEvent::Valid(LearnerEvent::StartSplit {
+            epoch_number: epoch,
+            total_items,
+        }));
         let (module, valid) = (self.module.valid(), self.valid.clone());
         let mut items = valid.iter();
         let mut iteration = 0;
@@ -199,9 +207,9 @@ impl<M: LearnerModel> Run<M> {
             let progress = items.progress();
             let output = InferenceStep::step(&module, item);
             let item = TrainingItem::new(output, progress, Some(iteration), None);
-            self.event(Event::Valid(LearnerEvent::ProcessedItem(item)));
+            self.event(SplitEvent::Valid(LearnerEvent::ProcessedItem(item)));
         }
-        self.event(Event::Valid(LearnerEvent::EndSplit(epoch)));
+        self.event(SplitEvent::Valid(LearnerEvent::EndSplit(epoch)));
     }
 
     /// Saves a checkpoint of burn, if it keeps some. Returns whether the training ends here.
@@ -229,7 +237,7 @@ impl<M: LearnerModel> Run<M> {
 }
 
 /// What happens in a part of the training.
-enum Event<M: LearnerModel> {
+enum SplitEvent<M: LearnerModel> {
     Train(LearnerEvent<<M as TrainStep>::Output>),
     Valid(LearnerEvent<<M as InferenceStep>::Output>),
 }

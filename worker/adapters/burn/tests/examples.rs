@@ -15,7 +15,7 @@ use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::Device;
 use burn::train::metric::LossMetric;
 use burn::train::{Interrupter, Learner, LearningResult, SupervisedTraining, TrainStep};
-use digits::{BATCH, Network, batches};
+use digits::{BATCH, DigitNetwork, batches};
 use pushpull::local::Cluster;
 use pushpull::training::{StopReason, TrainingConfig};
 use pushpull::{Adam, Mode, PsConfig, Synchronous};
@@ -41,27 +41,27 @@ fn five_lines_make_a_trainer_distributed() {
 }
 
 /// Makes a network with the same values each time.
-fn network() -> Network {
+fn network() -> DigitNetwork {
     // The seed is that of all threads.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock();
     Device::default().seed(1);
-    Network::new(&Device::default().autodiff())
+    DigitNetwork::new(&Device::default().autodiff())
 }
 
-fn learner(network: Network) -> Learner<Network> {
+fn learner(network: DigitNetwork) -> Learner<DigitNetwork> {
     Learner::new(network, AdamConfig::new().init(), RATE)
 }
 
 /// Trains with burn's loop on batches of `rows`. `seed` decides their order.
-fn training(folder: &str, rows: usize, seed: u64) -> SupervisedTraining<Network> {
+fn training(folder: &str, rows: usize, seed: u64) -> SupervisedTraining<DigitNetwork> {
     let folder = std::env::temp_dir().join(format!("{folder}-{}", std::process::id()));
     SupervisedTraining::new(folder, batches(false, rows, seed), batches(true, BATCH, 0))
         .metric_valid_numeric(LossMetric::new())
         .num_epochs(EPOCHS)
 }
 
-fn accuracy(result: &LearningResult<Network>) -> f32 {
+fn accuracy(result: &LearningResult<DigitNetwork>) -> f32 {
     result.model.accuracy(&Device::default())
 }
 
@@ -111,7 +111,7 @@ fn epochs_interrupters_and_accumulation_are_those_of_burn() {
         Cluster::start(1, 1, |cluster, task| PsConfig::new(cluster, task, Adam::new(RATE)))
             .unwrap();
     let batches = digits::digits(false).len().div_ceil(BATCH) as u64;
-    let run = |training: SupervisedTraining<Network>| {
+    let run = |training: SupervisedTraining<DigitNetwork>| {
         let strategy = PushPullStrategy::new(cluster.worker_config(0), Device::default());
         let training = training.with_training_strategy((&strategy).into());
         let network = network();

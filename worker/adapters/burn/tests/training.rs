@@ -36,19 +36,19 @@ fn device() -> Device {
 
 /// Two layers.
 #[derive(Module, Debug)]
-struct Network {
+struct LayeredNetwork {
     first: Linear,
     layers: Vec<Linear>,
 }
 
-impl Network {
+impl LayeredNetwork {
     /// Makes a network with values that follow from their positions.
-    fn new() -> Network {
-        let network = Network {
+    fn new() -> LayeredNetwork {
+        let network = LayeredNetwork {
             first: LinearConfig::new(3, 8).init(&device()),
             layers: vec![LinearConfig::new(8, 2).init(&device())],
         };
-        network.map(&mut Fixed { next: 0 })
+        network.map(&mut FixedValues { next: 0 })
     }
 
     fn loss(&self, (features, labels): &(Tensor<2>, Tensor<1, Int>)) -> Tensor<1> {
@@ -58,7 +58,7 @@ impl Network {
     }
 
     fn values(&self) -> Vec<f32> {
-        let Network { first, layers } = self;
+        let LayeredNetwork { first, layers } = self;
         let layers = [first, &layers[0]].into_iter();
         layers
             .flat_map(|layer| {
@@ -71,11 +71,11 @@ impl Network {
 }
 
 /// Gives parameters fixed values.
-struct Fixed {
+struct FixedValues {
     next: usize,
 }
 
-impl ModuleMapper for Fixed {
+impl ModuleMapper for FixedValues {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         param.map(|old| {
             let count = old.shape().num_elements();
@@ -108,7 +108,7 @@ fn train_replicas(workers: u32, steps: u64) -> Vec<f32> {
         let config = config(&cluster, worker);
         thread::spawn(move || {
             let (mut optimizer, mut network) =
-                PushPull::from_module(Network::new(), config).unwrap();
+                PushPull::from_module(LayeredNetwork::new(), config).unwrap();
             let rows = 12 / workers as usize;
             let first = worker as usize * rows;
             while optimizer.ready() {
@@ -132,7 +132,7 @@ fn train_replicas(workers: u32, steps: u64) -> Vec<f32> {
 
 /// Trains in this process, with the optimizer of burn and whole batches.
 fn train_alone(steps: u64) -> Vec<f32> {
-    let mut network = Network::new();
+    let mut network = LayeredNetwork::new();
     let mut optimizer = SgdConfig::new().init();
     for step in 0..steps {
         let loss = network.loss(&batch(step, 0..12));
@@ -153,7 +153,7 @@ fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
 #[test]
 fn replicas_train_as_one_process_with_a_batch_of_all() {
     let expected = train_alone(40);
-    let first = Network::new().values();
+    let first = LayeredNetwork::new().values();
     assert!(first.iter().zip(&expected).any(|(a, b)| (a - b).abs() > 0.05), "nothing is learned");
     for replicas in 1..=3 {
         let found = train_replicas(replicas, 40);
@@ -281,13 +281,13 @@ fn parameters_keep_their_types() {
 fn what_cannot_be_trained_is_named() {
     let cluster = cluster(1, 1);
     let builder = || PushPull::builder(config(&cluster, 0));
-    let error = builder().from_module(Network::new().no_grad()).unwrap_err();
+    let error = builder().from_module(LayeredNetwork::new().no_grad()).unwrap_err();
     assert!(matches!(error, AdapterError::NothingToTrain), "{error}");
     // Trained parameters are not averaged.
-    let error = builder().mean_every("first.*", 1).from_module(Network::new()).unwrap_err();
+    let error = builder().mean_every("first.*", 1).from_module(LayeredNetwork::new()).unwrap_err();
     let expected = "no parameter without gradients matches the pattern \"first.*\"";
     assert_eq!(error.to_string(), expected);
-    let (mut optimizer, network) = builder().from_module(Network::new()).unwrap();
+    let (mut optimizer, network) = builder().from_module(LayeredNetwork::new()).unwrap();
     let loss = network.loss(&batch(0, 0..12));
     let found = gradients(&loss, &network);
     let error = optimizer.step(network.clone(), GradientsParams::new()).unwrap_err();
@@ -307,7 +307,7 @@ fn what_cannot_be_trained_is_named() {
 fn another_module_is_refused() {
     let cluster = cluster(1, 5);
     let (mut optimizer, network) =
-        PushPull::from_module(Network::new(), config(&cluster, 0)).unwrap();
+        PushPull::from_module(LayeredNetwork::new(), config(&cluster, 0)).unwrap();
     let mut other = network.clone();
     other.layers.push(LinearConfig::new(2, 2).init(&device()));
     let loss = other.loss(&batch(0, 0..12)) + other.layers[1].weight.val().sum();

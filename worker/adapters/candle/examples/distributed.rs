@@ -12,14 +12,14 @@ mod images;
 
 use candle_core::{DType, Device};
 use candle_nn::{Optimizer, VarBuilder, VarMap};
-use images::{Images, Network};
+use images::{ImageNetwork, ImageSet};
 use pushpull_candle::PushPull;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let data = Images::load(&Device::Cpu)?;
+    let data = ImageSet::load(&Device::Cpu)?;
     let variables = VarMap::new();
     let builder = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
-    let network = Network::new(data.side()?, builder)?;
+    let network = ImageNetwork::new(data.side()?, builder)?;
     let mut optimizer = PushPull::from_varmap(&variables, images::training()?)?;
     while optimizer.ready()? {
         let (images, labels) = data.batch(images::share(optimizer.global_step())?, 64)?;

@@ -6,13 +6,13 @@ mod images;
 
 use candle_core::{DType, Device};
 use candle_nn::{AdamW, Optimizer, VarBuilder, VarMap};
-use images::{Images, Network};
+use images::{ImageNetwork, ImageSet};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let data = Images::load(&Device::Cpu)?;
+    let data = ImageSet::load(&Device::Cpu)?;
     let variables = VarMap::new();
     let builder = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
-    let network = Network::new(data.side()?, builder)?;
+    let network = ImageNetwork::new(data.side()?, builder)?;
     let mut optimizer = AdamW::new_lr(variables.all_vars(), 0.003)?;
     for step in 0..600 {
         let (images, labels) = data.batch(step, 64)?;

@@ -37,7 +37,7 @@ pub struct PushPull {
     /// The elements of a row of each embedding.
     widths: BTreeMap<String, usize>,
     /// The rows that were looked up for this step.
-    lookups: Vec<Lookup>,
+    lookups: Vec<EmbeddingLookup>,
     learning_rate: f64,
     /// A rate that was set and differs.
     asked_rate: Option<f64>,
@@ -46,7 +46,7 @@ pub struct PushPull {
 
 /// Rows of an embedding, as a variable whose gradient is pushed.
 #[derive(Debug)]
-struct Lookup {
+struct EmbeddingLookup {
     embedding: String,
     ids: Vec<u64>,
     rows: Var,
@@ -175,7 +175,7 @@ impl PushPull {
         let positions: Vec<u32> = positions.into_iter().map(|position| position as u32).collect();
         let positions = Tensor::from_vec(positions, ids.len(), &Device::Cpu)?;
         let tensor = rows.as_tensor().index_select(&positions, 0)?;
-        self.lookups.push(Lookup { embedding: embedding.to_owned(), ids: distinct, rows });
+        self.lookups.push(EmbeddingLookup { embedding: embedding.to_owned(), ids: distinct, rows });
         Ok(tensor)
     }
 
@@ -208,7 +208,7 @@ impl PushPull {
             });
         }
         let mut rows: BTreeMap<&str, (Vec<u64>, Vec<f32>)> = BTreeMap::new();
-        for Lookup { embedding, ids, rows: variable } in &self.lookups {
+        for EmbeddingLookup { embedding, ids, rows: variable } in &self.lookups {
             let Some(gradient) = gradients.get(variable) else { continue };
             let (all_ids, all_rows) = rows.entry(embedding).or_default();
             all_ids.extend_from_slice(ids);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{AdamW, Optimizer, VarBuilder, VarMap};
-use images::{Images, Network};
+use images::{ImageNetwork, ImageSet};
 use pushpull::local::Cluster;
 use pushpull::training::TrainingConfig;
 use pushpull::{Adam, Mode, PsConfig, Synchronous};
@@ -21,10 +21,10 @@ const STEPS: u64 = 300;
 const ROWS: usize = 64;
 const RATE: f64 = 0.003;
 
-fn network() -> (VarMap, Network) {
+fn network() -> (VarMap, ImageNetwork) {
     let variables = VarMap::new();
     let builder = VarBuilder::from_varmap(&variables, DType::F32, &Device::Cpu);
-    let network = Network::new(8, builder).unwrap();
+    let network = ImageNetwork::new(8, builder).unwrap();
     (variables, network)
 }
 
@@ -46,7 +46,7 @@ fn five_lines_make_a_trainer_distributed() {
 
 #[test]
 fn two_replicas_learn_what_one_process_learns() {
-    let digits = Images::digits(&Device::Cpu).unwrap();
+    let digits = ImageSet::digits(&Device::Cpu).unwrap();
     let (variables, alone) = network();
     // Both begin with the same values.
     let first: Vec<(String, Tensor)> = variables
@@ -73,7 +73,7 @@ fn two_replicas_learn_what_one_process_learns() {
     let train = |worker: u32| {
         let (config, first) = (TrainingConfig::new(cluster.worker_config(worker)), first.clone());
         thread::spawn(move || {
-            let digits = Images::digits(&Device::Cpu).unwrap();
+            let digits = ImageSet::digits(&Device::Cpu).unwrap();
             let (mut variables, network) = network();
             variables.set(first.into_iter()).unwrap();
             let mut optimizer = PushPull::from_varmap(&variables, config).unwrap();
@@ -118,7 +118,7 @@ fn the_cost_of_a_step_is_measured() {
         PsConfig::new(cluster, task, Adam::new(RATE)).last_step(200)
     })
     .unwrap();
-    let digits = Images::digits(&Device::Cpu).unwrap();
+    let digits = ImageSet::digits(&Device::Cpu).unwrap();
     let (variables, network) = network();
     let config = TrainingConfig::new(cluster.worker_config(0));
     let mut optimizer = PushPull::from_varmap(&variables, config).unwrap();

@@ -85,14 +85,14 @@ pub(crate) fn batches(
 
 /// A recurrent layer, and a linear one of its last state.
 #[derive(Module, Debug)]
-pub(crate) struct Network {
+pub(crate) struct DigitNetwork {
     rows: Gru,
     last: Linear,
 }
 
-impl Network {
-    pub(crate) fn new(device: &Device) -> Network {
-        Network {
+impl DigitNetwork {
+    pub(crate) fn new(device: &Device) -> DigitNetwork {
+        DigitNetwork {
             rows: GruConfig::new(SIDE, HIDDEN, true).init(device),
             last: LinearConfig::new(HIDDEN, CLASSES).init(device),
         }
@@ -118,7 +118,7 @@ impl Network {
     }
 }
 
-impl TrainStep for Network {
+impl TrainStep for DigitNetwork {
     type Input = DigitBatch;
     type Output = ClassificationOutput;
 
@@ -128,7 +128,7 @@ impl TrainStep for Network {
     }
 }
 
-impl InferenceStep for Network {
+impl InferenceStep for DigitNetwork {
     type Input = DigitBatch;
     type Output = ClassificationOutput;
 

@@ -14,19 +14,21 @@ use pushpull::{ClusterSpec, TaskId, WorkerConfig};
 const CLASSES: usize = 10;
 
 /// Images with their classes: those to learn from, and others that are held out.
-pub(crate) struct Images {
+pub(crate) struct ImageSet {
     train: (Tensor, Tensor),
     test: (Tensor, Tensor),
 }
 
-impl Images {
+impl ImageSet {
     /// Reads Fashion-MNIST, 70,000 images of 28 x 28 pixels, from where Debian's package
     /// `dataset-fashion-mnist` puts it, or else the digits.
-    pub(crate) fn load(device: &Device) -> std::result::Result<Images, Box<dyn std::error::Error>> {
+    pub(crate) fn load(
+        device: &Device,
+    ) -> std::result::Result<ImageSet, Box<dyn std::error::Error>> {
         let folder = Path::new("/usr/share/datasets/fashion-mnist");
         if !folder.exists() {
             println!("{} is not there: learning from digits", folder.display());
-            return Ok(Images::digits(device)?);
+            return Ok(ImageSet::digits(device)?);
         }
         let part = |name: &str| -> std::result::Result<_, Box<dyn std::error::Error>> {
             let file = |what: &str| folder.join(format!("{name}-{what}-ubyte.gz"));
@@ -41,12 +43,12 @@ impl Images {
             let images = Tensor::from_vec(pixels, (count, 1, height, width), device)?;
             Ok((images, Tensor::from_vec(labels, count, device)?))
         };
-        Ok(Images { train: part("train")?, test: part("t10k")? })
+        Ok(ImageSet { train: part("train")?, test: part("t10k")? })
     }
 
     /// Returns the 1,797 handwritten digits of 8 x 8 pixels that the crate smartcore contains. Every
     /// fifth is held out.
-    pub(crate) fn digits(device: &Device) -> Result<Images> {
+    pub(crate) fn digits(device: &Device) -> Result<ImageSet> {
         let digits = smartcore::dataset::digits::load_dataset();
         let labels: Vec<u32> = digits.target.iter().map(|&label| label as u32).collect();
         let images = Tensor::from_vec(digits.data, (labels.len(), 1, 8, 8), device)?;
@@ -58,7 +60,7 @@ impl Images {
             let rows = Tensor::new(rows, device)?;
             Ok((images.index_select(&rows, 0)?, labels.index_select(&rows, 0)?))
         };
-        Ok(Images { train: part(false)?, test: part(true)? })
+        Ok(ImageSet { train: part(false)?, test: part(true)? })
     }
 
     /// The pixels of a side.
@@ -77,17 +79,17 @@ impl Images {
 }
 
 /// Two convolutions and a linear layer.
-pub(crate) struct Network {
+pub(crate) struct ImageNetwork {
     first: Conv2d,
     second: Conv2d,
     last: Linear,
 }
 
-impl Network {
+impl ImageNetwork {
     /// Makes the network for images of this side with variables of a builder.
-    pub(crate) fn new(side: usize, builder: VarBuilder<'_>) -> Result<Network> {
+    pub(crate) fn new(side: usize, builder: VarBuilder<'_>) -> Result<ImageNetwork> {
         let config = Conv2dConfig { padding: 1, ..Conv2dConfig::default() };
-        Ok(Network {
+        Ok(ImageNetwork {
             first: conv2d(1, 8, 3, config, builder.pp("first"))?,
             second: conv2d(8, 16, 3, config, builder.pp("second"))?,
             last: linear(16 * (side / 4) * (side / 4), CLASSES, builder.pp("last"))?,
@@ -106,7 +108,7 @@ impl Network {
     }
 
     /// Returns the share of held-out images that are classified correctly.
-    pub(crate) fn accuracy(&self, images: &Images) -> Result<f32> {
+    pub(crate) fn accuracy(&self, images: &ImageSet) -> Result<f32> {
         let found = self.logits(&images.test.0)?.argmax(1)?;
         let correct = found.eq(&images.test.1)?.to_dtype(DType::F32)?;
         correct.mean_all()?.to_scalar::<f32>()
