@@ -162,7 +162,8 @@ fn a_push_that_is_dropped_early_leaves_the_residuals() {
         worker.join(&variables(), |_| ()).await.unwrap();
         let zero = worker.residuals().unwrap();
         let mut dropped = 0;
-        for polls in 1.. {
+        // Each push is polled twice as often as the last before it is dropped, until one begins.
+        for polls in (0..16).map(|doubled| 1 << doubled) {
             let token = worker.token().await.unwrap().unwrap();
             let mut gradients = worker.gradients_on(&device).unwrap();
             let mut out = gradients.out();
@@ -178,7 +179,7 @@ fn a_push_that_is_dropped_early_leaves_the_residuals() {
                 if is_done {
                     break;
                 }
-                tokio::time::sleep(std::time::Duration::from_millis(2)).await;
+                tokio::task::yield_now().await;
             }
             drop(push);
             if is_done || worker.residuals().unwrap() != zero {
@@ -186,7 +187,7 @@ fn a_push_that_is_dropped_early_leaves_the_residuals() {
             }
             dropped += 1;
         }
-        assert!(dropped >= 2, "it was dropped {dropped} times while the device worked");
+        assert!(dropped > 0, "no push was dropped while the device worked");
         worker.leave().await.unwrap();
     });
     cluster.stop().unwrap();
