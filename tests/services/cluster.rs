@@ -1,6 +1,6 @@
 //! Servers of functions in this process.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pushpull::services::blocking::Client;
 use pushpull::services::{ClientConfig, Functions, Server, ServerConfig, ServerListener};
@@ -48,4 +48,12 @@ pub(crate) fn connect(target: &str) -> Client {
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(future)
+}
+
+/// Asks again until it is so.
+pub(crate) fn until(is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < LONG, "it is not so yet");
+    }
 }

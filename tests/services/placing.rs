@@ -88,7 +88,7 @@ fn device_filters_keep_clients_and_servers_from_other_tasks() {
     assert_eq!(text("here"), "/job:worker/task:0/device:CPU:0");
     let excluded = "the device filters exclude /job:worker/task:1";
     assert!(text("next").contains(excluded), "{}", text("next"));
-    assert!(text("values").contains("the device filters exclude tasks of the job ps"));
+    assert!(text("values").contains("the device filters exclude /job:ps/task:0"));
     match client.call(Call::new("where").on("/job:worker/task:1")) {
         Err(ServiceError::NoTask { reason, .. }) => assert_eq!(reason, excluded),
         other => panic!("{other:?}"),
@@ -102,6 +102,30 @@ fn device_filters_keep_clients_and_servers_from_other_tasks() {
     let value = schedule("/job:worker/task:0").unwrap();
     assert!(value.fetch_blocking().is_ok());
     assert!(matches!(schedule("/job:worker/task:1"), Err(ServiceError::NoTask { .. })));
+}
+
+#[test]
+fn a_coordinator_with_a_name_needs_the_parameter_servers() {
+    let ps = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = ps.local_addr().unwrap().to_string();
+    let listener = listen(1).remove(0);
+    let builder = ClusterSpec::builder().job("ps", [address]).job("worker", [listener.address()]);
+    let config = ServerConfig::new(builder.build().unwrap(), TaskId::worker(0), functions());
+    let server = listener.start(config).unwrap();
+    let filters = DeviceFilters::new(["/job:worker"]).unwrap();
+    let config = ClientConfig::new(server.target()).device_filters(filters);
+    let error = block_on(async {
+        let client = Client::with(config).await.unwrap();
+        Coordinator::resume(client, "name", CoordinatorConfig::new()).await.unwrap_err()
+    });
+    match error {
+        ServiceError::NoTask { reason, .. } => {
+            assert_eq!(reason, "the device filters exclude /job:ps/task:0");
+        }
+        other => panic!("{other:?}"),
+    }
+    ps.set_nonblocking(true).unwrap();
+    assert!(ps.accept().is_err(), "nobody has connected");
 }
 
 /// Neither the ps nor worker 0 waits for worker 1, as with the device filters of the classic system.

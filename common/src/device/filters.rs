@@ -29,7 +29,7 @@ impl DeviceFilters {
         Ok(DeviceFilters(names?))
     }
 
-    /// Adds a task to those that are allowed.
+    /// Adds a task to those that are allowed. Without a name all tasks are.
     pub fn and_task(mut self, task: &TaskId) -> DeviceFilters {
         if !self.allow(task) {
             self.0.push(DeviceSpec::of_task(task));
@@ -37,10 +37,14 @@ impl DeviceFilters {
         self
     }
 
-    /// Whether a name matches a device of the task. Fields that a name leaves open match everything.
+    /// Whether a name matches a device of the task. Fields that a name leaves open match everything. A
+    /// task has one replica, 0.
     pub fn allow(&self, task: &TaskId) -> bool {
         let devices = DeviceSpec::of_task(task);
-        self.0.is_empty() || self.0.iter().any(|name| name.intersects(&devices))
+        let matches = |name: &DeviceSpec| {
+            name.intersects(&devices) && name.replica().is_none_or(|replica| replica == 0)
+        };
+        self.0.is_empty() || self.0.iter().any(matches)
     }
 }
 
@@ -50,7 +54,7 @@ mod tests {
 
     #[test]
     fn a_task_is_allowed_if_a_name_matches_a_device_of_it() {
-        let table: [(&[&str], &str); 7] = [
+        let table: [(&[&str], &str); 8] = [
             (&[], "ps 0, ps 1, worker 0, worker 1"),
             (&["/job:ps"], "ps 0, ps 1"),
             (&["/job:ps", "/job:worker/task:1"], "ps 0, ps 1, worker 1"),
@@ -58,6 +62,7 @@ mod tests {
             (&["/job:worker/replica:0/task:1/gpu:0"], "worker 1"),
             (&["/cpu:0"], "ps 0, ps 1, worker 0, worker 1"),
             (&["/job:evaluator"], ""),
+            (&["/job:worker/replica:1"], ""),
         ];
         let tasks = [TaskId::ps(0), TaskId::ps(1), TaskId::worker(0), TaskId::worker(1)];
         for (names, expected) in table {

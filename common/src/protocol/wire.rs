@@ -205,6 +205,22 @@ impl<const MAX: usize> Text<MAX> {
         Text(text)
     }
 
+    /// Creates a text, whose middle is cut out if it is too long: a chain of errors starts with what
+    /// failed here, and ends with the cause.
+    pub fn shortened(text: impl Into<String>) -> Self {
+        const CUT: &str = " [...] ";
+        let text = text.into();
+        if text.len() <= MAX || MAX < CUT.len() {
+            return Text::clipped(text);
+        }
+        let is_boundary = |at: &usize| text.is_char_boundary(*at);
+        let kept = MAX - CUT.len();
+        let start = (0..=kept / 3).rev().find(is_boundary).unwrap_or(0);
+        let after = text.len() - (kept - start);
+        let end = (after..text.len()).find(is_boundary).unwrap_or(text.len());
+        Text(format!("{}{CUT}{}", &text[..start], &text[end..]))
+    }
+
     /// Returns the text.
     pub fn as_str(&self) -> &str {
         &self.0
@@ -371,6 +387,20 @@ pub(crate) use {wire_enum, wire_struct};
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_text_keeps_its_start_and_its_end() {
+        for character in ["x", "ü", "一", "𝄞"] {
+            let text = format!("start{}end", character.repeat(600));
+            let shown = Text::<512>::shortened(text.clone());
+            assert!((500..=512).contains(&shown.as_str().len()), "{shown}");
+            let (start, end) = shown.as_str().split_once(" [...] ").unwrap();
+            assert!(text.starts_with(start) && text.ends_with(end) && end.ends_with("end"));
+        }
+        let whole = "y".repeat(512);
+        assert_eq!(Text::<512>::shortened(whole.clone()).as_str(), whole);
+        assert_eq!(Text::<5>::shortened("abcdefgh").as_str(), "abcde");
+    }
 
     fn round_trip<T: Wire + PartialEq + std::fmt::Debug>(value: T) -> Vec<u8> {
         let mut bytes = Vec::new();

@@ -35,8 +35,8 @@ impl Client {
         Ok(Client { inner: block_on(client::Client::with(config))? })
     }
 
-    /// Returns a client with the connections of a server.
-    pub(crate) fn of_server(inner: client::Client) -> Client {
+    /// Returns the client of a function.
+    pub(crate) fn of_function(inner: client::Client) -> Client {
         Client { inner }
     }
 

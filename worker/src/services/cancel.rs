@@ -1,28 +1,30 @@
 //! Tells a function that nobody waits for it any more.
 
-use std::fmt;
-use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll};
+use std::sync::{Arc, OnceLock};
 
 use tokio::sync::Notify;
 
-/// Whether a call is cancelled.
+use super::nested_calls::NestedCalls;
+
+/// Whether a call is cancelled. The calls that its function makes end with it.
 #[derive(Debug, Default)]
 pub(crate) struct CancelFlag {
     raised: AtomicBool,
     changed: Notify,
+    nested: OnceLock<Arc<NestedCalls>>,
 }
 
 impl CancelFlag {
     pub(crate) fn raise(&self) {
-        self.raised.store(true, Ordering::Release);
+        // Ordered with the check in `nested`: one of the two sees the other.
+        self.raised.store(true, Ordering::SeqCst);
         self.changed.notify_waiters();
+        self.end_nested();
     }
 
     pub(crate) fn is_raised(&self) -> bool {
-        self.raised.load(Ordering::Acquire)
+        self.raised.load(Ordering::SeqCst)
     }
 
     /// Returns once it is raised.
@@ -36,25 +38,19 @@ impl CancelFlag {
         }
     }
 
-    /// Returns a future of [`CancelFlag::raised`] that owns the flag.
-    pub(crate) fn wait(self: Arc<Self>) -> Cancelled {
-        Cancelled(Box::pin(async move { self.raised().await }))
+    /// Returns the calls of the function, which `begin` creates the first time.
+    pub(crate) fn nested(&self, begin: impl FnOnce() -> NestedCalls) -> &Arc<NestedCalls> {
+        let nested = self.nested.get_or_init(|| Arc::new(begin()));
+        if self.is_raised() {
+            nested.end();
+        }
+        nested
     }
-}
 
-/// A future that ends once a call is cancelled.
-pub(crate) struct Cancelled(Pin<Box<dyn Future<Output = ()> + Send>>);
-
-impl Future for Cancelled {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        self.0.as_mut().poll(context)
-    }
-}
-
-impl fmt::Debug for Cancelled {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Cancelled")
+    /// Cancels the calls of the function.
+    pub(crate) fn end_nested(&self) {
+        if let Some(nested) = self.nested.get() {
+            nested.end();
+        }
     }
 }

@@ -122,15 +122,25 @@ impl Client {
         Ok(Client { core, timeout, target, target_link, thread })
     }
 
-    /// Returns a client with the connections of a server, whose target that is.
-    pub(crate) fn of_server(core: ClientCore, task: TaskId) -> Client {
-        let (timeout, target) = (TIMEOUT, task);
+    /// Returns the client of a function on this task, which ends at the deadline.
+    pub(crate) fn of_function(core: ClientCore, task: TaskId, deadline: Option<Instant>) -> Client {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let (timeout, target) = (left.unwrap_or(TIMEOUT), task);
         Client { core, timeout, target, target_link: None, thread: None }
     }
 
     /// Waits for a future of the client on a thread without an async runtime. Meanwhile the thread
     /// runs the client, which saves two wake-ups of threads.
-    pub(crate) fn wait<F: Future>(&self, begin: impl FnOnce() -> F) -> F::Output {
+    pub(crate) fn wait<T, F>(&self, begin: impl FnOnce() -> F) -> Result<T, ServiceError>
+    where
+        F: Future<Output = Result<T, ServiceError>>,
+    {
+        // An asynchronous function would block the thread that has to drive its calls.
+        if self.thread.is_none() && tokio::runtime::Handle::try_current().is_ok() {
+            let doing = "wait in an asynchronous function".to_owned();
+            let reason = "use `client_async` there".to_owned();
+            return Err(ServiceError::Invalid { doing, reason });
+        }
         // The caller is registered before it submits an operation.
         match self.thread.as_ref().and_then(|thread| thread.runner.enter()) {
             Some(leading) => leading.wait(async {
@@ -247,7 +257,7 @@ impl Client {
     /// As [`Client::start`].
     pub fn keep(&self, call: Call) -> Result<Keeping, ServiceError> {
         let (link, task, number, reply) = self.begin(&call, true)?;
-        let kept = Kept::new(self.core.clone(), link, task, number);
+        let kept = Kept::new(self.core.without_execution(), link, task, number);
         Ok(Keeping { kept, reply })
     }
 
@@ -305,7 +315,11 @@ impl Client {
     /// # Errors
     /// Those of [`Kept::fetch`], after the timeout of the client.
     pub async fn fetch(&self, kept: &Kept, output: &str) -> Result<super::Value, ServiceError> {
-        kept.fetch(output, Instant::now().checked_add(self.timeout)).await
+        let of = kept.output(output)?;
+        let doing = || format!("fetch {output:?}");
+        let link = self.link(kept.task());
+        let link = link.map_err(|reason| ServiceError::NoTask { doing: doing(), reason })?;
+        self.core.fetch(link, of, Instant::now().checked_add(self.timeout)).await
     }
 }
 
@@ -455,13 +469,13 @@ mod tests {
     use crate::services::{Functions, Server};
 
     /// Runs a task of a client, and returns the thread that has run it.
-    async fn thread_of(core: ClientCore) -> Thread {
+    async fn thread_of(core: ClientCore) -> Result<Thread, ServiceError> {
         let (sender, receiver) = oneshot::channel();
         core.spawn(async move {
             // The receiver waits.
             let _ = sender.send(std::thread::current());
         });
-        receiver.await.expect("the client runs the task")
+        Ok(receiver.await.expect("the client runs the task"))
     }
 
     #[test]
@@ -472,9 +486,10 @@ mod tests {
         // The client's own thread may run the first tasks before it yields.
         let until = Instant::now() + Duration::from_secs(60);
         let wait = || client.wait(|| thread_of(client.core().clone()));
-        let leads = (0..).take_while(|_| Instant::now() < until).any(|_| wait().id() == own);
+        let leads =
+            (0..).take_while(|_| Instant::now() < until).any(|_| wait().unwrap().id() == own);
         assert!(leads, "the thread that waits leads");
-        let thread = block_on(thread_of(client.core().clone()));
+        let thread = block_on(thread_of(client.core().clone())).unwrap();
         assert_eq!(thread.name(), Some("client"), "its own thread runs it otherwise");
     }
 }

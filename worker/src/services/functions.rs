@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use pushpull_common::protocol::limits;
 
+use super::coordinator::decisions::is_transient;
+use super::error::ServiceError;
 use super::function_table::{FunctionFacts, FunctionTable};
 use super::invocation::Invocation;
 use super::outputs::Outputs;
@@ -15,7 +17,8 @@ use super::signature::Signature;
 /// Why a function failed.
 ///
 /// Every error type of Rust becomes one by `?`. It ends the call and is final: a coordinator does not
-/// run the function again, unless the error says that this may help.
+/// run the function again, unless the error says that this may help. That of a nested call says so if
+/// a coordinator would repeat that call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionError {
     detail: String,
@@ -23,7 +26,7 @@ pub struct FunctionError {
 }
 
 impl FunctionError {
-    /// An error with this text. Callers see 512 bytes of it: of a longer one the begin and the end.
+    /// An error with this text. Callers see 512 bytes of it: of a longer one the start and the end.
     pub fn new(detail: impl Into<String>) -> FunctionError {
         FunctionError { detail: detail.into(), retry: false }
     }
@@ -34,23 +37,8 @@ impl FunctionError {
     }
 
     pub(crate) fn into_parts(self) -> (String, bool) {
-        (shortened(self.detail), self.retry)
+        (self.detail, self.retry)
     }
-}
-
-/// Cuts the middle out of a text that callers cannot see as a whole. A chain of errors begins with
-/// what failed here, and ends with the cause.
-fn shortened(text: String) -> String {
-    const CUT: &str = " [...] ";
-    let bytes_max = limits::DETAIL_BYTES_MAX - CUT.len();
-    if text.len() <= limits::DETAIL_BYTES_MAX {
-        return text;
-    }
-    let is_boundary = |at: &usize| text.is_char_boundary(*at);
-    let begin = (0..=bytes_max / 3).rev().find(is_boundary).unwrap_or(0);
-    let after = text.len() - (bytes_max - begin);
-    let end = (after..text.len()).find(is_boundary).unwrap_or(text.len());
-    format!("{}{CUT}{}", &text[..begin], &text[end..])
 }
 
 impl fmt::Display for FunctionError {
@@ -60,8 +48,10 @@ impl fmt::Display for FunctionError {
 }
 
 // No `Error` of its own, because then every other error could not become one by `?`.
-impl<E: std::error::Error> From<E> for FunctionError {
+impl<E: std::error::Error + 'static> From<E> for FunctionError {
     fn from(error: E) -> FunctionError {
+        let as_any: &(dyn std::error::Error + 'static) = &error;
+        let nested = as_any.downcast_ref::<ServiceError>();
         let mut detail = error.to_string();
         let mut source = error.source();
         while let Some(cause) = source {
@@ -71,7 +61,7 @@ impl<E: std::error::Error> From<E> for FunctionError {
             }
             source = cause.source();
         }
-        FunctionError::new(detail)
+        FunctionError { detail, retry: nested.is_some_and(is_transient) }
     }
 }
 
@@ -271,19 +261,6 @@ mod tests {
         assert_eq!(FunctionError::from(io).into_parts(), ("disk is gone".to_owned(), false));
         let again = FunctionError::new("busy").retryable();
         assert_eq!(again.into_parts(), ("busy".to_owned(), true));
-    }
-
-    #[test]
-    fn a_long_error_keeps_its_begin_and_its_end() {
-        for character in ["x", "ü", "一", "𝄞"] {
-            let text = format!("begin{}end", character.repeat(600));
-            let (shown, _) = FunctionError::new(text.clone()).into_parts();
-            assert!((500..=512).contains(&shown.len()), "{}", shown.len());
-            let (begin, end) = shown.split_once(" [...] ").unwrap();
-            assert!(text.starts_with(begin) && text.ends_with(end) && end.ends_with("end"));
-        }
-        let whole = "y".repeat(512);
-        assert_eq!(FunctionError::new(whole.clone()).into_parts().0, whole);
     }
 
     #[test]

@@ -47,7 +47,9 @@ impl InputResolver {
         of: OutputRef,
         deadline: Option<Instant>,
     ) -> Result<Value, Failure> {
-        let fetched = self.client.fetch(task, of, deadline).await;
+        let final_failure = |detail| Failure::Failed { retry: false, detail };
+        let link = self.client.link_of_task(task).map_err(final_failure)?;
+        let fetched = self.client.fetch(link, of, deadline).await;
         fetched.map_err(|error| match error {
             ServiceError::Refused { refusal, .. } => Failure::Refused(refusal),
             error => Failure::Failed { retry: true, detail: error.to_string() },

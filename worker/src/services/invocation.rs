@@ -18,8 +18,9 @@ use super::cancel::CancelFlag;
 use super::client::Client;
 use super::functions::FunctionError;
 use super::gradient_value;
+use super::nested_calls::{NestedCalls, NestedClients};
 use super::outputs::{Outputs, unknown_value};
-use super::runtime::client_core::{ClientCore, OuterCall};
+use super::runtime::client_core::ClientCore;
 use super::server_devices::ServerDevices;
 use super::states::{State, States};
 use super::towers::{GRADIENTS, LOSS};
@@ -35,8 +36,8 @@ pub(crate) struct ServerShared {
     pub(crate) states: States,
     pub(crate) devices: ServerDevices,
     pub(crate) variables: Arc<ServerVariables>,
-    /// The client of the server.
-    pub(crate) client: ClientCore,
+    /// The clients by which functions call others.
+    pub(crate) clients: NestedClients,
 }
 
 /// One call of a function: its inputs, and what the server offers.
@@ -225,22 +226,28 @@ impl Invocation {
     }
 
     /// A client for calls of other functions, which has this server as its target. Its calls end with
-    /// this one: at its deadline at the latest, and when it is cancelled.
+    /// this one: when it returns, at its deadline, and when it is cancelled. Outputs that it keeps
+    /// stay as long as one clone of [`super::Kept`] exists.
     ///
-    /// A call may be nested in at most 8 others. A blocking function keeps its thread
-    /// while it waits. Functions that call functions of the same server in turn may take all its
-    /// threads, and then wait until their deadlines.
+    /// A call may be nested in at most 8 others. The functions of a server whose calls have the same
+    /// depth share a client, with its places and its budget on other servers. A blocking function
+    /// keeps its thread while it waits. Functions that call functions of the same server in turn may
+    /// take all its threads, and then wait until their deadlines.
     ///
-    /// Its operations block the thread: an asynchronous function uses [`Invocation::client_async`].
+    /// Its operations block the thread. An asynchronous function uses [`Invocation::client_async`];
+    /// here it is given [`super::ServiceError::Invalid`].
     pub fn client(&self) -> blocking::Client {
-        blocking::Client::of_server(self.client_async())
+        blocking::Client::of_function(self.client_async())
     }
 
     /// As [`Invocation::client`], with futures.
     pub fn client_async(&self) -> Client {
-        let (depth, deadline, cancelled) = (self.depth, self.deadline, self.cancelled.clone());
-        let core = self.shared.client.within(OuterCall { depth, deadline, cancelled });
-        Client::of_server(core, self.shared.task.clone())
+        let calls = self.cancelled.nested(|| {
+            let core = self.shared.clients.of_depth(self.depth);
+            NestedCalls::new(core, self.depth, self.deadline)
+        });
+        let core = ClientCore::of_execution(calls.clone());
+        Client::of_function(core, self.shared.task.clone(), self.deadline)
     }
 
     /// Whether nobody waits for the result any more. A function that computes for long should ask
@@ -271,6 +278,7 @@ impl Invocation {
 
 impl Drop for Invocation {
     fn drop(&mut self) {
+        self.cancelled.end_nested();
         if let Some(values) = self.values.take() {
             self.shared.variables.keep(values);
         }

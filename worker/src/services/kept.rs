@@ -2,10 +2,11 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use pushpull_common::ids::TaskId;
+use pushpull_common::ids::{Incarnation, TaskId};
 use pushpull_common::protocol::message::OutputRef;
 use pushpull_common::protocol::wire::Text;
 
@@ -28,11 +29,13 @@ struct KeptCall {
     link: LinkId,
     task: TaskId,
     call: u64,
+    /// The server that has the outputs; 0 as long as that is unknown.
+    server: AtomicU64,
 }
 
 impl Kept {
     pub(crate) fn new(core: ClientCore, link: LinkId, task: TaskId, call: u64) -> Kept {
-        Kept(Arc::new(KeptCall { core, link, task, call }))
+        Kept(Arc::new(KeptCall { core, link, task, call, server: AtomicU64::new(0) }))
     }
 
     /// The task that holds the outputs.
@@ -43,6 +46,11 @@ impl Kept {
     pub(crate) fn id(&self) -> OutputId {
         let KeptCall { core, link, call, .. } = &*self.0;
         let (owner, server) = (core.incarnation(), core.holder_of(*link, *call));
+        // The client may know by now that this server has lost them. Others are refused by the next.
+        if server != Incarnation(0) {
+            self.0.server.store(server.0, Ordering::Relaxed);
+        }
+        let server = Incarnation(self.0.server.load(Ordering::Relaxed));
         OutputId { owner, server, call: *call }
     }
 
@@ -56,10 +64,14 @@ impl Kept {
         deadline: Option<Instant>,
     ) -> Result<Value, ServiceError> {
         let kept = &self.0;
+        kept.core.fetch(kept.link, self.output(output)?, deadline).await
+    }
+
+    /// Returns the name of an output on the wire.
+    pub(crate) fn output(&self, output: &str) -> Result<OutputRef, ServiceError> {
         let OutputId { owner, server, call } = self.id();
         let output = Text::new(output).ok_or_else(|| too_long(output))?;
-        let of = OutputRef { owner, server, call, output };
-        kept.core.fetch(&kept.task, of, deadline).await
+        Ok(OutputRef { owner, server, call, output })
     }
 }
 
@@ -95,7 +107,11 @@ impl Future for Keeping {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let reply = std::task::ready!(Pin::new(&mut self.reply).poll(context));
         Poll::Ready(reply.and_then(|reply| match reply {
-            CallReply::Kept(types) => Ok((self.kept.clone(), types)),
+            CallReply::Kept(types) => {
+                // Its server is known now.
+                self.kept.id();
+                Ok((self.kept.clone(), types))
+            }
             _ => Err(ServiceError::Ended { doing: "keep outputs".to_owned() }),
         }))
     }

@@ -11,7 +11,7 @@
 // | --- | --- |
 // | `functions`, `function_table`, `signature`, `elementwise` | what a server offers |
 // | `value`, `value_body`, `value_error`, `outputs` | tensors and bytes; parts to send, memory to receive |
-// | `invocation`, `cancel`, `states`, `server_devices` | what a running function is given |
+// | `invocation`, `cancel`, `nested_calls`, `states`, `server_devices` | what a running function is given |
 // | `inputs`, `variables`, `params_pool` | the inputs of an execution, from calls and parameter servers |
 // | `server`, `description`, `device_name` | a server: its settings, its start and end, what it says of itself |
 // | `client`, `call`, `kept`, `error`, `blocking`, `block_on` | a client, with and without futures |
@@ -38,6 +38,7 @@ mod gradient_value;
 mod inputs;
 mod invocation;
 mod kept;
+mod nested_calls;
 mod outputs;
 mod params_pool;
 mod per_worker;

@@ -21,6 +21,7 @@ use super::description::Description;
 use super::functions::Functions;
 use super::inputs::InputResolver;
 use super::invocation::ServerShared;
+use super::nested_calls::NestedClients;
 use super::runtime::client_core::ClientCore;
 use super::runtime::door::Door;
 use super::runtime::server_core::ServerCore;
@@ -216,8 +217,8 @@ impl ServerListener {
 /// A server of named functions: a task that clients ask to compute.
 ///
 /// Every server may be the target of a client, and runs functions for any client. It connects to
-/// other servers only to fetch what calls have left there, and to the parameter servers of its cluster
-/// when a function first needs a variable.
+/// other servers to fetch what calls have left there and to call functions for its own, and to the
+/// parameter servers of its cluster when a function first needs a variable.
 ///
 /// A server owns a thread for its connections and asynchronous functions, and threads for blocking
 /// ones. Dropping it stops it.
@@ -287,30 +288,22 @@ impl Server {
         let is_alone = endpoints.is_some();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(failed)?;
-        let incarnation = Incarnation(RandomState::new().build_hasher().finish());
-        let client = ClientCore::new(
-            CallSession::new(incarnation, config.task.clone(), config.client_bytes_max),
-            (config.cluster.clone(), config.filters()),
-            runtime.handle().clone(),
-            // The thread of the server runs the client; nobody else leads it.
-            Arc::default(),
-        );
-        let core = Arc::new(core_of(
-            &config,
-            is_alone,
-            incarnation,
-            client.clone(),
-            runtime.handle().clone(),
-        ));
+        let client = client_of(&config, runtime.handle());
+        let core = Arc::new(core_of(&config, is_alone, client.clone(), runtime.handle().clone()));
         let (stop, stopped) = watch::channel(Phase::Serving);
         let handle =
             ServerHandle { core: core.clone(), stop: Arc::new(stop), address: address.into() };
         let name = format!("server-{}-{}", config.task.job, config.task.index);
         let phase = handle.stop.clone();
         let run = move || {
-            let local = LocalSet::new();
-            local.block_on(&runtime, serve(core, client.clone(), endpoints, config.grace, stopped));
+            let (local, serving) = (LocalSet::new(), core.clone());
+            local.block_on(
+                &runtime,
+                serve(serving, client.clone(), endpoints, config.grace, stopped),
+            );
             client.end();
+            core.end_nested_calls();
+            drop(core);
             // The tasks of connections end with their set.
             drop(local);
             runtime.shutdown_background();
@@ -421,11 +414,22 @@ impl fmt::Debug for ServerHandle {
     }
 }
 
+/// Makes a client with which a server calls others.
+fn client_of(config: &ServerConfig, runtime: &tokio::runtime::Handle) -> ClientCore {
+    let incarnation = Incarnation(RandomState::new().build_hasher().finish());
+    ClientCore::new(
+        CallSession::new(incarnation, config.task.clone(), config.client_bytes_max),
+        (config.cluster.clone(), config.filters()),
+        runtime.clone(),
+        // The thread of the server runs the client; nobody else leads it.
+        Arc::default(),
+    )
+}
+
 /// Makes the core of a server, which is alone if it has addresses of its own.
 fn core_of(
     config: &ServerConfig,
     is_alone: bool,
-    incarnation: Incarnation,
     client: ClientCore,
     runtime: tokio::runtime::Handle,
 ) -> ServerCore {
@@ -435,7 +439,7 @@ fn core_of(
     let service = Service::new(
         ServiceConfig {
             task: config.task.clone(),
-            incarnation,
+            incarnation: client.incarnation(),
             lease: config.lease,
             calls_max: config.calls_max,
             bytes_max: config.client_bytes_max,
@@ -452,8 +456,15 @@ fn core_of(
     let variables =
         Arc::new(ServerVariables::new(&config.cluster, &config.task, is_alone, &config.filters()));
     let (task, states) = (config.task.clone(), States::default());
-    let resolver = InputResolver { variables: variables.clone(), client: client.clone() };
-    let shared = Arc::new(ServerShared { task, states, devices, variables, client });
+    let resolver = InputResolver { variables: variables.clone(), client };
+    let (of_clients, handle) = (config.clone(), runtime.clone());
+    let clients = NestedClients::new(move || {
+        let client = client_of(&of_clients, &handle);
+        let timed = client.clone();
+        handle.spawn(async move { timed.run_timer().await });
+        client
+    });
+    let shared = Arc::new(ServerShared { task, states, devices, variables, clients });
     ServerCore::new(service, config.functions.clone(), table, shared, resolver, runtime)
 }
 

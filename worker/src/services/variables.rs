@@ -62,17 +62,21 @@ impl ServerVariables {
         is_alone: bool,
         filters: &DeviceFilters,
     ) -> ServerVariables {
-        let excludes = |job: &str, index: u32| !filters.allow(&TaskId::new(job, index));
+        let excluded = |job: &str| {
+            let mut tasks = cluster.ps_tasks().map(|(index, _)| TaskId::new(job, index));
+            tasks.find(|task| !filters.allow(task))
+        };
         let config = match cluster.variables_job() {
             Err(error) => Err(error.to_string()),
             Ok(job) if is_alone && job != TaskId::PS_JOB && *job == *task.job => {
                 Err(format!("the job {job} serves functions alone"))
             }
             Ok(job) if cluster.step_owner().is_none() => Err(format!("the job {job} has no tasks")),
-            Ok(job) if cluster.ps_tasks().any(|(index, _)| excludes(job, index)) => {
-                Err(format!("the device filters exclude tasks of the job {job}"))
-            }
-            Ok(_) => Ok(WorkerConfig::new(cluster.clone(), task.clone())),
+            Ok(job) => match excluded(job) {
+                // Variables may be on each of the tasks.
+                Some(excluded) => Err(format!("the device filters exclude {excluded}")),
+                None => Ok(WorkerConfig::new(cluster.clone(), task.clone())),
+            },
         };
         let config = config.map_err(|why| format!("there are no parameter servers: {why}"));
         ServerVariables {

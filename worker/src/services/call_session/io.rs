@@ -62,6 +62,19 @@ pub(crate) struct OutputId {
     pub(crate) call: u64,
 }
 
+impl CallCommand {
+    /// Returns the operation, as in "cannot call \"add\"".
+    pub(crate) fn doing(&self) -> String {
+        match self {
+            CallCommand::Call { order, .. } => format!("call {:?}", order.function),
+            CallCommand::Fetch { of } => {
+                format!("fetch {:?} of call {}", of.output.as_str(), of.call)
+            }
+            CallCommand::Describe => "describe the server".to_owned(),
+        }
+    }
+}
+
 /// An event for a session.
 #[derive(Debug)]
 pub(crate) enum CallInput<'a> {

@@ -8,7 +8,7 @@ use pushpull_common::protocol::message::{self, CancelCall, Heartbeat, Release};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Message, limits};
 
-use super::pending::PendingRequests;
+use super::pending::{Pending, PendingRequests};
 
 /// The most calls that a call acknowledges.
 pub(super) const ENDED_MAX: usize = limits::CALLS_ENDED_MAX;
@@ -96,13 +96,25 @@ impl Link {
         !self.pending.is_empty() || !self.kept.is_empty()
     }
 
+    /// Yields the requests that are to be sent now. The server has few places for calls.
+    pub(super) fn next_requests(&self) -> impl Iterator<Item = (RequestId, &Pending)> {
+        let in_flight = self.pending.iter().filter(|(_, p)| p.sent && p.kind.is_call()).count();
+        let mut places = self.calls_max.saturating_sub(in_flight);
+        self.pending.iter().filter(|(_, pending)| !pending.sent).filter(move |(_, pending)| {
+            let has_place = !pending.kind.is_call() || places > 0;
+            places -= usize::from(has_place && pending.kind.is_call());
+            has_place
+        })
+    }
+
     /// Returns the server that has what a call leaves: 0 if the call was not sent to it yet, `None` if
     /// no server has it any more and no call under way is about to leave it.
+    ///
+    /// A server remembers how a call has failed until that is acknowledged.
     pub(super) fn holder_of(&self, call: u64) -> Option<Incarnation> {
-        let is_there = match self.pending.call(call) {
-            Some(pending) => pending.was_sent,
-            None if self.kept.contains(&call) => true,
-            None => return None,
+        let is_there = match self.kept.contains(&call) || self.ended.contains(&call) {
+            true => true,
+            false => self.pending.call(call)?.was_sent,
         };
         Some(self.server.filter(|_| is_there).unwrap_or_default())
     }

@@ -252,7 +252,8 @@ impl CallSession {
                     self.link_failed(now, id, reason);
                     return;
                 }
-                self.find_outputs(id);
+                // A request that is refused leaves its place to another.
+                while self.find_outputs(id) {}
                 self.send_due(now, id, connection);
             }
             _ => {}
@@ -292,12 +293,12 @@ impl CallSession {
 
     /// Finds the servers that have the outputs of other calls which the next requests of a link need.
     /// A request that needs a lost one is refused: a server that has restarted would wait for the call
-    /// that leaves it.
-    fn find_outputs(&mut self, id: LinkId) {
+    /// that leaves it. Returns whether a request was refused.
+    fn find_outputs(&mut self, id: LinkId) -> bool {
         let link = &self.links[id.0];
         let task = link.task.as_ref();
         let mut found = Vec::new();
-        for (request, pending) in link.pending.iter().filter(|(_, pending)| !pending.sent) {
+        for (request, pending) in link.next_requests() {
             // A call that was sent is known to its server, with what it needs.
             if pending.was_sent && pending.kind.is_call() {
                 continue;
@@ -312,6 +313,7 @@ impl CallSession {
                 found.push((request, holders));
             }
         }
+        let mut is_refused = false;
         for (request, holders) in found {
             match (holders, self.links[id.0].pending.get_mut(request)) {
                 (Ok(holders), Some(pending)) => {
@@ -323,10 +325,12 @@ impl CallSession {
                         "its call has failed, its server has restarted, or it is released",
                     );
                     self.refused(id, request, Refusal::NoOutput { call, output, detail });
+                    is_refused = true;
                 }
                 (Ok(_), None) => {}
             }
         }
+        is_refused
     }
 
     /// Returns the server of a link that has what a call leaves; 0 if that is unknown.
@@ -355,15 +359,10 @@ impl CallSession {
         let link = &mut self.links[id.0];
         let crc = link.crc;
         let mut sent = Vec::new();
-        let mut in_flight = link.pending.iter().filter(|(_, p)| p.sent && p.kind.is_call()).count();
+        let next: Vec<RequestId> = link.next_requests().map(|(request, _)| request).collect();
         let ended = &mut link.ended;
-        for (request, pending) in link.pending.iter_mut().filter(|(_, pending)| !pending.sent) {
-            if pending.kind.is_call() {
-                if in_flight >= link.calls_max {
-                    continue;
-                }
-                in_flight += 1;
-            }
+        for request in next {
+            let Some(pending) = link.pending.get_mut(request) else { continue };
             (pending.sent, pending.was_sent) = (true, true);
             let acknowledged = match pending.kind.is_call() {
                 true => ended.drain(..ended.len().min(link::ENDED_MAX)).collect(),

@@ -130,12 +130,17 @@ impl PendingKind {
 #[derive(Debug, Default)]
 pub(super) struct PendingRequests {
     all: BTreeMap<u64, Pending>,
+    /// The requests of calls, by the numbers of these.
+    by_call: BTreeMap<u64, u64>,
     last: u64,
 }
 
 impl PendingRequests {
     pub(super) fn add(&mut self, pending: Pending) -> RequestId {
         self.last += 1;
+        if let PendingKind::Call { number, .. } = pending.kind {
+            self.by_call.insert(number, self.last);
+        }
         self.all.insert(self.last, pending);
         RequestId(self.last)
     }
@@ -145,7 +150,11 @@ impl PendingRequests {
     }
 
     pub(super) fn remove(&mut self, request: RequestId) -> Option<Pending> {
-        self.all.remove(&request.0)
+        let removed = self.all.remove(&request.0)?;
+        if let PendingKind::Call { number, .. } = removed.kind {
+            self.by_call.remove(&number);
+        }
+        Some(removed)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (RequestId, &Pending)> {
@@ -158,8 +167,7 @@ impl PendingRequests {
 
     /// Returns a call that is under way.
     pub(super) fn call(&self, call: u64) -> Option<&Pending> {
-        let is_call = |pending: &&Pending| matches!(pending.kind, PendingKind::Call { number, .. } if number == call);
-        self.all.values().find(is_call)
+        self.all.get(self.by_call.get(&call)?)
     }
 
     pub(super) fn is_empty(&self) -> bool {

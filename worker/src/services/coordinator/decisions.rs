@@ -78,13 +78,19 @@ pub(crate) fn making_end(
     DispatchInput::MakingEnded { worker, resource, end }
 }
 
+/// Returns whether another execution may not meet the error.
+pub(crate) fn is_transient(error: &ServiceError) -> bool {
+    !matches!(end_of_error(error), AttemptEnd::Done | AttemptEnd::Final(_))
+}
+
 /// Returns what an error of an attempt means for its call.
 fn end_of_error(error: &ServiceError) -> AttemptEnd<ServiceError> {
     match error {
         ServiceError::Lost { .. }
         | ServiceError::Unavailable { .. }
         | ServiceError::Protocol { .. }
-        // The coordinator has not cancelled it: the server is stopping.
+        // The coordinator has not cancelled it: the server stops, or the execution has ended in which
+        // the coordinator is.
         | ServiceError::Cancelled { .. }
         | ServiceError::Refused { refusal: Refusal::Stopping {}, .. } => AttemptEnd::Lost,
         ServiceError::Failed { retry: true, .. }

@@ -61,7 +61,8 @@ impl Coordinator {
     /// cluster which of its calls have ended, and shuts out an earlier coordinator of the name.
     ///
     /// # Errors
-    /// [`ServiceError::NoTask`] if the cluster lacks the job, [`ServiceError::Servers`] if the servers
+    /// [`ServiceError::NoTask`] if the cluster lacks the job, or the device filters of the client exclude
+    /// a task that it needs, [`ServiceError::Servers`] if the servers
     /// cannot be reached or refuse the name; they remember 64.
     pub async fn resume(
         client: Client,
@@ -72,6 +73,14 @@ impl Coordinator {
             let (doing, source) = (format!("resume coordinator {name:?}"), Box::new(source));
             ServiceError::Servers { doing, source }
         };
+        let cluster = client.cluster();
+        let job = cluster.variables_job().unwrap_or(TaskId::PS_JOB).to_owned();
+        let mut ps_tasks = cluster.ps_tasks().map(|(index, _)| TaskId::new(&job, index));
+        if let Some(excluded) = ps_tasks.find(|ps| !client.uses(ps)) {
+            let doing = format!("resume coordinator {name:?}");
+            let reason = format!("the device filters exclude {excluded}");
+            return Err(ServiceError::NoTask { doing, reason });
+        }
         let task = TaskId::new("coordinator", 0);
         let reader = Reader::connect(WorkerConfig::new(client.cluster(), task)).await;
         let reader = reader.map_err(failed)?;
@@ -95,6 +104,10 @@ impl Coordinator {
             Ok((task, link))
         });
         let workers: Vec<_> = workers.collect::<Result<_, ServiceError>>()?;
+        if workers.is_empty() {
+            let reason = format!("there is no task of the job {:?} that it may call", config.job);
+            return Err(no_task(reason));
+        }
         let opened = named.as_ref().map(|named| &named.opened);
         let state = CoordinatorState::new(decisions::dispatch(&config, opened), workers);
         let shared = Arc::new(CoordinatorCore::new(state, client.clone(), named));
@@ -248,6 +261,9 @@ impl Coordinator {
 
     /// Lets the program look: returns the error that it is to get.
     fn raise(&self) -> Result<(), ServiceError> {
+        if self.client.core().is_over() {
+            return Err(ServiceError::Ended { doing: "coordinate".to_owned() });
+        }
         self.shared.handle(DispatchInput::Look);
         match self.shared.lock().dispatch.take_error() {
             Some(error) => Err(error),

@@ -152,6 +152,9 @@ impl CoordinatorCore {
     /// Looks for a worker as long as it is not there.
     async fn probe(self: Arc<Self>, worker: WorkerId, link: LinkId) {
         loop {
+            if self.client.core().is_over() {
+                return self.end_calls();
+            }
             if !self.lock().dispatch.is_up(worker) {
                 let deadline = Instant::now() + PROBE_TIMEOUT;
                 let described = describe(self.client.core(), link, Some(deadline)).await;
@@ -162,6 +165,14 @@ impl CoordinatorCore {
             }
             tokio::time::sleep(PROBE_INTERVAL).await;
         }
+    }
+
+    /// Ends all calls, because the client makes no more.
+    fn end_calls(&self) {
+        self.give_up();
+        // Without its sender the value of a call has ended.
+        self.lock().calls.clear();
+        self.changed.notify_waiters();
     }
 
     /// Wakes the dispatch when it asks for it.

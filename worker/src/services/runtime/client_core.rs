@@ -22,8 +22,8 @@ use crate::runtime::{Leadership, OpenOperation};
 use crate::services::call_session::{
     CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallReply, CallSession, LinkId,
 };
-use crate::services::cancel::{CancelFlag, Cancelled};
 use crate::services::error::ServiceError;
+use crate::services::nested_calls::NestedCalls;
 use crate::services::value::Value;
 
 /// The limit on one attempt to connect.
@@ -33,15 +33,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub(crate) struct ClientCore {
     shared: Arc<SharedSession>,
-    outer: Option<OuterCall>,
-}
-
-/// The call of a function that makes calls itself. They end with it.
-#[derive(Clone, Debug)]
-pub(crate) struct OuterCall {
-    pub(crate) depth: u8,
-    pub(crate) deadline: Option<Instant>,
-    pub(crate) cancelled: Arc<CancelFlag>,
+    /// The execution of a function whose calls these are.
+    outer: Option<Arc<NestedCalls>>,
 }
 
 #[derive(Debug)]
@@ -49,13 +42,16 @@ struct SharedSession {
     incarnation: Incarnation,
     session: Mutex<CallSession>,
     links: Mutex<LinkTable>,
-    replies: Mutex<HashMap<CallOp, oneshot::Sender<Result<CallReply, ServiceError>>>>,
+    /// Who waits for replies; `None` once the client has ended.
+    replies: Mutex<Option<HashMap<CallOp, ReplySender>>>,
     outboxes: Mutex<HashMap<u64, Arc<CallOutbox>>>,
     next_op: AtomicU64,
     runtime: tokio::runtime::Handle,
     leadership: Arc<Leadership>,
     timer: Timer,
 }
+
+type ReplySender = oneshot::Sender<Result<CallReply, ServiceError>>;
 
 /// The links of a session by tasks and addresses.
 #[derive(Debug, Default)]
@@ -83,7 +79,7 @@ impl ClientCore {
             incarnation: session.incarnation(),
             session: Mutex::new(session),
             links: Mutex::new(LinkTable { cluster, filters, ..LinkTable::default() }),
-            replies: Mutex::default(),
+            replies: Mutex::new(Some(HashMap::new())),
             outboxes: Mutex::default(),
             next_op: AtomicU64::new(1),
             runtime,
@@ -93,9 +89,21 @@ impl ClientCore {
         ClientCore { shared: Arc::new(shared), outer: None }
     }
 
-    /// Returns the same client for a function that makes calls itself.
-    pub(crate) fn within(&self, outer: OuterCall) -> ClientCore {
-        ClientCore { shared: self.shared.clone(), outer: Some(outer) }
+    /// Returns the client of an execution of a function, whose calls end with it.
+    pub(crate) fn of_execution(calls: Arc<NestedCalls>) -> ClientCore {
+        ClientCore { shared: calls.core().shared.clone(), outer: Some(calls) }
+    }
+
+    /// Returns the client for what outlives an execution.
+    pub(crate) fn without_execution(&self) -> ClientCore {
+        ClientCore { shared: self.shared.clone(), outer: None }
+    }
+
+    /// Whether no call can succeed any more: the client has ended, or the execution whose client it
+    /// is.
+    pub(crate) fn is_over(&self) -> bool {
+        let has_ended = lock(&self.shared.replies).is_none();
+        has_ended || self.outer.as_ref().is_some_and(|outer| outer.is_over())
     }
 
     /// Runs a task on the thread of the client.
@@ -174,7 +182,7 @@ impl ClientCore {
         deadline: Option<Instant>,
     ) -> (u64, ReplyFuture) {
         let number = lock(&self.shared.session).number_call();
-        let depth = self.outer.as_ref().map_or(0, |outer| outer.depth.saturating_add(1));
+        let depth = self.outer.as_ref().map_or(0, |outer| outer.depth);
         let order = Box::new(CallOrder { depth, ..order });
         let command = CallCommand::Call { number, order };
         (number, self.command(link, command, deadline))
@@ -183,17 +191,13 @@ impl ClientCore {
     /// Fetches an output that a call has left on a task.
     pub(crate) async fn fetch(
         &self,
-        task: &TaskId,
+        link: LinkId,
         of: OutputRef,
         deadline: Option<Instant>,
     ) -> Result<Value, ServiceError> {
-        let (output, call) = (of.output.clone(), of.call);
-        let doing = || format!("fetch {:?} of call {call}", output.as_str());
-        let link = self.link_of_task(task);
-        let link = link.map_err(|reason| ServiceError::NoTask { doing: doing(), reason })?;
         match self.command(link, CallCommand::Fetch { of }, deadline).await? {
             CallReply::Fetched(value) => Ok(value),
-            _ => Err(ServiceError::Ended { doing: doing() }),
+            _ => Err(ServiceError::Ended { doing: "fetch an output".to_owned() }),
         }
     }
 
@@ -208,15 +212,35 @@ impl ClientCore {
         let op = CallOp(self.shared.next_op.fetch_add(1, Ordering::Relaxed));
         let (sender, receiver) = oneshot::channel();
         let open = self.shared.leadership.open();
-        lock(&self.shared.replies).insert(op, sender);
-        let outer = self.outer.as_ref();
-        let until = outer.and_then(|outer| outer.deadline);
-        let deadline = deadline.into_iter().chain(until).min();
-        self.handle(CallInput::Command { op, link, command, deadline });
-        self.shared.leadership.call();
-        let cancelled = outer.map(|outer| outer.cancelled.clone().wait());
-        let core = self.clone();
-        ReplyFuture { core, op, receiver, replied: false, cancelled, _open: open }
+        let outer = self.outer.as_deref();
+        let doing = outer.map(|_| command.doing());
+        let may_begin = outer.is_none_or(|outer| outer.begin(op));
+        // Without a sender the future ends at once.
+        let is_waiting = match &mut *lock(&self.shared.replies) {
+            Some(replies) if may_begin => replies.insert(op, sender).is_none(),
+            _ => false,
+        };
+        if is_waiting {
+            let until = outer.and_then(|outer| outer.deadline);
+            let deadline = deadline.into_iter().chain(until).min();
+            self.handle(CallInput::Command { op, link, command, deadline });
+            self.shared.leadership.call();
+            if outer.is_some_and(NestedCalls::is_over) {
+                self.cancel(op);
+            }
+        }
+        ReplyFuture { core: self.clone(), op, receiver, doing, _open: open }
+    }
+
+    /// Gives an operation up. Its future ends.
+    pub(crate) fn cancel(&self, op: CallOp) {
+        if self.take_sender(op).is_some() {
+            self.handle(CallInput::Cancelled { op });
+        }
+    }
+
+    fn take_sender(&self, op: CallOp) -> Option<ReplySender> {
+        lock(&self.shared.replies).as_mut()?.remove(&op)
     }
 
     /// Returns the server that has what a call of this client leaves; 0 if that is unknown.
@@ -236,7 +260,7 @@ impl ClientCore {
 
     /// Fails all commands: the client ends.
     pub(crate) fn end(&self) {
-        lock(&self.shared.replies).clear();
+        *lock(&self.shared.replies) = None;
         for outbox in lock(&self.shared.outboxes).values() {
             outbox.give_up();
         }
@@ -276,7 +300,7 @@ impl ClientCore {
                 }
             }
             CallOutput::Reply { op, reply } => {
-                if let Some(waiting) = lock(&self.shared.replies).remove(&op) {
+                if let Some(waiting) = self.take_sender(op) {
                     // The caller may have dropped its future.
                     let _ = waiting.send(reply);
                 }
@@ -362,9 +386,8 @@ pub(crate) struct ReplyFuture {
     core: ClientCore,
     op: CallOp,
     receiver: oneshot::Receiver<Result<CallReply, ServiceError>>,
-    replied: bool,
-    /// Ends when nobody waits for the outer call any more.
-    cancelled: Option<Cancelled>,
+    /// The operation of a function, as in "cannot call \"add\"".
+    doing: Option<String>,
     _open: OpenOperation,
 }
 
@@ -372,24 +395,22 @@ impl Future for ReplyFuture {
     type Output = Result<CallReply, ServiceError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Poll::Ready(reply) = Pin::new(&mut self.receiver).poll(context) {
-            self.replied = true;
-            let doing = "go on".to_owned();
-            return Poll::Ready(reply.unwrap_or(Err(ServiceError::Ended { doing })));
-        }
-        let doing = "call from a function".to_owned();
-        let cancelled = self.cancelled.as_mut().map(|flag| Pin::new(flag).poll(context));
-        match cancelled {
-            Some(Poll::Ready(())) => Poll::Ready(Err(ServiceError::Cancelled { doing })),
-            _ => Poll::Pending,
-        }
+        let reply = std::task::ready!(Pin::new(&mut self.receiver).poll(context));
+        Poll::Ready(reply.unwrap_or_else(|_| {
+            let doing = self.doing.take().unwrap_or_else(|| "go on".to_owned());
+            Err(match &self.core.outer {
+                Some(outer) if outer.is_over() => ServiceError::Cancelled { doing },
+                _ => ServiceError::Ended { doing },
+            })
+        }))
     }
 }
 
 impl Drop for ReplyFuture {
     fn drop(&mut self) {
-        if !self.replied && lock(&self.core.shared.replies).remove(&self.op).is_some() {
-            self.core.handle(CallInput::Cancelled { op: self.op });
+        if let Some(outer) = &self.core.outer {
+            outer.ended(self.op);
         }
+        self.core.cancel(self.op);
     }
 }

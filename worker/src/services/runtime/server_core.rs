@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use pushpull_common::ids::TaskId;
+use pushpull_common::ids::{Incarnation, TaskId};
 use pushpull_common::protocol::message::{BodyCrc, Goodbye, Hello, OutputRef};
 use pushpull_common::protocol::{Envelope, FrameEvent, FrameReader, FrameSink, Header, Refusal};
 use pushpull_net::{ConnectionPhase, ConnectionSide, FrameStream, Stream};
@@ -87,6 +87,11 @@ impl ServerCore {
     /// The task of the server.
     pub(crate) fn task(&self) -> &TaskId {
         &self.shared.task
+    }
+
+    /// Fails the calls that functions make, now and later.
+    pub(crate) fn end_nested_calls(&self) {
+        self.shared.clients.end();
     }
 
     /// Runs a task on the server's thread.
@@ -239,7 +244,7 @@ impl ServerCore {
                     self.resolver.variable(&order.function, name, variable).await?
                 }
                 InputSource::Output { task, of } if *task == self.shared.task => {
-                    self.fetch_here(of.clone(), order.deadline).await?
+                    self.fetch_here(order.client, of.clone(), order.deadline).await?
                 }
                 InputSource::Output { task, of } => {
                     self.resolver.fetch(task, of.clone(), order.deadline).await?
@@ -267,13 +272,14 @@ impl ServerCore {
     /// Fetches an output that a call has left on this server.
     async fn fetch_here(
         self: &Arc<Self>,
+        client: Incarnation,
         of: OutputRef,
         deadline: Option<Instant>,
     ) -> Result<Value, Failure> {
         let (sender, receiver) = oneshot::channel();
         let fetch = self.next_fetch.fetch_add(1, Ordering::Relaxed);
         lock(&self.fetches).insert(fetch, sender);
-        self.handle(ServiceInput::LocalFetch { fetch, of, deadline });
+        self.handle(ServiceInput::LocalFetch { fetch, client, of, deadline });
         match receiver.await {
             Ok(result) => result.map_err(Failure::Refused),
             Err(_) => Err(Failure::Cancelled),

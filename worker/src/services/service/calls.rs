@@ -59,7 +59,8 @@ impl Service {
     ) -> Result<CheckedCall, Refusal> {
         let config = &self.config;
         let state = self.clients.get(client).ok_or(Refusal::Stopping {})?;
-        if self.draining {
+        // A nested call is part of one that a server has accepted.
+        if self.draining && call.depth == 0 {
             return Err(Refusal::Stopping {});
         }
         if call.call <= state.settled {

@@ -70,13 +70,13 @@ impl Service {
         &mut self,
         now: Instant,
         fetch: u64,
+        client: Incarnation,
         of: OutputRef,
         deadline: Option<Instant>,
     ) {
         let requester = Requester::Local(fetch);
-        if self.clients.get(of.owner).is_none() {
-            // The client had called this server before the function that fetches, so it will not come
-            // any more.
+        if of.owner == client && self.clients.get(client).is_none() {
+            // The client has called the function that fetches, so it will not come any more.
             return self.refuse_fetch(requester, no_output(&of, CLIENT_GONE));
         }
         self.park(ParkedFetch { requester, of, arrived: now, deadline });

@@ -86,6 +86,8 @@ pub(crate) enum ServiceInput<'a> {
     LocalFetch {
         /// Numbers the request.
         fetch: u64,
+        /// The client whose call needs it.
+        client: Incarnation,
         /// The output.
         of: OutputRef,
         /// When nobody waits any more.

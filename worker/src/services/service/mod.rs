@@ -136,8 +136,8 @@ impl Service {
             }
             ServiceInput::Progress { connection } => self.heard(now, connection),
             ServiceInput::Disconnected { connection } => self.disconnected(connection),
-            ServiceInput::LocalFetch { fetch, of, deadline } => {
-                self.on_local_fetch(now, fetch, of, deadline);
+            ServiceInput::LocalFetch { fetch, client, of, deadline } => {
+                self.on_local_fetch(now, fetch, client, of, deadline);
             }
             ServiceInput::Returned { execution, result } => self.returned(execution, result),
             ServiceInput::Drain => self.draining = true,
@@ -363,5 +363,5 @@ fn lease_check(lease: Duration) -> Duration {
 }
 
 fn detail(text: impl Into<String>) -> Detail {
-    Detail::clipped(text)
+    Detail::shortened(text)
 }

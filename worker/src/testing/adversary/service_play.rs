@@ -196,9 +196,10 @@ impl<'a> ServicePlay<'a> {
     fn fetch_locally(&mut self) {
         let RequestId(fetch) = self.request();
         let of = self.output_ref();
+        let client = Incarnation(1 + self.choices.below(5) as u64);
         let wait = self.choices.time(LEASE);
         let deadline = self.choices.one_in(2).then(|| self.now + wait);
-        self.input(ServiceInput::LocalFetch { fetch, of, deadline });
+        self.input(ServiceInput::LocalFetch { fetch, client, of, deadline });
     }
 
     fn output_ref(&mut self) -> OutputRef {

@@ -353,10 +353,10 @@ impl FunctionServerEndpoint {
             unreachable!("the simulated calls have no variables as inputs")
         };
         assert_eq!(task, self.task, "a per-worker value is on its worker");
-        let deadline = order.deadline;
+        let (client, deadline) = (order.client, order.deadline);
         let fetch = self.next_fetch;
         self.next_fetch += 1;
         self.resolving.insert(fetch, (order, index));
-        self.handle(now, ServiceInput::LocalFetch { fetch, of, deadline });
+        self.handle(now, ServiceInput::LocalFetch { fetch, client, of, deadline });
     }
 }

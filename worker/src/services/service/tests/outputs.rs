@@ -65,6 +65,7 @@ fn a_fetch_waits_for_its_call() {
     world.send(owner, 1, keep(1));
     world.input(ServiceInput::LocalFetch {
         fetch: 8,
+        client: Incarnation(1),
         of: output_of(1, 1, "value"),
         deadline: None,
     });
