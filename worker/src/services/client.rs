@@ -83,7 +83,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Any server is a target: the client learns the cluster from it, and connects to the other tasks
 /// as it calls them. Several clients may call the same servers, which take turns between them.
 ///
-/// A client owns a thread that keeps its connections. Its futures run on any executor; to cancel a
+/// A client owns a thread that keeps its connections; that of a function has the server's. Its futures run on any executor; to cancel a
 /// call, drop its future.
 #[derive(Debug)]
 #[doc(alias = "tf.Session")]

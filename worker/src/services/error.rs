@@ -97,7 +97,7 @@ pub enum ServiceError {
         /// The task in the cluster.
         expected: String,
     },
-    /// The device of a call names no task of the cluster.
+    /// The device of a call names no task of the cluster, or one that the device filters exclude.
     #[error("cannot {doing}: {reason}")]
     NoTask {
         /// The operation.
@@ -128,7 +128,7 @@ pub enum ServiceError {
         task: String,
         /// The bytes of the answer.
         bytes: u64,
-        /// The limit: `ClientConfig::answer_bytes_max`.
+        /// The limit: `ClientConfig::answer_bytes_max`, in a function `ServerConfig::client_bytes_max`.
         limit: u64,
     },
     /// What a server has sent makes no sense. It is hostile, or of another version.
