@@ -7,7 +7,7 @@ use pushpull_common::protocol::message::{CallOutcome, FetchOutput, Fetched, Outp
 use pushpull_common::protocol::{Header, Refusal, limits};
 
 use super::call_entry::{CallEnd, CallState};
-use super::{Service, ServiceOutput, detail};
+use super::{Service, ServiceOutput, detail, lease_check};
 use crate::services::value::Value;
 
 /// A request for an output of a call that has not ended.
@@ -85,6 +85,7 @@ impl Service {
     /// Answers a fetch, or keeps it until its call has ended.
     fn park(&mut self, fetch: ParkedFetch) {
         if !self.serve(&fetch) {
+            self.leases_at.get_or_insert(fetch.arrived + lease_check(self.config.lease));
             self.fetches.push(fetch);
         }
     }
@@ -181,6 +182,18 @@ impl Service {
         let of_client = |fetch: &mut ParkedFetch| fetch.of.owner == client;
         let fetches: Vec<ParkedFetch> = self.fetches.extract_if(.., of_client).collect();
         for fetch in fetches {
+            self.refuse_fetch(fetch.requester, no_output(&fetch.of, CLIENT_GONE));
+        }
+    }
+
+    /// Refuses the fetches whose client has not come within a lease.
+    pub(super) fn fetches_lose_clients(&mut self, now: Instant) {
+        let is_lost = |fetch: &mut ParkedFetch| {
+            let waited = now.saturating_duration_since(fetch.arrived);
+            waited >= self.config.lease && self.clients.get(fetch.of.owner).is_none()
+        };
+        let lost: Vec<ParkedFetch> = self.fetches.extract_if(.., is_lost).collect();
+        for fetch in lost {
             self.refuse_fetch(fetch.requester, no_output(&fetch.of, CLIENT_GONE));
         }
     }

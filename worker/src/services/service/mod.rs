@@ -276,8 +276,10 @@ impl Service {
                     self.forget(client);
                 }
             }
+            self.fetches_lose_clients(now);
             let check_in = lease_check(self.config.lease);
-            self.leases_at = (self.clients.len() > 0).then(|| now + check_in);
+            let is_needed = self.clients.len() > 0 || !self.fetches.is_empty();
+            self.leases_at = is_needed.then(|| now + check_in);
         }
     }
 

@@ -96,6 +96,22 @@ fn a_fetch_from_a_process_that_is_gone_is_refused_at_once() {
 }
 
 #[test]
+fn a_fetch_waits_a_lease_for_the_client_of_its_call() {
+    let mut world = world();
+    let (consumer, _) = world.connect(2);
+    world.send(consumer, 1, fetch(1, 1, "value"));
+    let (fetch, client, of) = (8, Incarnation(2), output_of(1, 1, "value"));
+    world.input(ServiceInput::LocalFetch { fetch, client, of, deadline: None });
+    world.pass(LEASE / 2);
+    assert!(world.sent.is_empty() && world.local.is_empty());
+    world.send(consumer, 2, message::Heartbeat {});
+    world.sent.clear();
+    world.pass(LEASE * 5 / 8);
+    assert!(world.refusal().to_string().ends_with("its client is gone"));
+    assert!(matches!(world.local[..], [(8, Err(Refusal::NoOutput { call: 1, .. }))]));
+}
+
+#[test]
 fn a_fetch_that_waits_in_vain_is_refused() {
     let mut world = world();
     let (consumer, _) = world.connect(2);
