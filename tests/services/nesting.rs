@@ -60,14 +60,13 @@ fn recursion_ends_at_the_depth_limit() {
     assert!(error.contains("nested in 9 others: the limit is 8"), "{error}");
 }
 
-/// Outputs of one function of a call, in which it waits until the call is cancelled.
-fn cancelled_in(body: impl Fn(&blocking::Client) -> String + Send + Sync + 'static) -> Vec<String> {
+#[test]
+fn nested_calls_end_with_the_outer_call() {
     let (sender, receiver) = mpsc::channel();
     let (began, told) = (sender.clone(), sender);
     let functions = Functions::new()
         .add("outer", move |call| {
-            let client = call.client();
-            told.send(body(&client))?;
+            told.send(call.client().call(on("inner", 1)).unwrap_err().to_string())?;
             Ok(())
         })
         .add_async("inner", move |call| {
@@ -86,12 +85,6 @@ fn cancelled_in(body: impl Fn(&blocking::Client) -> String + Send + Sync + 'stat
     drop(running);
     let mut ended = [(); 2].map(|()| receiver.recv_timeout(LONG).unwrap());
     ended.sort();
-    ended.into()
-}
-
-#[test]
-fn nested_calls_end_with_the_outer_call() {
-    let ended = cancelled_in(|client| client.call(on("inner", 1)).unwrap_err().to_string());
     assert_eq!(ended, ["cannot call \"inner\": it was cancelled", "inner ended"]);
 }
 
