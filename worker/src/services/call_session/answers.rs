@@ -10,9 +10,9 @@ use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Header, Message, Refusal, limits, version};
 use pushpull_common::tensor::Shape;
 
-use super::io::{CallOutput, CallReply, LinkId, envelope};
+use super::io::{CallCommand, CallOutput, CallReply, LinkId, envelope};
 use super::link::{CallLinkStatus, settings};
-use super::pending::{IncomingAnswer, Pending, PendingKind};
+use super::pending::{IncomingAnswer, Pending};
 use super::{CallSession, ServiceError};
 use crate::services::value::{Elements, Value, ValueType};
 use crate::services::value_body::{IncomingValues, ValueBody};
@@ -55,7 +55,7 @@ impl CallSession {
             (pending.sent, pending.answer) = (false, None);
         }
         link.back_off(now, reason.clone());
-        let ends = |pending: &Pending| matches!(&pending.kind, PendingKind::Call { order, .. } if order.ends_with_connection);
+        let ends = |pending: &Pending| matches!(&pending.kind, CallCommand::Call { order, .. } if order.ends_with_connection);
         self.fail_all(now, id, &reason, ends);
     }
 
@@ -210,7 +210,7 @@ impl CallSession {
         let task = link.task_name();
         let Some(pending) = link.pending.get_mut(header.request) else { return };
         let doing = pending.kind.doing();
-        let PendingKind::Call { order, .. } = &pending.kind else {
+        let CallCommand::Call { order, .. } = &pending.kind else {
             return self.breach(now, id, connection, "the end of a call in place of an answer");
         };
         let error = match outcome {
@@ -293,12 +293,12 @@ impl CallSession {
         let Some(IncomingAnswer { names, values }) = pending.answer.take() else { return };
         let mut values: Vec<Value> = values.into_values();
         let reply = match &pending.kind {
-            PendingKind::Call { .. } => CallReply::Done(names.into_iter().zip(values).collect()),
-            PendingKind::Fetch { .. } => match values.pop() {
+            CallCommand::Call { .. } => CallReply::Done(names.into_iter().zip(values).collect()),
+            CallCommand::Fetch { .. } => match values.pop() {
                 Some(value) => CallReply::Fetched(value),
                 None => return,
             },
-            PendingKind::Describe => {
+            CallCommand::Describe => {
                 let text = values.pop().map(|value| value.as_bytes().to_vec());
                 let task = task.unwrap_or_else(|| TaskId::new("", 0));
                 CallReply::Described(task, text.unwrap_or_default())

@@ -21,7 +21,7 @@ pub(crate) use self::io::{
     CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallReply, LinkId, OutputId,
 };
 use self::link::{CallLinkStatus, Link};
-use self::pending::{Pending, PendingKind};
+use self::pending::Pending;
 use super::error::ServiceError;
 use super::value_body::ValueBody;
 
@@ -173,14 +173,17 @@ impl CallSession {
         command: CallCommand,
         deadline: Option<Instant>,
     ) {
-        let kind = match command {
-            CallCommand::Call { number, order } => PendingKind::Call { number, order },
-            CallCommand::Fetch { of } => PendingKind::Fetch { of },
-            CallCommand::Describe => PendingKind::Describe,
-        };
         let (sent, was_sent, acknowledges, answer) = (false, false, Vec::new(), None);
-        let pending =
-            Pending { op, kind, begun: now, deadline, sent, was_sent, acknowledges, answer };
+        let pending = Pending {
+            op,
+            kind: command,
+            begun: now,
+            deadline,
+            sent,
+            was_sent,
+            acknowledges,
+            answer,
+        };
         let request = self.links[link.0].pending.add(pending);
         self.ops.insert(op, (link, request));
     }
@@ -190,7 +193,7 @@ impl CallSession {
         let at = &mut self.links[link.0];
         let Some(pending) = at.pending.remove(request) else { return };
         at.ended.extend(pending.acknowledges);
-        if let PendingKind::Call { number, .. } = pending.kind {
+        if let CallCommand::Call { number, .. } = pending.kind {
             self.unsettled.remove(&number);
             if pending.was_sent {
                 at.cancels.push(number);
@@ -206,7 +209,7 @@ impl CallSession {
         if reply.is_err() {
             at.ended.extend(&pending.acknowledges);
         }
-        if let PendingKind::Call { number, order } = &pending.kind {
+        if let CallCommand::Call { number, order } = &pending.kind {
             self.unsettled.remove(number);
             match (order.retain, &reply) {
                 // What stays on the server is released by its holder.

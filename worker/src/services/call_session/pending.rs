@@ -8,7 +8,7 @@ use pushpull_common::protocol::message::{self, FetchOutput, Input, NamedInput, O
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Message, limits};
 
-use super::io::{CallOp, CallOrder};
+use super::io::{CallCommand, CallOp};
 use crate::services::value_body::{IncomingValues, ValueBody};
 
 /// A request that is not answered.
@@ -16,7 +16,7 @@ use crate::services::value_body::{IncomingValues, ValueBody};
 pub(super) struct Pending {
     /// Who waits.
     pub(super) op: CallOp,
-    pub(super) kind: PendingKind,
+    pub(super) kind: CallCommand,
     pub(super) begun: Instant,
     pub(super) deadline: Option<Instant>,
     /// Whether it was sent on the present connection.
@@ -29,13 +29,6 @@ pub(super) struct Pending {
     pub(super) answer: Option<IncomingAnswer>,
 }
 
-#[derive(Debug)]
-pub(super) enum PendingKind {
-    Call { number: u64, order: Box<CallOrder> },
-    Fetch { of: OutputRef },
-    Describe,
-}
-
 /// An answer whose values arrive.
 #[derive(Debug)]
 pub(super) struct IncomingAnswer {
@@ -44,18 +37,7 @@ pub(super) struct IncomingAnswer {
     pub(super) values: IncomingValues,
 }
 
-impl PendingKind {
-    /// Returns the operation, as in "cannot call \"add\"".
-    pub(super) fn doing(&self) -> String {
-        match self {
-            PendingKind::Call { order, .. } => format!("call {:?}", order.function),
-            PendingKind::Fetch { of } => {
-                format!("fetch {:?} of call {}", of.output.as_str(), of.call)
-            }
-            PendingKind::Describe => "describe the server".to_owned(),
-        }
-    }
-
+impl CallCommand {
     /// Returns the outputs of other calls that the request needs, with the tasks that hold them. A
     /// fetch asks `server` for its own.
     pub(super) fn needed_outputs(&self, server: Option<&TaskId>) -> Vec<(TaskId, &OutputRef)> {
@@ -66,10 +48,10 @@ impl PendingKind {
             }
         }
         match (self, server) {
-            (PendingKind::Call { order, .. }, _) => {
+            (CallCommand::Call { order, .. }, _) => {
                 order.inputs.items().iter().filter_map(of_input).collect()
             }
-            (PendingKind::Fetch { of }, Some(task)) => vec![(task.clone(), of)],
+            (CallCommand::Fetch { of }, Some(task)) => vec![(task.clone(), of)],
             _ => Vec::new(),
         }
     }
@@ -77,9 +59,9 @@ impl PendingKind {
     /// Yields the same outputs, to be changed.
     pub(super) fn needed_outputs_mut(&mut self) -> impl Iterator<Item = &mut OutputRef> {
         let (inputs, fetched) = match self {
-            PendingKind::Call { order, .. } => (order.inputs.items_mut(), None),
-            PendingKind::Fetch { of } => (&mut [][..], Some(of)),
-            PendingKind::Describe => (&mut [][..], None),
+            CallCommand::Call { order, .. } => (order.inputs.items_mut(), None),
+            CallCommand::Fetch { of } => (&mut [][..], Some(of)),
+            CallCommand::Describe => (&mut [][..], None),
         };
         let of_inputs = inputs.iter_mut().filter_map(|named| match &mut named.input {
             Input::Output { of, .. } => Some(of),
@@ -89,17 +71,17 @@ impl PendingKind {
     }
 
     pub(super) fn is_call(&self) -> bool {
-        matches!(self, PendingKind::Call { .. })
+        matches!(self, CallCommand::Call { .. })
     }
 
     /// Returns the messages of the request with their bodies.
     pub(super) fn messages(&self, settled: u64, ended: Vec<u64>) -> Vec<(Message, ValueBody)> {
         match self {
-            PendingKind::Describe => vec![(message::Describe {}.into(), ValueBody::default())],
-            PendingKind::Fetch { of } => {
+            CallCommand::Describe => vec![(message::Describe {}.into(), ValueBody::default())],
+            CallCommand::Fetch { of } => {
                 vec![(FetchOutput { of: of.clone() }.into(), ValueBody::default())]
             }
-            PendingKind::Call { number, order } => {
+            CallCommand::Call { number, order } => {
                 let mut parts = ValueBody::parts(&order.values).into_iter();
                 let call = message::Call {
                     call: *number,
@@ -138,7 +120,7 @@ pub(super) struct PendingRequests {
 impl PendingRequests {
     pub(super) fn add(&mut self, pending: Pending) -> RequestId {
         self.last += 1;
-        if let PendingKind::Call { number, .. } = pending.kind {
+        if let CallCommand::Call { number, .. } = pending.kind {
             self.by_call.insert(number, self.last);
         }
         self.all.insert(self.last, pending);
@@ -151,7 +133,7 @@ impl PendingRequests {
 
     pub(super) fn remove(&mut self, request: RequestId) -> Option<Pending> {
         let removed = self.all.remove(&request.0)?;
-        if let PendingKind::Call { number, .. } = removed.kind {
+        if let CallCommand::Call { number, .. } = removed.kind {
             self.by_call.remove(&number);
         }
         Some(removed)
