@@ -288,7 +288,6 @@ const ORDERS: &[(&str, &[&str])] = &[(
 const UNSAFE: &[&str] = &[
     "common/net/src/stream.rs",
     "common/optim/src/optimizer/kernel.rs",
-    "common/optim/src/optimizer/kernel/streaming.rs",
     "common/optim/src/volatile.rs",
     "ps/store/src/arena/memory.rs",
     "ps/store/src/arena/blocks.rs",

@@ -1,23 +1,29 @@
-//! The choice of a rule's vector loop at run time, among those for the baseline and, for `f32`, for
-//! AVX2. The baseline of x86-64 has SSE2; that of AArch64 has NEON.
+//! The vector loops of the rules, and the choice among them at run time: those for the baseline and,
+//! for `f32`, those for AVX2. The baseline of x86-64 has SSE2; that of AArch64 has NEON.
 //!
 //! A rule computes the new value of one element and its slots. Two loops apply it to runs, one
-//! line of elements at a time: the one in this file in place, the one in `streaming` to other memory. A
-//! line is read completely before any of it is written, and the loop over it has a fixed length, so
-//! the compiler vectorizes it. The compiler never fuses a multiplication and an addition by itself,
-//! so every tier and both drivers compute the same bits. `mul_add` would not.
+//! line of elements at a time: one in place, and one to other memory, with non-temporal stores if
+//! asked and the processor has AVX. A line is read completely before any of it is written, and the
+//! loop over it has a fixed length, so the compiler vectorizes it. The compiler never fuses a
+//! multiplication and an addition by itself, so every tier and both loops compute the same bits.
+//! `mul_add` would not.
+//!
+//! Each rule compiles these loops about twenty times. Hence no `map` of an array in them: the
+//! compiler takes ten times as long for it as for a loop.
 //!
 //! This is one of the few files that may hold `unsafe` code.
 
-mod streaming;
 #[cfg(test)]
 mod tests;
 
 use super::float::OptimizerFloat;
+use super::gradient::{
+    ExponentScan, GradientRun, GradientSource, LocalGradient, MeanGradient, SharedGradient,
+    SharedRun,
+};
 use super::sums::{Sums, Terms};
 use super::{Run, Runs, StreamRun, StreamRuns};
 use crate::volatile::LINE_BYTES;
-use streaming::streamed;
 
 /// The arithmetic of a rule with `SLOTS` slots, with hyperparameters rounded to the type of the
 /// elements.
@@ -104,6 +110,7 @@ fn has_avx2() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
 }
 
+/// Applies a rule to a run in place. `WIDE` changes nothing.
 #[inline(always)]
 fn in_place<
     F: OptimizerFloat,
@@ -116,14 +123,14 @@ fn in_place<
     run: Run<'_, F>,
 ) {
     let length = run.values.len();
-    let mut slots = slots_of::<_, S>(run.slots).each_mut().map(|slot| &mut slot[..length]);
+    let slots = slots_of::<_, S>(run.slots);
     let (values, gradient) = (&mut run.values[..length], &run.gradient[..length]);
     let whole = length - length % N;
     for at in (0..whole).step_by(N) {
-        step_in_place::<F, R, S, N>(rule, values, &mut slots, gradient, at);
+        step_in_place::<F, R, S, N>(rule, values, slots, gradient, at);
     }
     for at in whole..length {
-        step_in_place::<F, R, S, 1>(rule, values, &mut slots, gradient, at);
+        step_in_place::<F, R, S, 1>(rule, values, slots, gradient, at);
     }
 }
 
@@ -135,11 +142,234 @@ fn step_in_place<F: OptimizerFloat, R: UpdateRule<F, S>, const S: usize, const N
     gradient: &[F],
     at: usize,
 ) {
-    let before = slots.each_ref().map(|slot| *line(slot, at));
+    let mut before = [[F::default(); N]; S];
+    for (before, slot) in before.iter_mut().zip(slots.iter()) {
+        *before = *line(slot, at);
+    }
     let (w, s) = step::<F, R, S, N>(rule, *line(values, at), before, line(gradient, at));
     *line_mut(values, at) = w;
     for (out, line) in slots.iter_mut().zip(s) {
         *line_mut(out, at) = line;
+    }
+}
+
+/// Applies a rule to a run and writes the result to other memory. `WIDE` means that the processor
+/// has AVX.
+#[inline(always)]
+fn streamed<
+    F: OptimizerFloat,
+    R: UpdateRule<F, S>,
+    const S: usize,
+    const WIDE: bool,
+    const N: usize,
+>(
+    rule: R,
+    mut run: StreamRun<'_, F>,
+) {
+    match std::mem::replace(&mut run.gradient, GradientRun::Local(&[])) {
+        GradientRun::Local(gradient) => {
+            streamed_from::<F, R, S, WIDE, N>(rule, run, &mut LocalGradient::new(gradient));
+        }
+        GradientRun::Shared(SharedRun { gradients, at, divisor, exponents, full }) => {
+            let scan = ExponentScan::new(exponents);
+            let scan = if let (&[gradient], 1) = (gradients, divisor) {
+                let mut gradient = SharedGradient::new(gradient.skip(at), scan);
+                streamed_from::<F, R, S, WIDE, N>(rule, run, &mut gradient);
+                gradient.scan
+            } else {
+                let mut gradient = MeanGradient::new(gradients, at, divisor, scan);
+                streamed_from::<F, R, S, WIDE, N>(rule, run, &mut gradient);
+                gradient.scan
+            };
+            *full |= scan.were_full();
+        }
+    }
+}
+
+/// The maximum magnitude written at each position of a line. It is an integer maximum, so it takes
+/// no time from the floating-point units and is not slow for denormals.
+struct WrittenMagnitudes<F: OptimizerFloat, const N: usize>([F::Magnitude; N]);
+
+impl<F: OptimizerFloat, const N: usize> WrittenMagnitudes<F, N> {
+    #[inline(always)]
+    fn empty() -> Self {
+        WrittenMagnitudes([F::Magnitude::default(); N])
+    }
+
+    #[inline(always)]
+    fn line(&mut self, line: &[F; N]) {
+        for (most, value) in self.0.iter_mut().zip(line) {
+            *most = (*most).max(value.magnitude());
+        }
+    }
+
+    #[inline(always)]
+    fn element(&mut self, value: F) {
+        self.0[0] = self.0[0].max(value.magnitude());
+    }
+
+    #[inline(always)]
+    fn is_finite(&self) -> bool {
+        self.0.iter().all(|&most| most < F::INFINITE)
+    }
+}
+
+/// Updates a run into other memory, with this gradient.
+#[inline(always)]
+fn streamed_from<
+    F: OptimizerFloat,
+    R: UpdateRule<F, S>,
+    const S: usize,
+    const WIDE: bool,
+    const N: usize,
+>(
+    rule: R,
+    run: StreamRun<'_, F>,
+    gradient: &mut impl GradientSource<F, N>,
+) {
+    let length = run.values.len();
+    let slots: &[&[F]; S] = run.slots.try_into().expect("the slots of the rule");
+    let slots_out = slots_of::<_, S>(run.slots_out);
+    let head = unaligned(run.values_out);
+    // Unless all streams have the same offset within a line, they are written through the cache.
+    let past_cache = run.past_cache && all_unaligned(slots_out, head);
+    let count = (length - head) / N;
+    let mut written = WrittenMagnitudes::<F, N>::empty();
+    for at in (0..head).chain(head + count * N..length) {
+        let before = of_slots(slots, at, F::default());
+        let (value, after) = rule.step(run.values[at], before, gradient.element(at));
+        run.values_out[at] = value;
+        written.element(value);
+        for (out, slot) in slots_out.iter_mut().zip(after) {
+            out[at] = slot;
+        }
+    }
+    gradient.seek(head, count);
+    let lines = StreamLines::new(run.values, run.values_out, slots, slots_out, head, count);
+    // Without AVX, both would be the same loop.
+    let lines_written = match WIDE && past_cache {
+        true => stream_lines::<F, R, S, WIDE, true, N>(rule, lines, gradient),
+        false => stream_lines::<F, R, S, WIDE, false, N>(rule, lines, gradient),
+    };
+    *run.overflowed |= !(written.is_finite() && lines_written.is_finite());
+}
+
+/// The whole lines of a run whose result is written to other memory. All slices have the same
+/// length.
+struct StreamLines<'a, F, const S: usize, const N: usize> {
+    values: &'a [[F; N]],
+    values_out: &'a mut [[F; N]],
+    slots: [&'a [[F; N]]; S],
+    slots_out: [&'a mut [[F; N]]; S],
+}
+
+impl<'a, F: OptimizerFloat, const S: usize, const N: usize> StreamLines<'a, F, S, N> {
+    /// Takes `count` lines from the element `head` on.
+    #[inline(always)]
+    fn new(
+        values: &'a [F],
+        values_out: &'a mut [F],
+        slots: &[&'a [F]; S],
+        slots_out: &'a mut [&mut [F]; S],
+        head: usize,
+        count: usize,
+    ) -> StreamLines<'a, F, S, N> {
+        StreamLines {
+            values: &values[head..].as_chunks().0[..count],
+            values_out: &mut values_out[head..].as_chunks_mut().0[..count],
+            slots: slots.map(|slot| &slot[head..].as_chunks().0[..count]),
+            slots_out: slots_out.each_mut().map(|out| &mut out[head..].as_chunks_mut().0[..count]),
+        }
+    }
+}
+
+/// Returns the number of elements before the first that starts a cache line.
+fn unaligned<F>(run: &[F]) -> usize {
+    run.as_ptr().align_offset(LINE_BYTES).min(run.len())
+}
+
+fn all_unaligned<F>(runs: &[&mut [F]], elements: usize) -> bool {
+    runs.iter().all(|run| unaligned(run) == elements)
+}
+
+/// Returns what each slot has at this index.
+#[inline(always)]
+fn of_slots<T: Copy, const S: usize>(slots: &[&[T]; S], at: usize, zero: T) -> [T; S] {
+    let mut all = [zero; S];
+    for (one, slot) in all.iter_mut().zip(slots) {
+        *one = slot[at];
+    }
+    all
+}
+
+/// Updates whole lines. All checks and choices are made before the loop: for streams in the
+/// second-level cache, checks for each line would double the time. The new values are scanned while
+/// they are in registers.
+#[inline(always)]
+fn stream_lines<
+    F: OptimizerFloat,
+    R: UpdateRule<F, S>,
+    const S: usize,
+    const WIDE: bool,
+    const PAST_CACHE: bool,
+    const N: usize,
+>(
+    rule: R,
+    lines: StreamLines<'_, F, S, N>,
+    gradient: &mut impl GradientSource<F, N>,
+) -> WrittenMagnitudes<F, N> {
+    let StreamLines { values, values_out, slots, mut slots_out } = lines;
+    let mut written = WrittenMagnitudes::empty();
+    for (line, w) in values.iter().enumerate() {
+        let before = of_slots(&slots, line, [F::default(); N]);
+        let (w, s) = step(rule, *w, before, &gradient.line::<WIDE>(line));
+        written.line(&w);
+        put_line::<F, PAST_CACHE, N>(&mut values_out[line], w);
+        for (out, s) in slots_out.iter_mut().zip(s) {
+            put_line::<F, PAST_CACHE, N>(&mut out[line], s);
+        }
+    }
+    written
+}
+
+#[inline(always)]
+fn put_line<F: OptimizerFloat, const PAST_CACHE: bool, const N: usize>(
+    out: &mut [F; N],
+    line: [F; N],
+) {
+    match PAST_CACHE {
+        true => stream_line(out, &line),
+        false => *out = line,
+    }
+}
+
+/// Writes a line with non-temporal stores. The processor has AVX.
+#[inline(always)]
+fn stream_line<F: OptimizerFloat, const N: usize>(out: &mut [F; N], line: &[F; N]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_stream_si256};
+        let (from, to) = (line.as_ptr().cast::<__m256i>(), out.as_mut_ptr().cast::<__m256i>());
+        debug_assert!(out.as_ptr().align_offset(LINE_BYTES) == 0);
+        for word in 0..size_of::<[F; N]>() / 32 {
+            // SAFETY: both lines have N elements, which these words cover. The caller has checked
+            // that `out` starts a cache line, and that the processor has AVX.
+            unsafe { _mm256_stream_si256(to.add(word), _mm256_loadu_si256(from.add(word))) };
+        }
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        *out = *line;
+    }
+}
+
+/// Orders the non-temporal stores of this thread before its later accesses.
+#[cfg(test)]
+fn fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: `sfence` exists on every x86-64 processor and accesses no memory.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
     }
 }
 
@@ -158,7 +388,11 @@ fn step<F: OptimizerFloat, R: UpdateRule<F, S>, const S: usize, const N: usize>(
     g: &[F; N],
 ) -> ([F; N], [[F; N]; S]) {
     for i in 0..N {
-        let (value, slots) = rule.step(w[i], s.each_ref().map(|slot| slot[i]), g[i]);
+        let mut slots = [F::default(); S];
+        for (slot, line) in slots.iter_mut().zip(&s) {
+            *slot = line[i];
+        }
+        let (value, slots) = rule.step(w[i], slots, g[i]);
         w[i] = value;
         for (line, slot) in s.iter_mut().zip(slots) {
             line[i] = slot;

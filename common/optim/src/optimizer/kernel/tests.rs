@@ -4,7 +4,6 @@ use proptest::prelude::*;
 use pushpull_common::finite::Exponents;
 use pushpull_common::tensor::DType;
 
-use super::streaming::fence;
 use super::*;
 use crate::optimizer::gradient::{GradientRun, SharedRun};
 use crate::optimizer::{
