@@ -73,12 +73,17 @@ impl Interrupt {
     /// Awaits a future, or returns `None` as soon as the interrupt is raised. The future is dropped
     /// then.
     pub(crate) async fn race<F: Future>(&self, future: F) -> Option<F::Output> {
-        let mut raised = self.0.subscribe();
         tokio::select! {
             biased;
             output = future => Some(output),
-            _ = raised.wait_for(|raised| *raised) => None,
+            () = self.raised() => None,
         }
+    }
+
+    /// Waits until the interrupt is raised.
+    async fn raised(&self) {
+        // It has no error while the sender is here.
+        let _ = self.0.subscribe().wait_for(|raised| *raised).await;
     }
 
     /// Awaits a future as [`Interrupt::race`] does, but for [`GRACE`] longer once the interrupt is

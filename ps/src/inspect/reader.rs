@@ -79,10 +79,10 @@ impl ShardReader<'_> {
 
     /// Records an error as the verdict on its file, and returns `None`.
     fn note<T>(&mut self, result: Result<T, StorageError>) -> Option<T> {
-        let error = match result {
-            Ok(found) => return Some(found),
-            Err(error) => error,
-        };
+        result.map_err(|error| self.note_error(error)).ok()
+    }
+
+    fn note_error(&mut self, error: StorageError) {
         let (path, verdict) = match error {
             StorageError::Corrupt { path, offset, expected } => {
                 (path, Verdict::Fault { offset, expected })
@@ -99,7 +99,6 @@ impl ShardReader<'_> {
         };
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         self.verdicts.insert(name, verdict);
-        None
     }
 
     fn fault<T>(&mut self, kind: Kind, generation: u64, found: Result<T, Fault>) -> Option<T> {

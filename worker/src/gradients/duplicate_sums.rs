@@ -1,5 +1,6 @@
 //! Sums rows of one id, so that the ids of a push are unique and ascend.
 
+use std::convert::identity;
 use std::ops::AddAssign;
 
 use pushpull_common::tensor::{DType, Element, bf16, f16};
@@ -36,10 +37,11 @@ impl DuplicateSums {
         unique.extend(self.order.chunk_by(|a, b| a.0 == b.0).map(|of| of[0].0));
         let width = values.len().checked_div(ids.len()).unwrap_or(0);
         let (order, sums) = (&self.order[..], &mut self.sum);
+        let values: &[u8] = bytemuck::cast_slice(values);
         match T::DTYPE {
-            DType::F32 => sum::<f32, f32>(order, width, values, sums, out, |v| v, |v| v),
-            DType::F64 => sum::<f64, f64>(order, width, values, sums, out, |v| v, |v| v),
-            DType::I64 => sum::<i64, i64>(order, width, values, sums, out, |v| v, |v| v),
+            DType::F32 => sum::<f32, f32>(order, width, values, sums, out, identity, identity),
+            DType::F64 => sum::<f64, f64>(order, width, values, sums, out, identity, identity),
+            DType::I64 => sum::<i64, i64>(order, width, values, sums, out, identity, identity),
             DType::F16 => sum(order, width, values, sums, out, f16::to_f32, f16::from_f32),
             DType::Bf16 => sum(order, width, values, sums, out, bf16::to_f32, bf16::from_f32),
             _ => unreachable!("an element is of a known type"),
@@ -48,12 +50,12 @@ impl DuplicateSums {
     }
 }
 
-/// Appends the rows in this order of ids and indices, and sums rows of one id in type `S`. `sums`
-/// is memory for one row.
+/// Appends the rows in this order of ids and indices, and sums rows of one id in type `S`. `values`
+/// are the bytes of elements of type `T`, and `sums` is memory for one row.
 fn sum<T: Element, S: Element + AddAssign>(
     order: &[(u64, u32)],
     width: usize,
-    values: &[impl Element],
+    values: &[u8],
     sums: &mut Vec<u64>,
     out: &mut Vec<u8>,
     widen: impl Fn(T) -> S,

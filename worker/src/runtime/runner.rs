@@ -3,7 +3,7 @@
 use std::io;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use pushpull_net::{AdaptiveSpin, Processors, SpinLimits};
@@ -108,7 +108,17 @@ pub(crate) struct LeadingCaller<'a> {
 
 impl LeadingCaller<'_> {
     /// Runs the session until a future is ready.
-    pub(crate) fn wait<F: Future>(mut self, future: F) -> F::Output {
+    pub(crate) fn wait<F: Future>(self, future: F) -> F::Output {
+        let (mut future, mut output) = (pin!(future), None);
+        self.run_until(&mut |context| {
+            future.as_mut().poll(context).map(|ready| output = Some(ready))
+        });
+        output.expect("the future was polled until it was ready")
+    }
+
+    /// Runs the session until `poll` is ready. Compiled once, whatever the caller awaits: the
+    /// runtime's part would otherwise be a tenth of this crate's code.
+    fn run_until(mut self, poll: &mut dyn FnMut(&mut Context<'_>) -> Poll<()>) {
         self.guard.lead();
         let runner = self.runner;
         let mut wait = runner.adaptive_spin().begin(Instant::now());
@@ -117,24 +127,17 @@ impl LeadingCaller<'_> {
             let pays = runner.adaptive_spin().pays();
             pays && !runner.processors.are_oversubscribed()
         };
-        let output = runner.runtime().block_on(async {
-            let mut future = pin!(future);
-            std::future::poll_fn(|context| {
-                if let Poll::Ready(output) = future.as_mut().poll(context) {
-                    return Poll::Ready(output);
-                }
-                // Polls without yielding the processor. After a yield to a thread that computes,
-                // this thread would wait for the end of that thread's time slice, milliseconds,
-                // even if the answer is there. A thread that wakes from sleep is scheduled first.
-                if wait.polls(Instant::now(), pays) {
-                    context.waker().wake_by_ref();
-                }
-                Poll::Pending
-            })
-            .await
-        });
+        runner.runtime().block_on(std::future::poll_fn(|context| {
+            let polled = poll(context);
+            // Polls without yielding the processor. After a yield to a thread that computes, this
+            // thread would wait for the end of that thread's time slice, milliseconds, even if the
+            // answer is there. A thread that wakes from sleep is scheduled first.
+            if polled.is_pending() && wait.polls(Instant::now(), pays) {
+                context.waker().wake_by_ref();
+            }
+            polled
+        }));
         runner.adaptive_spin().waited(Instant::now(), &wait);
-        output
     }
 }
 
