@@ -1,6 +1,6 @@
 //! [`Waiter`]: waits on the calling thread.
 
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
@@ -58,8 +58,18 @@ impl Waiter {
     where
         F: Future<Output = Result<T, Error>>,
     {
+        let runner = self.runner.clone();
+        let leading = runner.as_ref().and_then(|runner| runner.enter());
+        let mut future = pin!(begin());
+        if let Poll::Ready(result) = self.poll(future.as_mut()) {
+            return result;
+        }
         let interrupt = self.interrupt.clone();
-        let result = self.wait(|| interrupt.race(begin()));
+        let raced = interrupt.race(future);
+        let result = match leading {
+            Some(leading) => leading.wait(raced),
+            None => self.wait_apart(raced),
+        };
         result.unwrap_or(Err(Error::Interrupted { doing }))
     }
 
@@ -80,16 +90,20 @@ impl Waiter {
     /// Starts an operation and waits for it.
     pub(super) fn wait<F: Future>(&mut self, begin: impl FnOnce() -> F) -> F::Output {
         let runner = self.runner.clone();
-        let Some(waiting) = runner.as_ref().and_then(|runner| runner.enter()) else {
+        let Some(leading) = runner.as_ref().and_then(|runner| runner.enter()) else {
             return self.wait_apart(begin());
         };
         let mut future = pin!(begin());
-        // An operation that needs no answer is ready at once, whichever thread runs the session.
-        let waker = &self.waker().1;
-        match future.as_mut().poll(&mut Context::from_waker(waker)) {
+        match self.poll(future.as_mut()) {
             Poll::Ready(output) => output,
-            Poll::Pending => waiting.wait(future),
+            Poll::Pending => leading.wait(future),
         }
+    }
+
+    /// Polls an operation once. One that needs no answer, such as a pull from shared memory, is
+    /// ready at once, whichever thread runs the session.
+    fn poll<F: Future>(&mut self, future: Pin<&mut F>) -> Poll<F::Output> {
+        future.poll(&mut Context::from_waker(&self.waker().1))
     }
 
     /// Waits while another thread runs the session.
