@@ -1,4 +1,4 @@
-//! Blocking calls that another thread cancels, whatever they wait for.
+//! Blocking calls that another thread cancels, in every kind of wait.
 
 use std::net::TcpListener;
 use std::thread;

@@ -116,7 +116,7 @@ impl LeadingCaller<'_> {
         output.expect("the future was polled until it was ready")
     }
 
-    /// Runs the session until `poll` is ready. Compiled once, whatever the caller awaits: the
+    /// Runs the session until `poll` is ready. Compiled once for all that callers await: the
     /// runtime's part would otherwise be a tenth of this crate's code.
     fn run_until(mut self, poll: &mut dyn FnMut(&mut Context<'_>) -> Poll<()>) {
         self.guard.lead();

@@ -159,7 +159,7 @@ impl TrainingConfig {
         self
     }
 
-    /// Ends the training when this interrupt is raised, whatever the session waits for: see
+    /// Ends the training when this interrupt is raised, in every wait of the session: see
     /// [`WorkerConfig::interrupt`].
     ///
     /// A push under way has a quarter of a second to settle. Then the last checkpoint is saved, if the

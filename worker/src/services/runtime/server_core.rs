@@ -127,7 +127,7 @@ impl ServerCore {
         let mut frames = FrameStream::new(stream, reader);
         frames.open();
         let mut side = CallServerSide { core: &self, connection, outbox: &outbox };
-        // Whatever ends the connection, the client sees it closed and connects again.
+        // However the connection ends, the client sees it closed and connects again.
         let _ = frames.serve(&mut side, drop).await;
         drop((frames, registration));
     }
