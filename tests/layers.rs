@@ -247,6 +247,7 @@ const SERVICES_RUNTIME: &[&str] = &[
     "crate::session",
     "services::runtime",
     "services::server",
+    "services::server_config",
     "services::client",
     "services::functions",
 ];

@@ -13,7 +13,8 @@
 // | `value`, `value_body`, `value_error`, `outputs` | tensors and bytes; parts to send, memory to receive |
 // | `invocation`, `cancel`, `nested_calls`, `states`, `server_devices` | what a running function is given |
 // | `inputs`, `variables`, `params_pool` | the inputs of an execution, from calls and parameter servers |
-// | `server`, `description`, `device_name` | a server: its settings, its start and end, what it says of itself |
+// | `server_config`, `server` | a server: its settings, its start and end |
+// | `description`, `device_name` | what a server says of itself |
 // | `client`, `call`, `kept`, `error`, `blocking`, `block_on` | a client, with and without futures |
 // | `trainer`, `towers`, `gradient_value` | functions that train; in-graph replication |
 // | `coordinator`, `remote_value`, `per_worker` | scheduled calls |
@@ -45,6 +46,7 @@ mod per_worker;
 mod remote_value;
 mod runtime;
 mod server;
+mod server_config;
 mod server_devices;
 pub(crate) mod service;
 mod signature;
@@ -69,7 +71,8 @@ pub use kept::{Keeping, Kept};
 pub use outputs::Outputs;
 pub use per_worker::PerWorker;
 pub use remote_value::RemoteValue;
-pub use server::{Server, ServerConfig, ServerError, ServerHandle, ServerListener};
+pub use server::{Server, ServerError, ServerHandle, ServerListener};
+pub use server_config::ServerConfig;
 pub use signature::Signature;
 pub use states::State;
 pub use towers::{TowerStep, Towers};

@@ -8,7 +8,6 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pushpull_common::cluster::{ClusterError, ClusterSpec};
-use pushpull_common::device::DeviceFilters;
 use pushpull_common::ids::{Incarnation, TaskId};
 use pushpull_net::{AcceptLimits, Endpoints, ListenError, ServicePeers};
 use thiserror::Error;
@@ -25,6 +24,7 @@ use super::nested_calls::NestedClients;
 use super::runtime::client_core::ClientCore;
 use super::runtime::door::Door;
 use super::runtime::server_core::ServerCore;
+use super::server_config::ServerConfig;
 use super::server_devices::ServerDevices;
 use super::service::{Service, ServiceConfig};
 use super::states::States;
@@ -71,122 +71,6 @@ const ASYNCHRONOUS_MAX: usize = 1024;
 /// The most executions of one function that have passed their deadlines and not returned. Each holds a
 /// thread.
 const UNRETURNED_MAX: usize = 4;
-
-/// The settings of a server.
-#[derive(Clone, Debug)]
-pub struct ServerConfig {
-    cluster: ClusterSpec,
-    task: TaskId,
-    functions: Functions,
-    threads: usize,
-    device_threads: Option<usize>,
-    cuda: bool,
-    lease: Duration,
-    calls_max: usize,
-    client_bytes_max: u64,
-    clients_max: usize,
-    grace: Duration,
-    device_filters: DeviceFilters,
-}
-
-impl ServerConfig {
-    /// A server for this task of a cluster. The task may be of any job.
-    pub fn new(cluster: ClusterSpec, task: TaskId, functions: Functions) -> ServerConfig {
-        ServerConfig {
-            cluster,
-            task,
-            functions,
-            threads: std::thread::available_parallelism().map_or(1, usize::from).max(2),
-            device_threads: None,
-            cuda: true,
-            lease: Duration::from_secs(10),
-            calls_max: 64,
-            client_bytes_max: 1 << 30,
-            clients_max: 1024,
-            grace: Duration::from_secs(30),
-            device_filters: DeviceFilters::default(),
-        }
-    }
-
-    /// How many blocking functions run at once. Each has a thread. Default: one for each processor,
-    /// at least 2.
-    pub fn threads(self, threads: usize) -> ServerConfig {
-        ServerConfig { threads, ..self }
-    }
-
-    /// How many threads compute an operation of [`super::Invocation::device`] on the processor.
-    /// Default: one for each processor.
-    pub fn device_threads(self, threads: usize) -> ServerConfig {
-        ServerConfig { device_threads: Some(threads), ..self }
-    }
-
-    /// Whether the server offers the CUDA devices of the machine, and opens the CUDA driver to list
-    /// them. Default `true`.
-    pub fn cuda(self, cuda: bool) -> ServerConfig {
-        ServerConfig { cuda, ..self }
-    }
-
-    /// How long a client that is silent, or not connected, is remembered. After that its calls are
-    /// cancelled, and what they have left is dropped. Default 10 s.
-    pub fn lease(self, lease: Duration) -> ServerConfig {
-        ServerConfig { lease, ..self }
-    }
-
-    /// How many calls of one client may be under way. A client sends no more. Default 64.
-    pub fn calls_max(self, calls: usize) -> ServerConfig {
-        ServerConfig { calls_max: calls, ..self }
-    }
-
-    /// How many bytes the inputs and outputs of one client may take. Default 1 GiB.
-    pub fn client_bytes_max(self, bytes: u64) -> ServerConfig {
-        ServerConfig { client_bytes_max: bytes, ..self }
-    }
-
-    /// How many clients are remembered. Default 1024.
-    pub fn clients_max(self, clients: usize) -> ServerConfig {
-        ServerConfig { clients_max: clients, ..self }
-    }
-
-    /// How long a stopping server waits for the calls that it has accepted. Default 30 s.
-    pub fn grace(self, grace: Duration) -> ServerConfig {
-        ServerConfig { grace, ..self }
-    }
-
-    /// The tasks that the server connects to, beside itself: for variables, for outputs that calls have
-    /// left there, and for calls of its functions. Default: all.
-    pub fn device_filters(self, filters: DeviceFilters) -> ServerConfig {
-        ServerConfig { device_filters: filters, ..self }
-    }
-
-    /// Returns the device filters, which never exclude the task itself.
-    fn filters(&self) -> DeviceFilters {
-        self.device_filters.clone().and_task(&self.task)
-    }
-
-    fn check(&self) -> Result<(), ServerError> {
-        let TaskId { job, index } = &self.task;
-        self.cluster.require(job, *index).map_err(|source| {
-            let task = self.task.clone();
-            ServerError::UnknownTask { task, source }
-        })?;
-        let counts = [
-            ("threads", self.threads, 4096, "1 to 4096"),
-            ("calls_max", self.calls_max, 4096, "1 to 4096"),
-            ("clients_max", self.clients_max, 65_536, "1 to 65536"),
-        ];
-        for (setting, value, most, reason) in counts {
-            if !(1..=most).contains(&value) {
-                let value = value as u64;
-                return Err(ServerError::Setting { setting, value, reason });
-            }
-        }
-        if self.lease < Duration::from_millis(10) {
-            let (setting, value) = ("lease_ms", self.lease.as_millis() as u64);
-            return Err(ServerError::Setting { setting, value, reason: "at least 10" });
-        }
-        Ok(())
-    }
-}
 
 /// A bound address that is not served yet.
 #[derive(Debug)]

@@ -1,0 +1,126 @@
+//! [`ServerConfig`]: the settings of a server of functions.
+
+use std::time::Duration;
+
+use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::device::DeviceFilters;
+use pushpull_common::ids::TaskId;
+
+use super::functions::Functions;
+use super::server::ServerError;
+
+/// The settings of a server.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    pub(super) cluster: ClusterSpec,
+    pub(super) task: TaskId,
+    pub(super) functions: Functions,
+    pub(super) threads: usize,
+    pub(super) device_threads: Option<usize>,
+    pub(super) cuda: bool,
+    pub(super) lease: Duration,
+    pub(super) calls_max: usize,
+    pub(super) client_bytes_max: u64,
+    pub(super) clients_max: usize,
+    pub(super) grace: Duration,
+    device_filters: DeviceFilters,
+}
+
+impl ServerConfig {
+    /// A server for this task of a cluster. The task may be of any job.
+    pub fn new(cluster: ClusterSpec, task: TaskId, functions: Functions) -> ServerConfig {
+        ServerConfig {
+            cluster,
+            task,
+            functions,
+            threads: std::thread::available_parallelism().map_or(1, usize::from).max(2),
+            device_threads: None,
+            cuda: true,
+            lease: Duration::from_secs(10),
+            calls_max: 64,
+            client_bytes_max: 1 << 30,
+            clients_max: 1024,
+            grace: Duration::from_secs(30),
+            device_filters: DeviceFilters::default(),
+        }
+    }
+
+    /// How many blocking functions run at once. Each has a thread. Default: one for each processor,
+    /// at least 2.
+    pub fn threads(self, threads: usize) -> ServerConfig {
+        ServerConfig { threads, ..self }
+    }
+
+    /// How many threads compute an operation of [`super::Invocation::device`] on the processor.
+    /// Default: one for each processor.
+    pub fn device_threads(self, threads: usize) -> ServerConfig {
+        ServerConfig { device_threads: Some(threads), ..self }
+    }
+
+    /// Whether the server offers the CUDA devices of the machine, and opens the CUDA driver to list
+    /// them. Default `true`.
+    pub fn cuda(self, cuda: bool) -> ServerConfig {
+        ServerConfig { cuda, ..self }
+    }
+
+    /// How long a client that is silent, or not connected, is remembered. After that its calls are
+    /// cancelled, and what they have left is dropped. Default 10 s.
+    pub fn lease(self, lease: Duration) -> ServerConfig {
+        ServerConfig { lease, ..self }
+    }
+
+    /// How many calls of one client may be under way. A client sends no more. Default 64.
+    pub fn calls_max(self, calls: usize) -> ServerConfig {
+        ServerConfig { calls_max: calls, ..self }
+    }
+
+    /// How many bytes the inputs and outputs of one client may take. Default 1 GiB.
+    pub fn client_bytes_max(self, bytes: u64) -> ServerConfig {
+        ServerConfig { client_bytes_max: bytes, ..self }
+    }
+
+    /// How many clients are remembered. Default 1024.
+    pub fn clients_max(self, clients: usize) -> ServerConfig {
+        ServerConfig { clients_max: clients, ..self }
+    }
+
+    /// How long a stopping server waits for the calls that it has accepted. Default 30 s.
+    pub fn grace(self, grace: Duration) -> ServerConfig {
+        ServerConfig { grace, ..self }
+    }
+
+    /// The tasks that the server connects to, beside itself: for variables, for outputs that calls have
+    /// left there, and for calls of its functions. Default: all.
+    pub fn device_filters(self, filters: DeviceFilters) -> ServerConfig {
+        ServerConfig { device_filters: filters, ..self }
+    }
+
+    /// Returns the device filters, which never exclude the task itself.
+    pub(super) fn filters(&self) -> DeviceFilters {
+        self.device_filters.clone().and_task(&self.task)
+    }
+
+    pub(super) fn check(&self) -> Result<(), ServerError> {
+        let TaskId { job, index } = &self.task;
+        self.cluster.require(job, *index).map_err(|source| {
+            let task = self.task.clone();
+            ServerError::UnknownTask { task, source }
+        })?;
+        let counts = [
+            ("threads", self.threads, 4096, "1 to 4096"),
+            ("calls_max", self.calls_max, 4096, "1 to 4096"),
+            ("clients_max", self.clients_max, 65_536, "1 to 65536"),
+        ];
+        for (setting, value, most, reason) in counts {
+            if !(1..=most).contains(&value) {
+                let value = value as u64;
+                return Err(ServerError::Setting { setting, value, reason });
+            }
+        }
+        if self.lease < Duration::from_millis(10) {
+            let (setting, value) = ("lease_ms", self.lease.as_millis() as u64);
+            return Err(ServerError::Setting { setting, value, reason: "at least 10" });
+        }
+        Ok(())
+    }
+}
