@@ -259,6 +259,7 @@ const TRAINING_RUNTIME: &[&str] = &[
     "crate::runtime",
     "crate::session",
     "super::training_session",
+    "super::session_replica",
     "super::training_config",
     "crate::pause",
     "crate::interrupt",

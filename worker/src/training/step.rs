@@ -8,7 +8,7 @@ use super::gradient_outcome::GradientOutcome;
 use super::lifecycle::PushRecovery;
 use super::step_grant::StepGrant;
 use super::training_error::TrainingError;
-use super::training_session::{IN_STEP, TrainingSession};
+use super::training_session::TrainingSession;
 use crate::compute::{Compute, DeviceCopy, ModelError};
 use crate::error::Error;
 use crate::gradients::params::{Gradients, Params};
@@ -86,7 +86,7 @@ impl<'a> Step<'a> {
     /// The caller may change the values. Those of variables that each replica changes by itself,
     /// such as running statistics, stay for the next step.
     pub fn parts(&mut self) -> (&mut Params, &mut Gradients) {
-        (&mut self.session.of_step().params, &mut self.grant.gradients)
+        (&mut self.session.replica.of_step().params, &mut self.grant.gradients)
     }
 
     /// Computes the gradients of the step with a model, on its device. Returns the loss, and reports
@@ -102,8 +102,8 @@ impl<'a> Step<'a> {
         model: &mut (impl Compute<B> + ?Sized),
         batch: B,
     ) -> Result<f64, ModelError> {
-        let TrainingSession { joined, device_copy, .. } = &mut *self.session;
-        let params = &mut joined.as_mut().expect(IN_STEP).params;
+        let TrainingSession { replica, device_copy, .. } = &mut *self.session;
+        let params = &mut replica.of_step().params;
         let gradients = &mut self.grant.gradients;
         if !model.device().uses_host_memory() {
             // The next pulls are to such pages as well.
@@ -143,8 +143,8 @@ impl<'a> Step<'a> {
         ids: &[u64],
         rows: &mut [T],
     ) -> Result<Pulled, Error> {
-        let interrupt = self.session.interrupt.clone();
-        let worker = &mut self.session.of_step().worker;
+        let interrupt = self.session.replica.interrupt.clone();
+        let worker = &mut self.session.replica.of_step().worker;
         let pull = worker.pull_rows(&self.grant.token, name, ids, rows);
         interrupt.race(pull).await.unwrap_or(Ok(Pulled::Stale))
     }

@@ -5,24 +5,22 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::Sequence;
-use pushpull_common::variable::VariableSpec;
 
 use super::gradient_outcome::GradientOutcome;
 use super::hook::{StepTiming, TrainingSetup};
-use super::joined_worker::JoinedWorker;
 use super::lifecycle::{Lifecycle, NextAction, PushRecovery};
-use super::local_values::LocalValues;
 use super::scalars::Scalars;
+use super::session_replica::{JoinedWorker, SessionReplica};
 use super::step::{DetachedStep, Step};
-use super::step_grant::{SessionMark, StepGrant};
-use super::training_config::{FillValues, TrainingConfig};
+use super::step_grant::{StepGrant, StepNumbers};
+use super::training_config::TrainingConfig;
 use super::training_end::{StopReason, TrainingEnd};
 use super::training_error::TrainingError;
 use crate::compute::DeviceCopy;
+#[cfg(doc)]
 use crate::config::WorkerConfig;
 use crate::error::Error;
 use crate::gradients::params::Gradients;
-use crate::interrupt::Interrupt;
 use crate::outcome::{Pulled, Push, SaveHandle};
 use crate::pause::Pause;
 use crate::runtime::SessionRunner;
@@ -66,23 +64,13 @@ use crate::worker::Worker;
 #[doc(alias = "SessionManager")]
 pub struct TrainingSession {
     pub(super) lifecycle: Lifecycle,
-    pub(super) joined: Option<JoinedWorker>,
+    pub(super) replica: SessionReplica,
     /// The memory of the device that computed the last step, if it has its own.
     pub(super) device_copy: Option<DeviceCopy>,
-    /// The worker after the end, until it has left.
-    leaving: Option<Worker>,
-    /// The replica's local values while it joins again.
-    local_values: Option<LocalValues>,
     pub(super) scalars: Scalars,
     pub(super) timing: StepTiming,
-    worker: WorkerConfig,
-    variables: Vec<VariableSpec>,
-    fill: FillValues,
-    pub(super) interrupt: Interrupt,
     started: Instant,
-    /// The number of steps that have begun to compute.
-    steps: u64,
-    mark: SessionMark,
+    numbers: StepNumbers,
     /// The token of a step that has not begun to compute.
     token: Option<Token>,
     save: Option<SaveHandle>,
@@ -119,22 +107,14 @@ impl TrainingSession {
         let mut lifecycle = Lifecycle::new(settings, hooks);
         let (task, is_chief) = (&worker.task, settings.is_chief);
         lifecycle.begin(&mut TrainingSetup { variables: &mut variables, task, is_chief })?;
-        let interrupt = worker.interrupt.clone().unwrap_or_default();
         Ok(TrainingSession {
             lifecycle,
-            joined: None,
-            leaving: None,
-            local_values: None,
+            replica: SessionReplica::new(worker, variables, fill),
             device_copy: None,
             scalars: Scalars::default(),
             timing: StepTiming::default(),
-            worker,
-            variables,
-            fill,
-            interrupt,
             started: Instant::now(),
-            steps: 0,
-            mark: SessionMark::default(),
+            numbers: StepNumbers::default(),
             token: None,
             save: None,
         })
@@ -142,7 +122,7 @@ impl TrainingSession {
 
     /// Carries actions out until the session has joined or is over.
     pub(crate) async fn join_first(&mut self) -> Result<(), TrainingError> {
-        while self.joined.is_none() && !self.lifecycle.is_over() {
+        while self.replica.joined.is_none() && !self.lifecycle.is_over() {
             let action = self.next_action()?;
             self.act(action).await?;
         }
@@ -176,8 +156,7 @@ impl TrainingSession {
     /// step is returned then.
     pub fn attach(&mut self, step: DetachedStep) -> Option<Step<'_>> {
         let grant = step.grant;
-        let is_of_this = grant.session == self.mark && grant.number == self.steps;
-        let is_current = is_of_this && self.joined.is_some();
+        let is_current = self.numbers.is_last(&grant) && self.replica.joined.is_some();
         (is_current && !self.lifecycle.is_over()).then(|| Step::new(self, grant))
     }
 
@@ -252,7 +231,7 @@ impl TrainingSession {
 
     /// Whether this worker is the chief.
     pub fn is_chief(&self) -> bool {
-        self.worker.is_chief()
+        self.replica.is_chief()
     }
 
     /// The newest global step that this worker knows.
@@ -263,7 +242,7 @@ impl TrainingSession {
     /// The worker, for what it knows of variables and their places; `None` once it has left, and
     /// while it recovers.
     pub fn worker(&self) -> Option<&Worker> {
-        self.joined.as_ref().map(|joined| &joined.worker)
+        self.replica.joined.as_ref().map(|joined| &joined.worker)
     }
 
     /// The runner of the worker's session.
@@ -299,7 +278,7 @@ impl TrainingSession {
     }
 
     fn follow_interrupt(&mut self) {
-        if self.interrupt.is_raised() {
+        if self.replica.interrupt.is_raised() {
             self.lifecycle.stop(StopReason::Interrupted);
         }
     }
@@ -307,8 +286,8 @@ impl TrainingSession {
     /// Takes a token; `None` if the interrupt was raised.
     pub(crate) async fn take_token(&mut self) -> Option<Result<Option<Token>, Error>> {
         self.timing = StepTiming { begin: self.now(), ..StepTiming::default() };
-        let Some(joined) = &mut self.joined else { return None };
-        self.interrupt.race(joined.worker.token()).await
+        let SessionReplica { joined, interrupt, .. } = &mut self.replica;
+        interrupt.race(joined.as_mut()?.worker.token()).await
     }
 
     /// Records a token, and calls the hooks before the step.
@@ -338,8 +317,9 @@ impl TrainingSession {
 
     /// Pulls the values for the token; `None` if there is none, or if the interrupt was raised.
     pub(crate) async fn pull(&mut self) -> Option<Result<Pulled, Error>> {
-        let (Some(joined), Some(token)) = (&mut self.joined, &self.token) else { return None };
-        self.interrupt.race(joined.worker.pull(token, &mut joined.params)).await
+        let SessionReplica { joined, interrupt, .. } = &mut self.replica;
+        let (JoinedWorker { worker, params }, token) = (joined.as_mut()?, self.token.as_ref()?);
+        interrupt.race(worker.pull(token, params)).await
     }
 
     /// Records a pull. Returns what a step owns, if the caller may compute.
@@ -356,15 +336,13 @@ impl TrainingSession {
         if !self.lifecycle.pulled(now, pulled)? {
             return Ok(None);
         }
-        let Some(joined) = &mut self.joined else { return Ok(None) };
-        self.steps += 1;
-        let (number, session) = (self.steps, self.mark.clone());
-        Ok(Some(StepGrant { token, gradients: joined.worker.gradients(), number, session }))
+        let Some(joined) = &mut self.replica.joined else { return Ok(None) };
+        Ok(Some(self.numbers.grant(token, joined.worker.gradients())))
     }
 
     /// Averages the means after this many steps; `None` if the interrupt was raised.
     pub(crate) async fn average(&mut self, steps: u64) -> Option<Result<(), Error>> {
-        self.interrupt.race(self.joined.as_mut()?.average(steps)).await
+        self.replica.average(steps).await
     }
 
     /// Records an average.
@@ -375,11 +353,6 @@ impl TrainingSession {
         averaged.map_or(Ok(()), |result| self.lifecycle.averaged(self.now(), result))
     }
 
-    /// The worker and the values of a step.
-    pub(super) fn of_step(&mut self) -> &mut JoinedWorker {
-        self.joined.as_mut().expect(IN_STEP)
-    }
-
     /// Calls the hooks before a push. Returns whether to push.
     pub(crate) fn before_push(&mut self, gradients: &Gradients) -> Result<bool, TrainingError> {
         if self.lifecycle.has_failed() {
@@ -388,7 +361,7 @@ impl TrainingSession {
         let now = self.now();
         let StepTiming { begin, token, pull, .. } = self.timing;
         self.timing.compute = now.saturating_sub(begin + token + pull);
-        let params = &self.joined.as_ref().expect(IN_STEP).params;
+        let params = &self.replica.of_step().params;
         self.lifecycle.before_push(now, params, gradients, &self.scalars)
     }
 
@@ -399,9 +372,9 @@ impl TrainingSession {
 
     /// Pushes the gradients of a step.
     pub(crate) async fn push(&mut self, grant: StepGrant) -> Result<Push, Error> {
-        let push = self.of_step().worker.push(grant.token, grant.gradients);
+        let push = self.replica.of_step().worker.push(grant.token, grant.gradients);
         // The end counts the gradient if a server that lives settles it.
-        self.interrupt.race_with_grace(push).await.unwrap_or(Err(INTERRUPTED_PUSH))
+        self.replica.interrupt.race_with_grace(push).await.unwrap_or(Err(INTERRUPTED_PUSH))
     }
 
     /// Waits, then for a push that has timed out.
@@ -410,9 +383,10 @@ impl TrainingSession {
         sequence: Sequence,
         pause: Duration,
     ) -> Result<Push, Error> {
-        _ = self.interrupt.race(Pause::new(pause)).await;
-        let JoinedWorker { worker, .. } = self.joined.as_mut().expect(IN_STEP);
-        let resumed = self.interrupt.race_with_grace(worker.resume(sequence)).await;
+        let interrupt = self.replica.interrupt.clone();
+        _ = interrupt.race(Pause::new(pause)).await;
+        let resumed = self.replica.of_step().worker.resume(sequence);
+        let resumed = interrupt.race_with_grace(resumed).await;
         resumed.unwrap_or(Err(INTERRUPTED_PUSH))
     }
 
@@ -432,7 +406,7 @@ impl TrainingSession {
         if let PushRecovery::Ended(outcome) = &recovery {
             let StepTiming { begin, token, pull, compute, .. } = self.timing;
             self.timing.push = now.saturating_sub(begin + token + pull + compute);
-            let params = &self.joined.as_ref().expect(IN_STEP).params;
+            let params = &self.replica.of_step().params;
             let (scalars, timing) = (&mut self.scalars, self.timing);
             self.lifecycle.after_step(now, outcome, params, scalars, timing)?;
         }
@@ -443,9 +417,15 @@ impl TrainingSession {
     pub(crate) async fn act(&mut self, action: NextAction) -> Result<(), TrainingError> {
         match action {
             NextAction::Join { within } => return self.join(within).await,
-            NextAction::Wait(pause) => _ = self.interrupt.race(Pause::new(pause)).await,
-            NextAction::Publish => return self.publish().await,
-            NextAction::Save => self.ask_for_save(),
+            NextAction::Wait(pause) => _ = self.replica.interrupt.race(Pause::new(pause)).await,
+            NextAction::Publish => {
+                let Some(published) = self.replica.publish().await else { return Ok(()) };
+                return self.lifecycle.published(self.now(), published);
+            }
+            NextAction::Save => {
+                self.lifecycle.save_asked(self.now());
+                self.save = self.replica.start_save();
+            }
             NextAction::AwaitSave => {
                 let answer = match &mut self.save {
                     Some(save) => save.await,
@@ -454,26 +434,16 @@ impl TrainingSession {
                 self.save = None;
                 return self.lifecycle.saved(self.now(), answer);
             }
-            NextAction::Finish => {
-                // The other workers go on if the step owner does not hear it.
-                let is_finished = match &mut self.joined {
-                    Some(joined) => {
-                        let finished = self.interrupt.race_with_grace(joined.worker.finish()).await;
-                        finished.is_some_and(|finished| finished.is_ok())
-                    }
-                    None => false,
-                };
-                self.lifecycle.finished(is_finished);
+            NextAction::Finish => self.lifecycle.finished(self.replica.finish().await),
+            NextAction::AwaitEnd => self.lifecycle.end_awaited(self.replica.await_end().await),
+            NextAction::Refresh { at_least } => {
+                self.lifecycle.refreshed(self.replica.refresh(at_least).await);
             }
-            NextAction::AwaitEnd => self.await_end().await,
-            NextAction::Refresh { at_least } => self.refresh(at_least).await,
-            NextAction::End => {
-                let joined = self.joined.take().map(|joined| (joined.worker, joined.params));
-                let (worker, params) = joined.unzip();
-                self.leaving = worker;
-                return self.lifecycle.end(params, &self.scalars);
+            NextAction::End => return self.lifecycle.end(self.replica.end(), &self.scalars),
+            NextAction::Leave => {
+                self.replica.leave().await;
+                self.lifecycle.has_left();
             }
-            NextAction::Leave => self.leave().await,
             NextAction::Token | NextAction::Pull | NextAction::Over => {}
             NextAction::Average { .. } => {}
         }
@@ -481,77 +451,16 @@ impl TrainingSession {
     }
 
     async fn join(&mut self, within: Duration) -> Result<(), TrainingError> {
-        // The old session ends first: the new incarnation fences it.
         self.save = None;
-        if let Some(joined) = self.joined.take() {
-            self.local_values = joined.local_values();
-        }
-        if self.lifecycle.has_lost_state() {
-            self.local_values = None;
-        }
-        let config = self.worker.clone();
-        let timeout = config.connect_timeout.min(within);
-        let (variables, fill) = (&self.variables, &mut self.fill.0);
-        let attempt = async {
-            let mut worker = Worker::connect(config.connect_timeout(timeout)).await?;
-            let params = worker.join(variables, fill).await?;
-            Ok(JoinedWorker { worker, params })
-        };
-        let attempt = self.interrupt.race(attempt).await;
-        let now = self.now();
-        match attempt {
+        let joined = self.replica.join(within, self.lifecycle.has_lost_state()).await;
+        let now = self.started.elapsed();
+        match joined {
             None => Ok(()),
             Some(Err(error)) => self.lifecycle.join_failed(now, error),
-            Some(Ok(joined)) => {
-                let joined = self.joined.insert(joined);
-                if let Some(values) = self.local_values.take() {
-                    joined.take_local_values(&values);
-                }
-                let JoinedWorker { worker, params } = joined;
+            Some(Ok(JoinedWorker { worker, params })) => {
                 self.lifecycle.joined(now, params, worker.restored())
             }
         }
-    }
-
-    async fn publish(&mut self) -> Result<(), TrainingError> {
-        let Some(joined) = &mut self.joined else { return Ok(()) };
-        let published = self.interrupt.race_with_grace(joined.publish()).await;
-        let published = published.unwrap_or(Err(Error::Interrupted { doing: "publish" }));
-        self.lifecycle.published(self.now(), published)
-    }
-
-    fn ask_for_save(&mut self) {
-        self.lifecycle.save_asked(self.now());
-        self.save = self.joined.as_ref().map(|joined| joined.worker.start_save(b""));
-    }
-
-    /// Waits until the training has ended on all workers.
-    async fn await_end(&mut self) {
-        let is_final = match &self.joined {
-            Some(joined) => {
-                self.interrupt.race(joined.worker.await_end()).await.is_some_and(|end| end.is_ok())
-            }
-            None => false,
-        };
-        self.lifecycle.end_awaited(is_final);
-    }
-
-    /// Pulls the newest values, of this step or a later one.
-    async fn refresh(&mut self, at_least: u64) {
-        let Some(joined) = &mut self.joined else { return self.lifecycle.refreshed(None) };
-        let pull = joined.worker.pull_newest(&mut joined.params, at_least);
-        // Without an answer the values of the last step stay.
-        let step = self.interrupt.race(pull).await.and_then(Result::ok);
-        self.lifecycle.refreshed(step);
-    }
-
-    async fn leave(&mut self) {
-        let joined = self.joined.take().map(|joined| joined.worker);
-        if let Some(worker) = self.leaving.take().or(joined) {
-            // A server that does not hear it notices when the lease expires.
-            let _ = self.interrupt.race_with_grace(worker.leave()).await;
-        }
-        self.lifecycle.has_left();
     }
 
     /// Does what remains after an error: the checkpoint, if it is wanted, and the leave.
@@ -573,7 +482,5 @@ impl Drop for TrainingSession {
         }
     }
 }
-
-pub(super) const IN_STEP: &str = "a step borrows a session that has joined";
 
 const INTERRUPTED_PUSH: Error = Error::Interrupted { doing: "push" };
