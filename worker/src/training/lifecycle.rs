@@ -2,31 +2,28 @@
 
 mod ending;
 mod next_action;
-mod push_recovery;
+mod recovery;
 mod replica_value_plan;
 mod settings;
 mod training_phase;
 
 use std::time::Duration;
 
-use pushpull_common::protocol::Refusal;
-
 use ending::Ending;
 pub(crate) use next_action::NextAction;
-pub(crate) use push_recovery::PushRecovery;
+pub(crate) use recovery::PushRecovery;
+use recovery::Recovery;
 use replica_value_plan::ReplicaValuePlan;
 pub(super) use settings::LifecycleSettings;
 use training_phase::LifecyclePhase;
 
-use super::backoff::Backoff;
-use super::checkpoint_plan::{CheckpointPlan, SaveOccasion};
+use super::checkpoint_plan::CheckpointPlan;
 use super::gradient_outcome::GradientOutcome;
 use super::hook::{
     ComputedStep, FinishedStep, GrantedStep, Hook, JoinReport, StepTiming, TrainingSetup,
 };
 use super::hook_list::{GateAnswer, HookList};
 use super::known_steps::KnownSteps;
-use super::recovery_window::RecoveryWindow;
 use super::scalars::Scalars;
 use super::training_end::{FinalValues, StopReason, TrainingEnd};
 use super::training_error::TrainingError;
@@ -50,21 +47,12 @@ use crate::outcome::{Pulled, RestoredCheckpoint, SavedCheckpoint};
 pub(crate) struct Lifecycle {
     settings: LifecycleSettings,
     hooks: HookList,
-    window: RecoveryWindow,
+    recovery: Recovery,
     checkpoints: CheckpointPlan,
     replica_values: ReplicaValuePlan,
     steps: KnownSteps,
     phase: LifecyclePhase,
-    /// No action but a wait before this time.
-    not_before: Duration,
-    has_joined: bool,
-    /// The error from which the training recovers.
-    cause: Option<Error>,
-    stop: Option<StopReason>,
-    is_interrupted: bool,
-    has_failed: bool,
     ending: Ending,
-    ended: Option<TrainingEnd>,
 }
 
 impl Lifecycle {
@@ -73,19 +61,12 @@ impl Lifecycle {
         Lifecycle {
             settings,
             hooks: HookList::new(hooks),
-            window: RecoveryWindow::new(settings.recover_for, settings.seed),
+            recovery: Recovery::new(settings.recover_for, settings.seed),
             checkpoints: CheckpointPlan::new(interval),
             replica_values: ReplicaValuePlan::default(),
             steps: KnownSteps::default(),
             phase: LifecyclePhase::Apart,
-            not_before: Duration::ZERO,
-            has_joined: false,
-            cause: None,
-            stop: None,
-            is_interrupted: false,
-            has_failed: false,
             ending: Ending::default(),
-            ended: None,
         }
     }
 
@@ -98,12 +79,14 @@ impl Lifecycle {
 
     /// Returns the next operation.
     pub(crate) fn next_action(&mut self, now: Duration) -> NextAction {
-        if now < self.not_before && self.phase != LifecyclePhase::Over {
-            return NextAction::Wait(self.not_before - now);
+        if let Some(pause) = self.recovery.pause(now)
+            && self.phase != LifecyclePhase::Over
+        {
+            return NextAction::Wait(pause);
         }
         match self.phase {
             LifecyclePhase::Apart => self.next_apart(now),
-            LifecyclePhase::Granted if self.stop.is_none() => NextAction::Pull,
+            LifecyclePhase::Granted if self.ending.reason.is_none() => NextAction::Pull,
             // The caller has dropped its step.
             LifecyclePhase::Between | LifecyclePhase::Granted | LifecyclePhase::Computing => {
                 self.next_between(now)
@@ -114,60 +97,49 @@ impl Lifecycle {
     }
 
     fn next_apart(&mut self, now: Duration) -> NextAction {
-        if self.has_failed {
+        if self.ending.has_failed {
             self.phase = LifecyclePhase::Over;
             return NextAction::Over;
         }
         // An interrupted training waits for no lost server.
-        if self.is_interrupted {
+        if self.ending.is_interrupted {
             return NextAction::End;
         }
-        let within = match self.has_joined {
-            true => self.window.remaining(now).max(Backoff::LONGEST),
-            false => Duration::MAX,
-        };
-        NextAction::Join { within }
+        NextAction::Join { within: self.recovery.join_within(now) }
     }
 
     fn next_between(&mut self, now: Duration) -> NextAction {
         self.phase = LifecyclePhase::Between;
         if let Some(steps) = self.replica_values.due()
-            && !(self.has_failed || self.is_interrupted)
+            && !(self.ending.has_failed || self.ending.is_interrupted)
         {
             return NextAction::Average { steps };
         }
-        match self.has_failed || self.stop.is_some() {
-            false if self.checkpoints.is_due(now, self.steps.applied) => self.next_save(),
+        match self.ending.has_begun() {
+            false if self.checkpoints.is_due(now, self.steps.applied) => {
+                self.replica_values.next_save()
+            }
             false => NextAction::Token,
             true if self.checkpoints.is_under_way => NextAction::AwaitSave,
             true => self.next_ending(),
         }
     }
 
-    /// Returns the next operation of a checkpoint, which has the chief's newest local values.
-    fn next_save(&self) -> NextAction {
-        match self.replica_values.must_publish() {
-            true => NextAction::Publish,
-            false => NextAction::Save,
-        }
-    }
-
     fn next_ending(&mut self) -> NextAction {
         let is_due = self.checkpoints.is_due_at_end(self.steps.applied);
-        if self.has_failed {
+        if self.ending.has_failed {
             if is_due && self.settings.final_checkpoint_on_error {
-                return self.next_save();
+                return self.replica_values.next_save();
             }
             self.phase = LifecyclePhase::Leaving;
             return NextAction::Leave;
         }
         let finishes = self.settings.is_chief && self.settings.finish_for_all;
         // The values of the step that this worker's last gradient was accepted for.
-        let at_least = self.steps.newest;
-        let ending = self.ending.next_action(finishes, self.is_interrupted, at_least);
+        let ending = self.ending.next_action(finishes, self.steps.newest);
         // Readers need the local values, too, with or without a checkpoint.
         ending.unwrap_or(match is_due || self.replica_values.must_publish() {
-            true => self.next_save(),
+            true => self.replica_values.next_save(),
             false => NextAction::End,
         })
     }
@@ -179,13 +151,12 @@ impl Lifecycle {
         params: &Params,
         restored: Option<&RestoredCheckpoint>,
     ) -> Result<(), TrainingError> {
-        let (step, cause) = (params.step(), self.cause.take());
-        let from_step = self.has_joined.then_some(self.steps.newest);
-        self.replica_values.joined(!self.has_joined);
-        (self.has_joined, self.phase) = (true, LifecyclePhase::Between);
+        let (step, (is_later, cause)) = (params.step(), self.recovery.joined());
+        let from_step = is_later.then_some(self.steps.newest);
+        self.replica_values.joined(!is_later);
+        self.phase = LifecyclePhase::Between;
         self.steps.joined(step);
-        // The servers may have gone back to a time before the end.
-        self.ending = Ending::default();
+        self.ending.joined();
         let restored_step = restored.map(|restored| restored.step);
         self.checkpoints.joined(now, step, restored_step);
         let cause = cause.as_ref();
@@ -196,17 +167,9 @@ impl Lifecycle {
 
     /// Records a failed attempt to join.
     pub(super) fn join_failed(&mut self, now: Duration, error: Error) -> Result<(), TrainingError> {
-        let is_final = match error.advice() {
-            Advice::Stop | Advice::SkipBatch => true,
-            // The first attempt has its own deadline, which has passed.
-            Advice::Retry => !self.has_joined && matches!(error, Error::Timeout { .. }),
-            // The chief has found no checkpoint.
-            Advice::Rejoin => self.settings.is_chief && matches!(error, Error::StateLost { .. }),
-        };
-        match is_final {
-            true => Err(self.fail(error.into())),
-            false => self.recover(now, error, LifecyclePhase::Apart),
-        }
+        let is_chief = self.settings.is_chief;
+        let recovered = self.recovery.join_failed(now, error, is_chief, &mut self.phase);
+        recovered.map_err(|error| self.fail(error))
     }
 
     /// Records the result of the request for a token: its step, or why there are no more. Returns
@@ -219,8 +182,8 @@ impl Lifecycle {
         let step = match taken {
             Ok(Ok(step)) => step,
             Ok(Err(end)) => {
-                self.window.progressed();
-                self.ending.is_for_all = true;
+                self.recovery.progressed();
+                self.ending.ended_for_all();
                 self.stop(end);
                 return Ok(false);
             }
@@ -233,7 +196,7 @@ impl Lifecycle {
                 self.phase = LifecyclePhase::Granted;
                 return Ok(true);
             }
-            Ok(GateAnswer::Wait(pause)) => self.not_before = now.saturating_add(pause),
+            Ok(GateAnswer::Wait(pause)) => self.recovery.pause_for(now, pause),
             Ok(GateAnswer::Stop(reason)) => self.stop(reason),
             Err(error) => return Err(self.fail(error)),
         }
@@ -255,7 +218,7 @@ impl Lifecycle {
             }
             Ok(Pulled::Stale) => {
                 // The servers have answered, if too late.
-                self.window.progressed();
+                self.recovery.progressed();
                 self.phase = LifecyclePhase::Between;
                 Ok(false)
             }
@@ -296,31 +259,9 @@ impl Lifecycle {
         now: Duration,
         error: Error,
     ) -> Result<PushRecovery, TrainingError> {
-        let ended = |outcome| Ok(PushRecovery::Ended(outcome));
-        match (error.advice(), &error) {
-            (_, Error::Interrupted { .. }) => ended(GradientOutcome::Lost(error)),
-            (Advice::Retry, &Error::Timeout { sequence: Some(sequence), .. }) => {
-                match self.window.failed(now) {
-                    _ if self.is_interrupted => ended(GradientOutcome::Lost(error)),
-                    Some(pause) => Ok(PushRecovery::Resume(sequence, pause)),
-                    None => Err(self.give_up(now, error)),
-                }
-            }
-            // Nothing is under way that could be waited for.
-            (Advice::Retry, _) => {
-                self.recover(now, error.clone(), LifecyclePhase::Between)?;
-                ended(GradientOutcome::Skipped(error))
-            }
-            (Advice::Rejoin, _) => {
-                self.recover(now, error.clone(), LifecyclePhase::Apart)?;
-                ended(GradientOutcome::Lost(error))
-            }
-            (Advice::SkipBatch, _) => {
-                self.window.progressed();
-                ended(GradientOutcome::Skipped(error))
-            }
-            (Advice::Stop, _) => Err(self.fail(error.into())),
-        }
+        let is_interrupted = self.ending.is_interrupted;
+        let recovered = self.recovery.push_failed(now, error, is_interrupted, &mut self.phase);
+        recovered.map_err(|error| self.fail(error))
     }
 
     /// Records the end of a step.
@@ -333,7 +274,7 @@ impl Lifecycle {
         timing: StepTiming,
     ) -> Result<(), TrainingError> {
         if let GradientOutcome::Pushed(_) = outcome {
-            self.window.progressed();
+            self.recovery.progressed();
         }
         if self.phase == LifecyclePhase::Computing {
             self.phase = LifecyclePhase::Between;
@@ -375,9 +316,12 @@ impl Lifecycle {
         result: Result<(), Error>,
     ) -> Result<(), TrainingError> {
         // An interrupted training waits for nobody, but no checkpoint of it lacks these values.
-        let is_needed = !self.is_interrupted || self.checkpoints.is_due_at_end(self.steps.applied);
+        let is_needed =
+            !self.ending.is_interrupted || self.checkpoints.is_due_at_end(self.steps.applied);
         match result {
-            Err(error) if is_needed && !self.has_failed => return self.values_failed(now, error),
+            Err(error) if is_needed && !self.ending.has_failed => {
+                return self.values_failed(now, error);
+            }
             // The checkpoint after a failure is saved with what the servers have.
             _ => self.replica_values.published(),
         }
@@ -389,18 +333,14 @@ impl Lifecycle {
     fn values_failed(&mut self, now: Duration, error: Error) -> Result<(), TrainingError> {
         match error.advice() {
             Advice::SkipBatch => Err(self.fail(error.into())),
-            _ if self.is_interrupted => Err(self.fail(error.into())),
+            _ if self.ending.is_interrupted => Err(self.fail(error.into())),
             _ => self.operation_failed(now, error),
         }
     }
 
     /// Records that the servers were asked for a checkpoint.
     pub(super) fn save_asked(&mut self, now: Duration) {
-        let occasion = match (self.has_failed, &self.stop) {
-            (true, _) => SaveOccasion::Failure,
-            (false, Some(_)) => SaveOccasion::End,
-            (false, None) => SaveOccasion::Steps,
-        };
+        let occasion = self.ending.save_occasion();
         self.checkpoints.asked(now, self.steps.applied, occasion);
     }
 
@@ -419,29 +359,27 @@ impl Lifecycle {
                 self.follow(stop)
             }
             // The training has failed with another error already.
-            Err(_) if self.has_failed => Ok(()),
+            Err(_) if self.ending.has_failed => Ok(()),
             Err(error) => self.save_failed(now, error),
         }
     }
 
     fn save_failed(&mut self, now: Duration, error: Error) -> Result<(), TrainingError> {
+        let is_final = self.ending.is_interrupted || self.checkpoints.cannot_begin(&error);
         match error.advice() {
-            Advice::Stop => Err(self.fail(TrainingError::Save { source: error })),
-            _ if self.is_interrupted || self.checkpoints.cannot_begin(&error) => {
-                Err(self.fail(TrainingError::Save { source: error }))
-            }
-            Advice::Rejoin => self.recover(now, error, LifecyclePhase::Apart),
+            Advice::Stop => return Err(self.fail(TrainingError::Save { source: error })),
+            _ if is_final => return Err(self.fail(TrainingError::Save { source: error })),
+            Advice::Rejoin => return self.recover(now, error, LifecyclePhase::Apart),
+            Advice::Retry | Advice::SkipBatch => {}
+        }
+        let is_last = self.ending.reason.is_some();
+        let stop = self.hooks.save_failed(&error);
+        self.follow(stop)?;
+        match is_last {
             // The final checkpoint is tried again, within the window.
-            _ if self.stop.is_some() => {
-                let stop = self.hooks.save_failed(&error);
-                self.follow(stop)?;
-                self.recover(now, error, LifecyclePhase::Between)
-            }
+            true => self.recover(now, error, LifecyclePhase::Between),
             // The next one is due after the interval.
-            _ => {
-                let stop = self.hooks.save_failed(&error);
-                self.follow(stop)
-            }
+            false => Ok(()),
         }
     }
 
@@ -467,23 +405,12 @@ impl Lifecycle {
         params: Option<Params>,
         scalars: &Scalars,
     ) -> Result<(), TrainingError> {
-        let end = self.ended.insert(TrainingEnd {
-            step: self.steps.newest,
-            reason: self.stop.clone().unwrap_or(StopReason::Closed),
-            checkpoint: self.checkpoints.newest.clone(),
-            params,
-            is_final: self.ending.is_final,
-        });
-        match self.hooks.end(&FinalValues { end, scalars }) {
-            Err(error) => Err(self.fail(error)),
-            Ok(()) => {
-                self.phase = match self.phase {
-                    LifecyclePhase::Apart => LifecyclePhase::Over,
-                    _ => LifecyclePhase::Leaving,
-                };
-                Ok(())
-            }
-        }
+        let (step, checkpoint) = (self.steps.newest, self.checkpoints.newest.clone());
+        let end = self.ending.end(step, checkpoint, params);
+        let told = self.hooks.end(&FinalValues { end, scalars });
+        told.map_err(|error| self.fail(error))?;
+        self.phase = self.phase.after_end();
+        Ok(())
     }
 
     /// Records that the worker has left, or could not be heard.
@@ -493,41 +420,29 @@ impl Lifecycle {
 
     /// Asks for the end. The first reason is kept.
     pub(super) fn stop(&mut self, reason: StopReason) {
-        // An interrupt ends the waits of another end, too.
-        let is_interrupt = reason == StopReason::Interrupted;
-        if self.stop.is_none() || is_interrupt {
-            self.is_interrupted |= is_interrupt;
-            self.stop.get_or_insert(reason);
-            self.not_before = Duration::ZERO;
+        if self.ending.stop(reason) {
+            self.recovery.end_pause();
         }
     }
 
     /// Ends the training by an error: tells the hooks, and returns the error.
     pub(super) fn fail(&mut self, error: TrainingError) -> TrainingError {
         self.hooks.failed(&error);
-        self.has_failed = true;
-        self.not_before = Duration::ZERO;
-        if matches!(self.phase, LifecyclePhase::Granted | LifecyclePhase::Computing) {
-            self.phase = LifecyclePhase::Between;
-        }
+        self.ending.has_failed = true;
+        self.recovery.end_pause();
+        self.phase = self.phase.after_step();
         error
     }
 
     /// Whether the training has failed.
     pub(super) fn has_failed(&self) -> bool {
-        self.has_failed
+        self.ending.has_failed
     }
 
     /// Whether the training recovers from servers that have lost their state, so that this replica's
     /// values belong to the past.
     pub(super) fn has_lost_state(&self) -> bool {
-        match &self.cause {
-            Some(Error::StateLost { .. } | Error::RolledBack { .. }) => true,
-            Some(Error::Refused { refusal, .. }) => {
-                matches!(refusal, Refusal::NotInitialized {} | Refusal::RestoreEpoch { .. })
-            }
-            _ => false,
-        }
+        self.recovery.has_lost_state()
     }
 
     /// Whether there is nothing left to do.
@@ -542,7 +457,7 @@ impl Lifecycle {
 
     /// Takes how the training ended; `None` before its end, and if it has failed.
     pub(super) fn take_end(&mut self) -> Option<TrainingEnd> {
-        self.ended.take()
+        self.ending.take_end()
     }
 
     /// Records a failed operation outside of a push. If it was within a step, that step is void.
@@ -551,11 +466,8 @@ impl Lifecycle {
         now: Duration,
         error: Error,
     ) -> Result<(), TrainingError> {
-        match error.advice() {
-            Advice::Stop => Err(self.fail(error.into())),
-            Advice::Rejoin => self.recover(now, error, LifecyclePhase::Apart),
-            Advice::Retry | Advice::SkipBatch => self.recover(now, error, LifecyclePhase::Between),
-        }
+        let recovered = self.recovery.operation_failed(now, error, &mut self.phase);
+        recovered.map_err(|error| self.fail(error))
     }
 
     /// Continues in a phase after a pause, or gives up.
@@ -565,20 +477,8 @@ impl Lifecycle {
         error: Error,
         phase: LifecyclePhase,
     ) -> Result<(), TrainingError> {
-        self.phase = phase;
-        let Some(pause) = self.window.failed(now) else {
-            return Err(self.give_up(now, error));
-        };
-        self.not_before = now.saturating_add(pause);
-        if phase == LifecyclePhase::Apart {
-            self.cause = Some(error);
-        }
-        Ok(())
-    }
-
-    fn give_up(&mut self, now: Duration, source: Error) -> TrainingError {
-        let (attempts, waited) = self.window.spent(now);
-        self.fail(TrainingError::GaveUp { attempts, waited, source })
+        let recovered = self.recovery.retry_in(phase, now, error, &mut self.phase);
+        recovered.map_err(|error| self.fail(error))
     }
 
     /// Follows the answer of the hooks.
@@ -586,14 +486,10 @@ impl Lifecycle {
         &mut self,
         stop: Result<Option<StopReason>, TrainingError>,
     ) -> Result<(), TrainingError> {
-        match stop {
-            Ok(None) => Ok(()),
-            Ok(Some(reason)) => {
-                self.stop(reason);
-                Ok(())
-            }
-            Err(error) => Err(self.fail(error)),
+        if let Some(reason) = stop.map_err(|error| self.fail(error))? {
+            self.stop(reason);
         }
+        Ok(())
     }
 }
 

@@ -1,40 +1,82 @@
-//! [`Ending`]: what a session does at the end of a training, and in which order.
+//! [`Ending`]: why a training ends, and what its session does then, in which order.
 
 use super::next_action::NextAction;
+use crate::gradients::params::Params;
+use crate::outcome::SavedCheckpoint;
+use crate::training::checkpoint_plan::SaveOccasion;
+use crate::training::training_end::{StopReason, TrainingEnd};
 
-/// What has been done at the end of a training that has not failed.
+/// Why a training ends, and what has been done for its end.
 ///
-/// First the chief finishes the training for all, if it does. If the training has ended for all, the
-/// others are waited for, so that the values are final. Then the values are pulled.
-#[derive(Clone, Copy, Debug, Default)]
+/// A training that has not failed ends in this order. First the chief finishes the training for
+/// all, if it does. If the training has ended for all, the others are waited for, so that the values
+/// are final. Then the values are pulled.
+///
+/// Invariant: the first reason is kept, and a failure or an interrupt is never forgotten.
+#[derive(Debug, Default)]
 pub(super) struct Ending {
+    pub(super) reason: Option<StopReason>,
+    pub(super) is_interrupted: bool,
+    pub(super) has_failed: bool,
     /// Whether the servers grant no more tokens to any worker.
-    pub(super) is_for_all: bool,
+    is_for_all: bool,
     /// Whether all workers have ended.
-    pub(super) is_final: bool,
+    is_final: bool,
     has_finished: bool,
     has_awaited: bool,
     has_refreshed: bool,
+    /// How the training ended, until it is taken.
+    end: Option<TrainingEnd>,
 }
 
 impl Ending {
+    /// Asks for the end. Returns whether this changes what the session waits for.
+    pub(super) fn stop(&mut self, reason: StopReason) -> bool {
+        // An interrupt ends the waits of another end, too.
+        let is_interrupt = reason == StopReason::Interrupted;
+        let is_news = self.reason.is_none() || is_interrupt;
+        self.is_interrupted |= is_interrupt;
+        self.reason.get_or_insert(reason);
+        is_news
+    }
+
+    /// Whether no step begins any more.
+    pub(super) fn has_begun(&self) -> bool {
+        self.has_failed || self.reason.is_some()
+    }
+
+    /// Returns the occasion of a checkpoint that is asked for now.
+    pub(super) fn save_occasion(&self) -> SaveOccasion {
+        match (self.has_failed, &self.reason) {
+            (true, _) => SaveOccasion::Failure,
+            (false, Some(_)) => SaveOccasion::End,
+            (false, None) => SaveOccasion::Steps,
+        }
+    }
+
+    /// Records a join: the servers may have gone back to a time before the end.
+    pub(super) fn joined(&mut self) {
+        (self.is_for_all, self.is_final, self.has_finished) = (false, false, false);
+        (self.has_awaited, self.has_refreshed) = (false, false);
+    }
+
     /// Returns the next action before the final checkpoint; `None` if there is no more. `finishes`
     /// says whether this worker ends the training for all. Values are pulled once those of the step
     /// `at_least` are there.
-    pub(super) fn next_action(
-        &self,
-        finishes: bool,
-        is_interrupted: bool,
-        at_least: u64,
-    ) -> Option<NextAction> {
+    pub(super) fn next_action(&self, finishes: bool, at_least: u64) -> Option<NextAction> {
         match self {
             Ending { has_finished: false, .. } if finishes => Some(NextAction::Finish),
             // An interrupted training waits for nobody.
-            _ if is_interrupted => None,
+            Ending { is_interrupted: true, .. } => None,
             Ending { is_for_all: true, has_awaited: false, .. } => Some(NextAction::AwaitEnd),
             Ending { has_refreshed: false, .. } => Some(NextAction::Refresh { at_least }),
             _ => None,
         }
+    }
+
+    /// Records that the servers grant no more tokens to any worker.
+    pub(super) fn ended_for_all(&mut self) {
+        self.is_for_all = true;
     }
 
     /// Records whether the training is finished for all.
@@ -52,5 +94,21 @@ impl Ending {
     pub(super) fn refreshed(&mut self, has_values: bool) {
         self.has_refreshed = true;
         self.is_final &= has_values;
+    }
+
+    /// Ends the training with these values.
+    pub(super) fn end(
+        &mut self,
+        step: u64,
+        checkpoint: Option<SavedCheckpoint>,
+        params: Option<Params>,
+    ) -> &TrainingEnd {
+        let reason = self.reason.clone().unwrap_or(StopReason::Closed);
+        self.end.insert(TrainingEnd { step, reason, checkpoint, params, is_final: self.is_final })
+    }
+
+    /// Takes how the training ended.
+    pub(super) fn take_end(&mut self) -> Option<TrainingEnd> {
+        self.end.take()
     }
 }

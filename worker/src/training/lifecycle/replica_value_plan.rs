@@ -2,6 +2,8 @@
 
 use pushpull_common::variable::{Replication, VariableSpec};
 
+use super::next_action::NextAction;
+
 /// When a replica averages its means, and when the chief publishes its local values.
 ///
 /// Invariants: an average is due at most once for each step; the chief publishes again only after
@@ -63,6 +65,14 @@ impl ReplicaValuePlan {
     /// Whether to publish before the servers are asked for a checkpoint, or left.
     pub(super) fn must_publish(&self) -> bool {
         self.publishes && self.is_changed
+    }
+
+    /// Returns the next operation of a checkpoint, which has the chief's newest local values.
+    pub(super) fn next_save(&self) -> NextAction {
+        match self.must_publish() {
+            true => NextAction::Publish,
+            false => NextAction::Save,
+        }
     }
 
     /// Records that the servers have the local values, or cannot be given them.

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
 use pushpull_common::ids::{Sequence, ShardId};
+use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::wire::Text;
 use pushpull_common::variable::VariableSpec;
 

@@ -16,3 +16,21 @@ pub(super) enum LifecyclePhase {
     /// There is nothing left to do.
     Over,
 }
+
+impl LifecyclePhase {
+    /// Returns the phase after the end of a step.
+    pub(super) fn after_step(self) -> LifecyclePhase {
+        match self {
+            LifecyclePhase::Granted | LifecyclePhase::Computing => LifecyclePhase::Between,
+            other => other,
+        }
+    }
+
+    /// Returns the phase after the end of the training.
+    pub(super) fn after_end(self) -> LifecyclePhase {
+        match self {
+            LifecyclePhase::Apart => LifecyclePhase::Over,
+            _ => LifecyclePhase::Leaving,
+        }
+    }
+}

@@ -153,7 +153,7 @@ fn a_lost_state_is_known_until_the_next_join() {
         let mut errors = errors.into_iter();
         lifecycle.operation_failed(Duration::ZERO, errors.next().unwrap()).unwrap();
         errors.for_each(|error| lifecycle.join_failed(Duration::ZERO, error).unwrap());
-        assert_eq!(lifecycle.has_lost_state(), is_lost, "{:?}", lifecycle.cause);
+        assert_eq!(lifecycle.has_lost_state(), is_lost, "{:?}", lifecycle.recovery.cause);
         lifecycle.joined(Duration::ZERO, &params, None).unwrap();
         assert!(!lifecycle.has_lost_state());
     }
