@@ -1,6 +1,6 @@
 //! Reads shared values in small steps, between which everything else may happen.
 //!
-//! The runtime (`runtime/mapped_shards`) does the same in one go. Both use the same reader, the
+//! The runtime (`runtime/mapped_memory`) does the same in one go. Both use the same reader, the
 //! same copy plan and the same consistency check.
 
 use std::cell::RefCell;

@@ -1,0 +1,88 @@
+//! The rounds of requests about calls that are under way.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::operations::WorkerAnswer;
+use crate::calls::CallsRound;
+use crate::error::Error;
+use crate::session::{OpId, Reply, SessionCommand};
+
+/// The rounds of requests about the calls of a coordinator, one shard after the other.
+///
+/// Each request is an operation of the session. Invariant: a round is here exactly while one of its
+/// requests is unanswered.
+#[derive(Debug, Default)]
+pub(super) struct CallsRounds(BTreeMap<OpId, RoundUnderWay>);
+
+/// A round and the operation of the caller.
+#[derive(Debug)]
+struct RoundUnderWay {
+    op: OpId,
+    round: CallsRound,
+    deadline: Instant,
+}
+
+/// What follows in a round.
+#[derive(Debug)]
+pub(super) enum RoundStep {
+    /// Pass this command to the session.
+    Command { op: OpId, command: SessionCommand, deadline: Instant },
+    /// Answer the operation of the caller.
+    Reply { op: OpId, reply: Result<WorkerAnswer, Error> },
+}
+
+impl CallsRounds {
+    pub(super) fn has(&self, request: OpId) -> bool {
+        self.0.contains_key(&request)
+    }
+
+    /// Begins the round of an operation. `request` numbers its first request.
+    pub(super) fn begin(
+        &mut self,
+        op: OpId,
+        round: CallsRound,
+        deadline: Instant,
+        request: OpId,
+    ) -> RoundStep {
+        self.go_on(RoundUnderWay { op, round, deadline }, request)
+    }
+
+    /// Takes the answer to a request. `next` numbers the one that may follow. `None` if the request
+    /// is of no round.
+    pub(super) fn answered(
+        &mut self,
+        request: OpId,
+        reply: Result<Reply, Error>,
+        next: OpId,
+    ) -> Option<RoundStep> {
+        let mut under_way = self.0.remove(&request)?;
+        let round = &mut under_way.round;
+        let answered = reply.and_then(|reply| match reply {
+            Reply::Answer { message, .. } => round.answered(&message),
+            _ => Err(Error::Ended { doing: round.doing() }),
+        });
+        Some(match answered {
+            Ok(()) => self.go_on(under_way, next),
+            Err(error) => RoundStep::Reply { op: under_way.op, reply: Err(error) },
+        })
+    }
+
+    fn go_on(&mut self, under_way: RoundUnderWay, request: OpId) -> RoundStep {
+        let RoundUnderWay { op, ref round, deadline } = under_way;
+        match round.next() {
+            Some((shard, message)) => {
+                self.0.insert(request, under_way);
+                let (body, wait_ms) = (Bytes::new(), None);
+                let command = SessionCommand::Request { shard, message, body, wait_ms };
+                RoundStep::Command { op: request, command, deadline }
+            }
+            None => {
+                let answer = round.found().map_or(WorkerAnswer::Done, WorkerAnswer::Calls);
+                RoundStep::Reply { op, reply: Ok(answer) }
+            }
+        }
+    }
+}
