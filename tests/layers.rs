@@ -196,7 +196,10 @@ const MODULES: &[(&str, &[&str])] = &[
     ("ps/src/inbox.rs", &["crate::runtime", "crate::shard", "pushpull_store::store"]),
     ("ps/src/push_window.rs", &["crate::runtime", "crate::shard", "pushpull_store::store"]),
     ("ps/src/client_key.rs", &["crate::runtime", "crate::shard"]),
-    ("worker/src/session", &["crate::runtime", "crate::worker", "crate::client"]),
+    (
+        "worker/src/session",
+        &["crate::runtime", "crate::worker", "crate::client", "crate::pull_client"],
+    ),
     ("worker/src/compression.rs", &["crate::session", "crate::runtime", "crate::worker"]),
     ("worker/src/services/call_session", SERVICES_RUNTIME),
     ("worker/src/services/coordinator/decisions.rs", SERVICES_RUNTIME),
@@ -218,7 +221,14 @@ const MODULES: &[(&str, &[&str])] = &[
     ),
     (
         "worker/src/training/data",
-        &["crate::session", "crate::runtime", "crate::worker", "crate::client", "crate::gradients"],
+        &[
+            "crate::session",
+            "crate::runtime",
+            "crate::worker",
+            "crate::client",
+            "crate::pull_client",
+            "crate::gradients",
+        ],
     ),
     (
         "worker/device/emulator/src/scalar",
@@ -234,6 +244,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "crate::runtime",
             "crate::worker",
             "crate::client",
+            "crate::pull_client",
             "crate::compression",
         ],
     ),
@@ -244,6 +255,7 @@ const SERVICES_RUNTIME: &[&str] = &[
     "crate::runtime",
     "crate::worker",
     "crate::client",
+    "crate::pull_client",
     "crate::session",
     "services::runtime",
     "services::server",
@@ -256,6 +268,7 @@ const SERVICES_RUNTIME: &[&str] = &[
 const TRAINING_RUNTIME: &[&str] = &[
     "crate::worker",
     "crate::client",
+    "crate::pull_client",
     "crate::runtime",
     "crate::session",
     "super::training_session",

@@ -20,10 +20,7 @@ use crate::gradients::rows::{RowPartOptions, VariableRows};
 use crate::gradients::scatter::Scatter;
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::gradients::staged_parts::StagedParts;
-use crate::metrics::TimedOperation;
-use crate::outcome::PushHandle;
 use crate::runtime::Caller;
-use crate::session::SessionCommand;
 
 /// What a joined worker shares with its pushes.
 #[derive(Debug)]
@@ -64,18 +61,6 @@ impl JoinedModel {
     pub(crate) fn compression(&self) -> MutexGuard<'_, Compression> {
         // After a panic in a codec a residual still consists of numbers, if wrong ones.
         self.compression.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Submits a push command and returns a handle to its outcome.
-    pub(crate) fn push(&self, command: SessionCommand) -> PushHandle {
-        let call = self.caller.call("push", command, self.timeout);
-        let timer = self.caller.times().timer(TimedOperation::Push);
-        PushHandle::new(call, Some(self.plan.clone())).timed(timer)
-    }
-
-    /// A handle to a push that failed before it began.
-    pub(crate) fn failed_push(&self, error: Error) -> PushHandle {
-        PushHandle::new(self.caller.failed("push", error), None)
     }
 
     /// Scans gradients for NaN and infinity and checks them against the codecs, before any of them

@@ -53,8 +53,8 @@ mod mean_variables;
 mod metrics;
 mod outcome;
 mod pause;
+mod pull_client;
 mod reader;
-mod replica_values;
 mod runtime;
 mod safetensors_file;
 pub mod services;
@@ -78,8 +78,7 @@ pub use load_options::LoadOptions;
 pub use loss_scale::LossScale;
 pub use metrics::WorkerMetrics;
 pub use outcome::{
-    DataBegun, PassedOver, PullHandle, Pulled, Push, PushHandle, RestoredCheckpoint,
-    SavedCheckpoint, StepOutcome, VariableHandle,
+    DataBegun, PassedOver, Pulled, Push, RestoredCheckpoint, SavedCheckpoint, StepOutcome,
 };
 pub use reader::Reader;
 pub use streaming_push::StreamingPush;
@@ -90,4 +89,4 @@ pub use testing::adversary;
 #[doc(hidden)]
 pub use testing::simulation;
 pub use token::Token;
-pub use worker::Worker;
+pub use worker::{PullHandle, PushHandle, VariableHandle, Worker};

@@ -15,7 +15,7 @@ use crate::config::WorkerConfig;
 use crate::error::{Error, ViewError};
 use crate::gradients::params::Params;
 use crate::gradients::sharding_plan::ShardingPlan;
-use crate::replica_values::ReplicaValues;
+use crate::pull_client::ReplicaValues;
 use crate::runtime::SessionRunner;
 
 /// Pulls values without a token. A reader holds no lease, does not count as a replica, and fetches
@@ -78,12 +78,12 @@ impl Reader {
         if !self.plan.is_same(&params.plan) {
             return Err(Error::ForeignBuffer);
         }
-        Ok(self.client.pull(params, ReplicaValues::Replace).await?.0)
+        Ok(self.client.pulls.newest(params, ReplicaValues::Replace).await?.0)
     }
 
     /// Pulls as [`Reader::pull`] does, for several callers at once.
     pub(crate) async fn pull_shared(&self, params: &mut Params) -> Result<(), Error> {
-        self.client.pull(params, ReplicaValues::Replace).await.map(|_| ())
+        self.client.pulls.newest(params, ReplicaValues::Replace).await.map(|_| ())
     }
 
     pub(crate) fn plan(&self) -> &Arc<ShardingPlan> {
@@ -105,7 +105,7 @@ impl Reader {
             return Err(ViewError::Length { name, elements, shape }.into());
         }
         let values: &mut [u8] = bytemuck::cast_slice_mut(values);
-        let mut call = self.client.pull_variable(&self.plan, id, None);
+        let mut call = self.client.pulls.start_variable(&self.plan, id, None);
         poll_fn(|context| call.poll_copied(context, values)).await?;
         Ok(())
     }
@@ -155,7 +155,7 @@ impl Reader {
         ids: &[u64],
         rows: &mut [T],
     ) -> Result<u64, Error> {
-        let read = self.client.pull_rows(&self.plan, name, ids, rows, None).await?;
+        let read = self.client.pulls.rows(&self.plan, name, ids, rows, None).await?;
         read.map(|read| read.step.0).ok_or(Error::Ended { doing: "pull rows" })
     }
 }

@@ -17,6 +17,7 @@ use crate::outcome::Push;
 use crate::runtime::OpenOperation;
 use crate::session::SessionCommand;
 use crate::token::DroppedItem;
+use crate::worker::PushHandle;
 
 /// A push whose gradients are sent as they become ready, from [`crate::Worker::begin`]. It has one
 /// sequence number, and each shard applies it in one commit.
@@ -154,7 +155,8 @@ impl StreamingPush {
             return Err(Error::EmptyPush);
         }
         self.finished = true;
-        self.model.push(SessionCommand::End { sequence: self.sequence }).await
+        let command = SessionCommand::End { sequence: self.sequence };
+        PushHandle::submit(&self.model, command).await
     }
 }
 

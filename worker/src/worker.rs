@@ -24,6 +24,8 @@ use pushpull_common::variable::VariableSpec;
 
 use self::device_steps::DevicePool;
 use self::placing::{place, replicas};
+pub use self::pulls::{PullHandle, VariableHandle};
+pub use self::pushes::PushHandle;
 use crate::client::{SessionClient, join_all};
 use crate::compression::Compression;
 use crate::config::WorkerConfig;
@@ -38,7 +40,7 @@ use crate::joining::ChiefJoin;
 use crate::mean_variables::MeanVariables;
 use crate::metrics::{TimedOperation, WorkerMetrics};
 use crate::outcome::{DataBegun, RestoredCheckpoint, SaveHandle, SavedCheckpoint};
-use crate::replica_values::ReplicaValues;
+use crate::pull_client::ReplicaValues;
 use crate::runtime::{Caller, SessionRunner};
 use crate::session::{Reply, SessionCommand};
 use crate::token::Token;
@@ -215,7 +217,7 @@ impl Worker {
             self.data_begun = Some(self.client.declare_data(&set).await?);
         }
         let mut params = Params::new(plan.clone());
-        self.client.pull(&mut params, ReplicaValues::Replace).await?;
+        self.client.pulls.newest(&mut params, ReplicaValues::Replace).await?;
         self.means = Some(MeanVariables::new(&plan, replicas, &params.buffer));
         self.model = Some(Arc::new(JoinedModel::new(plan, &self.client, compression)));
         Ok(params)
@@ -422,11 +424,11 @@ impl Worker {
         at_least: u64,
     ) -> Result<u64, Error> {
         let keep = ReplicaValues::Keep;
-        let mut call = self.client.pull_for(params, Some(GlobalStep(at_least)), keep);
+        let mut call = self.client.pulls.start(params, Some(GlobalStep(at_least)), keep);
         match poll_fn(|context| call.poll_into(context, params)).await? {
             Some(read) => Ok(read.step.0),
             // In synchronous mode: there are newer values.
-            None => self.client.pull(params, keep).await.map(|step| step.0),
+            None => self.client.pulls.newest(params, keep).await.map(|step| step.0),
         }
     }
 

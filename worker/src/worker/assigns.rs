@@ -7,7 +7,7 @@ use pushpull_common::ids::{ShardId, VariableId};
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::tensor::Element;
 
-use super::Worker;
+use super::{PushHandle, Worker};
 use crate::client::SessionClient;
 use crate::error::{Error, ViewError};
 use crate::gradients::row_ids;
@@ -17,7 +17,6 @@ use crate::gradients::sharding_plan::ShardingPlan;
 use crate::gradients::staged_parts::StagedParts;
 use crate::initial_values::padded_bytes;
 use crate::joined_model::{check_finite, check_rows_finite};
-use crate::outcome::PushHandle;
 use crate::session::{PushOrder, ReadPoint, SessionCommand};
 
 impl Worker {

@@ -1,4 +1,10 @@
-//! Pulls of all values, of one variable, or of rows.
+//! Pulls of all values, of one variable, or of rows, and the handles of those under way.
+//!
+//! A handle does not borrow the worker, so other operations can begin meanwhile; await them in any
+//! order.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 
 use pushpull_common::ids::GlobalStep;
 use pushpull_common::tensor::Element;
@@ -6,9 +12,9 @@ use pushpull_common::tensor::Element;
 use super::Worker;
 use crate::error::{Error, ViewError};
 use crate::gradients::params::Params;
-use crate::metrics::TimedOperation;
-use crate::outcome::{PullHandle, Pulled, VariableHandle};
-use crate::replica_values::ReplicaValues;
+use crate::metrics::{OperationTimer, TimedOperation};
+use crate::outcome::Pulled;
+use crate::pull_client::{PullCall, ReplicaValues};
 use crate::token::Token;
 #[cfg(doc)]
 use pushpull_common::variable::VariableSpec;
@@ -34,11 +40,11 @@ impl Worker {
     pub fn pull<'a>(&mut self, token: &'a Token, params: &'a mut Params) -> PullHandle<'a> {
         let step = Some(GlobalStep(token.step()));
         let call = match self.model("pull") {
-            Err(error) => self.client.failed_pull(error),
+            Err(error) => self.client.pulls.failed(error),
             Ok(model) if !model.plan.is_same(&params.plan) => {
-                self.client.failed_pull(Error::ForeignBuffer)
+                self.client.pulls.failed(Error::ForeignBuffer)
             }
-            Ok(_) => self.client.pull_for(params, step, ReplicaValues::Keep),
+            Ok(_) => self.client.pulls.start(params, step, ReplicaValues::Keep),
         };
         let timer = Some(self.client.caller.times().timer(TimedOperation::Pull));
         PullHandle { call, token, params, timer }
@@ -76,8 +82,8 @@ impl Worker {
             Err(ViewError::Length { name: name.to_owned(), elements, shape }.into())
         });
         let call = match found {
-            Ok((plan, id)) => self.client.pull_variable(plan, id, step),
-            Err(error) => self.client.failed_pull(error),
+            Ok((plan, id)) => self.client.pulls.start_variable(plan, id, step),
+            Err(error) => self.client.pulls.failed(error),
         };
         let timer = Some(self.client.caller.times().timer(TimedOperation::Pull));
         VariableHandle { call, token, values, timer }
@@ -102,7 +108,7 @@ impl Worker {
         let plan = self.model("pull rows")?.plan.clone();
         let step = Some(GlobalStep(token.step()));
         let timer = self.client.caller.times().timer(TimedOperation::Pull).started();
-        let read = self.client.pull_rows(&plan, name, ids, rows, step).await;
+        let read = self.client.pulls.rows(&plan, name, ids, rows, step).await;
         let pulled = read.map(|read| match read {
             Some(read) => {
                 let step = read.step.0;
@@ -113,5 +119,76 @@ impl Worker {
         });
         timer.times().count_pull(&pulled);
         pulled
+    }
+}
+
+/// A pull under way, from [`Worker::pull`].
+///
+/// The pull proceeds whether or not the handle is polled. The poll that completes it replaces the
+/// parameters; if the handle is dropped before, they are unchanged.
+#[derive(Debug)]
+#[must_use = "parameters are replaced when the pull is awaited"]
+pub struct PullHandle<'a> {
+    call: PullCall,
+    token: &'a Token,
+    params: &'a mut Params,
+    timer: Option<OperationTimer>,
+}
+
+impl Future for PullHandle<'_> {
+    type Output = Result<Pulled, Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let PullHandle { call, token, params, timer } = self.get_mut();
+        timer.iter_mut().for_each(OperationTimer::start);
+        let result = ready!(call.poll_into(context, params));
+        let pulled = result.map(|read| match read {
+            None => Pulled::Stale,
+            Some(read) => {
+                let step = read.step.0;
+                token.record_pull(read);
+                Pulled::Pulled { step }
+            }
+        });
+        if let Some(timer) = timer.take() {
+            timer.times().count_pull(&pulled);
+        }
+        Poll::Ready(pulled)
+    }
+}
+
+/// A pull of one variable under way, from [`Worker::pull_variable`].
+///
+/// The pull proceeds whether or not the handle is polled. The poll that completes it copies the
+/// values; if the handle is dropped before, they are unchanged.
+#[derive(Debug)]
+#[must_use = "values are copied when the pull is awaited"]
+pub struct VariableHandle<'a> {
+    call: PullCall,
+    token: &'a Token,
+    values: &'a mut [u8],
+    timer: Option<OperationTimer>,
+}
+
+impl Future for VariableHandle<'_> {
+    type Output = Result<Pulled, Error>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let VariableHandle { call, token, values, timer } = self.get_mut();
+        timer.iter_mut().for_each(OperationTimer::start);
+        let result = ready!(call.poll_copied(context, values));
+        let pulled = result.map(|read| match read {
+            None => Pulled::Stale,
+            Some(read) => {
+                let step = read.step.0;
+                // A gradient is as stale as the oldest variable that it was computed from.
+                token.record_partial_pull(read);
+                Pulled::Pulled { step }
+            }
+        });
+        if let Some(timer) = timer.take() {
+            timer.times().count_pull(&pulled);
+        }
+        Poll::Ready(pulled)
     }
 }

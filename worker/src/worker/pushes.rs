@@ -1,10 +1,12 @@
-//! Pushes: gradients for all shards, complete or streamed.
+//! Pushes: gradients for all shards, complete or streamed, and the handles of those under way.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
-use pushpull_common::ids::Sequence;
-use pushpull_common::protocol::CallRef;
+use pushpull_common::ids::{Sequence, VariableId};
 use pushpull_common::protocol::message::Operation;
+use pushpull_common::protocol::{CallRef, Refusal};
 
 use super::{POOL_MAX, Worker};
 use crate::error::Error;
@@ -13,8 +15,9 @@ use crate::gradients::params::{GradientMemory, Gradients};
 use crate::gradients::scatter::{Scatter, ScatteredGradients};
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::joined_model::JoinedModel;
-use crate::metrics::TimedOperation;
-use crate::outcome::{Push, PushHandle};
+use crate::metrics::{OperationTimer, TimedOperation};
+use crate::outcome::Push;
+use crate::runtime::{Caller, OperationFuture};
 use crate::session::{PushOrder, Reply, SessionCommand};
 use crate::streaming_push::StreamingPush;
 use crate::token::Token;
@@ -88,11 +91,14 @@ impl Worker {
     ) -> PushHandle {
         let model = match self.model("push") {
             Ok(model) => model.clone(),
-            Err(error) => return PushHandle::new(self.client.caller.failed("push", error), None),
+            Err(error) => return PushHandle::failed(&self.client.caller, error),
         };
         match self.order(&model, token, gradients) {
-            Ok(order) => model.push(SessionCommand::Push { order: PushOrder { call, ..order } }),
-            Err(error) => model.failed_push(error),
+            Ok(order) => {
+                let command = SessionCommand::Push { order: PushOrder { call, ..order } };
+                PushHandle::submit(&model, command)
+            }
+            Err(error) => PushHandle::failed(&model.caller, error),
         }
     }
 
@@ -231,6 +237,96 @@ impl Worker {
     /// Continues to wait for a push that ended with [`Error::Timeout`], for at most
     /// [`crate::WorkerConfig::timeout`]. Dropping the future does not withdraw the push.
     pub async fn resume(&mut self, sequence: Sequence) -> Result<Push, Error> {
-        self.model("push")?.push(SessionCommand::Await { sequence }).await
+        PushHandle::submit(self.model("push")?, SessionCommand::Await { sequence }).await
+    }
+}
+
+/// A push under way, from [`Worker::push`]: a future of its outcome.
+///
+/// The push proceeds whether or not the handle is polled. Dropping the handle before any shard can
+/// have the whole of its share withdraws the push and returns the token. After that the push
+/// completes in the background.
+#[derive(Debug)]
+#[must_use = "a push whose handle is dropped is withdrawn"]
+pub struct PushHandle {
+    call: OperationFuture,
+    /// Names the variables of refusals.
+    plan: Option<Arc<ShardingPlan>>,
+    /// `Some` for a gradient, until it is done.
+    timer: Option<OperationTimer>,
+}
+
+impl PushHandle {
+    pub(crate) fn new(call: OperationFuture, plan: Option<Arc<ShardingPlan>>) -> PushHandle {
+        PushHandle { call, plan, timer: None }
+    }
+
+    /// Submits a command about a gradient, and counts the push and its time.
+    pub(crate) fn submit(model: &JoinedModel, command: SessionCommand) -> PushHandle {
+        let call = model.caller.call("push", command, model.timeout);
+        let timer = Some(model.caller.times().timer(TimedOperation::Push));
+        PushHandle { call, plan: Some(model.plan.clone()), timer }
+    }
+
+    /// Returns a push that failed before it began.
+    fn failed(caller: &Caller, error: Error) -> PushHandle {
+        PushHandle::new(caller.failed("push", error), None)
+    }
+}
+
+impl Future for PushHandle {
+    type Output = Result<Push, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.timer.iter_mut().for_each(OperationTimer::start);
+        let pushed = match ready!(Pin::new(&mut self.call).poll(context)) {
+            Ok(Reply::Pushed { outcome }) => {
+                Push::of(outcome).ok_or(Error::Ended { doing: "push" })
+            }
+            Ok(_) => Err(Error::Ended { doing: "push" }),
+            Err(error) => Err(name_variable(self.plan.as_deref(), error)),
+        };
+        if let Some(timer) = self.timer.take() {
+            timer.times().count_push(&pushed);
+        }
+        Poll::Ready(pushed)
+    }
+}
+
+/// Turns a refusal that names a variable by id into the error that names it by name. Refusals about
+/// sparse rows count elements differently and are kept as they are.
+fn name_variable(plan: Option<&ShardingPlan>, error: Error) -> Error {
+    let Error::Refused { shard, ref refusal, .. } = error else { return error };
+    let variables = plan.map_or(&[][..], |plan| plan.catalogue().variables());
+    let spec = |variable: &VariableId| variables.get(variable.0 as usize);
+    match refusal {
+        Refusal::NonFinite { variable, element, value } => {
+            match spec(variable).filter(|variable| !variable.is_sparse()) {
+                Some(variable) => Error::NonFinite {
+                    variable: variable.name().to_owned(),
+                    element: *element as usize,
+                    value: *value,
+                },
+                None => error,
+            }
+        }
+        Refusal::Overflow { variable, element, value } => {
+            match spec(variable).filter(|variable| !variable.is_sparse()) {
+                Some(variable) => Error::Overflow {
+                    variable: variable.name().to_owned(),
+                    element: *element as usize,
+                    value: *value,
+                },
+                None => error,
+            }
+        }
+        &Refusal::TableFull { ref variable, rows, more, limit } => match spec(variable) {
+            Some(variable) => {
+                let variable = variable.name().to_owned();
+                Error::TableFull { variable, shard, rows, more, limit }
+            }
+            None => error,
+        },
+        _ => error,
     }
 }

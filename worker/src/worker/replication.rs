@@ -11,13 +11,13 @@ use pushpull_common::variable::Replication;
 use pushpull_common::variable::VariableSpec;
 
 use super::Worker;
-use crate::client::PullCall;
 use crate::error::Error;
 use crate::gradients::packed_variables::PackedVariables;
 use crate::gradients::params::Params;
 use crate::gradients::scatter::Scatter;
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::joined_model::check_finite;
+use crate::pull_client::PullCall;
 use crate::session::{PushOrder, ReadPoint};
 
 /// The most variables that are pulled at once after an average.
@@ -75,7 +75,7 @@ impl Worker {
         variables: &[VariableId],
         params: &mut Params,
     ) -> Result<(), Error> {
-        let start = |&id| (id, self.client.pull_variable(plan, id, None));
+        let start = |&id| (id, self.client.pulls.start_variable(plan, id, None));
         let pulls: Vec<(VariableId, PullCall)> = variables.iter().map(start).collect();
         for (id, mut pull) in pulls {
             let values = &mut params.buffer.bytes_mut()[plan.range(id)];

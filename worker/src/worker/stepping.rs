@@ -6,12 +6,11 @@ use std::task::{Context, Poll};
 
 use pushpull_common::ids::GlobalStep;
 
-use super::{Worker, token_of};
-use crate::client::PullCall;
+use super::{PushHandle, Worker, token_of};
 use crate::error::Error;
 use crate::gradients::params::{Gradients, Params};
-use crate::outcome::{Pulled, Push, PushHandle, StepOutcome};
-use crate::replica_values::ReplicaValues;
+use crate::outcome::{Pulled, Push, StepOutcome};
+use crate::pull_client::{PullCall, ReplicaValues};
 use crate::runtime::{Caller, OperationFuture};
 use crate::session::{ReadPoint, SessionCommand};
 use crate::token::Token;
@@ -51,7 +50,8 @@ impl Worker {
             return Ok(StepOutcome { push, next: self.next(push, None, None, params).await });
         };
         // Mapped values are read once the token is there.
-        let pull = (!shared).then(|| self.client.pull_for(params, Some(next), ReplicaValues::Keep));
+        let pull =
+            (!shared).then(|| self.client.pulls.start(params, Some(next), ReplicaValues::Keep));
         // In asynchronous mode the token comes with the answer to the push.
         let timeout = self.client.config.timeout;
         let ask = || self.client.caller.call("take a token", SessionCommand::Token, timeout);
