@@ -3,7 +3,6 @@
 mod assigns;
 mod calls;
 mod device_steps;
-mod placing;
 mod pulls;
 mod pushes;
 mod replication;
@@ -23,7 +22,6 @@ use pushpull_common::protocol::message::{EndReason, Role};
 use pushpull_common::variable::VariableSpec;
 
 use self::device_steps::DevicePool;
-use self::placing::{place, replicas};
 pub use self::pulls::{PullHandle, VariableHandle};
 pub use self::pushes::PushHandle;
 use crate::client::{SessionClient, join_all};
@@ -159,9 +157,9 @@ impl Worker {
         if self.model.is_some() {
             return Err(Error::AlreadyJoined);
         }
-        let config = &self.client.config;
-        replicas(config, variables)?;
-        let (placement, catalogue) = place(config, variables, &self.client.settings)?;
+        // A cluster without replicas is reported before anything is declared.
+        self.client.replicas(variables)?;
+        let (placement, catalogue) = self.client.place(variables)?;
         let plan = Arc::new(ShardingPlan::new(Arc::new(catalogue)));
         let (shards, compression) = self.open_plan(&plan).await?;
         (self.restore_epoch, self.restored) = match self.is_chief() {
@@ -212,7 +210,7 @@ impl Worker {
         plan: Arc<ShardingPlan>,
         compression: Compression,
     ) -> Result<Params, Error> {
-        let replicas = replicas(&self.client.config, plan.catalogue().variables())?;
+        let replicas = self.client.replicas(plan.catalogue().variables())?;
         if let Some(set) = self.client.config.data.clone() {
             self.data_begun = Some(self.client.declare_data(&set).await?);
         }
