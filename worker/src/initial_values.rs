@@ -9,7 +9,6 @@ use pushpull_common::tensor::Element;
 
 use crate::error::{Error, LoadError, ViewError};
 use crate::gradients::sharding_plan::ShardingPlan;
-use crate::load_options::LoadOptions;
 use crate::safetensors_file::{SafetensorsFile, dtype_of};
 
 /// The first values of variables, set by the closure that the chief passes to
@@ -80,6 +79,44 @@ impl<'a> InitialValues<'a> {
             None => Ok(self.values),
             Some(fault) => Err(fault),
         }
+    }
+}
+
+/// Which tensors of a file fill which variables. By default those of equal names, and each
+/// dense variable has one tensor.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// The names of tensors, by variable.
+    renames: BTreeMap<String, String>,
+    allows_missing: bool,
+    allows_extra: bool,
+}
+
+impl LoadOptions {
+    /// Returns the default options.
+    pub fn new() -> LoadOptions {
+        LoadOptions::default()
+    }
+
+    /// Fills a variable from a tensor of another name.
+    pub fn rename(mut self, variable: impl Into<String>, tensor: impl Into<String>) -> LoadOptions {
+        self.renames.insert(variable.into(), tensor.into());
+        self
+    }
+
+    /// Whether variables may be missing in the file. They keep their initializers. Default: no.
+    pub fn allow_missing(self, allows: bool) -> LoadOptions {
+        LoadOptions { allows_missing: allows, ..self }
+    }
+
+    /// Whether the file may have tensors for which there is no variable. Default: no.
+    pub fn allow_extra(self, allows: bool) -> LoadOptions {
+        LoadOptions { allows_extra: allows, ..self }
+    }
+
+    /// Returns the name of a variable's tensor.
+    fn tensor_of<'a>(&'a self, variable: &'a str) -> &'a str {
+        self.renames.get(variable).map_or(variable, String::as_str)
     }
 }
 

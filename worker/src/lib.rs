@@ -46,7 +46,6 @@ mod initial_values;
 mod interrupt;
 mod joined_model;
 mod joining;
-mod load_options;
 mod loss_scale;
 mod mapped_values;
 mod mean_variables;
@@ -72,9 +71,8 @@ pub use error::{
     Advice, ConfigError, Error, LoadError, UnresponsiveShard, UnresponsiveShards, ViewError,
 };
 pub use gradients::params::{Gradients, Params};
-pub use initial_values::InitialValues;
+pub use initial_values::{InitialValues, LoadOptions};
 pub use interrupt::Interrupt;
-pub use load_options::LoadOptions;
 pub use loss_scale::LossScale;
 pub use metrics::WorkerMetrics;
 pub use outcome::{
