@@ -204,7 +204,8 @@ impl Session {
             self.connect_if_due(now, index);
         }
         let Session { work, membership, links, sharing, reports, outputs, .. } = self;
-        work.drive(now, membership, links, reports, outputs);
+        let token_wait_ms = reports.token_wait_ms(membership.synchronous);
+        work.drive(now, membership, links, token_wait_ms, outputs);
         sharing.send(now, membership, links, outputs);
     }
 
@@ -410,7 +411,9 @@ impl Session {
                 self.drive(now);
             }
             PullEvent::Refused(refusal) => {
-                work.pull_refused(now, id, index, refusal, (links, reports), outputs);
+                let awaited = reports.awaited(now, id, work, links);
+                let of = (index, links[index].shard);
+                work.pull_refused(now, id, of, refusal, awaited, outputs);
             }
         }
     }
@@ -458,7 +461,10 @@ impl Session {
 
     fn tick(&mut self, now: Instant) {
         let Session { links, work, reports, outputs, .. } = self;
-        work.time_out(now, links, reports, outputs);
+        for id in work.operations.due(now) {
+            let awaited = reports.awaited(now, id, work, links);
+            work.time_out(now, id, awaited, outputs);
+        }
         work.return_due_tokens(now, links, outputs);
         for index in 0..self.links.len() {
             if let Err(fault) = self.links.keep_alive(now, index, &mut self.outputs) {

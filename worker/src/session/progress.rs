@@ -157,16 +157,16 @@ impl ProgressReports {
         UnresponsiveShard { shard: link.shard, address, last }
     }
 
-    /// Returns how long the step owner may hold a token request before it answers with a refusal.
-    /// In synchronous mode a token waits for other replicas, which only the owner knows, so the
-    /// session asks once per interval. In asynchronous mode a repeated request would lose its place
-    /// in the queue.
-    pub(super) fn token_wait_ms(&self, deadline_ms: u32, synchronous: bool) -> u32 {
+    /// Returns how long the step owner may at most hold a token request before it answers with a
+    /// refusal. In synchronous mode a token waits for other replicas, which only the owner knows, so
+    /// the session asks once per interval. In asynchronous mode a repeated request would lose its
+    /// place in the queue.
+    pub(super) fn token_wait_ms(&self, synchronous: bool) -> u32 {
         match self.interval.filter(|_| synchronous) {
-            None => deadline_ms,
+            None => u32::MAX,
             Some(interval) => {
                 let report = interval.max(TOKEN_WAIT_MIN).as_millis();
-                deadline_ms.min(u32::try_from(report).unwrap_or(u32::MAX))
+                u32::try_from(report).unwrap_or(u32::MAX)
             }
         }
     }
@@ -208,9 +208,8 @@ mod tests {
     #[test]
     fn a_synchronous_token_request_is_repeated_for_each_report() {
         let reports = |ms| ProgressReports::new(Some(Duration::from_millis(ms)), BTreeMap::new());
-        assert_eq!(reports(5_000).token_wait_ms(60_000, true), 5_000);
-        assert_eq!(reports(5_000).token_wait_ms(60_000, false), 60_000);
-        assert_eq!(reports(5_000).token_wait_ms(700, true), 700);
-        assert_eq!(reports(1).token_wait_ms(60_000, true), 100, "the owner checks every 50 ms");
+        assert_eq!(reports(5_000).token_wait_ms(true), 5_000);
+        assert_eq!(reports(5_000).token_wait_ms(false), u32::MAX, "the deadline is the only limit");
+        assert_eq!(reports(1).token_wait_ms(true), 100, "the owner checks every 50 ms");
     }
 }

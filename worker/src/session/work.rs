@@ -3,14 +3,13 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use pushpull_common::ids::Sequence;
+use pushpull_common::ids::{Sequence, ShardId};
 use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::{Envelope, Grant, Message, Refusal};
 
 use super::links::{BodyTarget, LostRequests, PendingRequest, SessionLinks, ShardLink};
 use super::membership::{Membership, refused};
 use super::operations::{OperationKind, PendingOperation, PendingOperations};
-use super::progress::ProgressReports;
 use super::pulls::{PendingPull, PendingPulls};
 use super::pushes::PendingPushes;
 use super::requests::{FollowedPushes, ShardRequest, ShardRequests};
@@ -140,13 +139,14 @@ impl SessionWork {
         Ok(self.pushes.begin(now, order, complete, membership, links))
     }
 
-    /// Makes all progress that is possible now, on every push and operation.
+    /// Makes all progress that is possible now, on every push and operation. A request for a token
+    /// waits for at most `token_wait_ms`.
     pub(super) fn drive(
         &mut self,
         now: Instant,
         membership: &mut Membership,
         links: &mut SessionLinks,
-        reports: &ProgressReports,
+        token_wait_ms: u32,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         let mut next = self.pushes.first();
@@ -157,7 +157,7 @@ impl SessionWork {
         // After the pushes: some requests wait for them.
         let mut next = self.operations.first();
         while let Some(id) = next {
-            let reply = self.drive_operation(now, id, membership, links, reports, outputs);
+            let reply = self.drive_operation(now, id, membership, links, token_wait_ms, outputs);
             if let Some(reply) = reply {
                 self.finish(id, reply, outputs);
             }
@@ -196,7 +196,7 @@ impl SessionWork {
         id: OpId,
         membership: &mut Membership,
         links: &mut SessionLinks,
-        reports: &ProgressReports,
+        token_wait_ms: u32,
         outputs: &mut VecDeque<SessionOutput>,
     ) -> Option<Result<Reply, Error>> {
         let operation = self.operations.get(id)?;
@@ -225,7 +225,7 @@ impl SessionWork {
             OperationKind::Token => {
                 let token = self.tokens.take();
                 if token.is_none() {
-                    let wait_ms = reports.token_wait_ms(deadline_ms, membership.synchronous);
+                    let wait_ms = deadline_ms.min(token_wait_ms);
                     self.tokens.request(now, id, (wait_ms, deadline_ms), links, outputs);
                 }
                 token.map(|token| Ok(Reply::Token(token)))
@@ -370,23 +370,22 @@ impl SessionWork {
         self.finish(id, Err(refused("take a token", link.shard, refusal)), outputs);
     }
 
-    /// Handles a shard that has refused a request of a pull.
+    /// Handles the shard of link `index`, which has refused a request of a pull. The operation waits
+    /// for `awaited`.
     pub(super) fn pull_refused(
         &mut self,
         now: Instant,
         id: OpId,
-        index: usize,
+        (index, shard): (usize, ShardId),
         refusal: Refusal,
-        (links, reports): (&SessionLinks, &ProgressReports),
+        awaited: UnresponsiveShards,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         let Some(operation) = self.operations.get(id) else { return };
         let disagrees = self.pulls.disagreement(id, index).is_some();
         let error = match refusal {
-            Refusal::Deadline { .. } if disagrees => {
-                operation.timeout(now, reports.awaited(now, id, self, links))
-            }
-            refusal => refused(operation.doing, links[index].shard, refusal),
+            Refusal::Deadline { .. } if disagrees => operation.timeout(now, awaited),
+            refusal => refused(operation.doing, shard, refusal),
         };
         self.finish(id, Err(error), outputs);
     }
@@ -414,19 +413,17 @@ impl SessionWork {
         }
     }
 
-    /// Fails the operations whose deadlines have passed.
+    /// Fails an operation whose deadline has passed. It has waited for `awaited`.
     pub(super) fn time_out(
         &mut self,
         now: Instant,
-        links: &SessionLinks,
-        reports: &ProgressReports,
+        id: OpId,
+        awaited: UnresponsiveShards,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
-        for id in self.operations.due(now) {
-            let Some(operation) = self.operations.get(id) else { continue };
-            let error = operation.timeout(now, reports.awaited(now, id, self, links));
-            self.finish(id, Err(error), outputs);
-        }
+        let Some(operation) = self.operations.get(id) else { return };
+        let error = operation.timeout(now, awaited);
+        self.finish(id, Err(error), outputs);
     }
 
     /// Marks as unsent what a lost connection left unanswered.
