@@ -1,4 +1,4 @@
-//! One connection to a shard, from connecting to closing, with its send queue.
+//! [`ShardConnection`]: one connection to a shard, from connecting to closing, with its send queue.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -15,57 +15,47 @@ use super::thread::SessionCore;
 use crate::gradients::parts::FrameBody;
 use crate::session::SessionInput;
 
-/// The limit on one attempt to connect.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// One connection of a link: a task of the session's runtime.
+pub(super) struct ShardConnection {
+    pub(super) core: Arc<SessionCore>,
+    pub(super) link: usize,
+    pub(super) outbox: Arc<LinkOutbox>,
+}
 
-/// Connects and exchanges frames until the connection ends. Then reports the end to the session,
-/// unless the session has given the connection up.
-pub(super) async fn run(
-    core: Arc<SessionCore>,
-    link: usize,
-    address: String,
-    outbox: Arc<LinkOutbox>,
-) {
-    let error = match tokio::time::timeout(CONNECT_TIMEOUT, Stream::connect(&address)).await {
-        Err(_) => format!("no connection within {CONNECT_TIMEOUT:?}"),
-        Ok(Err(error)) => error.to_string(),
-        Ok(Ok(stream)) => match converse(&core, link, stream, &outbox).await {
-            Ok(()) => "the server has closed the connection".to_owned(),
-            Err(error) => error.to_string(),
-        },
-    };
-    core.sharing_ended(link, &outbox);
-    if !outbox.is_given_up() {
-        core.handle(SessionInput::Disconnected { link, error });
+impl ShardConnection {
+    /// Connects and exchanges frames until the connection ends. Then reports the end to the session,
+    /// unless the session has given the connection up.
+    pub(super) async fn run(mut self, address: String) {
+        let error = match tokio::time::timeout(CONNECT_TIMEOUT, Stream::connect(&address)).await {
+            Err(_) => format!("no connection within {CONNECT_TIMEOUT:?}"),
+            Ok(Err(error)) => error.to_string(),
+            Ok(Ok(stream)) => match self.converse(stream).await {
+                Ok(()) => "the server has closed the connection".to_owned(),
+                Err(error) => error.to_string(),
+            },
+        };
+        let ShardConnection { core, link, outbox } = self;
+        core.sharing_ended(link, &outbox);
+        if !outbox.is_given_up() {
+            core.handle(SessionInput::Disconnected { link, error });
+        }
+    }
+
+    async fn converse(&mut self, stream: Stream) -> Result<(), ReadError> {
+        let (link, same_host) = (self.link, stream.passes_descriptors());
+        let mut frames = FrameStream::new(stream, FrameReader::new());
+        // The configuration names the server, so it is trusted: its metas may have any length.
+        frames.open();
+        if !self.outbox.is_given_up() {
+            self.core.count_connection(link);
+            self.core.handle(SessionInput::Connected { link, same_host });
+        }
+        let outbox = self.outbox.clone();
+        frames.serve(self, |descriptor| outbox.keep_descriptor(descriptor)).await
     }
 }
 
-async fn converse(
-    core: &SessionCore,
-    link: usize,
-    stream: Stream,
-    outbox: &LinkOutbox,
-) -> Result<(), ReadError> {
-    let same_host = stream.passes_descriptors();
-    let mut frames = FrameStream::new(stream, FrameReader::new());
-    // The configuration names the server, so it is trusted: its metas may have any length.
-    frames.open();
-    if !outbox.is_given_up() {
-        core.count_connection(link);
-        core.handle(SessionInput::Connected { link, same_host });
-    }
-    let mut side = WorkerSide { core, link, outbox };
-    frames.serve(&mut side, |descriptor| outbox.keep_descriptor(descriptor)).await
-}
-
-/// The worker's side of a connection.
-struct WorkerSide<'a> {
-    core: &'a SessionCore,
-    link: usize,
-    outbox: &'a LinkOutbox,
-}
-
-impl FrameSink for WorkerSide<'_> {
+impl FrameSink for ShardConnection {
     fn on_frame(&mut self, event: FrameEvent<'_>) {
         self.core.handle(SessionInput::of_frame(self.link, event));
     }
@@ -75,7 +65,7 @@ impl FrameSink for WorkerSide<'_> {
     }
 }
 
-impl ConnectionSide for WorkerSide<'_> {
+impl ConnectionSide for ShardConnection {
     fn flush(&mut self, stream: &Stream) -> io::Result<bool> {
         let (drained, unsent) = self.outbox.flush(stream)?;
         if drained {
@@ -105,6 +95,9 @@ impl SendBody for FrameBody {
         FrameBody::slices(self)
     }
 }
+
+/// The limit on one attempt to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The most received descriptors that are kept until they are taken; others are closed.
 const DESCRIPTORS_MAX: usize = 4;

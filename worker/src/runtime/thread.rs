@@ -13,8 +13,7 @@ use tokio::task::JoinSet;
 
 use super::caller::{Answer, QueuedCommand};
 use super::caller::{COMMANDS_MAX, Caller};
-use super::connection;
-use super::connection::LinkOutbox;
+use super::connection::{LinkOutbox, ShardConnection};
 use super::mapped_memory::{MappedShards, PushBuffers};
 use super::runner::SessionRunner;
 use super::shared_memory;
@@ -172,8 +171,8 @@ impl SessionCore {
                 () = self.returns.notify.notified() => self.process_returns(),
                 () = self.connect.notified() => {
                     for (link, address, outbox) in std::mem::take(&mut *lock(&self.connects)) {
-                        let run = connection::run(self.clone(), link, address, outbox);
-                        connections.spawn(run);
+                        let connection = ShardConnection { core: self.clone(), link, outbox };
+                        connections.spawn(connection.run(address));
                     }
                 }
                 Some(ended) = connections.join_next() => {
