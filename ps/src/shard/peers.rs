@@ -1,9 +1,8 @@
-//! The peers of a shard: their connections, the clients with their leases, and the requests that
-//! wait.
+//! The peers of a shard: their connections and the bodies that these receive, the clients with their
+//! leases, and the requests that wait.
 
 pub(super) mod chief_fence;
 pub(crate) mod client_registry;
-pub(super) mod connection_state;
 pub(super) mod handshake;
 pub(super) mod message_rights;
 pub(super) mod parked_requests;
@@ -14,23 +13,24 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushpull_common::ids::{TaskId, TokenId};
+use pushpull_common::ids::{Sequence, TaskId, TokenId};
 use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::limits::SHARE_REQUESTS_MAX;
 use pushpull_common::protocol::message::Role;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 use pushpull_store::store::VALUES;
 
-use super::Detail;
+use super::checkpoints::saver_order::SaveRequester;
+use super::intake::incoming_part::IncomingPart;
 use super::output::{ShardOutput, ShardOutputs};
 use super::shard_files::ShardFiles;
 use super::variables::Variables;
+use super::{Detail, Shard};
 use crate::aggregate::token_ledger::{TOKEN_LIMIT, generation_of};
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use chief_fence::ChiefFence;
 use client_registry::{AdmittedClient, ClientPresence, ClientRegistry};
-use connection_state::ConnectionState;
 use handshake::IncomingHello;
 use message_rights::MessageRights;
 use parked_requests::{ParkedRequest, ParkedRequests, WaitReason};
@@ -49,6 +49,33 @@ pub(super) struct Peers {
     pub(super) parked: ParkedRequests,
     /// How many clients have ever joined, and how many are present, as last reported.
     pub(super) members: (usize, usize),
+}
+
+/// The shard's state of one connection.
+#[derive(Debug)]
+pub(super) struct ConnectionState {
+    pub(super) role: Role,
+    pub(super) client: Option<ClientKey>,
+    pub(super) origin: PeerOrigin,
+    /// How many times shared memory was sent over it.
+    pub(super) shared: u32,
+    pub(super) crc: bool,
+    pub(super) expected_body: Option<ExpectedBody>,
+    /// The push that was refused. Its other parts are skipped without an answer.
+    pub(super) refused: Option<(Sequence, u32)>,
+}
+
+/// The use of the body that a connection is receiving.
+#[derive(Debug)]
+pub(super) enum ExpectedBody {
+    /// A part of a push.
+    Part(IncomingPart),
+    /// A catalogue.
+    Catalogue { request: PeerRequest, digest: [u8; 32], bytes: Vec<u8> },
+    /// A user's data, to be stored with a checkpoint.
+    User { request: PeerRequest, bytes: Vec<u8> },
+    /// The row numbers of a pull of rows.
+    Rows(ParkedRequest),
 }
 
 /// Returns the refusal of shared memory. The client continues over its connection.
@@ -271,5 +298,99 @@ impl Peers {
         for ParkedRequest { request, .. } in ready {
             variables.answer_ready(out, request.connection, request.envelope);
         }
+    }
+}
+
+impl Shard {
+    /// Stores the use of the body that follows a request. A message without a body is complete.
+    pub(super) fn receive(
+        &mut self,
+        request: &PeerRequest,
+        header: &Header,
+        expected_body: ExpectedBody,
+    ) {
+        if let Some(state) = self.peers.connections.get_mut(&request.connection) {
+            state.expected_body = Some(expected_body);
+        }
+        if header.body_bytes == 0 {
+            self.body(request.since, request.connection);
+        }
+    }
+
+    /// Returns the memory that receives the body of the connection's last message. The body fills
+    /// all of it. `None` if the body is to be read and discarded.
+    pub(crate) fn body_target(&mut self, connection: u64) -> Option<&mut [u8]> {
+        match self.peers.connections.get_mut(&connection)?.expected_body.as_mut()? {
+            ExpectedBody::Catalogue { bytes, .. } | ExpectedBody::User { bytes, .. } => Some(bytes),
+            ExpectedBody::Rows(ParkedRequest {
+                wait: WaitReason::Rows { numbers, .. }, ..
+            }) => Some(numbers),
+            ExpectedBody::Rows(_) => None,
+            ExpectedBody::Part(IncomingPart { encoded: Some(encoded), .. }) => {
+                Some(&mut encoded.bytes)
+            }
+            ExpectedBody::Part(IncomingPart { client, part, range, .. }) => {
+                let inbox = self.intake.inbox.as_mut();
+                let inbox = inbox.filter(|inbox| inbox.holds(*client, part.push_slot))?;
+                inbox.bytes_mut(part.push_slot, range.clone())
+            }
+        }
+    }
+
+    /// Bytes of an incomplete frame have arrived.
+    pub(super) fn progress(&mut self, now: Instant, connection: u64) {
+        let Some(state) = self.peers.connections.get(&connection) else {
+            return;
+        };
+        if let Some(client) = state.client
+            && self.peers.registry.client(client).connection == Some(connection)
+        {
+            self.peers.registry.renew_lease(client, now);
+        }
+        if let Some(ExpectedBody::Part(IncomingPart { part, .. })) = &state.expected_body
+            && let Some(inbox) = &mut self.intake.inbox
+        {
+            inbox.touch(part.push_slot, now);
+        }
+    }
+
+    /// A body is complete: hands it to its use.
+    pub(super) fn body(&mut self, now: Instant, connection: u64) {
+        self.progress(now, connection);
+        let Some(state) = self.peers.connections.get_mut(&connection) else {
+            return;
+        };
+        match state.expected_body.take() {
+            None => {}
+            Some(ExpectedBody::Catalogue { request, digest, bytes }) => {
+                match self.body_refusal(connection) {
+                    Some(refusal) => request.refuse(&mut self.out, refusal),
+                    None => self.declare(&request, digest, &bytes),
+                }
+            }
+            Some(ExpectedBody::User { request, bytes }) => match self.body_refusal(connection) {
+                Some(refusal) => request.refuse(&mut self.out, refusal),
+                None => {
+                    let requester =
+                        SaveRequester::Connection { connection, request: request.envelope };
+                    let Shard { variables, steps, checkpoints, out, .. } = self;
+                    checkpoints.save(variables, steps, out, now, requester, bytes);
+                }
+            },
+            Some(ExpectedBody::Rows(entry)) if self.variables.is_ready() => {
+                let Shard { variables, files, peers, steps, pulls, out, .. } = self;
+                pulls.serve(variables, files, peers, steps, out, entry);
+            }
+            Some(ExpectedBody::Rows(entry)) => {
+                entry.request.refuse(&mut self.out, Refusal::NotInitialized {});
+            }
+            Some(ExpectedBody::Part(part)) => self.part_received(now, part),
+        }
+    }
+
+    /// Returns the refusal of a chief's body if something happened since its message that rejects
+    /// it.
+    fn body_refusal(&self, connection: u64) -> Option<Refusal> {
+        self.files.poisoned().or_else(|| self.peers.chief_refusal(connection))
     }
 }

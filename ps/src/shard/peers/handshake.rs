@@ -12,8 +12,8 @@ use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Header, Refusal, version};
 
+use super::ConnectionState;
 use super::client_registry::AdmittedClient;
-use super::connection_state::ConnectionState;
 use super::peer_request::answer_to;
 use crate::config::{Mode, NonFinite, PsConfig};
 use crate::shard::Shard;

@@ -8,9 +8,9 @@ use pushpull_common::protocol::message::Role;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 
 use super::client_registry::ClientPresence;
-use super::connection_state::{ConnectionState, ExpectedBody};
 use super::message_rights::MessageRights;
 use super::parked_requests::{ParkedRequest, WaitReason};
+use super::{ConnectionState, ExpectedBody};
 use crate::client_key::ClientKey;
 use crate::shard::calls::CoordinatorRequest;
 use crate::shard::data::DataDeclaration;
