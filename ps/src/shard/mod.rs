@@ -6,8 +6,8 @@
 //! the memory that receives a body, and [`Shard::work`] does one slice of an update, so that small
 //! requests are served between slices.
 //!
-//! Each type owns its state, in the files named here. `peers/peer_request.rs` hands each message to its
-//! owner, after `peers/message_rights.rs` has checked who may send it.
+//! Each type owns its state, in the files named here. `peers/peer_request.rs` checks who may send a message,
+//! and hands it to its owner.
 //!
 //! - [`Peers`]: connections, leases, the hellos and requests of clients, what waits.
 //! - [`Intake`]: push slots, parts on their way in, whole pushes; `scan`.

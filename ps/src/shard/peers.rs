@@ -4,7 +4,6 @@
 pub(super) mod chief_fence;
 pub(crate) mod client_registry;
 pub(super) mod handshake;
-pub(super) mod message_rights;
 pub(super) mod parked_requests;
 pub(super) mod peer_request;
 
@@ -32,9 +31,8 @@ use crate::config::PsConfig;
 use chief_fence::ChiefFence;
 use client_registry::{AdmittedClient, ClientPresence, ClientRegistry};
 use handshake::IncomingHello;
-use message_rights::MessageRights;
 use parked_requests::{ParkedRequest, ParkedRequests, WaitReason};
-use peer_request::PeerRequest;
+use peer_request::{MessageRights, PeerRequest};
 
 /// The peers of a shard.
 ///

@@ -4,11 +4,10 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::catalogue::ValueEncoding;
 use pushpull_common::codec::Encoding;
-use pushpull_common::protocol::message::Role;
+use pushpull_common::protocol::message::{Operation, Role};
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 
 use super::client_registry::ClientPresence;
-use super::message_rights::MessageRights;
 use super::parked_requests::{ParkedRequest, WaitReason};
 use super::{ConnectionState, ExpectedBody};
 use crate::client_key::ClientKey;
@@ -68,6 +67,128 @@ impl PeerRequest {
 
     pub(in crate::shard) fn refuse_storage(&self, out: &mut ShardOutputs, error: &str) {
         out.refuse_storage(self.connection, self.envelope, error);
+    }
+}
+
+/// The rights that a message needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::shard) struct MessageRights {
+    /// The roles that may send it.
+    senders: Senders,
+    /// Whether it only reads. A shard that has failed to flush accepts nothing else.
+    pub(in crate::shard) reads: bool,
+    /// Whether it asks for something that only a present member may hold. A client that has left
+    /// has no lease, so its tokens and push slots would never return.
+    pub(in crate::shard) needs_lease: bool,
+    /// Whether a chief sends it as the chief. Older chiefs are fenced.
+    pub(in crate::shard) acts_as_chief: bool,
+}
+
+/// The roles that may send a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Senders {
+    /// Every role of a shard's peers.
+    All,
+    /// Every role except a shard.
+    Clients,
+    /// Workers and chiefs.
+    Members,
+    /// The chief.
+    Chief,
+    /// Other shards.
+    Shards,
+    /// No role: the message is a server's.
+    Nobody,
+}
+
+impl MessageRights {
+    /// Returns the rights that this message needs.
+    pub(in crate::shard) fn of(message: &Message) -> MessageRights {
+        match message {
+            Message::Heartbeat(_)
+            | Message::Pull(_)
+            | Message::PullEncoded(_)
+            | Message::PullRows(_)
+            | Message::PullRowsEncoded(_)
+            | Message::FetchCatalogue(_) => Senders::All.rights().read_only(),
+            Message::AwaitReady(_) => Senders::All.rights(),
+            Message::ShareValues(_) => Senders::Clients.rights().read_only(),
+            Message::AwaitEnd(_) => Senders::Clients.rights(),
+            Message::TokenRequest(_)
+            | Message::DeclareData(_)
+            | Message::Reserve(_)
+            | Message::SharePushBuffer(_) => Senders::Members.rights().with_lease(),
+            Message::PushPart(part) => MessageRights::of_push(part.operation),
+            Message::PushEncoded(encoded) => MessageRights::of_push(encoded.part.operation),
+            Message::PushShared(shared) => MessageRights::of_push(shared.operation),
+            Message::CallPart(of) => MessageRights::of_push(of.part.operation),
+            Message::CallEncoded(of) => MessageRights::of_push(of.encoded.part.operation),
+            Message::CallShared(of) => MessageRights::of_push(of.shared.operation),
+            // Calls outlive the client that has opened them: they need no lease.
+            Message::OpenCalls(_) | Message::CallsQuery(_) | Message::CloseCalls(_) => {
+                Senders::Clients.rights()
+            }
+            // Querying the outcome of a push is not a read: the answer could report a push that is
+            // not on disk.
+            Message::ReturnToken(_)
+            | Message::SkipBatch(_)
+            | Message::Withdraw(_)
+            | Message::OutcomeQuery(_) => Senders::Members.rights(),
+            Message::Leave(_) => Senders::Members.rights().read_only(),
+            Message::Declare(_)
+            | Message::Initialize(_)
+            | Message::FindCheckpoint(_)
+            | Message::PassedOverQuery(_)
+            | Message::Restore(_)
+            | Message::Save(_)
+            | Message::Finish(_) => Senders::Chief.rights().as_chief(),
+            Message::SaveShard(_)
+            | Message::Held(_)
+            | Message::StepApplied(_)
+            | Message::Recalled(_) => Senders::Shards.rights(),
+            _ => Senders::Nobody.rights(),
+        }
+    }
+
+    /// Returns the rights that a part of a push needs. The chief assigns the first values.
+    fn of_push(operation: Operation) -> MessageRights {
+        let acts_as_chief = operation == Operation::Assign {};
+        MessageRights { acts_as_chief, ..Senders::Members.rights().with_lease() }
+    }
+
+    /// Returns whether a peer with this role may send the message.
+    pub(in crate::shard) fn allow(self, role: Role) -> bool {
+        // Named functions are not called on a shard, which admits neither this role nor an admin.
+        if matches!(role, Role::Client {} | Role::Admin {}) {
+            return false;
+        }
+        match self.senders {
+            Senders::All => true,
+            Senders::Clients => role != Role::Peer {},
+            Senders::Members => role.is_member(),
+            Senders::Chief => role == Role::Chief {},
+            Senders::Shards => role == Role::Peer {},
+            Senders::Nobody => false,
+        }
+    }
+
+    fn read_only(self) -> MessageRights {
+        MessageRights { reads: true, ..self }
+    }
+
+    fn with_lease(self) -> MessageRights {
+        MessageRights { needs_lease: true, ..self }
+    }
+
+    fn as_chief(self) -> MessageRights {
+        MessageRights { acts_as_chief: true, ..self }
+    }
+}
+
+impl Senders {
+    fn rights(self) -> MessageRights {
+        let (reads, needs_lease, acts_as_chief) = (false, false, false);
+        MessageRights { senders: self, reads, needs_lease, acts_as_chief }
     }
 }
 
@@ -282,3 +403,6 @@ pub(in crate::shard) fn answer_to(header: &Header) -> Envelope {
         deadline_ms: 0,
     }
 }
+
+#[cfg(test)]
+mod tests;

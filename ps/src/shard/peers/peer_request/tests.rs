@@ -1,0 +1,87 @@
+use pushpull_common::ids::{RestoreEpoch, ShardId, TokenId};
+use pushpull_common::protocol::message::{
+    self, PushPart, PushShared, Reserved, Selection, SharedRange,
+};
+use pushpull_common::protocol::wire::List;
+
+use super::*;
+
+const ROLES: [Role; 6] = [
+    Role::Worker {},
+    Role::Chief {},
+    Role::Reader {},
+    Role::Peer {},
+    Role::Admin {},
+    Role::Client {},
+];
+
+/// The roles that may send a message, each as a letter (F calls functions), and then the other
+/// rights.
+fn rights(message: impl Into<Message>) -> String {
+    let rights = MessageRights::of(&message.into());
+    let roles = ROLES.iter().zip("WCRPAF".chars()).filter(|(role, _)| rights.allow(**role));
+    let mut text: String = roles.map(|(_, letter)| letter).collect();
+    let others = [
+        (rights.reads, " reads"),
+        (rights.needs_lease, " lease"),
+        (rights.acts_as_chief, " chief"),
+    ];
+    text.extend(others.into_iter().filter(|(has, _)| *has).map(|(_, name)| name));
+    text
+}
+
+fn part(operation: Operation) -> PushPart {
+    let (token, whole, read) = (TokenId(1), None, None);
+    PushPart { operation, token, generation: 1, push_slot: 1, offset: 0, whole, next: false, read }
+}
+
+fn shared(operation: Operation) -> PushShared {
+    let PushPart { token, generation, push_slot, whole, next, read, .. } = part(operation);
+    let ranges = List::of(std::iter::empty::<SharedRange>()).unwrap();
+    PushShared { operation, token, generation, push_slot, whole, next, read, ranges }
+}
+
+#[test]
+fn everybody_reads() {
+    assert_eq!(rights(message::Heartbeat {}), "WCRP reads");
+    assert_eq!(rights(message::Pull { selection: Selection::All {} }), "WCRP reads");
+    assert_eq!(rights(message::FetchCatalogue {}), "WCRP reads");
+    assert_eq!(rights(message::AwaitReady {}), "WCRP");
+    assert_eq!(rights(message::ShareValues { wants: 1 }), "WCR reads");
+}
+
+#[test]
+fn members_train_under_a_lease() {
+    assert_eq!(rights(message::TokenRequest { newest: TokenId(0) }), "WC lease");
+    assert_eq!(rights(message::Reserve {}), "WC lease");
+    assert_eq!(rights(message::SharePushBuffer {}), "WC lease");
+    for operation in [Operation::Gradient {}, Operation::AssignAdd {}] {
+        assert_eq!(rights(part(operation)), "WC lease");
+        assert_eq!(rights(shared(operation)), "WC lease");
+    }
+    assert_eq!(rights(message::ReturnToken { token: TokenId(1), generation: 1 }), "WC");
+    assert_eq!(rights(message::Withdraw {}), "WC");
+    assert_eq!(rights(message::OutcomeQuery {}), "WC");
+    assert_eq!(rights(message::Leave {}), "WC reads");
+}
+
+#[test]
+fn a_chief_declares_and_assigns_first_values_as_the_chief() {
+    assert_eq!(rights(part(Operation::Assign {})), "WC lease chief");
+    assert_eq!(rights(shared(Operation::Assign {})), "WC lease chief");
+    assert_eq!(rights(message::Declare { digest: [0; 32] }), "C chief");
+    assert_eq!(rights(message::Initialize { epoch: RestoreEpoch(1) }), "C chief");
+    assert_eq!(rights(message::FindCheckpoint {}), "C chief");
+    assert_eq!(rights(message::PassedOverQuery {}), "C chief");
+    assert_eq!(rights(message::Save {}), "C chief");
+    assert_eq!(rights(message::Finish {}), "C chief");
+}
+
+#[test]
+fn shards_report_steps_and_nobody_answers_for_a_server() {
+    let shard = ShardId { task: 0, shard: 1 };
+    assert_eq!(rights(message::StepApplied { shard }), "P");
+    assert_eq!(rights(message::Recalled { token: TokenId(1), shard, applied: true }), "P");
+    assert_eq!(rights(message::HeartbeatAnswer {}), "");
+    assert_eq!(rights(Reserved { push_slot: 1 }), "");
+}
