@@ -12,7 +12,7 @@
 //! - [`Peers`]: connections, leases, the hellos and requests of clients, what waits.
 //! - [`Intake`]: push slots, parts on their way in, whole pushes; `scan`.
 //! - [`Applier`]: what changes values. `work` runs the jobs `push_job`, `step_job`, `initialization`
-//!   and `grad_norm`; `streaming_apply` applies on arrival; `growth`. The loop is in `update`,
+//!   and `grad_norm`; `push_job` also applies on arrival; `growth`. The loop is in `update`,
 //!   `two_pass`, `mean` and `rows`.
 //! - [`Steps`]: tokens and steps. `data`, `calls`, `recalls`, `held_push`, `peer_shards`, `to_owner`,
 //!   `stragglers`, `awaited`, `training_watch`.
@@ -51,7 +51,6 @@ mod staleness;
 mod step_job;
 mod steps;
 mod stragglers;
-mod streaming_apply;
 mod to_owner;
 mod tokens;
 mod training_end;
