@@ -1,22 +1,30 @@
-//! The updates of a shard: pushes, steps and initial values that are due or under way.
+//! The updates of a shard and its other long work: jobs that are due or under way, done in slices.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use pushpull_common::ids::ShardId;
+use pushpull_store::change::Stalled;
+use pushpull_store::store::Store;
 
+use super::Shard;
 use super::grad_norm::NormJob;
 use super::growth::AwaitedGrowth;
+use super::initialization::InitializeJob;
 use super::intake::Intake;
-use super::push_job::StreamingApply;
+use super::push_job::{PushJob, StreamingApply};
 use super::rows::RowWork;
 use super::scan::ScanJob;
 use super::step_job::StepJob;
 use super::steps::Steps;
 use super::update::Scratch;
-use super::work::ShardJob;
 use crate::aggregate::step_coordinator::PerPush;
 use crate::metrics::Counters;
+
+/// The bytes of values that one slice of work changes. Large enough that slicing costs nothing;
+/// small enough that a concurrent small request waits about 100 us.
+pub(super) const SLICE_BYTES: u64 = 1 << 20;
 
 /// The updates of a shard.
 #[derive(Debug)]
@@ -31,6 +39,58 @@ pub(super) struct Applier {
     pub(super) scratch: Scratch,
     /// The memory that the shard waits for, if it cannot grow.
     pub(super) growth: Option<AwaitedGrowth>,
+}
+
+/// A piece of long work. The front job of a shard is the one under way.
+#[derive(Debug)]
+pub(super) enum ShardJob {
+    /// Applies a push that is whole in the inbox.
+    Push(PushJob),
+    /// Applies a synchronous step.
+    Step(StepJob),
+    /// Scans the ranges that a push has in a push buffer, before anything of it counts.
+    Scan(ScanJob),
+    /// Computes the squared norm of a gradient that waits for its step.
+    Norm(NormJob),
+    /// Computes the initial values.
+    Initialize(InitializeJob),
+}
+
+#[cfg(any(test, fuzzing, feature = "simulation"))]
+impl ShardJob {
+    /// Returns the push slot of a [`ShardJob::Push`].
+    pub(super) fn push_slot(&self) -> Option<u32> {
+        match self {
+            ShardJob::Push(job) => Some(job.push_slot),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the job has begun to change values.
+    pub(super) fn has_begun(&self) -> bool {
+        match self {
+            ShardJob::Push(job) => job.has_begun(),
+            ShardJob::Step(job) => job.has_begun(),
+            // A scan and a norm change nothing.
+            ShardJob::Scan(_) | ShardJob::Norm(_) => false,
+            ShardJob::Initialize(job) => job.has_begun(),
+        }
+    }
+}
+
+/// The outcome of a slice of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WorkOutcome {
+    /// No job is queued.
+    Idle,
+    /// A job is queued.
+    More,
+    /// A job waits until a pull has been sent: all free blocks are pinned.
+    Blocked,
+    /// A job waits until an image is on the disk.
+    Flushing,
+    /// A job waits until the arena can grow: see [`Applier::growth_failed`].
+    Growing,
 }
 
 impl Applier {
@@ -90,4 +150,97 @@ impl Applier {
             }
         }
     }
+}
+
+impl Shard {
+    /// Does a slice of the front job.
+    pub(crate) fn work(&mut self, now: Instant) -> WorkOutcome {
+        self.persist_late();
+        if self.applier.awaits_growth(now) {
+            return WorkOutcome::Growing;
+        }
+        let Some(mut job) = self.applier.jobs.pop_front() else {
+            return WorkOutcome::Idle;
+        };
+        let unbegun = match &job {
+            ShardJob::Push(push) => Some(push.push_slot).filter(|_| !push.has_begun()),
+            ShardJob::Scan(scan) => scan.unbegun(),
+            _ => None,
+        };
+        // A repeated gradient is never too old: its call has counted.
+        let drops = |push_slot| {
+            self.drop_if_repeated(now, push_slot) || self.drop_if_too_old(now, push_slot)
+        };
+        if unbegun.is_some_and(drops) {
+            return self.job_done(now);
+        }
+        let Shard { applier, intake, variables, steps, pulls, files, .. } = self;
+        let journal = &mut files.journal;
+        let result = match &mut job {
+            ShardJob::Push(push) => push.slice(applier, intake, variables, steps, pulls, journal),
+            ShardJob::Step(step) => step.slice(applier, intake, variables, steps, journal),
+            ShardJob::Scan(scan) => Ok(scan.slice(intake, variables)),
+            ShardJob::Norm(norm) => {
+                Ok(norm.slice(intake, variables, &mut applier.scratch.shared_tile))
+            }
+            ShardJob::Initialize(initialize) => Ok(initialize.slice(variables)),
+        };
+        match result {
+            Err(Stalled::Growth(error)) => {
+                self.applier.jobs.push_front(job);
+                return self.applier.growth_failed(&mut self.out, now, &error);
+            }
+            Err(Stalled::NoFreeBlock) => {
+                self.applier.jobs.push_front(job);
+                if self.waits_for_image() {
+                    // Blocks become free when the image is on the disk; no reader is at fault.
+                    return WorkOutcome::Flushing;
+                }
+                // Training has priority over a checkpoint that pins more than the pin budget.
+                self.checkpoints.release_checkpoint_pins();
+                return WorkOutcome::Blocked;
+            }
+            Ok(false) => {
+                self.applier.jobs.push_front(job);
+                self.applier.growth_succeeded(&mut self.out, now);
+            }
+            Ok(true) => {
+                self.applier.growth_succeeded(&mut self.out, now);
+                match job {
+                    ShardJob::Push(PushJob { push_slot, refusal: Some(refusal), .. }) => {
+                        let Shard { peers, intake, steps, out, .. } = self;
+                        intake.refuse_whole(peers, steps, out, push_slot, refusal);
+                    }
+                    ShardJob::Push(push) => self.push_applied(now, push),
+                    ShardJob::Step(step) => {
+                        self.applier.rows.clear();
+                        self.step_applied(now, &step.push_slots);
+                    }
+                    ShardJob::Scan(scan) => {
+                        if self.scan_done(now, scan) {
+                            // A small push is applied in the slice in which it arrives.
+                            return self.work(now);
+                        }
+                    }
+                    ShardJob::Norm(norm) => self.norm_done(&norm),
+                    ShardJob::Initialize(job) => {
+                        self.initialized(job.connection, job.request, job.epoch)
+                    }
+                }
+                return self.job_done(now);
+            }
+        }
+        WorkOutcome::More
+    }
+
+    /// Commits the changes of a job, before its outputs are sent.
+    fn job_done(&mut self, now: Instant) -> WorkOutcome {
+        self.follow_up(now);
+        if self.applier.jobs.is_empty() { WorkOutcome::Idle } else { WorkOutcome::More }
+    }
+}
+
+/// Returns the budget of a slice of the current change, in bytes. A change in place is not sliced.
+pub(super) fn budget_of(store: &Store) -> u64 {
+    if store.is_in_place() { u64::MAX } else { SLICE_BYTES }
 }

@@ -5,9 +5,9 @@ use pushpull_common::tensor::{DType, Element};
 use pushpull_optim::optimizer::Sums;
 
 use super::Shard;
+use super::applier::SLICE_BYTES;
 use super::intake::Intake;
 use super::variables::Variables;
-use super::work::SLICE_BYTES;
 
 /// Adds up the squares of a gradient's elements, slice by slice, in the order of the layout.
 #[derive(Debug)]

@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::refusal::Detail;
 
-use super::applier::Applier;
+use super::applier::{Applier, WorkOutcome};
 use super::output::{ShardOutput, ShardOutputs};
-use super::work::WorkOutcome;
 use crate::error::StorageError;
 use crate::event::Event;
 

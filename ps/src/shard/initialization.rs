@@ -4,8 +4,8 @@ use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::Envelope;
 
 use super::VariablesState;
+use super::applier::SLICE_BYTES;
 use super::variables::Variables;
-use super::work::SLICE_BYTES;
 
 /// The least cost of a partition in the budget of a slice, in bytes.
 const PARTITION_COST: u64 = 1 << 10;

@@ -12,11 +12,11 @@ use pushpull_common::protocol::Envelope;
 use pushpull_common::protocol::message::Operation;
 
 use super::Shard;
+use super::applier::ShardJob;
 use super::peers::client_registry::ClientPresence;
 use super::peers::parked_requests::WaitReason;
 #[cfg(any(test, fuzzing))]
 use super::shard_files::record::ShardRecord;
-use super::work::ShardJob;
 use crate::aggregate::step_coordinator::PerPush;
 use crate::inbox::PushArrival;
 

@@ -11,8 +11,8 @@
 //!
 //! - [`Peers`]: connections, leases, the hellos and requests of clients, what waits.
 //! - [`Intake`]: push slots, parts on their way in, whole pushes; `scan`.
-//! - [`Applier`]: what changes values. `work` runs the jobs `push_job`, `step_job`, `initialization`
-//!   and `grad_norm`; `push_job` also applies on arrival; `growth`. The loop is in `update`,
+//! - [`Applier`]: what changes values. It runs the jobs `push_job`, `step_job`, `initialization` and
+//!   `grad_norm`; `push_job` also applies on arrival; `growth`. The loop is in `update`,
 //!   `two_pass`, `mean` and `rows`.
 //! - [`Steps`]: tokens and steps. `data`, `calls`, `recalls`, `held_push`, `peer_shards`, `to_owner`,
 //!   `stragglers`, `awaited`, `training_watch`.
@@ -22,7 +22,7 @@
 //! - [`ShardCheckpoints`]: cuts, saves, restores, orders to the saver.
 //! - [`ShardOutputs`]: what leaves the shard, with its stamp.
 
-mod applier;
+pub(crate) mod applier;
 mod awaited;
 mod buffer_pool;
 mod calls;
@@ -59,7 +59,6 @@ mod two_pass;
 mod untrained_variables;
 mod update;
 mod variables;
-pub(crate) mod work;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -12,10 +12,10 @@ use pushpull_store::commit::Journal;
 use pushpull_store::store::Store;
 use pushpull_store::table::Table;
 
+use super::applier::budget_of;
 use super::mean::{self, MeanElement};
 use super::staleness::TILE_BYTES;
 use super::update::{UpdatePushes, UpdateTarget};
-use super::work::budget_of;
 use crate::aggregate::step_coordinator::PerPush;
 use crate::inbox::PushedRows;
 

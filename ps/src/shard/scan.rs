@@ -17,12 +17,12 @@ use pushpull_optim::volatile::Volatile;
 use pushpull_store::store::{ByteSource, ChangeInput, SharedInput};
 
 use super::Shard;
+use super::applier::{SLICE_BYTES, ShardJob};
 use super::held_push::HeldPush;
 use super::intake::Intake;
 use super::push_job::PushJob;
 use super::steps::Steps;
 use super::variables::Variables;
-use super::work::{SLICE_BYTES, ShardJob};
 use crate::config::NonFinite;
 use crate::inbox::PushValues;
 use crate::metrics::Counters;

@@ -13,7 +13,7 @@ use pushpull_store::commit::Journal;
 use pushpull_store::store::{ChangeInput, Store};
 
 use super::VariablesState;
-use super::applier::Applier;
+use super::applier::{Applier, budget_of};
 use super::fused_ranges::FusedRanges;
 use super::intake::whole_push::overflow_refusal;
 use super::push_job::PushInput;
@@ -22,7 +22,6 @@ use super::staleness::StalenessAdjustment;
 use super::step_job::{StepInput, StepMean};
 use super::two_pass::TwoPass;
 use super::variables::Variables;
-use super::work::budget_of;
 use crate::aggregate::step_coordinator::PerPush;
 use crate::config::{NonFinite, PsConfig};
 use crate::inbox::{Extents, Inbox};

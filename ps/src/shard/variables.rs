@@ -17,7 +17,7 @@ use pushpull_store::store::Store;
 use pushpull_store::table::Table;
 
 use super::Detail;
-use super::applier::Applier;
+use super::applier::{Applier, ShardJob};
 use super::fused_ranges::FusedRanges;
 use super::initialization::InitializeJob;
 use super::output::{AnswerBody, ShardOutputs};
@@ -27,7 +27,6 @@ use super::peers::{Peers, unsupported};
 use super::shard_files::ShardFiles;
 use super::steps::Steps;
 use super::untrained_variables::UntrainedVariables;
-use super::work::ShardJob;
 use crate::config::{Durability, NonFinite, PsConfig};
 use crate::error::StorageError;
 use crate::metrics::{Counters, Overflowed};

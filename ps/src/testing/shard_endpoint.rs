@@ -23,9 +23,9 @@ use pushpull_store::testing::test_files::TestFiles;
 use crate::config::PsConfig;
 use crate::metrics::{Counters, Metrics};
 use crate::peer_hello::PeerHello;
+use crate::shard::applier::WorkOutcome;
 use crate::shard::output::{PulledParts, ShardOutput};
 use crate::shard::shard_files::shard_setup::{ServerRun, ShardSetup};
-use crate::shard::work::WorkOutcome;
 use crate::shard::{PeerOrigin, Shard, ShardInput};
 
 /// The interval at which a shard needs [`ShardEndpoint::tick`].

@@ -12,6 +12,7 @@ use super::whole_push::WholePush;
 use crate::aggregate::token_issuer::TokenIssuer;
 use crate::client_key::ClientKey;
 use crate::inbox::{Extents, PendingAnswer, PushArrival, is_for_trainable};
+use crate::shard::applier::ShardJob;
 use crate::shard::held_push::HeldPush;
 use crate::shard::intake::Intake;
 use crate::shard::peers::peer_request::PeerRequest;
@@ -20,7 +21,6 @@ use crate::shard::push_job::{ArrivedPart, PushJob};
 use crate::shard::shard_files::ShardFiles;
 use crate::shard::steps::Steps;
 use crate::shard::variables::{Variables, VariablesState};
-use crate::shard::work::ShardJob;
 use crate::shard::{Detail, Shard};
 
 /// A part of a push whose message has arrived.

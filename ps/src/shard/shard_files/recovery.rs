@@ -24,13 +24,13 @@ use crate::client_key::ClientKey;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
 use crate::shard::Shard;
+use crate::shard::applier::ShardJob;
 use crate::shard::peers::Peers;
 use crate::shard::peers::client_registry::ClientPresence;
 use crate::shard::push_job::PushJob;
 use crate::shard::shard_files::{ShardFiles, transaction_words};
 use crate::shard::steps::Steps;
 use crate::shard::variables::{Variables, VariablesState};
-use crate::shard::work::ShardJob;
 
 /// The words that an earlier process left, which a new one restores its owners from.
 #[derive(Debug)]

@@ -544,7 +544,7 @@ fn a_whole_push_is_applied_although_its_client_is_gone() {
     let (line, _) = whole(&mut world, 1, &mut worker(6));
     world.disconnect(line);
     world.pass(Duration::from_secs(60), &[chief]);
-    assert_eq!(world.work(), crate::shard::work::WorkOutcome::Idle);
+    assert_eq!(world.work(), crate::shard::applier::WorkOutcome::Idle);
     let (line, _) = whole(&mut world, 1, &mut worker(7));
     assert!(matches!(world.ask(line, message::Leave {}.into()), Message::Left(_)));
     let mut older = worker(8);

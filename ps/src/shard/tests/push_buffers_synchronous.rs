@@ -13,7 +13,7 @@ use super::synchronous::{ACCEPTED, STALE, ShardCluster, synchronous};
 use super::world::World;
 use crate::config::{PsConfig, Synchronous};
 use crate::shard::ShardInput;
-use crate::shard::work::WorkOutcome;
+use crate::shard::applier::WorkOutcome;
 
 /// A cluster whose replicas have push buffers.
 pub(super) struct SharedBuffers {

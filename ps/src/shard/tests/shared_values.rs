@@ -18,8 +18,8 @@ use super::peers::{Peer, Push, bytes_of, chief, f32s, variables, worker};
 use super::world::{ConnectionId, LIFE, World};
 use crate::aggregate::staleness::StalenessPolicy;
 use crate::config::{Asynchronous, Durability, Network, PsConfig, Storage};
+use crate::shard::applier::WorkOutcome;
 use crate::shard::shard_files::shard_setup::ServerRun;
-use crate::shard::work::WorkOutcome;
 use crate::shard::{PeerOrigin, Shard};
 
 /// Elements that fill eighty blocks.

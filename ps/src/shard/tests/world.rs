@@ -21,13 +21,13 @@ use crate::checkpoint::CheckpointStorage;
 use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::metrics::{Counters, Metrics};
+use crate::shard::applier::WorkOutcome;
 use crate::shard::checkpoints::saver_order::SaverOrder;
 use crate::shard::checkpoints::shard_restore::ShardRestore;
 use crate::shard::checkpoints::shard_save::ShardSave;
 use crate::shard::output::{PulledParts, ShardOutput};
 use crate::shard::shard_files::power::Flush;
 use crate::shard::shard_files::shard_setup::{ServerRun, ShardSetup};
-use crate::shard::work::WorkOutcome;
 use crate::shard::{PeerOrigin, Shard, ShardInput, TICK};
 
 /// A connection to one of the world's shards.

@@ -19,8 +19,8 @@ use super::messages::{MessageDraw, framed};
 use super::setting::{LEASE, ShardSetting};
 use crate::aggregate::token_ledger::generation_of;
 use crate::metrics::Counters;
+use crate::shard::applier::WorkOutcome;
 use crate::shard::output::{PulledParts, ShardOutput};
-use crate::shard::work::WorkOutcome;
 use crate::shard::{PeerOrigin, Shard, ShardInput, TICK};
 
 /// More outputs than one input can cause with at most six connections.
