@@ -2,29 +2,35 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pushpull_common::ids::ShardId;
+use pushpull_common::protocol::Refusal;
 use pushpull_store::change::Stalled;
 use pushpull_store::store::Store;
 
-use super::Shard;
 use super::grad_norm::NormJob;
-use super::growth::AwaitedGrowth;
 use super::initialization::InitializeJob;
 use super::intake::Intake;
+use super::output::{ShardOutput, ShardOutputs};
 use super::push_job::{PushJob, StreamingApply};
 use super::rows::RowWork;
 use super::scan::ScanJob;
 use super::step_job::StepJob;
 use super::steps::Steps;
 use super::update::Scratch;
+use super::{Detail, Shard};
 use crate::aggregate::step_coordinator::PerPush;
+use crate::error::StorageError;
+use crate::event::Event;
 use crate::metrics::Counters;
 
 /// The bytes of values that one slice of work changes. Large enough that slicing costs nothing;
 /// small enough that a concurrent small request waits about 100 us.
 pub(super) const SLICE_BYTES: u64 = 1 << 20;
+
+/// The interval of attempts to grow. A shard is not notified when space becomes free.
+const RETRY: Duration = Duration::from_secs(1);
 
 /// The updates of a shard.
 #[derive(Debug)]
@@ -76,6 +82,18 @@ impl ShardJob {
             ShardJob::Initialize(job) => job.has_begun(),
         }
     }
+}
+
+/// A failed growth: a push that needs more memory waits, and its clients learn why.
+///
+/// The push is not refused. Other shards may have applied their share of it, so a refusal here
+/// would leave a gradient that counts on some shards only. The push is complete in the inbox. It is
+/// applied once there is space, without a restart, or by the next process that opens the state.
+#[derive(Debug)]
+pub(super) struct AwaitedGrowth {
+    since: Instant,
+    tried: Instant,
+    cause: String,
 }
 
 /// The outcome of a slice of work.
@@ -148,6 +166,62 @@ impl Applier {
                     follower.factors().collect(),
                 )));
             }
+        }
+    }
+
+    /// Returns whether the current work waits for memory, and the next attempt is not due.
+    pub(super) fn awaits_growth(&self, now: Instant) -> bool {
+        let growth = self.growth.as_ref().filter(|_| self.has_work());
+        growth.is_some_and(|growth| now.saturating_duration_since(growth.tried) < RETRY)
+    }
+
+    /// The current work needs memory that cannot be reserved. It is repeated later.
+    pub(super) fn growth_failed(
+        &mut self,
+        out: &mut ShardOutputs,
+        now: Instant,
+        error: &StorageError,
+    ) -> WorkOutcome {
+        self.counters.growths_failed.add(1);
+        self.counters.shards_waiting_to_grow.set(1);
+        let cause = error.to_string();
+        let reported = self.growth.as_ref().is_some_and(|growth| growth.cause == cause);
+        if !reported {
+            let event = Event::GrowthFailed { shard: self.id, cause: cause.clone() };
+            out.push(ShardOutput::Event(event));
+        }
+        let since = self.growth.as_ref().map_or(now, |growth| growth.since);
+        self.growth = Some(AwaitedGrowth { since, tried: now, cause });
+        WorkOutcome::Growing
+    }
+
+    /// Work has continued, so any awaited memory is there.
+    pub(super) fn growth_succeeded(&mut self, out: &mut ShardOutputs, now: Instant) {
+        let Some(growth) = self.growth.take() else { return };
+        self.counters.shards_waiting_to_grow.set(0);
+        let waited = now.saturating_duration_since(growth.since);
+        out.push(ShardOutput::Event(Event::GrowthResumed { shard: self.id, waited }));
+    }
+
+    /// Forgets the awaited memory if no work is left.
+    pub(super) fn forget_growth(&mut self, out: &mut ShardOutputs, now: Instant) {
+        if !self.has_work() {
+            self.growth_succeeded(out, now);
+        }
+    }
+
+    /// Returns the refusal of heartbeats while the shard waits for memory, which tells waiting
+    /// clients the reason.
+    pub(super) fn growth_refusal(&self) -> Option<Refusal> {
+        let growth = self.growth.as_ref()?;
+        Some(Refusal::Storage { detail: Detail::clipped(&*growth.cause) })
+    }
+
+    /// Adds to the text of a wait that the shard cannot grow, if so.
+    pub(super) fn with_growth(&self, awaited: String) -> String {
+        match &self.growth {
+            None => awaited,
+            Some(growth) => format!("{awaited}; {} cannot grow: {}", self.id, growth.cause),
         }
     }
 }
