@@ -12,8 +12,8 @@
 //! - [`Peers`]: connections, leases, the hellos and requests of clients, what waits.
 //! - [`Intake`]: push slots, parts on their way in, whole pushes; `scan`.
 //! - [`Applier`]: what changes values. It runs the jobs `push_job`, `step_job`, `initialization` and
-//!   `grad_norm`; `push_job` also applies on arrival. The loop is in `update`, `two_pass`, `mean`
-//!   and `rows`.
+//!   `grad_norm`; `push_job` also applies on arrival. The loop is in `update`, `mean` and
+//!   `rows`.
 //! - [`Steps`]: tokens and steps. `data`, `calls`, `recalls`, `held_push`, `peer_shards`, `to_owner`,
 //!   `stragglers`, `awaited`, `training_watch`.
 //! - [`Pulls`]: buffers, and the last pull of each client; `staleness`.
@@ -54,7 +54,6 @@ mod to_owner;
 mod tokens;
 mod training_end;
 mod training_watch;
-mod two_pass;
 mod untrained_variables;
 mod update;
 mod variables;

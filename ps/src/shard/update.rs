@@ -1,13 +1,16 @@
 //! An update of a shard's values: which dense ranges and rows it changes, and how far it is.
 //!
-//! One loop changes the dense ranges, for whole pushes, synchronous steps and parts on arrival.
+//! One loop changes the dense ranges, for whole pushes, synchronous steps and parts on arrival. It
+//! runs twice if a rule needs sums over whole variables before it changes them.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
-use pushpull_common::catalogue::Partition;
+use pushpull_common::catalogue::{Partition, ShardLayout};
+use pushpull_common::ids::VariableId;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Operation;
-use pushpull_optim::optimizer::{ApplyAt, VariableRules};
+use pushpull_optim::optimizer::{ApplyAt, Sums, VariableRules};
 use pushpull_store::change::{Change, NoFreeBlock, Stalled};
 use pushpull_store::commit::Journal;
 use pushpull_store::store::{ChangeInput, Store};
@@ -20,7 +23,6 @@ use super::push_job::PushInput;
 use super::scan::{NonFiniteElement, NonFiniteScan, ScanningInput};
 use super::staleness::StalenessAdjustment;
 use super::step_job::{StepInput, StepMean};
-use super::two_pass::TwoPass;
 use super::variables::Variables;
 use crate::aggregate::step_coordinator::PerPush;
 use crate::config::{NonFinite, PsConfig};
@@ -40,6 +42,15 @@ pub(super) struct Update {
     /// The index of the current range, and the byte of the layout up to which it is changed.
     range: usize,
     done_to: u64,
+}
+
+/// The passes over the values of a shard: one, or two if an optimizer needs sums over whole
+/// variables first.
+#[derive(Debug, Default)]
+struct TwoPass {
+    /// Whether the current pass only adds up and changes nothing.
+    is_summing: bool,
+    sums: BTreeMap<VariableId, Sums>,
 }
 
 /// How far an update is after a slice.
@@ -268,6 +279,50 @@ impl Update {
             }
             self.done_to = fused_range.range.end;
         }
+    }
+}
+
+impl TwoPass {
+    /// Chooses the passes of an operation on the variables of this layout.
+    fn new(layout: &ShardLayout, rules: &VariableRules, operation: Operation) -> TwoPass {
+        let is_summing = operation == Operation::Gradient {} && rules.sum_any(layout);
+        TwoPass { is_summing, sums: BTreeMap::new() }
+    }
+
+    /// Ends a pass; returns whether another follows.
+    fn end_pass(&mut self) -> bool {
+        std::mem::take(&mut self.is_summing)
+    }
+
+    /// Returns whether this pass skips a partition.
+    fn skips(&self, rules: &VariableRules, partition: &Partition) -> bool {
+        self.is_summing && !rules.sums(partition)
+    }
+
+    /// Returns whether this pass changes values.
+    fn changes_values(&self) -> bool {
+        !self.is_summing
+    }
+
+    /// Processes a range of a partition in this pass.
+    fn apply(
+        &mut self,
+        store: &mut Store,
+        mut spec: UpdateSpec<'_>,
+        partition: &Partition,
+        range: Range<u64>,
+        input: ChangeInput<'_>,
+    ) -> Result<(), NoFreeBlock> {
+        // The sums are complete, and passed on, only after the summing pass.
+        if let Some(sums) = self.sums.get(&partition.variable).filter(|_| !self.is_summing) {
+            spec.at = spec.at.with_sums(sums.totals());
+        }
+        let change = spec.change_of(partition);
+        if !self.is_summing {
+            return store.change(change, range, input);
+        }
+        store.add_up(change, range, input, self.sums.entry(partition.variable).or_default());
+        Ok(())
     }
 }
 
