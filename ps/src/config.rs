@@ -18,12 +18,11 @@ use pushpull_store::store::{BLOCK_BYTES, CACHED_BYTES_MAX};
 use pushpull_store::testing::planted::PlantedBugs;
 
 use crate::aggregate::clipping::BitwiseF64;
-use crate::aggregate::staleness::StalenessPolicy;
 use crate::aggregate::step_rule::StepRule;
 use crate::checkpoint::{CheckpointStorage, Retention};
 use crate::event::{Event, EventSink};
 
-pub use mode::{Asynchronous, Mode, OnLoss, Synchronous};
+pub use mode::{Asynchronous, Mode, OnLoss, StalenessPolicy, Synchronous};
 pub use network::Network;
 pub use storage::{Durability, Storage};
 

@@ -62,10 +62,9 @@ pub use pushpull_store::testing::measure;
 #[cfg(feature = "planted")]
 pub use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
-pub use aggregate::staleness::StalenessPolicy;
 pub use config::{
-    Asynchronous, Checkpoints, Durability, Mode, Network, NonFinite, OnLoss, PsConfig, Storage,
-    Synchronous,
+    Asynchronous, Checkpoints, Durability, Mode, Network, NonFinite, OnLoss, PsConfig,
+    StalenessPolicy, Storage, Synchronous,
 };
 pub use error::{ListenError, ServeError, StartError, StorageError};
 pub use event::{Event, Events};

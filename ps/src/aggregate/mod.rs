@@ -9,7 +9,6 @@ pub(crate) mod clipping;
 pub(crate) mod committed_step;
 pub(crate) mod data_position;
 pub(crate) mod recall;
-pub(crate) mod staleness;
 pub(crate) mod step_coordinator;
 pub(crate) mod step_follower;
 pub(crate) mod step_replicas;

@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use pushpull_store::change::SLOTS_MAX;
 
-use super::{Durability, Network, OnLoss, PsConfig};
-use crate::aggregate::staleness::StalenessPolicy;
+use super::{Durability, Network, OnLoss, PsConfig, StalenessPolicy};
 use crate::error::StartError;
 
 impl PsConfig {

@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use pushpull_optim::SparseReduction;
 
-use crate::aggregate::staleness::StalenessPolicy;
-
 /// Whether gradients are applied one by one or averaged over several replicas.
 ///
 /// A mode has only its own settings. Asynchronous servers do not clip, and synchronous steps have
@@ -115,6 +113,64 @@ impl Asynchronous {
     }
 }
 
+/// The adjustment of a gradient that was computed from older values than those it is applied to.
+///
+/// The staleness is the number of gradients that the shard has applied in between. Every policy
+/// leaves a gradient of staleness 0 unchanged, to the bit. `docs/asynchronous.md` has the
+/// mathematics and the sources.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub enum StalenessPolicy {
+    /// The gradient is applied unchanged.
+    #[default]
+    Ignore,
+    /// The learning rate of the gradient is divided by `1 + staleness` (Zhang et al. 2016). The
+    /// optimizer slots receive the whole gradient. Costs nothing.
+    ///
+    /// Requires an optimizer with [`crate::optim::Optimizer::scales_rate`]; all built-in ones except FTRL
+    /// have it. With another optimizer the server does not start.
+    Damp,
+    /// `lambda g g (w - w_read)` is added to each element, where `w_read` are the values that the
+    /// gradient was computed from and `w` those that it is applied to (DC-ASGD with a constant
+    /// lambda, Zheng et al. 2017).
+    ///
+    /// Costs a copy of the shard's values for each worker, on the heap and within the byte limit of
+    /// [`crate::Storage`]. Each pull of a worker makes one more pass over the values. Each stale
+    /// gradient makes one more pass over the gradient, the copy and the values. A gradient whose
+    /// values have no copy is applied unchanged and counted in
+    /// [`crate::Metrics::gradients_uncompensated`].
+    DelayCompensation {
+        /// The weight of the compensation: finite and not negative. [`StalenessPolicy::LAMBDA`] is
+        /// a usual value.
+        lambda: f64,
+    },
+}
+
+impl StalenessPolicy {
+    /// The default lambda of MXNet's `DCASGD`: 0.04.
+    pub const LAMBDA: f64 = 0.04;
+
+    /// Returns the value that cannot be used and the reason, if there is one.
+    pub(crate) fn fault(self) -> Option<(String, &'static str)> {
+        match self {
+            StalenessPolicy::DelayCompensation { lambda }
+                if !(lambda.is_finite() && lambda >= 0.0) =>
+            {
+                Some((lambda.to_string(), "lambda must be finite and not negative"))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the factor that the learning rate is multiplied by.
+    pub(crate) fn rate(self, staleness: u64) -> f64 {
+        match self {
+            StalenessPolicy::Damp => 1.0 / (1.0 + staleness as f64),
+            _ => 1.0,
+        }
+    }
+}
+
 /// Synchronous mode: each step applies the mean of several gradients, from the fastest replicas
 /// (TensorFlow's `SyncReplicasOptimizer`). Gradients of older steps are dropped and reported to
 /// their workers as stale.
@@ -217,4 +273,30 @@ pub enum OnLoss {
     },
     /// Calls that wait for the step fail at once, with an error that names the absent replicas.
     Fail,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn damping_divides_the_rate_by_one_plus_the_staleness() {
+        for (staleness, rate) in [(0, 1.0), (1, 0.5), (3, 0.25), (7, 0.125), (9, 0.1)] {
+            assert_eq!(StalenessPolicy::Damp.rate(staleness), rate);
+        }
+        assert!(StalenessPolicy::Damp.rate(u64::MAX) > 0.0);
+        let lambda = StalenessPolicy::LAMBDA;
+        for policy in [StalenessPolicy::Ignore, StalenessPolicy::DelayCompensation { lambda }] {
+            assert_eq!((policy.rate(0), policy.rate(9)), (1.0, 1.0));
+        }
+    }
+
+    #[test]
+    fn an_invalid_lambda_is_reported() {
+        let fault = |lambda| StalenessPolicy::DelayCompensation { lambda }.fault();
+        for lambda in [-0.1, f64::NAN, f64::INFINITY] {
+            assert_eq!(fault(lambda).unwrap().0, lambda.to_string());
+        }
+        assert_eq!((fault(0.0), fault(0.04), StalenessPolicy::Damp.fault()), (None, None, None));
+    }
 }

@@ -1,11 +1,11 @@
 //! The staleness of a gradient on this shard, and the adjustment of its update.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
+use std::ops::{Add, Mul, Range, Sub};
 use std::sync::Arc;
 
 use pushpull_common::protocol::message::Operation;
-use pushpull_common::tensor::DType;
+use pushpull_common::tensor::{DType, Element};
 use pushpull_optim::optimizer::ApplyAt;
 use pushpull_store::arena::{Budget, Reservation};
 use pushpull_store::change::NoFreeBlock;
@@ -13,8 +13,8 @@ use pushpull_store::store::{ChangeInput, Store};
 
 use super::variables::Variables;
 use crate::aggregate::asynchronous_tokens::AsynchronousTokens;
-use crate::aggregate::staleness::{StalenessPolicy, compensate};
 use crate::client_key::ClientKey;
+use crate::config::StalenessPolicy;
 use crate::inbox::Inbox;
 use crate::metrics::Counters;
 
@@ -141,6 +141,42 @@ impl StalenessAdjustment {
     }
 }
 
+/// Compensates a gradient for the change from the values it was computed from (`read`) to those it
+/// is applied to (`now`). All three have the same type and length.
+///
+/// An element whose compensation overflows stays unchanged, so a finite element never becomes
+/// infinite.
+///
+/// # Panics
+/// If the lengths differ, or the type is not a floating-point type.
+fn compensate(dtype: DType, lambda: f64, gradient: &mut [u8], read: &[u8], now: &[u8]) {
+    assert!(
+        gradient.len() == read.len() && read.len() == now.len(),
+        "a gradient and its values must have the same length"
+    );
+    match dtype {
+        DType::F32 => elements::<f32>(lambda as f32, gradient, read, now, f32::is_finite),
+        DType::F64 => elements::<f64>(lambda, gradient, read, now, f64::is_finite),
+        _ => unreachable!("only floating-point variables are trainable"),
+    }
+}
+
+fn elements<T>(lambda: T, gradient: &mut [u8], read: &[u8], now: &[u8], finite: impl Fn(T) -> bool)
+where
+    T: Element + Add<Output = T> + Sub<Output = T> + Mul<Output = T>,
+{
+    let gradient: &mut [T] = bytemuck::cast_slice_mut(gradient);
+    let (read, now): (&[T], &[T]) = (bytemuck::cast_slice(read), bytemuck::cast_slice(now));
+    for ((g, &read), &now) in gradient.iter_mut().zip(read).zip(now) {
+        // The square of a large gradient may overflow where its product with a small change does
+        // not.
+        let compensated = *g + (lambda * *g) * (*g * (now - read));
+        if finite(compensated) {
+            *g = compensated;
+        }
+    }
+}
+
 /// The values of a client's last pull, from which its next gradient is computed.
 #[derive(Debug)]
 struct PulledValues {
@@ -210,5 +246,50 @@ impl LastPulls {
     /// Drops all values, because the variables are forgotten.
     pub(super) fn clear(&mut self) {
         self.0.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The gradient, the value that was read, the current value, and the compensated gradient for a
+    /// lambda of 0.5; all exact in `f32`.
+    const CASES: [[f64; 4]; 8] = [
+        [2.0, 1.0, 1.0, 2.0],
+        [2.0, 1.0, 3.0, 6.0],
+        [-2.0, 1.0, 3.0, 2.0],
+        [2.0, 1.0, -3.0, -6.0],
+        [0.0, 1.0, 3.0, 0.0],
+        [-0.5, 0.25, -0.25, -0.5625],
+        // g g overflows here; in the next case the sum does.
+        [1.25e38, 1.0, 1.0, 1.25e38],
+        [f32::MAX as f64, 0.0, 1.0, f32::MAX as f64],
+    ];
+
+    #[test]
+    fn compensation_adds_the_squared_gradient_times_the_change() {
+        let column = |column: usize| CASES.map(|case| case[column] as f32);
+        let (mut gradient, read, now) = (column(0), column(1), column(2));
+        let (read, now) = (bytemuck::cast_slice(&read), bytemuck::cast_slice(&now));
+        compensate(DType::F32, 0.5, bytemuck::cast_slice_mut(&mut gradient), read, now);
+        assert_eq!(gradient, column(3));
+
+        let column = |column: usize| CASES.map(|case| case[column]);
+        let (mut gradient, read, now) = (column(0), column(1), column(2));
+        let (read, now) = (bytemuck::cast_slice(&read), bytemuck::cast_slice(&now));
+        compensate(DType::F64, 0.5, bytemuck::cast_slice_mut(&mut gradient), read, now);
+        // The last case does not overflow in this type.
+        assert_eq!(gradient[..7], column(3)[..7]);
+    }
+
+    #[test]
+    fn elements_with_a_non_finite_result_stay_unchanged() {
+        let mut gradient = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 1.0];
+        let (read, now) = ([0.0; 4], [1.0, 0.0, 1.0, f64::INFINITY]);
+        let bytes = bytemuck::cast_slice_mut(&mut gradient);
+        compensate(DType::F64, 1.0, bytes, bytemuck::cast_slice(&read), bytemuck::cast_slice(&now));
+        assert_eq!((gradient[0], gradient[1]), (f64::INFINITY, f64::NEG_INFINITY));
+        assert_eq!((gradient[2].is_nan(), gradient[3]), (true, 1.0));
     }
 }

@@ -11,8 +11,7 @@ use super::peers::{Push, bytes_of, f32s, f64s};
 use super::random::Random;
 use super::staleness::{Client, PulledStep, metrics, ones};
 use super::world::World;
-use crate::aggregate::staleness::StalenessPolicy;
-use crate::config::{Asynchronous, PsConfig, Storage};
+use crate::config::{Asynchronous, PsConfig, StalenessPolicy, Storage};
 
 const DAMP: StalenessPolicy = StalenessPolicy::Damp;
 const HALF: StalenessPolicy = StalenessPolicy::DelayCompensation { lambda: 0.5 };

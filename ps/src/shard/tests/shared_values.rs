@@ -16,8 +16,7 @@ use pushpull_store::arena::{ArenaStorage, Memory, SharedWords, StateDirectory};
 
 use super::peers::{Peer, Push, bytes_of, chief, f32s, variables, worker};
 use super::world::{ConnectionId, LIFE, World};
-use crate::aggregate::staleness::StalenessPolicy;
-use crate::config::{Asynchronous, Durability, Network, PsConfig, Storage};
+use crate::config::{Asynchronous, Durability, Network, PsConfig, StalenessPolicy, Storage};
 use crate::shard::applier::WorkOutcome;
 use crate::shard::shard_files::shard_setup::ServerRun;
 use crate::shard::{PeerOrigin, Shard};

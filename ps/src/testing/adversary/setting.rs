@@ -16,8 +16,9 @@ use pushpull_store::arena::{ArenaStorage, Budget};
 use pushpull_store::testing::test_files::TestFiles;
 
 use super::choices::Choices;
-use crate::aggregate::staleness::StalenessPolicy;
-use crate::config::{Asynchronous, Network, NonFinite, PsConfig, Storage, Synchronous};
+use crate::config::{
+    Asynchronous, Network, NonFinite, PsConfig, StalenessPolicy, Storage, Synchronous,
+};
 use crate::metrics::Counters;
 use crate::shard::Shard;
 use crate::shard::shard_files::shard_setup::{ServerRun, ShardSetup};
