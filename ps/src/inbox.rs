@@ -6,7 +6,6 @@
 //! client waits. Clients on the same host may also have slots in a push buffer, which they write
 //! directly (`push_buffers`).
 
-mod extents;
 mod push_buffers;
 mod push_slot;
 mod rows;
@@ -22,11 +21,10 @@ use pushpull_store::arena::Memory;
 use pushpull_store::layout::PAGE_BYTES;
 
 use crate::client_key::ClientKey;
-pub(crate) use extents::Extents;
 use push_buffers::PushBuffer;
 pub(crate) use push_buffers::{PushSource, PushValues};
 use push_slot::PushSlot;
-pub(crate) use push_slot::{PendingAnswer, PushArrival, is_for_trainable};
+pub(crate) use push_slot::{Extents, PendingAnswer, PushArrival, is_for_trainable};
 pub(crate) use rows::PushedRows;
 pub(crate) use words::{WholeSlot, map_words, whole_slots};
 

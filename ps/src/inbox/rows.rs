@@ -6,8 +6,7 @@ use pushpull_common::catalogue::{Partition, ShardLayout};
 use pushpull_common::protocol::Refusal;
 use pushpull_common::rows::{self, Numbers};
 
-use super::Inbox;
-use super::extents::Extents;
+use super::{Extents, Inbox};
 
 /// The rows of a partition in a whole push.
 #[derive(Clone, Debug)]

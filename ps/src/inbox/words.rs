@@ -15,8 +15,7 @@ use pushpull_store::commit::{Address, Journal, offset_of};
 use pushpull_store::layout::{Fault, PAGE_BYTES};
 use smallvec::{SmallVec, smallvec};
 
-use super::extents::Extents;
-use super::{Inbox, PendingAnswer, PushArrival, PushSlot, is_for_trainable};
+use super::{Extents, Inbox, PendingAnswer, PushArrival, PushSlot, is_for_trainable};
 use crate::client_key::ClientKey;
 
 /// The number of table words of a slot, without the map of its partitions and the row counts.
