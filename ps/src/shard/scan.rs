@@ -14,7 +14,7 @@ use pushpull_common::finite::{Exponents, count_non_finite, first_non_finite};
 use pushpull_common::protocol::Refusal;
 use pushpull_common::tensor::DType;
 use pushpull_optim::volatile::Volatile;
-use pushpull_store::store::{ByteSource, ChangeInput, SharedInput};
+use pushpull_store::change::{ByteSource, ChangeInput, SharedInput};
 
 use super::Shard;
 use super::applier::{SLICE_BYTES, ShardJob};

@@ -8,8 +8,8 @@ use pushpull_common::protocol::message::Operation;
 use pushpull_common::tensor::{DType, Element};
 use pushpull_optim::optimizer::ApplyAt;
 use pushpull_store::arena::{Budget, Reservation};
-use pushpull_store::change::NoFreeBlock;
-use pushpull_store::store::{ChangeInput, Store};
+use pushpull_store::change::{ChangeInput, NoFreeBlock};
+use pushpull_store::store::Store;
 
 use super::variables::Variables;
 use crate::aggregate::asynchronous_tokens::AsynchronousTokens;

@@ -8,9 +8,8 @@ use pushpull_common::protocol::message::Operation;
 use pushpull_common::tensor::DType;
 use pushpull_optim::optimizer::{ApplyAt, MEAN_GRADIENTS_MAX};
 use pushpull_optim::volatile::Volatile;
-use pushpull_store::change::Stalled;
+use pushpull_store::change::{ByteSource, SharedInput, Stalled};
 use pushpull_store::commit::Journal;
-use pushpull_store::store::{ByteSource, SharedInput};
 use pushpull_store::testing::planted::Bug;
 use smallvec::SmallVec;
 

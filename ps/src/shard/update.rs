@@ -11,9 +11,9 @@ use pushpull_common::ids::VariableId;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Operation;
 use pushpull_optim::optimizer::{ApplyAt, Sums, VariableRules};
-use pushpull_store::change::{Change, NoFreeBlock, Stalled};
+use pushpull_store::change::{Change, ChangeInput, NoFreeBlock, Stalled};
 use pushpull_store::commit::Journal;
-use pushpull_store::store::{ChangeInput, Store};
+use pushpull_store::store::Store;
 
 use super::VariablesState;
 use super::applier::{Applier, budget_of};

@@ -19,7 +19,7 @@ use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 use pushpull_optim::optimizer::{Lamb, Sgd};
 use pushpull_store::arena::{ArenaStorage, SharedBytes};
-use pushpull_store::store::ByteSource;
+use pushpull_store::change::ByteSource;
 
 use super::peers::{Peer, Push, bytes_of, f32s, f64s, index_of, variables, worker};
 use super::pushes::applied;

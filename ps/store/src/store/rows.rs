@@ -7,11 +7,10 @@ use bytemuck::Pod;
 use pushpull_common::catalogue::Partition;
 use pushpull_optim::optimizer::Run;
 
+use super::Store;
 use super::geometry::logical_block_of;
-use super::{ChangeInput, Store};
 use crate::arena::Blocks;
-use crate::change::Change;
-use crate::change::{InPlaceRuns, with_slots};
+use crate::change::{Change, ChangeInput, InPlaceRuns, with_slots};
 use crate::testing::planted::Bug;
 use crate::undo::RowLocation;
 

@@ -5,8 +5,8 @@ use std::ops::Range;
 use pushpull_common::tensor::{DType, Element};
 use pushpull_optim::optimizer::{SumRun, Sums};
 
-use super::{ChangeInput, Store};
-use crate::change::{Change, SLOTS_MAX};
+use super::Store;
+use crate::change::{Change, ChangeInput, SLOTS_MAX};
 
 /// The size of a chunk of input to sum, in bytes. It is larger than for changes: a rule has a fixed
 /// cost for each chunk, and nothing is written.

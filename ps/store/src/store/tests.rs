@@ -14,6 +14,7 @@ use pushpull_optim::optimizer::{
 };
 
 use super::*;
+use crate::change::{ByteSource, SharedInput};
 use crate::testing::measure::{alone, holding};
 
 const BLOCK: usize = 1024;

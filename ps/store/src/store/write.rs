@@ -6,14 +6,14 @@ use bytemuck::Pod;
 use pushpull_common::catalogue::Partition;
 use pushpull_optim::optimizer::{GradientRun, StreamRun};
 
+use super::Store;
 use super::geometry::logical_blocks_of;
-use super::input::InputChunk;
 use super::overflow::first_new_overflow;
 use super::pool::Shadow;
 use super::rows::{logical_block_of_row, range_of};
-use super::{ChangeInput, Store};
-use crate::change::Change;
-use crate::change::{NoFreeBlock, SLOTS_MAX, ShadowRuns, with_slots};
+use crate::change::{
+    Change, ChangeInput, InputChunk, NoFreeBlock, SLOTS_MAX, ShadowRuns, with_slots,
+};
 use crate::undo::{RowLocation, Undo};
 
 /// Drops consecutive repetitions of a logical block, as ascending rows produce.
