@@ -6,7 +6,7 @@ use std::ops::Range;
 use bytemuck::Pod;
 use pushpull_common::finite::Exponents;
 use pushpull_common::tensor::{DType, Element};
-use pushpull_optim::optimizer::{ApplyAt, Optimizer, Run, SharedRun, StreamRun};
+use pushpull_optim::optimizer::{ApplyAt, Optimizer, Run, SharedRun, StreamRun, SumRun, Sums};
 use pushpull_optim::volatile::{LINE_BYTES, Volatile};
 
 use crate::error::StorageError;
@@ -178,12 +178,40 @@ impl Change<'_> {
             _ => false,
         }
     }
+
+    /// Adds values and their input to the sums over a whole variable.
+    pub(crate) fn add_up(self, values: &[u8], slots: &[&[u8]], input: &[u8], sums: &mut Sums) {
+        let Change::Gradient { optimizer, at, dtype } = self else { return };
+        match dtype {
+            DType::F32 => {
+                sum(values, slots, input, |run| optimizer.sum_f32(at, run, sums));
+            }
+            DType::F64 => {
+                sum(values, slots, input, |run| optimizer.sum_f64(at, run, sums));
+            }
+            _ => unreachable!("only floating-point variables are trainable"),
+        }
+    }
 }
 
 fn add<T: Element>(run: Run<'_, T>, add: impl Fn(T, T) -> T) {
     for (value, &more) in run.values.iter_mut().zip(run.gradient) {
         *value = add(*value, more);
     }
+}
+
+fn sum<T: Element>(
+    values: &[u8],
+    slots: &[&[u8]],
+    gradient: &[u8],
+    add_up: impl FnOnce(SumRun<'_, T>),
+) {
+    let mut typed: [&[T]; SLOTS_MAX] = Default::default();
+    for (typed, slot) in typed.iter_mut().zip(slots) {
+        *typed = bytemuck::cast_slice(slot);
+    }
+    let (values, gradient) = (bytemuck::cast_slice(values), bytemuck::cast_slice(gradient));
+    add_up(SumRun::new(values, &typed[..slots.len()], gradient));
 }
 
 /// A source of bytes that are read in order.

@@ -5,8 +5,6 @@
 //! commit and has no effect before. A pull pins the blocks it sends, so it has one version and
 //! delays no change.
 
-#[cfg(any(test, feature = "testing"))]
-mod contents;
 mod fill;
 mod geometry;
 mod image;
@@ -16,7 +14,6 @@ mod pool;
 mod readers;
 mod rows;
 mod snapshot;
-mod sums;
 mod tables;
 mod write;
 
@@ -26,9 +23,10 @@ use std::sync::atomic::AtomicBool;
 
 use pushpull_common::catalogue::{Catalogue, Partition, ShardLayout};
 use pushpull_common::shared_values::ValueCounts;
+use pushpull_optim::optimizer::Sums;
 
 use crate::arena::Reservation;
-use crate::change::{Change, ChangeInput, NoFreeBlock};
+use crate::change::{Change, ChangeInput, NoFreeBlock, SLOTS_MAX};
 use crate::commit::{Address, Journal};
 use crate::layout::{Fault, Kind};
 use crate::table::Table;
@@ -49,6 +47,10 @@ pub use snapshot::Snapshot;
 /// Such a model stays in cache with its shadows; non-temporal stores would evict what the next push
 /// reads.
 pub const CACHED_BYTES_MAX: u64 = 16 << 20;
+
+/// The size of a chunk of input to sum, in bytes. It is larger than for changes: a rule has a fixed
+/// cost for each chunk, and nothing is written.
+const SUM_CHUNK_BYTES: usize = 16 << 10;
 
 /// The variables and optimizer slots of one shard.
 ///
@@ -190,6 +192,31 @@ impl Store {
             self.write_committed_block(change, logical, within, &mut input);
         }
         Ok(())
+    }
+
+    /// Adds a range to the sums of its variable. The range must be in one partition and not yet
+    /// changed; the ranges of a variable must come in order.
+    pub fn add_up(
+        &self,
+        change: Change<'_>,
+        range: Range<u64>,
+        mut input: ChangeInput<'_>,
+        sums: &mut Sums,
+    ) {
+        for (logical, within) in self.pieces_of(&range) {
+            let values = self.values.blocks.read(self.values.committed_block(logical));
+            let mut slots: [&[u8]; SLOTS_MAX] = Default::default();
+            if let Some(pool) = self.slots.as_ref().filter(|_| change.slots() > 0) {
+                let committed = pool.committed_block(logical);
+                for (part, slot) in slots.iter_mut().enumerate().take(change.slots()) {
+                    *slot = pool.blocks.read_part(committed, part);
+                }
+            }
+            input.each_of::<SUM_CHUNK_BYTES>(within, |within, bytes| {
+                let slots = slots.map(|slot| slot.get(within.clone()).unwrap_or_default());
+                change.add_up(&values[within], &slots[..change.slots()], bytes, sums);
+            });
+        }
     }
 
     /// Applies consecutive rows of input to these rows of a partition.
@@ -351,6 +378,24 @@ impl Store {
     pub fn is_dirty(&self) -> bool {
         let mut pools = std::iter::once(&self.values).chain(&self.slots);
         pools.any(|pool| pool.dirty().next().is_some())
+    }
+
+    /// Returns the committed contents of the values and of each slot, in the order of the layout;
+    /// for tests.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn contents(&self) -> Vec<Vec<u8>> {
+        let (bytes, block_bytes) = (self.layout.bytes() as usize, self.geometry.block_bytes);
+        let concatenate = |pool: &Pool, part: usize| {
+            let blocks = (0..pool.logical_blocks()).map(|logical| {
+                let end = block_bytes.min(bytes - logical * block_bytes);
+                &pool.blocks.read_part(pool.committed_block(logical), part)[..end]
+            });
+            blocks.collect::<Vec<_>>().concat()
+        };
+        let slots = self.slots.iter();
+        let slots =
+            slots.flat_map(|pool| (0..self.geometry.slots).map(|slot| concatenate(pool, slot)));
+        [concatenate(&self.values, 0)].into_iter().chain(slots).collect()
     }
 
     /// Asserts the invariants; for tests and the simulator.

@@ -9,8 +9,6 @@
 
 mod admission;
 mod change;
-#[cfg(any(test, feature = "testing"))]
-mod contents;
 mod eviction;
 mod index;
 mod open;
@@ -324,6 +322,18 @@ impl Table {
             new += u64::from(self.may_admit(found, pushes, assigned));
         });
         new
+    }
+
+    /// Returns the committed rows by id, each with its head and slots; for tests.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn contents(&self, journal: &Journal) -> std::collections::BTreeMap<u64, Vec<u8>> {
+        let pages = self.committed_pages(journal);
+        let words = (0..self.pages).flat_map(|page| pages.page(page).to_vec());
+        let records = words.filter_map(|word| match IndexEntry::of(word) {
+            IndexEntry::Row(record) => Some(self.records.read(record)),
+            _ => None,
+        });
+        records.map(|record| (id_of(record), record.to_vec())).collect()
     }
 
     /// Returns the journal address of an entry.
