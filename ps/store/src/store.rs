@@ -5,7 +5,6 @@
 //! commit and has no effect before. A pull pins the blocks it sends, so it has one version and
 //! delays no change.
 
-mod fill;
 mod geometry;
 mod image;
 mod open;
@@ -14,7 +13,6 @@ mod pool;
 mod readers;
 mod rows;
 mod snapshot;
-mod tables;
 mod write;
 
 use std::ops::Range;
@@ -22,12 +20,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use pushpull_common::catalogue::{Catalogue, Partition, ShardLayout};
+use pushpull_common::ids::PartitionId;
 use pushpull_common::shared_values::ValueCounts;
 use pushpull_optim::optimizer::Sums;
 
 use crate::arena::Reservation;
 use crate::change::{Change, ChangeInput, NoFreeBlock, SLOTS_MAX};
 use crate::commit::{Address, Journal};
+use crate::error::StorageError;
 use crate::layout::{Fault, Kind};
 use crate::table::Table;
 use crate::testing::planted::{Bug, PlantedBugs};
@@ -123,6 +123,27 @@ impl Store {
     /// Returns the layout of the variables on this shard.
     pub fn layout(&self) -> &ShardLayout {
         &self.layout
+    }
+
+    /// Returns the tables, in the order of the layout.
+    pub fn tables(&self) -> &[Table] {
+        &self.tables
+    }
+
+    /// Returns the tables, in the order of the layout, for changes.
+    pub fn tables_mut(&mut self) -> &mut [Table] {
+        &mut self.tables
+    }
+
+    /// Returns the table with this partition id.
+    pub fn table(&self, id: PartitionId) -> Option<&Table> {
+        self.tables.iter().find(|table| table.partition().id == id)
+    }
+
+    /// Returns a partition that is pulled by rows.
+    pub fn partition_of_rows(&self, id: PartitionId) -> Option<&Partition> {
+        let stored = self.partition(id).filter(|partition| partition.is_sparse());
+        stored.or_else(|| self.table(id).map(Table::partition))
     }
 
     /// Pins the current values and slots for a checkpoint of a global step. Reading the image fails
@@ -238,6 +259,20 @@ impl Store {
         Ok(())
     }
 
+    /// Changes rows of a table by consecutive rows of input. `rows` are positions among the rows
+    /// that the change began with. [`Store::settle_tables`] must have been called.
+    pub fn change_table(
+        &mut self,
+        table: usize,
+        change: Change<'_>,
+        rows: Range<usize>,
+        input: &[u8],
+    ) {
+        let (undo, planted) = (&mut self.undo, self.planted);
+        let found = self.tables[table].change_rows(change, rows, input, undo, planted);
+        self.record_table_overflow(table, found);
+    }
+
     /// Returns whether the current change is made in place. Such a change cannot be interrupted.
     pub fn is_in_place(&self) -> bool {
         self.in_place || self.tables_in_place
@@ -246,6 +281,12 @@ impl Store {
     /// Returns the old contents of table rows that are still to be restored.
     pub fn undo_rows(&self) -> &[UndoRow] {
         &self.undo_rows
+    }
+
+    /// Extends the intent for the current changes of all tables.
+    pub fn reserve_intent_for_tables(&self, journal: &mut Journal) -> Result<(), StorageError> {
+        let words = self.tables.iter().map(Table::dirty_words).sum();
+        journal.grow_intent(words)
     }
 
     /// Stages the change in the journal and makes it readable inside the shard. Data that is read

@@ -14,6 +14,7 @@ use super::rows::{logical_block_of_row, range_of};
 use crate::change::{
     Change, ChangeInput, InputChunk, NoFreeBlock, SLOTS_MAX, ShadowRuns, with_slots,
 };
+use crate::table::Table;
 use crate::undo::{RowLocation, Undo};
 
 /// Drops consecutive repetitions of a logical block, as ascending rows produce.
@@ -75,6 +76,25 @@ impl Store {
         }
         self.in_place = true;
         true
+    }
+
+    /// Decides for the current change, which makes `version`, whether rows of tables are changed in
+    /// place. They are if the undo can hold them and nothing reads them; the rest of the change
+    /// then runs without interruption. Does nothing if it is already decided.
+    pub fn settle_tables(&mut self, version: u64) {
+        if self.tables.iter().all(Table::is_settled) {
+            return;
+        }
+        let need = self.tables.iter_mut().map(Table::undo_need).sum::<Option<usize>>();
+        let fits = |need| need <= self.geometry.undo_bytes && self.undo.fits(need);
+        let in_place = !self.power && need.is_some_and(fits);
+        if in_place {
+            if !self.in_place {
+                self.undo.begin(version);
+            }
+            self.tables_in_place = true;
+        }
+        self.tables.iter_mut().for_each(|table| table.settle(in_place));
     }
 
     /// Returns whether a change of this many bytes of values may be made in place. Larger ones
