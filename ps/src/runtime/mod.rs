@@ -9,7 +9,6 @@ mod file_jobs;
 mod handle;
 mod listener;
 mod outbox;
-mod outboxes;
 mod owner_link;
 mod peer;
 mod peer_polling;
