@@ -1,18 +1,30 @@
-//! The task of one connection of a shard: it reads requests and writes answers.
+//! The connections of a shard. The task of a connection reads requests and writes answers. Its
+//! outbox queues the answers, and records what delays or ends the connection.
 
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::decode::ReadError;
-use pushpull_common::protocol::{FrameEvent, FrameReader, FrameSink};
-use pushpull_net::{ArrivedPeer, ConnectionPhase, ConnectionSide, FrameStream, Stream};
+use pushpull_common::protocol::{Envelope, FrameEvent, FrameReader, FrameSink, Message};
+use pushpull_net::{
+    ArrivedPeer, ConnectionPhase, ConnectionSide, FrameStream, SendBody, SendQueue, Stream,
+};
 use tokio::sync::Notify;
 
-use super::outbox::Outbox;
 use super::shard_thread::ShardCore;
 use crate::shard::ShardInput;
+use crate::shard::output::{AnswerBody, EncodeBuffers, PulledParts};
+
+/// A connection with this many queued frames, or this many bytes of bodies, is not read from.
+/// Pulled rows are queued as a copy.
+const QUEUE_MAX: usize = 64;
+const BODIES_MAX: usize = 4 << 20;
 
 /// Serves a peer that has said hello until either side closes the connection.
 pub(super) async fn serve(core: Rc<ShardCore>, arrived: ArrivedPeer) {
@@ -107,95 +119,234 @@ impl ConnectionSide for ServerSide<'_> {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::io::{IoSliceMut, Read, Write};
-    use std::net::TcpStream;
-    use std::time::Duration;
+/// The body of a queued frame.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each pull")]
+enum QueuedBody {
+    Answer(AnswerBody),
+    /// The stream that answers a pull, and the range of its current part.
+    Parts(PulledParts, Range<u64>),
+}
 
-    use pushpull_common::cluster::ClusterSpec;
-    use pushpull_common::identity::Identity;
-    use pushpull_common::ids::{
-        ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId,
-    };
-    use pushpull_common::protocol::message::{BodyCrc, Hello, Role};
-    use pushpull_common::protocol::wire::{List, Text};
-    use pushpull_common::protocol::{BodyStamp, Envelope, Message, Poll, Refusal, encode, version};
-    use pushpull_optim::optimizer::Sgd;
+/// What is left of a sent answer: its memory, for reuse. Its pins are released.
+#[derive(Debug)]
+pub(super) enum SentAnswer {
+    Values(EncodeBuffers),
+    Rows(Vec<u8>),
+}
 
-    use super::*;
-    use crate::config::{Network, PsConfig};
-    use crate::runtime::Ps;
-
-    /// A connection of this job panics once it is registered with the shard.
-    const PANICS: &str = "panics";
-
-    /// Limit on every wait.
-    const WAIT_LIMIT: Duration = Duration::from_secs(30);
-
-    pub(super) fn panic_if_asked(hello: &Hello) {
-        assert_ne!(hello.job.as_str(), PANICS, "the test requests a panic");
+impl SendBody for QueuedBody {
+    fn bytes(&self) -> u64 {
+        self.slices().map(|slice| slice.len() as u64).sum()
     }
 
-    /// Sends a hello of this job and returns the answer; `None` if the connection is closed.
-    fn greet(address: &str, job: &str) -> Option<Message> {
-        let hello = Hello {
-            version_oldest: version::OLDEST,
-            version_newest: version::NEWEST,
-            role: Role::Reader {},
-            job: Text::clipped(job),
-            task: 0,
-            shard: ShardId { task: 0, shard: 0 },
-            incarnation: Incarnation(1),
-            client_epoch: ClientEpoch(0),
-            seen_epoch: RestoreEpoch(0),
-            seen_step: GlobalStep(0),
-            catalogue: None,
-            body_crc: BodyCrc::Off {},
-            identity: Identity::new().to_wire(),
-            auth: List::default(),
+    fn slices(&self) -> impl Iterator<Item = &[u8]> {
+        let (answer, parts) = match self {
+            QueuedBody::Answer(body) => (Some(&body[..]), None),
+            QueuedBody::Parts(parts, range) => (None, Some(parts.slices(range.clone()))),
         };
-        let mut stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(WAIT_LIMIT)).unwrap();
-        let mut frame = Vec::new();
-        encode(&mut frame, &Envelope::default(), &hello.into(), BodyStamp::NONE);
-        stream.write_all(&frame).unwrap();
-        let mut reader = FrameReader::new();
-        let mut source = |slices: &mut [IoSliceMut<'_>]| stream.read_vectored(slices);
-        match reader.poll(&mut source) {
-            Ok(Poll::Frame(_, message)) => Some(message),
-            Ok(Poll::Closed) | Err(ReadError::Io(_)) => None,
-            other => panic!("{other:?}"),
-        }
+        answer.into_iter().chain(parts.into_iter().flatten())
     }
 
-    #[test]
-    fn a_panicking_connection_task_frees_its_slot() {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let listener = runtime.block_on(Ps::listen("127.0.0.1:0")).unwrap();
-        let cluster = ClusterSpec::builder().job("ps", [listener.address()]).build().unwrap();
-        let config = PsConfig::new(cluster, TaskId::ps(0), Sgd::new(1.0))
-            .network(Network::default().connections_max(1));
-        let ps = listener.start(config).unwrap();
-        let handle = ps.handle();
-        let address = handle.address().to_owned();
-        for _ in 0..3 {
-            assert_eq!(greet(&address, PANICS), None);
-            // The socket is closed a moment before the slot is free.
-            let begun = Instant::now();
-            loop {
-                match greet(&address, "worker") {
-                    Some(Message::Welcome(_)) => break,
-                    Some(Message::Refused(refused)) => {
-                        let busy = matches!(refused.refusal, Refusal::Busy { .. });
-                        assert!(busy && begun.elapsed() < WAIT_LIMIT, "{}", refused.refusal);
-                    }
-                    other => panic!("{other:?}"),
-                }
-            }
-        }
-        assert_eq!(handle.metrics().connections_faulted, 3);
-        handle.stop();
-        runtime.block_on(ps.serve(std::future::pending())).unwrap();
+    fn next_frame(&mut self, head: &mut Vec<u8>) -> bool {
+        let QueuedBody::Parts(parts, range) = self else { return false };
+        let next = parts.next_part(head);
+        next.map(|part| *range = part).is_some()
     }
 }
+
+/// The sending side of a connection. Owned by the shard's thread.
+#[derive(Debug, Default)]
+pub(super) struct Outbox {
+    queue: RefCell<SendQueue<QueuedBody>>,
+    /// Bytes of the bodies that the queue itself holds; pinned blocks do not count.
+    bodies: Cell<usize>,
+    /// The queue is to be sent now.
+    due: Cell<bool>,
+    /// Wakes the connection's task to send or to close.
+    notify: Notify,
+    /// Close once everything is sent.
+    closing: Cell<bool>,
+    /// Close at once.
+    broken: Cell<bool>,
+    /// Since when the peer has read nothing of the queued frames.
+    stuck_since: Cell<Option<Instant>>,
+    /// Since when the pull at the front has been in progress; it holds its pins until it is sent.
+    pull_since: Cell<Option<Instant>>,
+    /// Since when a partly received frame has made no progress.
+    partial_since: Cell<Option<Instant>>,
+}
+
+impl Outbox {
+    /// Queues a frame that is sent with the next one, or once the queue is due.
+    pub(super) fn put(
+        &self,
+        envelope: &Envelope,
+        message: &Message,
+        crc: Option<u32>,
+        body: AnswerBody,
+    ) {
+        self.bodies.set(self.bodies.get() + body.len());
+        self.queue.borrow_mut().push(envelope, message, crc, QueuedBody::Answer(body));
+    }
+
+    /// Queues a frame without a body, whose first byte carries descriptors.
+    pub(super) fn put_shared(
+        &self,
+        envelope: &Envelope,
+        message: &Message,
+        descriptors: Vec<OwnedFd>,
+    ) {
+        let body = QueuedBody::Answer(AnswerBody::EMPTY);
+        self.queue.borrow_mut().push_with_descriptors(envelope, message, body, descriptors);
+    }
+
+    /// Queues the answer to a pull, which is encoded part by part.
+    pub(super) fn put_parts(&self, parts: PulledParts) {
+        self.queue.borrow_mut().push_stream(QueuedBody::Parts(parts, 0..0));
+    }
+
+    /// Marks the whole queue as due.
+    pub(super) fn send_all(&self) {
+        self.due.set(true);
+        self.notify.notify_one();
+    }
+
+    pub(super) fn close(&self) {
+        self.closing.set(true);
+        self.send_all();
+    }
+
+    pub(super) fn break_off(&self) {
+        self.broken.set(true);
+        self.notify.notify_one();
+    }
+
+    /// Whether nothing is to be sent now.
+    fn is_idle(&self) -> bool {
+        !self.due.get() || self.queue.borrow().is_empty()
+    }
+
+    /// Whether the queue has reached a limit, so that no more requests are read.
+    pub(super) fn is_full(&self) -> bool {
+        self.queue.borrow().len() >= QUEUE_MAX || self.bodies.get() >= BODIES_MAX
+    }
+
+    /// Returns what the connection does next.
+    fn phase(&self) -> ConnectionPhase {
+        let closing = self.closing.get();
+        match self.broken.get() || (closing && self.is_idle()) {
+            true => ConnectionPhase::Ended,
+            false if closing || self.is_full() => ConnectionPhase::WriteOnly,
+            false => ConnectionPhase::Open,
+        }
+    }
+
+    /// Sends as much as the socket takes, and passes the memory of each sent answer to `answered`.
+    /// Returns whether frames are left that are due.
+    fn flush(&self, stream: &Stream, mut answered: impl FnMut(SentAnswer)) -> io::Result<bool> {
+        if !self.due.get() || self.broken.get() {
+            return Ok(false);
+        }
+        let mut queue = self.queue.borrow_mut();
+        let wrote = queue.flush(stream, |body| match body {
+            QueuedBody::Answer(body) => {
+                self.bodies.set(self.bodies.get() - body.len());
+                if let AnswerBody::Rows(rows) = body {
+                    answered(SentAnswer::Rows(rows));
+                }
+            }
+            QueuedBody::Parts(parts, _) => {
+                self.pull_since.set(None);
+                answered(SentAnswer::Values(parts.into_buffers()));
+            }
+        })?;
+        let since = |since: Option<Instant>| since.or_else(|| Some(Instant::now()));
+        let stuck = self.stuck_since.get().filter(|_| !wrote);
+        self.stuck_since.set(if queue.is_empty() { None } else { since(stuck) });
+        self.pull_since.set(match queue.front() {
+            Some(QueuedBody::Parts(..)) => since(self.pull_since.get()),
+            _ => None,
+        });
+        self.due.set(!queue.is_empty());
+        Ok(!queue.is_empty())
+    }
+}
+
+/// The outboxes of a shard's connections, by number. Numbers are never repeated.
+#[derive(Debug, Default)]
+pub(super) struct Outboxes {
+    outboxes: RefCell<HashMap<u64, Rc<Outbox>>>,
+    last_number: Cell<u64>,
+    /// Outboxes with a corked frame.
+    corked: RefCell<Vec<Rc<Outbox>>>,
+    removed: Notify,
+}
+
+impl Outboxes {
+    /// Adds the outbox of a new connection. Returns it and the connection's number.
+    pub(super) fn add(&self) -> (u64, Rc<Outbox>) {
+        let connection = self.last_number.get() + 1;
+        self.last_number.set(connection);
+        let outbox = Rc::<Outbox>::default();
+        self.outboxes.borrow_mut().insert(connection, outbox.clone());
+        (connection, outbox)
+    }
+
+    /// Returns the outbox of a connection.
+    pub(super) fn of(&self, connection: u64) -> Option<Rc<Outbox>> {
+        self.outboxes.borrow().get(&connection).cloned()
+    }
+
+    /// Removes the outbox of a connection that has ended.
+    pub(super) fn remove(&self, connection: u64) {
+        if let Some(outbox) = self.outboxes.borrow_mut().remove(&connection) {
+            self.corked.borrow_mut().retain(|other| !Rc::ptr_eq(other, &outbox));
+        }
+        self.removed.notify_one();
+    }
+
+    /// Delays the last frame of an outbox until [`Outboxes::send_corked`], or until its next frame.
+    pub(super) fn cork(&self, outbox: Rc<Outbox>) {
+        self.corked.borrow_mut().push(outbox);
+    }
+
+    /// Sends the corked frames.
+    pub(super) fn send_corked(&self) {
+        self.corked.borrow_mut().drain(..).for_each(|outbox| outbox.send_all());
+    }
+
+    /// Returns the outbox whose pull has been in progress for longest.
+    pub(super) fn slowest_pull(&self) -> Option<Rc<Outbox>> {
+        let outboxes = self.outboxes.borrow();
+        let pulls = outboxes.values().filter(|outbox| outbox.pull_since.get().is_some());
+        pulls.min_by_key(|outbox| outbox.pull_since.get()).cloned()
+    }
+
+    /// Yields the outboxes whose connections have made no progress for `limit`.
+    pub(super) fn stalled(&self, now: Instant, limit: Duration) -> Vec<Rc<Outbox>> {
+        let is_stalled = |outbox: &&Rc<Outbox>| {
+            let since = [outbox.stuck_since.get(), outbox.partial_since.get()];
+            let mut since = since.into_iter().flatten();
+            let stalled = since.any(|since| now.saturating_duration_since(since) >= limit);
+            stalled && !outbox.broken.get()
+        };
+        self.outboxes.borrow().values().filter(is_stalled).cloned().collect()
+    }
+
+    /// Closes every connection once its frames are sent, and waits for the ends.
+    pub(super) async fn close(&self) {
+        self.outboxes.borrow().values().for_each(|outbox| outbox.close());
+        while !self.outboxes.borrow().is_empty() {
+            self.removed.notified().await;
+        }
+    }
+
+    /// Closes every connection at once.
+    pub(super) fn break_off(&self) {
+        self.outboxes.borrow().values().for_each(|outbox| outbox.break_off());
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -8,7 +8,6 @@ mod connection;
 mod file_jobs;
 mod handle;
 mod listener;
-mod outbox;
 mod owner_link;
 mod peer;
 mod peer_polling;

@@ -11,10 +11,9 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
 use tokio_util::sync::CancellationToken;
 
-use super::connection;
+use super::connection::{self, Outbox, Outboxes, SentAnswer};
 use super::file_jobs::{FileJob, FileJobs};
 use super::handle::ServerEnd;
-use super::outbox::{Outbox, Outboxes, SentAnswer};
 use super::owner_link::{self, OwnerAddress, UnsentFrames};
 use super::peer_polling::PeerPolling;
 use super::saver_orders::SaverOrders;
