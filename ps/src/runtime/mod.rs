@@ -13,7 +13,6 @@ mod peer;
 mod peer_polling;
 mod publisher;
 mod saver;
-mod saver_orders;
 mod server;
 mod shard_thread;
 

@@ -1,7 +1,9 @@
 //! The saver thread of the step owner's task: it schedules periodic saves, runs one save and one
-//! search for the newest checkpoint at a time, and answers the requests for both.
+//! search for the newest checkpoint at a time, and answers the requests for both. The orders of the
+//! shard wait in a queue, so the shard never waits for the saver.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,6 +16,7 @@ use pushpull_common::protocol::limits::PASSED_OVER_MAX;
 use pushpull_common::protocol::message::{CheckpointId, PassedOver};
 use pushpull_common::protocol::wire::Text;
 use pushpull_store::arena::SaveNote;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
@@ -45,6 +48,39 @@ pub(super) struct Saver {
     /// Abandons the publisher's file I/O.
     pub(super) abandon_flag: AbandonFlag,
     pub(super) stop: CancellationToken,
+}
+
+/// The orders of a shard for the saver, in order, until the saver's channel takes them. Without a
+/// saver they are dropped.
+#[derive(Debug)]
+pub(super) struct SaverOrders {
+    saver: Option<mpsc::Sender<SaverOrder>>,
+    /// Orders that did not fit into the channel yet.
+    queue: RefCell<VecDeque<SaverOrder>>,
+}
+
+impl SaverOrders {
+    /// Creates an empty queue for this saver.
+    pub(super) fn new(saver: Option<mpsc::Sender<SaverOrder>>) -> SaverOrders {
+        SaverOrders { saver, queue: RefCell::default() }
+    }
+
+    /// Queues an order and sends what the channel takes.
+    pub(super) fn add(&self, order: SaverOrder) {
+        self.queue.borrow_mut().push_back(order);
+        self.send();
+    }
+
+    /// Sends what the channel takes.
+    pub(super) fn send(&self) {
+        let mut queue = self.queue.borrow_mut();
+        while let (Some(saver), Some(order)) = (&self.saver, queue.pop_front()) {
+            if let Err(TrySendError::Full(order)) = saver.try_send(order) {
+                return queue.push_front(order);
+            }
+        }
+        queue.clear();
+    }
 }
 
 /// The most requests that wait for a search; one search answers all of them.

@@ -16,7 +16,7 @@ use super::file_jobs::{FileJob, FileJobs};
 use super::handle::ServerEnd;
 use super::owner_link::{self, OwnerAddress, UnsentFrames};
 use super::peer_polling::PeerPolling;
-use super::saver_orders::SaverOrders;
+use super::saver::SaverOrders;
 use crate::config::PsConfig;
 use crate::event::EventSink;
 use crate::shard::applier::WorkOutcome;
