@@ -52,7 +52,6 @@ mod steps;
 mod stragglers;
 mod to_owner;
 mod tokens;
-mod training_end;
 mod training_watch;
 mod untrained_variables;
 mod update;
