@@ -6,7 +6,7 @@
 pub(crate) mod asynchronous_tokens;
 pub(crate) mod bounded_staleness;
 pub(crate) mod clipping;
-pub(crate) mod committed_step;
+pub(crate) mod current_step;
 pub(crate) mod data_position;
 pub(crate) mod recall;
 pub(crate) mod step_coordinator;

@@ -21,7 +21,9 @@ use pushpull_store::testing::planted::{Bug, PlantedBugs};
 use smallvec::smallvec;
 
 use super::clipping::{self, BitwiseF64};
-pub(crate) use super::committed_step::{AdmittedPush, CommittedStep, PerPush, TokenOutcome};
+pub(crate) use super::current_step::{
+    AdmittedPush, CommittedStep, CurrentStep, PerPush, TokenOutcome,
+};
 use super::data_position::BatchTaker;
 #[cfg(test)]
 use super::data_position::DataPosition;
@@ -59,13 +61,8 @@ pub(crate) struct StepCoordinator {
     shards: usize,
     /// Counts the committed steps.
     pub(crate) ledger: TokenLedger,
-    /// The admitted pushes, in order: those of the current step, or of the last one while it is
-    /// being applied.
-    admitted: Vec<AdmittedPush>,
-    /// Whether the last step is committed and not yet applied by every shard.
-    applying: bool,
-    /// The number of gradients that the current step takes.
-    goal: u32,
+    /// The step that is being made or applied.
+    pub(crate) current: CurrentStep,
     replicas: StepReplicas,
     /// The number of steps that each shard has applied. Not durable.
     applied: Vec<u64>,
@@ -80,9 +77,7 @@ impl StepCoordinator {
             planted,
             shards,
             ledger: TokenLedger::new(),
-            admitted: Vec::new(),
-            applying: false,
-            goal: rule.aggregate,
+            current: CurrentStep::new(rule.aggregate),
             replicas: StepReplicas::new(rule.total),
             applied: vec![0; shards],
             verdicts: PerPush::new(),
@@ -92,23 +87,6 @@ impl StepCoordinator {
     /// Returns the number of committed steps.
     pub(crate) fn step(&self) -> u64 {
         self.ledger.steps.step
-    }
-
-    /// Returns the number of gradients that the current step takes.
-    pub(crate) fn goal(&self) -> u32 {
-        self.goal
-    }
-
-    /// Returns the admitted pushes, in order: those of the current step, or of the last one while
-    /// it is being applied.
-    pub(crate) fn admitted(&self) -> &[AdmittedPush] {
-        &self.admitted
-    }
-
-    /// Returns whether the admitted pushes form a committed step that some shards may not have
-    /// applied yet.
-    pub(crate) fn is_applying(&self) -> bool {
-        self.applying
     }
 
     /// Returns whether some shard has not reported every step as applied. The next step has then
@@ -149,7 +127,7 @@ impl StepCoordinator {
     /// Returns whether the live and the expected replicas, with the pushes admitted so far, are too
     /// few to complete the step.
     pub(crate) fn is_short(&self) -> bool {
-        !self.is_behind() && self.potential() < self.goal
+        !self.is_behind() && self.potential() < self.current.goal()
     }
 
     /// Discards the state that is not durable, as a kill does. Shards report theirs again.
@@ -166,24 +144,18 @@ impl StepCoordinator {
                 .for_each(|b| data.restore_held(b));
             self.ledger.data = Some(data);
         }
-        let (admitted, applying, goal) = (self.admitted.clone(), self.applying, self.goal);
-        self.restore_admitted(admitted, applying, goal);
+        self.restore_step(self.current.clone());
     }
 
-    /// Restores the admitted pushes of an earlier process, whether their step was committed, and
-    /// its number of gradients.
-    pub(crate) fn restore_admitted(
-        &mut self,
-        admitted: Vec<AdmittedPush>,
-        applying: bool,
-        goal: u32,
-    ) {
-        (self.admitted, self.applying, self.goal) = (admitted, applying, goal);
-        if self.planted.has(Bug::ForgetAdmissions) && !applying {
-            self.admitted.clear();
+    /// Restores the step that an earlier process was making.
+    pub(crate) fn restore_step(&mut self, current: CurrentStep) {
+        self.current = current;
+        if self.planted.has(Bug::ForgetAdmissions) && !self.current.is_applying() {
+            self.current.forget();
         }
-        if let Some(data) = self.ledger.data.as_mut().filter(|_| !applying) {
-            self.admitted.iter().filter_map(|p| p.batch).for_each(|b| data.restore_held(b));
+        if let Some(data) = self.ledger.data.as_mut().filter(|_| !self.current.is_applying()) {
+            let batches = self.current.admitted().iter().filter_map(|push| push.batch);
+            batches.for_each(|batch| data.restore_held(batch));
         }
     }
 
@@ -206,7 +178,7 @@ impl StepCoordinator {
 
     /// Restores an outstanding token.
     ///
-    /// Must be called before [`StepCoordinator::restore_admitted`].
+    /// Must be called before [`StepCoordinator::restore_step`].
     /// Returns false if its batch cannot have been granted with it.
     pub(crate) fn restore_token(
         &mut self,
@@ -227,10 +199,9 @@ impl StepCoordinator {
     /// Forgets the tokens and the admitted pushes, because another restore epoch begins.
     pub(crate) fn forget_tokens(&mut self) {
         self.ledger.clear();
-        for push in std::mem::take(&mut self.admitted) {
-            self.ledger.put_back(push.batch.filter(|_| !self.applying));
+        for push in self.current.forget() {
+            self.ledger.put_back(push.batch);
         }
-        self.applying = false;
         self.applied.fill(0);
         self.verdicts.clear();
     }
@@ -323,7 +294,7 @@ impl StepCoordinator {
         if let Some(reason) = self.end_reason() {
             return Some(TokenResponse::Ended(reason));
         }
-        let free = self.ledger.len() + self.admitted.len() < self.rule.push_slots;
+        let free = self.ledger.len() + self.current.len() < self.rule.push_slots;
         let has_share = self.given_to(replica) >= self.rule.share() as usize;
         let waits = !self.is_live(replica)
             || has_share
@@ -335,7 +306,7 @@ impl StepCoordinator {
     /// Returns whether the values of a step are still to come. A replica that learns that training
     /// has ended must find the values of the last step.
     fn is_completing(&self) -> bool {
-        self.is_behind() || self.ledger.steps.finished && !self.admitted.is_empty()
+        self.is_behind() || self.ledger.steps.finished && !self.current.is_empty()
     }
 
     /// Returns why training has ended; `None` if it goes on, or if the last step is not complete.
@@ -346,7 +317,7 @@ impl StepCoordinator {
             steps if self.rule.last_step.is_some_and(|last| steps.step >= last) => {
                 Some(EndReason::LastStep {})
             }
-            _ if self.ledger.data_has_ended() && self.admitted.is_empty() => {
+            _ if self.ledger.data_has_ended() && self.current.is_empty() => {
                 Some(EndReason::DataEnd {})
             }
             _ => None,
@@ -360,8 +331,7 @@ impl StepCoordinator {
 
     /// Counts this holder's outstanding tokens and admitted pushes.
     fn given_to(&self, holder: ClientKey) -> usize {
-        let admitted = self.admitted.iter().filter(|push| push.holder == holder);
-        self.ledger.count_of(holder) + admitted.count()
+        self.ledger.count_of(holder) + self.current.count_of(holder)
     }
 
     /// Records that a shard holds the whole push of this token, with the sum of the squares of its
@@ -378,7 +348,7 @@ impl StepCoordinator {
 
     /// Returns whether the push of this token is, or may become, a part of the current step.
     pub(crate) fn is_of_use(&self, token: u64) -> bool {
-        self.ledger.get(token).is_some() || self.admitted.iter().any(|grant| grant.token == token)
+        self.ledger.get(token).is_some() || self.current.has(token)
     }
 
     /// Records that a shard has applied `steps` steps.
@@ -394,17 +364,13 @@ impl StepCoordinator {
 
     /// Returns the committed step that some shards may not have applied yet.
     pub(crate) fn committed(&self) -> Option<CommittedStep> {
-        self.applying.then(|| CommittedStep {
-            step: self.ledger.steps.step - 1,
-            tokens: self.admitted.iter().map(|push| push.token).collect(),
-            factors: self.admitted.iter().map(|push| push.factor).collect(),
-        })
+        self.current.committed(self.ledger.steps.step.checked_sub(1)?)
     }
 
     /// Returns how many gradients this step can reach: those that live and expected replicas can
     /// give, and the admitted ones of absent replicas.
     fn potential(&self) -> u32 {
-        let of_absent = self.admitted.iter().filter(|grant| !self.is_live(grant.holder));
+        let of_absent = self.current.admitted().iter().filter(|grant| !self.is_live(grant.holder));
         (self.replicas.count())
             .saturating_mul(self.rule.share())
             .saturating_add(of_absent.count() as u32)
@@ -424,18 +390,13 @@ impl StepCoordinator {
         if self.is_behind() {
             return;
         }
-        if self.applying {
-            self.applying = false;
-            self.admitted.clear();
-        }
+        self.current.applied();
         let reach = match self.grants_no_more() {
-            true => (self.admitted.len() + self.ledger.len()) as u32,
+            true => (self.current.len() + self.ledger.len()) as u32,
             false => self.rule.aggregate.min(self.potential()).max(self.rule.floor),
         };
-        let reach = reach.min(self.rule.aggregate);
-        // A replica that joins during a step enlarges the next one, not this one.
-        self.goal = if self.admitted.is_empty() { reach } else { self.goal.min(reach) };
-        while (self.admitted.len() as u32) < self.goal
+        self.current.set_goal(reach.min(self.rule.aggregate));
+        while self.current.has_room()
             && let Some(grant) = self.next_to_admit()
         {
             let Grant { token, holder } = grant;
@@ -444,14 +405,13 @@ impl StepCoordinator {
                 Some(bound) => clipping::factor(bound, out.held.into_iter().flatten()),
                 None => BitwiseF64::ONE,
             };
-            self.admitted.push(AdmittedPush { token, holder, factor, batch: out.issued.batch });
+            self.current.admit(AdmittedPush { token, holder, factor, batch: out.issued.batch });
             self.verdicts.push((grant, TokenOutcome::Admitted { step: self.ledger.steps.step }));
         }
-        if !self.admitted.is_empty() && self.admitted.len() as u32 >= self.goal {
-            self.applying = true;
+        if self.current.commit() {
             self.ledger.steps.step += 1;
             self.replicas.expect_nobody();
-            for push in &self.admitted {
+            for push in self.current.admitted() {
                 self.ledger.spend_batch(push.batch);
             }
             if self.planted.has(Bug::KeepStaleBatch) {
@@ -468,7 +428,7 @@ impl StepCoordinator {
             return self.ledger.steps.finished || self.ledger.data_is_exhausted();
         };
         let tokens = self.ledger.iter().filter_map(|out| out.issued.batch);
-        let admitted = self.admitted.iter().filter_map(|push| push.batch);
+        let admitted = self.current.admitted().iter().filter_map(|push| push.batch);
         let given: PerPush<u64> = tokens.chain(admitted).map(|b| b.0 % u64::from(ranks)).collect();
         // A rank may run out of batches before others, if it has skipped one.
         let has_more = |rank: u32| {
@@ -491,7 +451,7 @@ impl StepCoordinator {
             return whole.next();
         }
         let next_rank = match self.grants_no_more() {
-            false => Some(self.admitted.len() as u32),
+            false => Some(self.current.len() as u32),
             // A replica without a token gets none any more, so its rank is skipped.
             true => self.ledger.iter().filter_map(|out| self.replicas.rank(out.holder)).min(),
         };
@@ -502,14 +462,15 @@ impl StepCoordinator {
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn check(&self) -> Result<(), String> {
         let out: Vec<Grant> = self.tokens_out().collect();
-        if self.applying && !out.is_empty() {
+        let admitted = self.current.admitted();
+        if self.current.is_applying() && !out.is_empty() {
             return Err(format!("tokens {out:?} are outstanding while a step is applied"));
         }
-        if self.admitted.len() as u32 > self.rule.aggregate {
-            return Err(format!("too many pushes are admitted: {:?}", self.admitted));
+        if admitted.len() as u32 > self.rule.aggregate {
+            return Err(format!("too many pushes are admitted: {admitted:?}"));
         }
-        if self.admitted.len() + out.len() > self.rule.push_slots {
-            return Err(format!("{:?} and {out:?} exceed the push slots", self.admitted));
+        if admitted.len() + out.len() > self.rule.push_slots {
+            return Err(format!("{admitted:?} and {out:?} exceed the push slots"));
         }
         for holder in self.replicas.live() {
             if self.given_to(holder) > self.rule.share() as usize {

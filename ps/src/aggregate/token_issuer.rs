@@ -201,8 +201,8 @@ impl TokenIssuer {
     /// committed.
     fn held_batches(&self) -> impl Iterator<Item = DataBatch> {
         let tokens = self.ledger().iter().filter_map(|out| out.issued.batch);
-        let admitted = self.coordinator().filter(|coordinator| !coordinator.is_applying());
-        let admitted = admitted.into_iter().flat_map(StepCoordinator::admitted);
+        let admitted = self.coordinator().filter(|coordinator| !coordinator.current.is_applying());
+        let admitted = admitted.into_iter().flat_map(|coordinator| coordinator.current.admitted());
         tokens.chain(admitted.filter_map(|push| push.batch))
     }
 
@@ -221,7 +221,7 @@ impl TokenIssuer {
 
     /// Returns whether a step has been made, or a gradient is admitted to one.
     pub(crate) fn has_trained(&self) -> bool {
-        let admitted = self.coordinator().is_some_and(|a| !a.admitted().is_empty());
+        let admitted = self.coordinator().is_some_and(|a| !a.current.admitted().is_empty());
         self.steps().step > 0 || admitted
     }
 

@@ -67,7 +67,7 @@ impl Shard {
     /// on another shard.
     pub(crate) fn awaited_step(&self, now: Instant) -> Option<Awaited> {
         let coordinator = self.steps.coordinator()?;
-        if coordinator.is_applying() || coordinator.is_behind() {
+        if coordinator.current.is_applying() || coordinator.is_behind() {
             let step = coordinator.step() - 1;
             let at: Vec<usize> = coordinator.shards_behind().collect();
             let behind = at.iter().filter_map(|&at| self.describe_shard(now, at));
@@ -76,7 +76,8 @@ impl Shard {
             let text = format!("step {step} to be applied by every shard{behind}");
             return Some(Awaited { text, workers: Vec::new(), shards: self.shards_at(&at) });
         }
-        let given: Vec<ClientKey> = coordinator.admitted().iter().map(|g| g.holder).collect();
+        let given: Vec<ClientKey> =
+            coordinator.current.admitted().iter().map(|g| g.holder).collect();
         // A step that is short needs the replicas that have left, even those that gave a gradient.
         let short = coordinator.is_short();
         let missing = self.peers.registry.keys().filter(|client| {
@@ -93,7 +94,7 @@ impl Shard {
         });
         let named = missing.iter().map(|&client| self.peers.registry.describe(now, client));
         let named = shards.chain(named).collect::<Vec<String>>().join(", ");
-        let (step, count, goal) = (coordinator.step(), given.len(), coordinator.goal());
+        let (step, count, goal) = (coordinator.step(), given.len(), coordinator.current.goal());
         let joined = u32::try_from(self.peers.registry.keys().count()).unwrap_or(u32::MAX);
         let total = self.config.rule().map_or(0, |rule| rule.total);
         // Replicas that have not joined are expected for a limited time. A step that is short needs

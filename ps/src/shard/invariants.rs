@@ -195,7 +195,7 @@ impl Shard {
         }
         let mut known: BTreeSet<TokenId> =
             owner.ledger().iter().map(|out| out.issued.token).collect();
-        let admitted = owner.coordinator().into_iter().flat_map(|a| a.admitted());
+        let admitted = owner.coordinator().into_iter().flat_map(|a| a.current.admitted());
         known.extend(admitted.map(|grant| TokenId(grant.token)));
         assert!(whole.is_subset(&known), "a whole push spends a token that is not out");
     }
@@ -212,7 +212,7 @@ impl Shard {
             .follower
             .as_ref()
             .is_some_and(|follower| follower.step() == coordinator.step());
-        for grant in coordinator.admitted().iter().filter(|_| !passed) {
+        for grant in coordinator.current.admitted().iter().filter(|_| !passed) {
             let whole = inbox.whole_tokens().any(|token| token.0 == grant.token);
             assert!(whole, "the push of token {} is admitted but not complete here", grant.token);
         }

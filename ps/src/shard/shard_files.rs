@@ -339,7 +339,8 @@ impl ShardFiles {
             ..ShardRecord::default()
         };
         if let Some(coordinator) = steps.coordinator() {
-            (record.goal, record.applying) = (coordinator.goal(), coordinator.is_applying());
+            (record.goal, record.applying) =
+                (coordinator.current.goal(), coordinator.current.is_applying());
         }
         if let VariablesState::Declared(store) | VariablesState::Ready(store) = &variables.state {
             let geometry = store.geometry();
@@ -371,7 +372,7 @@ impl ShardFiles {
             inbox.stage(&mut self.journal, store.layout(), first, store.has_integrity());
             if let Some(coordinator) = steps.owner.as_ref().and_then(TokenIssuer::coordinator) {
                 let first = first + Inbox::table_words(store.layout(), inbox.push_slots());
-                let words = encode_admitted(coordinator.admitted(), inbox.push_slots());
+                let words = encode_admitted(coordinator.current.admitted(), inbox.push_slots());
                 for (index, value) in words.enumerate() {
                     self.journal.stage(Address::Tables(first + index), value);
                 }

@@ -472,11 +472,11 @@ impl ModelState {
     /// Records the batches of a step that has just been committed.
     fn record_commit(&mut self) -> Result<(), String> {
         let step = self.owner.step();
-        if !self.owner.is_applying() || self.spent.1 == step {
+        if !self.owner.current.is_applying() || self.spent.1 == step {
             return Ok(());
         }
         self.spent.1 = step;
-        for batch in self.owner.admitted().iter().filter_map(|push| push.batch) {
+        for batch in self.owner.current.admitted().iter().filter_map(|push| push.batch) {
             if !self.spent.0.insert(batch) {
                 return Err(format!("step {step} counts {batch:?} again"));
             }
@@ -549,8 +549,9 @@ impl ModelState {
         let ModelShard { whole, follower } = &mut self.shards[shard];
         let Some(tokens) = follower.tokens_to_apply().map(<[u64]>::to_vec) else { return Ok(()) };
         let step = follower.step();
-        let admitted: Vec<u64> = self.owner.admitted().iter().map(|grant| grant.token).collect();
-        if !self.owner.is_applying() || self.owner.step() != step + 1 {
+        let admitted: Vec<u64> =
+            self.owner.current.admitted().iter().map(|grant| grant.token).collect();
+        if !self.owner.current.is_applying() || self.owner.step() != step + 1 {
             return Err(format!("shard {shard} applies step {step}, which is not committed"));
         }
         if tokens != admitted {
@@ -591,7 +592,8 @@ impl ModelState {
                 ));
             }
         }
-        let admitted = self.owner.admitted().iter().filter(|_| !self.owner.is_applying());
+        let admitted =
+            self.owner.current.admitted().iter().filter(|_| !self.owner.current.is_applying());
         let held = admitted.filter_map(|push| push.batch);
         if let Some(data) = &self.owner.ledger.data {
             let held = held.chain(self.owner.ledger.iter().filter_map(|out| out.issued.batch));
@@ -615,7 +617,7 @@ impl ModelState {
             Some(data) => self.spent.0.len() as u64 == data.set().batches(),
             None => rule.last_step == Some(self.owner.step()),
         };
-        let ended = ended && !self.owner.is_applying();
+        let ended = ended && !self.owner.current.is_applying();
         let alive = |replica: &ModelReplica| {
             matches!(replica, ModelReplica::Idle | ModelReplica::Working { .. })
         };

@@ -18,7 +18,7 @@ use super::client_record::ClientRecord;
 use super::data_record::DataRecord;
 use super::generation::{Generation, open_catalogue};
 use super::record::{ShardRecord, ShardStage, admitted_words, decode_admitted};
-use crate::aggregate::step_coordinator::StepCoordinator;
+use crate::aggregate::step_coordinator::CurrentStep;
 use crate::aggregate::step_follower::StepFollower;
 use crate::client_key::ClientKey;
 use crate::error::StorageError;
@@ -147,7 +147,7 @@ impl Recovery {
         let live = peers.registry.keys().filter(present);
         let live = live.map(|key| (key, peers.registry.client(key).task.index)).collect();
         if let Some(coordinator) = steps.coordinator_mut() {
-            coordinator.restore_admitted(admitted, record.applying, record.goal);
+            coordinator.restore_step(CurrentStep::restored(admitted, record.applying, record.goal));
             coordinator.restore_live(live, joined);
         }
         Ok(())
@@ -185,10 +185,7 @@ impl Recovery {
     ) -> Result<(), Fault> {
         let mut spent = BTreeSet::new();
         let coordinator = steps.coordinator();
-        let admitted = |token| {
-            let admitted = coordinator.map(StepCoordinator::admitted).unwrap_or_default();
-            admitted.iter().any(|grant| grant.token == token)
-        };
+        let admitted = |token| coordinator.is_some_and(|owner| owner.current.has(token));
         for WholeSlot { arrival: push, holder, .. } in whole {
             let window = holder.map(|holder| &peers.registry.client(holder).window);
             let settled = window.is_some_and(|window| {
