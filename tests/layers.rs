@@ -87,6 +87,7 @@ const PURE: &[(&str, &[&str])] = &[
     // This file compares addresses but opens no socket.
     ("common/net/src/waiting.rs", &["std::net"]),
     ("ps/src/testing/shard_endpoint.rs", &[]),
+    ("ps/src/testing/shard_event.rs", &[]),
     ("worker/src/services/call_session", &[]),
     ("worker/src/services/coordinator/decisions.rs", &[]),
     ("worker/src/services/description.rs", &[]),

@@ -4,8 +4,10 @@
 pub mod adversary;
 #[cfg(feature = "simulation")]
 mod shard_endpoint;
+#[cfg(feature = "simulation")]
+mod shard_event;
 
 #[cfg(feature = "simulation")]
-pub use shard_endpoint::{
-    ClientHost, KilledFiles, PulledFrames, ShardEndpoint, ShardEvent, TICK, WorkState,
-};
+pub use shard_endpoint::{ClientHost, KilledFiles, ShardEndpoint, TICK, WorkState};
+#[cfg(feature = "simulation")]
+pub use shard_event::{PulledFrames, ShardEvent};

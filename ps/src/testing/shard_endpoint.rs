@@ -5,7 +5,6 @@
 //! process are kept. The shard's invariants are checked after every input.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -20,11 +19,12 @@ use pushpull_common::protocol::{
 use pushpull_store::arena::{ArenaStorage, Budget};
 use pushpull_store::testing::test_files::TestFiles;
 
+use super::shard_event::{PulledFrames, ShardEvent};
 use crate::config::PsConfig;
 use crate::metrics::{Counters, Metrics};
 use crate::peer_hello::PeerHello;
 use crate::shard::applier::WorkOutcome;
-use crate::shard::output::{PulledParts, ShardOutput};
+use crate::shard::output::ShardOutput;
 use crate::shard::shard_files::shard_setup::{ServerRun, ShardSetup};
 use crate::shard::{PeerOrigin, Shard, ShardInput};
 
@@ -58,58 +58,6 @@ pub enum ClientHost {
     Loopback,
     /// This host, over a Unix socket, which passes descriptors.
     Same,
-}
-
-/// An output of a shard, which the caller carries out.
-#[derive(Debug)]
-pub enum ShardEvent {
-    /// Send a frame.
-    Send {
-        /// The connection.
-        connection: u64,
-        /// The bytes of the frame.
-        frame: Vec<u8>,
-    },
-    /// Send a frame, with descriptors at its first byte.
-    Shared {
-        /// The connection: a Unix socket.
-        connection: u64,
-        /// The bytes of the frame.
-        frame: Vec<u8>,
-        /// The descriptors of the shared memory.
-        descriptors: Vec<OwnedFd>,
-    },
-    /// Send the values that answer a pull.
-    Values {
-        /// The connection.
-        connection: u64,
-        /// The values, to be sent frame by frame as the connection takes them.
-        values: Box<PulledFrames>,
-    },
-    /// Close a connection after all earlier frames are sent.
-    Close {
-        /// The connection.
-        connection: u64,
-    },
-    /// Send a frame over the connection to the step owner.
-    ToOwner {
-        /// The bytes of the frame.
-        frame: Vec<u8>,
-    },
-    /// A synchronous step has been applied and committed.
-    Applied {
-        /// The index of the step, from 0.
-        step: u64,
-        /// The tokens of the pushes in the step, in the order of their sum.
-        tokens: Vec<u64>,
-    },
-}
-
-/// The values that answer a pull. Their blocks stay pinned until this is dropped.
-#[derive(Debug)]
-pub struct PulledFrames {
-    parts: PulledParts,
-    part_bytes: u64,
 }
 
 /// The state of a shard's work after a slice of it.
@@ -163,16 +111,6 @@ impl FrameSink for ConnectionSink<'_> {
 
     fn with_body<R>(&mut self, receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R) -> R {
         self.endpoint.shard.with_body(self.connection, receive)
-    }
-}
-
-impl PulledFrames {
-    /// Encodes the next frame; `None` after the last.
-    pub fn next_frame(&mut self) -> Option<Vec<u8>> {
-        let mut frame = Vec::new();
-        let range = self.parts.next_part_of(self.part_bytes, &mut frame)?;
-        self.parts.slices(range).for_each(|slice| frame.extend_from_slice(slice));
-        Some(frame)
     }
 }
 
