@@ -8,7 +8,7 @@ use pushpull_common::protocol::{CallRef, Outcome, Refusal};
 
 use super::Shard;
 use super::intake::Intake;
-use super::intake::incoming_part::IncomingPart;
+use super::intake::incoming_push::IncomingPart;
 use super::output::ShardOutputs;
 use super::peers::peer_request::PeerRequest;
 use super::peers::{Peers, unsupported};

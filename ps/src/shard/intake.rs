@@ -1,36 +1,30 @@
 //! The intake of pushes: push slots, parts on their way into them, and buffers for bodies.
 
 pub(super) mod encoded_parts;
-pub(super) mod incoming_part;
-pub(super) mod whole_push;
+pub(super) mod incoming_push;
+mod shared_parts;
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
 use pushpull_common::ids::{Sequence, TokenId};
-use pushpull_common::protocol::limits::PUSH_BUFFERS_MAX;
-use pushpull_common::protocol::message::{Operation, OutcomeIs, Reserved, SharedPushBuffer};
-use pushpull_common::protocol::wire::List;
-use pushpull_common::protocol::{Envelope, Message, Outcome, PushState, Refusal};
-use pushpull_store::arena::SharedBytes;
+use pushpull_common::protocol::message::{Operation, OutcomeIs, Reserved};
+use pushpull_common::protocol::{Envelope, Outcome, PushState, Refusal};
 use pushpull_store::testing::planted::Bug;
 
 use super::buffer_pool::BufferPool;
 use super::output::ShardOutputs;
+use super::peers::Peers;
 use super::peers::client_registry::ClientPresence;
 use super::peers::parked_requests::{ParkedRequest, WaitReason};
 use super::peers::peer_request::PeerRequest;
-use super::peers::{Peers, unsupported};
-use super::shard_files::{ShardFiles, storage_refusal};
 use super::steps::Steps;
-use super::variables::Variables;
 use crate::aggregate::step_coordinator::PerPush;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::inbox::{Inbox, PendingAnswer};
 use crate::metrics::Counters;
-use incoming_part::IncomingPart;
+use incoming_push::IncomingPart;
 
 /// The pushes that a shard is receiving or holds.
 ///
@@ -403,50 +397,5 @@ impl Intake {
         if push.operation == (Operation::Gradient {}) && !present {
             steps.return_token_of(&push);
         }
-    }
-
-    /// Shares a push buffer with a client. Returns the answer and the descriptors.
-    ///
-    /// A client can write to its push buffer at any time. In asynchronous mode the update scans
-    /// each value as it applies it, so the scanned value is the applied value. Updates in place and
-    /// gradients of a synchronous step are scanned before they are applied. A client that writes
-    /// NaN after that harms the training as any wrong gradient of its would.
-    ///
-    /// A push buffer ends with the process that shared it, together with the complete pushes in it.
-    /// Where a push is answered only once it is applied, nothing was promised, and the client sends
-    /// the push again. A shard that reports gradients as held and keeps its state in a directory
-    /// shares no push buffers.
-    pub(super) fn share_push_buffer(
-        &mut self,
-        files: &ShardFiles,
-        variables: &Variables,
-        steps: &Steps,
-        request: &PeerRequest,
-        client: ClientKey,
-    ) -> Result<(Message, Vec<OwnedFd>), Refusal> {
-        let (now, kind) = (request.since, request.kind);
-        if steps.is_synchronous() && !files.arena.storage.is_shareable() {
-            let why = "gradients held for a step survive this process in a directory, and push buffers do not";
-            return Err(unsupported(kind, why));
-        }
-        let is_ready = variables.is_ready();
-        let inbox = self.inbox.as_mut().filter(|_| is_ready).ok_or(Refusal::NotInitialized {})?;
-        let (bytes, stride) = inbox.push_buffer_bytes();
-        if bytes == 0 {
-            return Err(unsupported(kind, "this shard has no values that a push buffer can hold"));
-        }
-        if inbox.has_push_buffer(client) {
-            return Err(unsupported(kind, "this client has a push buffer"));
-        }
-        if inbox.push_buffers() >= PUSH_BUFFERS_MAX {
-            return Err(unsupported(kind, "the maximum number of push buffers is shared"));
-        }
-        let reservation = files.budget.reserve(bytes).map_err(storage_refusal)?;
-        let (memory, descriptor) = SharedBytes::new(bytes as usize)
-            .map_err(|error| unsupported(kind, &format!("cannot share memory: {error}")))?;
-        let push_slots = inbox.share_push_buffer(client, (memory, reservation), now);
-        let push_slots = List::new(push_slots).expect("a push buffer has few slots");
-        let push_buffer = SharedPushBuffer { bytes, first: 0, stride, push_slots };
-        Ok((push_buffer.into(), vec![descriptor]))
     }
 }

@@ -20,7 +20,7 @@ use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 use pushpull_store::store::VALUES;
 
 use super::checkpoints::saver_order::SaveRequester;
-use super::intake::incoming_part::IncomingPart;
+use super::intake::incoming_push::IncomingPart;
 use super::output::{ShardOutput, ShardOutputs};
 use super::shard_files::ShardFiles;
 use super::variables::Variables;

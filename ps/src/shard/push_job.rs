@@ -238,6 +238,28 @@ impl PushJob {
 }
 
 impl Shard {
+    /// Drops a complete gradient if it has become too old since to be applied. Returns whether it
+    /// was dropped.
+    pub(super) fn drop_if_too_old(&mut self, now: Instant, push_slot: u32) -> bool {
+        let (Some(owner), Some(inbox)) = (&self.steps.owner, &mut self.intake.inbox) else {
+            return false;
+        };
+        let too_old = inbox.arrival(push_slot).is_some_and(|push| {
+            let tokens = owner.asynchronous_tokens();
+            push.operation == Operation::Gradient {}
+                && tokens.is_some_and(|tokens| tokens.is_too_old(push.token, push.step))
+        });
+        if !too_old {
+            return false;
+        }
+        let Some((client, push)) = inbox.take(push_slot) else { return false };
+        let outcome = self.steps.stale_outcome(push.token);
+        if let Some(client) = client {
+            self.settle_and_answer(now, client, &push, outcome);
+        }
+        true
+    }
+
     /// Settles a push that has been applied, frees its slot, and answers.
     pub(super) fn push_applied(&mut self, now: Instant, job: PushJob) {
         let Some(inbox) = &mut self.intake.inbox else { return };

@@ -13,12 +13,11 @@ use pushpull_common::protocol::message::Operation;
 use pushpull_optim::optimizer::{ApplyAt, Sums, VariableRules};
 use pushpull_store::change::{Change, ChangeInput, NoFreeBlock, Stalled};
 use pushpull_store::commit::Journal;
-use pushpull_store::store::Store;
+use pushpull_store::store::{Overflow, Store};
 
 use super::VariablesState;
 use super::applier::{Applier, budget_of};
 use super::fused_ranges::FusedRanges;
-use super::intake::whole_push::overflow_refusal;
 use super::push_job::PushInput;
 use super::scan::{NonFiniteElement, NonFiniteScan, ScanningInput};
 use super::staleness::StalenessAdjustment;
@@ -373,7 +372,8 @@ impl<'a> UpdateTarget<'a> {
             return None;
         }
         self.counters.overflows_refused.add(1);
-        Some(overflow_refusal(overflow))
+        let Overflow { variable, element, value } = overflow;
+        Some(Refusal::Overflow { variable, element, value })
     }
 }
 

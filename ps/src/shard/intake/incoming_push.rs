@@ -1,22 +1,22 @@
-//! A part of a push on its way into its push slot.
+//! A push on its way into its push slot, part by part, until it is whole.
 
 use std::ops::Range;
 use std::time::Instant;
 
 use pushpull_common::ids::{GlobalStep, Sequence, VariableId};
-use pushpull_common::protocol::message::{Operation, PushPart, PushShared, Role, SharedRange};
+use pushpull_common::protocol::message::{Operation, PushPart, Role};
 use pushpull_common::protocol::{CallRef, Header, Refusal};
 
 use super::encoded_parts::{EncodedPart, PartBody, PartEncoding};
-use super::whole_push::WholePush;
+use crate::aggregate::step_coordinator::PerPush;
 use crate::aggregate::token_issuer::TokenIssuer;
 use crate::client_key::ClientKey;
-use crate::inbox::{Extents, PendingAnswer, PushArrival, is_for_trainable};
+use crate::inbox::{Extents, PendingAnswer, PushArrival, PushedRows, is_for_trainable};
 use crate::shard::applier::ShardJob;
 use crate::shard::held_push::HeldPush;
 use crate::shard::intake::Intake;
 use crate::shard::peers::peer_request::PeerRequest;
-use crate::shard::peers::{ExpectedBody, unsupported};
+use crate::shard::peers::{ExpectedBody, Peers, unsupported};
 use crate::shard::push_job::{ArrivedPart, PushJob};
 use crate::shard::shard_files::ShardFiles;
 use crate::shard::steps::Steps;
@@ -39,19 +39,6 @@ pub(in crate::shard) struct IncomingPart {
 }
 
 impl IncomingPart {
-    /// Returns the part that names ranges in a push buffer. It has no body.
-    fn in_push_buffer(
-        request: PeerRequest,
-        client: ClientKey,
-        shared: &PushShared,
-        call: Option<CallRef>,
-    ) -> IncomingPart {
-        let PushShared { operation, token, generation, push_slot, whole, next, read, .. } = *shared;
-        let part =
-            PushPart { operation, token, generation, push_slot, offset: 0, whole, next, read };
-        IncomingPart { request, client, part, call, range: 0..0, encoded: None }
-    }
-
     pub(in crate::shard) fn sequence(&self) -> Sequence {
         self.request.envelope.sequence
     }
@@ -87,10 +74,19 @@ impl IncomingPart {
     }
 }
 
+/// A push whose last part has arrived, and which counts once it passes the checks.
+#[derive(Clone, Copy, Debug)]
+struct WholePush {
+    client: ClientKey,
+    push_slot: u32,
+    /// The number of bytes that the last part has named.
+    named_bytes: u64,
+}
+
 impl Intake {
     /// Finds the push that a part belongs to, or begins it, and checks the part's range. Returns
     /// false if the part is to be skipped.
-    fn find_or_begin_push(
+    pub(super) fn find_or_begin_push(
         &mut self,
         variables: &Variables,
         steps: &Steps,
@@ -164,7 +160,7 @@ impl Intake {
     }
 
     /// Checks the range of a part of a push that has begun.
-    fn check_range(
+    pub(super) fn check_range(
         &self,
         variables: &Variables,
         part: &PushPart,
@@ -230,34 +226,6 @@ impl Intake {
         Ok(())
     }
 
-    /// Adds one range that is in a push buffer. It covers whole dense partitions.
-    fn add_shared_range(
-        &mut self,
-        variables: &Variables,
-        incoming: &IncomingPart,
-        range: Range<u64>,
-    ) -> Result<(), Refusal> {
-        self.check_range(variables, &incoming.part, &range)?;
-        let layout = variables.store().ok_or(Refusal::NotInitialized {})?.layout();
-        let bytes = range.end - range.start;
-        let cut = layout.cut_at(range.start).or_else(|| layout.cut_at(range.end));
-        let sparse = variables.fused_ranges.first_touched(layout, &range, |sparse, _| sparse);
-        let limit = match (cut, sparse) {
-            _ if range.end > layout.bytes() => Some(layout.bytes()),
-            (Some(cut), _) => Some(cut.end()),
-            (_, sparse) => sparse.map(|sparse| sparse.offset),
-        };
-        if let Some(limit) = limit {
-            return Err(Refusal::Range { offset: range.start, bytes, limit });
-        }
-        let push_slot = incoming.part.push_slot;
-        let inbox = self.inbox.as_mut().filter(|inbox| inbox.is_shared(push_slot));
-        let inbox = inbox.ok_or(Refusal::PushSlotTaken { push_slot })?;
-        self.counters.push_bytes.add(bytes);
-        inbox.add_shared(push_slot, range, incoming.request.since);
-        Ok(())
-    }
-
     /// Counts the body of a part that has arrived, and decodes it into its push slot if it is
     /// encoded. Fails if the slot was reclaimed while the body was arriving.
     fn take_body(&mut self, incoming: &IncomingPart) -> Result<(), Refusal> {
@@ -292,6 +260,105 @@ impl Intake {
         let small =
             incoming.part.whole.is_some() && variables.store().is_some_and(|s| s.is_small(bytes));
         first && !shared && !small
+    }
+}
+
+impl WholePush {
+    /// Checks everything about the push that only its end shows: its bytes, its rows and its token.
+    fn check(
+        &self,
+        intake: &Intake,
+        files: &ShardFiles,
+        peers: &Peers,
+        steps: &Steps,
+        variables: &Variables,
+    ) -> Result<(), Refusal> {
+        let (Some(inbox), Some(store)) = (&intake.inbox, variables.store()) else {
+            return Err(Refusal::NotInitialized {});
+        };
+        let &WholePush { client, push_slot, named_bytes: named } = self;
+        let Some(push) = inbox.arrival(push_slot) else {
+            return Err(Refusal::PushSlotTaken { push_slot });
+        };
+        if push.bytes != named {
+            return Err(Refusal::Length { named, received: push.bytes });
+        }
+        for extent in push.extents.ranges() {
+            let cut = store.layout().cut_at(extent.end);
+            if let Some(cut) = cut.filter(|cut| !cut.is_sparse()) {
+                let start = cut.offset.max(extent.start);
+                return Err(Refusal::Incomplete {
+                    partition: cut.id,
+                    bytes: extent.end - start,
+                    expected: cut.end() - cut.offset,
+                });
+            }
+        }
+        inbox.check_rows(push_slot, store.layout())?;
+        self.check_tables(intake, files, variables)?;
+        let (token, generation) = (push.token, push.generation);
+        let gradient = push.operation == Operation::Gradient {};
+        let held = match &steps.owner {
+            // In synchronous mode a push under a token that is over is stale. It is not refused.
+            _ if steps.is_synchronous() => true,
+            Some(owner) => owner.ledger().holds(client, token, generation),
+            None => peers.could_hold_token(client, token, generation),
+        };
+        if let Some(call) = &push.call {
+            steps.calls.check(call)?;
+        }
+        // A token pays for one push.
+        let spent = inbox.whole_tokens().any(|other| other == token);
+        if gradient && (token.0 == 0 || !held || spent) {
+            return Err(Refusal::Token { token, generation });
+        }
+        Ok(())
+    }
+
+    /// Checks that the new rows of the push fit into the tables that evict nothing, together
+    /// with those of the complete pushes before it. Checks for every table that assigned rows fit.
+    fn check_tables(
+        &self,
+        intake: &Intake,
+        files: &ShardFiles,
+        variables: &Variables,
+    ) -> Result<(), Refusal> {
+        let (Some(inbox), Some(store)) = (&intake.inbox, variables.store()) else {
+            return Ok(());
+        };
+        let push_slot = self.push_slot;
+        let operation = inbox.arrival(push_slot).map(|push| push.operation);
+        let assigned = operation.is_some_and(|operation| operation != Operation::Gradient {});
+        for table in store.tables() {
+            let partition = table.partition();
+            let Some(rows) = inbox.rows(push_slot, partition) else { continue };
+            let (more, limit) = (rows.len() as u64, table.limit());
+            if assigned && more > limit {
+                let (variable, rows) = (partition.variable, table.rows());
+                return Err(Refusal::TableFull { variable, rows, more, limit });
+            }
+            if !table.rejects_when_full() {
+                continue;
+            }
+            let due = inbox.whole_slots().filter(|&other| other != push_slot).chain([push_slot]);
+            let pushes: PerPush<_> =
+                due.filter_map(|push_slot| inbox.rows(push_slot, partition)).collect();
+            // New rows are counted only if they might exceed the limit.
+            let most: u64 = pushes.iter().map(|rows| rows.len() as u64).sum();
+            if table.rows() + most <= table.limit() {
+                continue;
+            }
+            let mut ids: Vec<u64> = pushes.iter().flat_map(PushedRows::numbers).collect();
+            ids.sort_unstable();
+            let more = table.count_new(&files.journal, &ids, assigned);
+            // Admission by chance admits few new rows, so only a table that is full refuses them.
+            let sure = if table.admits_by_chance() && !assigned { more.min(1) } else { more };
+            let rows = table.rows();
+            if rows + sure > limit {
+                return Err(Refusal::TableFull { variable: partition.variable, rows, more, limit });
+            }
+        }
+        Ok(())
     }
 }
 
@@ -331,40 +398,6 @@ impl Shard {
         }
     }
 
-    /// Receives parts of a push that are in a push buffer.
-    pub(in crate::shard) fn push_shared(
-        &mut self,
-        request: PeerRequest,
-        client: ClientKey,
-        shared: &PushShared,
-        call: Option<CallRef>,
-    ) {
-        let incoming = IncomingPart::in_push_buffer(request, client, shared, call);
-        let Shard { peers, intake, steps, out, .. } = self;
-        if !intake.is_part_needed(peers, steps, out, &incoming) {
-            return;
-        }
-        if let Err(refusal) = self.receive_shared(&incoming, shared.ranges.items()) {
-            self.intake.refuse_push(&mut self.peers, &mut self.out, &incoming, refusal);
-        }
-    }
-
-    fn receive_shared(
-        &mut self,
-        incoming: &IncomingPart,
-        ranges: &[SharedRange],
-    ) -> Result<(), Refusal> {
-        let Shard { variables, intake, applier, steps, .. } = self;
-        let is_initializing = applier.is_initializing();
-        if !intake.find_or_begin_push(variables, steps, is_initializing, incoming)? {
-            return Ok(());
-        }
-        for &SharedRange { start, end } in ranges {
-            intake.add_shared_range(variables, incoming, start..end)?;
-        }
-        self.complete_push(incoming.request.since, incoming)
-    }
-
     /// The body of a part has arrived.
     pub(in crate::shard) fn part_received(&mut self, now: Instant, incoming: IncomingPart) {
         if let Err(refusal) = self.receive_part(now, &incoming) {
@@ -393,7 +426,11 @@ impl Shard {
     }
 
     /// Queues a push whose last part this is.
-    fn complete_push(&mut self, now: Instant, incoming: &IncomingPart) -> Result<(), Refusal> {
+    pub(super) fn complete_push(
+        &mut self,
+        now: Instant,
+        incoming: &IncomingPart,
+    ) -> Result<(), Refusal> {
         let Some(named_bytes) = incoming.part.whole else { return Ok(()) };
         let (client, push_slot) = (incoming.client, incoming.part.push_slot);
         let Shard { variables, files, peers, intake, applier, steps, out, .. } = self;
