@@ -22,9 +22,10 @@ use pushpull_store::layout::PAGE_BYTES;
 
 use crate::client_key::ClientKey;
 use push_buffers::PushBuffer;
-pub(crate) use push_buffers::{PushSource, PushValues};
 use push_slot::PushSlot;
-pub(crate) use push_slot::{Extents, PendingAnswer, PushArrival, is_for_trainable};
+pub(crate) use push_slot::{
+    Extents, PendingAnswer, PushArrival, PushSource, PushValues, is_for_trainable,
+};
 pub(crate) use rows::PushedRows;
 pub(crate) use words::{WholeSlot, map_words, whole_slots};
 
@@ -388,6 +389,14 @@ impl Inbox {
             return push_slot.own_bytes()?.get(range.start as usize..range.end as usize);
         }
         self.memory.bytes().get(self.memory_range(number, &range)?)
+    }
+
+    /// Returns the memory that the values of a push are read from.
+    pub(crate) fn source(&self, number: u32) -> Option<PushSource<'_>> {
+        match self.push_buffers.iter().find(|push_buffer| push_buffer.has(number)) {
+            Some(push_buffer) => push_buffer.source(number, self.buffer_stride),
+            None => Some(PushSource::own(self.bytes(number, 0..self.stride as u64)?)),
+        }
     }
 
     /// Returns the memory of a range of the push in a slot, to receive into.

@@ -8,18 +8,12 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use pushpull_common::finite::Exponents;
 use pushpull_common::protocol::limits::BUFFER_SLOTS_MAX;
-use pushpull_optim::volatile::Volatile;
 use pushpull_store::arena::{Budget, Memory, Reservation, SharedBytes};
 
-use super::{Inbox, PushSlot};
+use super::{Inbox, PushSlot, PushSource};
 use crate::client_key::ClientKey;
 use crate::error::StorageError;
-
-/// The maximum size of a piece that is copied out for a scan, in bytes. It stays in the first-level
-/// cache meanwhile.
-const PIECE_BYTES: u64 = 8 << 10;
 
 /// The push slots that one client shares.
 ///
@@ -58,6 +52,24 @@ impl PushBuffer {
 
     pub(super) fn push_slots_mut(&mut self) -> impl Iterator<Item = &mut PushSlot> {
         self.push_slots.iter_mut().flatten().map(|shared| &mut shared.push_slot)
+    }
+
+    /// Returns whether a slot is in this push buffer.
+    pub(super) fn has(&self, number: u32) -> bool {
+        self.push_slots().any(|push_slot| push_slot.number == number)
+    }
+
+    /// Returns the memory that the values of the push in a slot are read from. Slots are `stride`
+    /// bytes apart.
+    pub(super) fn source(&self, number: u32, stride: usize) -> Option<PushSource<'_>> {
+        let mut push_slots = self.push_slots.iter().enumerate();
+        let (index, push_slot) = push_slots.find_map(|(index, slot)| {
+            let shared = slot.as_ref().filter(|shared| shared.push_slot.number == number)?;
+            Some((index, shared))
+        })?;
+        let ranges = push_slot.push_slot.arrival.as_ref()?.shared.ranges();
+        let own = push_slot.own_bytes().unwrap_or_default();
+        Some(PushSource::shared(own, &self.memory, index * stride, ranges))
     }
 }
 
@@ -166,29 +178,6 @@ impl Inbox {
         push.map(|push| push.scanning = scanning).is_some()
     }
 
-    /// Returns the memory that the values of a push are read from.
-    pub(crate) fn source(&self, number: u32) -> Option<PushSource<'_>> {
-        let shares = |push_buffer: &PushBuffer| {
-            push_buffer.push_slots().any(|push_slot| push_slot.number == number)
-        };
-        let Some(push_buffer) = self.push_buffers.iter().find(|push_buffer| shares(push_buffer))
-        else {
-            return Some(PushSource {
-                own: self.bytes(number, 0..self.stride as u64)?,
-                shared: None,
-            });
-        };
-        let mut push_slots = push_buffer.push_slots.iter().enumerate();
-        let (index, push_slot) = push_slots.find_map(|(index, slot)| {
-            let shared = slot.as_ref().filter(|shared| shared.push_slot.number == number)?;
-            Some((index, shared))
-        })?;
-        let ranges = push_slot.push_slot.arrival.as_ref()?.shared.ranges();
-        let start = index * self.buffer_stride;
-        let shared = Some(SharedSlotPart { memory: &push_buffer.memory, start, ranges });
-        Some(PushSource { own: push_slot.own_bytes().unwrap_or_default(), shared })
-    }
-
     pub(super) fn buffer_slot(&self, number: u32) -> Option<&BufferSlot> {
         let mut push_slots = self
             .push_buffers
@@ -251,102 +240,6 @@ impl Inbox {
                     within.map(|range| push.extents.bytes_within(range.clone())).sum::<u64>();
                 assert_eq!(held, of(push.shared.ranges()), "shared ranges belong to the push");
             }
-        }
-    }
-}
-
-/// The memory that the values of a push are read from: the slot's own, and the push buffer.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct PushSource<'a> {
-    own: &'a [u8],
-    shared: Option<SharedSlotPart<'a>>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct SharedSlotPart<'a> {
-    memory: &'a SharedBytes,
-    /// The offset of the slot in the push buffer.
-    start: usize,
-    ranges: &'a [Range<u64>],
-}
-
-/// Values of a push in one memory.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum PushValues<'a> {
-    /// In the slot's own memory.
-    Own(&'a [u8]),
-    /// In the push buffer.
-    Shared(Volatile<'a>),
-}
-
-/// A piece of the values of a push.
-#[derive(Debug)]
-pub(crate) struct PushPiece<'a> {
-    pub(crate) bytes: &'a [u8],
-    /// The end of the piece in the push.
-    pub(crate) end: u64,
-}
-
-impl<'a> PushSource<'a> {
-    /// Returns the first values of a range that are in one memory, and their end. Returns `None` if
-    /// the range is empty or not in this push.
-    pub(crate) fn values(&self, range: Range<u64>) -> Option<(PushValues<'a>, u64)> {
-        if range.is_empty() {
-            return None;
-        }
-        let next = self.shared.and_then(|shared| {
-            let next = shared.ranges.partition_point(|held| held.end <= range.start);
-            Some((shared, shared.ranges.get(next)?)).filter(|(_, held)| held.start < range.end)
-        });
-        match next {
-            Some((shared, held)) if held.start <= range.start => {
-                let (at, end) = (shared.start + range.start as usize, range.end.min(held.end));
-                let values = shared.memory.bytes(at, (end - range.start) as usize);
-                Some((PushValues::Shared(values), end))
-            }
-            next => {
-                let end = next.map_or(range.end, |(_, held)| held.start.min(range.end));
-                let bytes = self.own.get(range.start as usize..end as usize)?;
-                Some((PushValues::Own(bytes), end))
-            }
-        }
-    }
-
-    /// Copies the first values of a range that are in one memory. Returns their end.
-    ///
-    /// # Panics
-    /// If `to` is too short.
-    pub(crate) fn copy(&self, range: Range<u64>, to: &mut [u8]) -> Option<u64> {
-        let (values, end) = self.values(range.clone())?;
-        let to = &mut to[..(end - range.start) as usize];
-        match values {
-            PushValues::Shared(shared) => _ = shared.copy(to, Exponents::NONE),
-            PushValues::Own(bytes) => to.copy_from_slice(bytes),
-        }
-        Some(end)
-    }
-
-    /// Returns the first values of a range for a scan. Values in a push buffer are copied, at most
-    /// one piece at a time, and aligned for every type if the range is.
-    pub(crate) fn piece<'b>(
-        &self,
-        range: Range<u64>,
-        copy: &'b mut Vec<u64>,
-    ) -> Option<PushPiece<'b>>
-    where
-        'a: 'b,
-    {
-        let (values, end) = self.values(range.clone())?;
-        match values {
-            PushValues::Shared(shared) => {
-                let end = end.min((range.start / PIECE_BYTES + 1) * PIECE_BYTES);
-                let bytes = (end - range.start) as usize;
-                copy.resize(copy.len().max(bytes.div_ceil(8)), 0);
-                let bytes = &mut bytemuck::cast_slice_mut(copy)[..bytes];
-                shared.copy(bytes, Exponents::NONE);
-                Some(PushPiece { bytes, end })
-            }
-            PushValues::Own(bytes) => Some(PushPiece { bytes, end }),
         }
     }
 }

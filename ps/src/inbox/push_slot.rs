@@ -1,15 +1,22 @@
-//! A push slot, the push that is received in it, and the ranges of that push.
+//! A push slot, and the push that is received in it: its ranges and the memory of its values.
 
 use std::ops::Range;
 use std::time::Instant;
 
 use pushpull_common::catalogue::ShardLayout;
+use pushpull_common::finite::Exponents;
 use pushpull_common::ids::{GlobalStep, RequestId, Sequence, TokenId};
 use pushpull_common::protocol::CallRef;
 use pushpull_common::protocol::message::Operation;
+use pushpull_optim::volatile::Volatile;
+use pushpull_store::arena::SharedBytes;
 use smallvec::SmallVec;
 
 use crate::client_key::ClientKey;
+
+/// The maximum size of a piece that is copied out for a scan, in bytes. It stays in the first-level
+/// cache meanwhile.
+const PIECE_BYTES: u64 = 8 << 10;
 
 /// A push that is being received, or that is whole and waits to be applied.
 #[derive(Debug)]
@@ -174,6 +181,118 @@ impl PushSlot {
     pub(super) fn gradient(&self) -> Option<&PushArrival> {
         let is_gradient = |push: &&PushArrival| matches!(push.operation, Operation::Gradient {});
         self.arrival.as_ref().filter(is_gradient)
+    }
+}
+
+/// The memory that the values of a push are read from: the slot's own, and the push buffer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PushSource<'a> {
+    own: &'a [u8],
+    shared: Option<SharedSlotPart<'a>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct SharedSlotPart<'a> {
+    memory: &'a SharedBytes,
+    /// The offset of the slot in the push buffer.
+    start: usize,
+    ranges: &'a [Range<u64>],
+}
+
+/// Values of a push in one memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum PushValues<'a> {
+    /// In the slot's own memory.
+    Own(&'a [u8]),
+    /// In the push buffer.
+    Shared(Volatile<'a>),
+}
+
+/// A piece of the values of a push.
+#[derive(Debug)]
+pub(crate) struct PushPiece<'a> {
+    pub(crate) bytes: &'a [u8],
+    /// The end of the piece in the push.
+    pub(crate) end: u64,
+}
+
+impl<'a> PushSource<'a> {
+    /// Returns the memory of a push that has no ranges in a push buffer.
+    pub(super) fn own(own: &'a [u8]) -> PushSource<'a> {
+        PushSource { own, shared: None }
+    }
+
+    /// Returns the memory of a push that has these ranges in a push buffer. Its slot starts at this
+    /// offset there.
+    pub(super) fn shared(
+        own: &'a [u8],
+        memory: &'a SharedBytes,
+        start: usize,
+        ranges: &'a [Range<u64>],
+    ) -> PushSource<'a> {
+        PushSource { own, shared: Some(SharedSlotPart { memory, start, ranges }) }
+    }
+
+    /// Returns the first values of a range that are in one memory, and their end. Returns `None` if
+    /// the range is empty or not in this push.
+    pub(crate) fn values(&self, range: Range<u64>) -> Option<(PushValues<'a>, u64)> {
+        if range.is_empty() {
+            return None;
+        }
+        let next = self.shared.and_then(|shared| {
+            let next = shared.ranges.partition_point(|held| held.end <= range.start);
+            Some((shared, shared.ranges.get(next)?)).filter(|(_, held)| held.start < range.end)
+        });
+        match next {
+            Some((shared, held)) if held.start <= range.start => {
+                let (at, end) = (shared.start + range.start as usize, range.end.min(held.end));
+                let values = shared.memory.bytes(at, (end - range.start) as usize);
+                Some((PushValues::Shared(values), end))
+            }
+            next => {
+                let end = next.map_or(range.end, |(_, held)| held.start.min(range.end));
+                let bytes = self.own.get(range.start as usize..end as usize)?;
+                Some((PushValues::Own(bytes), end))
+            }
+        }
+    }
+
+    /// Copies the first values of a range that are in one memory. Returns their end.
+    ///
+    /// # Panics
+    /// If `to` is too short.
+    pub(crate) fn copy(&self, range: Range<u64>, to: &mut [u8]) -> Option<u64> {
+        let (values, end) = self.values(range.clone())?;
+        let to = &mut to[..(end - range.start) as usize];
+        match values {
+            PushValues::Shared(shared) => _ = shared.copy(to, Exponents::NONE),
+            PushValues::Own(bytes) => to.copy_from_slice(bytes),
+        }
+        Some(end)
+    }
+
+    /// Returns the first values of a range for a scan. Values in a push buffer are copied, at most
+    /// one piece at a time, and aligned for every type if the range is.
+    pub(crate) fn piece<'b>(
+        &self,
+        range: Range<u64>,
+        copy: &'b mut Vec<u64>,
+    ) -> Option<PushPiece<'b>>
+    where
+        'a: 'b,
+    {
+        let (values, end) = self.values(range.clone())?;
+        match values {
+            PushValues::Shared(shared) => {
+                let end = end.min((range.start / PIECE_BYTES + 1) * PIECE_BYTES);
+                let bytes = (end - range.start) as usize;
+                copy.resize(copy.len().max(bytes.div_ceil(8)), 0);
+                let bytes = &mut bytemuck::cast_slice_mut(copy)[..bytes];
+                shared.copy(bytes, Exponents::NONE);
+                Some(PushPiece { bytes, end })
+            }
+            PushValues::Own(bytes) => Some(PushPiece { bytes, end }),
+        }
     }
 }
 
