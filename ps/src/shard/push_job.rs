@@ -32,9 +32,9 @@ use crate::inbox::{PushArrival, PushSource, PushValues};
 /// A push that is applied as its parts arrive.
 #[derive(Debug)]
 pub(super) struct StreamingApply {
-    pub(super) push_slot: u32,
+    push_slot: u32,
     /// The update. Its staleness adjustment is decided at the first part.
-    pub(super) update: Update,
+    update: Update,
 }
 
 /// A part of a push that has just arrived in its slot.
@@ -59,10 +59,10 @@ pub(super) struct PushJob {
 
 /// The values of one push.
 pub(super) struct PushInput<'a> {
-    pub(super) source: PushSource<'a>,
+    source: PushSource<'a>,
     /// Whether the values that were sent, and those in a push buffer, are scanned.
-    pub(super) scans_own: bool,
-    pub(super) scans_shared: bool,
+    scans_own: bool,
+    scans_shared: bool,
 }
 
 impl<'a> PushInput<'a> {
