@@ -80,8 +80,9 @@ impl Steps {
         if (source.0, epoch.0) != (0, 0) {
             return refuse("the step owner assigns sources and epochs");
         }
-        // Client epochs and call epochs come from one sequence, which follows the time: a step owner
-        // that has lost its state assigns none again. Those of a restored checkpoint may be above.
+        // Client epochs and call epochs come from one sequence, which follows the time: a step
+        // owner that has lost its state assigns none again. Those of a restored checkpoint may be
+        // above.
         registry.mint_above(self.calls.newest_epoch().0);
         let epoch = registry.mint(request.since)?;
         self.calls.open(name.as_str(), epoch.0.into())
@@ -101,8 +102,8 @@ impl Steps {
         }
     }
 
-    /// Returns the outcome of a gradient whose call has counted before. On the step owner, the token
-    /// that would have paid for it is returned.
+    /// Returns the outcome of a gradient whose call has counted before. On the step owner, the
+    /// token that would have paid for it is returned.
     fn repeated_outcome(
         &mut self,
         holder: Option<ClientKey>,
@@ -118,8 +119,8 @@ impl Steps {
 }
 
 impl Intake {
-    /// Returns whether a part of a push that no earlier connection has completed must be received,
-    /// as far as its call is concerned. Otherwise the part is answered, if it needs an answer.
+    /// Returns whether a part of a call's push, which no earlier connection has completed, must be
+    /// received. Otherwise the part is answered, if it needs an answer.
     ///
     /// A repeated push is recognized at its first part, so that it is not applied on arrival.
     pub(super) fn counts_for_call(
@@ -128,9 +129,9 @@ impl Intake {
         steps: &mut Steps,
         out: &mut ShardOutputs,
         incoming: &IncomingPart,
+        call: &CallRef,
     ) -> bool {
-        let IncomingPart { request, part, call, .. } = incoming;
-        let Some(call) = call else { return true };
+        let IncomingPart { request, part, .. } = incoming;
         match steps.check_call(request.kind, part.operation, call) {
             Ok(CallVerdict::Counts) => true,
             Ok(CallVerdict::Repeated) => {

@@ -19,7 +19,7 @@ use super::peers::client_registry::ClientPresence;
 use super::peers::parked_requests::{ParkedRequest, WaitReason};
 use super::peers::peer_request::PeerRequest;
 use super::steps::Steps;
-use crate::aggregate::step_coordinator::PerPush;
+use crate::aggregate::current_step::PerPush;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::inbox::{Inbox, PendingAnswer};
@@ -197,9 +197,9 @@ impl Intake {
         request.refuse(out, refusal);
     }
 
-    /// Withdraws a push that is not whole here, and its request for a push slot. A slot that the client
-    /// has not used goes to any client that requests one. A whole push is the server's, and its
-    /// outcome answers this request.
+    /// Withdraws a push that is not whole here, and its request for a push slot. A slot that the
+    /// client has not used goes to any client that requests one. A whole push is the server's, and
+    /// its outcome answers this request.
     pub(super) fn withdraw(
         &mut self,
         peers: &mut Peers,
@@ -317,7 +317,9 @@ impl Intake {
         if whole_here {
             return true;
         }
-        if !self.counts_for_call(peers, steps, out, incoming) {
+        if let Some(call) = &incoming.call
+            && !self.counts_for_call(peers, steps, out, incoming, call)
+        {
             return false;
         }
         if self.is_stale_part(steps, incoming) {

@@ -43,35 +43,15 @@ pub(in crate::shard) struct EncodedPart {
     pub(in crate::shard) bytes: Vec<u8>,
 }
 
-/// The body of a part: its range in the shard's layout, and its encoding if it is encoded.
-#[derive(Clone, Debug, Default)]
-pub(in crate::shard) struct PartBody {
-    pub(in crate::shard) range: Range<u64>,
-    pub(in crate::shard) encoded: Option<EncodedPart>,
-}
-
-impl PartBody {
-    /// Returns the body that the message of a part announces. Refuses one that cannot be what the
-    /// message states.
+impl EncodedPart {
+    /// Returns the encoded body that the message of a part announces, and its range in the shard's
+    /// layout. Refuses one that cannot be what the message states.
     pub(in crate::shard) fn of(
         store: Option<&Store>,
         header: &Header,
         part: &PushPart,
-        form: Option<PartEncoding>,
-    ) -> Result<PartBody, Refusal> {
-        let Some(form) = form else {
-            // A part without a body has an empty range at any offset.
-            let bytes = header.body_bytes;
-            if bytes == 0 {
-                return Ok(PartBody::default());
-            }
-            // With a clamped end, a body would have an empty range.
-            let Some(end) = part.offset.checked_add(bytes) else {
-                let limit = store.map_or(0, |store| store.layout().push_bytes());
-                return Err(Refusal::Range { offset: part.offset, bytes, limit });
-            };
-            return Ok(PartBody { range: part.offset..end, encoded: None });
-        };
+        form: PartEncoding,
+    ) -> Result<(Range<u64>, EncodedPart), Refusal> {
         let store = store.ok_or(Refusal::NotInitialized {})?;
         let layout = store.layout();
         if part.offset >= layout.values_end() {
@@ -119,11 +99,9 @@ impl PartBody {
         let end = if ends { end.next_multiple_of(8) } else { end };
         let (decoded, bytes) = (decoded as usize, Vec::default());
         let encoded = EncodedPart { encoding, variable, dtype, blocks, decoded, factor, bytes };
-        Ok(PartBody { range: part.offset..end, encoded: Some(encoded) })
+        Ok((part.offset..end, encoded))
     }
-}
 
-impl EncodedPart {
     /// Decodes the body into its range of the push slot.
     pub(in crate::shard) fn decode_into(&self, range: &mut [u8]) -> Result<(), Refusal> {
         let (elements, padding) = range.split_at_mut(self.decoded.min(range.len()));

@@ -6,9 +6,10 @@ use std::time::Instant;
 use pushpull_common::ids::{GlobalStep, Sequence, VariableId};
 use pushpull_common::protocol::message::{Operation, PushPart, Role};
 use pushpull_common::protocol::{CallRef, Header, Refusal};
+use pushpull_store::store::Store;
 
-use super::encoded_parts::{EncodedPart, PartBody, PartEncoding};
-use crate::aggregate::step_coordinator::PerPush;
+use super::encoded_parts::{EncodedPart, PartEncoding};
+use crate::aggregate::current_step::PerPush;
 use crate::aggregate::token_issuer::TokenIssuer;
 use crate::client_key::ClientKey;
 use crate::inbox::{Extents, PendingAnswer, PushArrival, PushedRows, is_for_trainable};
@@ -70,6 +71,22 @@ impl IncomingPart {
             whole: None,
             order: 0,
             squares: None,
+        }
+    }
+}
+
+/// Returns the range in the shard's layout of a part whose body is not encoded.
+fn plain_range(store: Option<&Store>, part: &PushPart, bytes: u64) -> Result<Range<u64>, Refusal> {
+    if bytes == 0 {
+        // A part without a body has an empty range at any offset.
+        return Ok(0..0);
+    }
+    // With a clamped end, a body would have an empty range.
+    match part.offset.checked_add(bytes) {
+        Some(end) => Ok(part.offset..end),
+        None => {
+            let limit = store.map_or(0, |store| store.layout().push_bytes());
+            Err(Refusal::Range { offset: part.offset, bytes, limit })
         }
     }
 }
@@ -146,8 +163,8 @@ impl Intake {
         let (token, generation) = (part.token, part.generation);
         let is_held = |owner: &TokenIssuer| owner.ledger().holds(client, token, generation);
         match self.check_range(variables, part, range) {
-            // The push begins in its middle. The parts before were skipped as stale, while the client
-            // held the token.
+            // The push begins in its middle. The parts before were skipped as stale, while the
+            // client held the token.
             Err(Refusal::Range { limit: 0, .. })
                 if part.operation == (Operation::Gradient {})
                     && !steps.is_synchronous()
@@ -372,10 +389,15 @@ impl Shard {
         (part, call): (PushPart, Option<CallRef>),
         form: Option<PartEncoding>,
     ) {
-        let body = PartBody::of(self.variables.store(), header, &part, form);
-        let (PartBody { range, encoded }, unfit) = match body {
+        let store = self.variables.store();
+        let body = match form {
+            None => plain_range(store, &part, header.body_bytes).map(|range| (range, None)),
+            Some(form) => EncodedPart::of(store, header, &part, form)
+                .map(|(range, encoded)| (range, Some(encoded))),
+        };
+        let ((range, encoded), unfit) = match body {
             Ok(body) => (body, None),
-            Err(refusal) => (PartBody::default(), Some(refusal)),
+            Err(refusal) => ((0..0, None), Some(refusal)),
         };
         let mut incoming = IncomingPart { request, client, part, call, range, encoded };
         let Shard { variables, files, peers, intake, applier, steps, out, .. } = self;
