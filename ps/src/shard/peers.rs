@@ -1,5 +1,5 @@
-//! The peers of a shard: their connections and the bodies that these receive, the clients with their
-//! leases, and the requests that wait.
+//! [`Peers`]: who talks to a shard. Connections and what they receive, clients with their leases,
+//! and requests that wait.
 
 pub(super) mod chief_fence;
 pub(crate) mod client_registry;
@@ -29,10 +29,10 @@ use crate::aggregate::token_ledger::{TOKEN_LIMIT, generation_of};
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use chief_fence::ChiefFence;
-use client_registry::{AdmittedClient, ClientPresence, ClientRegistry};
+use client_registry::{AdmittedClient, ClientRegistry};
 use handshake::IncomingHello;
 use parked_requests::{ParkedRequest, ParkedRequests, WaitReason};
-use peer_request::{MessageRights, PeerRequest};
+use peer_request::PeerRequest;
 
 /// The peers of a shard.
 ///
@@ -119,33 +119,6 @@ impl Peers {
         }
         self.registry.renew_lease(client, now);
         Some(request)
-    }
-
-    /// Returns the refusal of a message that needs the lease of a client that has left.
-    pub(super) fn lease_refusal(
-        &self,
-        request: &PeerRequest,
-        rights: MessageRights,
-    ) -> Option<Refusal> {
-        let client = request.client.filter(|_| rights.needs_lease)?;
-        if self.registry.client(client).presence == ClientPresence::Present {
-            return None;
-        }
-        let detail = Detail::clipped("this client has left; it may connect again");
-        Some(Refusal::Unsupported { kind: request.kind, detail })
-    }
-
-    /// Returns the refusal of a message that its sender may not send.
-    pub(super) fn role_refusal(
-        &self,
-        request: &PeerRequest,
-        rights: MessageRights,
-    ) -> Option<Refusal> {
-        let &PeerRequest { connection, role, kind, .. } = request;
-        if !rights.allow(role) {
-            return Some(Refusal::Role { role: role.code(), kind });
-        }
-        self.chief_refusal(connection).filter(|_| rights.acts_as_chief)
     }
 
     /// Returns the refusal of a message from a chief that is fenced.

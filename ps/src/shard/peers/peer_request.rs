@@ -9,7 +9,7 @@ use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
 
 use super::client_registry::ClientPresence;
 use super::parked_requests::{ParkedRequest, WaitReason};
-use super::{ConnectionState, ExpectedBody};
+use super::{ConnectionState, ExpectedBody, Peers};
 use crate::client_key::ClientKey;
 use crate::shard::calls::CoordinatorRequest;
 use crate::shard::data::DataDeclaration;
@@ -72,16 +72,16 @@ impl PeerRequest {
 
 /// The rights that a message needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::shard) struct MessageRights {
+struct MessageRights {
     /// The roles that may send it.
     senders: Senders,
     /// Whether it only reads. A shard that has failed to flush accepts nothing else.
-    pub(in crate::shard) reads: bool,
+    reads: bool,
     /// Whether it asks for something that only a present member may hold. A client that has left
     /// has no lease, so its tokens and push slots would never return.
-    pub(in crate::shard) needs_lease: bool,
+    needs_lease: bool,
     /// Whether a chief sends it as the chief. Older chiefs are fenced.
-    pub(in crate::shard) acts_as_chief: bool,
+    acts_as_chief: bool,
 }
 
 /// The roles that may send a message.
@@ -103,7 +103,7 @@ enum Senders {
 
 impl MessageRights {
     /// Returns the rights that this message needs.
-    pub(in crate::shard) fn of(message: &Message) -> MessageRights {
+    fn of(message: &Message) -> MessageRights {
         match message {
             Message::Heartbeat(_)
             | Message::Pull(_)
@@ -156,8 +156,27 @@ impl MessageRights {
         MessageRights { acts_as_chief, ..Senders::Members.rights().with_lease() }
     }
 
+    /// Returns the refusal of a message that needs the lease of a client that has left.
+    fn lease_refusal(self, peers: &Peers, request: &PeerRequest) -> Option<Refusal> {
+        let client = request.client.filter(|_| self.needs_lease)?;
+        if peers.registry.client(client).presence == ClientPresence::Present {
+            return None;
+        }
+        let detail = Detail::clipped("this client has left; it may connect again");
+        Some(Refusal::Unsupported { kind: request.kind, detail })
+    }
+
+    /// Returns the refusal of a message that its sender may not send.
+    fn role_refusal(self, peers: &Peers, request: &PeerRequest) -> Option<Refusal> {
+        let &PeerRequest { connection, role, kind, .. } = request;
+        if !self.allow(role) {
+            return Some(Refusal::Role { role: role.code(), kind });
+        }
+        peers.chief_refusal(connection).filter(|_| self.acts_as_chief)
+    }
+
     /// Returns whether a peer with this role may send the message.
-    pub(in crate::shard) fn allow(self, role: Role) -> bool {
+    fn allow(self, role: Role) -> bool {
         // Named functions are not called on a shard, which admits neither this role nor an admin.
         if matches!(role, Role::Client {} | Role::Admin {}) {
             return false;
@@ -204,10 +223,10 @@ impl Shard {
         let Shard { variables, files, peers, out, .. } = self;
         let Some(request) = peers.begin_request(out, now, connection, header) else { return };
         let rights = MessageRights::of(&message);
-        let refusal = peers
-            .lease_refusal(&request, rights)
+        let refusal = rights
+            .lease_refusal(peers, &request)
             .or_else(|| files.poisoned().filter(|_| !rights.reads))
-            .or_else(|| peers.role_refusal(&request, rights))
+            .or_else(|| rights.role_refusal(peers, &request))
             .or_else(|| variables.epoch_refusal(header.restore_epoch));
         match refusal {
             Some(refusal) => request.refuse(out, refusal),
