@@ -12,11 +12,8 @@ use pushpull_common::catalogue::Catalogue;
 use pushpull_common::data_set::DataSet;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{Incarnation, RestoreEpoch, ShardId, TaskId};
-use pushpull_common::partition::Partitioner;
-use pushpull_common::placement::{Placement, ShardMap};
 use pushpull_common::protocol::message::{EndReason, Role};
 use pushpull_common::protocol::{Message, Refusal, message};
-use pushpull_common::variable::{Replication, VariableSpec};
 
 use crate::config::WorkerConfig;
 use crate::error::{ConfigError, Error};
@@ -68,36 +65,6 @@ impl SessionClient {
         let settings = open(&caller, vec![owner], config.connect_timeout).await?;
         let pulls = PullClient::new(caller.clone(), config.timeout);
         Ok(SessionClient { config, caller, _thread: thread, owner, settings, pulls })
-    }
-
-    /// Places variables on the shards of the cluster. Servers whose optimizers need whole variables
-    /// get them so, unless a partitioner is given.
-    pub(crate) fn place(
-        &self,
-        variables: &[VariableSpec],
-    ) -> Result<(Placement, Catalogue), ConfigError> {
-        let map = ShardMap::of_cluster(&self.config.cluster, self.settings.shards_per_task)?;
-        let mut variables = variables.to_vec();
-        let automatic = variables.iter_mut().filter(|v| v.partitioner == Partitioner::Automatic);
-        if self.settings.whole_variables {
-            automatic.for_each(|variable| variable.partitioner = Partitioner::None);
-        }
-        let placement = Placement::plan(&variables, &map, &self.config.placement)?;
-        let catalogue = Catalogue::new(variables, &placement)?;
-        Ok((placement, catalogue))
-    }
-
-    /// Returns the number of replicas in the cluster, by which contributions to means are divided; 1
-    /// if no variable is a mean.
-    pub(crate) fn replicas(&self, variables: &[VariableSpec]) -> Result<usize, ConfigError> {
-        let is_mean = |it: &&VariableSpec| matches!(it.replication(), Replication::Mean { .. });
-        let Some(variable) = variables.iter().find(is_mean) else { return Ok(1) };
-        let cluster = &self.config.cluster;
-        let counts = ["chief", "worker"].map(|job| cluster.num_tasks(job).unwrap_or(0));
-        match counts.iter().sum() {
-            0 => Err(ConfigError::NoReplicas { variable: variable.name().to_owned() }),
-            replicas => Ok(replicas),
-        }
     }
 
     /// Connects to the step owner and to every shard of a plan. Returns these shards in that order,

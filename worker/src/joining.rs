@@ -1,17 +1,22 @@
-//! How the chief joins: it declares the variables on every shard, and ensures that all have
-//! consistent values.
+//! How a worker joins: it places the variables, and the chief declares them on every shard and
+//! ensures that all have consistent values.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::ids::{RestoreEpoch, ShardId, VariableId};
+use pushpull_common::partition::Partitioner;
+use pushpull_common::placement::{Placement, ShardMap};
 use pushpull_common::protocol::message::{CheckpointId, Operation};
 use pushpull_common::protocol::{Message, message};
+use pushpull_common::variable::{Replication, VariableSpec};
 
 use crate::client::{Deadline, SessionClient, is_outdated, join_all};
-use crate::error::Error;
+use crate::error::{ConfigError, Error};
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::initial_values::InitialValues;
 use crate::outcome::{PassedOver, RestoredCheckpoint};
@@ -186,5 +191,38 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
 
     fn client(&self) -> &'a SessionClient {
         &self.worker.client
+    }
+}
+
+/// Places variables on the shards of the cluster. Servers whose optimizers need whole variables get
+/// them so, unless a partitioner is given.
+pub(crate) fn place(
+    client: &SessionClient,
+    variables: &[VariableSpec],
+) -> Result<(Placement, Catalogue), ConfigError> {
+    let SessionClient { config, settings, .. } = client;
+    let map = ShardMap::of_cluster(&config.cluster, settings.shards_per_task)?;
+    let mut variables = variables.to_vec();
+    let automatic = variables.iter_mut().filter(|v| v.partitioner == Partitioner::Automatic);
+    if settings.whole_variables {
+        automatic.for_each(|variable| variable.partitioner = Partitioner::None);
+    }
+    let placement = Placement::plan(&variables, &map, &config.placement)?;
+    let catalogue = Catalogue::new(variables, &placement)?;
+    Ok((placement, catalogue))
+}
+
+/// Returns the number of replicas in a cluster, by which contributions to means are divided; 1 if
+/// no variable is a mean.
+pub(crate) fn replicas(
+    cluster: &ClusterSpec,
+    variables: &[VariableSpec],
+) -> Result<usize, ConfigError> {
+    let is_mean = |it: &&VariableSpec| matches!(it.replication(), Replication::Mean { .. });
+    let Some(variable) = variables.iter().find(is_mean) else { return Ok(1) };
+    let counts = ["chief", "worker"].map(|job| cluster.num_tasks(job).unwrap_or(0));
+    match counts.iter().sum() {
+        0 => Err(ConfigError::NoReplicas { variable: variable.name().to_owned() }),
+        replicas => Ok(replicas),
     }
 }

@@ -34,7 +34,7 @@ use crate::gradients::scatter::Scatter;
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::initial_values::InitialValues;
 use crate::joined_model::JoinedModel;
-use crate::joining::ChiefJoin;
+use crate::joining::{ChiefJoin, place, replicas};
 use crate::mean_variables::MeanVariables;
 use crate::metrics::{TimedOperation, WorkerMetrics};
 use crate::outcome::{DataBegun, RestoredCheckpoint, SaveHandle, SavedCheckpoint};
@@ -51,8 +51,9 @@ use crate::token::Token;
 ///
 /// The worker owns a thread that renews its leases, so the caller may compute for any length of
 /// time. Its futures run on any executor; to cancel an operation, drop its future.
-/// [`crate::blocking`] has the same operations for threads without an executor. Every operation ends by its deadline ([`WorkerConfig::timeout`]), if only with
-/// [`Error::Timeout`], which names the shards that have not answered.
+/// [`crate::blocking`] has the same operations for threads without an executor. Every operation
+/// ends by its deadline ([`WorkerConfig::timeout`]), if only with [`Error::Timeout`], which names
+/// the shards that have not answered.
 ///
 /// Dropping a worker ends its session; the servers notice when its lease expires. Call
 /// [`Worker::leave`] to return its tokens at once.
@@ -125,7 +126,8 @@ impl Worker {
     /// them.
     ///
     /// All workers must declare the same variables in the same order with the same
-    /// [`WorkerConfig::placement`], because these decide where each variable is. The chief also provides the values:
+    /// [`WorkerConfig::placement`], because these decide where each variable is. The chief also
+    /// provides the values:
     ///
     /// - If all servers have values of one restore epoch, these are kept.
     /// - Otherwise, if there is a sound checkpoint, the newest one is restored on all servers.
@@ -158,8 +160,8 @@ impl Worker {
             return Err(Error::AlreadyJoined);
         }
         // A cluster without replicas is reported before anything is declared.
-        self.client.replicas(variables)?;
-        let (placement, catalogue) = self.client.place(variables)?;
+        replicas(&self.client.config.cluster, variables)?;
+        let (placement, catalogue) = place(&self.client, variables)?;
         let plan = Arc::new(ShardingPlan::new(Arc::new(catalogue)));
         let (shards, compression) = self.open_plan(&plan).await?;
         (self.restore_epoch, self.restored) = match self.is_chief() {
@@ -210,7 +212,7 @@ impl Worker {
         plan: Arc<ShardingPlan>,
         compression: Compression,
     ) -> Result<Params, Error> {
-        let replicas = self.client.replicas(plan.catalogue().variables())?;
+        let replicas = replicas(&self.client.config.cluster, plan.catalogue().variables())?;
         if let Some(set) = self.client.config.data.clone() {
             self.data_begun = Some(self.client.declare_data(&set).await?);
         }
@@ -254,7 +256,8 @@ impl Worker {
     }
 
     /// Takes a token, the right to push one gradient to one step. Returns `None` once the last step
-    /// is reached, every batch of the data set is spent, or the chief has called [`Worker::finish`].
+    /// is reached, every batch of the data set is spent, or the chief has called
+    /// [`Worker::finish`].
     ///
     /// A token that came with the answer to the last push is returned at once, without a request.
     /// Otherwise this waits:
@@ -349,13 +352,14 @@ impl Worker {
     ///
     /// Call it after [`Worker::token`] has returned `None`, or after [`Worker::finish`], and before
     /// [`Worker::leave`]. Until then this worker's pushes must have ended: those under way are
-    /// waited for. The others have ended once each has called this or has left. A lost worker is not
-    /// waited for; in asynchronous mode it may return later, and complete a push that some shards have
-    /// applied already.
+    /// waited for. The others have ended once each has called this or has left. A lost worker is
+    /// not waited for; in asynchronous mode it may return later, and complete a push that some
+    /// shards have applied already.
     ///
     /// # Errors
-    /// [`Error::Refused`] after [`WorkerConfig::timeout`], if the training goes on or another worker
-    /// has not ended. It names the others. [`Error::Timeout`] if the step owner does not answer.
+    /// [`Error::Refused`] after [`WorkerConfig::timeout`], if the training goes on or another
+    /// worker has not ended. It names the others. [`Error::Timeout`] if the step owner does not
+    /// answer.
     ///
     /// Dropping the future leaves `params` unchanged.
     pub async fn pull_final(&mut self, params: &mut Params) -> Result<u64, Error> {
