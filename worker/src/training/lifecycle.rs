@@ -12,7 +12,7 @@ use std::time::Duration;
 use ending::Ending;
 pub(crate) use next_action::NextAction;
 pub(crate) use recovery::PushRecovery;
-use recovery::Recovery;
+use recovery::TrainingRecovery;
 use replica_value_plan::ReplicaValuePlan;
 pub(super) use settings::LifecycleSettings;
 use training_phase::LifecyclePhase;
@@ -47,7 +47,7 @@ use crate::outcome::{Pulled, RestoredCheckpoint, SavedCheckpoint};
 pub(crate) struct Lifecycle {
     settings: LifecycleSettings,
     hooks: HookList,
-    recovery: Recovery,
+    recovery: TrainingRecovery,
     checkpoints: CheckpointPlan,
     replica_values: ReplicaValuePlan,
     steps: KnownSteps,
@@ -61,7 +61,7 @@ impl Lifecycle {
         Lifecycle {
             settings,
             hooks: HookList::new(hooks),
-            recovery: Recovery::new(settings.recover_for, settings.seed),
+            recovery: TrainingRecovery::new(settings.recover_for, settings.seed),
             checkpoints: CheckpointPlan::new(interval),
             replica_values: ReplicaValuePlan::default(),
             steps: KnownSteps::default(),
@@ -439,8 +439,7 @@ impl Lifecycle {
         self.ending.has_failed
     }
 
-    /// Whether the training recovers from servers that have lost their state, so that this replica's
-    /// values belong to the past.
+    /// See [`TrainingRecovery::has_lost_state`].
     pub(super) fn has_lost_state(&self) -> bool {
         self.recovery.has_lost_state()
     }

@@ -1,4 +1,4 @@
-//! The rounds of requests about calls that are under way.
+//! The rounds of requests about calls that are pending.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -15,11 +15,11 @@ use crate::session::{OpId, Reply, SessionCommand};
 /// Each request is an operation of the session. Invariant: a round is here exactly while one of its
 /// requests is unanswered.
 #[derive(Debug, Default)]
-pub(super) struct CallsRounds(BTreeMap<OpId, RoundUnderWay>);
+pub(super) struct CallsRounds(BTreeMap<OpId, PendingRound>);
 
 /// A round and the operation of the caller.
 #[derive(Debug)]
-struct RoundUnderWay {
+struct PendingRound {
     op: OpId,
     round: CallsRound,
     deadline: Instant,
@@ -35,6 +35,7 @@ pub(super) enum RoundStep {
 }
 
 impl CallsRounds {
+    /// Whether a request is of a round.
     pub(super) fn has(&self, request: OpId) -> bool {
         self.0.contains_key(&request)
     }
@@ -47,7 +48,7 @@ impl CallsRounds {
         deadline: Instant,
         request: OpId,
     ) -> RoundStep {
-        self.go_on(RoundUnderWay { op, round, deadline }, request)
+        self.next_step(PendingRound { op, round, deadline }, request)
     }
 
     /// Takes the answer to a request. `next` numbers the one that may follow. `None` if the request
@@ -58,23 +59,23 @@ impl CallsRounds {
         reply: Result<Reply, Error>,
         next: OpId,
     ) -> Option<RoundStep> {
-        let mut under_way = self.0.remove(&request)?;
-        let round = &mut under_way.round;
+        let mut pending = self.0.remove(&request)?;
+        let round = &mut pending.round;
         let answered = reply.and_then(|reply| match reply {
             Reply::Answer { message, .. } => round.answered(&message),
             _ => Err(Error::Ended { doing: round.doing() }),
         });
         Some(match answered {
-            Ok(()) => self.go_on(under_way, next),
-            Err(error) => RoundStep::Reply { op: under_way.op, reply: Err(error) },
+            Ok(()) => self.next_step(pending, next),
+            Err(error) => RoundStep::Reply { op: pending.op, reply: Err(error) },
         })
     }
 
-    fn go_on(&mut self, under_way: RoundUnderWay, request: OpId) -> RoundStep {
-        let RoundUnderWay { op, ref round, deadline } = under_way;
+    fn next_step(&mut self, pending: PendingRound, request: OpId) -> RoundStep {
+        let PendingRound { op, ref round, deadline } = pending;
         match round.next() {
             Some((shard, message)) => {
-                self.0.insert(request, under_way);
+                self.0.insert(request, pending);
                 let (body, wait_ms) = (Bytes::new(), None);
                 let command = SessionCommand::Request { shard, message, body, wait_ms };
                 RoundStep::Command { op: request, command, deadline }

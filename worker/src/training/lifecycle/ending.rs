@@ -9,8 +9,8 @@ use crate::training::training_end::{StopReason, TrainingEnd};
 /// Why a training ends, and what has been done for its end.
 ///
 /// A training that has not failed ends in this order. First the chief finishes the training for
-/// all, if it does. If the training has ended for all, the others are waited for, so that the values
-/// are final. Then the values are pulled.
+/// all, if it does. If the training has ended for all, the others are waited for, so that the
+/// values are final. Then the values are pulled.
 ///
 /// Invariant: the first reason is kept, and a failure or an interrupt is never forgotten.
 #[derive(Debug, Default)]
@@ -34,10 +34,10 @@ impl Ending {
     pub(super) fn stop(&mut self, reason: StopReason) -> bool {
         // An interrupt ends the waits of another end, too.
         let is_interrupt = reason == StopReason::Interrupted;
-        let is_news = self.reason.is_none() || is_interrupt;
+        let changes_waits = self.reason.is_none() || is_interrupt;
         self.is_interrupted |= is_interrupt;
         self.reason.get_or_insert(reason);
-        is_news
+        changes_waits
     }
 
     /// Whether no step begins any more.

@@ -1,4 +1,4 @@
-//! [`Recovery`]: whether and when a training goes on after a failed operation.
+//! [`TrainingRecovery`]: whether and when a training goes on after a failed operation.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::training::training_error::TrainingError;
 /// Invariants: no attempt begins within the pause after the last failure, unless the training ends.
 /// The cause of a join is kept until that join.
 #[derive(Debug)]
-pub(super) struct Recovery {
+pub(super) struct TrainingRecovery {
     window: RecoveryWindow,
     /// No action but a wait before this time.
     not_before: Duration,
@@ -35,11 +35,11 @@ pub(crate) enum PushRecovery {
     Ended(GradientOutcome),
 }
 
-impl Recovery {
+impl TrainingRecovery {
     /// `window` is how long a training tries to recover. The seed decides the jitter.
-    pub(super) fn new(window: Duration, seed: u64) -> Recovery {
+    pub(super) fn new(window: Duration, seed: u64) -> TrainingRecovery {
         let window = RecoveryWindow::new(window, seed);
-        Recovery { window, not_before: Duration::ZERO, has_joined: false, cause: None }
+        TrainingRecovery { window, not_before: Duration::ZERO, has_joined: false, cause: None }
     }
 
     /// Returns how long to wait for the next action.
@@ -75,8 +75,8 @@ impl Recovery {
         self.window.progressed();
     }
 
-    /// Whether the training recovers from servers that have lost their state, so that this replica's
-    /// values belong to the past.
+    /// Whether the training recovers from servers that have lost their state, so that this
+    /// replica's values belong to the past.
     pub(super) fn has_lost_state(&self) -> bool {
         match &self.cause {
             Some(Error::StateLost { .. } | Error::RolledBack { .. }) => true,

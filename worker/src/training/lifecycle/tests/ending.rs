@@ -25,7 +25,8 @@ const AWAITED: &str = "await end refresh save at 2 a.saved a.end leave";
 fn a_training_that_ends_for_all_waits_for_the_others_before_it_pulls_the_values() {
     for (fault, is_final, expected) in [
         (None, true, AWAITED),
-        // The end is the end, whichever worker is missing, and whether or not the servers are still there.
+        // The end is the end, whichever worker is missing, and whether or not the servers are still
+        // there.
         (Some("await end"), false, AWAITED),
         (Some("refresh"), false, AWAITED),
     ] {
