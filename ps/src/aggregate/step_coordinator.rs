@@ -21,9 +21,7 @@ use pushpull_store::testing::planted::{Bug, PlantedBugs};
 use smallvec::smallvec;
 
 use super::clipping::{self, BitwiseF64};
-pub(crate) use super::current_step::{
-    AdmittedPush, CommittedStep, CurrentStep, PerPush, TokenOutcome,
-};
+use super::current_step::{AdmittedPush, CommittedStep, CurrentStep, PerPush, TokenOutcome};
 use super::data_position::BatchTaker;
 #[cfg(test)]
 use super::data_position::DataPosition;

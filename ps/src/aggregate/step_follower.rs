@@ -6,7 +6,7 @@
 use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
 use super::clipping::BitwiseF64;
-use super::step_coordinator::{CommittedStep, PerPush};
+use super::current_step::{CommittedStep, PerPush};
 
 /// A shard's view of the current step. Only the number of applied steps is durable, and it is
 /// stored elsewhere.

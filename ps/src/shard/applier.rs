@@ -20,7 +20,7 @@ use super::step_job::StepJob;
 use super::steps::Steps;
 use super::update::Scratch;
 use super::{Detail, Shard};
-use crate::aggregate::step_coordinator::PerPush;
+use crate::aggregate::current_step::PerPush;
 use crate::error::StorageError;
 use crate::event::Event;
 use crate::metrics::Counters;

@@ -17,7 +17,7 @@ use super::peers::client_registry::ClientPresence;
 use super::peers::parked_requests::WaitReason;
 #[cfg(any(test, fuzzing))]
 use super::shard_files::record::ShardRecord;
-use crate::aggregate::step_coordinator::PerPush;
+use crate::aggregate::current_step::PerPush;
 use crate::inbox::PushArrival;
 
 /// The state of a shard that a kill must not change: its own words, its clients with the newest

@@ -6,16 +6,16 @@
 //! the memory that receives a body, and [`Shard::work`] does one slice of an update, so that small
 //! requests are served between slices.
 //!
-//! Each type owns its state, in the files named here. `peers/peer_request.rs` checks who may send a message,
-//! and hands it to its owner.
+//! Each type owns its state, in the files named here. `peers/peer_request.rs` checks who may send a
+//! message, and hands it to its owner.
 //!
 //! - [`Peers`]: connections, leases, the hellos and requests of clients, what waits.
 //! - [`Intake`]: push slots, parts on their way in, whole pushes; `scan`.
-//! - [`Applier`]: what changes values. It runs the jobs `push_job`, `step_job`, `initialization` and
-//!   `grad_norm`; `push_job` also applies on arrival. The loop is in `update`, `mean` and
+//! - [`Applier`]: what changes values. It runs the jobs `push_job`, `step_job`, `initialization`
+//!   and `grad_norm`; `push_job` also applies on arrival. The loop is in `update`, `mean` and
 //!   `rows`.
-//! - [`Steps`]: tokens and steps. `data`, `calls`, `recalls`, `held_push`, `peer_shards`, `to_owner`,
-//!   `stragglers`, `awaited`, `training_watch`.
+//! - [`Steps`]: tokens and steps. `data`, `calls`, `recalls`, `held_push`, `peer_shards`,
+//!   `to_owner`, `stragglers`, `awaited`, `training_watch`.
 //! - [`Pulls`]: buffers, and the last pull of each client; `staleness`.
 //! - [`Variables`]: the store, the rules, the counts; `fused_ranges`, `untrained_variables`.
 //! - [`ShardFiles`]: arena and journal; opening, recovery, generations of variables, images.
@@ -67,8 +67,8 @@ use pushpull_common::protocol::message::EndReason;
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_store::testing::planted::Bug;
 
+use crate::aggregate::current_step::PerPush;
 use crate::aggregate::data_position::DataPosition;
-use crate::aggregate::step_coordinator::PerPush;
 use crate::aggregate::token_issuer::TokenIssuer;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
@@ -99,12 +99,12 @@ pub(crate) use pushpull_common::peer_origin::PeerOrigin;
 /// received into the memory that [`Shard::body_target`] returns. [`Shard::work`] does one slice of
 /// a long update, whenever [`Shard::has_work`].
 ///
-/// **What comes out.** [`Shard::poll_output`] returns the actions in the order in which they must be
-/// carried out. Call it until it returns `None` after every event and every slice. All changes of
-/// an event are committed in one transaction before its outputs are returned. With
+/// **What comes out.** [`Shard::poll_output`] returns the actions in the order in which they must
+/// be carried out. Call it until it returns `None` after every event and every slice. All changes
+/// of an event are committed in one transaction before its outputs are returned. With
 /// [`Durability::Power`](crate::Durability::Power) they are returned once an image of that
-/// transaction is on disk. Every request of a client gets one answer, and a push gets one for all its
-/// parts, unless the connection is closed.
+/// transaction is on disk. Every request of a client gets one answer, and a push gets one for all
+/// its parts, unless the connection is closed.
 ///
 /// **What time does.** The shard has no clock: each event comes with the time, which never falls. A
 /// [`ShardInput::Tick`] is due every [`TICK`] at the latest. It expires leases, requests, tokens
@@ -114,9 +114,9 @@ pub(crate) use pushpull_common::peer_origin::PeerOrigin;
 /// **What may never happen.** No message of a peer and no word of a file makes the shard panic. No
 /// answer to a push leaves before the push is applied and durably settled in its client's window.
 /// No push is applied twice, and no pinned block is overwritten. A fenced or lost client holds no
-/// push slots, and no tokens except those of complete pushes. After a failed flush nothing but reads
-/// is answered. The durable words are a function of the shard's state. Each owner's type states its
-/// own invariants.
+/// push slots, and no tokens except those of complete pushes. After a failed flush nothing but
+/// reads is answered. The durable words are a function of the shard's state. Each owner's type
+/// states its own invariants.
 #[derive(Debug)]
 pub(crate) struct Shard {
     id: ShardId,

@@ -9,7 +9,7 @@ use pushpull_common::protocol::{Envelope, message};
 
 use super::output::ShardOutputs;
 use super::peers::Peers;
-use crate::aggregate::step_coordinator::CommittedStep;
+use crate::aggregate::current_step::CommittedStep;
 
 /// The other participating shards.
 #[derive(Debug, Default)]

@@ -16,7 +16,7 @@ use super::applier::budget_of;
 use super::mean::{self, MeanElement};
 use super::staleness::TILE_BYTES;
 use super::update::{UpdatePushes, UpdateTarget};
-use crate::aggregate::step_coordinator::PerPush;
+use crate::aggregate::current_step::PerPush;
 use crate::inbox::PushedRows;
 
 /// The rows that the current push or step changes, and the progress with them. A shard has one,

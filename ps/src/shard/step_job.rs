@@ -22,7 +22,7 @@ use super::staleness::{StalenessAdjustment, TILE_BYTES};
 use super::steps::Steps;
 use super::update::{DenseInput, InputRange, InputValues, Update, UpdateProgress, UpdatePushes};
 use super::variables::Variables;
-use crate::aggregate::step_coordinator::PerPush;
+use crate::aggregate::current_step::PerPush;
 use crate::aggregate::step_follower::StepFollower;
 use crate::inbox::{PushSource, PushValues};
 

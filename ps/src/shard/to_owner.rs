@@ -8,7 +8,7 @@ use pushpull_common::protocol::{Header, Message};
 use super::Shard;
 use super::held_push::HeldPush;
 use crate::aggregate::clipping::BitwiseF64;
-use crate::aggregate::step_coordinator::{CommittedStep, PerPush};
+use crate::aggregate::current_step::{CommittedStep, PerPush};
 
 /// The connection to the step owner. Unused on the step owner itself.
 #[derive(Debug, Default)]

@@ -9,7 +9,7 @@ use super::output::ShardOutput;
 use super::peers::Peers;
 use super::peers::client_registry::ClientPresence;
 use super::steps::Steps;
-use crate::aggregate::step_coordinator::CommittedStep;
+use crate::aggregate::current_step::CommittedStep;
 use crate::client_key::ClientKey;
 use crate::event::Event;
 use crate::status::{TrainingPhase, Waiting};

@@ -23,7 +23,7 @@ use super::scan::{NonFiniteElement, NonFiniteScan, ScanningInput};
 use super::staleness::StalenessAdjustment;
 use super::step_job::{StepInput, StepMean};
 use super::variables::Variables;
-use crate::aggregate::step_coordinator::PerPush;
+use crate::aggregate::current_step::PerPush;
 use crate::config::{NonFinite, PsConfig};
 use crate::inbox::{Extents, Inbox};
 use crate::metrics::Counters;
@@ -203,8 +203,8 @@ impl Update {
         self.change_dense(target, input, &mut budget)
     }
 
-    /// Changes the dense ranges from the current position on, until the budget is used up. A refused
-    /// change is discarded.
+    /// Changes the dense ranges from the current position on, until the budget is used up. A
+    /// refused change is discarded.
     fn change_dense(
         &mut self,
         target: &mut UpdateTarget<'_>,

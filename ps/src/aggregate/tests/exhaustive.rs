@@ -18,8 +18,9 @@ use pushpull_common::data_set::DataSet;
 use pushpull_common::ids::ClientEpoch;
 use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
+use crate::aggregate::current_step::TokenOutcome;
 use crate::aggregate::data_position::{DataBatch, DataPosition};
-use crate::aggregate::step_coordinator::{Grant, StepCoordinator, TokenOutcome};
+use crate::aggregate::step_coordinator::{Grant, StepCoordinator};
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::step_rule::StepRule;
 use crate::aggregate::token_issuer::{TokenIssuer, TokenResponse};

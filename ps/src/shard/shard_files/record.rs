@@ -25,8 +25,8 @@ use pushpull_store::commit::{Address, FIRST_WORDS, offset_of};
 use pushpull_store::layout::Fault;
 
 use crate::aggregate::clipping::BitwiseF64;
+use crate::aggregate::current_step::AdmittedPush;
 use crate::aggregate::data_position::DataBatch;
-use crate::aggregate::step_coordinator::AdmittedPush;
 use crate::aggregate::token_ledger::StepState;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
@@ -258,8 +258,8 @@ pub(crate) fn admitted_words(push_slots: usize) -> usize {
 /// The words of an admitted push: token, replica, factor, and the number of its batch plus 1.
 const ADMITTED_WORDS: usize = 4;
 
-/// Encodes the pushes admitted to the current synchronous step: for each the token, the replica, the
-/// factor of the gradient and its batch.
+/// Encodes the pushes admitted to the current synchronous step: for each the token, the replica,
+/// the factor of the gradient and its batch.
 pub(crate) fn encode_admitted(
     admitted: &[AdmittedPush],
     push_slots: usize,

@@ -18,7 +18,7 @@ use super::client_record::ClientRecord;
 use super::data_record::DataRecord;
 use super::generation::{Generation, open_catalogue};
 use super::record::{ShardRecord, ShardStage, admitted_words, decode_admitted};
-use crate::aggregate::step_coordinator::CurrentStep;
+use crate::aggregate::current_step::CurrentStep;
 use crate::aggregate::step_follower::StepFollower;
 use crate::client_key::ClientKey;
 use crate::error::StorageError;
