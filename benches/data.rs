@@ -2,7 +2,8 @@
 //! --bench data`).
 //!
 //! Each line is the fastest of several epochs, which alternate with those of the bare reader: other
-//! work on the machine slows either down. The last column is the speed as a part of the bare reader's, the ceiling.
+//! work on the machine slows either down. The last column is the speed as a part of the bare
+//! reader's, the ceiling.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot go on says where")]
 

@@ -1,5 +1,5 @@
-//! Benchmarks of TFRecord files and summaries (`cargo bench -p benches --bench records`), each group
-//! beside the copy or the read that it cannot beat.
+//! Benchmarks of TFRecord files and summaries (`cargo bench -p benches --bench records`), each
+//! group beside the copy or the read that it cannot beat.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot go on says where")]
 

@@ -1,5 +1,5 @@
-//! A coordinator, as in TensorFlow 2: one program schedules calls, and the workers that are free run
-//! them. Each counts once, also if workers or the coordinator are killed.
+//! A coordinator, as in TensorFlow 2: one program schedules calls, and the workers that are free
+//! run them. Each counts once, also if workers or the coordinator are killed.
 //!
 //! Each call adds 1 to two variables on two parameter servers. Without flags all tasks run in this
 //! process:
@@ -8,8 +8,8 @@
 //! cargo run --example coordinator -- --calls 1000
 //! ```
 //!
-//! With flags each task is a process. Start them in any order, and kill workers and the coordinator as
-//! you like; start them again with the same flags:
+//! With flags each task is a process. Start them in any order, and kill workers and the coordinator
+//! as you like; start them again with the same flags:
 //!
 //! ```sh
 //! program="cargo run --quiet --example coordinator --"

@@ -27,9 +27,9 @@
 //! client attaches to worker 0, or with `--target=ADDRESS` to any other task, and then needs no
 //! hosts. With `--forever` it computes once a second until Ctrl-C, and reports failures.
 //!
-//! With `--two-layers` one process trains the classic network of two layers: each layer on a ps task
-//! of its own, and a client that attaches to worker 7 of 8. The last line is the largest difference
-//! between its weights and those of a run without servers.
+//! With `--two-layers` one process trains the classic network of two layers: each layer on a ps
+//! task of its own, and a client that attaches to worker 7 of 8. The last line is the largest
+//! difference between its weights and those of a run without servers.
 
 use std::error::Error;
 use std::time::Duration;

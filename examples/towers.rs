@@ -1,7 +1,8 @@
 //! In-graph replication: towers on several tasks train one network, and each step is one update.
 //!
-//! The client divides every batch into equal parts, one for each tower. The towers compute gradients,
-//! which go from task to task, and the mean of them is pushed once. All tasks run in this process:
+//! The client divides every batch into equal parts, one for each tower. The towers compute
+//! gradients, which go from task to task, and the mean of them is pushed once. All tasks run in
+//! this process:
 //!
 //! ```sh
 //! cargo run --release --example towers -- --towers 4

@@ -18,9 +18,9 @@
 //! $trainer --job_name=worker --task_index=1
 //! ```
 //!
-//! With `--checkpoint_dir=DIR` on each command, and one DIR for all ps tasks, the servers save checkpoints
-//! and the same commands resume the training. The model is a line through points. The last line of
-//! a worker is its result.
+//! With `--checkpoint_dir=DIR` on each command, and one DIR for all ps tasks, the servers save
+//! checkpoints and the same commands resume the training. The model is a line through points. The
+//! last line of a worker is its result.
 
 use std::error::Error;
 use std::thread;

@@ -52,10 +52,10 @@
 //! After each of them the loop takes another token, which waits until the step is applied on all
 //! shards. These settings decide how a step treats absent replicas:
 //!
-//! - [`Synchronous::on_loss`] (`--on-loss shrink:MIN`, `wait:SECONDS`, `fail`): what happens to a step
-//!   when a replica is lost.
-//! - [`Synchronous::join_timeout`] (`--join-timeout-ms`): how long the first step waits for replicas
-//!   that have not joined.
+//! - [`Synchronous::on_loss`] (`--on-loss shrink:MIN`, `wait:SECONDS`, `fail`): what happens to a
+//!   step when a replica is lost.
+//! - [`Synchronous::join_timeout`] (`--join-timeout-ms`): how long the first step waits for
+//!   replicas that have not joined.
 //! - [`Synchronous::deterministic`] (`--deterministic`): two runs give the same bits.
 
 #![forbid(unsafe_code)]

@@ -143,8 +143,8 @@ impl Cluster {
         servers.into_iter().map(Ps::serve).fold(Ok(()), Result::and)
     }
 
-    /// Stops all servers, and blocks until their ports and files are free. Whole pushes are finished
-    /// first.
+    /// Stops all servers, and blocks until their ports and files are free. Whole pushes are
+    /// finished first.
     ///
     /// # Errors
     /// Returns the first failure, once all servers have ended.

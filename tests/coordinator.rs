@@ -34,8 +34,8 @@ fn example(flags: &[String]) -> TestProcess {
     TestProcess::start(format!("{flags:?}"), command.stdout(Stdio::piped()).stderr(Stdio::null()))
 }
 
-/// The calls, and how often workers and the coordinator are killed. `PUSHPULL_THOROUGH=1` makes it as
-/// many as the documents say.
+/// The calls, and how often workers and the coordinator are killed. `PUSHPULL_THOROUGH=1` makes it
+/// as many as the documents say.
 fn size() -> (u64, u32, u32) {
     match std::env::var_os("PUSHPULL_THOROUGH") {
         Some(_) => (3_000, 30, 20),

@@ -125,8 +125,8 @@ fn daemon_refused(cluster: &str, state: &Path) -> TestProcess {
     TestProcess::start("another job", command.stderr(Stdio::piped()))
 }
 
-/// Daemons of a cluster in which no job is that of the variables serve functions alone, and those who
-/// need variables are told why there are none.
+/// Daemons of a cluster in which no job is that of the variables serve functions alone, and those
+/// who need variables are told why there are none.
 #[test]
 fn daemons_of_two_candidates_serve_functions_alone() {
     let addresses = free_addresses(2);

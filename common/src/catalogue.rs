@@ -194,7 +194,8 @@ impl Catalogue {
         self.layouts.get(&shard).cloned().unwrap_or_default()
     }
 
-    /// Returns the bytes on each of these ps tasks, ascending. A table counts with its memory limit.
+    /// Returns the bytes on each of these ps tasks, ascending. A table counts with its memory
+    /// limit.
     pub fn task_loads(&self, tasks: &[u32]) -> TaskLoads {
         let partitions = self.partitions.iter();
         TaskLoads::new(tasks, partitions.map(|part| (part.shard.task, self.stored_bytes(part))))

@@ -27,8 +27,8 @@ use crate::ids::TaskId;
 /// The jobs of a cluster and the addresses of their tasks.
 ///
 /// A value of this type is always valid. Job names follow the syntax, every address is `host:port`,
-/// `[v6]:port`, `unix:/path` or [`ClusterSpec::NO_ADDRESS`], no two tasks share an address, and both
-/// text forms fit [`ClusterSpec::TEXT_BYTES_MAX`]. The default is the empty cluster.
+/// `[v6]:port`, `unix:/path` or [`ClusterSpec::NO_ADDRESS`], no two tasks share an address, and
+/// both text forms fit [`ClusterSpec::TEXT_BYTES_MAX`]. The default is the empty cluster.
 ///
 /// ```
 /// use pushpull_common::cluster::ClusterSpec;
@@ -81,7 +81,8 @@ impl ClusterSpec {
         self.jobs.keys().map(|name| &**name)
     }
 
-    /// Returns every task with its address or [`ClusterSpec::NO_ADDRESS`], sorted by job name, then by index.
+    /// Returns every task with its address or [`ClusterSpec::NO_ADDRESS`], sorted by job name, then
+    /// by index.
     pub fn tasks(&self) -> impl Iterator<Item = (TaskId, &str)> {
         self.jobs.iter().flat_map(|(name, job)| {
             job.iter()

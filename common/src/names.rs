@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// A pattern of variable names: an exact name, or a name with one `*` for any text, such as `encoder/*`
-/// or `*/bias`. Further stars are ordinary characters.
+/// A pattern of variable names: an exact name, or a name with one `*` for any text, such as
+/// `encoder/*` or `*/bias`. Further stars are ordinary characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamePattern(String);
 

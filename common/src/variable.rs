@@ -315,8 +315,8 @@ impl VariableSpec {
         self.trainable
     }
 
-    /// Returns whether all replicas use the servers' values; [`Replication::Shared`] if the variable
-    /// is trainable.
+    /// Returns whether all replicas use the servers' values; [`Replication::Shared`] if the
+    /// variable is trainable.
     pub fn replication(&self) -> Replication {
         self.replication
     }

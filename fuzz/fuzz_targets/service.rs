@@ -1,5 +1,5 @@
-//! Fuzzes a server of functions with clients that send valid messages with arbitrary numbers in every
-//! field. See `pushpull_worker::adversary`.
+//! Fuzzes a server of functions with clients that send valid messages with arbitrary numbers in
+//! every field. See `pushpull_worker::adversary`.
 
 #![no_main]
 

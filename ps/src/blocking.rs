@@ -49,8 +49,8 @@ impl Ps {
 
     /// Blocks this thread until the server has ended, and port and files are free.
     ///
-    /// Another thread ends it by a [`PsHandle`]: [`PsHandle::stop`] and [`PsHandle::suspend`] at once,
-    /// [`PsHandle::finish`] after the workers. Otherwise it ends when all workers are gone
+    /// Another thread ends it by a [`PsHandle`]: [`PsHandle::stop`] and [`PsHandle::suspend`] at
+    /// once, [`PsHandle::finish`] after the workers. Otherwise it ends when all workers are gone
     /// ([`PsConfig::exit_when_done`]).
     #[doc(alias = "join")]
     pub fn serve(mut self) -> Result<(), ServeError> {

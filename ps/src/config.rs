@@ -82,9 +82,9 @@ pub enum NonFinite {
 /// ([`ClusterSpec::variables_job`]).
 ///
 /// All settings except the cluster, the task and the optimizer have defaults. The name and indices
-/// of the job, the number of shards, the kinds of the optimizers, the mode, and whether gradients are clipped
-/// must be the same on all ps tasks. A worker refuses to train with servers that differ in one of
-/// them.
+/// of the job, the number of shards, the kinds of the optimizers, the mode, and whether gradients
+/// are clipped must be the same on all ps tasks. A worker refuses to train with servers that differ
+/// in one of them.
 ///
 /// Settings that belong together are one value: the mode, the storage and the network.
 ///
@@ -261,8 +261,8 @@ impl PsConfig {
 
     /// Sets whether workers that the cluster does not list may join: any index of a job that the
     /// cluster contains, except that of the ps tasks. A cluster that lists only ps tasks always
-    /// admits any worker. Default false: only listed workers may join, which also bounds the number of clients
-    /// of a shard.
+    /// admits any worker. Default false: only listed workers may join, which also bounds the number
+    /// of clients of a shard.
     pub fn elastic_workers(self, elastic: bool) -> Self {
         PsConfig { elastic_workers: elastic, ..self }
     }

@@ -17,9 +17,9 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Decisions are made by pure state machines (`shard`, `inbox`, `aggregate`, `push_window`) over the
-//! memory of `pushpull-store`. `runtime` drives them with sockets, threads and clocks. This crate
-//! does not depend on the worker.
+//! Decisions are made by pure state machines (`shard`, `inbox`, `aggregate`, `push_window`) over
+//! the memory of `pushpull-store`. `runtime` drives them with sockets, threads and clocks. This
+//! crate does not depend on the worker.
 
 mod aggregate;
 pub mod blocking;

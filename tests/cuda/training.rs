@@ -16,8 +16,8 @@ use pushpull_cuda_emulator::turn::{DriverTurn, Turn};
 const NAMES: [&str; 4] = ["w1", "b1", "w2", "b2"];
 const STEPS: u64 = 12;
 
-/// The copies of a step that the test and the model make from and to pages that are not locked: those
-/// of features, labels, halves and the loss.
+/// The copies of a step that the test and the model make from and to pages that are not locked:
+/// those of features, labels, halves and the loss.
 const PAGEABLE: u64 = 4;
 
 fn model(device: &Device) -> Model<Mlp> {

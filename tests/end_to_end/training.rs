@@ -24,7 +24,8 @@ fn config(cluster: &ClusterSpec, worker: u32) -> TrainingConfig {
     TrainingConfig::new(config).variables([vector("w", 3)])
 }
 
-/// Trains to the end with gradients of ones. Returns the end and the number of gradients that count.
+/// Trains to the end with gradients of ones. Returns the end and the number of gradients that
+/// count.
 fn train(config: TrainingConfig) -> Result<(TrainingEnd, u64), TrainingError> {
     let mut session = TrainingSession::start(config)?;
     let mut counted = 0;

@@ -54,7 +54,8 @@ fn final_values_wait_for_the_pushes_of_all_workers() {
         push(&mut slow, late);
         assert_eq!(reader.training_end(Duration::from_millis(100)).unwrap(), None);
         assert!(!waiting.is_finished(), "the other has not ended");
-        // One step of two gradients, or two of one. Both take 1 from the values in the mean or each.
+        // One step of two gradients, or two of one. Both take 1 from the values in the mean or
+        // each.
         let (steps, expected) = if synchronous { (1, -1.0) } else { (2, -2.0) };
         assert_eq!(slow.pull_final(&mut of_slow).unwrap(), steps);
         let (chief, step, values) = waiting.join().unwrap();

@@ -96,7 +96,8 @@ fn a_nested_call_that_nobody_waits_for_ends_with_the_outer_call() {
         .add("outer", |call| {
             let client = call.client();
             let running = client.inner().start(on("inner", 1))?;
-            // It computes as long as anybody wants the result, and does not look at the nested call.
+            // It computes as long as anybody wants the result, and does not look at the nested
+            // call.
             while !call.is_cancelled() {
                 std::thread::yield_now();
             }

@@ -128,7 +128,8 @@ fn a_coordinator_with_a_name_needs_the_parameter_servers() {
     assert!(ps.accept().is_err(), "nobody has connected");
 }
 
-/// Neither the ps nor worker 0 waits for worker 1, as with the device filters of the classic system.
+/// Neither the ps nor worker 0 waits for worker 1, as with the device filters of the classic
+/// system.
 #[test]
 fn a_worker_trains_and_computes_while_another_is_absent() {
     let ps = Ps::listen("127.0.0.1:0").unwrap();

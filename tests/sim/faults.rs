@@ -107,8 +107,8 @@ pub(crate) struct Planned {
     pub(crate) task: u32,
 }
 
-/// Draws the faults of a seed, in order of time, and the time at which faults end. `all` has the kinds
-/// of the family.
+/// Draws the faults of a seed, in order of time, and the time at which faults end. `all` has the
+/// kinds of the family.
 ///
 /// Each seed has its own kinds of faults and its own number of them; some seeds have none.
 pub(crate) fn plan(setting: &Setting, all: &[FaultKind]) -> (Vec<Planned>, Duration) {

@@ -1,11 +1,11 @@
 //! The simulator: runs clusters under injected faults, each in one thread and in virtual time.
 //!
-//! The state machines of servers, workers and coordinators are the real ones; connections, processes
-//! and the clock are simulated. There are two families of scenarios:
+//! The state machines of servers, workers and coordinators are the real ones; connections,
+//! processes and the clock are simulated. There are two families of scenarios:
 //!
-//! - **Trainings**: workers train until the last step. A synchronous run is checked against a replay
-//!   of its steps. An asynchronous run is checked by decoding from the values which pushes they are
-//!   the sum of.
+//! - **Trainings**: workers train until the last step. A synchronous run is checked against a
+//!   replay of its steps. An asynchronous run is checked by decoding from the values which pushes
+//!   they are the sum of.
 //! - **Calls**: a coordinator schedules calls on servers of functions, whose functions push. Every
 //!   call must take effect once on every shard.
 //!
@@ -187,8 +187,8 @@ fn smallest(
     })
 }
 
-/// Prints the figures of a family, and checks that its runs show what they are for. Returns false if
-/// one failed.
+/// Prints the figures of a family, and checks that its runs show what they are for. Returns false
+/// if one failed.
 fn report(family: Family, outcomes: &[SimOutcome], failed: &[u64], time: Duration) -> bool {
     let mut events: Vec<u64> = outcomes.iter().map(|outcome| outcome.events).collect();
     events.sort_unstable();

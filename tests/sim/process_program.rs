@@ -11,8 +11,8 @@ use crate::chance::SimChance;
 use crate::faults::FaultKind;
 use crate::world::SimWorld;
 
-/// The program of a process with a session. A family of scenarios has one type of them, and the world
-/// drives it.
+/// The program of a process with a session. A family of scenarios has one type of them, and the
+/// world drives it.
 pub(crate) trait ProcessProgram: Sized + Debug {
     /// What must hold in every run of the family.
     type Checker;

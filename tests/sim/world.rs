@@ -126,8 +126,8 @@ pub(crate) struct SimWorld<P: ProcessProgram> {
 }
 
 impl<P: ProcessProgram> SimWorld<P> {
-    /// Creates a cluster with this setting, with its faults in the queue. `plan` has the faults, and
-    /// the time at which they end.
+    /// Creates a cluster with this setting, with its faults in the queue. `plan` has the faults,
+    /// and the time at which they end.
     pub(crate) fn new(
         scenario: &Scenario,
         setting: Setting,

@@ -1,4 +1,5 @@
-//! Blocking forms of the worker, the reader and the training session, for threads without an async runtime.
+//! Blocking forms of the worker, the reader and the training session, for threads without an async
+//! runtime.
 //!
 //! Each call blocks its thread until the operation is done, and sends and receives on that thread
 //! meanwhile. Do not call them from within an async runtime.

@@ -38,8 +38,8 @@ impl OpenedCalls {
 /// The name of a coordinator on the wire.
 type CoordinatorName = Text<COORDINATOR_NAME_BYTES_MAX>;
 
-/// One round of requests about the calls of a coordinator: to the step owner, which decides, and then
-/// to every other shard.
+/// One round of requests about the calls of a coordinator: to the step owner, which decides, and
+/// then to every other shard.
 ///
 /// **In**: the answer to each request. **Out**: the next request. The calls that the round finds
 /// settled are those that have settled on every shard.
@@ -59,8 +59,8 @@ pub(crate) enum RoundKind {
     Open,
     /// Asks which calls have settled.
     Query,
-    /// Closes the calls of this epoch. The step owner forgets them first, and then refuses every push
-    /// of them, so that no late one counts on another shard.
+    /// Closes the calls of this epoch. The step owner forgets them first, and then refuses every
+    /// push of them, so that no late one counts on another shard.
     Close(CallEpoch),
 }
 
@@ -114,7 +114,8 @@ impl CallsRound {
         Ok(())
     }
 
-    /// Returns the calls that a round without a next request has found; `None` if it has closed them.
+    /// Returns the calls that a round without a next request has found; `None` if it has closed
+    /// them.
     pub(crate) fn found(&self) -> Option<OpenedCalls> {
         self.found
     }

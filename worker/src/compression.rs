@@ -314,8 +314,8 @@ struct Stretch {
     elements: Range<usize>,
 }
 
-/// Cuts elements of a partition into stretches. The first element is the first that is pushed of the
-/// partition.
+/// Cuts elements of a partition into stretches. The first element is the first that is pushed of
+/// the partition.
 fn stretches(
     codec: &Codec,
     dtype: DType,

@@ -205,8 +205,8 @@ impl WorkerConfig {
     /// 50 us in any case, and longer only while waits have ended within `longest` again and again,
     /// and no more threads are runnable than there are processors.
     ///
-    /// On an idle host polling costs one processor during a call and saves two wake-ups of some
-    /// 20 us. On a busy host it costs other threads up to 50 us per call. Zero switches polling off.
+    /// On an idle host polling costs one processor during a call and saves two wake-ups of some 20
+    /// us. On a busy host it costs other threads up to 50 us per call. Zero switches polling off.
     /// Default 400 us.
     pub fn busy_poll(self, longest: Duration) -> Self {
         WorkerConfig { busy_poll: longest, ..self }

@@ -24,8 +24,8 @@ pub use view_error::ViewError;
 /// found at the same place whichever call meets it.
 ///
 /// - [`Error::Config`] and [`Error::View`] are faults of the program, [`Error::Load`] of a file.
-/// - [`Error::Refused`], [`Error::Identity`], [`Error::Differs`] and [`Error::DataDiffers`] name the
-///   server that disagrees.
+/// - [`Error::Refused`], [`Error::Identity`], [`Error::Differs`] and [`Error::DataDiffers`] name
+///   the server that disagrees.
 /// - [`Error::Timeout`] names the shards that have not answered.
 /// - After [`Error::RolledBack`] and [`Error::StateLost`] the program connects and joins again.
 /// - [`Error::Fenced`] ends this process.

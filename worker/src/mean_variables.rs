@@ -16,8 +16,8 @@ use crate::gradients::sharding_plan::ShardingPlan;
 /// An average has two parts. The replica adds its contribution, `(own - base) / replicas`, to the
 /// servers' values. Then it takes the servers' values as its own and as its next base.
 ///
-/// Invariant: a change of a value is in at most one contribution. The base becomes the replica's own
-/// value once the contribution is sent, so one whose fate is unknown is not sent again.
+/// Invariant: a change of a value is in at most one contribution. The base becomes the replica's
+/// own value once the contribution is sent, so one whose fate is unknown is not sent again.
 #[derive(Debug)]
 pub(crate) struct MeanVariables {
     packed: PackedVariables,

@@ -1,6 +1,6 @@
 //! Accepts connections: reads each peer's hello under one absolute deadline, and hands the peer to
-//! whom it is for. A connection without a hello costs nobody else anything, and a silent one keeps no
-//! other out.
+//! whom it is for. A connection without a hello costs nobody else anything, and a silent one keeps
+//! no other out.
 
 use std::cell::{Cell, RefCell};
 use std::io;

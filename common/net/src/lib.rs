@@ -1,10 +1,10 @@
 //! The transport that servers and workers share.
 //!
 //! [`Stream`] is a TCP connection or a Unix socket. [`FrameStream`] receives the frames of one, and
-//! [`SendQueue`] sends frames. [`Endpoints`] are bound
-//! addresses, and [`accept`] takes the peers that connect to them. [`AdaptiveSpin`] decides whether a waiting thread polls or sleeps, and
-//! [`Processors`] reports whether another thread needs the processor. An internal crate of pushpull:
-//! its API may change with any version.
+//! [`SendQueue`] sends frames. [`Endpoints`] are bound addresses, and [`accept`] takes the peers
+//! that connect to them. [`AdaptiveSpin`] decides whether a waiting thread polls or sleeps, and
+//! [`Processors`] reports whether another thread needs the processor. An internal crate of
+//! pushpull: its API may change with any version.
 
 mod accept;
 mod adaptive_spin;

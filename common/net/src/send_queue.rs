@@ -62,8 +62,8 @@ impl<B: SendBody> SendQueue<B> {
         self.queue.push_back(QueuedFrame { head, body, bytes, is_stream: false, descriptors });
     }
 
-    /// Queues a frame whose first byte carries descriptors. If the system passes no descriptors, the
-    /// frame is sent without them.
+    /// Queues a frame whose first byte carries descriptors. If the system passes no descriptors,
+    /// the frame is sent without them.
     pub fn push_with_descriptors(
         &mut self,
         envelope: &Envelope,

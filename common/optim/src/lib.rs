@@ -1,5 +1,5 @@
-//! The mathematics of training with a parameter server, usable without one: update rules, learning-rate schedules and
-//! gradient accumulators.
+//! The mathematics of training with a parameter server, usable without one: update rules,
+//! learning-rate schedules and gradient accumulators.
 //!
 //! An [`Optimizer`] updates the values of a variable and its slots from a gradient, in place:
 //!
@@ -22,10 +22,10 @@
 //! assert!((w[0] - 1.0).abs() < 1e-3 && (w[1] - 2.0).abs() < 1e-3, "{w:?}");
 //! ```
 //!
-//! [`Accumulator`] and [`SparseAccumulator`] are TensorFlow's conditional accumulators, and [`TokenQueue`] is the queue
-//! of its `SyncReplicasOptimizer`. They are plain values without threads, clocks or sockets. A program can use them to
-//! average the gradients of its own replicas, as in-graph replication does. Calls never block: results are fetched with
-//! `poll_taken`.
+//! [`Accumulator`] and [`SparseAccumulator`] are TensorFlow's conditional accumulators, and
+//! [`TokenQueue`] is the queue of its `SyncReplicasOptimizer`. They are plain values without
+//! threads, clocks or sockets. A program can use them to average the gradients of its own replicas,
+//! as in-graph replication does. Calls never block: results are fetched with `poll_taken`.
 //!
 //! One step of two replicas:
 //!

@@ -3,8 +3,8 @@
 use super::{DeviceError, DeviceSpec};
 use crate::ids::TaskId;
 
-/// The tasks that a client or a server uses: those that a partial device name matches. Without a name,
-/// all tasks.
+/// The tasks that a client or a server uses: those that a partial device name matches. Without a
+/// name, all tasks.
 ///
 /// ```
 /// use pushpull_common::device::DeviceFilters;
@@ -37,8 +37,8 @@ impl DeviceFilters {
         self
     }
 
-    /// Whether a name matches a device of the task. Fields that a name leaves open match everything. A
-    /// task has one replica, 0.
+    /// Whether a name matches a device of the task. Fields that a name leaves open match
+    /// everything. A task has one replica, 0.
     pub fn allow(&self, task: &TaskId) -> bool {
         let devices = DeviceSpec::of_task(task);
         let matches = |name: &DeviceSpec| {

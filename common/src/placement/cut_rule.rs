@@ -59,8 +59,8 @@ impl CutRule {
         CutRule { piece_bytes, map_shards, task_shards }
     }
 
-    /// Returns the number of parts of a variable. One that is pinned to a task is cut for the shards
-    /// of that task only.
+    /// Returns the number of parts of a variable. One that is pinned to a task is cut for the
+    /// shards of that task only.
     pub(super) fn parts(&self, variable: &VariableSpec) -> Result<u32, PlacementError> {
         if variable.partitioner != Partitioner::Automatic {
             return variable.parts().map_err(|source| PlacementError::Variable { source });

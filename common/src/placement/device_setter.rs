@@ -38,9 +38,9 @@ impl DeviceSetter {
         })
     }
 
-    /// Creates a setter for the tasks of the job that `ps_device` names; if it names none, for those
-    /// of the job that holds the variables ([`ClusterSpec::variables_job`]). Returns `None` if the
-    /// job is unknown or has no tasks.
+    /// Creates a setter for the tasks of the job that `ps_device` names; if it names none, for
+    /// those of the job that holds the variables ([`ClusterSpec::variables_job`]). Returns `None`
+    /// if the job is unknown or has no tasks.
     pub fn of_cluster(cluster: &ClusterSpec, ps_device: DeviceSpec) -> Option<DeviceSetter> {
         let job = ps_device.job().or(cluster.variables_job().ok())?;
         let tasks = cluster.task_indices(job).ok()?;

@@ -20,8 +20,8 @@ impl Picker {
         Picker { strategy, drawn: 0, loads: Loads::new(bins) }
     }
 
-    /// Returns a picker for parts of another kind: of equally full bins, the lightest of the earlier
-    /// kinds comes first.
+    /// Returns a picker for parts of another kind: of equally full bins, the lightest of the
+    /// earlier kinds comes first.
     pub(super) fn next_kind(&self) -> Picker {
         Picker { strategy: self.strategy.clone(), drawn: 0, loads: self.loads.next_kind() }
     }

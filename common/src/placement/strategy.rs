@@ -14,15 +14,16 @@ use crate::variable::VariableSpec;
 pub enum PlacementStrategy {
     /// Balances bytes, independently of the order of creation; the default.
     ///
-    /// Variables of [`Partitioner::Automatic`] that are large for the model are cut by rows, into at
-    /// most one part for each shard and parts of at least 64 KiB, tables of 1 MiB. Then the largest
-    /// part comes first, each to the task with the fewest bytes, the lowest index on ties. Dense
-    /// variables, sparse ones and tables are balanced separately, because a step moves all of the
-    /// first and some rows of the others. Unless rows are large or variables pinned, the fullest
-    /// task is less than a tenth above the mean, or a few parts of 64 KiB.
+    /// Variables of [`Partitioner::Automatic`] that are large for the model are cut by rows, into
+    /// at most one part for each shard and parts of at least 64 KiB, tables of 1 MiB. Then the
+    /// largest part comes first, each to the task with the fewest bytes, the lowest index on ties.
+    /// Dense variables, sparse ones and tables are balanced separately, because a step moves all of
+    /// the first and some rows of the others. Unless rows are large or variables pinned, the
+    /// fullest task is less than a tenth above the mean, or a few parts of 64 KiB.
     ///
-    /// The gradient of a variable that is cut is sent to its shards even on the same host, where that
-    /// of a whole one is written in shared memory; [`Partitioner::None`] keeps a variable whole.
+    /// The gradient of a variable that is cut is sent to its shards even on the same host, where
+    /// that of a whole one is written in shared memory; [`Partitioner::None`] keeps a variable
+    /// whole.
     ///
     /// Nothing is cut if a server has a rule that needs whole variables
     /// ([LAMB](https://arxiv.org/abs/1904.00962)).

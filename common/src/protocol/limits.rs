@@ -45,8 +45,8 @@ pub const CALL_WINDOW: u64 = 64;
 
 /// The most sources of calls that a shard remembers: one for each coordinator.
 ///
-/// A training has one coordinator, and seldom a second one for evaluation. A source is never evicted,
-/// because a late push would then count twice, so a coordinator that ends closes its own.
+/// A training has one coordinator, and seldom a second one for evaluation. A source is never
+/// evicted, because a late push would then count twice, so a coordinator that ends closes its own.
 pub const CALL_SOURCES_MAX: usize = 64;
 
 /// The longest name of a coordinator.

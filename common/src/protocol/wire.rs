@@ -205,8 +205,8 @@ impl<const MAX: usize> Text<MAX> {
         Text(text)
     }
 
-    /// Creates a text, whose middle is cut out if it is too long: a chain of errors starts with what
-    /// failed here, and ends with the cause.
+    /// Creates a text, whose middle is cut out if it is too long: a chain of errors starts with
+    /// what failed here, and ends with the cause.
     pub fn shortened(text: impl Into<String>) -> Self {
         const CUT: &str = " [...] ";
         let text = text.into();

@@ -66,8 +66,8 @@ impl<W: AtomicWords> SharedValuesReader<W> {
     /// Tries to pin the current version. Returns its counts and, in `blocks`, the block of each of
     /// the given logical blocks. Costs a fence and one load for each logical block.
     ///
-    /// A pin must be released by [`SharedValuesReader::unpin`] or [`SharedValuesReader::give_up`]. If this fails, nothing
-    /// is pinned and the content of `blocks` is meaningless.
+    /// A pin must be released by [`SharedValuesReader::unpin`] or [`SharedValuesReader::give_up`].
+    /// If this fails, nothing is pinned and the content of `blocks` is meaningless.
     ///
     /// # Panics
     /// If there is no such logical block.

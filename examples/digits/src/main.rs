@@ -1,8 +1,9 @@
 //! Trains a small network on handwritten digits over a parameter server.
 //!
 //! Without flags, two parameter servers and two workers run in this process; with `--synchronous
-//! A/R`, R workers; with `--towers K`, one client with K towers. With `--job-name` and `--task-index`, one task of a cluster runs, as in the
-//! classic trainers; see the README. `train.rs` is the trainer.
+//! A/R`, R workers; with `--towers K`, one client with K towers. With `--job-name` and
+//! `--task-index`, one task of a cluster runs, as in the classic trainers; see the README.
+//! `train.rs` is the trainer.
 
 mod codec_table;
 mod data;

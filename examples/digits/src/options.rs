@@ -16,10 +16,10 @@ use super::train;
 
 /// Train a small network on handwritten digits over a parameter server.
 ///
-/// Without --job-name the whole cluster runs in this process: two parameter servers and two workers,
-/// or with --synchronous A/R as many workers as R. With --job-name, give all processes the same hosts
-/// and the same mode. A step is made of --batch rows in either mode, so the same number of steps
-/// reaches the same accuracy.
+/// Without --job-name the whole cluster runs in this process: two parameter servers and two
+/// workers, or with --synchronous A/R as many workers as R. With --job-name, give all processes the
+/// same hosts and the same mode. A step is made of --batch rows in either mode, so the same number
+/// of steps reaches the same accuracy.
 #[derive(Clone, Debug, Parser)]
 pub(crate) struct DigitsOptions {
     /// Codec of the gradients: f16, bf16, int8, onebit, topk(FRACTION) or threshold(MAGNITUDE). The

@@ -91,8 +91,8 @@ pub(crate) fn run(
     Ok(accuracy.map(|accuracy| Outcome { from_step, steps: ended.step, accuracy, losses }))
 }
 
-/// Opens the device that computes. The best one is the processor if there is no CUDA device, and the
-/// worker says why.
+/// Opens the device that computes. The best one is the processor if there is no CUDA device, and
+/// the worker says why.
 fn device(options: &DigitsOptions) -> Result<Device, TaskError> {
     if options.device != "auto" {
         return Ok(Device::pick(&options.device)?);

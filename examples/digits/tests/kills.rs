@@ -187,8 +187,8 @@ fn number(variable: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{variable} is {text:?}, expected a number")))
 }
 
-/// Returns the tasks to be killed, in groups that are killed at the same moment. Of five kills, each
-/// task is killed once.
+/// Returns the tasks to be killed, in groups that are killed at the same moment. Of five kills,
+/// each task is killed once.
 fn schedule(kills: u64, random: &mut SplitMix64) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = Vec::new();
     let mut tasks = Vec::new();
@@ -214,8 +214,8 @@ fn seed(kills: &str) -> u64 {
     seed
 }
 
-/// Waits until the training has ended. Asserts that every sample counts once in each epoch, and adds
-/// the figures to `figures`.
+/// Waits until the training has ended. Asserts that every sample counts once in each epoch, and
+/// adds the figures to `figures`.
 fn check_end(cluster: &mut KilledCluster, values: &mut Values, mut figures: serde_json::Value) {
     let result = cluster.finish(CHIEF);
     let result: serde_json::Value = serde_json::from_str(&result).unwrap();

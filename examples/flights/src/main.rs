@@ -2,7 +2,8 @@
 //! and pushed by rows.
 //!
 //! Two parameter servers and two workers run in this process, beside a run of the same model
-//! without servers. With `--job-name` and `--task-index`, one task of a cluster runs. The dataset is downloaded by hand; the program prints the command.
+//! without servers. With `--job-name` and `--task-index`, one task of a cluster runs. The dataset
+//! is downloaded by hand; the program prints the command.
 
 mod cluster;
 mod data;

@@ -41,8 +41,8 @@ impl<M: FlightModel<N>, const N: usize> TrainingReplica<M, N> {
         })
     }
 
-    /// Pulls the dense tensors and the rows of a batch, and pushes their gradients. If a synchronous
-    /// step was made without them, the batch is computed again.
+    /// Pulls the dense tensors and the rows of a batch, and pushes their gradients. If a
+    /// synchronous step was made without them, the batch is computed again.
     pub(crate) fn step(&mut self, dataset: &FlightData, rows: &[u32]) -> Result<(), TaskError> {
         self.batch.fill(dataset, rows);
         let values = self.batch.ids.len() * self.model.width();

@@ -547,8 +547,8 @@ impl World {
         }
     }
 
-    /// Sends a message and records the push that it belongs to. Returns whether it is sent: its body
-    /// is due next.
+    /// Sends a message and records the push that it belongs to. Returns whether it is sent: its
+    /// body is due next.
     fn announce(&mut self, by: u8, mut envelope: Envelope, message: Message, body: usize) -> bool {
         self.request += 1;
         envelope.request = RequestId(self.request);

@@ -189,8 +189,8 @@ impl DataPosition {
         (self.held, self.changed) = (self.held.saturating_sub(1), true);
     }
 
-    /// Returns the batch that the holder of this one will probably be granted next, and reserves it.
-    /// A rank's next batch needs no reservation.
+    /// Returns the batch that the holder of this one will probably be granted next, and reserves
+    /// it. A rank's next batch needs no reservation.
     pub(crate) fn ahead(
         &mut self,
         holder: ClientKey,

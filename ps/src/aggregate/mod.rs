@@ -1,7 +1,7 @@
 //! Gradient aggregation: how pushed gradients become steps.
 //!
-//! The step owner's token issuer counts steps and grants tokens; in synchronous mode a coordinator decides which gradients make a
-//! step and each shard follows.
+//! The step owner's token issuer counts steps and grants tokens; in synchronous mode a coordinator
+//! decides which gradients make a step and each shard follows.
 
 pub(crate) mod asynchronous_tokens;
 pub(crate) mod bounded_staleness;

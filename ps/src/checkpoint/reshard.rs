@@ -25,8 +25,8 @@ pub(crate) struct RestoredShard {
     pub(crate) clients: Vec<ClientWindow>,
     /// The data position of the checkpoint.
     pub(crate) data: Option<DataEntry>,
-    /// The calls that have counted in its values; if the layout has changed, those that have counted
-    /// on every shard.
+    /// The calls that have counted in its values; if the layout has changed, those that have
+    /// counted on every shard.
     pub(crate) calls: Vec<CallsEntry>,
 }
 

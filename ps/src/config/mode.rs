@@ -127,8 +127,8 @@ pub enum StalenessPolicy {
     /// The learning rate of the gradient is divided by `1 + staleness` (Zhang et al. 2016). The
     /// optimizer slots receive the whole gradient. Costs nothing.
     ///
-    /// Requires an optimizer with [`crate::optim::Optimizer::scales_rate`]; all built-in ones except FTRL
-    /// have it. With another optimizer the server does not start.
+    /// Requires an optimizer with [`crate::optim::Optimizer::scales_rate`]; all built-in ones
+    /// except FTRL have it. With another optimizer the server does not start.
     Damp,
     /// `lambda g g (w - w_read)` is added to each element, where `w_read` are the values that the
     /// gradient was computed from and `w` those that it is applied to (DC-ASGD with a constant
@@ -238,12 +238,12 @@ impl Synchronous {
         Synchronous { sparse_reduction: reduction, ..self }
     }
 
-    /// Clips gradients by their global norm. A gradient whose Euclidean norm, over all variables on all shards, exceeds the bound is scaled down to it before the
-    /// step takes the mean. Each replica's gradient is clipped by itself, as the workers'
-    /// `Gradients::clip_by_global_norm` does, so the mean does not exceed the bound either. All
-    /// shards scale a gradient by the same factor, which the step owner computes from the norms
-    /// that they report. Rows of sparse variables count as pushed. A gradient whose norm is not
-    /// finite is not scaled.
+    /// Clips gradients by their global norm. A gradient whose Euclidean norm, over all variables on
+    /// all shards, exceeds the bound is scaled down to it before the step takes the mean. Each
+    /// replica's gradient is clipped by itself, as the workers' `Gradients::clip_by_global_norm`
+    /// does, so the mean does not exceed the bound either. All shards scale a gradient by the same
+    /// factor, which the step owner computes from the norms that they report. Rows of sparse
+    /// variables count as pushed. A gradient whose norm is not finite is not scaled.
     ///
     /// The bound must be finite and above 0. Either all tasks clip or none; the step owner's bound
     /// counts. Costs a pass over each complete gradient. Default: no clipping. In asynchronous mode

@@ -39,17 +39,19 @@ impl Network {
 
     /// Sets how long a peer may leave a frame partly sent or a response unread before its
     /// connection is closed. Also sets how long an update waits for memory pinned by a slow pull
-    /// ([`Storage::pin_bytes_max`](crate::Storage::pin_bytes_max)) before that pull is cut off. Default 30 s.
+    /// ([`Storage::pin_bytes_max`](crate::Storage::pin_bytes_max)) before that pull is cut off.
+    /// Default 30 s.
     pub fn stall_timeout(self, timeout: Duration) -> Self {
         Network { stall_timeout: timeout, ..self }
     }
 
-    /// Sets for how long a shard's thread polls its sockets at most before it sleeps. It polls only while peers
-    /// have come within that time again and again, and no more threads are runnable than there are processors.
+    /// Sets for how long a shard's thread polls its sockets at most before it sleeps. It polls only
+    /// while peers have come within that time again and again, and no more threads are runnable
+    /// than there are processors.
     ///
-    /// On an idle host polling costs at most one processor per shard while requests follow each other, and saves
-    /// the wake-up of some 20 us per request. On a busy host the thread does not poll. Zero switches polling off.
-    /// Default 50 us.
+    /// On an idle host polling costs at most one processor per shard while requests follow each
+    /// other, and saves the wake-up of some 20 us per request. On a busy host the thread does not
+    /// poll. Zero switches polling off. Default 50 us.
     pub fn busy_poll(self, longest: Duration) -> Self {
         Network { busy_poll: longest, ..self }
     }
@@ -85,12 +87,13 @@ impl Network {
     /// most 64 workers per shard have one. The NaN check there runs while the gradient is applied,
     /// or before it is held for a synchronous step. NaN that a worker writes after the check enters
     /// the training, like any other wrong gradient. The contents are lost with the server process,
-    /// and workers resend them. In [`crate::Mode::Synchronous`] shards acknowledge a gradient as held
-    /// before it is applied, so a server with [`crate::Storage::directory`] shares no push buffers there.
+    /// and workers resend them. In [`crate::Mode::Synchronous`] shards acknowledge a gradient as
+    /// held before it is applied, so a server with [`crate::Storage::directory`] shares no push
+    /// buffers there.
     ///
-    /// Nothing is shared with [`crate::Durability::Power`], where readers would see values that are not on
-    /// disk yet, nor with [`crate::StalenessPolicy::DelayCompensation`], which must keep what each client
-    /// has read. Linux only. Default true.
+    /// Nothing is shared with [`crate::Durability::Power`], where readers would see values that are
+    /// not on disk yet, nor with [`crate::StalenessPolicy::DelayCompensation`], which must keep
+    /// what each client has read. Linux only. Default true.
     pub fn shared_memory(self, shared: bool) -> Self {
         Network { shared_memory: shared, ..self }
     }

@@ -21,8 +21,8 @@ use crate::client_key::ClientKey;
 /// The number of table words of a slot, without the map of its partitions and the row counts.
 const SLOT_WORDS: usize = 14;
 
-/// The first of the four words of the call of a push: source, epoch, number and settled. A number of
-/// 0 means none.
+/// The first of the four words of the call of a push: source, epoch, number and settled. A number
+/// of 0 means none.
 const CALL: usize = 10;
 
 /// A slot with a whole push, as decoded from its words.

@@ -1,5 +1,5 @@
-//! The addresses that a server has bound, before it is configured. So a cluster spec can contain the
-//! real port when port 0 was requested.
+//! The addresses that a server has bound, before it is configured. So a cluster spec can contain
+//! the real port when port 0 was requested.
 
 use std::fmt;
 use std::sync::Arc;

@@ -37,7 +37,8 @@ pub(crate) enum ShardInput<'a> {
         /// The connection.
         connection: u64,
     },
-    /// The body of the last message is complete in [`Shard::body_target`](super::Shard::body_target).
+    /// The body of the last message is complete in
+    /// [`Shard::body_target`](super::Shard::body_target).
     Body {
         /// The connection.
         connection: u64,

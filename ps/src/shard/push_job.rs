@@ -1,4 +1,5 @@
-//! The update by one push: part by part as it arrives, or by a job once it is whole in the inbox.
+//! The update by one push, part by part as it arrives or by a job once it is whole in the inbox, and
+//! its outcome.
 
 use std::ops::Range;
 use std::time::Instant;

@@ -3,8 +3,8 @@
 //! A worker learns that the training has ended when it asks for another token. Others may be
 //! pushing at that time. The values are final once the owner grants no more tokens, none is
 //! outstanding, and every member that was granted one has left, is lost, or has reported that its
-//! pushes are settled on all shards. [`AwaitEnd`](message::AwaitEnd) is that report and the wait for
-//! this moment.
+//! pushes are settled on all shards. [`AwaitEnd`](message::AwaitEnd) is that report and the wait
+//! for this moment.
 
 use std::time::Instant;
 
@@ -224,7 +224,8 @@ impl Steps {
         peers.park(out, ParkedRequest { request, wait: WaitReason::End });
     }
 
-    /// Answers the requests that wait for the end of the training, once it has ended on all workers.
+    /// Answers the requests that wait for the end of the training, once it has ended on all
+    /// workers.
     pub(super) fn announce_end(&self, peers: &mut Peers, out: &mut ShardOutputs) {
         let Some(reason) = self.ended_for_all(peers) else { return };
         let ended = peers.parked.take(|entry| matches!(entry.wait, WaitReason::End));

@@ -14,9 +14,9 @@ use crate::error::StorageError;
 /// The maximum number of slots of an optimizer.
 pub const SLOTS_MAX: usize = 8;
 
-/// The maximum size of a chunk of input, in bytes. It stays in the first-level cache with the values
-/// that it changes. A loop that alternates between reading and writing this much is faster than one
-/// that interleaves both; larger and smaller chunks lose that gain.
+/// The maximum size of a chunk of input, in bytes. It stays in the first-level cache with the
+/// values that it changes. A loop that alternates between reading and writing this much is faster
+/// than one that interleaves both; larger and smaller chunks lose that gain.
 const CHUNK_BYTES: usize = 2 << 10;
 
 /// One of the arrays of equal layout that a shard stores: the values, or a slot by its index.

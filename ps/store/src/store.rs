@@ -55,8 +55,8 @@ const SUM_CHUNK_BYTES: usize = 16 << 10;
 /// The variables and optimizer slots of one shard.
 ///
 /// A change has these steps: [`Store::begin`], then [`Store::change`] for each range of the push,
-/// then [`Store::publish`] into a transaction, and [`Store::committed`] after the commit. A push that
-/// is applied as it arrives begins each part with [`Store::can_change`] instead.
+/// then [`Store::publish`] into a transaction, and [`Store::committed`] after the commit. A push
+/// that is applied as it arrives begins each part with [`Store::can_change`] instead.
 /// [`Store::discard`] abandons the change.
 ///
 /// Invariant: a block that the committed tables name is changed only while its old bytes are in the
@@ -88,7 +88,7 @@ pub struct Store {
     undo_rows: Vec<UndoRow>,
     /// Scratch memory for the locations of rows that are changed in place.
     tile: RowTile,
-    /// Whether shadows are written with non-temporal stores.
+    /// Whether shadows are written with non-temporal stores, where the loops have them.
     past_cache: bool,
     /// Whether the tables hold a checksum of every block.
     integrity: bool,

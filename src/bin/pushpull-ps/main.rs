@@ -1,5 +1,5 @@
-//! The daemon: turns flags into the settings of a server and signals into a shutdown future. It uses
-//! the public API only, so an embedder can do all that it does.
+//! The daemon: turns flags into the settings of a server and signals into a shutdown future. It
+//! uses the public API only, so an embedder can do all that it does.
 
 mod complaint;
 mod ending;

@@ -1,4 +1,5 @@
-//! Base-4 digits: a push adds 1 to a digit of its own, so values show of which pushes they are the sum.
+//! Base-4 digits: a push adds 1 to a digit of its own, so values show of which pushes they are the
+//! sum.
 
 use pushpull_common::tensor::DType;
 

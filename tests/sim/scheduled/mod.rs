@@ -30,8 +30,8 @@ use function_server::FunctionServer;
 /// The default number of seeds.
 pub(crate) const SEEDS: u64 = 200;
 
-/// How long servers may remember clients after the last coordinator has ended: a lease, an eighth of
-/// one, and the longest pause of a process.
+/// How long servers may remember clients after the last coordinator has ended: a lease, an eighth
+/// of one, and the longest pause of a process.
 const REMEMBERED: Duration = Duration::from_secs(6);
 
 /// The most processes of the coordinator that faults start.

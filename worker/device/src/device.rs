@@ -139,7 +139,8 @@ impl Device {
         }
     }
 
-    /// Whether the kernels of this device use the processor's memory, so that slices of it are views.
+    /// Whether the kernels of this device use the processor's memory, so that slices of it are
+    /// views.
     pub fn uses_host_memory(&self) -> bool {
         match &self.backend {
             Backend::Cpu(_) => true,

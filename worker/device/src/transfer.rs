@@ -68,8 +68,8 @@ impl<T: DeviceElement> Pinned<T> {
 
 /// Memory of the processor that is addressed by ranges of bytes, for [`Device::start_read_ranges`].
 ///
-/// A device copies to it by itself if its pages are locked. Otherwise the copy is slower, and may be
-/// done before the call returns.
+/// A device copies to it by itself if its pages are locked. Otherwise the copy is slower, and may
+/// be done before the call returns.
 pub trait HostMemory: Send + 'static {
     /// Returns the bytes of each of some ranges, which do not overlap.
     fn slices_mut(&mut self, ranges: &[Range<usize>]) -> Vec<&mut [u8]>;
@@ -86,8 +86,8 @@ pub struct PageLock {
 /// A copy under way, from [`Device::start_read`] and the like. It returns the processor's side once
 /// the device has finished with it. Any executor can poll it.
 ///
-/// Dropping it loses the processor's side, which is dropped when the device has finished with it. The
-/// copy is not undone.
+/// Dropping it loses the processor's side, which is dropped when the device has finished with it.
+/// The copy is not undone.
 #[must_use = "the copy is done when this completes"]
 pub struct Transfer<O> {
     shared: Arc<SharedTransfer<O>>,
@@ -229,12 +229,13 @@ impl Device {
     }
 
     /// Starts to copy ranges of bytes of the device to the same ranges of the processor's memory,
-    /// which do not overlap, after the work that was queued before. On the processor the copies are done when this returns.
+    /// which do not overlap, after the work that was queued before. On the processor the copies are
+    /// done when this returns.
     ///
     /// # Errors
-    /// [`ComputeError::Length`] if a range is not inside the view, or if the memory has another length
-    /// there; [`ComputeError::OtherMemory`]. The transfer fails with the error of the device, also of
-    /// work before it.
+    /// [`ComputeError::Length`] if a range is not inside the view, or if the memory has another
+    /// length there; [`ComputeError::OtherMemory`]. The transfer fails with the error of the
+    /// device, also of work before it.
     ///
     /// # Panics
     /// Those of the memory.
@@ -264,8 +265,8 @@ impl Device {
                     check_length(NAME, "the target", to.len(), range.len())?;
                     let from = from.slice(range.clone()).cuda(cuda, NAME, "the source")?;
                     // SAFETY: All slices were borrowed at once, so they are still there. The waiter
-                    // holds the memory in its box until the copies are done, and nothing accesses it
-                    // there.
+                    // holds the memory in its box until the copies are done, and nothing accesses
+                    // it there.
                     unsafe { crate::cuda::pinned_memory::queue_read(cuda, from, to) }
                 });
                 let queued = copies.try_for_each(|queued| queued);
@@ -275,8 +276,8 @@ impl Device {
     }
 
     /// Starts to copy the beginning of pinned memory to the device, after the work that was queued
-    /// before. Work that is queued later sees the copied elements. On the processor the copy is done
-    /// when this returns.
+    /// before. Work that is queued later sees the copied elements. On the processor the copy is
+    /// done when this returns.
     ///
     /// # Errors
     /// As [`Device::start_read`].
@@ -321,16 +322,16 @@ impl Device {
                 let PinnedPlace::Cuda(memory) = &from.place else {
                     return Err(ComputeError::OtherMemory { kernel: NAME, argument: "the source" });
                 };
-                // SAFETY: The waiter holds the pinned memory until the copy is done, and others that
-                // share it only read.
+                // SAFETY: The waiter holds the pinned memory until the copy is done, and others
+                // that share it only read.
                 let queued = unsafe { memory.queue_write(cuda, to) };
                 Ok(Transfer::pending(cuda, queued, owner))
             }
         }
     }
 
-    /// Locks pages of the processor's memory, so that devices copy from and to them by themselves. On
-    /// the processor this does nothing.
+    /// Locks pages of the processor's memory, so that devices copy from and to them by themselves.
+    /// On the processor this does nothing.
     ///
     /// # Errors
     /// Those of the device, also if the system cannot lock pages of this kind.

@@ -27,8 +27,8 @@ impl DeviceCopy {
         self.device.is_same(device) && self.values.len() == bytes
     }
 
-    /// Computes the gradients of a batch on the model's device. `copy` is the memory there, which is
-    /// made if the device needs it.
+    /// Computes the gradients of a batch on the model's device. `copy` is the memory there, which
+    /// is made if the device needs it.
     pub(crate) fn compute<B>(
         copy: &mut Option<DeviceCopy>,
         model: &mut (impl Compute<B> + ?Sized),

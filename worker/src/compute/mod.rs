@@ -21,8 +21,8 @@ pub use towers::{DeviceTowers, Divide};
 
 /// A model that computes the gradients of a step from batches of type `B`.
 ///
-/// [`Model`] is a network of `pushpull::compute`, [`compute_fn`] a closure, and [`DeviceTowers`] are
-/// several of them on several devices. [`crate::training::Step::compute`] runs one.
+/// [`Model`] is a network of `pushpull::compute`, [`compute_fn`] a closure, and [`DeviceTowers`]
+/// are several of them on several devices. [`crate::training::Step::compute`] runs one.
 pub trait Compute<B> {
     /// Where it computes. The values and the gradients are in the memory of this device.
     fn device(&self) -> &Device;

@@ -52,9 +52,9 @@ fn split_rows(values: &[f32], rows: usize, row: usize) -> (&[f32], &[f32]) {
     values.split_at(row * width)
 }
 
-/// One model on several devices of a process: each **tower** computes a part of the batch, and their
-/// mean is pushed once. The parameters stay in the processor's memory, and devices with memory of
-/// their own get a copy for each step.
+/// One model on several devices of a process: each **tower** computes a part of the batch, and
+/// their mean is pushed once. The parameters stay in the processor's memory, and devices with
+/// memory of their own get a copy for each step.
 ///
 /// Towers compute at the same time, each on a thread of its own. The batch is divided into parts
 /// whose numbers of samples differ by at most one; a tower whose part would be empty does not

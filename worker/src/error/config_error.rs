@@ -64,8 +64,8 @@ pub enum ConfigError {
         /// The codec.
         codec: Codec,
     },
-    /// The cluster lists no task of the jobs `chief` and `worker`, so contributions to a mean cannot
-    /// be divided by their number.
+    /// The cluster lists no task of the jobs `chief` and `worker`, so contributions to a mean
+    /// cannot be divided by their number.
     #[error(
         "cannot join with the mean {variable:?}: the cluster lists no task of the jobs chief and \
          worker, whose number is its divisor"

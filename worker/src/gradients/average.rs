@@ -11,8 +11,8 @@ use crate::error::ViewError;
 impl Gradients {
     /// Replaces the gradients by the weighted sum of others, which are of the same plan. A variable
     /// is in the push if it is in one of them; to those it is missing in it is zero. Sums are made
-    /// in `f64`, in the order of `parts`, and rounded once; those of rows with one id in the type of
-    /// the rows.
+    /// in `f64`, in the order of `parts`, and rounded once; those of rows with one id in the type
+    /// of the rows.
     ///
     /// # Errors
     /// [`ViewError::RowsAtOnce`] if a table gets more rows than it accepts in one push.

@@ -1,4 +1,5 @@
-//! Which bytes go to which shard, and how: params and gradients, from memory to the parts of a push.
+//! Which bytes go to which shard, and how: params and gradients, from memory to the parts of a
+//! push.
 //!
 //! Each module uses only lower ones; `tests/layers.rs` lists their order.
 

@@ -19,8 +19,8 @@ use crate::error::ViewError;
 /// A local copy of all dense variables.
 ///
 /// [`crate::Worker::join`] and [`crate::Reader::params`] create one. [`crate::Worker::pull`]
-/// replaces the servers' values in it at once; if the pull fails or is dropped, it is unchanged. The
-/// caller may change the values. [`crate::Worker::publish`] and [`crate::Worker::average`] send
+/// replaces the servers' values in it at once; if the pull fails or is dropped, it is unchanged.
+/// The caller may change the values. [`crate::Worker::publish`] and [`crate::Worker::average`] send
 /// those of variables that each replica changes by itself; no others are ever sent.
 #[derive(Clone, Debug)]
 pub struct Params {

@@ -23,8 +23,8 @@ pub(super) struct ShardConnection {
 }
 
 impl ShardConnection {
-    /// Connects and exchanges frames until the connection ends. Then reports the end to the session,
-    /// unless the session has given the connection up.
+    /// Connects and exchanges frames until the connection ends. Then reports the end to the
+    /// session, unless the session has given the connection up.
     pub(super) async fn run(mut self, address: String) {
         let error = match tokio::time::timeout(CONNECT_TIMEOUT, Stream::connect(&address)).await {
             Err(_) => format!("no connection within {CONNECT_TIMEOUT:?}"),

@@ -68,8 +68,8 @@ impl Call {
         self
     }
 
-    /// Runs the call on the first device of its task if the task has no usable device of the name of
-    /// [`Call::on`]. Default: such a call is refused.
+    /// Runs the call on the first device of its task if the task has no usable device of the name
+    /// of [`Call::on`]. Default: such a call is refused.
     #[doc(alias = "allow_soft_placement")]
     pub fn or_any(self) -> Call {
         Call { any_device: true, ..self }
@@ -81,8 +81,8 @@ impl Call {
         self.input(name, CallArgument::Value(value.into()))
     }
 
-    /// Gives the function the newest values of a dense variable of the parameter servers. The server
-    /// of the call pulls them.
+    /// Gives the function the newest values of a dense variable of the parameter servers. The
+    /// server of the call pulls them.
     pub fn variable(self, name: &str, variable: &str) -> Call {
         self.input(name, CallArgument::Variable(variable.to_owned()))
     }

@@ -83,8 +83,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 /// Any server is a target: the client learns the cluster from it, and connects to the other tasks
 /// as it calls them. Several clients may call the same servers, which take turns between them.
 ///
-/// A client owns a thread that keeps its connections; that of a function has the server's. Its futures run on any executor; to cancel a
-/// call, drop its future.
+/// A client owns a thread that keeps its connections; that of a function has the server's. Its
+/// futures run on any executor; to cancel a call, drop its future.
 #[derive(Debug)]
 #[doc(alias = "tf.Session")]
 pub struct Client {
@@ -175,8 +175,8 @@ impl Client {
     /// What a task says of itself: its functions and devices.
     ///
     /// # Errors
-    /// [`ServiceError::NoTask`] for a task that the cluster lacks, [`ServiceError::Unavailable`], and
-    /// [`ServiceError::Timeout`] after the timeout of the client.
+    /// [`ServiceError::NoTask`] for a task that the cluster lacks, [`ServiceError::Unavailable`],
+    /// and [`ServiceError::Timeout`] after the timeout of the client.
     pub async fn describe(&self, task: &TaskId) -> Result<Description, ServiceError> {
         let doing = || "describe the server".to_owned();
         let link =

@@ -25,8 +25,8 @@ pub enum ServiceError {
         /// The last failure.
         reason: String,
     },
-    /// The server of a task was lost while a call was under way: it has restarted, has forgotten this
-    /// client, or the connection has ended. The function may have run.
+    /// The server of a task was lost while a call was under way: it has restarted, has forgotten
+    /// this client, or the connection has ended. The function may have run.
     #[error("cannot {doing}: {task} was lost, {reason}; the function may have run")]
     Lost {
         /// The operation.
@@ -128,7 +128,8 @@ pub enum ServiceError {
         task: String,
         /// The bytes of the answer.
         bytes: u64,
-        /// The limit: `ClientConfig::answer_bytes_max`, in a function `ServerConfig::client_bytes_max`.
+        /// The limit: `ClientConfig::answer_bytes_max`, in a function
+        /// `ServerConfig::client_bytes_max`.
         limit: u64,
     },
     /// What a server has sent makes no sense. It is hostile, or of another version.
@@ -149,8 +150,8 @@ pub enum ServiceError {
         /// What is wrong.
         reason: String,
     },
-    /// The call had ended in an earlier run of its coordinator, and its value is gone. Its effect has
-    /// counted.
+    /// The call had ended in an earlier run of its coordinator, and its value is gone. Its effect
+    /// has counted.
     #[error("cannot fetch the value of call {number}: it had ended in an earlier run")]
     EndedBefore {
         /// The number of the call.

@@ -16,9 +16,9 @@ use super::signature::Signature;
 
 /// Why a function failed.
 ///
-/// Every error type of Rust becomes one by `?`. It ends the call and is final: a coordinator does not
-/// run the function again, unless the error says that this may help. That of a nested call says so if
-/// a coordinator would repeat that call.
+/// Every error type of Rust becomes one by `?`. It ends the call and is final: a coordinator does
+/// not run the function again, unless the error says that this may help. That of a nested call says
+/// so if a coordinator would repeat that call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionError {
     detail: String,
@@ -89,8 +89,8 @@ struct Function {
 
 /// The functions that a server offers, by name.
 ///
-/// No code travels: a client names a function, and the server runs the one that it was started with.
-/// Servers that are called for the same work register the same functions.
+/// No code travels: a client names a function, and the server runs the one that it was started
+/// with. Servers that are called for the same work register the same functions.
 ///
 /// ```
 /// use pushpull_common::tensor::DType;
@@ -176,8 +176,8 @@ impl Functions {
         self.insert(name, Some(signature), asynchronous(body))
     }
 
-    /// Adds the functions `add`, `mul` and `div` of two tensors `a` and `b`, `mean` of any number of
-    /// tensors, and `identity` of any values. They take and return tensors of f32 and f64, and
+    /// Adds the functions `add`, `mul` and `div` of two tensors `a` and `b`, `mean` of any number
+    /// of tensors, and `identity` of any values. They take and return tensors of f32 and f64, and
     /// scalars combine with each element.
     ///
     /// # Panics

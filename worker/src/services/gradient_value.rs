@@ -1,7 +1,7 @@
 //! Dense gradients as a value that goes from task to task.
 //!
-//! The bytes are those of a buffer of all variables, then the digest of the catalogue, and a byte for
-//! each variable: 1 if it has a gradient. So gradients become a value without a copy.
+//! The bytes are those of a buffer of all variables, then the digest of the catalogue, and a byte
+//! for each variable: 1 if it has a gradient. So gradients become a value without a copy.
 
 use std::sync::Arc;
 

@@ -116,15 +116,15 @@ impl Invocation {
         Ok(self.input(left)?.zip(self.input(right)?, combine)?)
     }
 
-    /// What the functions of this server keep between calls, by its type. It begins with the default
-    /// of the type, and again when the server is started again.
+    /// What the functions of this server keep between calls, by its type. It begins with the
+    /// default of the type, and again when the server is started again.
     pub fn state<T: Default + Send + 'static>(&self) -> Arc<State<T>> {
         self.shared.states.get()
     }
 
-    /// The values of all dense variables, to compute gradients from. Takes a token from the parameter
-    /// servers the first time; [`Invocation::push`] spends it, and the end of the call returns it.
-    /// Blocks the thread: an asynchronous function uses [`Invocation::params_async`].
+    /// The values of all dense variables, to compute gradients from. Takes a token from the
+    /// parameter servers the first time; [`Invocation::push`] spends it, and the end of the call
+    /// returns it. Blocks the thread: an asynchronous function uses [`Invocation::params_async`].
     ///
     /// # Errors
     /// Those of taking a token and pulling, as errors that another execution may not meet.
@@ -193,8 +193,8 @@ impl Invocation {
         step.push(gradients, self.scheduled).await
     }
 
-    /// The newest values of all dense variables, without a token: for evaluation, and for the towers
-    /// of [`super::Towers`]. They are pulled the first time in a call. Blocks the thread.
+    /// The newest values of all dense variables, without a token: for evaluation, and for the
+    /// towers of [`super::Towers`]. They are pulled the first time in a call. Blocks the thread.
     ///
     /// # Errors
     /// Those of connecting and pulling, as errors that another execution may not meet.
@@ -208,7 +208,8 @@ impl Invocation {
         }
     }
 
-    /// Returns an empty set of gradients for [`Invocation::tower`]. Blocks the thread the first time.
+    /// Returns an empty set of gradients for [`Invocation::tower`]. Blocks the thread the first
+    /// time.
     ///
     /// # Errors
     /// As [`Invocation::values`].
@@ -225,14 +226,14 @@ impl Invocation {
         Ok(Outputs::new().with(GRADIENTS, gradients).with(LOSS, loss))
     }
 
-    /// A client for calls of other functions, which has this server as its target. Its calls end with
-    /// this one: when it returns, at its deadline, and when it is cancelled. Outputs that it keeps
-    /// stay as long as one clone of [`super::Kept`] exists.
+    /// A client for calls of other functions, which has this server as its target. Its calls end
+    /// with this one: when it returns, at its deadline, and when it is cancelled. Outputs that it
+    /// keeps stay as long as one clone of [`super::Kept`] exists.
     ///
-    /// A call may be nested in at most 8 others. The functions of a server whose calls have the same
-    /// depth share a client, with its places and its budget on other servers. A blocking function
-    /// keeps its thread while it waits. Functions that call functions of the same server in turn may
-    /// take all its threads, and then wait until their deadlines.
+    /// A call may be nested in at most 8 others. The functions of a server whose calls have the
+    /// same depth share a client, with its places and its budget on other servers. A blocking
+    /// function keeps its thread while it waits. Functions that call functions of the same server
+    /// in turn may take all its threads, and then wait until their deadlines.
     ///
     /// Its operations block the thread. An asynchronous function uses [`Invocation::client_async`];
     /// here it is given [`super::ServiceError::Invalid`].

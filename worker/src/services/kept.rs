@@ -18,8 +18,8 @@ use super::value::{Value, ValueType};
 /// The outputs of a call, which stay on the server that has run it: see
 /// [`super::Client::keep`].
 ///
-/// It may be an input of other calls at once, whether its own call has ended or not. The server keeps
-/// the outputs as long as one clone of this exists and the client is alive.
+/// It may be an input of other calls at once, whether its own call has ended or not. The server
+/// keeps the outputs as long as one clone of this exists and the client is alive.
 #[derive(Clone, Debug)]
 pub struct Kept(Arc<KeptCall>);
 
@@ -46,7 +46,8 @@ impl Kept {
     pub(crate) fn id(&self) -> OutputId {
         let KeptCall { core, link, call, .. } = &*self.0;
         let (owner, server) = (core.incarnation(), core.holder_of(*link, *call));
-        // The client may know by now that this server has lost them. Others are refused by the next.
+        // The client may know by now that this server has lost them. Others are refused by the
+        // next.
         if server != Incarnation(0) {
             self.0.server.store(server.0, Ordering::Relaxed);
         }

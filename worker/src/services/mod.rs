@@ -4,8 +4,8 @@
 //! values, variables of the parameter servers, and what earlier calls have left. No code travels.
 //!
 //! The decisions are in pure state machines: `service` for a server, `call_session` for a client.
-//! `runtime` drives them with threads, sockets and a clock. A coordinator has the machine `dispatch`,
-//! which `coordinator` drives.
+//! `runtime` drives them with threads, sockets and a clock. A coordinator has the machine
+//! `dispatch`, which `coordinator` drives.
 //
 // | files | what is in them |
 // | --- | --- |

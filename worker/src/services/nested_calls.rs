@@ -11,10 +11,11 @@ use pushpull_common::protocol::limits::CALL_DEPTH_MAX;
 use super::call_session::CallOp;
 use super::runtime::client_core::ClientCore;
 
-/// The clients by which the functions of a server call other functions, one for each depth of calls.
+/// The clients by which the functions of a server call other functions, one for each depth of
+/// calls.
 ///
-/// A client has few places for calls on each server. Its calls wait for those of deeper ones alone, so
-/// calls never wait for each other's places in a circle.
+/// A client has few places for calls on each server. Its calls wait for those of deeper ones alone,
+/// so calls never wait for each other's places in a circle.
 pub(crate) struct NestedClients {
     clients: [OnceLock<ClientCore>; CALL_DEPTH_MAX as usize + 1],
     start: Box<dyn Fn() -> ClientCore + Send + Sync>,

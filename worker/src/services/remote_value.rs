@@ -29,8 +29,9 @@ impl RemoteValue {
     /// Waits until the call has ended, and returns its outputs.
     ///
     /// # Errors
-    /// The error of the call; [`ServiceError::Cancelled`] if another call had failed before this one
-    /// began; [`ServiceError::EndedBefore`] if it had ended in an earlier run of the coordinator.
+    /// The error of the call; [`ServiceError::Cancelled`] if another call had failed before this
+    /// one began; [`ServiceError::EndedBefore`] if it had ended in an earlier run of the
+    /// coordinator.
     pub async fn fetch(&self) -> Result<Outputs, ServiceError> {
         let mut state = self.state.clone();
         let doing = format!("fetch the value of call {}", self.number);

@@ -65,11 +65,12 @@ pub enum ServerError {
     },
 }
 
-/// The most asynchronous functions that run at once: each takes memory for its inputs, and no thread.
+/// The most asynchronous functions that run at once: each takes memory for its inputs, and no
+/// thread.
 const ASYNCHRONOUS_MAX: usize = 1024;
 
-/// The most executions of one function that have passed their deadlines and not returned. Each holds a
-/// thread.
+/// The most executions of one function that have passed their deadlines and not returned. Each
+/// holds a thread.
 const UNRETURNED_MAX: usize = 4;
 
 /// A bound address that is not served yet.
@@ -228,8 +229,9 @@ impl Server {
         block_on(self.join());
     }
 
-    /// Stops the server: it accepts no more calls, waits for those that it has accepted, for at most
-    /// [`ServerConfig::grace`], says goodbye to its clients and frees its port. Blocks the thread.
+    /// Stops the server: it accepts no more calls, waits for those that it has accepted, for at
+    /// most [`ServerConfig::grace`], says goodbye to its clients and frees its port. Blocks the
+    /// thread.
     pub fn stop(mut self) {
         self.end();
     }

@@ -89,8 +89,8 @@ impl ServerConfig {
         ServerConfig { grace, ..self }
     }
 
-    /// The tasks that the server connects to, beside itself: for variables, for outputs that calls have
-    /// left there, and for calls of its functions. Default: all.
+    /// The tasks that the server connects to, beside itself: for variables, for outputs that calls
+    /// have left there, and for calls of its functions. Default: all.
     pub fn device_filters(self, filters: DeviceFilters) -> ServerConfig {
         ServerConfig { device_filters: filters, ..self }
     }

@@ -16,8 +16,8 @@ pub(crate) struct ServerDevices {
 }
 
 impl ServerDevices {
-    /// The processor, with this many threads or one for each core, and with `cuda` the CUDA devices.
-    /// If there are none, `GPU:0` says why.
+    /// The processor, with this many threads or one for each core, and with `cuda` the CUDA
+    /// devices. If there are none, `GPU:0` says why.
     pub(crate) fn of_task(task: &TaskId, threads: Option<usize>, cuda: bool) -> ServerDevices {
         let mut all = vec![TaskDevice::new(task, "CPU", 0)];
         // Listing the devices opens the driver.

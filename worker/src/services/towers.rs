@@ -17,8 +17,8 @@ pub(crate) const LOSS: &str = "loss";
 /// The function that updates the variables.
 const APPLY: &str = "apply_towers";
 
-/// In-graph replication, synchronously: one client deals a batch out to towers on several tasks, their
-/// gradients are averaged on the task of the first, and the mean is pushed once.
+/// In-graph replication, synchronously: one client deals a batch out to towers on several tasks,
+/// their gradients are averaged on the task of the first, and the mean is pushed once.
 ///
 /// A tower is a function that computes gradients from [`Invocation::values`] and returns
 /// [`Invocation::tower`]. Gradients go from task to task, not through the client. The tasks also
@@ -55,8 +55,9 @@ pub struct Towers<'a> {
 pub struct TowerStep {
     /// The number of steps made, including this one.
     pub step: u64,
-    /// Whether the mean is part of a step. Without it the servers have made the step of other clients
-    /// before (synchronous mode), or the gradients were older than their bound (asynchronous mode).
+    /// Whether the mean is part of a step. Without it the servers have made the step of other
+    /// clients before (synchronous mode), or the gradients were older than their bound
+    /// (asynchronous mode).
     pub counted: bool,
     /// The mean of the losses of the towers.
     pub loss: f64,

@@ -56,8 +56,8 @@ pub(crate) struct TrainingStep {
 }
 
 impl TrainingStep {
-    /// Returns the values of the step, which are pulled the first time. A step that passes meanwhile
-    /// is replaced by the next.
+    /// Returns the values of the step, which are pulled the first time. A step that passes
+    /// meanwhile is replaced by the next.
     pub(crate) async fn params(&mut self) -> Result<&Params, Error> {
         let params = match self.params.take() {
             Some(params) => params,

@@ -144,8 +144,8 @@ impl Value {
     /// Copies a tensor of this shape, in row-major order.
     ///
     /// # Errors
-    /// [`ValueError::Shape`] for an invalid shape, [`ValueError::Length`] if there are more or fewer
-    /// elements than it has.
+    /// [`ValueError::Shape`] for an invalid shape, [`ValueError::Length`] if there are more or
+    /// fewer elements than it has.
     pub fn tensor<T: Element>(shape: &[u64], elements: &[T]) -> Result<Value, ValueError> {
         let mut value = Value::zeros::<T>(shape)?;
         let (expected, found) = (value.is.shape.elements(), elements.len() as u64);
@@ -294,8 +294,8 @@ impl Value {
     /// of the other.
     ///
     /// # Errors
-    /// [`ValueError::Elements`] if either has another type than `T`, [`ValueError::Shapes`] if their
-    /// shapes differ.
+    /// [`ValueError::Elements`] if either has another type than `T`, [`ValueError::Shapes`] if
+    /// their shapes differ.
     pub fn zip<T: Element>(
         &self,
         other: &Value,

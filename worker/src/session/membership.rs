@@ -77,8 +77,8 @@ impl Membership {
     }
 
     /// Joins with a plan once the shards of all these links are connected and in one epoch, and
-    /// returns that epoch; `None` until then. The chief is about to restore a shard in an older epoch. The restore closes its
-    /// connections, and the next welcome tells the new epoch.
+    /// returns that epoch; `None` until then. The chief is about to restore a shard in an older
+    /// epoch. The restore closes its connections, and the next welcome tells the new epoch.
     pub(super) fn join(
         &mut self,
         plan: &Arc<ShardingPlan>,

@@ -158,9 +158,9 @@ impl ProgressReports {
     }
 
     /// Returns how long the step owner may at most hold a token request before it answers with a
-    /// refusal. In synchronous mode a token waits for other replicas, which only the owner knows, so
-    /// the session asks once per interval. In asynchronous mode a repeated request would lose its
-    /// place in the queue.
+    /// refusal. In synchronous mode a token waits for other replicas, which only the owner knows,
+    /// so the session asks once per interval. In asynchronous mode a repeated request would lose
+    /// its place in the queue.
     pub(super) fn token_wait_ms(&self, synchronous: bool) -> u32 {
         match self.interval.filter(|_| synchronous) {
             None => u32::MAX,

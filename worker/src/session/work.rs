@@ -370,8 +370,8 @@ impl SessionWork {
         self.finish(id, Err(refused("take a token", link.shard, refusal)), outputs);
     }
 
-    /// Handles the shard of link `index`, which has refused a request of a pull. The operation waits
-    /// for `awaited`.
+    /// Handles the shard of link `index`, which has refused a request of a pull. The operation
+    /// waits for `awaited`.
     pub(super) fn pull_refused(
         &mut self,
         now: Instant,

@@ -9,9 +9,9 @@ use crate::outcome::Push;
 pub enum GradientOutcome {
     /// The servers have settled the push.
     Pushed(Push),
-    /// The push was refused and changes nothing, for example because the gradient has a NaN. Samples
-    /// of a declared data set go back and are granted again; a batch that can never be used is to
-    /// be spent by [`Step::skip`](super::Step::skip) instead of a push.
+    /// The push was refused and changes nothing, for example because the gradient has a NaN.
+    /// Samples of a declared data set go back and are granted again; a batch that can never be used
+    /// is to be spent by [`Step::skip`](super::Step::skip) instead of a push.
     Skipped(Error),
     /// The servers were lost, and the session joins again at the next step; or the interrupt was
     /// raised before they settled the push. The gradient counts at most once. It does not count if

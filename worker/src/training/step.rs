@@ -21,8 +21,8 @@ const LOSS: &str = "loss";
 
 /// One step of a training session: a token, the values for it, and empty gradients.
 ///
-/// [`Step::push`] consumes it, so a step is pushed at most once. Dropping it returns its token to the
-/// step owner, and no gradient is pushed.
+/// [`Step::push`] consumes it, so a step is pushed at most once. Dropping it returns its token to
+/// the step owner, and no gradient is pushed.
 #[derive(Debug)]
 #[must_use = "a step that is dropped returns its token"]
 pub struct Step<'a> {
@@ -53,8 +53,8 @@ impl<'a> Step<'a> {
     /// Returns the batch of the step's samples, and begins to read the next one ahead.
     ///
     /// # Errors
-    /// Those of [`GrantedBatches::load`], and [`DataError::NotGranted`] if the worker has declared no
-    /// data set ([`TrainingConfig::data`](super::TrainingConfig::data)).
+    /// Those of [`GrantedBatches::load`], and [`DataError::NotGranted`] if the worker has declared
+    /// no data set ([`TrainingConfig::data`](super::TrainingConfig::data)).
     pub async fn load<T: Send + 'static>(
         &self,
         batches: &mut GrantedBatches<T>,
@@ -69,9 +69,9 @@ impl<'a> Step<'a> {
         self.samples().ok_or_else(|| DataError::NotGranted { data_set: data_set() })
     }
 
-    /// Takes the step from its session, which can be used meanwhile.
-    /// [`TrainingSession::attach`] continues it. This is for programs that cannot borrow the session
-    /// while they compute, such as an optimizer of another library.
+    /// Takes the step from its session, which can be used meanwhile. [`TrainingSession::attach`]
+    /// continues it. This is for programs that cannot borrow the session while they compute, such
+    /// as an optimizer of another library.
     pub fn detach(self) -> DetachedStep {
         DetachedStep { grant: self.grant }
     }
@@ -89,8 +89,8 @@ impl<'a> Step<'a> {
         (&mut self.session.replica.of_step().params, &mut self.grant.gradients)
     }
 
-    /// Computes the gradients of the step with a model, on its device. Returns the loss, and reports
-    /// it to the hooks as `loss`.
+    /// Computes the gradients of the step with a model, on its device. Returns the loss, and
+    /// reports it to the hooks as `loss`.
     ///
     /// The session keeps memory of one device that has its own. A model on another one makes it
     /// allocate that memory again.

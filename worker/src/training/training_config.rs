@@ -162,9 +162,9 @@ impl TrainingConfig {
     /// Ends the training when this interrupt is raised, in every wait of the session: see
     /// [`WorkerConfig::interrupt`].
     ///
-    /// A push under way has a quarter of a second to settle. Then the last checkpoint is saved, if the
-    /// session saves some, for at most [`WorkerConfig::save_timeout`]. The worker leaves, and waits
-    /// for a silent server for a quarter of a second.
+    /// A push under way has a quarter of a second to settle. Then the last checkpoint is saved, if
+    /// the session saves some, for at most [`WorkerConfig::save_timeout`]. The worker leaves, and
+    /// waits for a silent server for a quarter of a second.
     pub fn interrupt(self, interrupt: &Interrupt) -> Self {
         TrainingConfig { worker: self.worker.interrupt(interrupt), ..self }
     }

@@ -47,13 +47,13 @@ use crate::worker::Worker;
 ///
 /// - **Start.** The chief restores a checkpoint or initializes the variables; the others wait for
 ///   it. [`WorkerConfig::on_progress`] names what a wait is for.
-/// - **Steps.** [`TrainingSession::step`] returns a token with values. No step is played again: after a
-///   lost server the next step begins with the values that the servers have then, and the servers
-///   count each push at most once.
+/// - **Steps.** [`TrainingSession::step`] returns a token with values. No step is played again:
+///   after a lost server the next step begins with the values that the servers have then, and the
+///   servers count each push at most once.
 /// - **Recovery.** The session follows [`Error::advice`], for as long as
 ///   [`TrainingConfig::recover_for`]. Hooks see each join.
-/// - **End.** [`TrainingSession::step`] returns `None` once the training has ended for any
-///   reason: the final checkpoint is saved, the hooks have heard of the end, and the worker has left.
+/// - **End.** [`TrainingSession::step`] returns `None` once the training has ended for any reason:
+///   the final checkpoint is saved, the hooks have heard of the end, and the worker has left.
 ///
 /// A session that is dropped before its end tells its hooks that it failed. Its servers notice when
 /// its lease expires.

@@ -16,12 +16,12 @@ impl Worker {
     /// closes them at its end.
     ///
     /// # Errors
-    /// [`Error::Refused`] with
-    /// [`Refusal::Busy`](pushpull_common::protocol::Refusal::Busy) if a shard remembers too many
-    /// coordinators, with [`Refusal::CallEpoch`](pushpull_common::protocol::Refusal::CallEpoch) if
-    /// another coordinator has opened the calls meanwhile, and with
-    /// [`Refusal::Unsupported`](pushpull_common::protocol::Refusal::Unsupported) in synchronous mode;
-    /// [`Error::NotJoined`].
+    /// [`Error::Refused`] with [`Refusal::Busy`](pushpull_common::protocol::Refusal::Busy) if a
+    /// shard remembers too many coordinators, with
+    /// [`Refusal::CallEpoch`](pushpull_common::protocol::Refusal::CallEpoch) if another coordinator
+    /// has opened the calls meanwhile, and with
+    /// [`Refusal::Unsupported`](pushpull_common::protocol::Refusal::Unsupported) in synchronous
+    /// mode; [`Error::NotJoined`].
     pub async fn open_calls(&mut self, name: &str) -> Result<OpenedCalls, Error> {
         let plan = self.model("open calls")?.plan.clone();
         self.client.open_calls(&plan, name).await
@@ -38,12 +38,13 @@ impl Worker {
         self.client.settled_calls(&plan, name).await
     }
 
-    /// Closes the calls of a coordinator: every shard forgets them, and refuses late pushes of them.
-    /// A call under this name has number 1 again after the next [`Worker::open_calls`].
+    /// Closes the calls of a coordinator: every shard forgets them, and refuses late pushes of
+    /// them. A call under this name has number 1 again after the next [`Worker::open_calls`].
     ///
     /// # Errors
-    /// [`Error::Refused`] with [`Refusal::CallEpoch`](pushpull_common::protocol::Refusal::CallEpoch)
-    /// if this is not the newest epoch; [`Error::NotJoined`].
+    /// [`Error::Refused`] with
+    /// [`Refusal::CallEpoch`](pushpull_common::protocol::Refusal::CallEpoch) if this is not the
+    /// newest epoch; [`Error::NotJoined`].
     pub async fn close_calls(&mut self, name: &str, epoch: CallEpoch) -> Result<(), Error> {
         let plan = self.model("close calls")?.plan.clone();
         self.client.close_calls(&plan, name, epoch).await

@@ -61,9 +61,9 @@ impl Worker {
     /// Otherwise like [`Worker::push`], with these differences:
     ///
     /// - The step owner decides first, which costs a round trip with several shards.
-    /// - [`Push::Repeated`]: another execution of the call had counted there. The token goes back, and
-    ///   the step does not advance. The shards that the other execution did not reach count this
-    ///   one.
+    /// - [`Push::Repeated`]: another execution of the call had counted there. The token goes back,
+    ///   and the step does not advance. The shards that the other execution did not reach count
+    ///   this one.
     /// - Every shard of the variables has a share, if an empty one.
     ///
     /// # Errors
@@ -73,7 +73,8 @@ impl Worker {
     /// coordinator has been replaced,
     /// [`Refusal::CallWindow`](pushpull_common::protocol::Refusal::CallWindow) for a number behind
     /// the call window, and
-    /// [`Refusal::Unsupported`](pushpull_common::protocol::Refusal::Unsupported) in synchronous mode.
+    /// [`Refusal::Unsupported`](pushpull_common::protocol::Refusal::Unsupported) in synchronous
+    /// mode.
     pub fn push_for_call(
         &mut self,
         token: Token,
@@ -193,8 +194,8 @@ impl Worker {
     /// start at zero.
     ///
     /// # Errors
-    /// [`Error::DamagedResiduals`], [`Error::ForeignResiduals`], [`Error::ResidualWithoutCodec`] and
-    /// [`Error::NotJoined`]; nothing has changed then.
+    /// [`Error::DamagedResiduals`], [`Error::ForeignResiduals`], [`Error::ResidualWithoutCodec`]
+    /// and [`Error::NotJoined`]; nothing has changed then.
     pub fn restore_residuals(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let model = self.model.as_ref().ok_or(Error::NotJoined { doing: "restore residuals" })?;
         model.compression().restore(model.plan.catalogue(), bytes)

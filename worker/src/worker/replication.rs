@@ -29,9 +29,10 @@ impl Worker {
     /// the number of steps that this worker has made.
     ///
     /// The replica adds its share of what it has changed since its last average, divided by the
-    /// number of replicas in the cluster, to the servers' values. Then it takes the servers' values.
-    /// The replicas of a cluster are the tasks of its jobs `chief` and `worker`. The servers' values
-    /// move towards the mean of the replicas' values, and reach it once these no longer change.
+    /// number of replicas in the cluster, to the servers' values. Then it takes the servers'
+    /// values. The replicas of a cluster are the tasks of its jobs `chief` and `worker`. The
+    /// servers' values move towards the mean of the replicas' values, and reach it once these no
+    /// longer change.
     ///
     /// Each change of a value is added at most once. Dropping the future, or an error, leaves a
     /// contribution that was sent: it completes in the background, or is withdrawn if no shard can

@@ -1,5 +1,5 @@
-//! The vector loops of the rules, and the choice among them at run time: those for the baseline and,
-//! for `f32`, those for AVX2. The baseline of x86-64 has SSE2; that of AArch64 has NEON.
+//! The vector loops of the rules, and the choice among them at run time: those for the baseline
+//! and, for `f32`, those for AVX2. The baseline of x86-64 has SSE2; that of AArch64 has NEON.
 //!
 //! A rule computes the new value of one element and its slots. Two loops apply it to runs, one
 //! line of elements at a time: one in place, and one to other memory, with non-temporal stores if
@@ -8,8 +8,8 @@
 //! multiplication and an addition by itself, so every tier and both loops compute the same bits.
 //! `mul_add` would not.
 //!
-//! Each rule compiles these loops about twenty times. Hence no `map` of an array in them: the
-//! compiler takes ten times as long for it as for a loop.
+//! Each rule compiles these loops about twenty times. Hence no `map` of an array in what depends on
+//! the rule: the compiler takes ten times as long for it as for a loop.
 //!
 //! This is one of the few files that may hold `unsafe` code.
 

@@ -134,8 +134,8 @@ pub struct StreamRun<'a, T> {
     pub slots_out: &'a mut [&'a mut [T]],
     /// The gradient.
     pub gradient: GradientRun<'a, T>,
-    /// Whether the result is written with non-temporal stores, because nothing reads it soon. The
-    /// caller then orders these stores before it publishes the result.
+    /// Whether the result is written with non-temporal stores where the loop has them, because
+    /// nothing reads it soon. The caller then orders these stores before it publishes the result.
     pub past_cache: bool,
     /// Set if a new value is not finite.
     pub overflowed: &'a mut bool,
@@ -214,9 +214,9 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     /// Adds the terms of a run of `f64` to the sums of its variable.
     fn sum_f64(&self, _at: ApplyAt, _run: SumRun<'_, f64>, _sums: &mut Sums) {}
 
-    /// Returns whether the rule multiplies its learning rate by [`ApplyAt::rate`].
-    /// The server's `StalenessPolicy::Damp` requires that. A smaller gradient is no substitute: a rule
-    /// that divides by the size of gradients would make a step of the same size.
+    /// Returns whether the rule multiplies its learning rate by [`ApplyAt::rate`]. The server's
+    /// `StalenessPolicy::Damp` requires that. A smaller gradient is no substitute: a rule that
+    /// divides by the size of gradients would make a step of the same size.
     fn scales_rate(&self) -> bool {
         false
     }

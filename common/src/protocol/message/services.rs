@@ -73,8 +73,8 @@ wire_struct! {
     OutputRef {
         /// The client whose call it was.
         owner: Incarnation,
-        /// The server to which the client has sent the call; 0 if it has not yet. Another process at
-        /// that address does not have the output.
+        /// The server to which the client has sent the call; 0 if it has not yet. Another process
+        /// at that address does not have the output.
         server: Incarnation,
         /// The number of the call.
         call: u64,
@@ -117,8 +117,8 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Calls a function. The body has the first bytes of the inputs that are values; `InputPart`s have
-    /// the others.
+    /// Calls a function. The body has the first bytes of the inputs that are values; `InputPart`s
+    /// have the others.
     Call {
         /// The number of the call, from 1 in each incarnation of the client. A server executes a
         /// number once.

@@ -84,7 +84,8 @@ impl Dataset {
 
     /// Holds out `test_rows` samples, each class in proportion to its size. Returns the rest, which
     /// is for training, and the samples held out. Both keep the order of the samples. Fractional
-    /// quotas are rounded by the largest remainder; of equal remainders the lower class comes first.
+    /// quotas are rounded by the largest remainder; of equal remainders the lower class comes
+    /// first.
     ///
     /// `split_seed` alone decides which samples are held out. It is not the training seed:
     /// otherwise runs with different seeds would be measured on different test sets.

@@ -90,8 +90,8 @@ fn variables(declare: impl Fn(VariableSpec) -> VariableSpec) -> Vec<VariableSpec
     trained.chain(statistics).collect()
 }
 
-/// Trains without servers, by the mean gradient of as many batches a step as there are replicas, and
-/// returns the accuracy.
+/// Trains without servers, by the mean gradient of as many batches a step as there are replicas,
+/// and returns the accuracy.
 fn train_alone(digits: &Digits) -> f64 {
     let values = variables(|statistics| statistics).into_iter().map(|variable| {
         let mut values = vec![0.0_f32; variable.shape().elements() as usize];

@@ -139,7 +139,8 @@ impl ShardCheckpoints {
         }
     }
 
-    /// Drops the cuts, the running save and the save requests, because another restore epoch begins.
+    /// Drops the cuts, the running save and the save requests, because another restore epoch
+    /// begins.
     pub(in crate::shard) fn drop_saves(&mut self, out: &mut ShardOutputs) {
         // Its pinned values are obsolete, and it occupies the thread that must read.
         if let Some(saving) = &self.saving {

@@ -121,8 +121,8 @@ fn applied(answer: &Message) {
     assert!(matches!(answer, Message::PushAnswer(_)), "a push is answered {answer:?}");
 }
 
-/// Runs the scenario on these test files, and returns the configuration of the shard. The observer is
-/// called before the first input and after each one.
+/// Runs the scenario on these test files, and returns the configuration of the shard. The observer
+/// is called before the first input and after each one.
 pub(super) fn run(
     scenario: &CrashScenario,
     test_files: TestFiles,

@@ -390,7 +390,8 @@ impl World {
         self.input(line.shard, ShardInput::Body { connection: line.connection });
     }
 
-    /// Delivers a body in pieces up to `end`, without [`ShardInput::Body`]. Returns the bytes delivered.
+    /// Delivers a body in pieces up to `end`, without [`ShardInput::Body`]. Returns the bytes
+    /// delivered.
     pub(super) fn body_until(&mut self, line: ConnectionId, body: &[u8], end: usize) -> usize {
         let mut at = 0;
         while at < end {

@@ -91,8 +91,8 @@ impl MessageDraw<'_> {
         words.flatten().take(bytes).collect()
     }
 
-    /// Draws a message of any kind, with any number in any field, and its body. `client` is the epoch
-    /// of its sender.
+    /// Draws a message of any kind, with any number in any field, and its body. `client` is the
+    /// epoch of its sender.
     pub(super) fn any_message(
         &mut self,
         client: ClientEpoch,

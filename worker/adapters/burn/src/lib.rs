@@ -1,8 +1,8 @@
 //! Trains modules of [burn](https://burn.dev) over pushpull's parameter servers.
 //!
 //! [`PushPullStrategy`] makes burn's own `Learner` a worker: it is given to
-//! `SupervisedTraining::with_training_strategy`, and the module stays as it is. A training loop of your
-//! own uses [`PushPull`] in the place of burn's optimizer:
+//! `SupervisedTraining::with_training_strategy`, and the module stays as it is. A training loop of
+//! your own uses [`PushPull`] in the place of burn's optimizer:
 //!
 //! ```
 //! use burn::module::Module;

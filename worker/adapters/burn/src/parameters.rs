@@ -119,8 +119,8 @@ impl ModuleMapper for ParameterLoader<'_> {
     }
 }
 
-/// Copies the gradients of trained parameters to a push, and the values of the others to the replica's
-/// own. Returns whether there was a gradient.
+/// Copies the gradients of trained parameters to a push, and the values of the others to the
+/// replica's own. Returns whether there was a gradient.
 pub(crate) fn collect<M: Module>(
     module: &M,
     gradients: GradientsParams,

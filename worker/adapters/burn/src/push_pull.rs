@@ -27,8 +27,8 @@ impl PushPullBuilder {
         self
     }
 
-    /// Joins the training with the parameters of a module. Returns the module with the values of the
-    /// first step.
+    /// Joins the training with the parameters of a module. Returns the module with the values of
+    /// the first step.
     ///
     /// # Errors
     /// [`AdapterError::DType`], [`AdapterError::Twice`], [`AdapterError::NothingToTrain`],
@@ -95,8 +95,8 @@ impl From<TrainingConfig> for PushPullBuilder {
 
 /// An optimizer whose rule is applied by parameter servers.
 ///
-/// Each [`PushPull::step`] pushes gradients and waits for the values of the next step, with which it
-/// returns the module. [`PushPull::ready`] tells whether the training goes on.
+/// Each [`PushPull::step`] pushes gradients and waits for the values of the next step, with which
+/// it returns the module. [`PushPull::ready`] tells whether the training goes on.
 #[derive(Debug)]
 pub struct PushPull {
     session: TrainingSession,
@@ -157,8 +157,8 @@ impl PushPull {
         }
     }
 
-    /// Pushes gradients, takes the next step, and returns the module with its values. In the place of
-    /// the `step` of burn's optimizer.
+    /// Pushes gradients, takes the next step, and returns the module with its values. In the place
+    /// of the `step` of burn's optimizer.
     ///
     /// # Errors
     /// [`AdapterError::Ended`], [`AdapterError::NoGradient`], [`AdapterError::Read`] and

@@ -17,10 +17,10 @@ use crate::push_pull::{PushPull, PushPullBuilder};
 
 /// A training strategy for burn's `SupervisedTraining`, which makes its `Learner` a worker.
 ///
-/// The loop is that of one device: epochs, events, accumulation of gradients, validation, checkpoints
-/// of burn and early stopping. The learner's own optimizer and learning rate are not used: the servers
-/// have them. The training ends with the last epoch, or when the servers end it; then the last epoch
-/// is validated, and `LearningResult::interrupted` has the reason.
+/// The loop is that of one device: epochs, events, accumulation of gradients, validation,
+/// checkpoints of burn and early stopping. The learner's own optimizer and learning rate are not
+/// used: the servers have them. The training ends with the last epoch, or when the servers end it;
+/// then the last epoch is validated, and `LearningResult::interrupted` has the reason.
 ///
 /// Burn has no error of others that stops a training, so [`PushPullStrategy::end`] returns it.
 #[derive(Clone, Debug)]
@@ -45,8 +45,8 @@ impl PushPullStrategy {
         }
     }
 
-    /// Returns how the training has ended, once. `None` before that, and if burn has ended it before
-    /// it began.
+    /// Returns how the training has ended, once. `None` before that, and if burn has ended it
+    /// before it began.
     pub fn end(&self) -> Option<Result<TrainingEnd, AdapterError>> {
         self.shared.end.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -142,8 +142,8 @@ impl<M: LearnerModel> LearnerRun<M> {
         Ok(end)
     }
 
-    /// Returns the next item of a loader, unless the training is to stop. An error of the loader stops
-    /// it.
+    /// Returns the next item of a loader, unless the training is to stop. An error of the loader
+    /// stops it.
     fn take<T>(&self, next: Option<Result<T, DatasetError>>) -> Option<T> {
         match next.filter(|_| !self.interrupter().should_stop())? {
             Ok(item) => Some(item),

@@ -1,4 +1,5 @@
-//! A convolutional network on Fashion-MNIST, or on digits where it is not, trained by candle over parameter servers.
+//! A convolutional network on Fashion-MNIST, or on digits where it is not, trained by candle over
+//! parameter servers.
 //!
 //! Start the servers with the rule and the number of steps, then each worker with its index:
 //!

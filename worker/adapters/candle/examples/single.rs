@@ -1,4 +1,5 @@
-//! A convolutional network on Fashion-MNIST, or on digits where it is not, trained by candle in one process.
+//! A convolutional network on Fashion-MNIST, or on digits where it is not, trained by candle in one
+//! process.
 //!
 //! `cargo run --release --example single`
 

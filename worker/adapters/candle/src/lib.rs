@@ -2,8 +2,8 @@
 //! servers.
 //!
 //! [`PushPull`] takes the place of candle's optimizer. It declares the variables of a
-//! [`VarMap`](candle_nn::VarMap), keeps the pulled values in them, and pushes the gradients of a loss.
-//! The servers apply the optimizer.
+//! [`VarMap`](candle_nn::VarMap), keeps the pulled values in them, and pushes the gradients of a
+//! loss. The servers apply the optimizer.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};

@@ -53,8 +53,8 @@ struct EmbeddingLookup {
 }
 
 impl PushPull {
-    /// Joins a training with the variables of a map. The variables then hold the values of the first
-    /// step.
+    /// Joins a training with the variables of a map. The variables then hold the values of the
+    /// first step.
     ///
     /// # Errors
     /// Those of [`PushPullBuilder::from_varmap`].

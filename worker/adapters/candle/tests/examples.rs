@@ -110,8 +110,8 @@ fn two_replicas_learn_what_one_process_learns() {
     }
 }
 
-/// What the adapter adds to a step, beside the forward and backward pass. Printed, not asserted: it is
-/// a matter of the machine.
+/// What the adapter adds to a step, beside the forward and backward pass. Printed, not asserted: it
+/// is a matter of the machine.
 #[test]
 fn the_cost_of_a_step_is_measured() {
     let cluster = Cluster::start(1, 1, |cluster, task| {

@@ -145,8 +145,8 @@ fn half_types_train_too() {
     }
 }
 
-/// The statistics of batch normalization have no gradient, and each worker has its own: here of data
-/// around another point.
+/// The statistics of batch normalization have no gradient, and each worker has its own: here of
+/// data around another point.
 #[test]
 fn running_statistics_stay_with_their_worker() {
     let cluster = cluster(2, 30);

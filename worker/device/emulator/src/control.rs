@@ -296,8 +296,8 @@ impl Library {
     }
 }
 
-/// Puts the library into a folder under both names of a driver, for the path of libraries of another
-/// process.
+/// Puts the library into a folder under both names of a driver, for the path of libraries of
+/// another process.
 ///
 /// # Errors
 /// If the links cannot be made.
@@ -314,8 +314,8 @@ pub fn link_as_driver(folder: &Path) -> std::io::Result<()> {
 
 /// Returns the path of the library.
 ///
-/// Cargo puts the library of a dependency into the folder `deps`, where the executables of tests are,
-/// and that of the package itself one folder above.
+/// Cargo puts the library of a dependency into the folder `deps`, where the executables of tests
+/// are, and that of the package itself one folder above.
 fn library_path() -> PathBuf {
     let executable = std::env::current_exe().expect("a test has an executable");
     let name = "libpushpull_cuda_emulator.so";

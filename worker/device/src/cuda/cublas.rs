@@ -9,8 +9,8 @@ use libloading::Library;
 use super::gemm::{CudaMatrix, StridedShape};
 use crate::error::ComputeError;
 
-/// The names of the library, the first that is found counts. Its functions that are used are those of
-/// all these versions.
+/// The names of the library, the first that is found counts. Its functions that are used are those
+/// of all these versions.
 const LIBRARIES: [&str; 3] = ["libcublas.so.13", "libcublas.so.12", "libcublas.so"];
 
 /// The environment variable that names the library's file, or `none`.
@@ -111,8 +111,8 @@ impl Cublas {
     ///
     /// # Safety
     ///
-    /// The strides stay within the values of the matrices, and the product has a row for each of `a`
-    /// and a column for each of `b`, which have a term in common.
+    /// The strides stay within the values of the matrices, and the product has a row for each of
+    /// `a` and a column for each of `b`, which have a term in common.
     pub(super) unsafe fn multiply(
         &self,
         a: CudaMatrix<'_>,
@@ -163,8 +163,9 @@ impl Drop for Cublas {
     }
 }
 
-/// Returns how a library that stores by columns sees the transposed of a matrix: whether it transposes
-/// what is stored (1) or not (0), and the distance between the columns of that. `None` if it cannot.
+/// Returns how a library that stores by columns sees the transposed of a matrix: whether it
+/// transposes what is stored (1) or not (0), and the distance between the columns of that. `None`
+/// if it cannot.
 fn layout(((rows, columns), strides): StridedShape) -> Option<(u32, i32)> {
     let (transposes, step) = match strides {
         (step, 1) if step >= columns => (0, step),

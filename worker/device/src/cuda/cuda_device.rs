@@ -66,8 +66,8 @@ impl CudaDevice {
 
     /// Waits until all queued work is done. Returns the error of work that failed.
     ///
-    /// A call that fails may not have waited, and copies would go on in memory that is freed next. So
-    /// it waits once more then; a device that fails again copies nothing more.
+    /// A call that fails may not have waited, and copies would go on in memory that is freed next.
+    /// So it waits once more then; a device that fails again copies nothing more.
     pub(crate) fn synchronize(&self) -> Result<(), ComputeError> {
         let result = self.stream.synchronize();
         if result.is_err() {

@@ -190,7 +190,8 @@ impl CudaDevice {
             return Ok(());
         }
         self.bind()?;
-        // SAFETY: The target is as long as the source. The source is borrowed until the copy is done.
+        // SAFETY: The target is as long as the source. The source is borrowed until the copy is
+        // done.
         unsafe { result::memcpy_htod_async(to.view.pointer, values, self.stream.handle()) }
             .map_err(failed("cuMemcpyHtoDAsync"))?;
         self.synchronize()

@@ -13,8 +13,8 @@ const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 /// The oldest driver that translates our kernels: CUDA 12.0.
 const VERSION_MIN: i32 = 12_000;
 
-/// The functions that are called. cudarc panics on one that the driver lacks, so they are looked for
-/// before.
+/// The functions that are called. cudarc panics on one that the driver lacks, so they are looked
+/// for before.
 const FUNCTIONS: [&str; 29] = [
     "cuCtxSetCurrent",
     "cuDeviceGet",

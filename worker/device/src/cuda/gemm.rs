@@ -12,8 +12,8 @@ const SIDE: u32 = 16;
 /// The most blocks of a grid in its second dimension.
 const GRID_Y_MAX: usize = 65_535;
 
-/// The fewest multiplications for which cuBLAS is asked. It takes a moment to load, and is hardly faster
-/// for less.
+/// The fewest multiplications for which cuBLAS is asked. It takes a moment to load, and is hardly
+/// faster for less.
 const CUBLAS_OPERATIONS_MIN: usize = 1 << 20;
 
 /// A matrix in the memory of a device, whose strides stay within its values.

@@ -1,5 +1,5 @@
-//! [`PinnedMemory`] and [`LockedPages`]: pages of the processor's memory that a CUDA device copies from
-//! and to.
+//! [`PinnedMemory`] and [`LockedPages`]: pages of the processor's memory that a CUDA device copies
+//! from and to.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -12,8 +12,8 @@ use super::driver::failed;
 use crate::error::ComputeError;
 use crate::memory::DeviceElement;
 
-/// Locked pages. They are cached, since the processor reads them: memory that is combined for writing
-/// is read about 68 times slower.
+/// Locked pages. They are cached, since the processor reads them: memory that is combined for
+/// writing is read about 68 times slower.
 #[derive(Debug)]
 pub(crate) struct PinnedMemory<T> {
     device: Arc<CudaDevice>,

@@ -10,7 +10,8 @@ use crate::error::ComputeError;
 /// What is to be done once the work is done that was queued before, with its result.
 type Completion = Box<dyn FnOnce(Result<(), ComputeError>) + Send>;
 
-/// A thread that waits for a device. It is started by the first that waits, and ends with the device.
+/// A thread that waits for a device. It is started by the first that waits, and ends with the
+/// device.
 ///
 /// A callback of the driver would need no thread, but none is called after the device has failed.
 #[derive(Debug, Default)]

@@ -31,8 +31,8 @@ impl Device {
     /// Only [`Codec::TopK`] reads them.
     ///
     /// # Errors
-    /// [`ComputeError::Length`] if they are missing, [`ComputeError::Pairs`] if they count more pairs
-    /// than the codec sends.
+    /// [`ComputeError::Length`] if they are missing, [`ComputeError::Pairs`] if they count more
+    /// pairs than the codec sends.
     pub fn encoded_bytes(
         codec: &Codec,
         elements: usize,
@@ -77,8 +77,8 @@ impl Device {
         Ok(())
     }
 
-    /// Encodes the sum of a stretch and its residual to the first bytes of `out`, and keeps the error
-    /// of the encoding as the new residual.
+    /// Encodes the sum of a stretch and its residual to the first bytes of `out`, and keeps the
+    /// error of the encoding as the new residual.
     ///
     /// Bytes and residual are those of [`Residual::encode`] with [`ScaleBlocks::THROUGH`], bit for
     /// bit, on every device. The elements must be finite, unless the codec is [`Codec::F16`] or
@@ -87,15 +87,16 @@ impl Device {
     /// residual must be finite.
     ///
     /// On a CUDA device the work is queued: one pass over the stretch, or six for [`Codec::TopK`],
-    /// which also allocates 4 KiB and 8 bytes for each 2,048 elements. A device without memory pools
-    /// waits for the work of that codec before the memory is freed. The processor takes four passes
-    /// on the calling thread, and copies the residual.
+    /// which also allocates 4 KiB and 8 bytes for each 2,048 elements. A device without memory
+    /// pools waits for the work of that codec before the memory is freed. The processor takes four
+    /// passes on the calling thread, and copies the residual.
     ///
     /// # Errors
-    /// [`ComputeError::Length`] if the residual does not have the length of the gradient, or if `out`
-    /// has fewer bytes than [`Device::encoded_bytes_max`]. [`ComputeError::Codec`] if the codec is
-    /// not known or its parameter not valid, if there are more than [`STRETCH_ELEMENTS_MAX`]
-    /// elements, and on the processor if an element is not finite. Those of [`Device::buffer`].
+    /// [`ComputeError::Length`] if the residual does not have the length of the gradient, or if
+    /// `out` has fewer bytes than [`Device::encoded_bytes_max`]. [`ComputeError::Codec`] if the
+    /// codec is not known or its parameter not valid, if there are more than
+    /// [`STRETCH_ELEMENTS_MAX`] elements, and on the processor if an element is not finite. Those
+    /// of [`Device::buffer`].
     ///
     /// # Panics
     /// If `out` is memory of a CUDA device and not aligned to 8 bytes.

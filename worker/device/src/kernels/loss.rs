@@ -5,8 +5,8 @@ use crate::error::{ComputeError, check_length};
 use crate::memory::{View, ViewMut};
 
 impl Device {
-    /// Returns the mean cross entropy of the softmax of each row of `logits` with its label (natural
-    /// logarithm), and replaces `logits` by the derivatives.
+    /// Returns the mean cross entropy of the softmax of each row of `logits` with its label
+    /// (natural logarithm), and replaces `logits` by the derivatives.
     ///
     /// The rows are as long as there are classes.
     ///

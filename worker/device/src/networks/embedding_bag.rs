@@ -8,8 +8,8 @@ use crate::kernels::gemm::Matrix;
 use crate::memory::{ScratchBuffer, View, ViewMut};
 use crate::networks::{Network, classes, tensors, tensors_mut};
 
-/// A classifier of bags of ids: the embeddings of a bag are combined, and one linear layer gives the
-/// logits of the classes. The loss is the cross entropy of their softmax.
+/// A classifier of bags of ids: the embeddings of a bag are combined, and one linear layer gives
+/// the logits of the classes. The loss is the cross entropy of their softmax.
 ///
 /// The parameters are the table of shape `[rows, width]`, the weights of shape `[width, classes]`,
 /// and the biases of shape `[classes]`. They lie in the memory of the device.
@@ -142,8 +142,8 @@ impl EmbeddingBag {
 /// Cost: the gradient by the table is written whole, so give a table of the rows of the batch if it
 /// is large.
 ///
-/// Errors are also [`ComputeError::Empty`] without labels, [`ComputeError::Length`] if there are not
-/// as many bags as labels, [`ComputeError::Label`] and [`ComputeError::Id`].
+/// Errors are also [`ComputeError::Empty`] without labels, [`ComputeError::Length`] if there are
+/// not as many bags as labels, [`ComputeError::Label`] and [`ComputeError::Id`].
 impl Network<LabelledBags<'_>> for EmbeddingBag {
     fn device(&self) -> &Device {
         &self.device

@@ -21,8 +21,8 @@ pub struct Samples<'a> {
 /// loss.
 ///
 /// The parameters are two tensors for each layer: the weights of shape `[inputs, outputs]`, and the
-/// biases of shape `[outputs]`. [`Network::shapes`] gives their order. They lie in the memory of the
-/// device.
+/// biases of shape `[outputs]`. [`Network::shapes`] gives their order. They lie in the memory of
+/// the device.
 ///
 /// ```
 /// use pushpull_device::{Device, Mlp, Network, Samples};

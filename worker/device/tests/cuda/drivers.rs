@@ -1,4 +1,5 @@
-//! Drivers that cannot be used: each in a process of its own, which finds it by the path of libraries.
+//! Drivers that cannot be used: each in a process of its own, which finds it by the path of
+//! libraries.
 
 use std::path::Path;
 use std::process::Command;

@@ -46,8 +46,8 @@ fn every_call_that_fails_is_a_typed_error_and_loses_nothing() {
                 assert_eq!(found, expected);
                 break;
             }
-            // The failure was that of a call that frees something: nobody hears of it, and it is not
-            // free.
+            // The failure was that of a call that frees something: nobody hears of it, and it is
+            // not free.
             Ok(found) => assert_eq!(found, expected, "call {nth}"),
             Err(ComputeError::Cuda { call, code }) => {
                 assert_eq!(code, CODE, "call {nth}");

@@ -56,8 +56,8 @@ pub(crate) enum CallCommand {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OutputId {
     pub(crate) owner: Incarnation,
-    /// The server that has them, as far as the owner knows. The session of the owner knows it when it
-    /// sends what needs them.
+    /// The server that has them, as far as the owner knows. The session of the owner knows it when
+    /// it sends what needs them.
     pub(crate) server: Incarnation,
     pub(crate) call: u64,
 }

@@ -107,8 +107,8 @@ impl Link {
         })
     }
 
-    /// Returns the server that has what a call leaves: 0 if the call was not sent to it yet, `None` if
-    /// no server has it any more and no call under way is about to leave it.
+    /// Returns the server that has what a call leaves: 0 if the call was not sent to it yet, `None`
+    /// if no server has it any more and no call under way is about to leave it.
     ///
     /// A server remembers how a call has failed until that is acknowledged.
     pub(super) fn holder_of(&self, call: u64) -> Option<Incarnation> {

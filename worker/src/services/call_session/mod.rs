@@ -294,9 +294,9 @@ impl CallSession {
         }
     }
 
-    /// Finds the servers that have the outputs of other calls which the next requests of a link need.
-    /// A request that needs a lost one is refused: a server that has restarted would wait for the call
-    /// that leaves it. Returns whether a request was refused.
+    /// Finds the servers that have the outputs of other calls which the next requests of a link
+    /// need. A request that needs a lost one is refused: a server that has restarted would wait for
+    /// the call that leaves it. Returns whether a request was refused.
     fn find_outputs(&mut self, id: LinkId) -> bool {
         let link = &self.links[id.0];
         let task = link.task.as_ref();

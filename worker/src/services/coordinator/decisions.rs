@@ -89,8 +89,8 @@ fn end_of_error(error: &ServiceError) -> AttemptEnd<ServiceError> {
         ServiceError::Lost { .. }
         | ServiceError::Unavailable { .. }
         | ServiceError::Protocol { .. }
-        // The coordinator has not cancelled it: the server stops, or the execution has ended in which
-        // the coordinator is.
+        // The coordinator has not cancelled it: the server stops, or the execution has ended in
+        // which the coordinator is.
         | ServiceError::Cancelled { .. }
         | ServiceError::Refused { refusal: Refusal::Stopping {}, .. } => AttemptEnd::Lost,
         ServiceError::Failed { retry: true, .. }

@@ -35,9 +35,10 @@ pub use self::config::CoordinatorConfig;
 /// calls under way have ended. After that the coordinator may be used again.
 ///
 /// **Effects count once.** With a name ([`Coordinator::resume`]), a gradient that a function pushes
-/// with [`super::Invocation::push`] carries the number of its call. Every shard counts a number once,
-/// however often the call is executed, also by a coordinator that was killed and resumes: its program
-/// schedules the same calls in the same order, and those that have ended are not executed again.
+/// with [`super::Invocation::push`] carries the number of its call. Every shard counts a number
+/// once, however often the call is executed, also by a coordinator that was killed and resumes: its
+/// program schedules the same calls in the same order, and those that have ended are not executed
+/// again.
 ///
 /// Dropping the coordinator cancels its calls.
 #[doc(alias = "ClusterCoordinator")]
@@ -61,9 +62,9 @@ impl Coordinator {
     /// cluster which of its calls have ended, and shuts out an earlier coordinator of the name.
     ///
     /// # Errors
-    /// [`ServiceError::NoTask`] if the cluster lacks the job, or the device filters of the client exclude
-    /// a task that it needs, [`ServiceError::Servers`] if the servers
-    /// cannot be reached or refuse the name; they remember 64.
+    /// [`ServiceError::NoTask`] if the cluster lacks the job, or the device filters of the client
+    /// exclude a task that it needs, [`ServiceError::Servers`] if the servers cannot be reached or
+    /// refuse the name; they remember 64.
     pub async fn resume(
         client: Client,
         name: &str,
@@ -126,9 +127,9 @@ impl Coordinator {
     /// A task in [`Call::on`] pins the call: it waits for that worker, if need be.
     ///
     /// # Errors
-    /// The first error of an earlier call, once; [`ServiceError::NoTask`] if the call is pinned to no
-    /// worker; [`ServiceError::SignaturesDiffer`] if two workers have different functions of this name;
-    /// [`ServiceError::Invalid`].
+    /// The first error of an earlier call, once; [`ServiceError::NoTask`] if the call is pinned to
+    /// no worker; [`ServiceError::SignaturesDiffer`] if two workers have different functions of
+    /// this name; [`ServiceError::Invalid`].
     pub async fn schedule(&self, call: Call) -> Result<RemoteValue, ServiceError> {
         call.without_per_worker().order(false)?;
         let pinned = self.pinned(&call)?;
@@ -245,8 +246,8 @@ impl Coordinator {
         self.shared.lock().dispatch.skip_to(number);
     }
 
-    /// Ends the coordinator for good: the parameter servers forget its name and its calls. Waits for
-    /// the calls under way.
+    /// Ends the coordinator for good: the parameter servers forget its name and its calls. Waits
+    /// for the calls under way.
     ///
     /// # Errors
     /// As [`Coordinator::join`], and [`ServiceError::Servers`].

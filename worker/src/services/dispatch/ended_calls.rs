@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use pushpull_common::call_window::{CallWindow, Settlement};
 use pushpull_common::ids::CallNumber;
 
-/// Which calls have ended. A window of the shards has room for those under way; calls that are cancelled
-/// may be far ahead of them.
+/// Which calls have ended. A window of the shards has room for those under way; calls that are
+/// cancelled may be far ahead of them.
 ///
 /// Invariant: every number of `above` is at least `settled + 2`.
 #[derive(Debug)]

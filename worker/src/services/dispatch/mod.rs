@@ -48,8 +48,8 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::fro
 /// an error that is final, nothing new begins; the next time that the program looks, what is queued
 /// is cancelled, and once nothing is under way any more the program gets the error, once.
 ///
-/// **Never**: two attempts of a call are under way at once, as far as the dispatch knows. No call ends
-/// twice. [`Dispatch::settled`] covers no call that may still have an effect.
+/// **Never**: two attempts of a call are under way at once, as far as the dispatch knows. No call
+/// ends twice. [`Dispatch::settled`] covers no call that may still have an effect.
 #[derive(Debug)]
 pub(crate) struct Dispatch<E> {
     config: DispatchConfig,
@@ -105,8 +105,8 @@ impl<E> Dispatch<E> {
         self.calls.values().filter_map(waits).chain(making).min()
     }
 
-    /// Returns the number up to which all calls have ended: none of them can have an effect any more
-    /// that it has not had.
+    /// Returns the number up to which all calls have ended: none of them can have an effect any
+    /// more that it has not had.
     pub(crate) fn settled(&self) -> u64 {
         self.ended.settled()
     }

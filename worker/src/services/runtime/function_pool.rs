@@ -58,8 +58,8 @@ impl FunctionPool {
         thread.map(|thread| threads.push(thread)).is_ok()
     }
 
-    /// Ends the threads that are free, and the others as soon as they are. Waits for them for at most
-    /// this time, and returns how many still run.
+    /// Ends the threads that are free, and the others as soon as they are. Waits for them for at
+    /// most this time, and returns how many still run.
     pub(crate) fn end(&self, within: Duration) -> usize {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take();
         let threads =

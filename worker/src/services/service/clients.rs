@@ -15,7 +15,8 @@ pub(super) struct Clients {
 
 /// What a service knows of one client.
 ///
-/// Invariants: `bytes` is the sum of the bytes of `calls`. An acknowledged call holds outputs. `queued` has the calls in the state `Queued`, in the order of their arrival.
+/// Invariants: `bytes` is the sum of the bytes of `calls`. An acknowledged call holds outputs.
+/// `queued` has the calls in the state `Queued`, in the order of their arrival.
 #[derive(Debug)]
 pub(super) struct ClientState {
     /// The connection that it uses.
@@ -73,8 +74,8 @@ impl Clients {
 }
 
 impl ClientState {
-    /// Takes it that the client needs no answers of calls up to this number. Returns those among them
-    /// that it did not take before.
+    /// Takes it that the client needs no answers of calls up to this number. Returns those among
+    /// them that it did not take before.
     pub(super) fn settle(&mut self, settled: u64) -> Vec<u64> {
         if settled <= self.settled {
             return Vec::new();

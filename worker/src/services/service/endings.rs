@@ -104,8 +104,8 @@ impl Service {
         }
     }
 
-    /// Takes it that a client needs no answer of a call: it has the answer, has cancelled the call, or
-    /// has lost it with its connection. What does not run yet will not.
+    /// Takes it that a client needs no answer of a call: it has the answer, has cancelled the call,
+    /// or has lost it with its connection. What does not run yet will not.
     pub(super) fn acknowledge(&mut self, client: Incarnation, call: u64) {
         let entry = self.clients.get_mut(client).and_then(|state| state.calls.get_mut(&call));
         let Some(entry) = entry else { return };

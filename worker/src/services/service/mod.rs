@@ -42,9 +42,9 @@ use crate::testing::planted::WorkerBug;
 /// and a client that is silent for a lease is forgotten with all that it has left.
 ///
 /// **Never**: a number of a client is not executed twice while the client is remembered. No memory
-/// is allocated for a body before it is charged to its client. A client's inputs and outputs take no
-/// more than its budget. No thread of a server is taken for good: an execution that has passed its
-/// deadline does not count among those that may run.
+/// is allocated for a body before it is charged to its client. A client's inputs and outputs take
+/// no more than its budget. No thread of a server is taken for good: an execution that has passed
+/// its deadline does not count among those that may run.
 #[derive(Debug)]
 pub(crate) struct Service {
     config: ServiceConfig,

@@ -6,8 +6,8 @@ use pushpull_common::ids::Incarnation;
 
 /// The clients with queued calls, in the order of their turns.
 ///
-/// Each turn runs one call of one client, so a client with a thousand calls delays one with a single
-/// call by one execution.
+/// Each turn runs one call of one client, so a client with a thousand calls delays one with a
+/// single call by one execution.
 #[derive(Debug, Default)]
 pub(super) struct RunQueue {
     clients: VecDeque<Incarnation>,

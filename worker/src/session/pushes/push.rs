@@ -451,8 +451,8 @@ impl PendingPush {
         }
     }
 
-    /// Withdraws the incomplete shares of a push that has ended, so that other clients get their push
-    /// slots.
+    /// Withdraws the incomplete shares of a push that has ended, so that other clients get their
+    /// push slots.
     pub(super) fn withdraw_shares(
         &self,
         now: Instant,

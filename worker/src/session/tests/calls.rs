@@ -89,7 +89,8 @@ fn last_part(world: &mut SessionWorld, link: usize) -> SentFrame {
 fn every_shard_has_a_share_and_the_step_owner_decides_first() {
     let plan = plan(3, 3);
     let mut world = joined(&plan);
-    // Without a call, this push would be whole on two shards at once, and have no share on the third.
+    // Without a call, this push would be whole on two shards at once, and have no share on the
+    // third.
     let op = push(&mut world, &plan, &[0, 1]);
     let owner = give_push_slot(&mut world, OWNER).pop().unwrap();
     assert!(part(&owner).part.whole.is_some());

@@ -1,4 +1,5 @@
-//! Adversary tests of the machines behind calls: valid messages with arbitrary numbers in every field.
+//! Adversary tests of the machines behind calls: valid messages with arbitrary numbers in every
+//! field.
 //!
 //! Both functions read their input as choices, so that a fuzzer and a property test drive the same
 //! code. What the machines send and receive goes through frames.

@@ -28,8 +28,8 @@ use crate::testing::planted::{PlantedWorkerBugs, WorkerBug};
 
 /// The service of a worker task, with its connections.
 ///
-/// It does for the service what `services/runtime/server_core.rs` does, without a socket, a thread or
-/// a clock. Functions are carried out by the caller.
+/// It does for the service what `services/runtime/server_core.rs` does, without a socket, a thread
+/// or a clock. Functions are carried out by the caller.
 #[derive(Debug)]
 pub struct FunctionServerEndpoint {
     service: Service,
@@ -104,7 +104,8 @@ pub struct FunctionFailure {
     pub detail: String,
 }
 
-/// Returns what a function makes of the outcome of its scheduled push, or of an error of its session.
+/// Returns what a function makes of the outcome of its scheduled push, or of an error of its
+/// session.
 ///
 /// # Errors
 /// The failure by which the function ends.
@@ -205,8 +206,8 @@ impl FunctionServerEndpoint {
         self.events.pop_front()
     }
 
-    /// Returns when the next [`FunctionServerEndpoint::tick`] is due; `None` while nothing depends on
-    /// the time.
+    /// Returns when the next [`FunctionServerEndpoint::tick`] is due; `None` while nothing depends
+    /// on the time.
     pub fn wake_at(&self) -> Option<Instant> {
         self.service.wake_at()
     }

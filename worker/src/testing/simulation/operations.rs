@@ -117,8 +117,8 @@ pub enum EndpointEvent {
         /// The bytes of the frame.
         frame: Vec<u8>,
     },
-    /// Call [`SessionEndpoint::continue_read`](super::SessionEndpoint::continue_read) after a while:
-    /// a pull reads shared memory in steps.
+    /// Call [`SessionEndpoint::continue_read`](super::SessionEndpoint::continue_read) after a
+    /// while: a pull reads shared memory in steps.
     ContinueRead,
     /// Answer an operation.
     Reply {

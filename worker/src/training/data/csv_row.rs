@@ -14,8 +14,8 @@ use super::SourceError;
 ///
 /// Quotes are removed. Numbers are parsed on demand. An error names file, row, column and text.
 ///
-/// The text of a row without quotes is a part of the file's memory, so a row that is kept keeps all of
-/// it.
+/// The text of a row without quotes is a part of the file's memory, so a row that is kept keeps all
+/// of it.
 #[derive(Clone, Debug)]
 pub struct CsvRow {
     columns: Arc<CsvColumns>,
@@ -61,8 +61,8 @@ impl CsvRow {
     /// Returns the text of a field.
     ///
     /// # Errors
-    /// [`SourceError::Column`] if the column is not selected, [`SourceError::Field`] if the text is not
-    /// UTF-8.
+    /// [`SourceError::Column`] if the column is not selected, [`SourceError::Field`] if the text is
+    /// not UTF-8.
     pub fn text(&self, column: &str) -> Result<&str, SourceError> {
         let index = self.columns.names.iter().position(|name| name == column);
         let index = index.ok_or_else(|| SourceError::Column {
@@ -88,8 +88,8 @@ impl CsvRow {
     /// ```
     ///
     /// # Errors
-    /// [`SourceError::Row`] if another number of columns is selected, [`SourceError::Field`] if a text
-    /// is not UTF-8.
+    /// [`SourceError::Row`] if another number of columns is selected, [`SourceError::Field`] if a
+    /// text is not UTF-8.
     pub fn texts<const N: usize>(&self) -> Result<[&str; N], SourceError> {
         if self.len() != N {
             let problem = format!("has {} selected fields, asked for {N}", self.len());
@@ -194,8 +194,8 @@ struct Span {
 /// The places of the selected fields of a row.
 type Fields = SmallVec<[Span; 8]>;
 
-/// Finds the selected fields of a row without quotes, of at most [`WIDTH_MAX`] columns. Returns `None`
-/// if it has another number of fields than the columns.
+/// Finds the selected fields of a row without quotes, of at most [`WIDTH_MAX`] columns. Returns
+/// `None` if it has another number of fields than the columns.
 fn split_plain(bytes: &[u8], columns: &CsvColumns) -> Option<Fields> {
     // Every byte writes the end of the current field. A branch for each field instead would be
     // mispredicted most of the time, because fields differ in length.
@@ -220,8 +220,8 @@ fn split_plain(bytes: &[u8], columns: &CsvColumns) -> Option<Fields> {
 /// Splits a row with quotes. Returns its text without them, the selected fields, and the number of
 /// bytes until the end of the row; no fields if their number is another than that of the columns.
 ///
-/// A quote opens a quoted field only as its first byte. Within, two quotes stand for one. Text after
-/// the closing quote belongs to the field.
+/// A quote opens a quoted field only as its first byte. Within, two quotes stand for one. Text
+/// after the closing quote belongs to the field.
 fn unquote(bytes: &[u8], columns: &CsvColumns) -> (Vec<u8>, Option<Fields>, usize) {
     let mut text = Vec::with_capacity(bytes.len());
     let mut spans: SmallVec<[Span; 32]> = SmallVec::new();

@@ -12,13 +12,13 @@ use super::{CsvRow, Source, SourceError};
 
 /// The rows of a CSV file (RFC 4180), by their number.
 ///
-/// Opening a file reads it once and keeps the position of each row: 8 bytes a row. After that any row
-/// is read directly. All rows must have as many fields as the first. A row of more than 1 MiB is
-/// refused, such as one whose quotes are not closed. Empty lines are no rows.
+/// Opening a file reads it once and keeps the position of each row: 8 bytes a row. After that any
+/// row is read directly. All rows must have as many fields as the first. A row of more than 1 MiB
+/// is refused, such as one whose quotes are not closed. Empty lines are no rows.
 ///
-/// A file of up to 1 GiB ([`CsvFormat::memory_bytes_max`]) is kept in memory. A longer plain file stays on
-/// the disk, which costs a system call for each row. A file may be packed with gzip (feature `gz`);
-/// if it is longer unpacked, it is refused.
+/// A file of up to 1 GiB ([`CsvFormat::memory_bytes_max`]) is kept in memory. A longer plain file
+/// stays on the disk, which costs a system call for each row. A file may be packed with gzip
+/// (feature `gz`); if it is longer unpacked, it is refused.
 ///
 /// ```
 /// use pushpull_worker::training::data::{CsvSource, Pipeline};

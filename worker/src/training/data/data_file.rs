@@ -44,8 +44,8 @@ impl DataFile {
         }
     }
 
-    /// Loads the file into memory. A plain file of more than `memory_bytes_max` bytes stays on the disk,
-    /// and a packed one is refused.
+    /// Loads the file into memory. A plain file of more than `memory_bytes_max` bytes stays on the
+    /// disk, and a packed one is refused.
     ///
     /// With an `expected` length the file must have this length. Memory is allocated for bytes that
     /// exist, never for an announced length.

@@ -45,8 +45,8 @@ impl FileBytes {
         matches!(self.place, Place::Memory(_))
     }
 
-    /// Returns `len` bytes from `start`: a part of the memory, which is not copied, or one read of the
-    /// file.
+    /// Returns `len` bytes from `start`: a part of the memory, which is not copied, or one read of
+    /// the file.
     ///
     /// The caller bounds `len`. Bytes beyond the end are [`SourceError::Length`].
     pub(super) fn read(&self, start: u64, len: usize) -> Result<Bytes, SourceError> {

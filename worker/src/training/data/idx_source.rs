@@ -19,11 +19,10 @@ use super::{Source, SourceError};
 
 /// The samples of one IDX file, with the labels of another.
 ///
-/// A sample is its bytes (28 rows of 28 pixels for MNIST) and its label. Both files may be packed with
-/// gzip (feature `gz`); their first bytes tell. Files of up to 1 GiB are kept in memory, and samples
-/// share this memory: a sample that is kept keeps all of it. A longer
-/// plain file stays on the disk, which costs a system call for each sample. A longer packed file is
-/// refused.
+/// A sample is its bytes (28 rows of 28 pixels for MNIST) and its label. Both files may be packed
+/// with gzip (feature `gz`); their first bytes tell. Files of up to 1 GiB are kept in memory, and
+/// samples share this memory: a sample that is kept keeps all of it. A longer plain file stays on
+/// the disk, which costs a system call for each sample. A longer packed file is refused.
 ///
 /// ```no_run
 /// use pushpull_worker::training::data::{IdxSource, Pipeline};
@@ -49,8 +48,8 @@ impl IdxSource {
     /// The lengths in the headers are compared with the files before memory is allocated.
     ///
     /// # Errors
-    /// [`SourceError::Header`], [`SourceError::Length`] and [`SourceError::Counts`] if the files are
-    /// damaged or do not belong together; those of reading files.
+    /// [`SourceError::Header`], [`SourceError::Length`] and [`SourceError::Counts`] if the files
+    /// are damaged or do not belong together; those of reading files.
     pub fn open(
         samples: impl AsRef<Path>,
         labels: impl AsRef<Path>,

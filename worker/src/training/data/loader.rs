@@ -16,8 +16,8 @@ use super::{Batch, DataError};
 ///
 /// [`Loader::submit`] asks for a batch, [`Loader::take`] and [`Loader::blocking_take`] return the
 /// batches in the order in which they were submitted. At most [`Pipeline::prefetch`] batches are
-/// under way: submitted, and not taken. So the memory is bounded, and a slow training loop holds the
-/// threads up (back-pressure).
+/// under way: submitted, and not taken. So the memory is bounded, and a slow training loop holds
+/// the threads up (back-pressure).
 ///
 /// **Errors** concern one batch, and are returned in its place. The batches after it are read.
 ///

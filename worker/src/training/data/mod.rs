@@ -2,8 +2,8 @@
 //!
 //! A [`Source`] gives samples by their index: an array ([`SliceSource`]), an IDX file
 //! ([`IdxSource`]), a CSV file (`CsvSource`, feature `csv`), or a type of your own. A [`Pipeline`]
-//! says in which order and in which batches an epoch visits the samples, and what is done with each.
-//! Batches are read by one of two types:
+//! says in which order and in which batches an epoch visits the samples, and what is done with
+//! each. Batches are read by one of two types:
 //!
 //! - [`Loader`] reads the ranges that it is given. A training session grants them, so that every
 //!   sample of an epoch counts exactly once.

@@ -2,10 +2,11 @@
 
 /// A random-looking order of the numbers below a length, which is computed and never stored.
 ///
-/// The order is a function of the seed, the epoch and the length, and the same on every platform. It
-/// is a keyed bijection: a Feistel network whose two halves are the digits of a number in a mixed
-/// radix. The network permutes a domain that is slightly longer than the length. A result outside of
-/// the length is permuted again until it is inside (cycle walking), less than twice on average.
+/// The order is a function of the seed, the epoch and the length, and the same on every platform.
+/// It is a keyed bijection: a Feistel network whose two halves are the digits of a number in a
+/// mixed radix. The network permutes a domain that is slightly longer than the length. A result
+/// outside of the length is permuted again until it is inside (cycle walking), less than twice on
+/// average.
 ///
 /// ```
 /// use pushpull_worker::training::data::Permutation;

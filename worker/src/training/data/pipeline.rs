@@ -10,8 +10,8 @@ use super::batch_reader::BatchReader;
 use super::samples::{MappedSamples, SampleReader};
 use super::{DataError, Loader, Source, StaticSplit};
 
-/// How the samples of a [`Source`] become batches: their order, their number, and the functions that
-/// map them.
+/// How the samples of a [`Source`] become batches: their order, their number, and the functions
+/// that map them.
 ///
 /// A pipeline reads nothing. [`Pipeline::loader`] starts to read the ranges of a training session,
 /// and [`Pipeline::shard`] reads one worker's share of the data without a session. Both check the
@@ -139,7 +139,8 @@ impl<T: Send + 'static> Pipeline<T> {
     /// Returns the declaration of the data, on which all workers must agree.
     ///
     /// # Errors
-    /// [`DataError::DataSet`] if the batch is empty or longer than the data, or a limit is exceeded.
+    /// [`DataError::DataSet`] if the batch is empty or longer than the data, or a limit is
+    /// exceeded.
     pub fn data_set(&self) -> Result<DataSet, DataError> {
         let data_set = DataSet::new(self.samples.name(), self.samples.len(), self.batch)?
             .drop_remainder(self.drop_remainder);

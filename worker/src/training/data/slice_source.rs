@@ -7,8 +7,8 @@ use super::{Source, SourceError};
 
 /// Samples in memory, with or without labels.
 ///
-/// [`Source::get`] clones a sample. Samples of [`SliceSource::rows`] are shared, so a clone copies no
-/// values.
+/// [`Source::get`] clones a sample. Samples of [`SliceSource::rows`] are shared, so a clone copies
+/// no values.
 ///
 /// ```
 /// use pushpull_worker::training::data::{SliceSource, Source};

@@ -6,8 +6,8 @@ use super::SourceError;
 
 /// A numbered collection of samples.
 ///
-/// The threads of a [`Loader`](super::Loader) call [`Source::get`] concurrently. An error or a panic
-/// of one call fails the batch that needs the sample, and no other batch.
+/// The threads of a [`Loader`](super::Loader) call [`Source::get`] concurrently. An error or a
+/// panic of one call fails the batch that needs the sample, and no other batch.
 ///
 /// All workers of a cluster must have the same samples under the same indices, because the servers
 /// grant ranges of indices. [`Pipeline::data_set`](super::Pipeline::data_set) declares the name and

@@ -7,8 +7,8 @@ use super::{Batch, DataError, Loader};
 /// The batches of one of `count` workers, over all epochs: an iterator, from
 /// [`Pipeline::shard`](super::Pipeline::shard).
 ///
-/// The batches of all epochs are numbered in one sequence. Worker `index` reads those whose number is
-/// `index` modulo `count`. So every batch belongs to one worker. The numbers of batches of two
+/// The batches of all epochs are numbered in one sequence. Worker `index` reads those whose number
+/// is `index` modulo `count`. So every batch belongs to one worker. The numbers of batches of two
 /// workers differ by at most one, in each epoch and over all.
 ///
 /// The share is fixed: if a worker is lost, so are its samples, and a worker that starts again

@@ -6,8 +6,8 @@ use crate::training::{FinishedStep, Flow, GrantedStep, Hook, HookError, JoinRepo
 ///
 /// A training that has reached the step already runs no step. In synchronous mode, and with one
 /// worker, the last step is exact. Asynchronous workers that hold tokens when it is reached still
-/// push them: N workers make at most N - 1 steps more. Set `PsConfig::last_step` on the servers to end
-/// exactly there in any mode.
+/// push them: N workers make at most N - 1 steps more. Set `PsConfig::last_step` on the servers to
+/// end exactly there in any mode.
 #[derive(Debug)]
 #[doc(alias = "StopAtStepHook")]
 pub struct StopAtStep {

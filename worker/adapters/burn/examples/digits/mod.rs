@@ -31,8 +31,8 @@ pub(crate) struct Digit {
     label: i64,
 }
 
-/// The 1,797 digits that the crate smartcore contains: those to learn from, or every fifth, which is
-/// held out.
+/// The 1,797 digits that the crate smartcore contains: those to learn from, or every fifth, which
+/// is held out.
 pub(crate) fn digits(is_held_out: bool) -> Vec<Digit> {
     let digits = smartcore::dataset::digits::load_dataset();
     let images = digits.data.chunks(SIDE * SIDE).zip(&digits.target).enumerate();

@@ -46,8 +46,8 @@ impl ImageSet {
         Ok(ImageSet { train: part("train")?, test: part("t10k")? })
     }
 
-    /// Returns the 1,797 handwritten digits of 8 x 8 pixels that the crate smartcore contains. Every
-    /// fifth is held out.
+    /// Returns the 1,797 handwritten digits of 8 x 8 pixels that the crate smartcore contains.
+    /// Every fifth is held out.
     pub(crate) fn digits(device: &Device) -> Result<ImageSet> {
         let digits = smartcore::dataset::digits::load_dataset();
         let labels: Vec<u32> = digits.target.iter().map(|&label| label as u32).collect();

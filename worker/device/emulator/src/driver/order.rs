@@ -48,8 +48,8 @@ pub(crate) struct Use {
 }
 
 impl UseHistory {
-    /// Notes a use. Returns an earlier use that nothing orders with it, if they touch the same bytes
-    /// and one writes, with the first such byte.
+    /// Notes a use. Returns an earlier use that nothing orders with it, if they touch the same
+    /// bytes and one writes, with the first such byte.
     pub(crate) fn note(&mut self, new: Use, clock: &Clock) -> Option<(String, usize)> {
         let mut conflict = None;
         self.uses.retain(|old| {

@@ -83,8 +83,8 @@ impl StreamWork {
         }
     }
 
-    /// The device memory that the work uses, but for launches: address, size, whether it is written,
-    /// and what the work is.
+    /// The device memory that the work uses, but for launches: address, size, whether it is
+    /// written, and what the work is.
     pub(crate) fn memory_used(&self) -> Vec<(u64, usize, bool, String)> {
         let name = |name: &str| name.to_owned();
         match self {
