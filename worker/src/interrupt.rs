@@ -1,10 +1,13 @@
 //! [`Interrupt`]: cancels waits from another thread.
 
+use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 use crate::pause::Pause;
 
@@ -35,24 +38,24 @@ use crate::pause::Pause;
 /// assert!(matches!(ended, Err(Error::Interrupted { .. })));
 /// # }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 #[doc(alias = "canceller")]
 #[doc(alias = "CancellationToken")]
-pub struct Interrupt(Arc<watch::Sender<bool>>);
+pub struct Interrupt(Arc<InterruptState>);
+
+#[derive(Debug, Default)]
+struct InterruptState {
+    is_raised: AtomicBool,
+    raised: Notify,
+}
 
 /// How long an operation with grace may last once the interrupt is raised.
 const GRACE: Duration = Duration::from_millis(250);
 
-impl Default for Interrupt {
-    fn default() -> Interrupt {
-        Interrupt::new()
-    }
-}
-
 impl Interrupt {
     /// Creates an interrupt that is not raised.
     pub fn new() -> Interrupt {
-        Interrupt(Arc::new(watch::Sender::new(false)))
+        Interrupt::default()
     }
 
     /// Cancels the calls under way and all later ones: see [`crate::blocking`]. A training session
@@ -62,12 +65,13 @@ impl Interrupt {
     /// May block for a moment and allocate, so a signal handler must not call it directly.
     #[doc(alias = "cancel")]
     pub fn raise(&self) {
-        self.0.send_replace(true);
+        self.0.is_raised.store(true, Ordering::Release);
+        self.0.raised.notify_waiters();
     }
 
     /// Whether the interrupt was raised.
     pub fn is_raised(&self) -> bool {
-        *self.0.borrow()
+        self.0.is_raised.load(Ordering::Acquire)
     }
 
     /// Awaits a future, or returns `None` as soon as the interrupt is raised. The future is dropped
@@ -82,8 +86,21 @@ impl Interrupt {
 
     /// Waits until the interrupt is raised.
     async fn raised(&self) {
-        // It has no error while the sender is here.
-        let _ = self.0.subscribe().wait_for(|raised| *raised).await;
+        // Made before the flag is read, it misses no notification.
+        let mut raised = pin!(self.0.raised.notified());
+        let mut registered: Option<Waker> = None;
+        poll_fn(|context| {
+            if self.is_raised() {
+                return Poll::Ready(());
+            }
+            // A registration takes a lock, and a caller that spins polls some hundred times.
+            if registered.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
+                return Poll::Pending;
+            }
+            registered = Some(context.waker().clone());
+            raised.as_mut().poll(context)
+        })
+        .await;
     }
 
     /// Awaits a future as [`Interrupt::race`] does, but for [`GRACE`] longer once the interrupt is
@@ -118,6 +135,18 @@ mod tests {
         assert_eq!(raced, None);
         assert!(interrupt.is_raised());
         assert_eq!(interrupt.race(pending::<()>()).await, None, "it stays raised");
+    }
+
+    #[test]
+    fn a_wait_misses_no_raise_of_another_thread() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        for _ in 0..1_000 {
+            let interrupt = Interrupt::new();
+            std::thread::scope(|scope| {
+                scope.spawn(|| interrupt.raise());
+                assert_eq!(runtime.block_on(interrupt.race(pending::<()>())), None);
+            });
+        }
     }
 
     #[tokio::test]
