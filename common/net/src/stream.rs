@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
 use tokio::net::TcpStream;
@@ -88,6 +89,7 @@ impl Stream {
             DetachedStream::Tcp(stream) => TcpStream::from_std(stream).map(Stream::Tcp),
             DetachedStream::Unix(stream) => {
                 stream.set_nonblocking(true)?;
+                socket2::SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER_BYTES)?;
                 register(stream, Interest::READABLE).map(Stream::Unix)
             }
         }
@@ -191,6 +193,10 @@ impl Stream {
     }
 }
 
+/// The size of a Unix socket's send buffer, as far as the system allows it: that of a part. With the
+/// usual default of 208 KiB, a sender sleeps several times while its peer reads one part.
+const SEND_BUFFER_BYTES: usize = PART_BYTES_MAX as usize;
+
 /// Registers a socket with the runtime.
 fn register(socket: UnixStream, interest: Interest) -> io::Result<AsyncFd<UnixStream>> {
     // SAFETY: a socket of the standard library has one descriptor, which is open until the socket
@@ -283,6 +289,20 @@ mod tests {
     }
 
     const EITHER: Interest = Interest::READABLE.add(Interest::WRITABLE);
+
+    #[test]
+    fn a_unix_socket_has_a_send_buffer_for_a_part() {
+        // What the system grants, it tells on a socket that it makes.
+        let (alone, _peer) = UnixStream::pair().unwrap();
+        let alone = socket2::SockRef::from(&alone);
+        alone.set_send_buffer_size(SEND_BUFFER_BYTES).unwrap();
+        let granted = alone.send_buffer_size().unwrap();
+        runtime().block_on(async {
+            let (Stream::Unix(stream), _peer) = pair() else { unreachable!("a Unix socket") };
+            let size = socket2::SockRef::from(&stream).send_buffer_size().unwrap();
+            assert_eq!(size, granted);
+        });
+    }
 
     #[test]
     fn a_peer_that_reads_wakes_no_task() {
