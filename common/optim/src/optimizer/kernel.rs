@@ -350,7 +350,8 @@ fn stream_line<F: OptimizerFloat, const N: usize>(out: &mut [F; N], line: &[F; N
     {
         use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_stream_si256};
         let (from, to) = (line.as_ptr().cast::<__m256i>(), out.as_mut_ptr().cast::<__m256i>());
-        debug_assert!(out.as_ptr().align_offset(LINE_BYTES) == 0);
+        let is_line = size_of::<[F; N]>() == LINE_BYTES;
+        debug_assert!(is_line && out.as_ptr().align_offset(LINE_BYTES) == 0);
         for word in 0..size_of::<[F; N]>() / 32 {
             // SAFETY: both lines have N elements, which these words cover. The caller has checked
             // that `out` starts a cache line, and that the processor has AVX.
