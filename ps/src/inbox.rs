@@ -393,8 +393,9 @@ impl Inbox {
 
     /// Returns the memory that the values of a push are read from.
     pub(crate) fn source(&self, number: u32) -> Option<PushSource<'_>> {
-        match self.push_buffers.iter().find(|push_buffer| push_buffer.has(number)) {
-            Some(push_buffer) => push_buffer.source(number, self.buffer_stride),
+        let mut buffers = self.push_buffers.iter();
+        match buffers.find_map(|buffer| Some((buffer, buffer.position(number)?))) {
+            Some((buffer, index)) => buffer.source(index, self.buffer_stride),
             None => Some(PushSource::own(self.bytes(number, 0..self.stride as u64)?)),
         }
     }

@@ -54,19 +54,16 @@ impl PushBuffer {
         self.push_slots.iter_mut().flatten().map(|shared| &mut shared.push_slot)
     }
 
-    /// Returns whether a slot is in this push buffer.
-    pub(super) fn has(&self, number: u32) -> bool {
-        self.push_slots().any(|push_slot| push_slot.number == number)
+    /// Returns the index of a slot in this push buffer.
+    pub(super) fn position(&self, number: u32) -> Option<usize> {
+        let is_it = |slot: &BufferSlot| slot.push_slot.number == number;
+        self.push_slots.iter().position(|slot| slot.as_ref().is_some_and(is_it))
     }
 
-    /// Returns the memory that the values of the push in a slot are read from. Slots are `stride`
-    /// bytes apart.
-    pub(super) fn source(&self, number: u32, stride: usize) -> Option<PushSource<'_>> {
-        let mut push_slots = self.push_slots.iter().enumerate();
-        let (index, push_slot) = push_slots.find_map(|(index, slot)| {
-            let shared = slot.as_ref().filter(|shared| shared.push_slot.number == number)?;
-            Some((index, shared))
-        })?;
+    /// Returns the memory that the values of the push in the slot with this index are read from.
+    /// Slots are `stride` bytes apart.
+    pub(super) fn source(&self, index: usize, stride: usize) -> Option<PushSource<'_>> {
+        let push_slot = self.push_slots.get(index)?.as_ref()?;
         let ranges = push_slot.push_slot.arrival.as_ref()?.shared.ranges();
         let own = push_slot.own_bytes().unwrap_or_default();
         Some(PushSource::shared(own, &self.memory, index * stride, ranges))
