@@ -19,7 +19,7 @@ pub(super) struct CallsRounds(BTreeMap<OpId, PendingRound>);
 
 /// A round and the operation of the caller.
 #[derive(Debug)]
-struct PendingRound {
+pub(super) struct PendingRound {
     op: OpId,
     round: CallsRound,
     deadline: Instant,
@@ -35,9 +35,9 @@ pub(super) enum RoundStep {
 }
 
 impl CallsRounds {
-    /// Whether a request is of a round.
-    pub(super) fn has(&self, request: OpId) -> bool {
-        self.0.contains_key(&request)
+    /// Takes the round that a request is of.
+    pub(super) fn take(&mut self, request: OpId) -> Option<PendingRound> {
+        self.0.remove(&request)
     }
 
     /// Begins the round of an operation. `request` numbers its first request.
@@ -51,24 +51,22 @@ impl CallsRounds {
         self.next_step(PendingRound { op, round, deadline }, request)
     }
 
-    /// Takes the answer to a request. `next` numbers the one that may follow. `None` if the request
-    /// is of no round.
+    /// Takes the answer to the request of a round. `next` numbers the one that may follow.
     pub(super) fn answered(
         &mut self,
-        request: OpId,
+        mut pending: PendingRound,
         reply: Result<Reply, Error>,
         next: OpId,
-    ) -> Option<RoundStep> {
-        let mut pending = self.0.remove(&request)?;
+    ) -> RoundStep {
         let round = &mut pending.round;
         let answered = reply.and_then(|reply| match reply {
             Reply::Answer { message, .. } => round.answered(&message),
             _ => Err(Error::Ended { doing: round.doing() }),
         });
-        Some(match answered {
+        match answered {
             Ok(()) => self.next_step(pending, next),
             Err(error) => RoundStep::Reply { op: pending.op, reply: Err(error) },
-        })
+        }
     }
 
     fn next_step(&mut self, pending: PendingRound, request: OpId) -> RoundStep {

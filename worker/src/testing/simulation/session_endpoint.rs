@@ -457,14 +457,13 @@ impl SessionEndpoint {
                     frame.extend_from_slice(&body);
                     EndpointEvent::Send { link, frame }
                 }
-                SessionOutput::Reply { op, reply } if self.rounds.has(op) => {
-                    let next = self.number();
-                    if let Some(step) = self.rounds.answered(op, reply, next) {
-                        self.follow_round(now, step);
-                    }
-                    continue;
-                }
                 SessionOutput::Reply { op, reply } => {
+                    if let Some(round) = self.rounds.take(op) {
+                        let next = self.number();
+                        let step = self.rounds.answered(round, reply, next);
+                        self.follow_round(now, step);
+                        continue;
+                    }
                     if let Ok(Reply::Pulled { read, .. }) = &reply {
                         self.pulled_gradients = read.gradients.clone();
                     }
