@@ -9,7 +9,7 @@ use crate::training::{FinishedStep, Flow, Hook, HookError, JoinReport};
 #[derive(Debug)]
 pub struct EarlyStopping {
     scalar: String,
-    patience: u64,
+    limit: u64,
     min_delta: f64,
     is_maximized: bool,
     /// The best value and its global step.
@@ -19,11 +19,11 @@ pub struct EarlyStopping {
 }
 
 impl EarlyStopping {
-    /// Ends after `patience` observations of `scalar` in a row that are not below the best one.
-    pub fn new(scalar: impl Into<String>, patience: u64) -> EarlyStopping {
+    /// Ends after `limit` observations of `scalar` in a row that are not below the best one.
+    pub fn new(scalar: impl Into<String>, limit: u64) -> EarlyStopping {
         EarlyStopping {
             scalar: scalar.into(),
-            patience,
+            limit,
             min_delta: 0.0,
             is_maximized: false,
             best: None,
@@ -68,7 +68,7 @@ impl Hook for EarlyStopping {
             return Ok(Flow::Continue);
         }
         self.without_improvement += 1;
-        if self.without_improvement < self.patience {
+        if self.without_improvement < self.limit {
             return Ok(Flow::Continue);
         }
         let (scalar, count) = (&self.scalar, self.without_improvement);
