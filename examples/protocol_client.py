@@ -304,6 +304,8 @@ class Worker:
         hello += struct.pack("<QQIQ", self.incarnation, self.epoch, restore_epoch, 0)
         # No catalogue digest; checksums of bodies off; an empty identity; no authentication.
         hello += struct.pack("<BBII", 0, 2, 0, 0)
+        # It has no features, so no message has fields that belong to one; it requires none.
+        hello += struct.pack("<QQ", 0, 0)
         _, _, fields, _ = self.connection.ask(HELLO, [WELCOME], hello)
         _, _, self.epoch = fields.take("HHQ")
         self.synchronous = fields.take("B") == 2
@@ -322,9 +324,8 @@ class Worker:
     def take_grant(self, fields):
         self.token, self.generation, self.step, push_slot = fields.take("QIQI")
         # This client declares no data set, so its grants name no samples.
-        for _ in ("samples", "ahead"):
-            if fields.bool():
-                fields.take("QQI")
+        if fields.bool():
+            fields.take("QQI")
         self.newest, self.push_slot = self.token, push_slot or self.push_slot
 
     def pull(self):

@@ -64,22 +64,25 @@ fn the_daemon_serves_until_a_signal() {
     assert!(state.join("shard-0/control").exists());
 }
 
-/// Runs a client that is written from the protocol page and uses nothing of this crate. It compares
+/// Runs a client that is written from the protocol page and uses nothing of this crate, and one of
+/// an earlier revision. Neither has a feature of the protocol, and the daemon has all. It compares
 /// pulled values with its own gradient descent: alone, with a second client, and in synchronous
 /// mode.
 #[test]
 fn a_client_in_another_language_joins_pulls_and_pushes() {
     if !Command::new("python3").arg("--version").output().is_ok_and(|said| said.status.success()) {
-        println!("SKIPPED: cannot run examples/protocol_client.py without python3");
+        println!("SKIPPED: cannot run the clients in Python without python3");
         return;
     }
-    for mode in [&[][..], &["--synchronous", "2/2"]] {
+    let programs = ["examples/protocol_client.py", "tests/clients/earlier_client.py"];
+    let modes = [&[][..], &["--synchronous", "2/2"]];
+    for (program, mode) in programs.iter().flat_map(|program| modes.map(|mode| (program, mode))) {
         let address = &free_addresses(1)[0];
         let hosts = ["--ps-hosts", address, "--worker-hosts", "127.0.0.1:1,127.0.0.1:2"];
         let _daemon = daemon(&[&hosts[..], &["--learning-rate", "0.1"], mode].concat());
         let client = |name, task, rate, steps, cut_every| {
             let mut command = Command::new("python3");
-            command.args(["examples/protocol_client.py", address, "--task", task]);
+            command.args([program, address.as_str(), "--task", task]);
             command.args(["--learning-rate", rate, "--steps", steps, "--cut-every", cut_every]);
             start(name, &mut command)
         };

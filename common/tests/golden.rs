@@ -1,9 +1,10 @@
-//! Golden bytes of every message and of a catalogue.
+//! Golden bytes of every message and of a catalogue, and the list of their revisions.
 //!
-//! `PUSHPULL_BLESS=1 cargo test -p pushpull-common --test golden` writes the tables again.
-//! The table of frames was released with its protocol version: entries may be added, and a changed
-//! or removed entry fails the test even then. Other bytes are another version, with its own table.
+//! `PUSHPULL_BLESS="the reason" cargo test -p pushpull-common --test golden` writes the tables
+//! again and appends a revision. Once the version is released, entries may be added, and a changed
+//! or removed entry fails the test even then: other bytes are another version.
 
+mod revisions;
 mod samples;
 
 use std::collections::BTreeSet;
@@ -12,10 +13,16 @@ use std::io::{self, IoSliceMut};
 use std::path::PathBuf;
 
 use pushpull_common::catalogue::Catalogue;
+use pushpull_common::data_set::SampleRange;
+use pushpull_common::ids::{GlobalStep, TokenId};
 use pushpull_common::initializer::Initializer;
 use pushpull_common::partition::Partitioner;
 use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
-use pushpull_common::protocol::{FrameReader, Header, Message, Poll};
+use pushpull_common::protocol::decode::slice_source;
+use pushpull_common::protocol::message::{Granted, Welcome};
+use pushpull_common::protocol::{
+    BodyStamp, Features, FrameReader, Grant, Header, Message, Poll, encode_for, version,
+};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
@@ -39,6 +46,7 @@ fn changed<'a>(before: &'a str, after: &str) -> Option<&'a str> {
 fn compare(name: &str, found: &str) {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     if name == FRAMES
+        && version::IS_RELEASED
         && let Ok(before) = std::fs::read_to_string(&path)
     {
         assert_eq!(changed(&before, found), None, "a released frame has changed");
@@ -75,6 +83,24 @@ fn entry(sample: &Sample) -> String {
     format!("= {}\n# {:?}\n{}", sample.name, sample.message, rows(&sample.frame()))
 }
 
+/// Returns a sample of every field that belongs to a feature: each with only that feature agreed.
+fn samples_of_features() -> Vec<Sample> {
+    let ahead = Some(SampleRange { epoch: 2, start: 0, len: 64 });
+    let (token, step) = (TokenId(11), GlobalStep(13));
+    let grant = Grant { token, generation: 12, step, push_slot: 14, samples: None, ahead };
+    let (name, message) = ("Granted read_ahead".to_owned(), Granted { grant }.into());
+    vec![Sample { name, message, body: BodyStamp::NONE, features: Features::READ_AHEAD }]
+}
+
+/// Returns the table of frames.
+fn frames() -> String {
+    let head = "Header (ten rows) and meta of every message, under one envelope: request 0x101, \
+                restore epoch\n0x202, step 0x303, sequence 0x404, deadline 0x505 ms. Offsets and \
+                bytes are hexadecimal.\n\n";
+    let entries: Vec<String> = samples().iter().chain(&samples_of_features()).map(entry).collect();
+    head.to_owned() + &entries.join("\n")
+}
+
 #[test]
 fn every_message_has_its_golden_bytes() {
     let samples = samples();
@@ -83,23 +109,35 @@ fn every_message_has_its_golden_bytes() {
     assert_eq!(kinds, all, "every kind has a sample");
     let names: BTreeSet<&str> = samples.iter().map(|sample| sample.name.as_str()).collect();
     assert_eq!(names.len(), samples.len(), "two samples have one name");
-    let head = "Header (ten rows) and meta of every message, under one envelope: request 0x101, \
-                restore epoch\n0x202, step 0x303, sequence 0x404, deadline 0x505 ms. Offsets and \
-                bytes are hexadecimal.\n\n";
-    let entries: Vec<String> = samples.iter().map(entry).collect();
-    compare(FRAMES, &(head.to_owned() + &entries.join("\n")));
+    compare(FRAMES, &frames());
+}
+
+/// Returns a reader that has agreed on these features with its peer.
+fn reader_with(features: Features) -> FrameReader {
+    let welcome = samples().into_iter().find_map(|sample| match sample.message {
+        Message::Welcome(welcome) => Some(Welcome { features, ..welcome }),
+        _ => None,
+    });
+    let mut frame = Vec::new();
+    let welcome = welcome.expect("there is a welcome").into();
+    encode_for(Features::NONE, &mut frame, &ENVELOPE, &welcome, BodyStamp::NONE);
+    let mut reader = FrameReader::new();
+    reader.set_features(features);
+    assert!(matches!(reader.poll(&mut slice_source(&frame)), Ok(Poll::Frame(..))));
+    assert_eq!(reader.features(), features);
+    reader
 }
 
 #[test]
 fn golden_bytes_decode_to_their_messages() {
     let table = include_str!("golden/frames_v1.txt");
     let mut entries = entries(table);
-    for sample in samples() {
+    for sample in samples().into_iter().chain(samples_of_features()) {
         let entry = entries.next().unwrap_or_else(|| panic!("{} has no entry", sample.name));
         assert_eq!(entry.lines().next(), Some(sample.name.as_str()));
         let bytes = bytes_of(entry);
         let mut rest = bytes.as_slice();
-        let mut reader = FrameReader::new();
+        let mut reader = reader_with(sample.features);
         let mut source = |slices: &mut [IoSliceMut<'_>]| io::Read::read(&mut rest, &mut slices[0]);
         let Poll::Frame(header, message) = reader.poll(&mut source).unwrap() else {
             panic!("{} is not a whole frame", sample.name);
@@ -161,6 +199,52 @@ fn catalogue() -> Catalogue {
 
 #[test]
 fn a_catalogue_has_its_golden_bytes_and_digest() {
+    let (catalogue, text) = (catalogue(), catalogue_table());
+    compare("catalogue.txt", &text);
+    let decoded = Catalogue::decode(&bytes_of(&text)).unwrap();
+    assert_eq!((decoded.digest(), decoded.difference(&catalogue)), (catalogue.digest(), None));
+}
+
+/// The tables whose bytes a revision has, and the client that today's servers must train.
+fn golden_tables() -> [String; 4] {
+    let codecs = include_str!("golden/codecs.txt").to_owned();
+    let client = include_str!("../../tests/clients/earlier_client.py").to_owned();
+    [frames(), catalogue_table(), codecs, client]
+}
+
+#[test]
+fn the_newest_revision_has_the_golden_bytes() {
+    revisions::check(&golden_tables());
+}
+
+#[test]
+fn a_change_of_bytes_without_a_new_revision_is_found() {
+    let tables = golden_tables();
+    let mut other = tables.clone();
+    other[0] = other[0].replacen("70 70 73 68 01", "70 70 73 68 02", 1);
+    let listed = revisions::fault(version::REVISIONS, &[version::REVISIONS.to_owned()], &tables);
+    assert_eq!(listed, None);
+    let fault =
+        |now: &str, before: &str, tables| revisions::fault(now, &[before.to_owned()], tables);
+    // The bytes change alone.
+    let alone = fault(version::REVISIONS, version::REVISIONS, &other).unwrap();
+    assert!(alone.contains("has other bytes"), "{alone}");
+    // The same commit writes the digest of the new bytes over the old one.
+    let (kept, _) = version::REVISIONS.trim_end().rsplit_once('\n').unwrap();
+    let edited = revisions::appended(&format!("{kept}\n"), &other, "an edit");
+    let noticed = fault(&edited, version::REVISIONS, &other).unwrap();
+    assert!(noticed.contains("only be appended to"), "{noticed}");
+    // An earlier line is edited: the digest of every later one covers it.
+    let rewritten = version::REVISIONS.replacen("\n1 ", "\n1 0", 1);
+    let noticed = revisions::fault(&rewritten, &[], &tables).unwrap();
+    assert!(noticed.contains("has other bytes"), "{noticed}");
+    // A new line is how bytes change.
+    let next = revisions::appended(version::REVISIONS, &other, "a reason");
+    assert_eq!(fault(&next, version::REVISIONS, &other), None);
+    assert_eq!(next.lines().count(), version::REVISIONS.lines().count() + 1);
+}
+
+fn catalogue_table() -> String {
     let catalogue = catalogue();
     let digest: String = catalogue.digest().iter().map(|byte| format!("{byte:02x}")).collect();
     let mut text = format!("= digest {digest}\n");
@@ -168,7 +252,5 @@ fn a_catalogue_has_its_golden_bytes_and_digest() {
         let _ = writeln!(text, "# {} {} {}", variable.name(), variable.dtype(), variable.shape());
     }
     text.push_str(&rows(catalogue.encode()));
-    compare("catalogue.txt", &text);
-    let decoded = Catalogue::decode(&bytes_of(&text)).unwrap();
-    assert_eq!((decoded.digest(), decoded.difference(&catalogue)), (catalogue.digest(), None));
+    text
 }

@@ -215,24 +215,25 @@ fn metas() -> Vec<HostileCase> {
         raw(kind(&hello), &meta)
     };
     let (refused, push) = (Refused { refusal: Refusal::Denied {} }.into(), Message::from(part()));
-    let mut trailing = meta(&hello);
+    let short = &meta(&hello)[..meta(&hello).len() - 1];
+    let mut trailing = meta(&refused);
     trailing.push(0);
     // Offsets of fields in this hello: the role is at 4, the job's text at 5.
     let job = 5;
-    let crc = meta(&hello).len() - 9;
+    let crc = meta(&hello).len() - 25;
     vec![
         case(
             "meta_trailing",
-            "a byte after the last field",
+            "a refusal with a byte after the last field",
             "Trailing {",
-            raw(kind(&hello), &trailing),
+            raw(kind(&refused), &trailing),
         ),
         case("meta_empty", "a hello with an empty meta", "Truncated {", raw(kind(&hello), &[])),
         case(
             "meta_short",
             "a hello without its last byte",
             "Truncated {",
-            raw(kind(&hello), &trailing[..trailing.len() - 2]),
+            raw(kind(&hello), short),
         ),
         case(
             "list_too_long",
@@ -319,6 +320,7 @@ fn hello() -> Hello {
         body_crc: BodyCrc::Auto {},
         identity: List::default(),
         auth: List::default(),
+        features: Default::default(),
     }
 }
 

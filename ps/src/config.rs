@@ -12,7 +12,7 @@ use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::TaskId;
 use pushpull_common::names::NamePattern;
-use pushpull_common::protocol::limits;
+use pushpull_common::protocol::{Features, limits};
 use pushpull_optim::optimizer::{Optimizer, OptimizerRules};
 use pushpull_store::store::{BLOCK_BYTES, CACHED_BYTES_MAX};
 use pushpull_store::testing::planted::PlantedBugs;
@@ -125,6 +125,8 @@ pub struct PsConfig {
     pub(crate) unix_address: String,
     pub(crate) block_bytes: usize,
     pub(crate) cached_bytes_max: u64,
+    /// The features of the protocol that this task has.
+    pub(crate) features: Features,
     pub(crate) planted: PlantedBugs,
 }
 
@@ -157,6 +159,7 @@ impl PsConfig {
             unix_address: String::new(),
             block_bytes: BLOCK_BYTES,
             cached_bytes_max: CACHED_BYTES_MAX,
+            features: Features::ALL,
             planted: PlantedBugs::default(),
         }
     }

@@ -2,15 +2,16 @@
 
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId};
-use pushpull_common::protocol::message::{BodyCrc, Hello, Role};
-use pushpull_common::protocol::version;
+use pushpull_common::protocol::message::{BodyCrc, FeatureOffer, Hello, Role};
 use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::{Features, version};
 
 /// The identity of a ps task and of its cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct PeerHello {
     pub(crate) task: TaskId,
     pub(crate) identity: Identity,
+    pub(crate) features: Features,
 }
 
 impl PeerHello {
@@ -31,6 +32,7 @@ impl PeerHello {
             body_crc: BodyCrc::Auto {},
             identity: self.identity.to_wire(),
             auth: List::default(),
+            features: FeatureOffer::of(self.features),
         }
     }
 }

@@ -16,7 +16,7 @@ use pushpull::ClusterSpec;
 use pushpull::cluster::ShardId;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, Sequence, TokenId};
 use pushpull_common::protocol::message::{Hello, Operation, PushPart, Reserve, Role, TokenRequest};
-use pushpull_common::protocol::{Envelope, Grant, Message};
+use pushpull_common::protocol::{Envelope, Features, Grant, Message};
 
 use crate::chance::Chance;
 use crate::probe::{ProbeConnection, hello};
@@ -263,7 +263,7 @@ impl HostileClient {
     /// Returns a message of the same kind with up to three numbers mutated.
     fn mutated(&mut self, message: &Message) -> Message {
         let mut meta = Vec::new();
-        message.put(&mut meta);
+        message.put(Features::NONE, &mut meta);
         for _ in 0..self.chance.below(4) {
             let width = [1, 2, 4, 8][self.chance.below(4) as usize];
             if meta.len() < width {
@@ -273,11 +273,11 @@ impl HostileClient {
             let number = self.number().to_le_bytes();
             let before = meta.clone();
             meta[at..at + width].copy_from_slice(&number[..width]);
-            if Message::take(message.kind(), &meta).is_err() {
+            if Message::take(message.kind(), Features::NONE, &meta).is_err() {
                 meta = before;
             }
         }
-        Message::take(message.kind(), &meta).expect("the message stays valid")
+        Message::take(message.kind(), Features::NONE, &meta).expect("the message stays valid")
     }
 
     fn envelope(&mut self, state: &ClientState) -> Envelope {

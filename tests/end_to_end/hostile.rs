@@ -44,6 +44,7 @@ impl RawClient {
             body_crc: BodyCrc::Off {},
             identity: Identity::new().to_wire(),
             auth: List::default(),
+            features: Default::default(),
         };
         let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();

@@ -38,6 +38,7 @@ fn greet<S: Write>(mut stream: S, spec: &ClusterSpec, task: u32) -> S {
         body_crc: BodyCrc::Off {},
         identity: Identity::new().with("ps", spec.ps_identity()).to_wire(),
         auth: List::default(),
+        features: Default::default(),
     };
     let mut frame = Vec::new();
     encode(&mut frame, &Envelope::default(), &hello.into(), BodyStamp::NONE);

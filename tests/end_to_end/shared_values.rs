@@ -107,6 +107,7 @@ fn hello() -> Hello {
         body_crc: BodyCrc::Off {},
         identity: List::default(),
         auth: List::default(),
+        features: Default::default(),
     }
 }
 

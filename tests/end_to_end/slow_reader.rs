@@ -32,6 +32,7 @@ fn hello_and_pulls(pulls: u64) -> Vec<u8> {
         body_crc: BodyCrc::Off {},
         identity: List::default(),
         auth: List::default(),
+        features: Default::default(),
     };
     let mut bytes = Vec::new();
     let mut add = |request, message: Message| {

@@ -8,6 +8,7 @@ use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::data_set::DataSet;
 use pushpull_common::ids::TaskId;
 use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
+use pushpull_common::protocol::Features;
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 use pushpull_ps::{Asynchronous, Mode, Network, OnLoss, PsConfig, Sgd, Storage, Synchronous};
@@ -69,6 +70,16 @@ pub(crate) struct Setting {
 impl Setting {
     /// The last step of a training without one.
     pub(crate) const ENDLESS: u64 = u64::MAX;
+
+    /// Returns the features of the protocol that a task's program has: every task may be another
+    /// build.
+    pub(crate) fn features_of(&self, task: &str) -> Features {
+        let chance = &mut SimChance::of(self.seed, &format!("features of {task}"));
+        match chance.percent(40) {
+            true => Features::ALL,
+            false => Features(chance.next() & Features::ALL.0),
+        }
+    }
 
     /// Draws the setting of a seed, bounded by `at_most`. The bound does not change later draws.
     pub(crate) fn draw(seed: u64, at_most: Sizes) -> Setting {

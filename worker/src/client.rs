@@ -13,7 +13,7 @@ use pushpull_common::data_set::DataSet;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{Incarnation, RestoreEpoch, ShardId, TaskId};
 use pushpull_common::protocol::message::{EndReason, Role};
-use pushpull_common::protocol::{Message, Refusal, message};
+use pushpull_common::protocol::{Features, Message, Refusal, message};
 
 use crate::config::WorkerConfig;
 use crate::error::{ConfigError, Error};
@@ -56,6 +56,7 @@ impl SessionClient {
             shared_memory: config.shared_memory,
             values: config.values.map(|codec| codec.encoding()),
             identity: Identity::new().with("ps", cluster.ps_identity()),
+            features: Features::ALL,
             addresses: addresses.collect(),
             progress_interval: config.progress.is_some().then_some(config.progress_interval),
         };

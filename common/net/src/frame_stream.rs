@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::{
-    BodyPoll, FrameProgress, FrameReader, FrameSink, Header, Message, Poll,
+    BodyPoll, Features, FrameProgress, FrameReader, FrameSink, Header, Message, Poll,
 };
 use tokio::io::Interest;
 use tokio::sync::Notify;
@@ -89,6 +89,16 @@ impl FrameStream {
     /// Allows long metas; see [`FrameReader::open`].
     pub fn open(&mut self) {
         self.reader.open();
+    }
+
+    /// Sets the features of this side; see [`FrameReader::set_features`].
+    pub fn set_features(&mut self, own: Features) {
+        self.reader.set_features(own);
+    }
+
+    /// Returns the features that are agreed with the peer; see [`FrameReader::features`].
+    pub fn features(&self) -> Features {
+        self.reader.features()
     }
 
     /// Receives the next frame. A body must be read before the next one. Cancel-safe: a partly read

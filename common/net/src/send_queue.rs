@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::os::fd::OwnedFd;
 
-use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
+use pushpull_common::protocol::{BodyStamp, Envelope, Features, Message, encode_for};
 
 use crate::Stream;
 
@@ -17,9 +17,9 @@ pub trait SendBody {
     fn slices(&self) -> impl Iterator<Item = &[u8]>;
 
     /// Appends the header and meta of the next frame of a stream to `head`, and makes its body the
-    /// current one. Returns false after the last frame.
-    fn next_frame(&mut self, head: &mut Vec<u8>) -> bool {
-        let _ = head;
+    /// current one. `features` are agreed with the peer. Returns false after the last frame.
+    fn next_frame(&mut self, features: Features, head: &mut Vec<u8>) -> bool {
+        let _ = (features, head);
         false
     }
 }
@@ -40,6 +40,8 @@ pub struct SendQueue<B> {
     blocked: bool,
     /// Head buffers of sent frames, for reuse.
     heads: Vec<Vec<u8>>,
+    /// The features that are agreed with the peer.
+    features: Features,
 }
 
 #[derive(Debug)]
@@ -54,10 +56,16 @@ struct QueuedFrame<B> {
 }
 
 impl<B: SendBody> SendQueue<B> {
+    /// Sets the features that are agreed with the peer, for the frames that are queued from now
+    /// on. None are agreed before.
+    pub fn agree(&mut self, features: Features) {
+        self.features = features;
+    }
+
     /// Queues a frame. `crc` is the checksum of its body, if it has one.
     pub fn push(&mut self, envelope: &Envelope, message: &Message, crc: Option<u32>, body: B) {
         let (mut head, stamp) = (self.head(), BodyStamp { bytes: body.bytes(), crc });
-        encode(&mut head, envelope, message, stamp);
+        encode_for(self.features, &mut head, envelope, message, stamp);
         let (bytes, descriptors) = (head.len() + stamp.bytes as usize, Vec::new());
         self.queue.push_back(QueuedFrame { head, body, bytes, is_stream: false, descriptors });
     }
@@ -177,7 +185,7 @@ impl<B: SendBody> SendQueue<B> {
         {
             self.sent -= first.bytes;
             first.head.clear();
-            if first.is_stream && first.body.next_frame(&mut first.head) {
+            if first.is_stream && first.body.next_frame(self.features, &mut first.head) {
                 first.bytes = first.head.len() + first.body.bytes() as usize;
                 continue;
             }
@@ -193,7 +201,13 @@ impl<B: SendBody> SendQueue<B> {
 
 impl<B> Default for SendQueue<B> {
     fn default() -> SendQueue<B> {
-        SendQueue { queue: VecDeque::new(), sent: 0, blocked: false, heads: Vec::new() }
+        SendQueue {
+            queue: VecDeque::new(),
+            sent: 0,
+            blocked: false,
+            heads: Vec::new(),
+            features: Features::NONE,
+        }
     }
 }
 
@@ -208,6 +222,7 @@ const HEAD_BYTES: usize = 256;
 
 #[cfg(test)]
 mod tests {
+    use pushpull_common::protocol::encode;
     use pushpull_common::protocol::message::Heartbeat;
 
     use super::*;
@@ -228,7 +243,7 @@ mod tests {
             self.slices.iter().map(Vec::as_slice)
         }
 
-        fn next_frame(&mut self, head: &mut Vec<u8>) -> bool {
+        fn next_frame(&mut self, _features: Features, head: &mut Vec<u8>) -> bool {
             let Some(slices) = self.rest.pop() else { return false };
             self.slices = slices;
             let stamp = BodyStamp::plain(self.bytes());

@@ -7,6 +7,7 @@
 use std::io::{self, IoSliceMut};
 
 use super::error::ProtocolError;
+use super::feature::Features;
 use super::header::{FLAG_BODY_CRC, Header, bound};
 use super::limits;
 use super::message::Message;
@@ -94,6 +95,9 @@ pub fn slice_source(mut bytes: &[u8]) -> impl ReadSource {
 
 /// Reads frames from a byte stream.
 ///
+/// A reader knows the features of its own side. It learns those of the peer from the message that
+/// opens the peer's side of the connection, and then expects the fields of the agreed ones.
+///
 /// Invariants: `start <= end <= buffer.len()`. The buffer never grows beyond a header and the
 /// largest meta allowed. While a body is read, `body` holds its header.
 #[derive(Debug)]
@@ -105,6 +109,8 @@ pub struct FrameReader {
     body: Option<BodyProgress>,
     closed: bool,
     bytes: u64,
+    own: Features,
+    peer: Features,
 }
 
 #[derive(Debug)]
@@ -125,7 +131,19 @@ impl FrameReader {
             body: None,
             closed: false,
             bytes: 0,
+            own: Features::NONE,
+            peer: Features::NONE,
         }
+    }
+
+    /// Sets the features of this side. Default: none.
+    pub fn set_features(&mut self, own: Features) {
+        self.own = own;
+    }
+
+    /// Returns the features that are agreed with the peer; none before it has opened its side.
+    pub fn features(&self) -> Features {
+        self.own.agreed(self.peer)
     }
 
     /// Raises the limit of metas to [`limits::META_BYTES_MAX`], once the handshake is done.
@@ -332,7 +350,8 @@ impl FrameReader {
         if computed != header.meta_crc {
             return Err(ProtocolError::Crc { what: "meta", found: header.meta_crc, computed });
         }
-        let message = Message::take(header.kind, meta)?;
+        let message = Message::take(header.kind, self.features(), meta)?;
+        self.peer = Features::of_peer(&message).unwrap_or(self.peer);
         self.start = meta_end;
         Ok(Some((header, message)))
     }

@@ -1,5 +1,6 @@
 //! Encodes the header and meta of a frame.
 
+use super::feature::Features;
 use super::header::{FLAG_BODY_CRC, Header};
 use super::message::Message;
 use super::version;
@@ -39,12 +40,24 @@ impl BodyStamp {
     }
 }
 
-/// Appends the header and meta of a frame to `out`. The body, if any, must be sent right after
-/// them.
+/// Appends the header and meta of a frame to `out`, for a peer with which no features are agreed,
+/// such as the frames of a handshake. The body, if any, must be sent right after them.
 pub fn encode(out: &mut Vec<u8>, envelope: &Envelope, message: &Message, body: BodyStamp) {
+    encode_for(Features::NONE, out, envelope, message, body);
+}
+
+/// Appends the header and meta of a frame to `out`, for a peer with which these features are
+/// agreed. The body, if any, must be sent right after them.
+pub fn encode_for(
+    features: Features,
+    out: &mut Vec<u8>,
+    envelope: &Envelope,
+    message: &Message,
+    body: BodyStamp,
+) {
     let start = out.len();
     out.resize(start + Header::BYTES, 0);
-    message.put(out);
+    message.put(features, out);
     let meta = &out[start + Header::BYTES..];
     let header = Header {
         version: version::of(message),

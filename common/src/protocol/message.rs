@@ -12,8 +12,9 @@ mod tokens;
 mod variables;
 
 use super::error::ProtocolError;
+use super::feature::Features;
 use super::limits;
-use super::wire::{FieldReader, Wire};
+use super::wire::{FeatureSink, FieldReader, Wire};
 pub use calls::*;
 pub use checkpoints::*;
 pub use pulls::*;
@@ -36,6 +37,8 @@ macro_rules! messages {
         }
 
         impl Message {
+            const HELLO: u16 = 1;
+
             /// Every kind that exists, in ascending order.
             pub const KINDS: &'static [u16] = &[$($kind),*];
 
@@ -61,20 +64,31 @@ macro_rules! messages {
                 }
             }
 
-            /// Appends the meta.
-            pub fn put(&self, out: &mut Vec<u8>) {
+            /// Appends the meta for a peer with which these features are agreed.
+            pub fn put(&self, features: Features, bytes: &mut Vec<u8>) {
+                let out = &mut FeatureSink { bytes, features };
                 match self {
                     $(Message::$name(fields) => fields.put(out),)*
                 }
             }
 
-            /// Decodes the meta of a message of this kind.
-            pub fn take(kind: u16, meta: &[u8]) -> Result<Message, ProtocolError> {
+            /// Decodes the meta of a message of this kind, from a peer with which these features
+            /// are agreed.
+            ///
+            /// Bytes behind the last field of a `Hello` are ignored: they are fields of a newer
+            /// client, which cannot know its server yet.
+            pub fn take(
+                kind: u16,
+                features: Features,
+                meta: &[u8],
+            ) -> Result<Message, ProtocolError> {
                 match kind {
                     $($kind => {
-                        let mut reader = FieldReader::new(stringify!($name), meta);
+                        let mut reader = FieldReader::new(stringify!($name), meta).with(features);
                         let fields = $name::take(&mut reader)?;
-                        reader.finish()?;
+                        if kind != Message::HELLO {
+                            reader.finish()?;
+                        }
                         Ok(Message::$name(fields))
                     })*
                     found => Err(ProtocolError::Kind { found }),

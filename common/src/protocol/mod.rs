@@ -7,6 +7,7 @@
 pub mod decode;
 pub mod encode;
 pub mod error;
+pub mod feature;
 pub mod header;
 pub mod limits;
 pub mod message;
@@ -16,8 +17,9 @@ pub mod version;
 pub mod wire;
 
 pub use decode::{BodyPoll, FrameEvent, FrameProgress, FrameReader, FrameSink, Poll};
-pub use encode::{BodyStamp, Envelope, encode};
+pub use encode::{BodyStamp, Envelope, encode, encode_for};
 pub use error::ProtocolError;
+pub use feature::Features;
 pub use header::Header;
 pub use message::Message;
 pub use outcome::{CallId, CallRef, Grant, Outcome, PushState, SampleRange};

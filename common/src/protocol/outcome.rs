@@ -113,6 +113,7 @@ wire_struct! {
         push_slot: u32,
         /// The samples from which the gradient is to be computed, if a data set is declared.
         samples: Option<SampleRange>,
+    } behind READ_AHEAD {
         /// The samples that the client will probably be granted next, so that it can read them
         /// ahead.
         ahead: Option<SampleRange>,

@@ -1,5 +1,6 @@
 //! Refusals: typed reasons why a request was not done, with the value at fault.
 
+use super::feature::Features;
 use super::limits::{DETAIL_BYTES_MAX, JOB_BYTES_MAX};
 use super::wire::{Text, wire_enum};
 use crate::ids::{
@@ -302,6 +303,13 @@ wire_enum! {
             /// The newest number that the window has room for.
             newest: CallNumber,
         },
+        /// The client requires a feature of the protocol that the server does not have.
+        40 => Feature {
+            /// The number of the feature.
+            number: u8,
+            /// The features of the server.
+            has: Features,
+        },
         /// The server has no function of this name.
         50 => UnknownFunction {
             /// The function in the call.
@@ -373,6 +381,12 @@ impl std::fmt::Display for Refusal {
             Refusal::Version { oldest, newest } => {
                 write!(f, "the server speaks protocol versions {oldest} to {newest} only")
             }
+            Refusal::Feature { number, has } => write!(
+                f,
+                "this side requires feature {number} of the protocol, and the server does not \
+                 have it (its features are {:#x})",
+                has.0
+            ),
             Refusal::Identity { field, server, client, server_hash, client_hash } => write!(
                 f,
                 "the identities differ in {field}: the server has {server:?} (identity {}), this \

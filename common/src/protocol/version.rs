@@ -4,9 +4,31 @@ use std::ops::RangeInclusive;
 
 use super::message::Message;
 
-/// The first released version. `common/tests/golden/frames_v1.txt` has its bytes, which do not
-/// change. The unreleased versions before it, numbered 0, are not supported.
+/// The first version. `common/tests/golden/frames_v1.txt` has its bytes. They may change until it is
+/// released: see [`REVISION`].
 pub const V1: u16 = 1;
+
+/// Whether the newest version is released. Then no entry of its golden table changes.
+pub const IS_RELEASED: bool = false;
+
+/// Every revision of the golden bytes: its number, a digest and the reason.
+pub const REVISIONS: &str = include_str!("revisions.txt");
+
+/// The number of the newest revision. Until the version is released, only programs of one revision
+/// understand each other, so it is a fact of their identities.
+pub const REVISION: u32 = lines_of_revisions();
+
+const fn lines_of_revisions() -> u32 {
+    let (text, mut at, mut lines, mut begins) = (REVISIONS.as_bytes(), 0, 0, true);
+    while at < text.len() {
+        if begins && text[at] != b'#' {
+            lines += 1;
+        }
+        begins = text[at] == b'\n';
+        at += 1;
+    }
+    lines
+}
 
 /// The oldest version that this side speaks.
 pub const OLDEST: u16 = V1;
@@ -17,7 +39,7 @@ pub const NEWEST: u16 = V1;
 /// The version of the handshake frames, independent of the agreed version.
 ///
 /// Two sides without a common version can therefore still exchange a refusal. The header, `Hello`,
-/// `Welcome` and `Refused` never change; a later version puts additional fields into their lists.
+/// `Welcome` and `Refused` never change once they are released, but for fields behind features.
 pub const HANDSHAKE: u16 = V1;
 
 // Once there are two versions, the agreed version must be an argument of `encode`.

@@ -6,18 +6,31 @@
 use smallvec::SmallVec;
 
 use super::error::ProtocolError;
+use super::feature::Features;
 
 /// Reads fields from the front of a meta. If one field does not fit, the whole meta is rejected.
 #[derive(Debug)]
 pub struct FieldReader<'a> {
     message: &'static str,
     rest: &'a [u8],
+    features: Features,
 }
 
 impl<'a> FieldReader<'a> {
-    /// Creates a reader for the meta of the message with this name.
+    /// Creates a reader for the meta of the message with this name, written for a peer without
+    /// features.
     pub fn new(message: &'static str, bytes: &'a [u8]) -> Self {
-        FieldReader { message, rest: bytes }
+        FieldReader { message, rest: bytes, features: Features::NONE }
+    }
+
+    /// Makes the reader expect the fields of these agreed features.
+    pub fn with(self, features: Features) -> Self {
+        FieldReader { features, ..self }
+    }
+
+    /// Returns the agreed features.
+    pub fn features(&self) -> Features {
+        self.features
     }
 
     /// Takes the next `count` bytes for a field of this type.
@@ -55,10 +68,46 @@ impl<'a> FieldReader<'a> {
     }
 }
 
+/// Takes the bytes of fields. A plain vector is for a peer without features.
+pub trait FieldSink {
+    /// Appends bytes.
+    fn put_bytes(&mut self, bytes: &[u8]);
+
+    /// Returns the agreed features: the fields that belong to others are left out.
+    fn features(&self) -> Features {
+        Features::NONE
+    }
+}
+
+impl FieldSink for Vec<u8> {
+    fn put_bytes(&mut self, bytes: &[u8]) {
+        self.extend_from_slice(bytes);
+    }
+}
+
+/// Appends fields for a peer with which these features are agreed.
+#[derive(Debug)]
+pub struct FeatureSink<'a> {
+    /// The bytes.
+    pub bytes: &'a mut Vec<u8>,
+    /// The agreed features.
+    pub features: Features,
+}
+
+impl FieldSink for FeatureSink<'_> {
+    fn put_bytes(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    fn features(&self) -> Features {
+        self.features
+    }
+}
+
 /// A type that can be a field of a message.
 pub trait Wire: Sized {
     /// Appends the field.
-    fn put(&self, out: &mut Vec<u8>);
+    fn put(&self, out: &mut impl FieldSink);
     /// Takes the field from the front.
     fn take(reader: &mut FieldReader<'_>) -> Result<Self, ProtocolError>;
 }
@@ -66,8 +115,8 @@ pub trait Wire: Sized {
 macro_rules! integers {
     ($($int:ty),*) => {$(
         impl Wire for $int {
-            fn put(&self, out: &mut Vec<u8>) {
-                out.extend_from_slice(&self.to_le_bytes());
+            fn put(&self, out: &mut impl FieldSink) {
+                out.put_bytes(&self.to_le_bytes());
             }
 
             fn take(reader: &mut FieldReader<'_>) -> Result<Self, ProtocolError> {
@@ -81,7 +130,7 @@ integers!(u8, u16, u32, u64);
 macro_rules! newtypes {
     ($($name:ident),*) => {$(
         impl Wire for crate::ids::$name {
-            fn put(&self, out: &mut Vec<u8>) {
+            fn put(&self, out: &mut impl FieldSink) {
                 self.0.put(out);
             }
 
@@ -108,7 +157,7 @@ newtypes!(
 );
 
 impl Wire for f64 {
-    fn put(&self, out: &mut Vec<u8>) {
+    fn put(&self, out: &mut impl FieldSink) {
         self.to_bits().put(out);
     }
 
@@ -118,7 +167,7 @@ impl Wire for f64 {
 }
 
 impl Wire for bool {
-    fn put(&self, out: &mut Vec<u8>) {
+    fn put(&self, out: &mut impl FieldSink) {
         u8::from(*self).put(out);
     }
 
@@ -132,7 +181,7 @@ impl Wire for bool {
 }
 
 impl Wire for crate::codec::Encodings {
-    fn put(&self, out: &mut Vec<u8>) {
+    fn put(&self, out: &mut impl FieldSink) {
         self.0.put(out);
     }
 
@@ -142,8 +191,8 @@ impl Wire for crate::codec::Encodings {
 }
 
 impl<const N: usize> Wire for [u8; N] {
-    fn put(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(self);
+    fn put(&self, out: &mut impl FieldSink) {
+        out.put_bytes(self);
     }
 
     fn take(reader: &mut FieldReader<'_>) -> Result<Self, ProtocolError> {
@@ -152,7 +201,7 @@ impl<const N: usize> Wire for [u8; N] {
 }
 
 impl<T: Wire> Wire for Option<T> {
-    fn put(&self, out: &mut Vec<u8>) {
+    fn put(&self, out: &mut impl FieldSink) {
         self.is_some().put(out);
         if let Some(value) = self {
             value.put(out);
@@ -165,7 +214,7 @@ impl<T: Wire> Wire for Option<T> {
 }
 
 impl<T: Wire> Wire for Box<T> {
-    fn put(&self, out: &mut Vec<u8>) {
+    fn put(&self, out: &mut impl FieldSink) {
         (**self).put(out);
     }
 
@@ -175,7 +224,7 @@ impl<T: Wire> Wire for Box<T> {
 }
 
 impl Wire for crate::ids::ShardId {
-    fn put(&self, out: &mut Vec<u8>) {
+    fn put(&self, out: &mut impl FieldSink) {
         self.task.put(out);
         self.shard.put(out);
     }
@@ -234,10 +283,10 @@ impl<const MAX: usize> std::fmt::Display for Text<MAX> {
 }
 
 impl<const MAX: usize> Wire for Text<MAX> {
-    fn put(&self, out: &mut Vec<u8>) {
+    fn put(&self, out: &mut impl FieldSink) {
         // Fits: a `Text` has at most MAX bytes, and every MAX is below 2^16.
         (self.0.len() as u16).put(out);
-        out.extend_from_slice(self.0.as_bytes());
+        out.put_bytes(self.0.as_bytes());
     }
 
     fn take(reader: &mut FieldReader<'_>) -> Result<Self, ProtocolError> {
@@ -287,7 +336,7 @@ impl<T, const MAX: usize, const FEW: usize> List<T, MAX, FEW> {
 }
 
 impl<T: Wire, const MAX: usize, const FEW: usize> Wire for List<T, MAX, FEW> {
-    fn put(&self, out: &mut Vec<u8>) {
+    fn put(&self, out: &mut impl FieldSink) {
         (self.0.len() as u32).put(out);
         for item in &self.0 {
             item.put(out);
@@ -310,7 +359,7 @@ impl<T: Wire, const MAX: usize, const FEW: usize> Wire for List<T, MAX, FEW> {
 }
 
 impl<A: Wire, B: Wire> Wire for (A, B) {
-    fn put(&self, out: &mut Vec<u8>) {
+    fn put(&self, out: &mut impl FieldSink) {
         self.0.put(out);
         self.1.put(out);
     }
@@ -320,26 +369,40 @@ impl<A: Wire, B: Wire> Wire for (A, B) {
     }
 }
 
-/// Declares a struct of public fields that are encoded in the order given.
+/// Declares a struct of public fields that are encoded in the order given. Fields that were added
+/// later stand `behind` a feature: they are on the wire only if it is agreed, and have their
+/// default values otherwise.
 macro_rules! wire_struct {
-    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }
+     $(behind $feature:ident {
+        $($(#[$added_doc:meta])* $added:ident: $added_type:ty,)*
+     })*) => {
         $(#[$doc])*
         #[derive(Clone, Debug, PartialEq)]
         pub struct $name {
             $($(#[$field_doc])* pub $field: $type,)*
+            $($($(#[$added_doc])* pub $added: $added_type,)*)*
         }
 
         impl $crate::protocol::wire::Wire for $name {
             #[allow(unused_variables, reason = "a message may have no fields")]
-            fn put(&self, out: &mut Vec<u8>) {
+            fn put(&self, out: &mut impl $crate::protocol::wire::FieldSink) {
                 $($crate::protocol::wire::Wire::put(&self.$field, out);)*
+                $(if out.features().contains($crate::protocol::Features::$feature) {
+                    $($crate::protocol::wire::Wire::put(&self.$added, out);)*
+                })*
             }
 
             #[allow(unused_variables, reason = "a message may have no fields")]
             fn take(
                 reader: &mut $crate::protocol::wire::FieldReader<'_>,
             ) -> Result<Self, $crate::protocol::ProtocolError> {
-                Ok($name { $($field: $crate::protocol::wire::Wire::take(reader)?,)* })
+                $(let $field = $crate::protocol::wire::Wire::take(reader)?;)*
+                $($(let mut $added = Default::default();)*
+                if reader.features().contains($crate::protocol::Features::$feature) {
+                    $($added = $crate::protocol::wire::Wire::take(reader)?;)*
+                })*
+                Ok($name { $($field,)* $($($added,)*)* })
             }
         }
     };
@@ -359,10 +422,10 @@ macro_rules! wire_enum {
         }
 
         impl $crate::protocol::wire::Wire for $name {
-            fn put(&self, out: &mut Vec<u8>) {
+            fn put(&self, out: &mut impl $crate::protocol::wire::FieldSink) {
                 match self {
                     $($name::$variant { $($field,)* } => {
-                        out.push($tag);
+                        out.put_bytes(&[$tag]);
                         $($crate::protocol::wire::Wire::put($field, out);)*
                     })*
                 }
@@ -433,6 +496,42 @@ mod tests {
         assert!(bool::take(&mut FieldReader::new("test", &[2])).is_err());
         assert!(Text::<3>::new("four").is_none());
         assert_eq!(Text::<3>::clipped("añb").as_str(), "añ");
+    }
+
+    wire_struct! {
+        #[allow(unreachable_pub, reason = "the macro declares public structs")]
+        Extended {
+            first: u8,
+        } behind READ_AHEAD {
+            second: u16,
+        } behind GOODBYE {
+            third: Option<u8>,
+        }
+    }
+
+    #[test]
+    fn a_field_behind_a_feature_is_written_and_read_only_if_the_feature_is_agreed() {
+        let whole = Extended { first: 1, second: 2, third: Some(3) };
+        let table: [(Features, &[u8], Extended); 4] = [
+            (Features::NONE, &[1], Extended { second: 0, third: None, ..whole.clone() }),
+            (Features::READ_AHEAD, &[1, 2, 0], Extended { third: None, ..whole.clone() }),
+            (Features::GOODBYE, &[1, 1, 3], Extended { second: 0, ..whole.clone() }),
+            (Features::ALL, &[1, 2, 0, 1, 3], whole.clone()),
+        ];
+        for (features, expected, read) in table {
+            let mut bytes = Vec::new();
+            whole.put(&mut FeatureSink { bytes: &mut bytes, features });
+            assert_eq!(bytes, expected);
+            let mut reader = FieldReader::new("test", &bytes).with(features);
+            assert_eq!(Extended::take(&mut reader).unwrap(), read);
+            reader.finish().unwrap();
+        }
+        // One side that has not agreed does not guess.
+        let mut reader = FieldReader::new("test", &[1, 2, 0]);
+        Extended::take(&mut reader).unwrap();
+        assert!(matches!(reader.finish(), Err(ProtocolError::Trailing { bytes: 2, .. })));
+        let mut reader = FieldReader::new("test", &[1]).with(Features::ALL);
+        assert!(matches!(Extended::take(&mut reader), Err(ProtocolError::Truncated { .. })));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::mem::size_of;
 use pushpull_common::codec::Encodings;
 use pushpull_common::ids::*;
 use pushpull_common::protocol::wire::Wire;
-use pushpull_common::protocol::{Header, Message, header, limits};
+use pushpull_common::protocol::{Features, Header, Message, header, limits};
 
 const MESSAGE: &str = concat!(
     include_str!("../../src/protocol/message/calls.rs"),
@@ -78,7 +78,7 @@ macro_rules! widths {
 }
 
 /// Types that wrap an integer, and their sizes in bytes.
-const WIDTHS: [(&str, usize); 14] = widths!(
+const WIDTHS: [(&str, usize); 15] = widths!(
     VariableId,
     PartitionId,
     RequestId,
@@ -92,7 +92,8 @@ const WIDTHS: [(&str, usize); 14] = widths!(
     CallSource,
     CallEpoch,
     CallNumber,
-    Encodings
+    Encodings,
+    Features
 );
 
 /// The declaration `name { inner }`, without comments and attributes.
@@ -140,11 +141,23 @@ fn split_at_commas(text: &str) -> Vec<String> {
     parts
 }
 
-/// Formats fields such as `token: TokenId, push_slot: u32,` as `token: u64, push_slot: u32`.
+/// Formats fields such as `token: TokenId, push_slot: u32,` as `token: u64, push_slot: u32`. A field
+/// behind a feature has the feature's name before its own, in brackets.
 fn fields(inner: &str) -> String {
+    let mut groups = inner.split("} behind ").map(str::trim);
+    let first = fields_of_group(groups.next().unwrap_or_default(), "");
+    let added = groups.map(|group| {
+        let Declared { name, inner } = braced(&format!("{group} }}"));
+        fields_of_group(&inner, &format!("[{}] ", name.to_lowercase()))
+    });
+    let groups = std::iter::once(first).chain(added).filter(|group| !group.is_empty());
+    groups.collect::<Vec<String>>().join(", ")
+}
+
+fn fields_of_group(inner: &str, feature: &str) -> String {
     let field = |field: String| {
         let (name, form) = field.split_once(':').unwrap_or_else(|| panic!("{field:?} has no type"));
-        format!("{}: {}", name.trim(), form_of(form.trim()))
+        format!("{feature}{}: {}", name.trim(), form_of(form.trim()))
     };
     split_at_commas(inner).into_iter().map(field).collect::<Vec<String>>().join(", ")
 }
@@ -275,6 +288,11 @@ pub(crate) fn refusals() -> BTreeSet<String> {
     let sums = declared(REFUSAL, "wire_enum!");
     let variants = sums.iter().flat_map(|sum| variants_of(&sum.inner));
     variants.map(|(tag, name, fields)| format!("{tag} {name}({fields})")).collect()
+}
+
+pub(crate) fn features() -> BTreeSet<String> {
+    let named = Features::NAMED.iter();
+    named.map(|(number, name)| format!("{number} {}", name.to_lowercase())).collect()
 }
 
 pub(crate) fn limits() -> BTreeSet<String> {

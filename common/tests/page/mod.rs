@@ -138,6 +138,13 @@ pub(crate) fn refusals(page: &str) -> BTreeSet<String> {
     }))
 }
 
+/// Returns the features: `0 read_ahead`.
+pub(crate) fn features(page: &str) -> BTreeSet<String> {
+    let tables = tables(page, &["bit", "feature"]);
+    let rows = tables.iter().flat_map(|table| &table.rows);
+    lines(rows.map(|row| format!("{} {}", number(row[0]), quoted(row[1]))))
+}
+
 /// Returns the limits: `WINDOW = 64`.
 pub(crate) fn limits(page: &str) -> BTreeSet<String> {
     let tables = tables(page, &["limit", "value"]);

@@ -10,7 +10,9 @@ use pushpull_common::ids::{
 };
 use pushpull_common::protocol::message::*;
 use pushpull_common::protocol::wire::{List, Text};
-use pushpull_common::protocol::{BodyStamp, CallId, CallRef, Envelope, Grant, Message, encode};
+use pushpull_common::protocol::{
+    BodyStamp, CallId, CallRef, Envelope, Features, Grant, Message, encode_for,
+};
 
 use variants::{Variants as _, filled};
 
@@ -19,13 +21,21 @@ pub(crate) struct Sample {
     pub(crate) name: String,
     pub(crate) message: Message,
     pub(crate) body: BodyStamp,
+    /// The features that are agreed between its sender and its receiver.
+    pub(crate) features: Features,
 }
 
 impl Sample {
+    /// A message without a body, between sides that have agreed on no feature.
+    fn plain(name: &str, message: Message) -> Sample {
+        let (name, body) = (name.to_owned(), BodyStamp::NONE);
+        Sample { name, message, body, features: Features::NONE }
+    }
+
     /// Encodes header and meta with [`ENVELOPE`].
     pub(crate) fn frame(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
-        encode(&mut bytes, &ENVELOPE, &self.message, self.body);
+        encode_for(self.features, &mut bytes, &ENVELOPE, &self.message, self.body);
         bytes
     }
 }
@@ -44,7 +54,7 @@ pub(crate) fn samples() -> Vec<Sample> {
     variants::check_complete();
     let mut list = Vec::new();
     let mut add = |name: &str, message: Message| {
-        list.push(Sample { name: name.to_owned(), message, body: BodyStamp::NONE });
+        list.push(Sample::plain(name, message));
     };
     conversation(&mut add);
     variables(&mut add);
@@ -112,6 +122,7 @@ fn hello() -> Hello {
         body_crc: BodyCrc::Auto {},
         identity: List::new(identity).expect("the list is within its limit"),
         auth: List::default(),
+        features: FeatureOffer { has: Features(0x3), requires: Features(0x2) },
     }
 }
 
@@ -132,6 +143,7 @@ fn welcome() -> Welcome {
         unix_address: Text::default(),
         identity: List::default(),
         auth: List::default(),
+        features: Features(0x8000_0000_0000_0001),
     }
 }
 
@@ -208,8 +220,7 @@ fn tokens(add: &mut impl FnMut(&str, Message)) {
     add("TokenRequest", TokenRequest { newest: TokenId(10) }.into());
     add("Granted", Granted { grant: grant() }.into());
     let samples = Some(SampleRange { epoch: 1, start: 256, len: 128 });
-    let ahead = Some(SampleRange { epoch: 2, start: 0, len: 64 });
-    add("Granted samples", Granted { grant: Grant { samples, ahead, ..grant() } }.into());
+    add("Granted samples", Granted { grant: Grant { samples, ..grant() } }.into());
     for (name, reason) in EndReason::named() {
         add(&format!("Ended {name}"), Ended { reason }.into());
     }
@@ -368,6 +379,7 @@ fn server_is() -> ServerIs {
         calls_max: 64,
         bytes_max: 1 << 30,
         body_crc: BodyCrc::Off {},
+        features: Features(0x3),
     }
 }
 
@@ -416,6 +428,7 @@ fn with_bodies(list: &mut Vec<Sample>) {
                 name: format!("{} {suffix}", message.name()),
                 message: message.clone(),
                 body: BodyStamp { bytes: 4096, crc },
+                features: Features::NONE,
             });
         }
     }

@@ -9,7 +9,7 @@ use pushpull_common::ids::{
 use pushpull_common::protocol::message::*;
 use pushpull_common::protocol::refusal::{Detail, Refusal};
 use pushpull_common::protocol::wire::{FieldReader, List, Text, Wire};
-use pushpull_common::protocol::{Outcome, ProtocolError, PushState};
+use pushpull_common::protocol::{Features, Outcome, ProtocolError, PushState};
 
 /// A sum type with a list of its variants.
 pub(crate) trait Variants: Wire {
@@ -140,6 +140,7 @@ variants! {
         "call_window" => Refusal::CallWindow {
             number: CallNumber(99), settled: CallNumber(34), newest: CallNumber(98),
         },
+        "feature" => Refusal::Feature { number: 40, has: Features(0x3) },
         "unknown_function" => Refusal::UnknownFunction {
             function: detail("f"), known: detail("g, h"),
         },

@@ -17,8 +17,8 @@ use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::*;
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{
-    BodyPoll, BodyStamp, Envelope, FrameReader, Grant, Header, Message, Outcome, Poll, PushState,
-    encode, version,
+    BodyPoll, BodyStamp, Envelope, Features, FrameReader, Grant, Header, Message, Outcome, Poll,
+    PushState, encode, version,
 };
 use pushpull_common::tensor::DType;
 use pushpull_ps::PsConfig;
@@ -404,6 +404,7 @@ impl World {
             body_crc: BodyCrc::Auto {},
             identity: List::default(),
             auth: List::default(),
+            features: Default::default(),
         };
         let Some(frame) = framed(&Envelope::default(), &hello.into(), 0) else {
             return;
@@ -419,7 +420,7 @@ impl World {
 
     fn raw(&mut self, by: u8, kind: u8, meta: &[u8], numbers: (u8, u8), body: usize) {
         let kind = Message::KINDS[usize::from(kind) % Message::KINDS.len()];
-        let Ok(message) = Message::take(kind, meta) else {
+        let Ok(message) = Message::take(kind, Features::NONE, meta) else {
             return;
         };
         let body = body.min(Message::body_limit(kind).unwrap_or(0) as usize);
@@ -792,7 +793,7 @@ fn framed(envelope: &Envelope, message: &Message, body: usize) -> Option<Vec<u8>
     let mut bytes = Vec::new();
     encode(&mut bytes, envelope, message, BodyStamp::plain(body as u64));
     let header = Header::take(bytes.first_chunk()?).ok()?;
-    Message::take(header.kind, &bytes[Header::BYTES..]).ok()?;
+    Message::take(header.kind, Features::NONE, &bytes[Header::BYTES..]).ok()?;
     Some(bytes)
 }
 

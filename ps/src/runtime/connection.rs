@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::decode::ReadError;
-use pushpull_common::protocol::{Envelope, FrameEvent, FrameReader, FrameSink, Message};
+use pushpull_common::protocol::{Envelope, Features, FrameEvent, FrameReader, FrameSink, Message};
 use pushpull_net::{
     ArrivedPeer, ConnectionPhase, ConnectionSide, FrameStream, SendBody, SendQueue, Stream,
 };
@@ -32,12 +32,15 @@ pub(super) async fn serve(core: Rc<ShardCore>, arrived: ArrivedPeer) {
         return;
     };
     let (connection, outbox) = core.register();
+    let mut reader = arrived.reader;
+    reader.set_features(core.features());
+    outbox.agree(reader.features());
     let registration = ConnectionRegistration { core: core.clone(), connection };
     let (hello, header) = (&arrived.hello, &arrived.header);
     core.handle(ShardInput::Connected { connection, hello, header, origin: arrived.origin });
     #[cfg(test)]
     tests::panic_if_asked(hello);
-    let mut frames = FrameStream::new(stream, arrived.reader);
+    let mut frames = FrameStream::new(stream, reader);
     frames.open();
     let mut side = ServerSide { core: &core, connection, outbox, bytes: 0 };
     match frames.serve(&mut side, drop).await {
@@ -148,9 +151,9 @@ impl SendBody for QueuedBody {
         answer.into_iter().chain(parts.into_iter().flatten())
     }
 
-    fn next_frame(&mut self, head: &mut Vec<u8>) -> bool {
+    fn next_frame(&mut self, features: Features, head: &mut Vec<u8>) -> bool {
         let QueuedBody::Parts(parts, range) = self else { return false };
-        let next = parts.next_part(head);
+        let next = parts.next_part(features, head);
         next.map(|part| *range = part).is_some()
     }
 }
@@ -178,6 +181,11 @@ pub(super) struct Outbox {
 }
 
 impl Outbox {
+    /// Sets the features that are agreed with the peer.
+    fn agree(&self, features: Features) {
+        self.queue.borrow_mut().agree(features);
+    }
+
     /// Queues a frame that is sent with the next one, or once the queue is due.
     pub(super) fn put(
         &self,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::message::Heartbeat;
-use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
+use pushpull_common::protocol::{BodyStamp, Envelope, Features, Message, encode_for};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -39,12 +39,15 @@ const UNSENT_MAX: usize = 8192;
 pub(super) struct UnsentFrames {
     frames: RefCell<Vec<u8>>,
     count: Cell<usize>,
+    /// The features that are agreed with the step owner.
+    features: Cell<Features>,
     added: Notify,
 }
 
 impl UnsentFrames {
     pub(super) fn add(&self, envelope: &Envelope, message: &Message) {
-        encode(&mut self.frames.borrow_mut(), envelope, message, BodyStamp::plain(0));
+        let features = self.features.get();
+        encode_for(features, &mut self.frames.borrow_mut(), envelope, message, BodyStamp::plain(0));
         self.count.set(self.count.get() + 1);
         self.added.notify_one();
     }
@@ -71,6 +74,7 @@ pub(super) async fn run(core: Rc<ShardCore>, owner: OwnerAddress) {
                 limit = BACK_OFF.0;
                 core.emit(absence.ends(Instant::now()));
                 core.unsent().take(&mut Vec::new());
+                core.unsent().features.set(connection.features());
                 core.handle(ShardInput::OwnerLink { up: true });
                 core.handle(ShardInput::Tick);
                 // However it ends, the loop reconnects.

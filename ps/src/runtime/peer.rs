@@ -8,7 +8,9 @@ use pushpull_common::ids::{RequestId, RestoreEpoch, ShardId};
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::message;
 use pushpull_common::protocol::wire::Text;
-use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Header, Message, encode};
+use pushpull_common::protocol::{
+    BodyStamp, Envelope, Features, FrameReader, Header, Message, encode_for,
+};
 use pushpull_net::{FrameStream, Stream};
 
 use crate::peer_hello::PeerHello;
@@ -72,7 +74,7 @@ impl PeerConnection {
         let request = RequestId(self.requests);
         let envelope = Envelope { request, restore_epoch, ..Envelope::default() };
         let mut frame = Vec::new();
-        encode(&mut frame, &envelope, &message, BodyStamp::plain(0));
+        encode_for(self.features(), &mut frame, &envelope, &message, BodyStamp::plain(0));
         self.send(&frame).await.map_err(|error| error.to_string())?;
         self.answer().await.map_err(|error| error.to_string())
     }
@@ -82,12 +84,18 @@ impl PeerConnection {
         self.frames.send(frames).await
     }
 
+    /// Returns the features that are agreed with the shard.
+    pub(super) fn features(&self) -> Features {
+        self.frames.features()
+    }
+
     /// Says hello to a shard and waits for its welcome.
     pub(super) async fn greet(
         &mut self,
         peer_hello: &PeerHello,
         shard: ShardId,
     ) -> Result<(), String> {
+        self.frames.set_features(peer_hello.features);
         match self.ask(peer_hello.hello(shard).into(), RestoreEpoch(0)).await? {
             (Message::Welcome(_), _) => {
                 self.frames.open();

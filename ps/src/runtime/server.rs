@@ -202,7 +202,11 @@ impl Listener {
             let publisher = Publisher {
                 storage: abandon_flag.watch(checkpoints.storage),
                 retention: checkpoints.retention,
-                peer_hello: PeerHello { task: config.task.clone(), identity: (*identity).clone() },
+                peer_hello: PeerHello {
+                    task: config.task.clone(),
+                    identity: (*identity).clone(),
+                    features: config.features,
+                },
                 addresses: peers(&config, ps.handle.address()),
                 rules: config.rules.clone(),
                 owner: ShardId { task: config.task.index, shard: 0 },
@@ -313,7 +317,11 @@ fn owner_address(
 ) -> Option<OwnerAddress> {
     let owner = config.cluster.step_owner().filter(|_| !(config.owns_step() && shard == 0))?;
     Some(OwnerAddress {
-        peer_hello: PeerHello { task: config.task.clone(), identity: identity.clone() },
+        peer_hello: PeerHello {
+            task: config.task.clone(),
+            identity: identity.clone(),
+            features: config.features,
+        },
         address: peers(config, own).get(&owner.index)?.clone(),
         shard: ShardId { task: owner.index, shard: 0 },
         own: ShardId { task: config.task.index, shard },

@@ -46,6 +46,7 @@ pub(super) struct ShardCore {
     members: watch::Sender<Members>,
     status: watch::Sender<Status>,
     stall_timeout: Duration,
+    features: Features,
     events: EventSink,
     saver_orders: SaverOrders,
     /// Frames for the step owner.
@@ -194,6 +195,11 @@ impl ShardCore {
     /// Returns the frames that wait for the connection to the step owner.
     pub(super) fn unsent(&self) -> &UnsentFrames {
         &self.unsent
+    }
+
+    /// Returns the features of the protocol that this task has.
+    pub(super) fn features(&self) -> Features {
+        self.features
     }
 
     /// Returns the polling of the sockets.
@@ -378,6 +384,8 @@ pub(super) fn run(
         members,
         status,
         stall_timeout: config.network.stall_timeout,
+        features: config.features,
+        features: config.features,
         events: config.events.clone(),
         saver_orders: SaverOrders::new(orders),
         unsent: UnsentFrames::default(),

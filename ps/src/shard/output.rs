@@ -10,7 +10,9 @@ use pushpull_common::catalogue::{Catalogue, ValueEncoding};
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{Pulled, PulledEncoded, PushAnswer};
-use pushpull_common::protocol::{BodyStamp, Envelope, Message, Outcome, Refusal, encode, message};
+use pushpull_common::protocol::{
+    BodyStamp, Envelope, Features, Message, Outcome, Refusal, encode_for, message,
+};
 use pushpull_store::store::Snapshot;
 
 use super::Detail;
@@ -286,13 +288,22 @@ impl PulledParts {
 
     /// Appends the header and meta of the next part to `head`, and returns the range of its body.
     /// `None` after the last part. An answer without bytes is one part without a body.
-    pub(crate) fn next_part(&mut self, head: &mut Vec<u8>) -> Option<Range<u64>> {
+    pub(crate) fn next_part(
+        &mut self,
+        features: Features,
+        head: &mut Vec<u8>,
+    ) -> Option<Range<u64>> {
         let bytes = if self.encoder.is_some() { SHORT_PART_BYTES } else { PART_BYTES_MAX };
-        self.next_part_of(bytes, head)
+        self.next_part_of(features, bytes, head)
     }
 
     /// Does the work of [`PulledParts::next_part`] with a part of at most `bytes` bytes.
-    pub(crate) fn next_part_of(&mut self, bytes: u64, head: &mut Vec<u8>) -> Option<Range<u64>> {
+    pub(crate) fn next_part_of(
+        &mut self,
+        features: Features,
+        bytes: u64,
+        head: &mut Vec<u8>,
+    ) -> Option<Range<u64>> {
         if self.finished {
             return None;
         }
@@ -316,7 +327,7 @@ impl PulledParts {
             }
         };
         let crc = self.crc.then(|| self.slices(start..end).fold(0, crc32c::crc32c_append));
-        encode(head, &self.envelope, &message, BodyStamp { bytes, crc });
+        encode_for(features, head, &self.envelope, &message, BodyStamp { bytes, crc });
         Some(start..end)
     }
 

@@ -16,7 +16,7 @@ use pushpull_common::ids::{Sequence, TaskId, TokenId};
 use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::limits::SHARE_REQUESTS_MAX;
 use pushpull_common::protocol::message::Role;
-use pushpull_common::protocol::{Envelope, Header, Message, Refusal, message};
+use pushpull_common::protocol::{Envelope, Features, Header, Message, Refusal, message};
 use pushpull_store::store::VALUES;
 
 use super::checkpoints::saver_order::SaveRequester;
@@ -58,6 +58,8 @@ pub(super) struct ConnectionState {
     /// How many times shared memory was sent over it.
     pub(super) shared: u32,
     pub(super) crc: bool,
+    /// The features that are agreed with the peer.
+    pub(super) features: Features,
     pub(super) expected_body: Option<ExpectedBody>,
     /// The push that was refused. Its other parts are skipped without an answer.
     pub(super) refused: Option<(Sequence, u32)>,
@@ -134,9 +136,12 @@ impl Peers {
         out.send(connection, Envelope::default(), chief.into());
     }
 
-    /// Tells every client that the server will not come back.
+    /// Tells every client that understands it that the server will not come back.
     pub(super) fn say_goodbye(&self, out: &mut ShardOutputs) {
-        let clients = self.connections.iter().filter(|(_, state)| state.role != Role::Peer {});
+        let hears = |state: &ConnectionState| {
+            state.role != Role::Peer {} && state.features.contains(Features::GOODBYE)
+        };
+        let clients = self.connections.iter().filter(|(_, state)| hears(state));
         for (&connection, _) in clients {
             let envelope = out.stamped(Envelope::default());
             out.send(connection, envelope, message::Goodbye {}.into());

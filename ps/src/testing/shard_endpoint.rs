@@ -14,7 +14,8 @@ use pushpull_common::protocol::decode::slice_source;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message;
 use pushpull_common::protocol::{
-    BodyStamp, Envelope, FrameEvent, FrameProgress, FrameReader, FrameSink, Message, Poll, encode,
+    BodyStamp, Envelope, Features, FrameEvent, FrameProgress, FrameReader, FrameSink, Message,
+    Poll, encode_for,
 };
 use pushpull_store::arena::{ArenaStorage, Budget};
 use pushpull_store::testing::test_files::TestFiles;
@@ -82,6 +83,8 @@ pub struct ShardEndpoint {
     /// The reader of the step owner's connection, and whether the step owner has welcomed this
     /// shard.
     owner: Option<(FrameReader, bool)>,
+    /// The features that are agreed with the step owner.
+    owner_features: Features,
     requests: u64,
     part_bytes: u64,
     counters: Arc<Counters>,
@@ -94,6 +97,8 @@ struct ConnectionReader {
     reader: FrameReader,
     /// Whether the client has said hello.
     greeted: bool,
+    /// The features that are agreed with it.
+    features: Features,
     closing: bool,
 }
 
@@ -162,6 +167,7 @@ impl ShardEndpoint {
             test_files: TestFiles::default(),
             connections: BTreeMap::new(),
             owner: None,
+            owner_features: Features::NONE,
             requests: 0,
             part_bytes: PART_BYTES_MAX,
             counters,
@@ -252,6 +258,10 @@ impl ShardEndpoint {
                 Ok(Poll::Frame(header, Message::Hello(hello))) => {
                     greeted = true;
                     reader.open();
+                    reader.set_features(self.config.features);
+                    if let Some(place) = self.connections.get_mut(&connection) {
+                        place.features = reader.features();
+                    }
                     let (hello, header) = (&hello, &header);
                     let origin = match host {
                         ClientHost::Remote => PeerOrigin::Remote,
@@ -297,11 +307,14 @@ impl ShardEndpoint {
 
     /// Sends the hello over a new connection to the step owner.
     pub fn owner_connected(&mut self) {
-        self.owner = Some((FrameReader::new(), false));
+        let mut reader = FrameReader::new();
+        reader.set_features(self.config.features);
+        self.owner = Some((reader, false));
         let owner = self.config.cluster.step_owner().expect("a cluster has a ps task");
-        let (task, identity) = (self.config.task.clone(), self.config.identity());
+        let (task, identity, features) =
+            (self.config.task.clone(), self.config.identity(), self.config.features);
         let owner = ShardId { task: owner.index, shard: 0 };
-        let hello = PeerHello { task, identity }.hello(owner);
+        let hello = PeerHello { task, identity, features }.hello(owner);
         self.requests += 1;
         let request = RequestId(self.requests);
         self.send_to_owner(&Envelope { request, ..Envelope::default() }, &hello.into());
@@ -318,6 +331,7 @@ impl ShardEndpoint {
                 Ok(Poll::Frame(_, Message::Welcome(_))) if !welcome => {
                     welcome = true;
                     reader.open();
+                    self.owner_features = reader.features();
                     self.handle(now, ShardInput::OwnerLink { up: true });
                     self.handle(now, ShardInput::Tick);
                 }
@@ -346,7 +360,7 @@ impl ShardEndpoint {
     }
 
     fn send_to_owner(&mut self, envelope: &Envelope, message: &Message) {
-        let frame = frame_of(envelope, message, &[]);
+        let frame = frame_of(self.owner_features, envelope, message, &[]);
         self.events.push_back(ShardEvent::ToOwner { frame });
     }
 
@@ -388,6 +402,11 @@ impl ShardEndpoint {
         self.settle();
     }
 
+    /// Returns the features that are agreed with a client.
+    fn features(&self, connection: u64) -> Features {
+        self.connections.get(&connection).map_or(Features::NONE, |stream| stream.features)
+    }
+
     /// Converts the shard's outputs to events.
     fn settle(&mut self) {
         for count in 0.. {
@@ -395,10 +414,13 @@ impl ShardEndpoint {
             let Some(output) = self.shard.poll_output() else { break };
             let event = match output {
                 ShardOutput::Send { connection, envelope, message, body, .. } => {
-                    ShardEvent::Send { connection, frame: frame_of(&envelope, &message, &body) }
+                    let features = self.features(connection);
+                    let frame = frame_of(features, &envelope, &message, &body);
+                    ShardEvent::Send { connection, frame }
                 }
                 ShardOutput::Stream { connection, parts } => {
-                    let values = PulledFrames { parts, part_bytes: self.part_bytes };
+                    let (part_bytes, features) = (self.part_bytes, self.features(connection));
+                    let values = PulledFrames { parts, part_bytes, features };
                     ShardEvent::Values { connection, values: Box::new(values) }
                 }
                 ShardOutput::Close { connection } => {
@@ -407,16 +429,16 @@ impl ShardEndpoint {
                     }
                     ShardEvent::Close { connection }
                 }
-                ShardOutput::ToOwner { envelope, message } => {
-                    ShardEvent::ToOwner { frame: frame_of(&envelope, &message, &[]) }
-                }
+                ShardOutput::ToOwner { envelope, message } => ShardEvent::ToOwner {
+                    frame: frame_of(self.owner_features, &envelope, &message, &[]),
+                },
                 ShardOutput::Event(_) => continue,
                 ShardOutput::Members { joined, present } => {
                     assert!(present <= joined, "{present} of {joined} members are present");
                     continue;
                 }
                 ShardOutput::Shared { connection, envelope, message, descriptors } => {
-                    let frame = frame_of(&envelope, &message, &[]);
+                    let frame = frame_of(self.features(connection), &envelope, &message, &[]);
                     ShardEvent::Shared { connection, frame, descriptors }
                 }
                 ShardOutput::SaverOrder(_)
@@ -431,9 +453,9 @@ impl ShardEndpoint {
     }
 }
 
-fn frame_of(envelope: &Envelope, message: &Message, body: &[u8]) -> Vec<u8> {
+fn frame_of(features: Features, envelope: &Envelope, message: &Message, body: &[u8]) -> Vec<u8> {
     let mut frame = Vec::new();
-    encode(&mut frame, envelope, message, BodyStamp::plain(body.len() as u64));
+    encode_for(features, &mut frame, envelope, message, BodyStamp::plain(body.len() as u64));
     frame.extend_from_slice(body);
     frame
 }

@@ -54,13 +54,14 @@ pub enum ShardEvent {
 pub struct PulledFrames {
     pub(super) parts: PulledParts,
     pub(super) part_bytes: u64,
+    pub(super) features: Features,
 }
 
 impl PulledFrames {
     /// Encodes the next frame; `None` after the last.
     pub fn next_frame(&mut self) -> Option<Vec<u8>> {
         let mut frame = Vec::new();
-        let range = self.parts.next_part_of(self.part_bytes, &mut frame)?;
+        let range = self.parts.next_part_of(self.features, self.part_bytes, &mut frame)?;
         self.parts.slices(range).for_each(|slice| frame.extend_from_slice(slice));
         Some(frame)
     }

@@ -37,9 +37,17 @@ impl<P: ProcessProgram> SimWorld<P> {
     ) -> worker::SessionEndpoint {
         let (cluster, catalogue) = (&self.setting.cluster, self.setting.catalogue.clone());
         let part_bytes = self.setting.part_bytes;
+        let features = self.setting.features_of(&task.to_string());
         #[allow(unused_mut, reason = "for a planted bug")]
-        let mut endpoint =
-            worker::SessionEndpoint::new(cluster, task, role, incarnation, catalogue, part_bytes);
+        let mut endpoint = worker::SessionEndpoint::new(
+            cluster,
+            task,
+            role,
+            incarnation,
+            catalogue,
+            part_bytes,
+            features,
+        );
         #[cfg(feature = "planted")]
         if self.setting.planted.bug() == Some(pushpull_ps::Bug::SlotReusedEarly) {
             endpoint.overwrite_push_slots();

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pushpull_common::protocol::decode::ReadError;
-use pushpull_common::protocol::{Envelope, FrameEvent, FrameReader, FrameSink, Message};
+use pushpull_common::protocol::{Envelope, Features, FrameEvent, FrameReader, FrameSink, Message};
 use pushpull_net::{ConnectionPhase, ConnectionSide, FrameStream, SendBody, SendQueue, Stream};
 use tokio::sync::Notify;
 
@@ -20,6 +20,8 @@ pub(super) struct ShardConnection {
     pub(super) core: Arc<SessionCore>,
     pub(super) link: usize,
     pub(super) outbox: Arc<LinkOutbox>,
+    /// The features of this side.
+    pub(super) features: Features,
 }
 
 impl ShardConnection {
@@ -34,7 +36,7 @@ impl ShardConnection {
                 Err(error) => error.to_string(),
             },
         };
-        let ShardConnection { core, link, outbox } = self;
+        let ShardConnection { core, link, outbox, .. } = self;
         core.sharing_ended(link, &outbox);
         if !outbox.is_given_up() {
             core.handle(SessionInput::Disconnected { link, error });
@@ -46,6 +48,7 @@ impl ShardConnection {
         let mut frames = FrameStream::new(stream, FrameReader::new());
         // The configuration names the server, so it is trusted: its metas may have any length.
         frames.open();
+        frames.set_features(self.features);
         if !self.outbox.is_given_up() {
             self.core.count_connection(link);
             self.core.handle(SessionInput::Connected { link, same_host });
@@ -57,6 +60,11 @@ impl ShardConnection {
 
 impl FrameSink for ShardConnection {
     fn on_frame(&mut self, event: FrameEvent<'_>) {
+        if let FrameEvent::Message(_, message) = &event
+            && let Some(peer) = Features::of_peer(message)
+        {
+            self.outbox.frames().agree(self.features.agreed(peer));
+        }
         self.core.handle(SessionInput::of_frame(self.link, event));
     }
 

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use pushpull_common::protocol::Features;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 
@@ -39,7 +40,7 @@ impl SessionThread {
         let returns = Arc::new(ReturnQueue::default());
         let runner = Arc::new(SessionRunner::new(returns.leadership().clone(), busy_poll)?);
         let name = format!("worker-{}", start.task.index);
-        let addresses = start.addresses.clone();
+        let (addresses, features) = (start.addresses.clone(), start.features);
         let session = Session::new(start);
         let mapped_shards = Arc::new(MappedShards::default());
         let unclaimed = session.unclaimed().clone();
@@ -57,7 +58,8 @@ impl SessionThread {
         let times = caller.times().clone();
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             let shared = (mapped_shards, push_buffers);
-            let core = SessionCore::new(session, addresses, progress, returns, shared, times);
+            let core =
+                SessionCore::new(session, features, addresses, progress, returns, shared, times);
             let core = Arc::new(core);
             runner.run(core.run(receiver));
         })?;
@@ -83,6 +85,7 @@ impl Drop for SessionThread {
 /// time, so the locks are never contended.
 pub(super) struct SessionCore {
     session: Mutex<Session>,
+    features: Features,
     addresses: BTreeMap<u32, String>,
     answers: Mutex<HashMap<OpId, Answer>>,
     outboxes: Mutex<HashMap<usize, Arc<LinkOutbox>>>,
@@ -119,6 +122,7 @@ impl Drop for AnswersGuard {
 impl SessionCore {
     fn new(
         session: Session,
+        features: Features,
         addresses: BTreeMap<u32, String>,
         progress: Option<ProgressCallback>,
         returns: Arc<ReturnQueue>,
@@ -127,6 +131,7 @@ impl SessionCore {
     ) -> SessionCore {
         SessionCore {
             addresses,
+            features,
             session: Mutex::new(session),
             answers: Mutex::default(),
             outboxes: Mutex::default(),
@@ -171,7 +176,8 @@ impl SessionCore {
                 () = self.returns.notify.notified() => self.process_returns(),
                 () = self.connect.notified() => {
                     for (link, address, outbox) in std::mem::take(&mut *lock(&self.connects)) {
-                        let connection = ShardConnection { core: self.clone(), link, outbox };
+                        let (core, features) = (self.clone(), self.features);
+                        let connection = ShardConnection { core, link, outbox, features };
                         connections.spawn(connection.run(address));
                     }
                 }
@@ -346,6 +352,7 @@ mod tests {
             shared_memory: true,
             values: None,
             identity: Identity::new(),
+            features: Features::ALL,
             addresses: [(0, "unix:/nobody/listens/here".to_owned())].into(),
             progress_interval: None,
         }

@@ -278,6 +278,8 @@ pub(crate) struct SessionConfig {
     /// The encoding of pulled values, from shards that support it.
     pub(crate) values: Option<Encoding>,
     pub(crate) identity: Identity,
+    /// The features of the protocol that this side has.
+    pub(crate) features: Features,
     pub(crate) addresses: BTreeMap<u32, String>,
     pub(crate) progress_interval: Option<Duration>,
 }

@@ -13,7 +13,9 @@ use std::time::Duration;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId};
-use pushpull_common::protocol::message::{BodyCrc, CatalogueState, Hello, ModeIs, Welcome};
+use pushpull_common::protocol::message::{
+    BodyCrc, CatalogueState, FeatureOffer, Hello, ModeIs, Welcome,
+};
 use pushpull_common::protocol::refusal::short_hash;
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Header, Message, Refusal, limits, version};
@@ -121,6 +123,7 @@ impl Membership {
             },
             identity: self.config.identity.to_wire(),
             auth: List::default(),
+            features: FeatureOffer::of(self.config.features),
         }
     }
 

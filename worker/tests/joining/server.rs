@@ -245,6 +245,7 @@ impl ServerState {
             unix_address: Text::default(),
             identity: Identity::new().to_wire(),
             auth: List::default(),
+            features: Default::default(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::sessions::BodyCrc;
 use crate::ids::Incarnation;
+use crate::protocol::feature::Features;
 use crate::protocol::limits;
 use crate::protocol::outcome::CallRef;
 use crate::protocol::refusal::Detail;
@@ -34,6 +35,8 @@ wire_struct! {
         bytes_max: u64,
         /// Whether bodies have checksums in this session: `On` or `Off`.
         body_crc: BodyCrc,
+        /// The server's features. Those that the client has too are agreed.
+        features: Features,
     }
 }
 

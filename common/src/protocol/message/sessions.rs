@@ -3,8 +3,10 @@
 use super::variables::CatalogueState;
 use crate::codec::Encodings;
 use crate::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId};
+use crate::protocol::feature::Features;
 use crate::protocol::limits;
 use crate::protocol::refusal::Refusal;
+use crate::protocol::version;
 use crate::protocol::wire::{List, Text, wire_enum, wire_struct};
 
 /// An identity on the wire: names and values, in order of names.
@@ -98,7 +100,26 @@ wire_enum! {
 }
 
 wire_struct! {
-    /// Opens a session with one shard.
+    /// The features of the side that says hello.
+    #[derive(Copy, Eq, Default)]
+    FeatureOffer {
+        /// The features that it has. The other side ignores unknown bits.
+        has: Features,
+        /// Those without which it cannot work: a side that lacks one refuses by its number.
+        requires: Features,
+    }
+}
+
+impl FeatureOffer {
+    /// Offers these features and requires none.
+    pub fn of(has: Features) -> FeatureOffer {
+        FeatureOffer { has, requires: Features::NONE }
+    }
+}
+
+wire_struct! {
+    /// Opens a session with one shard. A later version may append fields: a server ignores bytes
+    /// behind the last field that it knows.
     Hello {
         /// The oldest protocol version that the client speaks.
         version_oldest: u16,
@@ -126,8 +147,35 @@ wire_struct! {
         body_crc: BodyCrc,
         /// The facts that must agree, as known to the client.
         identity: IdentityFields,
-        /// Reserved for authentication; empty in this version.
+        /// Reserved for authentication. A server that does not understand it refuses it.
         auth: List<u8, { limits::AUTH_BYTES_MAX }>,
+        /// The client's features.
+        features: FeatureOffer,
+    }
+}
+
+impl Hello {
+    /// Returns the version that a server with these features and the client agree on.
+    ///
+    /// # Errors
+    /// The refusal of a client that demands what the server does not have: a version, a feature or
+    /// authentication.
+    pub fn agree(&self, has: Features) -> Result<u16, Refusal> {
+        let version = version::agree(self.version_oldest, self.version_newest)
+            .ok_or(Refusal::Version { oldest: version::OLDEST, newest: version::NEWEST })?;
+        if let Some(number) = has.first_missing(self.features.requires) {
+            return Err(Refusal::Feature { number, has });
+        }
+        match self.auth.items().len() {
+            0 => Ok(version),
+            // A client that authenticates must not believe that it was understood.
+            bytes => Err(Refusal::Unsupported {
+                kind: 1,
+                detail: Text::clipped(format!(
+                    "this server does not authenticate clients: auth has {bytes} bytes, not 0"
+                )),
+            }),
+        }
     }
 }
 
@@ -167,6 +215,8 @@ wire_struct! {
         identity: IdentityFields,
         /// Reserved for authentication; empty in this version.
         auth: List<u8, { limits::AUTH_BYTES_MAX }>,
+        /// The server's features. Those that the client has too are agreed.
+        features: Features,
     }
 }
 

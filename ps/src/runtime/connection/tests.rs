@@ -43,6 +43,7 @@ fn greet(address: &str, job: &str) -> Option<Message> {
         body_crc: BodyCrc::Off {},
         identity: Identity::new().to_wire(),
         auth: List::default(),
+        features: Default::default(),
     };
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(WAIT_LIMIT)).unwrap();

@@ -33,7 +33,11 @@ impl SaverHarness {
         let publisher = Publisher {
             storage: Arc::new(gate.clone()),
             retention: Retention::default(),
-            peer_hello: PeerHello { task: TaskId::ps(0), identity: Identity::new() },
+            peer_hello: PeerHello {
+                task: TaskId::ps(0),
+                identity: Identity::new(),
+                features: Features::ALL,
+            },
             addresses: (0..).zip(addresses).collect(),
             rules: OptimizerRules::new(Arc::new(Sgd::new(1.0))),
             owner: ShardId { task: 0, shard: 0 },

@@ -10,7 +10,7 @@ use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{BodyCrc, Hello, ModeIs, NonFinitePolicy, Role, Welcome};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::wire::{List, Text};
-use pushpull_common::protocol::{Header, Refusal, version};
+use pushpull_common::protocol::{Header, Refusal};
 
 use super::ConnectionState;
 use super::client_registry::AdmittedClient;
@@ -32,8 +32,7 @@ impl IncomingHello<'_> {
     /// Checks the protocol version, which it returns, and that the peer and this server agree.
     fn check_peer(&self, shard: &Shard) -> Result<u16, Refusal> {
         let (hello, config) = (self.hello, &shard.config);
-        let version = version::agree(hello.version_oldest, hello.version_newest)
-            .ok_or(Refusal::Version { oldest: version::OLDEST, newest: version::NEWEST })?;
+        let version = hello.agree(config.features)?;
         if hello.shard != shard.id {
             let (task, shards) = (shard.id.task, config.shards);
             return Err(Refusal::WrongShard { wanted: hello.shard, task, shards });
@@ -141,6 +140,7 @@ impl IncomingHello<'_> {
             unix_address: Text::clipped(&config.unix_address),
             identity: identity.to_wire(),
             auth: List::default(),
+            features: shard.config.features,
         }
     }
 }
@@ -177,8 +177,17 @@ impl Shard {
         };
         let (role, crc) = (hello.role, incoming.has_crc());
         let (expected_body, refused) = (None, None);
-        let state =
-            ConnectionState { role, client, origin, shared: 0, crc, expected_body, refused };
+        let features = self.config.features.agreed(hello.features.has);
+        let state = ConnectionState {
+            role,
+            client,
+            origin,
+            shared: 0,
+            crc,
+            features,
+            expected_body,
+            refused,
+        };
         self.peers.connections.insert(connection, state);
         Ok(incoming.welcome(self, version, client_epoch))
     }

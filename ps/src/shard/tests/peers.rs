@@ -121,6 +121,7 @@ impl Peer {
             body_crc: BodyCrc::Auto {},
             identity: identity().to_wire(),
             auth: List::default(),
+            features: FeatureOffer::of(Features::ALL),
         }
     }
 }
@@ -181,7 +182,7 @@ pub(super) fn pack(envelope: &Envelope, message: &Message, body_bytes: usize) ->
 fn unpack_frame(frame: &[u8]) -> (Header, Message) {
     let (head, meta) = frame.split_at(Header::BYTES);
     let header = Header::take(head.try_into().unwrap()).unwrap();
-    let message = Message::take(header.kind, meta).unwrap();
+    let message = Message::take(header.kind, Features::NONE, meta).unwrap();
     (header, message)
 }
 
@@ -189,7 +190,7 @@ fn unpack_frame(frame: &[u8]) -> (Header, Message) {
 pub(super) fn unpack(mut parts: PulledParts) -> (Vec<u8>, u64) {
     let (mut bytes, mut version) = (Vec::new(), None);
     let mut head = Vec::new();
-    while let Some(range) = parts.next_part(&mut head) {
+    while let Some(range) = parts.next_part(Features::NONE, &mut head) {
         let (header, message) = unpack_frame(&std::mem::take(&mut head));
         let (pulled, covered) = match message {
             Message::Pulled(pulled) => (pulled, header.body_bytes),

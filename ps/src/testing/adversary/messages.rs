@@ -10,7 +10,9 @@ use pushpull_common::protocol::message::{
     self, CheckpointId, Operation, PushEncoded, PushPart, PushShared, Selection, SharedRange,
 };
 use pushpull_common::protocol::wire::{List, Text};
-use pushpull_common::protocol::{BodyStamp, CallId, CallRef, Envelope, Header, Message, encode};
+use pushpull_common::protocol::{
+    BodyStamp, CallId, CallRef, Envelope, Features, Header, Message, encode,
+};
 use pushpull_common::{rows, table};
 
 use super::choices::{Choices, KnownNumbers};
@@ -295,6 +297,6 @@ pub(super) fn framed(
     let mut bytes = Vec::new();
     encode(&mut bytes, envelope, message, BodyStamp::plain(body as u64));
     let header = Header::take(bytes.first_chunk()?).ok()?;
-    let message = Message::take(header.kind, &bytes[Header::BYTES..]).ok()?;
+    let message = Message::take(header.kind, Features::NONE, &bytes[Header::BYTES..]).ok()?;
     Some((header, message))
 }

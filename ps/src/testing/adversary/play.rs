@@ -143,6 +143,7 @@ impl<'a> Play<'a> {
             body_crc: BodyCrc::Auto {},
             identity: Identity::new().to_wire(),
             auth: List::default(),
+            features: Default::default(),
         }
     }
 

@@ -165,5 +165,6 @@ pub(crate) fn hello(cluster: &ClusterSpec, shard: ShardId) -> Hello {
         body_crc: BodyCrc::Off {},
         identity: Identity::new().with("ps", cluster.ps_identity()).to_wire(),
         auth: List::default(),
+        features: Default::default(),
     }
 }

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{ClientEpoch, GlobalStep, RequestId, RestoreEpoch, ShardId, TaskId};
 use pushpull_common::protocol::message::{
-    BodyCrc, CallOutcome, CallOutputs, Described, Hello, Role, ServerIs,
+    BodyCrc, CallOutcome, CallOutputs, Described, FeatureOffer, Hello, Role, ServerIs,
 };
 use pushpull_common::protocol::wire::{List, Text};
-use pushpull_common::protocol::{Header, Message, Refusal, limits, version};
+use pushpull_common::protocol::{Features, Header, Message, Refusal, limits, version};
 use pushpull_common::tensor::Shape;
 
 use super::io::{CallCommand, CallOutput, CallReply, LinkId, envelope};
@@ -39,6 +39,7 @@ impl CallSession {
             body_crc: BodyCrc::Auto {},
             identity: List::default(),
             auth: List::default(),
+            features: FeatureOffer::of(Features::ALL),
         };
         self.outputs.push_back(CallOutput::Send {
             connection,

@@ -323,6 +323,7 @@ async fn run_connection(
             let mut frames = FrameStream::new(stream, FrameReader::new());
             // The client has chosen the server, so its metas may have any length.
             frames.open();
+            frames.set_features(Features::ALL);
             core.handle(CallInput::Connected { connection });
             let mut side = ClientSide { core: &core, connection, outbox: &outbox };
             match frames.serve(&mut side, drop).await {
@@ -349,6 +350,9 @@ impl FrameSink for ClientSide<'_> {
         let connection = self.connection;
         self.core.handle(match event {
             FrameEvent::Message(header, message) => {
+                if let Some(peer) = Features::of_peer(&message) {
+                    self.outbox.agree(Features::ALL.agreed(peer));
+                }
                 CallInput::Message { connection, header, message }
             }
             FrameEvent::Body => CallInput::Body { connection },

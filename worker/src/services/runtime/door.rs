@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::message::{BodyCrc, Refused, Role};
-use pushpull_common::protocol::{BodyStamp, Envelope, Refusal, encode, version};
+use pushpull_common::protocol::{BodyStamp, Envelope, Features, Refusal, encode};
 use pushpull_net::{ArrivedPeer, FrameStream, PeerReceiver, ServicePeers, Stream};
 
 use super::server_core::ServerCore;
@@ -31,12 +31,12 @@ async fn admit(core: Arc<ServerCore>, peer: ArrivedPeer) {
     let ArrivedPeer { stream, reader, header, hello, origin } = peer;
     // Attaching fails only if the peer has closed the socket already.
     let Ok(stream) = Stream::attach(stream) else { return };
-    let refusal = match version::agree(hello.version_oldest, hello.version_newest) {
-        None => Some(Refusal::Version { oldest: version::OLDEST, newest: version::NEWEST }),
-        Some(_) if hello.role != (Role::Client {}) => {
+    let refusal = match hello.agree(Features::ALL) {
+        Err(refusal) => Some(refusal),
+        Ok(_) if hello.role != (Role::Client {}) => {
             Some(Refusal::Role { role: hello.role.code(), kind: header.kind })
         }
-        Some(_) => None,
+        Ok(_) => None,
     };
     if let Some(refusal) = refusal {
         let envelope = Envelope { request: header.request, ..Envelope::default() };

@@ -4,7 +4,8 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use pushpull_common::protocol::{Envelope, Message};
+use pushpull_common::protocol::message::Goodbye;
+use pushpull_common::protocol::{Envelope, Features, Message};
 use pushpull_net::{ConnectionPhase, SendQueue, Stream};
 use tokio::sync::Notify;
 
@@ -22,9 +23,25 @@ pub(super) struct CallOutbox {
     closing: AtomicBool,
     /// Whether the connection ends at once.
     given_up: AtomicBool,
+    /// Whether the peer understands `Goodbye`.
+    hears_goodbye: AtomicBool,
 }
 
 impl CallOutbox {
+    /// Sets the features that are agreed with the peer.
+    pub(super) fn agree(&self, features: Features) {
+        let hears_goodbye = features.contains(Features::GOODBYE);
+        self.hears_goodbye.store(hears_goodbye, Ordering::Relaxed);
+        self.frames().agree(features);
+    }
+
+    /// Tells the peer that this side stops, if it understands that.
+    pub(super) fn say_goodbye(&self) {
+        if self.hears_goodbye.load(Ordering::Relaxed) {
+            self.push(&Envelope::default(), &Goodbye {}.into(), ValueBody::default(), false);
+        }
+    }
+
     pub(super) fn push(&self, envelope: &Envelope, message: &Message, body: ValueBody, crc: bool) {
         let crc = crc.then(|| body.crc());
         self.frames().push(envelope, message, crc, body);

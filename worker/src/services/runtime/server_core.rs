@@ -112,13 +112,15 @@ impl ServerCore {
     pub(crate) async fn serve(
         self: Arc<Self>,
         stream: Stream,
-        reader: FrameReader,
+        mut reader: FrameReader,
         header: Header,
         hello: Hello,
         body_crc: BodyCrc,
     ) {
         let connection = self.next_connection.fetch_add(1, Ordering::Relaxed);
         let outbox = Arc::new(CallOutbox::default());
+        reader.set_features(Features::ALL);
+        outbox.agree(reader.features());
         lock(&self.outboxes).insert(connection, outbox.clone());
         let registration = Registration { core: self.clone(), connection };
         self.connections.send_modify(|open| *open += 1);
@@ -150,7 +152,7 @@ impl ServerCore {
             flag.raise();
         }
         for outbox in lock(&self.outboxes).values() {
-            outbox.push(&Envelope::default(), &Goodbye {}.into(), ValueBody::default(), false);
+            outbox.say_goodbye();
             outbox.close();
         }
         // A client that does not read its answers does not keep the server.

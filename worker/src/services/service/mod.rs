@@ -200,6 +200,7 @@ impl Service {
             calls_max: config.calls_max as u32,
             bytes_max: config.bytes_max,
             body_crc,
+            features: Features::ALL,
         };
         let check_in = lease_check(config.lease);
         self.send(connection, request, accepted, ValueBody::default());

@@ -136,6 +136,7 @@ pub(super) fn welcome() -> Welcome {
         unix_address: Text::default(),
         identity: Identity::new().with("ps", "0,1").to_wire(),
         auth: List::default(),
+        features: Default::default(),
     }
 }
 

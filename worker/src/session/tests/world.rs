@@ -87,6 +87,7 @@ impl SessionWorld {
             shared_memory: true,
             values: None,
             identity: Identity::new().with("ps", "0,1"),
+            features: Features::ALL,
             addresses: addresses.collect(),
             progress_interval: Some(Duration::from_secs(10)),
         };

@@ -200,6 +200,7 @@ impl<'a> CallSessionPlay<'a> {
             calls_max: if is_honest { 3 } else { self.choices.number() as u32 },
             bytes_max: self.choices.number(),
             body_crc: if self.choices.one_in(2) { BodyCrc::On {} } else { BodyCrc::Off {} },
+            features: Default::default(),
         };
         if let Some(at) = self.lines.iter_mut().find(|line| line.connection == connection) {
             // A second welcome is a breach, and nothing is sent after it.

@@ -14,7 +14,8 @@ use pushpull_common::ids::{Incarnation, RestoreEpoch, Sequence, ShardId, TaskId,
 use pushpull_common::protocol::decode::slice_source;
 use pushpull_common::protocol::message::{self, Declared, Operation, Role};
 use pushpull_common::protocol::{
-    BodyStamp, FrameEvent, FrameProgress, FrameReader, FrameSink, Grant, Message, encode,
+    BodyStamp, Features, FrameEvent, FrameProgress, FrameReader, FrameSink, Grant, Message,
+    encode_for,
 };
 
 use super::calls_rounds::{CallsRounds, RoundStep};
@@ -42,6 +43,9 @@ pub struct SessionEndpoint {
     plan: Arc<ShardingPlan>,
     owner: ShardId,
     links: BTreeMap<usize, FrameReader>,
+    /// The features of this side, and those agreed on each link.
+    features: Features,
+    agreed: BTreeMap<usize, Features>,
     shared_memory: SimulatedSharedMemory,
     /// Planted bug: pushes go to every shard at once, even over a connection newer than the token.
     skips_owner: bool,
@@ -64,6 +68,12 @@ struct LinkSink<'a> {
 
 impl FrameSink for LinkSink<'_> {
     fn on_frame(&mut self, event: FrameEvent<'_>) {
+        if let FrameEvent::Message(_, message) = &event
+            && let Some(peer) = Features::of_peer(message)
+        {
+            let agreed = self.endpoint.features.agreed(peer);
+            self.endpoint.agreed.insert(self.link, agreed);
+        }
         self.endpoint.handle(self.now, SessionInput::of_frame(self.link, event));
     }
 
@@ -74,7 +84,8 @@ impl FrameSink for LinkSink<'_> {
 
 impl SessionEndpoint {
     /// Creates the session of a process of this task. Pushes travel in parts of at most
-    /// `part_bytes` bytes. Each process has its own incarnation.
+    /// `part_bytes` bytes. Each process has its own incarnation, and these features of the
+    /// protocol.
     ///
     /// # Panics
     /// If the cluster has no ps task.
@@ -85,6 +96,7 @@ impl SessionEndpoint {
         incarnation: u64,
         catalogue: Arc<Catalogue>,
         part_bytes: u64,
+        features: Features,
     ) -> SessionEndpoint {
         let owner = cluster.step_owner().expect("a cluster has a ps task");
         let owner = ShardId { task: owner.index, shard: 0 };
@@ -97,6 +109,7 @@ impl SessionEndpoint {
             shared_memory: true,
             values: None,
             identity: Identity::new().with("ps", cluster.ps_identity()),
+            features,
             addresses: BTreeMap::new(),
             progress_interval: None,
         };
@@ -108,6 +121,8 @@ impl SessionEndpoint {
             plan,
             owner,
             links: BTreeMap::new(),
+            features,
+            agreed: BTreeMap::new(),
             mapped_pull: None,
             rounds: CallsRounds::default(),
             direct_pulls: 0,
@@ -380,6 +395,8 @@ impl SessionEndpoint {
     pub fn connected(&mut self, now: Instant, link: usize, same_host: bool) {
         let mut reader = FrameReader::new();
         reader.open();
+        reader.set_features(self.features);
+        self.agreed.remove(&link);
         self.links.insert(link, reader);
         self.shared_memory.connected(link);
         self.handle(now, SessionInput::Connected { link, same_host });
@@ -453,7 +470,8 @@ impl SessionEndpoint {
                     let crc = (crc && !body.is_empty()).then(|| crc32c::crc32c(&body));
                     let mut frame = Vec::new();
                     let stamp = BodyStamp { bytes: body.len() as u64, crc };
-                    encode(&mut frame, &envelope, &message, stamp);
+                    let agreed = self.agreed.get(&link).copied().unwrap_or_default();
+                    encode_for(agreed, &mut frame, &envelope, &message, stamp);
                     frame.extend_from_slice(&body);
                     EndpointEvent::Send { link, frame }
                 }

@@ -70,6 +70,7 @@ fn server(incarnation: u64, known: bool) -> ServerIs {
         calls_max: 2,
         bytes_max: 1 << 20,
         body_crc: BodyCrc::Off {},
+        features: Default::default(),
     }
 }
 
