@@ -11,6 +11,7 @@ use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::protocol::Features;
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
+use pushpull_ps::testing::with_features;
 use pushpull_ps::{Asynchronous, Mode, Network, OnLoss, PsConfig, Sgd, Storage, Synchronous};
 use pushpull_worker::simulation::PlantedWorkerBugs;
 
@@ -231,14 +232,15 @@ impl Setting {
             None if self.last_step != Setting::ENDLESS => config.last_step(self.last_step),
             _ => config,
         };
-        config
+        let config = config
             .shards(self.shards)
             .mode(self.ps_mode())
             .storage(storage)
             .lease(LEASE)
             .network(Network::default().stall_timeout(STALL))
             .token_timeout(self.token_timeout)
-            .inbox_pushes(self.inbox_pushes)
+            .inbox_pushes(self.inbox_pushes);
+        with_features(config, self.features_of(&TaskId::ps(task).to_string()))
     }
 
     fn ps_mode(&self) -> Mode {

@@ -45,6 +45,19 @@ pub enum CheckpointError {
         /// The contents found.
         found: String,
     },
+    /// The checkpoint was saved in another format, by an older or a newer server. It is intact.
+    #[error(
+        "cannot restore {checkpoint}: it has format {found}, and this version reads format {format}; \
+         a server of the version that saved it can restore it"
+    )]
+    OtherFormat {
+        /// The checkpoint.
+        checkpoint: String,
+        /// The format of its manifest.
+        found: u32,
+        /// The format of this version.
+        format: u32,
+    },
     /// There are checkpoints, and none can be trusted. This is an error, because only a person may
     /// decide to start from nothing instead.
     #[error("cannot restore: {}", AllRefused(refused))]

@@ -213,8 +213,10 @@ impl Manifest {
         let at = |error: &serde_json::Error| error.column().saturating_sub(1);
         match serde_json::from_slice::<FormatVersion>(text) {
             Ok(FormatVersion { format: FORMAT }) => {}
-            Ok(other) => {
-                return refuse(0, &format!("format {FORMAT}"), &format!("format {}", other.format));
+            // The seal is right, so these are the bytes that were written.
+            Ok(FormatVersion { format: found }) => {
+                let checkpoint = name.to_string();
+                return Err(CheckpointError::OtherFormat { checkpoint, found, format: FORMAT });
             }
             Err(error) => return refuse(at(&error), "a manifest", &error),
         }

@@ -66,8 +66,14 @@ impl ShardReader<'_> {
         };
         let mut reader = ShardReader { storage, found, verdicts: BTreeMap::new() };
         reader.read_all();
+        let control = reader.verdicts.get(&file_name(Kind::Control, 0));
+        // In another format nothing tells which of the other files are in use.
+        let other = match control {
+            Some(format @ Verdict::OtherFormat { .. }) => format.clone(),
+            _ => Verdict::Unused,
+        };
         for name in storage.names()? {
-            reader.verdicts.entry(name).or_insert(Verdict::Unused);
+            reader.verdicts.entry(name).or_insert(other.clone());
         }
         let ShardReader { mut found, verdicts, .. } = reader;
         found.files.extend(verdicts.into_iter().map(|(name, verdict)| {
@@ -86,6 +92,9 @@ impl ShardReader<'_> {
         let (path, verdict) = match error {
             StorageError::Corrupt { path, offset, expected } => {
                 (path, Verdict::Fault { offset, expected })
+            }
+            StorageError::OtherFormat { path, found, format } => {
+                (path, Verdict::OtherFormat { found, format })
             }
             StorageError::Missing { path } => (path, Verdict::Missing),
             StorageError::Io { path, source, doing } => {

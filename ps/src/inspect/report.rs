@@ -247,6 +247,13 @@ pub enum Verdict {
     /// No committed word names the file, or it was never complete: a process was killed while it
     /// created or removed the file.
     Unused,
+    /// The file is intact, and of another format: an older or a newer server has written it.
+    OtherFormat {
+        /// Its format.
+        found: u32,
+        /// The format that this version reads.
+        format: u32,
+    },
     /// The file is missing.
     Missing,
     /// The file deviates from its expected contents.
@@ -259,9 +266,9 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Returns whether the file is neither missing nor faulty.
+    /// Returns whether the file is neither missing nor faulty, and can be read.
     pub fn is_sound(&self) -> bool {
-        !matches!(self, Verdict::Missing | Verdict::Fault { .. })
+        !matches!(self, Verdict::Missing | Verdict::Fault { .. } | Verdict::OtherFormat { .. })
     }
 }
 

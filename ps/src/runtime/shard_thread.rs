@@ -1,5 +1,6 @@
 //! A shard's thread: one runtime for the shard, its connections, its clock and its long work.
 
+use pushpull_common::protocol::Features;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -384,7 +385,6 @@ pub(super) fn run(
         members,
         status,
         stall_timeout: config.network.stall_timeout,
-        features: config.features,
         features: config.features,
         events: config.events.clone(),
         saver_orders: SaverOrders::new(orders),

@@ -8,6 +8,6 @@ mod shard_endpoint;
 mod shard_event;
 
 #[cfg(feature = "simulation")]
-pub use shard_endpoint::{ClientHost, KilledFiles, ShardEndpoint, TICK, WorkState};
+pub use shard_endpoint::{ClientHost, KilledFiles, ShardEndpoint, TICK, WorkState, with_features};
 #[cfg(feature = "simulation")]
 pub use shard_event::{PulledFrames, ShardEvent};

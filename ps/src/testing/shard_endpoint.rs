@@ -460,6 +460,11 @@ fn frame_of(features: Features, envelope: &Envelope, message: &Message, body: &[
     frame
 }
 
+/// Returns the configuration of a task that has only these features of the protocol: another build.
+pub fn with_features(config: PsConfig, features: Features) -> PsConfig {
+    PsConfig { features, ..config }
+}
+
 /// Checks a configuration and returns the setup of one of its shards.
 fn setup(config: PsConfig, shard: u16, bytes_max: u64) -> ShardSetup {
     config.check().expect("the configuration is valid");

@@ -34,6 +34,21 @@ pub enum StorageError {
         /// The expected contents.
         expected: String,
     },
+    /// The state was written in another format, by an older or a newer server. It is intact.
+    #[error(
+        "cannot open {}: it was written in format {found}, and this server reads format {format}: \
+         {}",
+        path.display(),
+        format_advice(*found, *format)
+    )]
+    OtherFormat {
+        /// The file.
+        path: PathBuf,
+        /// The format of the file.
+        found: u32,
+        /// The format of this server.
+        format: u32,
+    },
     /// A file that other files of the state refer to is missing.
     #[error("cannot open {}: it is missing, though the state beside it needs it", path.display())]
     Missing {
@@ -122,5 +137,18 @@ pub enum StorageError {
 impl From<Untrainable> for StorageError {
     fn from(Untrainable { variable, reason }: Untrainable) -> StorageError {
         StorageError::Untrainable { variable, reason }
+    }
+}
+
+/// Returns what to do with a state of another format.
+fn format_advice(found: u32, format: u32) -> &'static str {
+    match found < format {
+        true => {
+            "start the server that wrote it, end it with a checkpoint, and remove the directory; \
+             this server then restores the checkpoint"
+        }
+        false => {
+            "start the newer server that wrote it, or remove the directory and restore a checkpoint"
+        }
     }
 }

@@ -12,7 +12,7 @@ pub const PAGE_BYTES: usize = 4096;
 pub(crate) const MAGIC: [u8; 8] = *b"PUSHPULL";
 
 /// The format of the files, incremented with every change to any of them. An arena of another
-/// format is rejected; a checkpoint migrates its values.
+/// format is refused as such, and a checkpoint migrates its values.
 pub const FORMAT: u32 = 11;
 
 /// The contents of a file.
@@ -107,12 +107,14 @@ pub struct Fault {
     pub offset: u64,
     /// The expected contents and, where known, the actual contents.
     pub expected: String,
+    /// The format of an intact page of another format: not a damaged file.
+    pub other_format: Option<u32>,
 }
 
 impl Fault {
     /// Describes a fault at this byte, where `expected` must be.
     pub fn at(offset: usize, expected: impl Into<String>) -> Fault {
-        Fault { offset: offset as u64, expected: expected.into() }
+        Fault { offset: offset as u64, expected: expected.into(), other_format: None }
     }
 }
 
@@ -162,10 +164,15 @@ impl Page {
             return Err(Fault::at(0, format!("the magic bytes {MAGIC:?}, not {:?}", &page[..8])));
         }
         let format = u32_at(page, 8);
-        if format != FORMAT {
-            return Err(Fault::at(8, format!("format {FORMAT}, not {format}")));
-        }
         let (crc, found) = (u64::from(crc32c::crc32c(&page[..CRC_AT])), u64_at(page, CRC_AT));
+        if format != FORMAT {
+            // Every format has had the page's checksum here.
+            let other_format = (crc == found).then_some(format);
+            return Err(Fault {
+                other_format,
+                ..Fault::at(8, format!("format {FORMAT}, not {format}"))
+            });
+        }
         if crc != found {
             return Err(Fault::at(CRC_AT, format!("the checksum {crc:#x}, not {found:#x}")));
         }
@@ -249,6 +256,16 @@ mod tests {
             }
             assert!(Page::decode(&bytes[..at]).is_err(), "cut at {at}");
         }
+    }
+
+    #[test]
+    fn a_page_of_another_format_is_told_from_a_damaged_one() {
+        let mut bytes = page().encode();
+        bytes[8..12].copy_from_slice(&(FORMAT - 1).to_le_bytes());
+        assert_eq!(Page::decode(&bytes).unwrap_err().other_format, None, "the checksum differs");
+        let crc = crc32c::crc32c(&bytes[..CRC_AT]);
+        bytes[CRC_AT..].copy_from_slice(&u64::from(crc).to_le_bytes());
+        assert_eq!(Page::decode(&bytes).unwrap_err().other_format, Some(FORMAT - 1));
     }
 
     #[test]

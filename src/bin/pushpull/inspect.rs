@@ -201,6 +201,9 @@ fn write_files(page: &mut String, shard: &ShardInspection) -> std::fmt::Result {
             Verdict::Fault { offset, expected } => {
                 format!("CORRUPT: expected {expected} at byte {offset}")
             }
+            Verdict::OtherFormat { found, format } => {
+                format!("format {found}: this version reads format {format}")
+            }
             other => verdict(other).to_owned(),
         };
         writeln!(page, "  file       {:width$}  {:>12}  {verdict}", file.name, file.bytes)?;
@@ -257,6 +260,10 @@ fn json_of_shard(shard: &ShardInspection) -> Value {
             if let Verdict::Fault { offset, expected } = &file.verdict {
                 json["offset"] = json!(offset);
                 json["expected"] = json!(expected);
+            }
+            if let Verdict::OtherFormat { found, format } = &file.verdict {
+                json["format"] = json!(found);
+                json["reads_format"] = json!(format);
             }
             json
         }).collect::<Vec<_>>(),
@@ -367,6 +374,7 @@ fn verdict(verdict: &Verdict) -> &'static str {
         Verdict::Unchecked => "unchecked",
         Verdict::Unused => "unused",
         Verdict::Missing => "missing",
+        Verdict::OtherFormat { .. } => "other format",
         Verdict::Fault { .. } => "corrupt",
         _ => "unknown",
     }

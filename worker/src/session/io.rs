@@ -13,7 +13,9 @@ use pushpull_common::ids::{
 use pushpull_common::protocol::message::{
     NonFinitePolicy, Operation, Role, SharedPushBuffer, SharedValues,
 };
-use pushpull_common::protocol::{CallRef, Envelope, FrameEvent, Grant, Header, Message, Outcome};
+use pushpull_common::protocol::{
+    CallRef, Envelope, Features, FrameEvent, Grant, Header, Message, Outcome,
+};
 use smallvec::SmallVec;
 
 use crate::config::Checksums;

@@ -38,7 +38,7 @@ fn an_inconsistent_manifest_is_refused() {
     let slots = format!("[{}]", slots.join(","));
     let shard = format!("\"file\":\"{SHARD}\"");
     let cases = [
-        ("\"format\":2", "\"format\":1", "format 1, not format 2"),
+        ("\"format\":2", "\"format\":1", "has format 1, and this version reads format 2"),
         ("\"format\":2", "\"format\":2,\"format\":2", "duplicate field"),
         ("\"format\":2", "\"format\":2,\"more\":1", "unknown field `more`"),
         ("\"version\":9", "\"ready\":true,\"version\":9", "unknown field `ready`"),

@@ -2,6 +2,7 @@
 
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ShardId, TaskId};
+use pushpull_common::protocol::Features;
 use pushpull_common::protocol::wire::Text;
 use pushpull_optim::optimizer::{OptimizerRules, Sgd};
 use tokio::net::{TcpListener, TcpStream};

@@ -9,11 +9,11 @@ use pushpull_common::ids::{
 };
 use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::protocol::message::{
-    BodyCrc, CallPart, Hello, Operation, PulledEncoded, PushEncoded, PushPart, Role,
+    BodyCrc, CallPart, FeatureOffer, Hello, Operation, PulledEncoded, PushEncoded, PushPart, Role,
 };
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{
-    BodyStamp, CallRef, Envelope, Grant, Header, Message, encode, version,
+    BodyStamp, CallRef, Envelope, Features, Grant, Header, Message, encode, version,
 };
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;

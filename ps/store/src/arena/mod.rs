@@ -21,7 +21,7 @@ pub use save_note::SaveNote;
 pub use shared::{SharedBytes, SharedWords};
 
 use crate::error::StorageError;
-use crate::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp, TEXT_AT};
+use crate::layout::{FORMAT, Fault, Kind, PAGE_BYTES, Page, Stamp, TEXT_AT};
 #[cfg(any(test, feature = "simulation"))]
 use crate::testing::test_files::TestFiles;
 
@@ -236,8 +236,11 @@ impl ArenaStorage {
 
     /// Converts a fault in a file to an error that names the file.
     pub fn corrupt(&self, name: &str, fault: Fault) -> StorageError {
-        let Fault { offset, expected } = fault;
-        StorageError::Corrupt { path: self.path(name), offset, expected }
+        let (path, Fault { offset, expected, other_format }) = (self.path(name), fault);
+        match other_format {
+            Some(found) => StorageError::OtherFormat { path, found, format: FORMAT },
+            None => StorageError::Corrupt { path, offset, expected },
+        }
     }
 }
 

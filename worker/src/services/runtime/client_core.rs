@@ -12,7 +12,7 @@ use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::device::DeviceFilters;
 use pushpull_common::ids::{Incarnation, TaskId};
 use pushpull_common::protocol::message::OutputRef;
-use pushpull_common::protocol::{FrameEvent, FrameReader, FrameSink};
+use pushpull_common::protocol::{Features, FrameEvent, FrameReader, FrameSink};
 use pushpull_net::{ConnectionPhase, ConnectionSide, FrameStream, Stream};
 use tokio::sync::{Notify, oneshot};
 

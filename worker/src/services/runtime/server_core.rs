@@ -9,8 +9,10 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{Incarnation, TaskId};
-use pushpull_common::protocol::message::{BodyCrc, Goodbye, Hello, OutputRef};
-use pushpull_common::protocol::{Envelope, FrameEvent, FrameReader, FrameSink, Header, Refusal};
+use pushpull_common::protocol::message::{BodyCrc, Hello, OutputRef};
+use pushpull_common::protocol::{
+    Envelope, Features, FrameEvent, FrameReader, FrameSink, Header, Refusal,
+};
 use pushpull_net::{ConnectionPhase, ConnectionSide, FrameStream, Stream};
 use tokio::sync::{Notify, oneshot, watch};
 

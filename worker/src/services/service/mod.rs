@@ -20,7 +20,7 @@ use pushpull_common::ids::{Incarnation, RequestId};
 use pushpull_common::protocol::message::{self, BodyCrc, HeartbeatAnswer, Refused, Released, Role};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::wire::Text;
-use pushpull_common::protocol::{Header, Message, Refusal, version};
+use pushpull_common::protocol::{Features, Header, Message, Refusal, version};
 use pushpull_net::SendBody;
 
 use self::call_entry::{CallEntry, CallState};

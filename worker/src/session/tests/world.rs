@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{GlobalStep, Incarnation, RequestId, RestoreEpoch, TaskId};
 use pushpull_common::protocol::message::{self, Hello, ModeIs, PushPart, Role, Welcome};
-use pushpull_common::protocol::{Envelope, Message};
+use pushpull_common::protocol::{Envelope, Features, Message};
 
 pub(super) use super::samples::*;
 use crate::config::Checksums;
