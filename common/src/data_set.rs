@@ -182,6 +182,15 @@ impl DataSet {
         }
     }
 
+    /// Describes the first difference in what a sample range means, `self` first: the name, the
+    /// number of samples or the seed of the order. `None` if a reader of `other` reads the samples
+    /// that `self` grants.
+    pub fn difference_of_order(&self, other: &DataSet) -> Option<String> {
+        let name = other.name.clone();
+        let (samples, seed) = (other.samples, other.seed);
+        self.difference(&DataSet { name, samples, seed, ..self.clone() })
+    }
+
     /// Describes the first difference between two data sets, `self` first; `None` if they are
     /// equal.
     pub fn difference(&self, other: &DataSet) -> Option<String> {
@@ -252,5 +261,9 @@ mod tests {
         for (other, expected) in table {
             assert_eq!(set.difference(&other).as_deref(), Some(expected));
         }
+        let batches = DataSet::new("train", 100, 7).unwrap().epochs(3);
+        assert_eq!(set.difference_of_order(&batches), None);
+        let order = set.difference_of_order(&batches.shuffle(1));
+        assert_eq!(order.as_deref(), Some("seed is none, not 1"));
     }
 }

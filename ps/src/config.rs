@@ -82,9 +82,10 @@ pub enum NonFinite {
 /// ([`ClusterSpec::variables_job`]).
 ///
 /// All settings except the cluster, the task and the optimizer have defaults. The name and indices
-/// of the job, the number of shards, the kinds of the optimizers, the mode, and whether gradients
-/// are clipped must be the same on all ps tasks. A worker refuses to train with servers that differ
-/// in one of them.
+/// of the job, the number of shards, the optimizers with their hyperparameters and schedules, the
+/// mode with its settings, and the treatment of NaN must be the same on all ps tasks. A worker
+/// refuses to train with servers that differ in one of them, and so do the servers. A difference in
+/// the last step, the lease or the token timeout is reported ([`Event::SettingsDiffer`]).
 ///
 /// Settings that belong together are one value: the mode, the storage and the network.
 ///
@@ -303,8 +304,22 @@ impl PsConfig {
         PsConfig { exit_when_done: Some(grace), ..self }
     }
 
-    /// Returns the settings on which all ps tasks of a cluster and their workers must agree.
+    /// Returns the settings on which all ps tasks of a cluster and their workers must agree, and
+    /// those of which a difference is reported.
     pub(crate) fn identity(&self) -> Identity {
+        let text = |value: Option<u64>| value.map_or("none".to_owned(), |value| value.to_string());
+        self.kinds()
+            .with_protocol()
+            .with_long(Identity::RULES, &self.rules.settings())
+            .with_long(Identity::MODE_SETTINGS, &format!("{:?}", self.mode))
+            .with("non_finite", format!("{:?}", self.non_finite))
+            .with_free(LAST_STEP, text(self.last_step))
+            .with_free("lease_ms", self.lease.as_millis().to_string())
+            .with_free("token_timeout_ms", text(self.token_timeout.map(|t| t.as_millis() as u64)))
+    }
+
+    /// Returns the facts that change neither while a cluster runs nor while its state exists.
+    fn kinds(&self) -> Identity {
         let mode = match &self.mode {
             Mode::Asynchronous(_) => "asynchronous".to_owned(),
             Mode::Synchronous(mode) => {
@@ -352,6 +367,17 @@ impl PsConfig {
         Some(StepRule { push_slots: usize::try_from(push_slots).unwrap_or(usize::MAX), ..rule })
     }
 
+    /// Returns [`Event::FewerWorkers`] if the mode expects more replicas than may ever join.
+    pub(crate) fn fewer_workers(&self) -> Option<Event> {
+        let total = self.mode.synchronous()?.total_num_replicas;
+        let others = self.cluster.jobs().filter(|&job| job != self.job());
+        let workers: usize = others.filter_map(|job| self.cluster.num_tasks(job).ok()).sum();
+        let workers = u32::try_from(workers).unwrap_or(u32::MAX);
+        let is_closed = workers > 0 && !self.elastic_workers;
+        (is_closed && total > workers)
+            .then_some(Event::FewerWorkers { total_num_replicas: total, workers })
+    }
+
     /// Returns the number of push slots of each shard.
     pub(crate) fn push_slots(&self) -> usize {
         self.inbox_pushes.saturating_add(self.rule().map_or(0, |rule| rule.push_slots))
@@ -368,9 +394,12 @@ impl PsConfig {
     }
 }
 
+/// The name of the fact of the last step, which workers may expect.
+const LAST_STEP: &str = "last_step";
+
 #[cfg(test)]
 mod tests {
-    use pushpull_optim::optimizer::{Adam, Lamb, Sgd};
+    use pushpull_optim::optimizer::{Adam, Lamb, Schedule, Sgd};
 
     use super::*;
 
@@ -383,12 +412,64 @@ mod tests {
     }
 
     #[test]
-    fn identity_includes_optimizer_kinds_but_not_rates() {
+    fn more_replicas_than_workers_are_reported() {
+        let event = |cluster: &str, total: u32, elastic: bool| {
+            let config = PsConfig::new(cluster.parse().unwrap(), TaskId::ps(0), Sgd::new(0.1));
+            let config = config.mode(Synchronous::new(total)).elastic_workers(elastic);
+            config.fewer_workers().map(|event| event.to_string())
+        };
+        let two = "ps=a:1;worker=b:1,c:1";
+        let found = event(two, 5, false).unwrap();
+        assert!(found.contains("expect 5 replicas") && found.contains("2 workers"), "{found}");
+        assert_eq!(event(two, 2, false), None);
+        assert_eq!(event(two, 5, true), None);
+        assert_eq!(event("ps=a:1", 5, false), None);
+    }
+
+    #[test]
+    fn servers_agree_on_every_setting_that_changes_values_and_report_the_others() {
+        let cluster: ClusterSpec = "ps=a:1,b:1;worker=c:1".parse().unwrap();
+        let config = |rule| PsConfig::new(cluster.clone(), TaskId::ps(0), rule);
+        let ours = || config(Adam::new(0.001));
+        let steps = Schedule::steps(0.001, [(10, 0.0001)]);
+        let refused = [
+            (config(Adam::new(0.01)), "rules", "0.01"),
+            (config(Adam::new(steps)), "rules", "(10, 0.0001)"),
+            (config(Adam::new(0.001).betas(0.8, 0.999)), "rules", "0.8"),
+            (ours().optimizer_for("w*", Adam::new(0.5)), "optimizer_for", "\"w*\": adam"),
+            (ours().rate_for("w*", 0.25), "rules", "0.25"),
+            (ours().non_finite(NonFinite::Allow), "non_finite", "Allow"),
+            (ours().mode(Asynchronous::default().reject_older(3)), "mode_settings", "3"),
+        ];
+        for (other, name, value) in refused {
+            let (ours, other) = (ours().identity(), other.identity());
+            let (found, _, theirs) = ours.difference(&other).unwrap();
+            assert_eq!(found, name);
+            assert!(theirs.contains(value), "{theirs}");
+        }
+        let reported = [
+            (ours().last_step(7), ("last_step", "none", "7")),
+            (ours().lease(Duration::from_millis(800)), ("lease_ms", "5000", "800")),
+            (ours().token_timeout(None), ("token_timeout_ms", "600000", "none")),
+        ];
+        for (other, difference) in reported {
+            let (ours, other) = (ours().identity(), other.identity());
+            assert_eq!(ours.difference(&other), None);
+            assert_eq!(ours.free_differences(&other).collect::<Vec<_>>(), [difference]);
+        }
+    }
+
+    #[test]
+    fn a_state_is_bound_to_optimizer_kinds_but_not_to_rates() {
         let cluster = ClusterSpec::builder().job("ps", ["a:1"]).build().unwrap();
         let config = || PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(0.1));
-        let ours = config().optimizer_for("w*", Sgd::new(0.1)).identity();
-        let rates = config().optimizer_for("w*", Sgd::new(0.5)).rate_for("*", 0.5).identity();
+        let ours = config().optimizer_for("w*", Sgd::new(0.1)).identity().of_state();
+        let rates = config().optimizer_for("w*", Sgd::new(0.5)).rate_for("*", 0.5);
+        let rates = rates.identity().of_state();
         assert_eq!(ours.difference(&rates), None);
+        let (name, ours_is, theirs_is) = ours.free_differences(&rates).next().unwrap();
+        assert_eq!(name, "rules");
+        assert!(ours_is.contains("0.1") && theirs_is.contains("0.5"), "{ours_is} {theirs_is}");
         let others = [
             (config(), ""),
             (config().optimizer_for("w", Sgd::new(0.1)), "\"w\": sgd"),
@@ -396,7 +477,7 @@ mod tests {
         ];
         for (other, found) in others {
             let expected = ("optimizer_for", "\"w*\": sgd", found);
-            assert_eq!(ours.difference(&other.identity()), Some(expected));
+            assert_eq!(ours.difference(&other.identity().of_state()), Some(expected));
         }
         let local = "local=a:1".parse().unwrap();
         let local = PsConfig::new(local, TaskId::new("local", 0), Sgd::new(0.1)).identity();

@@ -104,6 +104,43 @@ pub enum Event {
         /// The time without a connection.
         away: Duration,
     },
+    /// Another ps task has another value of a setting that may differ. Reported whenever it
+    /// connects.
+    #[non_exhaustive]
+    SettingsDiffer {
+        /// The shard that reports it.
+        shard: ShardId,
+        /// The other task.
+        task: TaskId,
+        /// The setting.
+        setting: String,
+        /// Its value on this task.
+        here: String,
+        /// Its value on the other task.
+        there: String,
+    },
+    /// A setting has changed since the state directory of a shard was created, such as a
+    /// hyperparameter of an optimizer whose slots are kept. Reported at each start.
+    #[non_exhaustive]
+    SettingChanged {
+        /// The shard.
+        shard: ShardId,
+        /// The setting.
+        setting: String,
+        /// Its value at the creation of the state.
+        before: String,
+        /// Its value now.
+        now: String,
+    },
+    /// The synchronous mode expects more replicas than the cluster has workers, and no other worker
+    /// may join. Reported at the start of the step owner.
+    #[non_exhaustive]
+    FewerWorkers {
+        /// The number of expected replicas.
+        total_num_replicas: u32,
+        /// The number of workers that the cluster lists.
+        workers: u32,
+    },
     /// A worker has joined, or come back after it had left or was lost.
     #[non_exhaustive]
     WorkerJoined {
@@ -245,6 +282,9 @@ impl Event {
             Event::SkewedPlacement { .. } => "skewed-placement",
             Event::OwnerLost { .. } => "owner-lost",
             Event::OwnerFound { .. } => "owner-found",
+            Event::SettingsDiffer { .. } => "settings-differ",
+            Event::SettingChanged { .. } => "setting-changed",
+            Event::FewerWorkers { .. } => "fewer-workers",
             Event::WorkerJoined { .. } => "worker-joined",
             Event::WorkerLeft { .. } => "worker-left",
             Event::WorkerLost { .. } => "worker-lost",
@@ -302,6 +342,20 @@ impl fmt::Display for Event {
                 let away = away.as_millis();
                 write!(f, "{shard} is connected to the step owner again, after {away} ms")
             }
+            Event::SettingsDiffer { shard, task, setting, here, there } => write!(
+                f,
+                "the servers have different settings: {setting} is {here:?} on {shard}, and \
+                 {there:?} on {task}"
+            ),
+            Event::SettingChanged { shard, setting, before, now } => write!(
+                f,
+                "{setting} of {shard} is {now:?} now, and was {before:?} when its state was created"
+            ),
+            Event::FewerWorkers { total_num_replicas, workers } => write!(
+                f,
+                "synchronous steps expect {total_num_replicas} replicas, and the cluster has \
+                 {workers} workers"
+            ),
             Event::WorkerJoined { task, step, again } => {
                 write!(f, "{task} joined{} at step {step}", if *again { " again" } else { "" })
             }

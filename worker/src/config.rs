@@ -15,6 +15,7 @@ use crate::compression::CodecRule;
 use crate::error::{ConfigError, UnresponsiveShards};
 use crate::interrupt::Interrupt;
 use crate::runtime::CALLER_SPIN;
+use crate::session::Expectations;
 
 /// Receives the shards that an operation waits for.
 pub(crate) type ProgressCallback = Arc<dyn Fn(&UnresponsiveShards) + Send + Sync>;
@@ -71,6 +72,7 @@ pub struct WorkerConfig {
     pub(crate) busy_poll: Duration,
     pub(crate) data: Option<DataSet>,
     pub(crate) interrupt: Option<Interrupt>,
+    pub(crate) expectations: Expectations,
 }
 
 impl fmt::Debug for WorkerConfig {
@@ -103,6 +105,7 @@ impl WorkerConfig {
             busy_poll: CALLER_SPIN.longest,
             data: None,
             interrupt: None,
+            expectations: Expectations::default(),
         }
     }
 
@@ -114,6 +117,22 @@ impl WorkerConfig {
     /// fails with [`crate::Error::DataDiffers`] otherwise.
     pub fn data(self, set: DataSet) -> Self {
         WorkerConfig { data: Some(set), ..self }
+    }
+
+    /// Expects the servers to be in synchronous mode, or in asynchronous mode. A program that
+    /// depends on the mode says so: `connect` then fails with [`crate::Error::Unexpected`] at servers
+    /// of the other one. Default: either.
+    pub fn expect_synchronous(mut self, synchronous: bool) -> Self {
+        self.expectations.synchronous = Some(synchronous);
+        self
+    }
+
+    /// Expects the training to end at this step (`PsConfig::last_step`). `connect` fails with
+    /// [`crate::Error::Unexpected`] if the step owner has another last step, or none, with which the
+    /// training would not end. Default: any.
+    pub fn expect_last_step(mut self, step: u64) -> Self {
+        self.expectations.last_step = Some(step);
+        self
     }
 
     /// How variables are cut and placed on shards. All workers must agree. Default:

@@ -24,8 +24,8 @@ pub use view_error::ViewError;
 /// found at the same place whichever call meets it.
 ///
 /// - [`Error::Config`] and [`Error::View`] are faults of the program, [`Error::Load`] of a file.
-/// - [`Error::Refused`], [`Error::Identity`], [`Error::Differs`] and [`Error::DataDiffers`] name
-///   the server that disagrees.
+/// - [`Error::Refused`], [`Error::Identity`], [`Error::Unexpected`], [`Error::Differs`] and
+///   [`Error::DataDiffers`] name the server that disagrees.
 /// - [`Error::Timeout`] names the shards that have not answered.
 /// - After [`Error::RolledBack`] and [`Error::StateLost`] the program connects and joins again.
 /// - [`Error::Fenced`] ends this process.
@@ -47,6 +47,19 @@ pub enum Error {
         shard: ShardId,
         /// The first difference, this worker's side first.
         differs: String,
+    },
+    /// The servers have another setting than this worker expects:
+    /// [`crate::WorkerConfig::expect_synchronous`] or [`crate::WorkerConfig::expect_last_step`].
+    #[error("cannot join: the {setting} of {shard} is {found}, and this worker expects {expected}")]
+    Unexpected {
+        /// The step owner.
+        shard: ShardId,
+        /// The setting.
+        setting: &'static str,
+        /// The value that this worker expects.
+        expected: String,
+        /// The value of the server.
+        found: String,
     },
     /// The servers have another data set than this worker: one that another worker has declared, or
     /// that of a checkpoint.
@@ -364,6 +377,7 @@ impl Error {
             | Error::Load(_)
             | Error::Differs { .. }
             | Error::DataDiffers { .. }
+            | Error::Unexpected { .. }
             | Error::UnknownCodec { .. }
             | Error::NoEpoch { .. }
             | Error::ForeignCatalogue { .. }

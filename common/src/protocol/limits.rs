@@ -22,7 +22,7 @@ pub const META_BYTES_MAX: u32 = {
 
 /// The largest meta before the handshake is done. It bounds the memory that an unauthenticated
 /// client can make the server hold.
-pub const HANDSHAKE_META_BYTES_MAX: u32 = 4096 - Header::BYTES as u32;
+pub const HANDSHAKE_META_BYTES_MAX: u32 = 8192 - Header::BYTES as u32;
 
 /// The most partitions that one pull may name; a pull of more requests all.
 pub const SELECTION_MAX: usize = 16_384;
@@ -73,7 +73,7 @@ pub const IDENTITY_NAME_BYTES_MAX: usize = 32;
 /// The longest value of an identity field; a longer one is replaced by its hash.
 pub const IDENTITY_VALUE_BYTES_MAX: usize = 160;
 /// The most fields of an identity: with both maxima above they fit a handshake's meta.
-pub const IDENTITY_FIELDS_MAX: usize = 16;
+pub const IDENTITY_FIELDS_MAX: usize = 24;
 /// The longest address of a Unix socket: the 107 bytes of a path, after `unix:`.
 pub const UNIX_ADDRESS_BYTES_MAX: usize = 112;
 /// The most requests for shared memory on one connection: one for each declaration of variables,

@@ -153,7 +153,7 @@ impl DigitsOptions {
     }
 
     /// Returns the last step, if it ends the training.
-    fn last_step(&self) -> Option<u64> {
+    pub(crate) fn last_step(&self) -> Option<u64> {
         self.steps.or_else(|| self.epochs.is_none().then_some(STEPS))
     }
 

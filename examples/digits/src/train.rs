@@ -120,6 +120,11 @@ fn worker_config(options: &DigitsOptions, cluster: &ClusterSpec, task: &TaskId) 
         .on_progress(Duration::from_secs(5), |shards| {
             print_error(format_args!("waiting for {shards}"))
         });
+    let config = config.expect_synchronous(options.synchronous.is_some());
+    let config = match options.last_step() {
+        Some(step) => config.expect_last_step(step),
+        None => config,
+    };
     match options.codec {
         Some(codec) => config.codec("*", codec),
         None => config,

@@ -112,7 +112,9 @@ impl FlightsOptions {
 
     /// Returns the configuration of a worker.
     pub(crate) fn worker(&self, cluster: &ClusterSpec, index: u32) -> WorkerConfig {
-        WorkerConfig::new(cluster.clone(), TaskId::worker(index)).codec("*", self.codec)
+        WorkerConfig::new(cluster.clone(), TaskId::worker(index))
+            .codec("*", self.codec)
+            .expect_synchronous(self.synchronous.is_some())
     }
 
     /// Returns the number of shards of some parameter servers.

@@ -189,6 +189,9 @@ impl Listener {
             statuses: statuses.into(),
             event_readers,
         };
+        if let Some(event) = config.fewer_workers().filter(|_| config.owns_step()) {
+            config.events.emit(&event);
+        }
         let (end, ended) = mpsc::channel(1);
         let note = state.as_ref().map(StateDirectory::save_note);
         let mut ps = Ps { handle, threads: Vec::new(), ended, _state: state };

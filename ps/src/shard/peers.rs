@@ -7,7 +7,7 @@ pub(super) mod handshake;
 pub(super) mod parked_requests;
 pub(super) mod peer_request;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -47,6 +47,9 @@ pub(super) struct Peers {
     pub(super) parked: ParkedRequests,
     /// How many clients have ever joined, and how many are present, as last reported.
     pub(super) members: (usize, usize),
+    /// The differing settings of other ps tasks that have been reported. The tasks are those of the
+    /// cluster, and the settings those of this server.
+    pub(super) differing: BTreeMap<(u32, String), String>,
 }
 
 /// The shard's state of one connection.
@@ -92,6 +95,7 @@ impl Peers {
             config,
             parked: ParkedRequests::default(),
             members: (0, 0),
+            differing: BTreeMap::new(),
         }
     }
 

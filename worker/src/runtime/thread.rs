@@ -352,6 +352,7 @@ mod tests {
             shared_memory: true,
             values: None,
             identity: Identity::new(),
+            expectations: Default::default(),
             features: Features::ALL,
             addresses: [(0, "unix:/nobody/listens/here".to_owned())].into(),
             progress_interval: None,

@@ -18,6 +18,7 @@ use pushpull_common::protocol::{
 };
 use smallvec::SmallVec;
 
+use super::expectations::Expectations;
 use crate::config::Checksums;
 use crate::error::{Error, UnresponsiveShards};
 use crate::gradients::gradient_buffer::AlignedBuffer;
@@ -280,6 +281,7 @@ pub(crate) struct SessionConfig {
     /// The encoding of pulled values, from shards that support it.
     pub(crate) values: Option<Encoding>,
     pub(crate) identity: Identity,
+    pub(crate) expectations: Expectations,
     /// The features of the protocol that this side has.
     pub(crate) features: Features,
     pub(crate) addresses: BTreeMap<u32, String>,

@@ -139,6 +139,10 @@ impl Membership {
         if let Some(error) = disagreement(links, index, &identity) {
             return Err(LinkFault::Session(error));
         }
+        if links.is_owner(index) {
+            let expected = self.config.expectations.check(links[index].shard, welcome);
+            expected.map_err(LinkFault::Session)?;
+        }
         self.welcome_epoch(&mut links[index], welcome)?;
         if links.is_owner(index) {
             self.step = self.step.max(header.step);

@@ -9,6 +9,7 @@
 //! this file decides what follows from that.
 
 mod encoded_values;
+mod expectations;
 mod io;
 mod links;
 mod membership;
@@ -29,6 +30,7 @@ use pushpull_common::ids::{RequestId, Sequence};
 use pushpull_common::protocol::{Header, Message, Refusal};
 
 use crate::error::{Error, UnresponsiveShard};
+pub(crate) use expectations::Expectations;
 pub(crate) use io::{
     GradientCounts, OpId, PushOrder, ReadPoint, Reply, ServerSettings, SessionCommand,
     SessionConfig, SessionInput, SessionOutput,

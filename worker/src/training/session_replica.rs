@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pushpull_common::data_set::DataSet;
 use pushpull_common::variable::VariableSpec;
 
 use super::local_values::LocalValues;
@@ -57,6 +58,11 @@ impl SessionReplica {
     /// The worker and the values of a step.
     pub(super) fn of_step(&mut self) -> &mut JoinedWorker {
         self.joined.as_mut().expect("a step borrows a session that has joined")
+    }
+
+    /// Returns the data set that the worker declares.
+    pub(super) fn declared_data(&self) -> Option<&DataSet> {
+        self.config.data.as_ref()
     }
 
     /// Joins within this time. The local values survive, unless the servers have lost their state.

@@ -53,8 +53,9 @@ impl<'a> Step<'a> {
     /// Returns the batch of the step's samples, and begins to read the next one ahead.
     ///
     /// # Errors
-    /// Those of [`GrantedBatches::load`], and [`DataError::NotGranted`] if the worker has declared
-    /// no data set ([`TrainingConfig::data`](super::TrainingConfig::data)).
+    /// Those of [`GrantedBatches::load`]; [`DataError::NotGranted`] if the worker has declared no
+    /// data set ([`TrainingConfig::data`](super::TrainingConfig::data)), and [`DataError::Differs`]
+    /// if it has declared another one than the loader's, or another order.
     pub async fn load<T: Send + 'static>(
         &self,
         batches: &mut GrantedBatches<T>,
@@ -66,7 +67,13 @@ impl<'a> Step<'a> {
     /// Returns the samples of the step, from which these batches are read.
     pub(crate) fn granted<T>(&self, batches: &GrantedBatches<T>) -> Result<SampleRange, DataError> {
         let data_set = || batches.data_set().name().to_owned();
-        self.samples().ok_or_else(|| DataError::NotGranted { data_set: data_set() })
+        let samples =
+            self.samples().ok_or_else(|| DataError::NotGranted { data_set: data_set() })?;
+        let declared = self.session.replica.declared_data();
+        match declared.and_then(|declared| declared.difference_of_order(batches.data_set())) {
+            Some(differs) => Err(DataError::Differs { data_set: data_set(), differs }),
+            None => Ok(samples),
+        }
     }
 
     /// Takes the step from its session, which can be used meanwhile. [`TrainingSession::attach`]

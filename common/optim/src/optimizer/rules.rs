@@ -57,6 +57,19 @@ impl OptimizerRules {
         self.optimizers[1..].iter().map(exception).collect::<Vec<_>>().join(", ")
     }
 
+    /// Returns all optimizers and factors with their settings, in a form that can be compared: the
+    /// debug texts of the rules, which have every hyperparameter.
+    pub fn settings(&self) -> String {
+        let rule = |(names, rule): &(NamePattern, Arc<dyn Optimizer>)| match names.matches_all() {
+            true => format!("{rule:?}"),
+            false => format!("{:?}: {rule:?}", names.as_str()),
+        };
+        let rate =
+            |(names, factor): &(NamePattern, f64)| format!("{:?} * {factor}", names.as_str());
+        let all = self.optimizers.iter().map(rule).chain(self.rates.iter().map(rate));
+        all.collect::<Vec<_>>().join(", ")
+    }
+
     /// Yields all optimizers, including those that match no variable.
     pub fn optimizers(&self) -> impl Iterator<Item = &dyn Optimizer> {
         self.optimizers.iter().map(|(_, optimizer)| &**optimizer)

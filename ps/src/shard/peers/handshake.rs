@@ -16,7 +16,9 @@ use super::ConnectionState;
 use super::client_registry::AdmittedClient;
 use super::peer_request::answer_to;
 use crate::config::{Mode, NonFinite, PsConfig};
+use crate::event::Event;
 use crate::shard::Shard;
+use crate::shard::output::ShardOutput;
 use crate::shard::variables::Variables;
 
 /// A hello that has arrived on a new connection.
@@ -159,6 +161,9 @@ impl Shard {
     fn admit(&mut self, incoming: IncomingHello<'_>) -> Result<Welcome, Refusal> {
         let IncomingHello { connection, hello, origin, .. } = incoming;
         let version = incoming.check_peer(self)?;
+        if hello.role == (Role::Peer {}) {
+            self.report_differences(hello);
+        }
         incoming.check_variables(&self.variables, self.checkpoints.restoring.is_some())?;
         let limit = self.config.network.connections_max;
         if self.peers.connections.len() >= limit {
@@ -190,6 +195,25 @@ impl Shard {
         };
         self.peers.connections.insert(connection, state);
         Ok(incoming.welcome(self, version, client_epoch))
+    }
+
+    /// Reports the settings of another ps task that differ and may, each value once.
+    fn report_differences(&mut self, hello: &Hello) {
+        let theirs = Identity::from_wire(&hello.identity);
+        let Shard { id, identity, peers, out, .. } = self;
+        for (setting, here, there) in identity.free_differences(&theirs) {
+            let reported = peers.differing.entry((hello.task, setting.to_owned())).or_default();
+            if reported != there {
+                there.clone_into(reported);
+                out.push(ShardOutput::Event(Event::SettingsDiffer {
+                    shard: *id,
+                    task: TaskId::new(hello.job.as_str(), hello.task),
+                    setting: setting.to_owned(),
+                    here: here.to_owned(),
+                    there: there.to_owned(),
+                }));
+            }
+        }
     }
 
     /// Admits a client, and drops what an older incarnation or connection of it has.

@@ -14,11 +14,21 @@ use crate::config::Durability;
 use crate::error::StorageError;
 use crate::shard::shard_files::transaction_words;
 
+/// A setting that may change between two runs of a server on one arena, and has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::shard) struct SettingChange {
+    pub(in crate::shard) setting: String,
+    pub(in crate::shard) before: String,
+    pub(in crate::shard) now: String,
+}
+
 /// A control file of the current boot.
 pub(in crate::shard) struct OpenedControl {
     pub(in crate::shard) control: Memory,
     /// The number of durable images so far.
     pub(in crate::shard) images: u64,
+    /// The settings that have changed since the arena was created.
+    pub(in crate::shard) changed: Vec<SettingChange>,
 }
 
 /// Opens the control file, after checking that the arena is of this boot and this configuration. If
@@ -33,14 +43,14 @@ pub(in crate::shard) fn open_control(
     let page = Page::decode(control.bytes()).map_err(|fault| storage.corrupt(&name, fault))?;
     let stamp = Stamp { shard: parts.id, arena: page.stamp.arena };
     page.check(Kind::Control, stamp, 0).map_err(|fault| storage.corrupt(&name, fault))?;
-    let boot = check_text(&page.text, &parts.identity, storage, &name)?;
+    let (boot, changed) = check_text(&page.text, &parts.identity, storage, &name)?;
     let image = match parts.config.storage.durability {
         Durability::Power => newest_image(storage, stamp)?,
         Durability::Process => None,
     };
     let images = image.as_ref().map_or(0, |(number, _)| *number);
     if boot == run.boot {
-        return Ok(OpenedControl { control, images });
+        return Ok(OpenedControl { control, images, changed });
     }
     let Some((_, image)) = image else {
         return Err(StorageError::OtherBoot { path: storage.path(&name) });
@@ -77,23 +87,25 @@ pub(in crate::shard) fn open_control(
     storage.sync_names()?;
     let control = storage.open(&name)?;
     let control = control.ok_or_else(|| StorageError::Missing { path: storage.path(&name) })?;
-    Ok(OpenedControl { control, images })
+    Ok(OpenedControl { control, images, changed })
 }
 
 /// Returns the text of the control file's first page: the boot, and the identity that must agree.
 pub(in crate::shard) fn control_text(run: &ServerRun, identity: &Identity) -> Vec<u8> {
     let mut text = run.boot.to_vec();
-    identity.to_wire().put(&mut text);
+    identity.of_state().to_wire().put(&mut text);
     text
 }
 
-/// Returns the boot of a control file, if its identity agrees with the configuration.
+/// Returns the boot of a control file, if its identity agrees with the configuration, and the
+/// settings that have changed.
 fn check_text(
     text: &[u8],
     identity: &Identity,
     storage: &ArenaStorage,
     name: &str,
-) -> Result<[u8; 16], StorageError> {
+) -> Result<([u8; 16], Vec<SettingChange>), StorageError> {
+    let identity = identity.of_state();
     let fields = control_fields(text).map_err(|fault| storage.corrupt(name, fault));
     let (boot, found) = fields?;
     if let Some((field, expected, found)) = identity.difference(&found) {
@@ -104,7 +116,12 @@ fn check_text(
             found: found.to_owned(),
         });
     }
-    Ok(boot)
+    let changed = identity.free_differences(&found).map(|(setting, now, before)| SettingChange {
+        setting: setting.to_owned(),
+        before: before.to_owned(),
+        now: now.to_owned(),
+    });
+    Ok((boot, changed.collect()))
 }
 
 /// Decodes the text that [`control_text`] returns.

@@ -15,7 +15,7 @@ use pushpull_store::table::Table;
 
 use super::call_record::CallRecord;
 use super::client_record::ClientRecord;
-use super::control_file::{OpenedControl, control_text, open_control};
+use super::control_file::{OpenedControl, SettingChange, control_text, open_control};
 use super::data_record::DataRecord;
 use super::generation::{files_of_tables, open_catalogue, remove_leftovers};
 use super::poison::PoisonRecord;
@@ -24,12 +24,13 @@ use super::record::{ShardRecord, ShardStage};
 use super::recovery::Recovery;
 use crate::config::{Durability, PsConfig};
 use crate::error::StorageError;
+use crate::event::Event;
 use crate::metrics::Counters;
 use crate::shard::Shard;
 use crate::shard::applier::Applier;
 use crate::shard::checkpoints::ShardCheckpoints;
 use crate::shard::intake::Intake;
-use crate::shard::output::ShardOutputs;
+use crate::shard::output::{ShardOutput, ShardOutputs};
 use crate::shard::peers::Peers;
 use crate::shard::peers::client_registry::ClientRegistry;
 use crate::shard::pulls::Pulls;
@@ -174,6 +175,14 @@ impl ShardSetup {
 }
 
 impl Shard {
+    /// Reports the settings that have changed since the arena was created.
+    fn report_changes(&mut self, changed: Vec<SettingChange>) {
+        for SettingChange { setting, before, now } in changed {
+            let event = Event::SettingChanged { shard: self.id, setting, before, now };
+            self.out.push(ShardOutput::Event(event));
+        }
+    }
+
     /// Opens the shard in this storage, or creates one there.
     pub(crate) fn open(
         setup: ShardSetup,
@@ -187,8 +196,11 @@ impl Shard {
         let control = storage.open(&file_name(Kind::Control, 0))?;
         let mut shard = match control {
             Some(control) => {
-                let found = open_control(&setup, &storage, &run, control)?;
-                setup.reopen(storage, run, found, now)?
+                let mut found = open_control(&setup, &storage, &run, control)?;
+                let changed = std::mem::take(&mut found.changed);
+                let mut shard = setup.reopen(storage, run, found, now)?;
+                shard.report_changes(changed);
+                shard
             }
             None => setup.create(storage, run)?,
         };

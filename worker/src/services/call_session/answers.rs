@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, RequestId, RestoreEpoch, ShardId, TaskId};
 use pushpull_common::protocol::message::{
     BodyCrc, CallOutcome, CallOutputs, Described, FeatureOffer, Hello, Role, ServerIs,
@@ -37,7 +38,7 @@ impl CallSession {
             seen_step: GlobalStep(0),
             catalogue: None,
             body_crc: BodyCrc::Auto {},
-            identity: List::default(),
+            identity: Identity::new().with_protocol().to_wire(),
             auth: List::default(),
             features: FeatureOffer::of(Features::ALL),
         };

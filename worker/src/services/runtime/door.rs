@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use pushpull_common::identity::Identity;
 use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::message::{BodyCrc, Refused, Role};
 use pushpull_common::protocol::{BodyStamp, Envelope, Features, Refusal, encode};
@@ -36,7 +37,8 @@ async fn admit(core: Arc<ServerCore>, peer: ArrivedPeer) {
         Ok(_) if hello.role != (Role::Client {}) => {
             Some(Refusal::Role { role: hello.role.code(), kind: header.kind })
         }
-        Ok(_) => None,
+        // Another revision of the unreleased protocol.
+        Ok(_) => Identity::new().with_protocol().refusal(&Identity::from_wire(&hello.identity)),
     };
     if let Some(refusal) = refusal {
         let envelope = Envelope { request: header.request, ..Envelope::default() };

@@ -17,6 +17,7 @@ use crate::gradients::gradient_buffer::AlignedBuffer;
 use crate::gradients::gradient_buffer::PushBufferId;
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::mapped_values::MappedShard;
+use crate::session::Expectations;
 use crate::session::{
     OpId, Reply, Session, SessionCommand, SessionConfig, SessionInput, SessionOutput,
 };
@@ -87,6 +88,7 @@ impl SessionWorld {
             shared_memory: true,
             values: None,
             identity: Identity::new().with("ps", "0,1"),
+            expectations: Expectations::default(),
             features: Features::ALL,
             addresses: addresses.collect(),
             progress_interval: Some(Duration::from_secs(10)),

@@ -29,6 +29,7 @@ use crate::error::Error;
 use crate::gradients::gradient_buffer::AlignedBuffer;
 use crate::gradients::scatter::Scatter;
 use crate::gradients::sharding_plan::ShardingPlan;
+use crate::session::Expectations;
 use crate::session::{
     GradientCounts, OpId, PushOrder, ReadPoint, Reply, Session, SessionCommand, SessionConfig,
     SessionInput, SessionOutput,
@@ -108,7 +109,8 @@ impl SessionEndpoint {
             checksums: Checksums::Remote,
             shared_memory: true,
             values: None,
-            identity: Identity::new().with("ps", cluster.ps_identity()),
+            identity: Identity::new().with("ps", cluster.ps_identity()).with_protocol(),
+            expectations: Expectations::default(),
             features,
             addresses: BTreeMap::new(),
             progress_interval: None,

@@ -141,6 +141,15 @@ pub enum DataError {
         /// The name of the data set.
         data_set: String,
     },
+    /// The loader reads another data set than the worker has declared, or in another order: the
+    /// granted positions would be other samples.
+    #[error("cannot load {data_set:?}: of the declared data set and that of the loader, {differs}")]
+    Differs {
+        /// The name of the loader's data set.
+        data_set: String,
+        /// The first difference, the declared data set first.
+        differs: String,
+    },
     /// The threads of the loader have ended.
     #[error("cannot load {data_set:?}: the loader has stopped")]
     Stopped {
