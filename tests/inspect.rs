@@ -304,6 +304,62 @@ fn damage_is_reported_by_file_and_offset() {
     assert!(!found.is_sound() && !found.live);
 }
 
+/// CRC-32C, bit by bit.
+fn crc32c(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0_u32, |crc, &byte| {
+        (0..8).fold(crc ^ u32::from(byte), |crc, _| {
+            crc >> 1 ^ (0x82f6_3b78 & (crc & 1).wrapping_neg())
+        })
+    })
+}
+
+/// Writes another format into the first page of a file, with its checksum.
+fn set_format(path: &Path, format: u32) {
+    let mut bytes = std::fs::read(path).unwrap();
+    bytes[8..12].copy_from_slice(&format.to_le_bytes());
+    let crc = u64::from(crc32c(&bytes[..4088]));
+    bytes[4088..4096].copy_from_slice(&crc.to_le_bytes());
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_state_of_another_format_is_refused_with_what_to_do_and_is_not_called_corrupt() {
+    let root = tempfile::tempdir().unwrap();
+    let state = root.path().join("state");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (ps, cluster) = serve(&runtime, &state);
+    train(&cluster, 3).leave().unwrap();
+    runtime.block_on(ps.serve(async {})).unwrap();
+    let format = json(&state)["shards"][0]["arena"]["format"].as_u64().unwrap() as u32;
+    let expected = [
+        (format - 1, "end it with a checkpoint, and remove the directory"),
+        (format + 1, "start the newer server that wrote it"),
+    ];
+    for (other, advice) in expected {
+        for shard in ["shard-0", "shard-1"] {
+            for file in std::fs::read_dir(state.join(shard)).unwrap() {
+                set_format(&file.unwrap().path(), other);
+            }
+        }
+        let refused = try_serve(&runtime, &state, Adam::new(0.1), Durability::Process).unwrap_err();
+        let StartError::Storage(error @ StorageError::OtherFormat { found, .. }) = &refused else {
+            panic!("{refused}")
+        };
+        assert_eq!(*found, other);
+        let text = error.to_string();
+        assert!(text.contains(&format!("written in format {other}")), "{text}");
+        assert!(text.contains(advice), "{text}");
+        let output = tool(&state, false);
+        let page = String::from_utf8(output.stdout).unwrap();
+        assert!(!output.status.success(), "{page}");
+        assert!(page.contains(&format!("format {other}: this version reads")), "{page}");
+        assert!(!page.to_lowercase().contains("corrupt"), "{page}");
+        let report = json(&state);
+        let file = &report["shards"][0]["files"][0];
+        assert_eq!((&file["verdict"], &file["format"]), (&"other format".into(), &other.into()));
+    }
+}
+
 #[test]
 fn state_with_a_failed_flush_is_reported_and_refused() {
     // The default temporary directory may be in memory, which a loss of power erases.

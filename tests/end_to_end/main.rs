@@ -30,6 +30,7 @@ mod restart;
 mod row_codecs;
 mod rows;
 mod rules;
+mod settings;
 #[cfg(target_os = "linux")]
 mod shared_values;
 mod slow_reader;

@@ -3,9 +3,11 @@
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId, TaskId};
-use pushpull_common::protocol::message::{self, BodyCrc, CatalogueState, Hello, Role};
-use pushpull_common::protocol::wire::Text;
-use pushpull_common::protocol::{Message, Refusal, version};
+use pushpull_common::protocol::message::{
+    self, BodyCrc, CatalogueState, FeatureOffer, Hello, Role,
+};
+use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::{Features, Message, Refusal, version};
 use pushpull_optim::optimizer::Sgd;
 use pushpull_store::testing::planted::PlantedBugs;
 
@@ -297,4 +299,45 @@ fn only_tasks_of_the_cluster_are_accepted() {
 
 fn worker_of(task: u32) -> Peer {
     super::peers::worker(task)
+}
+
+#[test]
+fn a_feature_that_the_server_lacks_is_ignored_unless_it_is_required() {
+    let mut world = bare();
+    let offer = |has, requires| {
+        let features = FeatureOffer { has: Features(has), requires: Features(requires) };
+        Hello { features, ..worker(1).hello(0) }
+    };
+    let refusal = world.handshake(0, offer(u64::MAX, 1 << 63 | 1 << 40 | 1), false).unwrap_err();
+    assert_eq!(refusal, Refusal::Feature { number: 40, has: Features::ALL });
+    assert!(refusal.to_string().contains("requires feature 40"), "{refusal}");
+    assert_eq!(world.members, [(0, 0)], "no member has joined");
+    assert!(world.handshake(0, offer(u64::MAX, Features::ALL.0), false).is_ok());
+    assert!(world.handshake(0, offer(0, 0), false).is_ok(), "a server requires none");
+}
+
+#[test]
+fn a_hello_that_authenticates_is_refused() {
+    let mut world = bare();
+    let auth = List::new(vec![7; 32]).unwrap();
+    let refusal = world.handshake(0, Hello { auth, ..worker(1).hello(0) }, false).unwrap_err();
+    let Refusal::Unsupported { kind: 1, detail } = &refusal else { panic!("{refusal}") };
+    assert!(detail.as_str().contains("auth has 32 bytes, not 0"), "{detail}");
+}
+
+#[test]
+fn settings_of_another_ps_task_that_may_differ_are_reported_once() {
+    let mut world = bare();
+    let hello = |lease: &str| {
+        let peer = Peer { role: Role::Peer {}, ..worker(1) };
+        let identity = identity().with_free("lease_ms", lease).to_wire();
+        Hello { identity, ..peer.hello(0) }
+    };
+    for (lease, reported) in [("5000", 0), ("800", 1), ("800", 1), ("900", 2)] {
+        let (line, _) = world.handshake(0, hello(lease), false).unwrap();
+        world.disconnect(line);
+        assert_eq!(world.events.len(), reported, "{:?}", world.events);
+    }
+    let text = world.events[0].1.to_string();
+    assert!(text.contains("lease_ms is \"5000\"") && text.contains("\"800\""), "{text}");
 }

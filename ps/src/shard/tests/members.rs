@@ -50,7 +50,11 @@ fn the_server_ends_the_training_and_says_goodbye_to_its_clients() {
     let push = Push::gradient(1, token, world.push_slot(chief[0]));
     let answer = world.push_answer(chief[0], &push, &[(0, &super::peers::bytes_of(&[1_f32; 3]))]);
     assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
+    let hello = message::Hello { features: Default::default(), ..worker(2).hello(0) };
+    let (older, _) = world.handshake(0, hello, false).unwrap();
     world.input(0, ShardInput::Goodbye);
+    let unasked = world.answer(older, pushpull_common::ids::RequestId(0));
+    assert_eq!(unasked, None, "it does not know the message");
     for line in [chief[0], a] {
         let unasked = world.answer(line, pushpull_common::ids::RequestId(0));
         assert_eq!(unasked, Some(message::Goodbye {}.into()));

@@ -91,7 +91,8 @@ pub(super) fn f64s(bytes: &[u8]) -> Vec<f64> {
 }
 
 pub(super) fn identity() -> Identity {
-    Identity::new().with("ps", "0").with("optimizer", "sgd")
+    let free = Identity::new().with_free("lease_ms", "5000").with_long("rules", "Sgd(1)");
+    free.with("ps", "0").with("optimizer", "sgd")
 }
 
 impl Peer {

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, GlobalStep};
-use pushpull_common::protocol::message::{CatalogueState, Role};
+use pushpull_common::protocol::message::{CatalogueState, ModeIs, Role};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Message, Refusal, message};
 
 use super::world::{OWNER, SessionWorld, grant, ms, order, plan, refused, shard, welcome};
 use crate::error::Error;
-use crate::session::{Reply, SessionCommand};
+use crate::session::{Expectations, Reply, SessionCommand};
 
 fn open(world: &mut SessionWorld, tasks: u32, timeout: Duration) -> crate::session::OpId {
     world.call_within(SessionCommand::Open { shards: (0..tasks).map(shard).collect() }, timeout)
@@ -63,6 +63,36 @@ fn differing_identities_end_the_session_with_both_values() {
     assert_eq!(world.reply(later).unwrap_err(), error, "later operations fail with the same error");
     world.advance(Duration::from_secs(600));
     assert!(world.connects.is_empty() && world.sent.is_empty(), "the session has ended");
+}
+
+#[test]
+fn a_worker_that_expects_another_mode_or_last_step_ends_with_both_values() {
+    let synchronous = ModeIs::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
+    let asynchronous = ModeIs::Asynchronous { owner_first: false };
+    let expects = |synchronous, last_step| Expectations { synchronous, last_step };
+    // The servers' mode and last step, what the worker expects, and what differs.
+    let cases = [
+        (asynchronous, "none", expects(Some(true), None), Some(("synchronous", "asynchronous"))),
+        (synchronous, "none", expects(Some(false), None), Some(("asynchronous", "synchronous"))),
+        (synchronous, "none", expects(None, Some(100)), Some(("100", "none"))),
+        (synchronous, "90", expects(None, Some(100)), Some(("100", "90"))),
+        (synchronous, "100", expects(Some(true), Some(100)), None),
+        (asynchronous, "7", expects(None, None), None),
+    ];
+    for (mode, last_step, expectations, differs) in cases {
+        let mut world = SessionWorld::with(|config| config.expectations = expectations);
+        let op = open(&mut world, 1, ms(60_000));
+        let hello = world.connect(OWNER);
+        let identity = Identity::new().with_free("last_step", last_step).to_wire();
+        world.answer(&hello, message::Welcome { mode, identity, ..welcome() });
+        let found = match world.reply(op) {
+            Ok(_) => None,
+            Err(Error::Unexpected { expected, found, .. }) => Some((expected, found)),
+            Err(other) => panic!("{other}"),
+        };
+        let found = found.as_ref().map(|(expected, found)| (expected.as_str(), found.as_str()));
+        assert_eq!(found, differs);
+    }
 }
 
 #[test]
