@@ -1,6 +1,8 @@
 //! [`Device`]: where a worker computes.
 
 use std::fmt;
+#[cfg(feature = "cuda")]
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use crate::cpu::pool::ThreadPool;
@@ -98,7 +100,7 @@ impl Device {
     pub fn cuda_within(index: u32, memory_bytes_max: u64) -> Result<Device, ComputeError> {
         #[cfg(feature = "cuda")]
         {
-            let device = Arc::new(CudaDevice::open(index, memory_bytes_max)?);
+            let device = Arc::new(CudaDevice::open(index, memory_bytes_max, NonZeroU32::MAX)?);
             Ok(Device { backend: Backend::Cuda(device) })
         }
         #[cfg(not(feature = "cuda"))]
@@ -106,6 +108,15 @@ impl Device {
             let _ = memory_bytes_max;
             Err(ComputeError::WithoutCuda { index })
         }
+    }
+
+    /// Opens a CUDA device whose kernels have grids of at most this many blocks in each dimension.
+    /// Every loop over a grid then makes further rounds on few elements. Otherwise as
+    /// [`Device::cuda`].
+    #[cfg(all(feature = "cuda", feature = "testing"))]
+    pub fn cuda_with_blocks(index: u32, blocks_max: NonZeroU32) -> Result<Device, ComputeError> {
+        let device = Arc::new(CudaDevice::open(index, u64::MAX, blocks_max)?);
+        Ok(Device { backend: Backend::Cuda(device) })
     }
 
     /// Opens the first CUDA device. If that fails, opens the processor, and returns why.

@@ -62,6 +62,20 @@ extern "C" fn pushpull_emulator_fail(name: *const c_char, nth: u64, code: u32) -
     1
 }
 
+/// Plants a bug: where a module that is loaded from now on has the text `original`, the text
+/// `planted` is compiled instead. Returns 0 if either is null.
+#[unsafe(no_mangle)]
+extern "C" fn pushpull_emulator_plant(original: *const c_char, planted: *const c_char) -> u32 {
+    if original.is_null() || planted.is_null() {
+        return 0;
+    }
+    // SAFETY: neither pointer is null, and the caller's texts end with a zero.
+    let [original, planted] = unsafe { [original, planted].map(|text| CStr::from_ptr(text)) }
+        .map(|text| text.to_string_lossy().into_owned());
+    with_state(|state| state.planted.push((original, planted)));
+    1
+}
+
 /// Writes the number of calls of each function, one `name count` a line; launches are counted as
 /// `kernel name count`, too. Returns the length of the whole text, of which at most `capacity`
 /// bytes are written, without a zero at the end.
@@ -118,6 +132,7 @@ pub struct Control {
     set_compute_capability: extern "C" fn(u32),
     set_steps_max: extern "C" fn(u64),
     fail: extern "C" fn(*const c_char, u64, u32) -> u32,
+    plant: extern "C" fn(*const c_char, *const c_char) -> u32,
     calls: extern "C" fn(*mut u8, usize) -> usize,
     faults: extern "C" fn(*mut u8, usize) -> usize,
     leaks: extern "C" fn(*mut Leaks),
@@ -156,6 +171,9 @@ impl Control {
             set_steps_max: function!(c"pushpull_emulator_set_steps_max" as extern "C" fn(u64)),
             fail: function!(
                 c"pushpull_emulator_fail" as extern "C" fn(*const c_char, u64, u32) -> u32
+            ),
+            plant: function!(
+                c"pushpull_emulator_plant" as extern "C" fn(*const c_char, *const c_char) -> u32
             ),
             calls: function!(c"pushpull_emulator_calls" as extern "C" fn(*mut u8, usize) -> usize),
             faults: function!(
@@ -202,6 +220,12 @@ impl Control {
     /// Lets the `nth` call from now of a function return a code. The name `*` stands for every one.
     pub fn fail(&self, name: &CStr, nth: u64, code: u32) {
         (self.fail)(name.as_ptr(), nth, code);
+    }
+
+    /// Compiles `planted` instead of the text `original` in modules that are loaded from now on,
+    /// until the next reset.
+    pub fn plant(&self, original: &CStr, planted: &CStr) {
+        (self.plant)(original.as_ptr(), planted.as_ptr());
     }
 
     /// The number of calls of each function since the last reset.

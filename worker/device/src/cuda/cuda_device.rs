@@ -1,5 +1,6 @@
 //! [`CudaDevice`]: one CUDA device, as a device of the process.
 
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -32,11 +33,18 @@ pub(crate) struct CudaDevice {
     /// The bytes that are allocated, and the most that may be.
     used: AtomicU64,
     limit: u64,
+    /// The most blocks of a grid in each dimension.
+    pub(super) blocks_max: NonZeroU32,
 }
 
 impl CudaDevice {
-    /// Opens a device. Its memory is limited to `limit` bytes.
-    pub(crate) fn open(index: u32, limit: u64) -> Result<CudaDevice, ComputeError> {
+    /// Opens a device. Its memory is limited to `limit` bytes, and each dimension of its grids to
+    /// `blocks_max` blocks.
+    pub(crate) fn open(
+        index: u32,
+        limit: u64,
+        blocks_max: NonZeroU32,
+    ) -> Result<CudaDevice, ComputeError> {
         let devices = driver::device_count()?;
         if index >= devices {
             let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
@@ -52,7 +60,18 @@ impl CudaDevice {
         let stream = CudaStream::new(&context)?;
         let modules = Modules::load(&context)?;
         let (waiter, cublas, used) = (DeviceWaiter::default(), OnceLock::new(), AtomicU64::new(0));
-        Ok(CudaDevice { index, waiter, cublas, modules, stream, context, has_pools, used, limit })
+        Ok(CudaDevice {
+            index,
+            waiter,
+            cublas,
+            modules,
+            stream,
+            context,
+            has_pools,
+            used,
+            limit,
+            blocks_max,
+        })
     }
 
     pub(crate) fn index(&self) -> u32 {

@@ -10,6 +10,9 @@ use crate::error::ComputeError;
 /// Elements of which a block computes the sum.
 const CHUNK: usize = 1 << 15;
 
+/// The most blocks of threads for chunks.
+const CHUNKS_MAX: usize = 1 << 16;
+
 /// Threads of a block that computes a sum: `SUM_THREADS` of the kernels.
 const SUM_THREADS: u32 = 256;
 
@@ -55,9 +58,11 @@ impl CudaDevice {
         let chunks = values.len().div_ceil(CHUNK);
         let mut sums = CudaMemory::<f64>::new(self, chunks)?;
         let out = sums.view_mut();
-        let arguments = [values.into(), values.len().into(), CHUNK.into(), (&out).into()];
-        // SAFETY: These are the parameters of the kernel. There is a sum for each block.
-        unsafe { self.launch("sum_chunks", (chunks as u32, 1), (SUM_THREADS, 1), &arguments)? };
+        let arguments =
+            [values.into(), values.len().into(), CHUNK.into(), (&out).into(), chunks.into()];
+        let grid = (chunks.min(CHUNKS_MAX) as u32, 1);
+        // SAFETY: These are the parameters of the kernel. There is a sum for each chunk.
+        unsafe { self.launch("sum_chunks", grid, (SUM_THREADS, 1), &arguments)? };
         let arguments = [(&out).into(), chunks.into()];
         // SAFETY: These are the parameters of the kernel.
         unsafe { self.launch("sum_sums", (1, 1), (SUM_THREADS, 1), &arguments)? };

@@ -71,11 +71,12 @@ impl CudaDevice {
             return Ok(());
         }
         let blocks = (elements as u64).div_ceil(BLOCK.into()).min(BLOCKS_MAX) as u32;
-        // SAFETY: The caller guarantees it. These kernels are right for any grid.
+        // SAFETY: The caller guarantees it.
         unsafe { self.launch(kernel, (blocks, 1), (BLOCK, 1), arguments) }
     }
 
-    /// Queues a kernel with a grid of blocks and blocks of threads.
+    /// Queues a kernel with a grid of blocks and blocks of threads. In each dimension the grid has
+    /// at most as many blocks as the device was opened with: the kernels are right for any grid.
     ///
     /// # Safety
     ///
@@ -100,7 +101,8 @@ impl CudaDevice {
         };
         let mut parameters: Vec<*mut c_void> = arguments.iter().map(pointer).collect();
         let (function, stream) = (self.modules.function(kernel), self.stream.handle());
-        let (grid, block) = ((grid.0, grid.1, 1), (block.0, block.1, 1));
+        let [across, down] = [grid.0, grid.1].map(|blocks| blocks.min(self.blocks_max.get()));
+        let (grid, block) = ((across, down, 1), (block.0, block.1, 1));
         // SAFETY: The function and the stream are of the bound context. The driver reads the
         // parameters before the call returns. The caller guarantees the rest.
         unsafe { result::launch_kernel(function, grid, block, 0, stream, &mut parameters) }

@@ -1,10 +1,10 @@
 //! Encoders on a CUDA device, beside the code of the wire format: the same bytes and residuals.
 
 use pushpull_common::codec::{Codec, Residual, ScaleBlocks};
-use pushpull_cuda_emulator::turn::DRIVER;
+use pushpull_cuda_emulator::turn::{DRIVER, DriverTurn};
 use pushpull_device::{ComputeError, Device};
 
-use crate::emulator::devices;
+use crate::emulator::{Devices, with_each_grid};
 use crate::testing::random;
 
 /// The bytes of memory that an encoder must not write, or must overwrite.
@@ -77,14 +77,13 @@ fn bits(values: &[f32]) -> Vec<u32> {
 /// wire format.
 #[track_caller]
 fn compare(
-    devices: &[Device; 2],
+    devices: &Devices,
     codec: Codec,
     elements: usize,
     gradients: impl IntoIterator<Item = Vec<f32>>,
 ) {
     let mut expected = Residual::new(elements);
-    let mut stretches =
-        devices.each_ref().map(|device| DeviceStretch::new(device, codec, elements));
+    let mut stretches = devices.both().map(|device| DeviceStretch::new(device, codec, elements));
     for (step, gradient) in gradients.into_iter().enumerate() {
         let mut bytes = Vec::new();
         expected.encode(&codec, ScaleBlocks::THROUGH, 0, &gradient, &mut bytes).unwrap();
@@ -215,15 +214,29 @@ fn sizes() -> Vec<usize> {
     sizes
 }
 
+/// More chunks of a top-k than the largest grid that is limited has blocks.
+const ROUNDS: usize = 3 * 2048 + 77;
+
 fn compare_finite(codec: Codec) {
-    let (_turn, devices) = devices();
+    with_each_grid(|devices| match devices.blocks_max {
+        None => compare_sizes(devices, codec),
+        Some(_) => compare_rounds(devices, codec),
+    });
+}
+
+fn compare_sizes(devices: &Devices, codec: Codec) {
     for elements in sizes() {
         let steps = if elements == LARGE { 3 } else { usize::MAX };
-        compare(&devices, codec, elements, finite_gradients(elements).into_iter().take(steps));
+        compare(devices, codec, elements, finite_gradients(elements).into_iter().take(steps));
         for gradient in limits(elements).into_iter().take(steps) {
-            compare(&devices, codec, elements, [gradient]);
+            compare(devices, codec, elements, [gradient]);
         }
     }
+}
+
+/// Encodes as many elements as need several rounds of each loop.
+pub(crate) fn compare_rounds(devices: &Devices, codec: Codec) {
+    compare(devices, codec, ROUNDS, finite_gradients(ROUNDS).into_iter().take(3));
 }
 
 #[test]
@@ -259,21 +272,28 @@ fn top_k_of_many_matches_the_processor() {
 /// One pair, and all elements; the numbers around each count of ties.
 #[test]
 fn top_k_of_any_fraction_matches_the_processor() {
-    let (_turn, devices) = devices();
+    with_each_grid(fractions);
+}
+
+fn fractions(devices: &Devices) {
     for fraction in [1e-12, 0.003, 0.5, 0.75, 0.999, 1.0] {
-        compare(&devices, Codec::TopK { fraction }, 300, finite_gradients(300));
+        compare(devices, Codec::TopK { fraction }, 300, finite_gradients(300));
     }
     let elements = 4500;
     let few = |i: usize| [0.0, 1.0, -1.0, 2.0, -0.0][i * i % 5];
     let gradient: Vec<f32> = (0..elements).map(few).collect();
     for pairs in [1, 899, 900, 901, 2700, 2701, 4499] {
         let codec = Codec::TopK { fraction: pairs as f64 / elements as f64 };
-        compare(&devices, codec, elements, [gradient.clone()]);
+        compare(devices, codec, elements, [gradient.clone()]);
     }
 }
 
 #[test]
 fn halves_keep_nan_and_infinities() {
+    with_each_grid(special_halves);
+}
+
+fn special_halves(devices: &Devices) {
     let special = [
         f32::NAN.to_bits(),
         (-f32::NAN).to_bits(),
@@ -284,13 +304,12 @@ fn halves_keep_nan_and_infinities() {
         0x7fc1_2345,
         1.0f32.to_bits(),
     ];
-    let (_turn, devices) = devices();
     for codec in [Codec::F16, Codec::Bf16] {
-        for elements in [1, 8, 301] {
+        for elements in [1, 8, 301, 901] {
             let special: Vec<f32> =
                 (0..elements).map(|i| f32::from_bits(special[i * 3 % 8])).collect();
             let plain = random(1, elements);
-            compare(&devices, codec, elements, [plain.clone(), special, plain]);
+            compare(devices, codec, elements, [plain.clone(), special, plain]);
         }
     }
 }
@@ -298,14 +317,17 @@ fn halves_keep_nan_and_infinities() {
 /// Such elements are the caller's fault, but no other memory may be written.
 #[test]
 fn nan_and_infinities_harm_no_other_memory() {
-    let (_turn, [_, cuda]) = devices();
+    with_each_grid(poisoned_gradients);
+}
+
+fn poisoned_gradients(devices: &Devices) {
     let values = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.0, f32::from_bits(u32::MAX)];
     for codec in [Codec::Int8, Codec::OneBit, Codec::TopK { fraction: 0.3 }] {
         for stride in [1, 4] {
-            let gradient: Vec<f32> = (0..600)
+            let gradient: Vec<f32> = (0..900)
                 .map(|i| if i % stride == 0 { values[i % values.len()] } else { 0.5 })
                 .collect();
-            let mut stretch = DeviceStretch::new(&cuda, codec, gradient.len());
+            let mut stretch = DeviceStretch::new(&devices.cuda, codec, gradient.len());
             stretch.encode(&gradient).unwrap();
             stretch.encode(&random(1, gradient.len())).unwrap();
         }
@@ -314,8 +336,11 @@ fn nan_and_infinities_harm_no_other_memory() {
 
 #[test]
 fn the_first_element_that_is_not_finite_is_found() {
-    let (_turn, devices) = devices();
-    for device in &devices {
+    with_each_grid(first_non_finite);
+}
+
+pub(crate) fn first_non_finite(devices: &Devices) {
+    for device in devices.both() {
         let find = |values: &[f32]| {
             let mut index = device.buffer::<u64>(1).unwrap();
             device.write(&[77], &mut index).unwrap();
@@ -343,8 +368,9 @@ fn the_first_element_that_is_not_finite_is_found() {
 
 #[test]
 fn wrong_lengths_are_refused() {
-    let (_turn, devices) = devices();
-    for device in &devices {
+    let _turn = DriverTurn::start();
+    let devices = Devices::open(None);
+    for device in devices.both() {
         let refused = |argument, found, expected| {
             let kernel = if argument == "index" { "first_non_finite" } else { "encode" };
             Err(ComputeError::Length { kernel, argument, found, expected })
@@ -369,7 +395,7 @@ fn wrong_lengths_are_refused() {
         let mut two = device.buffer::<u64>(2).unwrap();
         assert_eq!(device.first_non_finite(&gradient, &mut two), refused("index", 2, 1));
     }
-    let [cpu, cuda] = devices;
+    let Devices { cpu, cuda, .. } = devices;
     let (gradient, mut left) = (cpu.buffer::<f32>(4).unwrap(), cuda.buffer::<f32>(4).unwrap());
     let mut out = cuda.buffer::<u8>(8).unwrap();
     let refusal = cuda.encode(&Codec::F16, &gradient, &mut left, &mut out);

@@ -5,7 +5,7 @@ use pushpull_device::{
     Activation, Bags, Buffer, Combiner, ComputeError, Device, DeviceElement, Half, Matrix,
 };
 
-use crate::emulator::{assert_close, devices};
+use crate::emulator::{Devices, assert_close, with_each_grid};
 use crate::testing::random;
 
 const TOLERANCE: f32 = 1e-5;
@@ -14,9 +14,8 @@ type KernelOutputs = Vec<Vec<f32>>;
 
 /// Runs a kernel on both devices and compares what it writes.
 #[track_caller]
-fn compare(run: impl Fn(&Device) -> Result<KernelOutputs, ComputeError>) {
-    let (_turn, [cpu, cuda]) = devices();
-    let (expected, found) = (run(&cpu).unwrap(), run(&cuda).unwrap());
+fn compare(devices: &Devices, run: impl Fn(&Device) -> Result<KernelOutputs, ComputeError>) {
+    let (expected, found) = (run(&devices.cpu).unwrap(), run(&devices.cuda).unwrap());
     assert_eq!(found.len(), expected.len());
     for (found, expected) in found.iter().zip(&expected) {
         assert_close(found, expected, TOLERANCE);
@@ -44,18 +43,18 @@ fn filled(device: &Device, values: &[f32]) -> Buffer<f32> {
     buffer
 }
 
-fn uses_cublas() -> bool {
-    let (_turn, [_, cuda]) = devices();
-    cuda.uses_cublas().unwrap()
-}
-
 #[test]
 fn products_of_any_size_and_layout() {
-    // A tile has 64 rows and columns and 16 terms.
-    let mut sizes =
-        vec![(1, 1, 1), (3, 5, 7), (64, 16, 64), (65, 17, 70), (130, 33, 5), (2, 0, 3), (0, 3, 2)];
+    with_each_grid(products);
+}
+
+pub(crate) fn products(devices: &Devices) {
+    // A tile has 64 rows and columns and 16 terms. The first product has more tiles in each
+    // dimension than the largest grid that is limited has blocks.
+    let mut sizes = vec![(193, 3, 193), (1, 1, 1), (3, 5, 7), (64, 16, 64), (65, 17, 70)];
+    sizes.extend([(130, 33, 5), (2, 0, 3), (0, 3, 2)]);
     // Where there is cuBLAS, it computes what is large.
-    if uses_cublas() {
+    if devices.cuda.uses_cublas().unwrap() {
         println!("products by cuBLAS");
         sizes.extend([(129, 130, 65), (1, 300, 3501), (1021, 1, 1031), (3503, 302, 1)]);
     }
@@ -64,7 +63,7 @@ fn products_of_any_size_and_layout() {
         for (transposes_a, transposes_b, beta) in
             [(false, false, 0.0), (true, false, 1.0), (false, true, -0.5), (true, true, 0.0)]
         {
-            compare(|device| {
+            compare(devices, |device| {
                 let (a, b) = (device.resident(&a)?, device.resident(&b)?);
                 // The transposed of the stored matrix has the wanted shape.
                 let a = match transposes_a {
@@ -88,14 +87,19 @@ fn products_of_any_size_and_layout() {
 
 #[test]
 fn activations_and_their_derivatives() {
+    with_each_grid(activations);
+}
+
+pub(crate) fn activations(devices: &Devices) {
     use Activation::{Gelu, Identity, Relu, Sigmoid, Tanh};
     for activation in [Identity, Relu, Tanh, Sigmoid, Gelu] {
-        // More rows than the bias gradient adds up at once.
-        for (rows, columns) in [(1, 1), (131, 7), (64, 3)] {
+        // More rows than the bias gradient adds up at once. In the last size, the sums of each
+        // chunk of rows are more than 3 blocks of threads.
+        for (rows, columns) in [(1, 1), (131, 7), (64, 3), (3, 801)] {
             let mut sums = random(1, rows * columns);
             sums.iter_mut().for_each(|x| *x *= 6.0);
             sums[0] = f32::NAN;
-            compare(|device| {
+            compare(devices, |device| {
                 let bias = filled(device, &random(2, columns));
                 let mut sums = filled(device, &sums);
                 let mut outputs = poisoned(device, rows * columns);
@@ -112,12 +116,16 @@ fn activations_and_their_derivatives() {
 
 #[test]
 fn losses_and_their_derivatives() {
+    with_each_grid(losses);
+}
+
+pub(crate) fn losses(devices: &Devices) {
     // Fewer classes than a block has threads, and more.
     for (rows, classes) in [(1, 2), (67, 10), (5, 300)] {
         let labels: Vec<u32> = (0..rows as u32).map(|row| row * 7 % classes as u32).collect();
         let mut logits = random(1, rows * classes);
         logits.iter_mut().for_each(|x| *x *= 20.0);
-        compare(|device| {
+        compare(devices, |device| {
             let mut logits = filled(device, &logits);
             let loss = device.softmax_cross_entropy(&mut logits, classes, &labels)?;
             Ok(vec![vec![loss as f32], read(device, &logits)?])
@@ -134,7 +142,7 @@ fn losses_and_their_derivatives() {
     ];
     for count in [1, 1000] {
         for loss in losses {
-            compare(|device| {
+            compare(devices, |device| {
                 let mut outputs = filled(device, &random(3, count));
                 let targets: Vec<f32> = random(4, count).iter().map(|x| x.abs()).collect();
                 let mean = loss(device, &mut outputs, &targets)?;
@@ -146,11 +154,22 @@ fn losses_and_their_derivatives() {
 
 #[test]
 fn embedding_bags_and_their_gradients() {
-    let (rows, width) = (11, 5);
+    with_each_grid(embedding_bags);
+}
+
+pub(crate) fn embedding_bags(devices: &Devices) {
+    // The second width has more columns than 3 blocks of threads.
+    for width in [5, 1001] {
+        embedding_bags_of(devices, width);
+    }
+}
+
+fn embedding_bags_of(devices: &Devices, width: usize) {
+    let rows = 11;
     // An empty bag, an id twice in one bag, and ids of several bags.
     let (ids, ends) = ([3, 8, 3, 0, 10, 8, 2, 3], [3, 3, 5, 7, 8]);
     for combiner in [Combiner::Sum, Combiner::Mean] {
-        compare(|device| {
+        compare(devices, |device| {
             let bags = Bags::new(&ids, &ends)?;
             let mut table = filled(device, &random(1, rows * width));
             let mut outputs = poisoned(device, ends.len() * width);
@@ -166,8 +185,12 @@ fn embedding_bags_and_their_gradients() {
 
 #[test]
 fn elements_and_sums() {
+    with_each_grid(elements);
+}
+
+pub(crate) fn elements(devices: &Devices) {
     for count in [1, 255, 5001] {
-        compare(|device| {
+        compare(devices, |device| {
             let x = filled(device, &random(1, count));
             let mut y = filled(device, &random(2, count));
             device.axpy(-0.3, &x, &mut y)?;
@@ -185,7 +208,7 @@ fn elements_and_sums() {
         });
     }
     // More than one block adds up, and nothing at all.
-    compare(|device| {
+    compare(devices, |device| {
         let many = filled(device, &random(5, 3 * (1 << 15) + 77));
         let none = device.buffer::<f32>(0)?;
         Ok(vec![vec![device.sum(&many)? as f32, device.sum(&none)? as f32]])
@@ -195,33 +218,44 @@ fn elements_and_sums() {
 /// All values of the half types, and values of `f32` of all kinds.
 #[test]
 fn casts_are_those_of_the_processor_bit_by_bit() {
-    fn bits<H: Half + Into<f32>>(of: impl Fn(u16) -> H, to: impl Fn(H) -> u16) {
-        let (_turn, devices) = devices();
-        let all: Vec<H> = (0..=u16::MAX).map(of).collect();
-        let mut values: Vec<f32> = (0..1 << 16).map(|n: u32| f32::from_bits(n * 65_537)).collect();
-        // Halfway between two halves, and just beside.
-        values.extend(all.iter().flat_map(|&half| {
-            let value = half.into().to_bits();
-            [value.wrapping_add(0x1000), value.wrapping_add(0x8000), value.wrapping_add(0x0fff)]
-                .map(f32::from_bits)
-        }));
-        let [expected, found] = devices.map(|device| {
-            let mut widened = device.buffer(all.len()).unwrap();
-            device.widen::<H>(device.resident(&all).unwrap().view(), &mut widened).unwrap();
-            let mut rounded = device.buffer::<H>(values.len()).unwrap();
-            device.round(device.resident(&values).unwrap().view(), &mut rounded).unwrap();
-            let widened = read(&device, &widened).unwrap();
-            let rounded = read(&device, &rounded).unwrap();
-            let widened: Vec<u32> = widened.into_iter().map(f32::to_bits).collect();
-            (widened, rounded.into_iter().map(&to).collect::<Vec<u16>>())
-        });
-        for (index, (found, expected)) in found.0.iter().zip(&expected.0).enumerate() {
-            assert_eq!(found, expected, "half {index:#06x}");
-        }
-        for (value, (found, expected)) in values.iter().zip(found.1.iter().zip(&expected.1)) {
-            assert_eq!(found, expected, "{value} ({:#010x})", value.to_bits());
-        }
+    with_each_grid(|devices| casts(devices, 1));
+}
+
+/// Compares the casts of every value, or of one in `each`.
+pub(crate) fn casts(devices: &Devices, each: usize) {
+    casts_of(devices, each, f16::from_bits, f16::to_bits);
+    casts_of(devices, each, bf16::from_bits, bf16::to_bits);
+}
+
+fn casts_of<H: Half + Into<f32>>(
+    devices: &Devices,
+    each: usize,
+    of: impl Fn(u16) -> H,
+    to: impl Fn(H) -> u16,
+) {
+    let all: Vec<H> = (0..=u16::MAX).step_by(each).map(of).collect();
+    let values = (0..1 << 16).step_by(each);
+    let mut values: Vec<f32> = values.map(|n: u32| f32::from_bits(n * 65_537)).collect();
+    // Halfway between two halves, and just beside.
+    values.extend(all.iter().flat_map(|&half| {
+        let value = half.into().to_bits();
+        [value.wrapping_add(0x1000), value.wrapping_add(0x8000), value.wrapping_add(0x0fff)]
+            .map(f32::from_bits)
+    }));
+    let [expected, found] = devices.both().map(|device| {
+        let mut widened = device.buffer(all.len()).unwrap();
+        device.widen::<H>(device.resident(&all).unwrap().view(), &mut widened).unwrap();
+        let mut rounded = device.buffer::<H>(values.len()).unwrap();
+        device.round(device.resident(&values).unwrap().view(), &mut rounded).unwrap();
+        let widened = read(device, &widened).unwrap();
+        let rounded = read(device, &rounded).unwrap();
+        let widened: Vec<u32> = widened.into_iter().map(f32::to_bits).collect();
+        (widened, rounded.into_iter().map(&to).collect::<Vec<u16>>())
+    });
+    for (half, (found, expected)) in all.iter().zip(found.0.iter().zip(&expected.0)) {
+        assert_eq!(found, expected, "half {:#06x}", to(*half));
     }
-    bits(f16::from_bits, f16::to_bits);
-    bits(bf16::from_bits, bf16::to_bits);
+    for (value, (found, expected)) in values.iter().zip(found.1.iter().zip(&expected.1)) {
+        assert_eq!(found, expected, "{value} ({:#010x})", value.to_bits());
+    }
 }

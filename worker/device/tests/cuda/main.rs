@@ -9,6 +9,7 @@ mod failures;
 mod kernels;
 mod memory;
 mod networks;
+mod planted;
 #[path = "../../src/kernels/testing.rs"]
 #[allow(dead_code, reason = "the tests of the kernels use more of it")]
 mod testing;

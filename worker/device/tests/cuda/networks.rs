@@ -1,11 +1,12 @@
 //! Networks on a CUDA device, beside the processor.
 
+use pushpull_cuda_emulator::turn::DriverTurn;
 use pushpull_device::{
     Bags, Device, EmbeddingBag, LabelledBags, Logistic, Mlp, Network, Resident, Samples, Targets,
     View, ViewMut,
 };
 
-use crate::emulator::{assert_close, devices};
+use crate::emulator::{Devices, assert_close, with_each_grid};
 use crate::testing::random;
 
 /// Computes the loss and the gradients of a network with random parameters.
@@ -34,9 +35,8 @@ fn compute<B, N: Network<B>>(mut network: N, batch: B) -> Vec<Vec<f32>> {
 }
 
 #[track_caller]
-fn compare(run: impl Fn(Device) -> Vec<Vec<f32>>) {
-    let (_turn, devices) = devices();
-    let [expected, found] = devices.map(run);
+fn compare(devices: &Devices, run: impl Fn(Device) -> Vec<Vec<f32>>) {
+    let [expected, found] = devices.both().map(|device| run(device.clone()));
     for (found, expected) in found.iter().zip(&expected) {
         assert_close(found, expected, 1e-5);
     }
@@ -44,21 +44,25 @@ fn compare(run: impl Fn(Device) -> Vec<Vec<f32>>) {
 
 #[test]
 fn networks_have_the_gradients_of_the_processor() {
+    with_each_grid(networks);
+}
+
+fn networks(devices: &Devices) {
     let rows = 37;
     let labels: Vec<u32> = (0..rows as u32).map(|row| row % 4).collect();
     let features = random(9, rows * 13);
-    compare(|device| {
+    compare(devices, |device| {
         let batch = Samples { features: &features, labels: &labels };
         compute(Mlp::new(device, &[13, 21, 4]), batch)
     });
     let targets: Vec<f32> = labels.iter().map(|&label| (label > 1).into()).collect();
-    compare(|device| {
+    compare(devices, |device| {
         let batch = Targets { features: &features, targets: &targets };
         compute(Logistic::new(device, 13), batch)
     });
     let ids: Vec<u64> = (0..3 * rows as u64).map(|n| n * n % 10).collect();
     let ends: Vec<usize> = (1..=rows).map(|bag| 3 * bag).collect();
-    compare(|device| {
+    compare(devices, |device| {
         let batch = LabelledBags { bags: Bags::new(&ids, &ends).unwrap(), labels: &labels };
         compute(EmbeddingBag::new(device, 10, 6, 4), batch)
     });
@@ -67,8 +71,8 @@ fn networks_have_the_gradients_of_the_processor() {
 /// A network on a device learns what it learns on the processor.
 #[test]
 fn a_network_learns_on_the_device() {
-    let (_turn, devices) = devices();
-    let losses = devices.map(|device| {
+    let _turn = DriverTurn::start();
+    let losses = Devices::open(None).both().map(|device| {
         let mut network = Mlp::new(device.clone(), &[2, 16, 2]);
         let counts = [32, 16, 32, 2];
         let mut params: Vec<_> = counts

@@ -42,6 +42,8 @@ pub(crate) struct DriverState {
     pub(crate) pageable_copies: u64,
     /// How many instructions all launches have executed.
     pub(crate) instructions: u64,
+    /// Bugs for kernels: an original text of a module, and what is compiled instead.
+    pub(crate) planted: Vec<(String, String)>,
     launches: u64,
     handles: u64,
 }

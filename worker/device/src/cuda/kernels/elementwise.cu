@@ -38,13 +38,19 @@ __device__ __forceinline__ double sum_of_block(double value) {
     return shared[0];
 }
 
-// Writes the sum of each chunk of `chunk` elements: one block of SUM_THREADS threads for each.
-extern "C" __global__ void sum_chunks(const float *values, u64 count, u64 chunk, double *sums) {
-    u64 start = blockIdx.x * chunk, end = min(start + chunk, count);
-    double sum = 0.0;
-    for (u64 i = start + threadIdx.x; i < end; i += SUM_THREADS) sum += values[i];
-    sum = sum_of_block(sum);
-    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+// Writes the sum of each chunk of `chunk` elements. One block of SUM_THREADS threads at a time adds up a
+// chunk.
+extern "C" __global__ void sum_chunks(
+    const float *values, u64 count, u64 chunk, double *sums, u64 chunks) {
+    for (u64 at = blockIdx.x; at < chunks; at += gridDim.x) {
+        u64 start = at * chunk, end = min(start + chunk, count);
+        double sum = 0.0;
+        for (u64 i = start + threadIdx.x; i < end; i += SUM_THREADS) sum += values[i];
+        sum = sum_of_block(sum);
+        if (threadIdx.x == 0) sums[at] = sum;
+        // The next chunk uses the same shared memory.
+        __syncthreads();
+    }
 }
 
 // Writes the sum of all elements to the first. One block of SUM_THREADS threads.

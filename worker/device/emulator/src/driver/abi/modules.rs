@@ -90,8 +90,12 @@ fn load_text(
         return Err(plain(DriverErrorCode::NO_BINARY));
     }
     let settings = state.settings.clone();
+    let replace = |text: String, (original, planted): &(String, String)| {
+        text.replace(original.as_str(), planted)
+    };
+    let text = state.planted.iter().fold(text.to_owned(), replace);
     let device = state.device_of(context).map_err(plain)?;
-    match load(text, context, device, &settings) {
+    match load(&text, context, device, &settings) {
         Ok(loaded) => {
             let handle = state.new_handle();
             state.modules.insert(handle, loaded);
