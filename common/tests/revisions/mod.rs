@@ -7,7 +7,6 @@
 use std::path::Path;
 use std::process::Command;
 
-use pushpull_common::protocol::version::REVISIONS;
 use sha2::{Digest, Sha256};
 
 /// The path of the list in the package.

@@ -2,6 +2,8 @@
 
 use std::os::fd::OwnedFd;
 
+use pushpull_common::protocol::Features;
+
 use crate::shard::output::PulledParts;
 
 /// An output of a shard, which the caller carries out.

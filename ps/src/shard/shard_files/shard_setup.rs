@@ -91,7 +91,7 @@ impl ShardSetup {
         found: OpenedControl,
         now: Instant,
     ) -> Result<Shard, StorageError> {
-        let OpenedControl { control, images } = found;
+        let OpenedControl { control, images, .. } = found;
         let name = file_name(Kind::Control, 0);
         let corrupt = |fault| storage.corrupt(&name, fault);
         let page = Page::decode(control.bytes()).map_err(corrupt)?;

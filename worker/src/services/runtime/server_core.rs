@@ -28,7 +28,6 @@ use crate::services::service::{
     ExecutionId, ExecutionOrder, Failure, InputSource, Service, ServiceInput, ServiceOutput,
 };
 use crate::services::value::Value;
-use crate::services::value_body::ValueBody;
 
 /// A service with its connections and functions. Its tasks and the threads of functions share it.
 #[derive(Debug)]
