@@ -13,7 +13,8 @@ use libfuzzer_sys::fuzz_target;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::codec::{Encoding, ScaleBlocks};
 use pushpull_common::protocol::{
-    BodyPoll, BodyStamp, Envelope, FrameReader, Header, Message, Poll, encode, header, limits,
+    BodyPoll, BodyStamp, Envelope, Features, FrameReader, Header, Message, Poll, encode_for,
+    header, limits, version,
 };
 
 /// The longest body that is read. Longer ones are skipped to save time.
@@ -58,6 +59,7 @@ fn read(stream: &[u8]) {
     let mut choices = ServiceChoices(u64::from(crc32c::crc32c(stream)) << 8 | 1);
     let opened = choices.next() % 4 != 0;
     let mut reader = FrameReader::new();
+    reader.set_features(Features(choices.next()));
     let mut meta_max = limits::HANDSHAKE_META_BYTES_MAX;
     if opened {
         reader.open();
@@ -86,6 +88,7 @@ fn read(stream: &[u8]) {
     };
     let mut at = 0;
     for frame in 0.. {
+        let features = reader.features();
         let (header, message) = match reader.poll(&mut source) {
             Ok(Poll::Frame(header, message)) => (header, message),
             Ok(Poll::Pending) => continue,
@@ -95,9 +98,17 @@ fn read(stream: &[u8]) {
             }
             Err(_) => return,
         };
-        let again = encode_again(&header, &message);
-        assert_eq!(again, stream[at..at + again.len()], "{message:?} has another encoding");
-        at += again.len();
+        let again = encode_again(features, &header, &message);
+        let length = Header::BYTES + header.meta_bytes as usize;
+        match &message {
+            // A newer client may append fields to it.
+            Message::Hello(_) => {
+                let meta = &stream[at + Header::BYTES..at + length];
+                assert!(meta.starts_with(&again[Header::BYTES..]), "{message:?} has other fields");
+            }
+            _ => assert_eq!(again, stream[at..at + length], "{message:?} has another encoding"),
+        }
+        at += length;
         if header.body_bytes > 0 {
             let skip = header.body_bytes > TAKEN_MAX || skips >> (frame % 64) & 1 == 1;
             let mut body = vec![0; if skip { 0 } else { header.body_bytes as usize }];
@@ -121,7 +132,7 @@ fn read(stream: &[u8]) {
     }
 }
 
-fn encode_again(header: &Header, message: &Message) -> Vec<u8> {
+fn encode_again(features: Features, header: &Header, message: &Message) -> Vec<u8> {
     let envelope = Envelope {
         request: header.request,
         restore_epoch: header.restore_epoch,
@@ -131,7 +142,13 @@ fn encode_again(header: &Header, message: &Message) -> Vec<u8> {
     };
     let crc = (header.flags & header::FLAG_BODY_CRC != 0).then_some(header.body_crc);
     let mut bytes = Vec::new();
-    encode(&mut bytes, &envelope, message, BodyStamp { bytes: header.body_bytes, crc });
+    encode_for(
+        features,
+        &mut bytes,
+        &envelope,
+        message,
+        BodyStamp { bytes: header.body_bytes, crc },
+    );
     bytes
 }
 
@@ -149,7 +166,7 @@ fn mend(bytes: &[u8]) -> Vec<u8> {
         let limit = Message::body_limit(kind).unwrap_or(0).min(after.len() as u64) as usize;
         let (body, after) = after.split_at_mut(usize::from(field(head, 16)).min(limit));
         head[..4].copy_from_slice(&header::MAGIC.to_le_bytes());
-        head[4..6].fill(0);
+        head[4..6].copy_from_slice(&version::NEWEST.to_le_bytes());
         head[6..8].copy_from_slice(&kind.to_le_bytes());
         head[8..12].copy_from_slice(&(meta.len() as u32).to_le_bytes());
         head[12..16].copy_from_slice(&u32::from(flags).to_le_bytes());
