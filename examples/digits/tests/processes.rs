@@ -102,6 +102,27 @@ fn the_four_classic_command_lines_end_with_success() {
     }
 }
 
+/// The flags of a worker are what it expects of the servers.
+#[test]
+fn a_worker_of_another_mode_or_last_step_than_the_servers_fails_with_both_values() {
+    let hosts = free_addresses(2);
+    let task = |job: &str, flags: &[&str]| {
+        let mut command = digits();
+        command.args(["--ps-hosts", &hosts[0], "--worker-hosts", &hosts[1], "--job-name", job]);
+        command.args(flags).stdout(Stdio::piped()).stderr(Stdio::piped());
+        TestProcess::start(job, &mut command)
+    };
+    // It is killed when the test ends.
+    let _ps = task("ps", &["--keep-serving"]);
+    for (flags, text) in [
+        (["--issync=1", "--steps=2000"], "is asynchronous, and this worker expects synchronous"),
+        (["--issync=0", "--steps=100"], "is 2000, and this worker expects 100"),
+    ] {
+        let (status, _, errors) = task("worker", &flags).finish();
+        assert!(!status.success() && errors.contains(text), "{status}: {errors}");
+    }
+}
+
 /// Runs a command that trains in one process, and returns what it reports.
 fn trained_here(arguments: &[&str]) -> serde_json::Value {
     let mut command = digits();
