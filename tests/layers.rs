@@ -84,8 +84,9 @@ const PURE: &[(&str, &[&str])] = &[
     ("ps/store/src/table", &[]),
     ("ps/src/peer_hello.rs", &[]),
     ("common/net/src/adaptive_spin.rs", &[]),
-    // This file compares addresses but opens no socket.
+    // These files compare addresses but open no socket.
     ("common/net/src/waiting.rs", &["std::net"]),
+    ("common/net/src/connect_race.rs", &["std::net"]),
     ("ps/src/testing/shard_endpoint.rs", &[]),
     ("ps/src/testing/shard_event.rs", &[]),
     ("worker/src/services/call_session", &[]),

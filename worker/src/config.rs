@@ -254,6 +254,8 @@ impl WorkerConfig {
     /// Calls `report` once per `interval` while an operation waits, with the servers that delay it.
     /// Default: no reports.
     ///
+    /// - A server whose name has no address is reported at once: the name may be misspelt. The worker
+    ///   keeps resolving it, because a server may be registered later.
     /// - Those are servers that cannot be reached, that have not answered a heartbeat for longer
     ///   than a lease, or that wait for storage.
     /// - While a token is awaited in synchronous mode, the report also names the replicas and

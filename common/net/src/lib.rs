@@ -2,12 +2,14 @@
 //!
 //! [`Stream`] is a TCP connection or a Unix socket. [`FrameStream`] receives the frames of one, and
 //! [`SendQueue`] sends frames. [`Endpoints`] are bound addresses, and [`accept`] takes the peers
-//! that connect to them. [`AdaptiveSpin`] decides whether a waiting thread polls or sleeps, and
-//! [`Processors`] reports whether another thread needs the processor. An internal crate of
-//! pushpull: its API may change with any version.
+//! that connect to them. A [`Connector`] connects to a server. [`AdaptiveSpin`] decides whether a
+//! waiting thread polls or sleeps, and [`Processors`] reports whether another thread needs the
+//! processor. An internal crate of pushpull: its API may change with any version.
 
 mod accept;
 mod adaptive_spin;
+mod connect_race;
+mod connector;
 mod endpoints;
 mod frame_stream;
 mod listen_error;
@@ -18,6 +20,8 @@ mod waiting;
 
 pub use accept::{AcceptLimits, ArrivedPeer, NoHello, PeerReceiver, ServicePeers, accept};
 pub use adaptive_spin::{AdaptiveSpin, SpinLimits, SpinWait};
+pub use connect_race::AttemptEnd;
+pub use connector::{ConnectError, Connected, Connector};
 pub use endpoints::Endpoints;
 pub use frame_stream::{ConnectionPhase, ConnectionSide, FrameStream};
 pub use listen_error::ListenError;

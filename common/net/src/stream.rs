@@ -41,20 +41,6 @@ pub enum DetachedStream {
 }
 
 impl Stream {
-    /// Connects to `host:port` or `unix:/path`. Resolves a host name each time, because a server
-    /// may come back on another address.
-    ///
-    /// # Errors
-    /// Those of name resolution and of the connection. [`io::ErrorKind::ConnectionRefused`] also if
-    /// a TCP stream has connected to itself: while a server on this host is down, the system may
-    /// pick its port as the source port.
-    pub async fn connect(address: &str) -> io::Result<Stream> {
-        if let Some(path) = address.strip_prefix("unix:") {
-            return Stream::unix(tokio::net::UnixStream::connect(path).await?);
-        }
-        Stream::tcp(not_itself(TcpStream::connect(address).await?)?)
-    }
-
     /// Takes a connected TCP stream: switches Nagle's algorithm off and keepalive on, which finds a
     /// lost machine within two minutes.
     ///
@@ -248,19 +234,10 @@ fn is_same_user(_: &AsyncFd<UnixStream>) -> bool {
     false
 }
 
-/// Rejects a stream that has connected to itself. It would hold the port that its server needs.
-fn not_itself(stream: TcpStream) -> io::Result<TcpStream> {
-    match stream.local_addr()? == stream.peer_addr()? {
-        true => Err(io::ErrorKind::ConnectionRefused.into()),
-        false => Ok(stream),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Read;
 
-    use tokio::net::{TcpListener, TcpSocket};
     use tokio::runtime::Handle;
 
     use super::*;
@@ -397,22 +374,6 @@ mod tests {
             drop(theirs);
             stream.ready(Interest::READABLE).await.unwrap();
             assert_eq!(read(&stream).unwrap(), 0, "the peer has closed");
-        });
-    }
-
-    #[test]
-    fn a_tcp_stream_that_has_connected_to_itself_is_rejected() {
-        runtime().block_on(async {
-            let socket = TcpSocket::new_v4().unwrap();
-            socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-            let own = socket.local_addr().unwrap();
-            let itself = socket.connect(own).await.unwrap();
-            let error = not_itself(itself).unwrap_err();
-            assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let address = listener.local_addr().unwrap().to_string();
-            let stream = Stream::connect(&address).await.unwrap();
-            assert!(matches!(stream, Stream::Tcp(_)) && !stream.is_same_user());
         });
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::message::Heartbeat;
 use pushpull_common::protocol::{BodyStamp, Envelope, Features, Message, encode_for};
+use pushpull_net::Connector;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -67,9 +68,10 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::fro
 pub(super) async fn run(core: Rc<ShardCore>, owner: OwnerAddress) {
     let mut limit = BACK_OFF.0;
     let mut absence = Absence::new(owner.own, owner.lease, Instant::now());
+    let connector = Connector::new(&owner.address);
     loop {
-        let ended = match connect(&owner).await {
-            Err(cause) => Err(cause),
+        let ended = match connect(&connector, &owner).await {
+            Err(error) => Err(error),
             Ok(connection) => {
                 limit = BACK_OFF.0;
                 core.emit(absence.ends(Instant::now()));
@@ -78,14 +80,14 @@ pub(super) async fn run(core: Rc<ShardCore>, owner: OwnerAddress) {
                 core.handle(ShardInput::OwnerLink { up: true });
                 core.handle(ShardInput::Tick);
                 // However it ends, the loop reconnects.
-                let ended = serve(&core, connection, owner.lease).await;
+                let ended = serve(&core, connection, owner.lease).await.map_err(LinkEnd::Lost);
                 absence = Absence::new(owner.own, owner.lease, Instant::now());
                 core.handle(ShardInput::OwnerLink { up: false });
                 ended
             }
         };
-        if let Err(cause) = ended {
-            core.emit(absence.lasts(Instant::now(), cause));
+        if let Err(end) = ended {
+            core.emit(absence.lasts(Instant::now(), end));
         }
         // Full jitter: shards that lose one owner do not all reconnect at once.
         let share = RandomState::new().hash_one(0_u8) % 1000;
@@ -94,10 +96,19 @@ pub(super) async fn run(core: Rc<ShardCore>, owner: OwnerAddress) {
     }
 }
 
+/// Why there is no connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum LinkEnd {
+    /// The name of the step owner has no address. A typing error, or the server is not known yet.
+    Unresolved(String),
+    /// The step owner was not reached, or its connection was lost.
+    Lost(String),
+}
+
 /// A period without a connection.
 ///
 /// It is reported once it has lasted for a lease: a step owner that restarts is back sooner, and
-/// one that ends with the training is not missed.
+/// one that ends with the training is not missed. A name without an address is reported at once.
 #[derive(Debug)]
 struct Absence {
     shard: ShardId,
@@ -112,8 +123,14 @@ impl Absence {
     }
 
     /// Returns the event to emit while there is no connection, for this cause.
-    fn lasts(&mut self, now: Instant, cause: String) -> Option<Event> {
-        if self.reported || now.saturating_duration_since(self.since) < self.lease {
+    fn lasts(&mut self, now: Instant, end: LinkEnd) -> Option<Event> {
+        let is_short = now.saturating_duration_since(self.since) < self.lease;
+        let cause = match end {
+            LinkEnd::Unresolved(cause) => cause,
+            LinkEnd::Lost(_) if is_short => return None,
+            LinkEnd::Lost(cause) => cause,
+        };
+        if self.reported {
             return None;
         }
         self.reported = true;
@@ -127,14 +144,24 @@ impl Absence {
     }
 }
 
-async fn connect(owner: &OwnerAddress) -> Result<PeerConnection, String> {
-    let connecting = async {
-        let mut connection = PeerConnection::connect(&owner.address).await?;
-        connection.greet(&owner.peer_hello, owner.shard).await?;
-        Ok(connection)
-    };
-    let connected = tokio::time::timeout(owner.lease, connecting).await;
-    connected.unwrap_or_else(|_| Err(format!("{} does not answer", owner.address)))
+/// Connects and says hello, each within a limit of its own.
+async fn connect(connector: &Connector, owner: &OwnerAddress) -> Result<PeerConnection, LinkEnd> {
+    let limit = Connector::LIMIT.min(owner.lease);
+    let mut connection =
+        PeerConnection::connect(connector, limit).await.map_err(|error| match error {
+            error if error.is_unresolved() => LinkEnd::Unresolved(error.to_string()),
+            error => LinkEnd::Lost(format!("cannot connect: {error}")),
+        })?;
+    let greeted = connection.greet(&owner.peer_hello, owner.shard);
+    match tokio::time::timeout(limit, greeted).await {
+        Ok(greeted) => greeted.map_err(LinkEnd::Lost)?,
+        Err(_) => {
+            let cause = format!("{} does not answer within {limit:?}", owner.address);
+            return Err(LinkEnd::Lost(cause));
+        }
+    }
+    connector.answered(connection.address());
+    Ok(connection)
 }
 
 async fn serve(
@@ -177,14 +204,22 @@ mod tests {
         let start = Instant::now();
         let mut absence = Absence::new(shard, lease, start);
         let cause = || "it is silent".to_owned();
-        assert_eq!(absence.lasts(start + lease / 2, cause()), None);
-        let reported = absence.lasts(start + lease, cause());
+        let lost = || LinkEnd::Lost(cause());
+        assert_eq!(absence.lasts(start + lease / 2, lost()), None);
+        let reported = absence.lasts(start + lease, lost());
         assert_eq!(reported, Some(Event::OwnerLost { shard, cause: cause() }));
-        assert_eq!(absence.lasts(start + 2 * lease, cause()), None, "it is reported once");
+        assert_eq!(absence.lasts(start + 2 * lease, lost()), None, "it is reported once");
         let found = absence.ends(start + 3 * lease);
         assert_eq!(found, Some(Event::OwnerFound { shard, away: 3 * lease }));
         // An absence that was not reported ends without an event.
         let mut short = Absence::new(shard, lease, start);
-        assert_eq!((short.lasts(start, cause()), short.ends(start + lease)), (None, None));
+        assert_eq!((short.lasts(start, lost()), short.ends(start + lease)), (None, None));
+        // A name that may never have an address is reported at once.
+        let mut misspelt = Absence::new(shard, lease, start);
+        let cause = "cannot resolve \"p0:1\"".to_owned();
+        let reported = misspelt.lasts(start, LinkEnd::Unresolved(cause.clone()));
+        assert_eq!(reported, Some(Event::OwnerLost { shard, cause }));
+        assert_eq!(misspelt.lasts(start + lease, lost()), None);
+        assert!(misspelt.ends(start + 2 * lease).is_some());
     }
 }

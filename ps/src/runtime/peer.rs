@@ -2,6 +2,7 @@
 //! checkpoint.
 
 use std::io;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use pushpull_common::ids::{RequestId, RestoreEpoch, ShardId};
@@ -11,7 +12,7 @@ use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{
     BodyStamp, Envelope, Features, FrameReader, Header, Message, encode_for,
 };
-use pushpull_net::{FrameStream, Stream};
+use pushpull_net::{ConnectError, Connected, Connector, FrameStream};
 
 use crate::peer_hello::PeerHello;
 
@@ -28,7 +29,9 @@ pub(super) async fn save_shard(
     epoch: RestoreEpoch,
 ) -> Result<Vec<u8>, String> {
     let saving = async {
-        let mut connection = PeerConnection::connect(address).await?;
+        let connector = Connector::new(address);
+        let connected = PeerConnection::connect(&connector, Connector::LIMIT).await;
+        let mut connection = connected.map_err(|error| format!("cannot connect: {error}"))?;
         connection.greet(peer_hello, shard).await?;
         let save = message::SaveShard { name: Text::clipped(checkpoint) };
         match connection.ask(save.into(), epoch).await? {
@@ -54,14 +57,22 @@ fn unexpected(message: Message) -> String {
 pub(super) struct PeerConnection {
     frames: FrameStream,
     requests: u64,
+    address: Option<SocketAddr>,
 }
 
 impl PeerConnection {
-    pub(super) async fn connect(address: &str) -> Result<PeerConnection, String> {
-        let connected = Stream::connect(address).await;
-        let stream = connected.map_err(|error| format!("cannot connect: {error}"))?;
+    pub(super) async fn connect(
+        connector: &Connector,
+        limit: Duration,
+    ) -> Result<PeerConnection, ConnectError> {
+        let Connected { stream, address } = connector.connect(limit).await?;
         let frames = FrameStream::new(stream, FrameReader::new());
-        Ok(PeerConnection { frames, requests: 0 })
+        Ok(PeerConnection { frames, requests: 0, address })
+    }
+
+    /// The internet address that has accepted.
+    pub(super) fn address(&self) -> Option<SocketAddr> {
+        self.address
     }
 
     /// Sends a request and waits for its answer.

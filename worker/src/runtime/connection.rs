@@ -1,49 +1,75 @@
 //! [`ShardConnection`]: one connection to a shard, from connecting to closing, with its send queue.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::{Envelope, Features, FrameEvent, FrameReader, FrameSink, Message};
-use pushpull_net::{ConnectionPhase, ConnectionSide, FrameStream, SendBody, SendQueue, Stream};
+use pushpull_net::{
+    Connected, ConnectionPhase, ConnectionSide, Connector, FrameStream, SendBody, SendQueue, Stream,
+};
 use tokio::sync::Notify;
 
 use super::thread::SessionCore;
 use crate::gradients::parts::FrameBody;
 use crate::session::SessionInput;
 
-/// One connection of a link: a task of the session's runtime.
-pub(super) struct ShardConnection {
-    pub(super) core: Arc<SessionCore>,
+/// A connection that the session wants to have.
+pub(super) struct ConnectOrder {
     pub(super) link: usize,
+    pub(super) connector: Arc<Connector>,
     pub(super) outbox: Arc<LinkOutbox>,
     /// The features of this side.
     pub(super) features: Features,
 }
 
+/// One connection of a link: a task of the session's runtime.
+pub(super) struct ShardConnection {
+    core: Arc<SessionCore>,
+    link: usize,
+    connector: Arc<Connector>,
+    outbox: Arc<LinkOutbox>,
+    /// The features of this side.
+    features: Features,
+    /// The address of a server that has sent nothing yet.
+    unproven: Option<SocketAddr>,
+}
+
 impl ShardConnection {
+    pub(super) fn new(core: Arc<SessionCore>, order: ConnectOrder) -> ShardConnection {
+        let ConnectOrder { link, connector, outbox, features } = order;
+        ShardConnection { core, link, connector, outbox, features, unproven: None }
+    }
+
     /// Connects and exchanges frames until the connection ends. Then reports the end to the
     /// session, unless the session has given the connection up.
-    pub(super) async fn run(mut self, address: String) {
-        let error = match tokio::time::timeout(CONNECT_TIMEOUT, Stream::connect(&address)).await {
-            Err(_) => format!("no connection within {CONNECT_TIMEOUT:?}"),
-            Ok(Err(error)) => error.to_string(),
-            Ok(Ok(stream)) => match self.converse(stream).await {
-                Ok(()) => "the server has closed the connection".to_owned(),
-                Err(error) => error.to_string(),
-            },
+    pub(super) async fn run(mut self) {
+        let link = self.link;
+        let end = match self.connector.connect(Connector::LIMIT).await {
+            Err(error) if error.is_unresolved() => {
+                SessionInput::Unresolved { link, error: error.to_string() }
+            }
+            Err(error) => SessionInput::Disconnected { link, error: error.to_string() },
+            Ok(connected) => {
+                let error = match self.converse(connected).await {
+                    Ok(()) => "the server has closed the connection".to_owned(),
+                    Err(error) => error.to_string(),
+                };
+                SessionInput::Disconnected { link, error }
+            }
         };
-        let ShardConnection { core, link, outbox, .. } = self;
-        core.sharing_ended(link, &outbox);
-        if !outbox.is_given_up() {
-            core.handle(SessionInput::Disconnected { link, error });
+        self.core.sharing_ended(link, &self.outbox);
+        if !self.outbox.is_given_up() {
+            self.core.handle(end);
         }
     }
 
-    async fn converse(&mut self, stream: Stream) -> Result<(), ReadError> {
+    async fn converse(&mut self, connected: Connected) -> Result<(), ReadError> {
+        let Connected { stream, address } = connected;
+        self.unproven = address;
         let (link, same_host) = (self.link, stream.passes_descriptors());
         let mut frames = FrameStream::new(stream, FrameReader::new());
         // The configuration names the server, so it is trusted: its metas may have any length.
@@ -60,6 +86,9 @@ impl ShardConnection {
 
 impl FrameSink for ShardConnection {
     fn on_frame(&mut self, event: FrameEvent<'_>) {
+        if let Some(address) = self.unproven.take() {
+            self.connector.answered(Some(address));
+        }
         if let FrameEvent::Message(_, message) = &event
             && let Some(peer) = Features::of_peer(message)
         {
@@ -103,9 +132,6 @@ impl SendBody for FrameBody {
         FrameBody::slices(self)
     }
 }
-
-/// The limit on one attempt to connect.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The most received descriptors that are kept until they are taken; others are closed.
 const DESCRIPTORS_MAX: usize = 4;

@@ -9,12 +9,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::Features;
+use pushpull_net::Connector;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinSet;
 
 use super::caller::{Answer, QueuedCommand};
 use super::caller::{COMMANDS_MAX, Caller};
-use super::connection::{LinkOutbox, ShardConnection};
+use super::connection::{ConnectOrder, LinkOutbox, ShardConnection};
 use super::mapped_memory::{MappedShards, PushBuffers};
 use super::runner::SessionRunner;
 use super::shared_memory;
@@ -86,7 +87,8 @@ impl Drop for SessionThread {
 pub(super) struct SessionCore {
     session: Mutex<Session>,
     features: Features,
-    addresses: BTreeMap<u32, String>,
+    /// The connectors to the ps tasks.
+    connectors: BTreeMap<u32, Arc<Connector>>,
     answers: Mutex<HashMap<OpId, Answer>>,
     outboxes: Mutex<HashMap<usize, Arc<LinkOutbox>>>,
     progress: Option<ProgressCallback>,
@@ -97,7 +99,7 @@ pub(super) struct SessionCore {
     timer_at: Mutex<Option<Instant>>,
     rearm: Notify,
     /// Connections for the `serve` task to open: it owns the set of connection tasks.
-    connects: Mutex<Vec<(usize, String, Arc<LinkOutbox>)>>,
+    connects: Mutex<Vec<ConnectOrder>>,
     connect: Notify,
     /// The links that have ever been connected.
     connected: Mutex<HashSet<usize>>,
@@ -129,9 +131,10 @@ impl SessionCore {
         (mapped_shards, push_buffers): (Arc<MappedShards>, Arc<PushBuffers>),
         times: Arc<OperationTimes>,
     ) -> SessionCore {
+        let connector = |address: &String| Arc::new(Connector::new(address));
         SessionCore {
-            addresses,
             features,
+            connectors: addresses.iter().map(|(&task, at)| (task, connector(at))).collect(),
             session: Mutex::new(session),
             answers: Mutex::default(),
             outboxes: Mutex::default(),
@@ -175,10 +178,8 @@ impl SessionCore {
                 }
                 () = self.returns.notify.notified() => self.process_returns(),
                 () = self.connect.notified() => {
-                    for (link, address, outbox) in std::mem::take(&mut *lock(&self.connects)) {
-                        let (core, features) = (self.clone(), self.features);
-                        let connection = ShardConnection { core, link, outbox, features };
-                        connections.spawn(connection.run(address));
+                    for order in std::mem::take(&mut *lock(&self.connects)) {
+                        connections.spawn(ShardConnection::new(self.clone(), order).run());
                     }
                 }
                 Some(ended) = connections.join_next() => {
@@ -271,10 +272,12 @@ impl SessionCore {
     fn deliver(&self, output: SessionOutput) {
         match output {
             SessionOutput::Connect { link, shard } => {
-                let address = self.addresses.get(&shard.task).cloned().unwrap_or_default();
+                let connector = self.connectors.get(&shard.task).cloned();
+                // The placement names ps tasks of the cluster alone.
+                let connector = connector.unwrap_or_else(|| Arc::new(Connector::new("")));
                 let outbox = Arc::new(LinkOutbox::default());
                 lock(&self.outboxes).insert(link, outbox.clone());
-                lock(&self.connects).push((link, address, outbox));
+                lock(&self.connects).push(ConnectOrder { link, connector, outbox, features: self.features });
                 self.connect.notify_one();
             }
             SessionOutput::Disconnect { link } => {

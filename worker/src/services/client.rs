@@ -1,6 +1,7 @@
 //! Calls functions on the tasks of a cluster.
 
 use std::collections::hash_map::RandomState;
+use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::device::{DeviceFilters, DeviceSpec};
 use pushpull_common::ids::{Incarnation, TaskId};
+use pushpull_net::Connector;
 use tokio::sync::oneshot;
 
 use super::block_on::block_on;
@@ -20,11 +22,12 @@ use super::description::Description;
 use super::error::ServiceError;
 use super::kept::{Keeping, Kept};
 use super::outputs::Outputs;
-use super::runtime::client_core::{ClientCore, ReplyFuture};
+use super::runtime::client_core::{ClientCore, ReplyFuture, UnreachableReport};
+use super::unreachable::Unreachable;
 use crate::runtime::{CALLER_SPIN, Leadership, SessionRunner};
 
 /// The settings of a client.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ClientConfig {
     targets: Vec<String>,
     name: TaskId,
@@ -32,10 +35,21 @@ pub struct ClientConfig {
     timeout: Duration,
     answer_bytes_max: u64,
     device_filters: DeviceFilters,
+    unreachable: Option<UnreachableReport>,
+}
+
+impl fmt::Debug for ClientConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ClientConfig")
+            .field("targets", &self.targets)
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
 }
 
 impl ClientConfig {
-    /// A client of the server at this address, its target: `host:port`, or `unix:` and a path.
+    /// A client of the server at this address, its target: `host:port`, which may be written
+    /// `grpc://host:port`, or `unix:` and a path.
     pub fn new(target: &str) -> ClientConfig {
         ClientConfig {
             targets: vec![target.to_owned()],
@@ -44,6 +58,7 @@ impl ClientConfig {
             timeout: TIMEOUT,
             answer_bytes_max: 4 << 30,
             device_filters: DeviceFilters::default(),
+            unreachable: None,
         }
     }
 
@@ -72,6 +87,15 @@ impl ClientConfig {
     /// Default: all.
     pub fn device_filters(self, filters: DeviceFilters) -> ClientConfig {
         ClientConfig { device_filters: filters, ..self }
+    }
+
+    /// Calls `report` for each attempt to connect to a server that fails, such as a target whose
+    /// name cannot be resolved. The client tries again until a call's time is over. Default: no
+    /// reports; the error of the call has the last reason.
+    ///
+    /// The thread of the client calls `report`, which must not wait for this client.
+    pub fn on_unreachable(self, report: impl Fn(&Unreachable) + Send + Sync + 'static) -> Self {
+        ClientConfig { unreachable: Some(Arc::new(report)), ..self }
     }
 }
 
@@ -109,8 +133,15 @@ impl Client {
     /// Connects to the first of the targets that answers.
     ///
     /// # Errors
-    /// [`ServiceError::Unavailable`] if none does in time, and [`ServiceError::Thread`].
+    /// [`ServiceError::Unavailable`] if none does in time, [`ServiceError::Invalid`] for a target
+    /// that is no address, and [`ServiceError::Thread`].
     pub async fn with(config: ClientConfig) -> Result<Client, ServiceError> {
+        for target in &config.targets {
+            Connector::check(target).map_err(|error| ServiceError::Invalid {
+                doing: "connect".to_owned(),
+                reason: error.to_string(),
+            })?;
+        }
         let incarnation = Incarnation(RandomState::new().build_hasher().finish());
         let thread = ClientThread::start(incarnation, &config)?;
         let core = thread.core.clone();
@@ -433,7 +464,8 @@ impl ClientThread {
         let session = CallSession::new(incarnation, config.name.clone(), config.answer_bytes_max);
         let (handle, filters) = (runner.handle().clone(), config.device_filters.clone());
         let cluster = (ClusterSpec::default(), filters);
-        let core = ClientCore::new(session, cluster, handle, leadership);
+        let core =
+            ClientCore::new(session, cluster, handle, leadership, config.unreachable.clone());
         let (stop, stopped) = oneshot::channel();
         let (runs, times) = (runner.clone(), core.clone());
         let session = async move {

@@ -309,6 +309,7 @@ fn client_of(config: &ServerConfig, runtime: &tokio::runtime::Handle) -> ClientC
         runtime.clone(),
         // The thread of the server runs the client; nobody else leads it.
         Arc::default(),
+        None,
     )
 }
 

@@ -216,6 +216,8 @@ pub(crate) enum SessionInput {
     Connected { link: usize, same_host: bool },
     /// A transport failed to connect, or its connection is lost.
     Disconnected { link: usize, error: String },
+    /// The name of a server has no address. A typing error, or the server is not known yet.
+    Unresolved { link: usize, error: String },
     /// A transport has received bytes.
     BytesReceived { link: usize },
     /// A transport has accepted bytes after it was full: the peer reads.

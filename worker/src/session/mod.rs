@@ -118,6 +118,7 @@ impl Session {
             }
             SessionInput::Connected { link, same_host } => self.connected(now, link, same_host),
             SessionInput::Disconnected { link, error } => self.disconnected(now, link, error),
+            SessionInput::Unresolved { link, error } => self.unresolved(now, link, error),
             // Either event proves that the peer is alive. During a large push the peer has nothing
             // to send, and a heartbeat queues behind the parts.
             SessionInput::BytesReceived { link } | SessionInput::BytesSent { link } => {
@@ -459,6 +460,14 @@ impl Session {
         let Some(lost) = self.links.lose(now, index, error) else { return };
         let grants_with_pushes = self.links.is_owner(index) && !self.membership.synchronous;
         self.work.lost(index, lost, grants_with_pushes);
+    }
+
+    /// Takes a link down, and reports at once what no wait may heal.
+    fn unresolved(&mut self, now: Instant, index: usize, error: String) {
+        let is_news = self.links[index].last_error != error;
+        self.disconnected(now, index, error);
+        let silent = self.reports.report_link(now, index, &self.links).filter(|_| is_news);
+        self.outputs.extend(silent.map(|silent| SessionOutput::Progress { silent }));
     }
 
     fn tick(&mut self, now: Instant) {

@@ -27,6 +27,16 @@ impl ProgressReports {
         ProgressReports { interval, last: None, addresses }
     }
 
+    /// Returns a report of one shard, whenever the next is due; `None` if nobody wants reports.
+    pub(super) fn report_link(
+        &self,
+        now: Instant,
+        index: usize,
+        links: &SessionLinks,
+    ) -> Option<UnresponsiveShards> {
+        self.interval.map(|_| UnresponsiveShards(vec![self.describe(now, index, links)]))
+    }
+
     /// Starts the interval: an operation begins to wait.
     pub(super) fn restart(&mut self, now: Instant) {
         self.last = Some(now);

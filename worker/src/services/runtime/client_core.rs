@@ -1,19 +1,21 @@
 //! Runs a call session: its connections and its timer, and the futures of its callers.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::device::DeviceFilters;
 use pushpull_common::ids::{Incarnation, TaskId};
 use pushpull_common::protocol::message::OutputRef;
 use pushpull_common::protocol::{Features, FrameEvent, FrameReader, FrameSink};
-use pushpull_net::{ConnectionPhase, ConnectionSide, FrameStream, Stream};
+use pushpull_net::{ConnectionPhase, ConnectionSide, Connector, FrameStream, Stream};
 use tokio::sync::{Notify, oneshot};
 
 use super::outbox::CallOutbox;
@@ -24,10 +26,11 @@ use crate::services::call_session::{
 };
 use crate::services::error::ServiceError;
 use crate::services::nested_calls::NestedCalls;
+use crate::services::unreachable::Unreachable;
 use crate::services::value::Value;
 
-/// The limit on one attempt to connect.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Receives the servers that cannot be reached.
+pub(crate) type UnreachableReport = Arc<dyn Fn(&Unreachable) + Send + Sync>;
 
 /// A call session with its connections. Clones share it.
 #[derive(Clone, Debug)]
@@ -37,7 +40,6 @@ pub(crate) struct ClientCore {
     outer: Option<Arc<NestedCalls>>,
 }
 
-#[derive(Debug)]
 struct SharedSession {
     incarnation: Incarnation,
     session: Mutex<CallSession>,
@@ -45,10 +47,19 @@ struct SharedSession {
     /// Who waits for replies; `None` once the client has ended.
     replies: Mutex<Option<HashMap<CallOp, ReplySender>>>,
     outboxes: Mutex<HashMap<u64, Arc<CallOutbox>>>,
+    /// The connectors to servers, by address.
+    connectors: Mutex<HashMap<String, Arc<Connector>>>,
+    unreachable: Option<UnreachableReport>,
     next_op: AtomicU64,
     runtime: tokio::runtime::Handle,
     leadership: Arc<Leadership>,
     timer: Timer,
+}
+
+impl fmt::Debug for SharedSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedSession").field("session", &self.session).finish_non_exhaustive()
+    }
 }
 
 type ReplySender = oneshot::Sender<Result<CallReply, ServiceError>>;
@@ -74,6 +85,7 @@ impl ClientCore {
         (cluster, filters): (ClusterSpec, DeviceFilters),
         runtime: tokio::runtime::Handle,
         leadership: Arc<Leadership>,
+        unreachable: Option<UnreachableReport>,
     ) -> ClientCore {
         let shared = SharedSession {
             incarnation: session.incarnation(),
@@ -81,6 +93,8 @@ impl ClientCore {
             links: Mutex::new(LinkTable { cluster, filters, ..LinkTable::default() }),
             replies: Mutex::new(Some(HashMap::new())),
             outboxes: Mutex::default(),
+            connectors: Mutex::default(),
+            unreachable,
             next_op: AtomicU64::new(1),
             runtime,
             leadership,
@@ -282,12 +296,13 @@ impl ClientCore {
             CallOutput::Connect { connection, address } => {
                 let outbox = Arc::new(CallOutbox::default());
                 lock(&self.shared.outboxes).insert(connection, outbox.clone());
-                self.shared.runtime.spawn(run_connection(
-                    self.clone(),
-                    connection,
-                    address,
-                    outbox,
-                ));
+                let mut connectors = lock(&self.shared.connectors);
+                let connector = connectors.entry(address);
+                let connector = connector
+                    .or_insert_with_key(|address| Arc::new(Connector::new(address)))
+                    .clone();
+                let connecting = run_connection(self.clone(), connection, connector, outbox);
+                self.shared.runtime.spawn(connecting);
             }
             CallOutput::Disconnect { connection } => {
                 if let Some(outbox) = lock(&self.shared.outboxes).remove(&connection) {
@@ -313,19 +328,29 @@ impl ClientCore {
 async fn run_connection(
     core: ClientCore,
     connection: u64,
-    address: String,
+    connector: Arc<Connector>,
     outbox: Arc<CallOutbox>,
 ) {
-    let reason = match tokio::time::timeout(CONNECT_TIMEOUT, Stream::connect(&address)).await {
-        Err(_) => format!("no connection within {CONNECT_TIMEOUT:?}"),
-        Ok(Err(error)) => error.to_string(),
-        Ok(Ok(stream)) => {
-            let mut frames = FrameStream::new(stream, FrameReader::new());
+    let reason = match connector.connect(Connector::LIMIT).await {
+        Err(error) => {
+            let reason = error.to_string();
+            if let Some(report) = core.shared.unreachable.as_ref().filter(|_| !outbox.is_given_up())
+            {
+                let address = connector.address().to_owned();
+                report(&Unreachable { address, reason: reason.clone() });
+            }
+            reason
+        }
+        Ok(connected) => {
+            let mut frames = FrameStream::new(connected.stream, FrameReader::new());
             // The client has chosen the server, so its metas may have any length.
             frames.open();
             frames.set_features(Features::ALL);
             core.handle(CallInput::Connected { connection });
-            let mut side = ClientSide { core: &core, connection, outbox: &outbox };
+            let unproven = connected.address;
+            let connector = &*connector;
+            let mut side =
+                ClientSide { core: &core, connection, outbox: &outbox, connector, unproven };
             match frames.serve(&mut side, drop).await {
                 Ok(()) => "the server has closed the connection".to_owned(),
                 Err(error) => error.to_string(),
@@ -343,11 +368,15 @@ struct ClientSide<'a> {
     core: &'a ClientCore,
     connection: u64,
     outbox: &'a CallOutbox,
+    connector: &'a Connector,
+    /// The address of a server that has sent nothing yet.
+    unproven: Option<SocketAddr>,
 }
 
 impl FrameSink for ClientSide<'_> {
     fn on_frame(&mut self, event: FrameEvent<'_>) {
         let connection = self.connection;
+        self.connector.answered(self.unproven.take());
         self.core.handle(match event {
             FrameEvent::Message(header, message) => {
                 if let Some(peer) = Features::of_peer(&message) {

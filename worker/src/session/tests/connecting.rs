@@ -116,6 +116,25 @@ fn a_timeout_names_the_silent_shards_and_their_last_errors() {
 }
 
 #[test]
+fn a_name_without_an_address_is_reported_at_once_and_tried_again() {
+    let mut world = SessionWorld::new();
+    let op = open(&mut world, 1, Duration::from_secs(300));
+    world.unresolved(OWNER, "host0");
+    assert_eq!(world.progress.len(), 1);
+    let (at, report) = &world.progress[0];
+    assert_eq!(at.as_secs(), 0);
+    assert_eq!((report.0.len(), &*report.0[0].address), (1, "host0:1"));
+    assert_eq!(report.0[0].last, "cannot resolve \"host0\"");
+    world.advance(Duration::from_secs(5));
+    world.unresolved(OWNER, "host0");
+    assert_eq!(world.progress.len(), 1, "the same is repeated at the interval");
+    world.advance(Duration::from_secs(5));
+    assert_eq!(world.progress.len(), 2);
+    world.accept(OWNER);
+    world.reply(op).unwrap();
+}
+
+#[test]
 fn progress_is_reported_at_the_interval_while_a_server_is_silent() {
     let mut world = SessionWorld::new();
     let op = open(&mut world, 2, Duration::from_secs(300));

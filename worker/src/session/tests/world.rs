@@ -325,6 +325,13 @@ impl SessionWorld {
         hello
     }
 
+    /// Fails to connect, because the name of the server has no address.
+    pub(super) fn unresolved(&mut self, link: usize, host: &str) {
+        self.connected.remove(&link);
+        self.connects.retain(|&other| other != link);
+        self.input(SessionInput::Unresolved { link, error: format!("cannot resolve {host:?}") });
+    }
+
     /// Loses the connection with all frames in flight.
     pub(super) fn disconnect(&mut self, link: usize) {
         self.connected.remove(&link);

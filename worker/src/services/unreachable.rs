@@ -1,0 +1,20 @@
+//! [`Unreachable`]: what a client says of a server that it cannot reach.
+
+use std::fmt;
+
+/// A server that a client could not connect to. The client tries again after a pause, which grows
+/// to two seconds, as long as a call waits for the server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Unreachable {
+    /// The address of the server.
+    pub address: String,
+    /// Why: the name that has no address, or what became of each address of the name.
+    pub reason: String,
+}
+
+impl fmt::Display for Unreachable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} cannot be reached: {}", self.address, self.reason)
+    }
+}
