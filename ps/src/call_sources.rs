@@ -1,6 +1,8 @@
 //! The sources of calls on a shard: for each coordinator its newest epoch, and which of its calls
 //! have settled, so that a call that is executed again counts once.
 
+use std::time::Duration;
+
 use pushpull_common::call_window::{CallWindow, Settlement};
 use pushpull_common::ids::{CallEpoch, CallNumber, CallSource};
 use pushpull_common::protocol::limits::{CALL_SOURCES_MAX, COORDINATOR_NAME_BYTES_MAX};
@@ -30,6 +32,11 @@ impl CallSourceEntry {
         CallsAre { source, epoch, settled: window.settled(), window: window.bits() }
     }
 
+    /// Returns whether a call has settled, so that the entry says more than none would.
+    pub(crate) fn has_settled(&self) -> bool {
+        self.window != CallWindow::default()
+    }
+
     /// Returns whether the name can be that of a coordinator.
     pub(crate) fn has_valid_name(&self) -> bool {
         (1..=COORDINATOR_NAME_BYTES_MAX).contains(&self.name.len())
@@ -50,6 +57,9 @@ pub(crate) enum CallVerdict {
 /// The step owner assigns sources and epochs, both from one ascending sequence. Another shard takes
 /// those that a coordinator repeats, and keeps the settled calls of a source that it knows.
 ///
+/// A source may be forgotten for the sake of another, see [`CallSources::forgettable`]. What has
+/// settled under it is unknown then, so a shard refuses it for good.
+///
 /// Invariants: each name and each source has one entry. The epoch of an entry never decreases, and
 /// an entry that is created has an epoch above those of all closed ones. So a late request cannot
 /// create again what was closed. A settled call stays settled until its source is closed, or a
@@ -60,6 +70,8 @@ pub(crate) struct CallSources {
     places: Vec<Option<CallSourceEntry>>,
     /// The newest epoch of a closed source.
     closed: CallEpoch,
+    /// The newest epoch of a source that was forgotten although calls of it had settled.
+    forgotten: CallEpoch,
     /// The places that have changed since the last [`CallSources::take_changed`], one bit each.
     changed: u64,
     planted: PlantedBugs,
@@ -71,14 +83,15 @@ impl CallSources {
     /// Creates the sources of a shard that knows none.
     pub(crate) fn new(planted: PlantedBugs) -> CallSources {
         let places = vec![None; CALL_SOURCES_MAX];
-        CallSources { places, closed: CallEpoch(0), changed: 0, planted }
+        let (closed, forgotten) = (CallEpoch(0), CallEpoch(0));
+        CallSources { places, closed, forgotten, changed: 0, planted }
     }
 
     /// Restores sources from the places of an earlier process. Returns `None` if two of them have
     /// the same name or source.
     pub(crate) fn restored(
         places: Vec<Option<CallSourceEntry>>,
-        closed: CallEpoch,
+        (closed, forgotten): (CallEpoch, CallEpoch),
         planted: PlantedBugs,
     ) -> Option<CallSources> {
         let entries: Vec<&CallSourceEntry> = places.iter().flatten().collect();
@@ -87,7 +100,7 @@ impl CallSources {
             before.any(|other| other.source == entry.source || other.name == entry.name)
         };
         let unique = places.len() == CALL_SOURCES_MAX && !entries.iter().enumerate().any(twice);
-        unique.then_some(CallSources { places, closed, changed: 0, planted })
+        unique.then_some(CallSources { places, closed, forgotten, changed: 0, planted })
     }
 
     /// Opens the calls of a coordinator on the step owner, which assigns `epoch`. It is above every
@@ -121,6 +134,8 @@ impl CallSources {
             }
             Some((place, _)) => place,
             None if epoch <= self.closed => return refuse(self.closed),
+            // Calls of this source may have settled here.
+            None if source.0 <= self.forgotten.0 => return refuse(self.forgotten),
             None => {
                 let Some(place) = self.places.iter().position(Option::is_none) else {
                     let what = Detail::clipped("coordinators with open calls");
@@ -137,6 +152,40 @@ impl CallSources {
         self.places[place] = Some(entry);
         self.changed |= 1 << place;
         Ok(answer)
+    }
+
+    /// Returns the open source to forget so that another coordinator can open its calls, if it needs
+    /// that: all places are taken, and none is that of this name.
+    ///
+    /// `idle` says for how long nothing was heard of the source at a place. One under which nothing
+    /// has settled is forgotten after `unsettled`, and loses nothing. Any other is forgotten after
+    /// `settled`: a coordinator that resumes it later begins anew.
+    pub(crate) fn forgettable(
+        &self,
+        name: &str,
+        idle: impl Fn(usize) -> Duration,
+        (unsettled, settled): (Duration, Duration),
+    ) -> Option<usize> {
+        if self.find(name).is_some() || self.places.iter().any(Option::is_none) {
+            return None;
+        }
+        let is_due = |&(place, entry): &(usize, &CallSourceEntry)| {
+            idle(place) >= if entry.has_settled() { settled } else { unsettled }
+        };
+        let due = self.entries().filter(is_due);
+        // Those that lose nothing go first, and of these the one that was idle for longest.
+        let first = due.max_by_key(|&(place, entry)| (!entry.has_settled(), idle(place)));
+        first.map(|(place, _)| place)
+    }
+
+    /// Forgets the source at a place.
+    pub(crate) fn forget_at(&mut self, place: usize) -> Option<CallSourceEntry> {
+        let entry = self.at(place)?.clone();
+        if entry.has_settled() {
+            self.forgotten = self.forgotten.max(entry.epoch);
+        }
+        self.forget(place);
+        Some(entry)
     }
 
     /// Returns the calls of a coordinator.
@@ -237,6 +286,16 @@ impl CallSources {
     /// Returns the newest epoch of a closed source.
     pub(crate) fn closed(&self) -> CallEpoch {
         self.closed
+    }
+
+    /// Returns the newest epoch of a source that was forgotten although calls had settled.
+    pub(crate) fn forgotten(&self) -> CallEpoch {
+        self.forgotten
+    }
+
+    /// Returns the place of a source.
+    pub(crate) fn place_of(&self, source: CallSource) -> Option<usize> {
+        self.entries().find(|(_, entry)| entry.source == source).map(|(place, _)| place)
     }
 
     /// Returns the places that have changed since the last call, one bit each.

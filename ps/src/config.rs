@@ -121,6 +121,7 @@ pub struct PsConfig {
     pub(crate) inbox_pushes: usize,
     pub(crate) exit_when_done: Option<Duration>,
     pub(crate) events: EventSink,
+    pub(crate) calls_kept: Duration,
     pub(crate) elastic_workers: bool,
     /// The address of the Unix socket through which memory is shared; empty if there is none.
     pub(crate) unix_address: String,
@@ -156,6 +157,7 @@ impl PsConfig {
             inbox_pushes: 4,
             exit_when_done: None,
             events: EventSink::default(),
+            calls_kept: Duration::from_secs(24 * 3600),
             elastic_workers: false,
             unix_address: String::new(),
             block_bytes: BLOCK_BYTES,
@@ -240,6 +242,14 @@ impl PsConfig {
     pub fn non_finite(self, policy: NonFinite) -> Self {
         PsConfig { non_finite: policy, ..self }
     }
+    /// Sets how long a shard keeps what has settled of a coordinator that is silent, if others need
+    /// the place: it keeps [`CALL_SOURCES_MAX`](limits::CALL_SOURCES_MAX) of them. A coordinator that
+    /// resumes later begins anew, and its calls count again. The name of a coordinator under which no
+    /// call has settled is kept for a lease: it loses nothing. Default 24 hours.
+    pub fn calls_kept(self, kept: Duration) -> Self {
+        PsConfig { calls_kept: kept, ..self }
+    }
+
 
     /// Sets the number of push slots of each shard. Further pushes wait for a free slot before they
     /// send a byte. Each slot costs as much memory as the shard's values. In synchronous mode these

@@ -89,8 +89,8 @@ pub enum Event {
         /// The bytes of that variable on the task.
         variable_bytes: u64,
     },
-    /// A shard has had no connection to the step owner for a lease, in synchronous mode. It takes
-    /// part in no step meanwhile, and keeps reconnecting.
+    /// A shard has had no connection to the step owner for a lease, or the owner's name has no
+    /// address. In synchronous mode it takes part in no step meanwhile. It keeps reconnecting.
     OwnerLost {
         /// The shard.
         shard: ShardId,
@@ -239,6 +239,18 @@ pub enum Event {
         variable: String,
         /// The number of pushes, or of synchronous steps.
         updates: u32,
+    /// A shard has forgotten which calls of a coordinator have settled, because another coordinator
+    /// needed the place and this one was silent for [`crate::PsConfig::calls_kept`]. If it resumes, it
+    /// begins anew.
+    #[non_exhaustive]
+    CallsForgotten {
+        /// The shard.
+        shard: ShardId,
+        /// The name of the coordinator.
+        coordinator: String,
+        /// How long nothing was heard of it.
+        idle: Duration,
+    },
     },
     /// A reader of [`crate::PsHandle::events`] was too slow, and has lost the events before the
     /// next one.
@@ -305,6 +317,7 @@ impl fmt::Display for Event {
         match self {
             Event::GrowthFailed { shard, cause } => {
                 write!(f, "{shard} cannot grow, and its pushes wait: {cause}")
+            Event::CallsForgotten { .. } => "calls-forgotten",
             }
             Event::GrowthResumed { shard, waited } => {
                 write!(f, "{shard} has grown after {} s and resumes", waited.as_secs())
@@ -415,6 +428,12 @@ struct Names<'a>(&'a [TaskId]);
 
 impl fmt::Display for Names<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            Event::CallsForgotten { shard, coordinator, idle } => write!(
+                f,
+                "{shard} has forgotten the calls of coordinator {coordinator:?}, silent for {} s: if \
+                 it resumes, it begins anew",
+                idle.as_secs()
+            ),
         let names: Vec<String> = self.0.iter().take(NAMES_MAX).map(TaskId::to_string).collect();
         match (names.is_empty(), self.0.len().saturating_sub(NAMES_MAX)) {
             (true, _) => f.write_str("workers"),

@@ -201,6 +201,14 @@ counters! {
     shards_without_owner,
     /// Connections closed because the peer violated the protocol or stalled.
     connections_faulted,
+    /// Connections of readers and of other shards closed because they were silent for a lease.
+    connections_silent,
+    /// Connections of readers closed because a member needed the place
+    /// ([`crate::Network::connections_max`]).
+    readers_displaced,
+    /// Connections that were not accepted, or were lost, because the process or the system had no
+    /// file descriptor left. Those before a hello count on the task's first shard.
+    out_of_descriptors,
     /// Connections closed before their hello to make space for others
     /// ([`crate::Network::waiting_connections_max`]), or for lack of descriptors. This counter and
     /// the next two belong to the task and are counted on its first shard.

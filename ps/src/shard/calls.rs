@@ -2,20 +2,21 @@
 
 use std::time::Instant;
 
-use pushpull_common::ids::TokenId;
+use pushpull_common::ids::{CallSource, TokenId};
 use pushpull_common::protocol::message::{CallsAre, CallsClosed, CloseCalls, OpenCalls, Operation};
 use pushpull_common::protocol::{CallRef, Outcome, Refusal};
 
 use super::Shard;
 use super::intake::Intake;
 use super::intake::incoming_push::IncomingPart;
-use super::output::ShardOutputs;
+use super::output::{ShardOutput, ShardOutputs};
 use super::peers::peer_request::PeerRequest;
 use super::peers::{Peers, unsupported};
 use super::steps::Steps;
 use super::variables::Variables;
-use crate::call_sources::CallVerdict;
+use crate::call_sources::{CallSourceEntry, CallVerdict};
 use crate::client_key::ClientKey;
+use crate::event::Event;
 
 /// A request of a coordinator about its calls.
 #[derive(Clone, Debug)]
@@ -39,9 +40,15 @@ impl CoordinatorRequest {
         let ready = if is_ready { Ok(()) } else { Err(Refusal::NotInitialized {}) };
         let answer = ready.and_then(|()| match self {
             CoordinatorRequest::Open(open) => {
-                steps.open_calls(peers, request, &open).map(CallsAre::into)
+                steps.open_calls(peers, out, request, &open).map(CallsAre::into)
             }
-            CoordinatorRequest::Query { name } => steps.calls.query(&name).map(CallsAre::into),
+            CoordinatorRequest::Query { name } => {
+                let calls = steps.calls.query(&name);
+                if let Ok(CallsAre { source, .. }) = &calls {
+                    steps.heard_of_calls(request.since, *source);
+                }
+                calls.map(CallsAre::into)
+            }
             CoordinatorRequest::Close(CloseCalls { name, epoch }) => {
                 steps.calls.close(name.as_str(), epoch).map(|()| CallsClosed {}.into())
             }
@@ -58,6 +65,21 @@ impl Steps {
     fn open_calls(
         &mut self,
         peers: &mut Peers,
+        out: &mut ShardOutputs,
+        request: &PeerRequest,
+        open: &OpenCalls,
+    ) -> Result<CallsAre, Refusal> {
+        let opened = self.open_calls_as(peers, out, request, open)?;
+        if let Some(place) = self.calls.place_of(opened.source) {
+            self.calls_heard.opened(request.since, place, request.connection);
+        }
+        Ok(opened)
+    }
+
+    fn open_calls_as(
+        &mut self,
+        peers: &mut Peers,
+        out: &mut ShardOutputs,
         request: &PeerRequest,
         open: &OpenCalls,
     ) -> Result<CallsAre, Refusal> {
@@ -69,6 +91,7 @@ impl Steps {
         if name.as_str().is_empty() {
             return refuse("a coordinator has a name");
         }
+        self.make_call_place(name.as_str(), request.since, out);
         let registry = &mut peers.registry;
         if self.owner.is_none() {
             let current = registry.newest_from_owner(request.since);
@@ -86,6 +109,25 @@ impl Steps {
         registry.mint_above(self.calls.newest_epoch().0);
         let epoch = registry.mint(request.since)?;
         self.calls.open(name.as_str(), epoch.0.into())
+    }
+
+    /// Forgets a source of calls if a new one needs its place.
+    fn make_call_place(&mut self, name: &str, now: Instant, out: &mut ShardOutputs) {
+        let idle = |place| self.calls_heard.idle(now, place);
+        let kept = (self.config.lease, self.config.calls_kept);
+        let Some(place) = self.calls.forgettable(name, idle, kept) else { return };
+        let idle = idle(place);
+        if let Some(entry) = self.calls.forget_at(place).filter(CallSourceEntry::has_settled) {
+            let (shard, coordinator) = (self.id, entry.name);
+            out.push(ShardOutput::Event(Event::CallsForgotten { shard, coordinator, idle }));
+        }
+    }
+
+    /// Records that something was heard of the calls of a source.
+    fn heard_of_calls(&mut self, now: Instant, source: CallSource) {
+        if let Some(place) = self.calls.place_of(source) {
+            self.calls_heard.heard(now, place);
+        }
     }
 
     /// Returns what a gradient of this call may do.
@@ -132,6 +174,7 @@ impl Intake {
         call: &CallRef,
     ) -> bool {
         let IncomingPart { request, part, .. } = incoming;
+        steps.heard_of_calls(request.since, call.id.source);
         match steps.check_call(request.kind, part.operation, call) {
             Ok(CallVerdict::Counts) => true,
             Ok(CallVerdict::Repeated) => {

@@ -136,6 +136,11 @@ impl ShardCheckpoints {
         }
     }
 
+    /// Whether the part of a checkpoint is being written for this connection.
+    pub(super) fn is_saving_for(&self, connection: u64) -> bool {
+        self.saving.as_ref().is_some_and(|saving| saving.connection == connection)
+    }
+
     /// Abandons the save for a requester whose connection has ended.
     pub(super) fn abandon_save_of(&self, connection: u64) {
         if let Some(saving) = self.saving.as_ref().filter(|s| s.connection == connection) {

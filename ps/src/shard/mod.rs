@@ -14,7 +14,7 @@
 //! - [`Applier`]: what changes values. It runs the jobs `push_job`, `step_job`, `initialization`
 //!   and `grad_norm`; `push_job` also applies on arrival. The loop is in `update`, `mean` and
 //!   `rows`.
-//! - [`Steps`]: tokens and steps. `data`, `calls`, `recalls`, `held_push`, `peer_shards`,
+//! - [`Steps`]: tokens and steps. `data`, `calls`, `calls_heard`, `recalls`, `held_push`, `peer_shards`,
 //!   `to_owner`, `stragglers`, `awaited`, `training_watch`.
 //! - [`Pulls`]: buffers, and the last pull of each client; `staleness`.
 //! - [`Variables`]: the store, the rules, the counts; `fused_ranges`, `untrained_variables`.
@@ -26,6 +26,7 @@ pub(crate) mod applier;
 mod awaited;
 mod buffer_pool;
 mod calls;
+mod calls_heard;
 pub(crate) mod checkpoints;
 mod data;
 mod fused_ranges;
@@ -308,6 +309,9 @@ impl Shard {
         self.steps.repeat_reports(&self.intake, &self.peers, &self.variables, &mut self.out, now);
         if self.checkpoints.has_expired(now) {
             let awaited = self.awaited_step(now).unwrap_or_default().text;
+        self.close_silent_connections(now);
+        let connections = &self.peers.connections;
+        self.steps.calls_heard.refresh(now, |open| connections.contains_key(&open));
             self.checkpoints.expire(&mut self.out, now, &awaited);
         }
         self.recall_tokens(now);
@@ -337,6 +341,18 @@ impl Shard {
         match wait {
             WaitReason::Ready => "the chief to initialize the variables".to_owned(),
             WaitReason::Token => {
+    /// Closes the connections of readers and shards that have been silent for a lease. One whose
+    /// part of a checkpoint is being written waits for the answer.
+    fn close_silent_connections(&mut self, now: Instant) {
+        for connection in self.peers.silent_connections(now) {
+            if !self.checkpoints.is_saving_for(connection) {
+                self.counters.connections_silent.add(1);
+                self.disconnected(connection);
+                self.out.close(connection);
+            }
+        }
+    }
+
                 let tokens = || self.steps.awaited_tokens(&self.peers, now, request.client);
                 self.awaited_step(now).unwrap_or_else(tokens).text
             }
@@ -393,7 +409,7 @@ impl Shard {
         }
     }
 
-    fn disconnected(&mut self, connection: u64) {
+    pub(in crate::shard) fn disconnected(&mut self, connection: u64) {
         let Shard { variables, peers, intake, steps, checkpoints, .. } = self;
         let Some(state) = peers.connections.remove(&connection) else { return };
         variables.revoke_shared(connection);

@@ -29,7 +29,7 @@ use crate::aggregate::token_ledger::{TOKEN_LIMIT, generation_of};
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use chief_fence::ChiefFence;
-use client_registry::{AdmittedClient, ClientRegistry};
+use client_registry::{AdmittedClient, ClientPresence, ClientRegistry};
 use handshake::IncomingHello;
 use parked_requests::{ParkedRequest, ParkedRequests, WaitReason};
 use peer_request::PeerRequest;
@@ -58,6 +58,8 @@ pub(super) struct ConnectionState {
     pub(super) role: Role,
     pub(super) client: Option<ClientKey>,
     pub(super) origin: PeerOrigin,
+    /// When bytes last arrived.
+    pub(super) heard_at: Instant,
     /// How many times shared memory was sent over it.
     pub(super) shared: u32,
     pub(super) crc: bool,
@@ -109,6 +111,7 @@ impl Peers {
         header: &Header,
     ) -> Option<PeerRequest> {
         let state = self.connections.get_mut(&connection)?;
+        state.heard_at = now;
         state.expected_body = None;
         let request = PeerRequest::new(now, connection, state, header);
         let Some(client) = state.client else { return Some(request) };
@@ -165,8 +168,36 @@ impl Peers {
         files
             .reserve_client(self)
             .map_err(|error| Refusal::Storage { detail: Detail::clipped(error.to_string()) })?;
+        self.registry.keep_chief(self.chief.client);
         let (incarnation, epoch) = (hello.incarnation, hello.client_epoch);
         self.registry.admit(&task, incarnation, epoch, owns_step, connection, now)
+    }
+
+    /// Returns the connections without a member that have been silent for a lease. Those of members
+    /// end with the leases of their clients. If this server was paused, silence means nothing.
+    pub(super) fn silent_connections(&mut self, now: Instant) -> Vec<u64> {
+        if let Some(pause) = self.registry.paused() {
+            let states = self.connections.values_mut();
+            states.for_each(|state| state.heard_at = (state.heard_at + pause).min(now));
+            return Vec::new();
+        }
+        let lease = self.config.lease;
+        let is_member =
+            |&client: &ClientKey| self.registry.client(client).presence == ClientPresence::Present;
+        let silent = self.connections.iter().filter(|(_, state)| {
+            let silence = now.saturating_duration_since(state.heard_at);
+            silence >= lease && !state.client.as_ref().is_some_and(is_member)
+        });
+        silent.map(|(&connection, _)| connection).collect()
+    }
+
+    /// Returns the connection of the reader that has been silent for longest. It makes room for a
+    /// member: a training does without a reader rather than without a worker.
+    pub(super) fn most_silent_reader(&self) -> Option<u64> {
+        let connections = self.connections.iter();
+        let readers = connections.filter(|(_, state)| state.role == Role::Reader {});
+        let longest = readers.min_by_key(|&(&connection, state)| (state.heard_at, connection));
+        longest.map(|(&connection, _)| connection)
     }
 
     /// Parks a request, or refuses it if the connection has too many.
@@ -319,9 +350,10 @@ impl Shard {
 
     /// Bytes of an incomplete frame have arrived.
     pub(super) fn progress(&mut self, now: Instant, connection: u64) {
-        let Some(state) = self.peers.connections.get(&connection) else {
+        let Some(state) = self.peers.connections.get_mut(&connection) else {
             return;
         };
+        state.heard_at = now;
         if let Some(client) = state.client
             && self.peers.registry.client(client).connection == Some(connection)
         {

@@ -322,6 +322,7 @@ impl ShardFiles {
             gradients: variables.gradients,
             steps: steps.owner.as_ref().map(TokenIssuer::steps).unwrap_or_default(),
             newest_epoch: peers.registry.newest_epoch(),
+            forgotten: peers.registry.forgotten(),
             chief: peers.chief.epoch,
             chief_client: peers.chief.client,
             stage: match &variables.state {

@@ -9,6 +9,7 @@ use pushpull_common::protocol::{Envelope, Message, Outcome, message};
 use smallvec::SmallVec;
 
 use super::applier::Applier;
+use super::calls_heard::CallsHeard;
 use super::held_push::HeldPush;
 use super::intake::Intake;
 use super::output::{ShardOutput, ShardOutputs};
@@ -42,6 +43,7 @@ pub(super) struct Steps {
     pub(super) participants: SmallVec<[ShardId; 16]>,
     /// The calls that have settled here.
     pub(super) calls: CallSources,
+    pub(super) calls_heard: CallsHeard,
     /// `Some` on the step owner.
     pub(super) owner: Option<TokenIssuer>,
     /// `Some` in synchronous mode.
@@ -78,6 +80,7 @@ impl Steps {
             counters,
             participants: owner.iter().map(|_| id).collect(),
             calls: CallSources::new(planted),
+            calls_heard: CallsHeard::default(),
             owner,
             follower,
             shards: PeerShards::default(),

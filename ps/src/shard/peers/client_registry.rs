@@ -1,5 +1,7 @@
 //! The registry of a shard's clients: epochs, incarnations and leases.
 
+mod client_entry;
+
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -12,91 +14,8 @@ use pushpull_store::testing::planted::{Bug, PlantedBugs};
 use crate::checkpoint::ClientWindow;
 use crate::client_key::{ChangedClients, ClientKey};
 use crate::push_window::PushWindow;
-use crate::status::Presence;
 
-/// Whether a client is a member.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ClientPresence {
-    /// It has joined, and its lease has not expired.
-    Present,
-    /// It has left.
-    Left,
-    /// Its lease has expired.
-    Lost,
-}
-
-impl From<ClientPresence> for Presence {
-    fn from(presence: ClientPresence) -> Presence {
-        match presence {
-            ClientPresence::Present => Presence::Present,
-            ClientPresence::Left => Presence::Left,
-            ClientPresence::Lost => Presence::Lost,
-        }
-    }
-}
-
-/// The client of one task.
-#[derive(Debug)]
-pub(crate) struct ClientEntry {
-    pub(crate) task: TaskId,
-    pub(crate) epoch: ClientEpoch,
-    pub(crate) incarnation: Incarnation,
-    pub(crate) presence: ClientPresence,
-    pub(crate) window: PushWindow,
-    /// Whether this incarnation has declared the data set.
-    pub(crate) reads_data: bool,
-    /// Whether pushes of this client may be under way: it was granted a token and has not said
-    /// since that it is at its end.
-    pub(crate) is_training: bool,
-    pub(crate) connection: Option<u64>,
-    heard_at: Instant,
-    /// When its last gradient got its outcome, and how long after the one before.
-    settled_at: Option<Instant>,
-    pub(crate) step_time: Option<Duration>,
-}
-
-/// The part of a client's entry that survives a restart.
-#[derive(Clone, Debug)]
-pub(crate) struct DurableClient {
-    pub(crate) task: TaskId,
-    pub(crate) epoch: ClientEpoch,
-    pub(crate) incarnation: Incarnation,
-    pub(crate) presence: ClientPresence,
-    pub(crate) window: PushWindow,
-    pub(crate) reads_data: bool,
-}
-
-impl ClientEntry {
-    /// Returns the entry of a client that an earlier process knew. Its lease starts now.
-    pub(crate) fn restored(client: DurableClient, now: Instant) -> ClientEntry {
-        let DurableClient { task, epoch, incarnation, presence, window, reads_data } = client;
-        ClientEntry {
-            task,
-            epoch,
-            incarnation,
-            presence,
-            window,
-            reads_data,
-            // Whether it was is not durable.
-            is_training: presence == ClientPresence::Present,
-            connection: None,
-            heard_at: now,
-            settled_at: None,
-            step_time: None,
-        }
-    }
-
-    /// Returns how long the client has been silent.
-    pub(crate) fn silent(&self, now: Instant) -> Duration {
-        now.saturating_duration_since(self.heard_at)
-    }
-
-    /// Records that a gradient of the client has its outcome.
-    pub(crate) fn gradient_settled(&mut self, now: Instant) {
-        let before = self.settled_at.replace(now);
-        self.step_time = before.map(|before| now.saturating_duration_since(before));
-    }
-}
+pub(crate) use client_entry::{ClientEntry, ClientPresence, DurableClient};
 
 /// The result of admitting a client.
 #[derive(Debug)]
@@ -120,6 +39,8 @@ pub(crate) struct AdmittedClient {
 /// - Each task has one entry.
 /// - The epoch of an entry never decreases, and the epochs assigned here increase.
 /// - Every epoch is below [`EPOCH_LIMIT`], so that every written record can be read.
+/// - No entry of a task that is forgotten is created again under an epoch of that time: the outcomes
+///   of its pushes are gone, and a push that is sent again would count twice.
 ///
 /// Only the step owner knows which epochs were assigned, and it accepts no other. Another shard
 /// cannot tell a false epoch from that of a client which is new to it. So a hostile client that
@@ -132,6 +53,11 @@ pub(crate) struct ClientRegistry {
     clients: Vec<ClientEntry>,
     by_task: HashMap<TaskId, ClientKey>,
     newest_epoch: u64,
+    /// The newest epoch of a task that was forgotten.
+    forgotten: u64,
+    /// The tasks that keep their entries, and the client of the newest chief, which does.
+    listed: ClusterSpec,
+    chief: Option<ClientKey>,
     /// The lowest epoch of this run of the server, and when the run began.
     epoch_base: u64,
     started: Option<Instant>,
@@ -143,9 +69,13 @@ pub(crate) struct ClientRegistry {
     planted: PlantedBugs,
 }
 
-/// The most tasks with an entry. Entries are never removed, because they hold the outcomes of
-/// pushes.
+/// The most tasks with an entry. If all entries are taken, a new task takes that of one which the
+/// cluster does not list and which has been gone for longest.
 pub(crate) const CLIENTS_MAX: usize = 16_384;
+
+/// For how many leases the entry of a lost client is kept. It may come back after a cut of the
+/// network, and continue. One that has left does not continue.
+const LOST_LEASES_KEPT: u32 = 12;
 
 /// The limit of all epochs.
 pub(in crate::shard) const EPOCH_LIMIT: u64 = 1 << 63;
@@ -164,6 +94,9 @@ impl ClientRegistry {
             clients: Vec::new(),
             by_task: HashMap::new(),
             newest_epoch: epoch_base,
+            forgotten: 0,
+            listed: ClusterSpec::default(),
+            chief: None,
             epoch_base,
             started: None,
             changed: ChangedClients::default(),
@@ -172,6 +105,26 @@ impl ClientRegistry {
             pause: None,
             planted,
         }
+    }
+
+    /// Keeps the entries of the tasks of this cluster for good.
+    pub(crate) fn keeping(self, listed: ClusterSpec) -> Self {
+        ClientRegistry { listed, ..self }
+    }
+
+    /// Keeps the entry of the newest chief.
+    pub(crate) fn keep_chief(&mut self, chief: Option<ClientKey>) {
+        self.chief = chief;
+    }
+
+    /// Returns the newest epoch of a task that was forgotten.
+    pub(crate) fn forgotten(&self) -> u64 {
+        self.forgotten
+    }
+
+    /// Restores the newest epoch of a task that an earlier process has forgotten.
+    pub(crate) fn restore_forgotten(&mut self, epoch: u64) {
+        self.forgotten = epoch;
     }
 
     /// Restores a client that an earlier process knew. Its lease starts again. Clients are restored
@@ -304,12 +257,20 @@ impl ClientRegistry {
             _ if epoch < current_epoch || epoch.0 == 0 || (epoch == current_epoch && !same) => {
                 return Err(Refusal::Fenced { epoch, current: current_epoch });
             }
+            // Its pushes may have counted.
+            _ if known.is_none() && epoch.0 <= self.forgotten => {
+                return Err(Refusal::Fenced { epoch, current: ClientEpoch(self.forgotten) });
+            }
             _ if epoch > newest => return Err(Refusal::UnknownEpoch { epoch, newest }),
             // Each epoch is assigned once.
             _ if mint && known.is_none() && self.clients.iter().any(|c| c.epoch == epoch) => {
                 return Err(Refusal::UnknownEpoch { epoch, newest: ClientEpoch(0) });
             }
             _ => epoch,
+        };
+        let place = match known {
+            None if self.clients.len() >= CLIENTS_MAX => Some(self.forgettable(now)?),
+            known => known,
         };
         self.newest_epoch = self.newest_epoch.max(epoch.0);
         let fresh = ClientEntry {
@@ -325,11 +286,7 @@ impl ClientRegistry {
             settled_at: None,
             step_time: None,
         };
-        let Some(key) = known else {
-            if self.clients.len() >= CLIENTS_MAX {
-                let what = Detail::clipped("client tasks");
-                return Err(Refusal::Busy { what, limit: CLIENTS_MAX as u64 });
-            }
+        let Some(key) = place else {
             let key = ClientKey(self.clients.len() as u32);
             self.clients.push(fresh);
             self.changed.insert(key);
@@ -338,6 +295,12 @@ impl ClientRegistry {
             return Ok(AdmittedClient { key, epoch, fenced, replaced, joins, is_known });
         };
         self.changed.insert(key);
+        if known.is_none() {
+            self.forget(key, fresh);
+            // What the forgotten task has left is dropped as that of an older incarnation is.
+            let (fenced, replaced, joins, is_known) = (true, None, true, false);
+            return Ok(AdmittedClient { key, epoch, fenced, replaced, joins, is_known });
+        }
         let client = &mut self.clients[key.0 as usize];
         let replaced = client.connection.replace(connection);
         let fenced = client.epoch != epoch;
@@ -349,6 +312,36 @@ impl ClientRegistry {
             client.heard_at = now;
         }
         Ok(AdmittedClient { key, epoch, fenced, replaced, joins, is_known: true })
+    }
+
+    /// Returns the entry that a new task may take: of the tasks that the cluster does not list, the
+    /// one that has been gone for longest. A client that has left goes before one that is lost.
+    fn forgettable(&self, now: Instant) -> Result<ClientKey, Refusal> {
+        let kept = self.lease.saturating_mul(LOST_LEASES_KEPT);
+        let gone = self.keys().filter(|&key| {
+            let client = self.client(key);
+            let is_gone = match client.presence {
+                ClientPresence::Present => false,
+                ClientPresence::Left => true,
+                ClientPresence::Lost => client.silent(now) >= kept,
+            };
+            let is_kept = self.listed.contains(&client.task) || self.chief == Some(key);
+            is_gone && client.connection.is_none() && !is_kept
+        });
+        let longest = gone.min_by_key(|&key| {
+            let client = self.client(key);
+            (client.presence == ClientPresence::Lost, client.heard_at)
+        });
+        let what = Detail::clipped("client tasks");
+        longest.ok_or(Refusal::Busy { what, limit: CLIENTS_MAX as u64 })
+    }
+
+    /// Gives the entry of a task that is gone to another.
+    fn forget(&mut self, key: ClientKey, by: ClientEntry) {
+        self.by_task.insert(by.task.clone(), key);
+        let gone = std::mem::replace(&mut self.clients[key.0 as usize], by);
+        self.by_task.remove(&gone.task);
+        self.forgotten = self.forgotten.max(gone.epoch.0);
     }
 
     /// Retires a client's current incarnation, which is fenced from now on, because its epoch is

@@ -159,17 +159,13 @@ impl Shard {
     }
 
     fn admit(&mut self, incoming: IncomingHello<'_>) -> Result<Welcome, Refusal> {
-        let IncomingHello { connection, hello, origin, .. } = incoming;
+        let IncomingHello { connection, hello, origin, now } = incoming;
         let version = incoming.check_peer(self)?;
         if hello.role == (Role::Peer {}) {
             self.report_differences(hello);
         }
         incoming.check_variables(&self.variables, self.checkpoints.restoring.is_some())?;
-        let limit = self.config.network.connections_max;
-        if self.peers.connections.len() >= limit {
-            let what = Detail::clipped("connections");
-            return Err(Refusal::Busy { what, limit: limit as u64 });
-        }
+        self.make_room(hello.role)?;
         let (client, client_epoch) = match hello.role {
             Role::Worker {} | Role::Chief {} => {
                 let admitted = self.admit_client(incoming)?;
@@ -181,12 +177,13 @@ impl Shard {
             }
         };
         let (role, crc) = (hello.role, incoming.has_crc());
-        let (expected_body, refused) = (None, None);
         let features = self.config.features.agreed(hello.features.has);
+        let (heard_at, expected_body, refused) = (now, None, None);
         let state = ConnectionState {
             role,
             client,
             origin,
+            heard_at,
             shared: 0,
             crc,
             features,
@@ -214,6 +211,23 @@ impl Shard {
                 }));
             }
         }
+    }
+
+    /// Ensures that a peer may have a connection. A member takes the place of a reader.
+    fn make_room(&mut self, role: Role) -> Result<(), Refusal> {
+        let limit = self.config.network.connections_max;
+        if self.peers.connections.len() < limit {
+            return Ok(());
+        }
+        let trains = role.is_member() || role == (Role::Peer {});
+        let Some(reader) = self.peers.most_silent_reader().filter(|_| trains) else {
+            let what = Detail::clipped("connections");
+            return Err(Refusal::Busy { what, limit: limit as u64 });
+        };
+        self.counters.readers_displaced.add(1);
+        self.disconnected(reader);
+        self.out.close(reader);
+        Ok(())
     }
 
     /// Admits a client, and drops what an older incarnation or connection of it has.

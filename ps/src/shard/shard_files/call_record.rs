@@ -17,6 +17,8 @@ pub(crate) struct CallRecord;
 
 /// The newest epoch of a closed source. The places follow it.
 const CLOSED: usize = 0;
+/// The newest epoch of a forgotten source. It follows the places.
+const FORGOTTEN: usize = 1 + PLACE_WORDS * CALL_SOURCES_MAX;
 
 // Offsets in the words of a place.
 const NAME_BYTES: usize = 0;
@@ -31,7 +33,7 @@ const _: () = assert!(CallRecord::WORDS <= CallRecord::CELLS * CELL_WORDS);
 
 impl CallRecord {
     /// The number of words. A place with a name of length 0 is free.
-    pub(crate) const WORDS: usize = 1 + PLACE_WORDS * CALL_SOURCES_MAX;
+    pub(crate) const WORDS: usize = FORGOTTEN + 1;
     /// The number of cells, between those of the data position and those of the clients.
     pub(crate) const CELLS: usize = 2;
 
@@ -46,6 +48,7 @@ impl CallRecord {
             return;
         }
         put(CLOSED, calls.closed().0);
+        put(FORGOTTEN, calls.forgotten().0);
         for place in (0..CALL_SOURCES_MAX).filter(|place| places >> place & 1 == 1) {
             let first = CallRecord::place(place);
             let Some(CallSourceEntry { name, source, epoch, window }) = calls.at(place) else {
@@ -78,6 +81,7 @@ impl CallRecord {
             _ => Err(fault(word, what)),
         };
         let closed = CallEpoch(epoch(CLOSED, "the epoch of closed calls")?);
+        let forgotten = CallEpoch(epoch(FORGOTTEN, "the epoch of forgotten calls")?);
         let mut places = Vec::new();
         for place in 0..CALL_SOURCES_MAX {
             let first = CallRecord::place(place);
@@ -98,7 +102,7 @@ impl CallRecord {
             let window = window.ok_or_else(|| fault(first + SETTLED, "the window of calls"))?;
             places.push(Some(CallSourceEntry { name: name.to_owned(), source, epoch, window }));
         }
-        let calls = CallSources::restored(places, closed, planted);
+        let calls = CallSources::restored(places, (closed, forgotten), planted);
         calls.ok_or_else(|| fault(CallRecord::place(0), "each source and coordinator once"))
     }
 

@@ -9,7 +9,7 @@
 //! | what | bound | kept by |
 //! | --- | --- | --- |
 //! | versions, gradients, steps, tokens, generations, lives, gradients made | `COUNT_LIMIT` | each increases by one at a time; those of a checkpoint are below `RESTORED_LIMIT`, see `checkpoints` |
-//! | the epoch of a client, the newest, the chief's | `EPOCH_LIMIT` | [`ClientRegistry::admit`](crate::shard::peers::client_registry::ClientRegistry::admit): assigned and accepted epochs |
+//! | the epoch of a client, the newest, the newest forgotten, the chief's | `EPOCH_LIMIT` | [`ClientRegistry::admit`](crate::shard::peers::client_registry::ClientRegistry::admit): assigned and accepted epochs |
 //! | restore epochs | `u32` | `initialize` and `restore` refuse the last |
 //! | clients | `CLIENTS_MAX` | [`ClientRegistry::admit`](crate::shard::peers::client_registry::ClientRegistry::admit) |
 //! | push slots | `INBOX_PUSHES_MAX` | `PsConfig::check` |
@@ -55,6 +55,8 @@ pub(crate) struct ShardRecord {
     pub(crate) steps: StepState,
     /// The newest client epoch known.
     pub(crate) newest_epoch: u64,
+    /// The newest epoch of a client that was forgotten.
+    pub(crate) forgotten: u64,
     /// The epoch of the newest chief.
     pub(crate) chief: ClientEpoch,
     /// The client of the newest chief, if it is known.
@@ -125,6 +127,7 @@ enum RecordWord {
     Applying,
     Chief,
     ChiefClient,
+    Forgotten,
     /// The number of words.
     Count,
 }
@@ -168,6 +171,7 @@ impl ShardRecord {
         set(RecordWord::Applied, self.applied);
         set(RecordWord::Goal, self.goal.into());
         set(RecordWord::Applying, self.applying.into());
+        set(RecordWord::Forgotten, self.forgotten);
         set(RecordWord::Chief, self.chief.0);
         set(RecordWord::ChiefClient, self.chief_client.map_or(0, |key| u64::from(key.0) + 1));
         for (index, bytes) in self.digest.chunks_exact(8).enumerate() {
@@ -199,6 +203,7 @@ impl ShardRecord {
             },
             // Clients bring epochs of their own up to this limit, and more are assigned above them.
             newest_epoch: below(RecordWord::NewestEpoch, EPOCH_LIMIT + COUNT_LIMIT, "an epoch")?,
+            forgotten: below(RecordWord::Forgotten, EPOCH_LIMIT, "the epoch of a client")?,
             chief: ClientEpoch(below(
                 RecordWord::Chief,
                 EPOCH_LIMIT + COUNT_LIMIT,
@@ -329,11 +334,11 @@ pub(in crate::shard) mod tests {
         let memory = (0..=1_usize << 40, 0..=1_usize << 40, 0..=1_usize << 40, any::<bool>());
         let restored = (any::<u32>(), count(), any::<bool>());
         let of_steps = (count(), any::<u32>(), any::<bool>());
-        let counts = (count(), count(), steps, epoch(), epoch());
+        let counts = (count(), count(), steps, epoch(), epoch(), epoch());
         let variables = (stage, count(), any::<[u8; 32]>());
         let all = (counts, variables, sizes, memory, restored, of_steps);
         all.prop_map(|(counts, variables, sizes, memory, restored, of_steps)| {
-            let (version, gradients, steps, newest_epoch, chief) = counts;
+            let (version, gradients, steps, newest_epoch, forgotten, chief) = counts;
             let (stage, generation, digest) = variables;
             let (clients, push_slots, lives) = sizes;
             let key = (chief % (clients as u64 + 1)).checked_sub(1);
@@ -346,6 +351,7 @@ pub(in crate::shard) mod tests {
                 gradients,
                 steps,
                 newest_epoch,
+                forgotten,
                 chief: ClientEpoch(chief),
                 chief_client,
                 stage,
@@ -402,6 +408,7 @@ pub(in crate::shard) mod tests {
             gradients: 2,
             steps,
             newest_epoch: 5,
+            forgotten: 18,
             chief: ClientEpoch(17),
             chief_client: Some(ClientKey(6)),
             stage: ShardStage::Ready,

@@ -54,6 +54,7 @@ impl Recovery {
         (files.lives, files.generation) = (record.lives, record.generation);
         (variables.epoch, variables.restored_step) = (record.restore_epoch, record.restored_step);
         peers.registry.mint_above(record.newest_epoch);
+        peers.registry.restore_forgotten(record.forgotten);
         (peers.chief.epoch, peers.chief.client) = (record.chief, record.chief_client);
         if let Some(owner) = &mut steps.owner {
             owner.restore(record.steps);

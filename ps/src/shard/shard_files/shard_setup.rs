@@ -146,7 +146,8 @@ impl ShardSetup {
     fn shard(self, arena: Arena, journal: Journal, run: ServerRun) -> Shard {
         let ShardSetup { id, config, identity, budget, counters } = self;
         let power = (config.storage.durability == Durability::Power).then(Power::default);
-        let registry = ClientRegistry::new(config.lease, run.epoch_base, config.planted);
+        let registry = ClientRegistry::new(config.lease, run.epoch_base, config.planted)
+            .keeping(config.cluster.clone());
         let (generation, lives) = (0, 0);
         Shard {
             files: ShardFiles {

@@ -1,5 +1,7 @@
 //! Calls of a coordinator: a gradient counts once for its call, however often the call is executed.
 
+use std::time::Duration;
+
 use pushpull_common::ids::{CallEpoch, CallNumber, CallSource};
 use pushpull_common::protocol::limits::CALL_SOURCES_MAX;
 use pushpull_common::protocol::message::{self, CallsAre, Operation, PushAnswer, Role};
@@ -11,6 +13,8 @@ use pushpull_store::testing::planted::PlantedBugs;
 use super::peers::{Peer, Push, bytes_of, f32s, variables, worker};
 use super::world::{ConnectionId, World};
 use crate::config::{Asynchronous, Durability, Mode, PsConfig, Storage};
+use crate::event::Event;
+use crate::shard::TICK;
 use crate::shard::peers::client_registry::EPOCHS_AHEAD;
 
 /// A world of some shards, and the connections of two workers to each.
@@ -377,6 +381,111 @@ fn a_shard_refuses_one_coordinator_too_many() {
     let line = calls.workers[0][0];
     assert!(matches!(calls.world.refused(line, open("trainer")), Refusal::Busy { .. }));
     calls_are(calls.world.ask(line, open("trainer 63")));
+}
+
+/// Fills all places of a shard with coordinators whose connection is closed. The first `settled`
+/// have each settled a call.
+fn fill(calls: &mut Calls, settled: usize) -> Vec<CallsAre> {
+    let line = calls.world.join(0, &mut Peer { role: Role::Reader {}, ..worker(7) });
+    let names = 0..CALL_SOURCES_MAX;
+    let opened: Vec<CallsAre> = names
+        .map(|index| calls_are(calls.world.ask(line, open(&format!("trainer {index}")))))
+        .collect();
+    for (step, source) in opened[..settled].iter().enumerate() {
+        assert_eq!(calls.push(0, call(source, 1)), applied(step as u64 + 1));
+    }
+    calls.world.disconnect(line);
+    calls.world.tick();
+    opened
+}
+
+#[test]
+fn a_coordinator_without_settled_calls_makes_place_for_another_after_a_lease() {
+    let lease = Duration::from_secs(1);
+    let mut calls = calls_of(1, |config| config.lease(lease));
+    let opened = fill(&mut calls, CALL_SOURCES_MAX - 1);
+    let [line, alive] = [calls.workers[0][0], calls.workers[1][0]];
+    calls.world.pass(lease - TICK, &[line, alive]);
+    assert!(matches!(calls.world.refused(line, open("another")), Refusal::Busy { .. }));
+    calls.world.pass(TICK, &[line, alive]);
+    let another = calls_are(calls.world.ask(line, open("another")));
+    assert_eq!(calls.push(0, call(&another, 1)), applied(64));
+    // What the forgotten one sends late is refused, and nobody lost what has settled.
+    let source = opened[63].source;
+    assert_eq!(calls.push(0, call(&opened[63], 1)), Err(Refusal::UnknownCalls { source }));
+    assert_eq!(calls.push(0, call(&opened[0], 1)), REPEATED);
+    assert!(matches!(calls.world.refused(line, open("one more")), Refusal::Busy { .. }));
+    assert!(calls.world.events.is_empty(), "{:?}", calls.world.events);
+}
+
+#[test]
+fn a_coordinator_whose_connection_is_open_is_not_forgotten() {
+    let lease = Duration::from_secs(1);
+    let mut calls = calls_of(1, |config| config.lease(lease));
+    let [line, alive] = [calls.workers[0][0], calls.workers[1][0]];
+    for index in 0..CALL_SOURCES_MAX {
+        calls_are(calls.world.ask(line, open(&format!("trainer {index}"))));
+    }
+    calls.world.pass(10 * lease, &[line, alive]);
+    assert!(matches!(calls.world.refused(alive, open("another")), Refusal::Busy { .. }));
+}
+
+#[test]
+fn what_has_settled_is_forgotten_after_its_time_and_is_refused_for_good() {
+    let (lease, kept) = (Duration::from_secs(1), Duration::from_secs(60));
+    let mut calls = calls_of(2, |config| config.lease(lease).calls_kept(kept));
+    let [owner, other] = [calls.workers[0][0], calls.workers[0][1]];
+    let mut reader = Peer { role: Role::Reader {}, ..worker(7) };
+    let line = calls.world.join(1, &mut reader);
+    // The other shard knows 64 coordinators, whose calls have settled there.
+    let as_opened = |name: String, opened: &CallsAre| -> Message {
+        let CallsAre { source, epoch, .. } = *opened;
+        message::OpenCalls { name: Text::clipped(&name), source, epoch }.into()
+    };
+    let d = bytes_of(&[1_f64; 2]);
+    let mut first = None;
+    for index in 0..CALL_SOURCES_MAX {
+        let name = format!("trainer {index}");
+        let opened = calls_are(calls.world.ask(owner, open(&name)));
+        calls_are(calls.world.ask(line, as_opened(name, &opened)));
+        let gradient = calls.gradient(0, call(&opened, 1));
+        let push_slot = calls.world.push_slot(other);
+        let push = Push { push_slot, ..gradient };
+        assert!(outcome(calls.world.push_answer(other, &push, &[(0, &d)])).is_ok());
+        calls.world.ask(
+            owner,
+            message::ReturnToken {
+                token: gradient.grant.token,
+                generation: gradient.grant.generation,
+            }
+            .into(),
+        );
+        first.get_or_insert(opened);
+    }
+    let first = first.unwrap();
+    calls.world.disconnect(line);
+    let alive = [owner, other, calls.workers[1][0], calls.workers[1][1]];
+    calls.world.pass(kept - lease, &alive);
+    let newest = CallsAre {
+        source: CallSource(first.source.0 + 500),
+        epoch: CallEpoch(first.epoch.0 + 500),
+        ..first
+    };
+    let refused = calls.world.refused(other, as_opened("another".to_owned(), &newest));
+    assert!(matches!(refused, Refusal::Busy { .. }), "{refused}");
+    calls.world.pass(lease, &alive);
+    calls_are(calls.world.ask(other, as_opened("another".to_owned(), &newest)));
+    let (shard, event) = calls.world.events.pop().unwrap();
+    assert_eq!((shard, event.kind()), (1, "calls-forgotten"));
+    assert!(
+        event.to_string().contains("has forgotten the calls of coordinator \"trainer "),
+        "{event}"
+    );
+    // The step owner still knows the source: its calls must not count here again.
+    let Event::CallsForgotten { coordinator, .. } = event else { panic!() };
+    let resumed = CallsAre { epoch: CallEpoch(newest.epoch.0 + 1), ..first };
+    let refused = calls.world.refused(other, as_opened(coordinator, &resumed));
+    assert!(matches!(refused, Refusal::CallEpoch { .. }), "{refused}");
 }
 
 #[test]

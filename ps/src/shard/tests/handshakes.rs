@@ -1,5 +1,7 @@
 //! Handshakes: which clients a shard accepts, and what their roles permit.
 
+use std::time::Duration;
+
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId, TaskId};
@@ -14,6 +16,7 @@ use pushpull_store::testing::planted::PlantedBugs;
 use super::peers::{Peer, identity, variables, worker};
 use super::world::World;
 use crate::config::{Network, PsConfig};
+use crate::shard::TICK;
 
 fn bare() -> World {
     World::bare(variables(), Sgd::new(1.0), |config| {
@@ -69,6 +72,48 @@ fn connections_beyond_the_limit_are_refused_until_one_closes() {
     assert!(matches!(refusal, Refusal::Busy { limit: 3, .. }), "{refusal}");
     world.disconnect(lines[1]);
     world.join(0, &mut worker(3));
+}
+
+#[test]
+fn a_member_takes_the_place_of_a_reader_and_a_reader_that_of_nobody() {
+    let mut world = bare();
+    let readers: Vec<_> = (0..2)
+        .map(|task| world.join(0, &mut Peer { role: Role::Reader {}, ..worker(task) }))
+        .collect();
+    world.join(0, &mut worker(1));
+    let refusal = world.try_join(0, &mut Peer { role: Role::Reader {}, ..worker(9) }).unwrap_err();
+    assert!(matches!(refusal, Refusal::Busy { limit: 3, .. }), "{refusal}");
+    world.pass(TICK, &readers[..1]);
+    for (task, silent) in [(2, readers[1]), (3, readers[0])] {
+        world.join(0, &mut worker(task));
+        assert!(world.closed.contains(&silent), "the one that was silent for longest");
+    }
+    let refusal = world.try_join(0, &mut worker(4)).unwrap_err();
+    assert!(matches!(refusal, Refusal::Busy { limit: 3, .. }), "{refusal}");
+    assert_eq!(world.metrics().readers_displaced, 2);
+}
+
+#[test]
+fn readers_and_shards_that_are_silent_for_a_lease_lose_their_connections() {
+    let lease = Duration::from_secs(1);
+    let mut world = World::bare(variables(), Sgd::new(1.0), |config| {
+        config.lease(lease).network(Network::default().connections_max(5))
+    });
+    let mut of_role = |role| world.join(0, &mut Peer { role, ..worker(0) });
+    let [reader, silent] = [of_role(Role::Reader {}), of_role(Role::Reader {})];
+    let mut peer = super::peers::worker(0).hello(0);
+    (peer.role, peer.job) = (Role::Peer {}, Text::clipped("ps"));
+    let (shard, _) = world.handshake(0, peer, true).unwrap();
+    let left = world.join(0, &mut worker(1));
+    world.ask(left, message::Leave {}.into());
+    let member = world.join(0, &mut worker(2));
+    world.pass(lease - TICK, &[reader, member]);
+    assert!(world.closed.is_empty(), "{:?}", world.closed);
+    world.pass(2 * TICK, &[reader, member]);
+    assert_eq!(world.closed, [silent, shard, left].into());
+    assert_eq!(world.metrics().connections_silent, 3);
+    // Their places are free.
+    (3..6).for_each(|task| _ = world.join(0, &mut worker(task)));
 }
 
 #[test]

@@ -62,3 +62,77 @@ fn silence_of_a_lease_loses_a_client_and_a_pause_of_the_server_does_not() {
     assert_eq!(registry.counts(), (1, 0));
     assert!(step(&mut registry, 100).is_empty(), "a client is lost once");
 }
+
+/// A registry in which all entries are taken, by tasks whose clients have no connection.
+fn full(listed: &str, now: Instant) -> ClientRegistry {
+    let registry = ClientRegistry::new(LEASE, 0, PlantedBugs::default());
+    let mut registry = registry.keeping(listed.parse().unwrap());
+    for task in 0..CLIENTS_MAX as u32 {
+        let key = join(&mut registry, task, 0, now).unwrap().key;
+        registry.client_mut(key).connection = None;
+    }
+    registry
+}
+
+fn join(
+    registry: &mut ClientRegistry,
+    task: u32,
+    epoch: u64,
+    now: Instant,
+) -> Result<AdmittedClient, Refusal> {
+    let incarnation = Incarnation(task.into());
+    registry.admit(&TaskId::worker(task), incarnation, ClientEpoch(epoch), true, 1, now)
+}
+
+const NEW: u32 = CLIENTS_MAX as u32;
+
+#[test]
+fn a_new_task_takes_the_entry_of_one_that_has_left_or_was_lost_for_long() {
+    let start = Instant::now();
+    let mut registry = full("ps=a:1;worker=7@b:1", start);
+    let busy = |refused| matches!(refused, Err(Refusal::Busy { limit: 16_384, .. }));
+    assert!(busy(join(&mut registry, NEW, 0, start)), "all are present");
+    let set = |registry: &mut ClientRegistry, task: u32, presence| {
+        registry.client_mut(ClientKey(task)).presence = presence;
+    };
+    // A listed task keeps its entry, and so does the newest chief.
+    set(&mut registry, 7, ClientPresence::Left);
+    set(&mut registry, 8, ClientPresence::Left);
+    registry.keep_chief(Some(ClientKey(8)));
+    assert!(busy(join(&mut registry, NEW, 0, start)));
+    // A lost client may come back, until it has been silent for long.
+    set(&mut registry, 9, ClientPresence::Lost);
+    assert!(busy(join(&mut registry, NEW, 0, start + 11 * LEASE)));
+    set(&mut registry, 10, ClientPresence::Left);
+    let later = start + 12 * LEASE;
+    for gone in [10, 9] {
+        let joined = join(&mut registry, NEW + gone, 0, later).unwrap();
+        assert_eq!((joined.key, joined.fenced, joined.joins), (ClientKey(gone), true, true));
+        assert!(!joined.is_known);
+        assert_eq!(registry.find(&TaskId::worker(NEW + gone)), Some(ClientKey(gone)));
+        assert_eq!(registry.find(&TaskId::worker(gone)), None);
+    }
+    assert!(busy(join(&mut registry, NEW, 0, later)));
+    assert_eq!(registry.counts().0, CLIENTS_MAX);
+}
+
+#[test]
+fn a_forgotten_client_is_fenced_and_joins_again_as_a_new_one() {
+    let now = Instant::now();
+    let mut registry = full("ps=a:1", now);
+    let epoch = registry.client(ClientKey(3)).epoch.0;
+    registry.client_mut(ClientKey(3)).presence = ClientPresence::Left;
+    join(&mut registry, NEW, 0, now).unwrap();
+    assert_eq!(registry.forgotten(), epoch);
+    registry.client_mut(ClientKey(4)).presence = ClientPresence::Left;
+    // A push that it sends again could count twice.
+    let refused = join(&mut registry, 3, epoch, now).unwrap_err();
+    let current = ClientEpoch(epoch);
+    assert_eq!(refused, Refusal::Fenced { epoch: current, current });
+    let again = join(&mut registry, 3, 0, now).unwrap();
+    assert!(again.epoch.0 > epoch && again.key == ClientKey(4));
+    // A shard that has restarted knows it, too.
+    let mut restarted = ClientRegistry::new(LEASE, 1 << 20, PlantedBugs::default());
+    restarted.restore_forgotten(registry.forgotten());
+    assert_eq!(join(&mut restarted, 3, epoch, now).unwrap_err(), refused);
+}
