@@ -186,7 +186,7 @@ pub mod server {
     pub use pushpull_ps::{
         DataStatus, Durability, Event, Events, HeldToken, Listener, MemberStatus, Metrics, Network,
         NonFinite, OnLoss, Overflowed, Presence, SaveStatus, StalenessHistogram, StalenessPolicy,
-        Status, TrainingPhase, Waiting,
+        Status, TrainingPhase, Waiting, raise_open_files_limit,
     };
 }
 

@@ -74,6 +74,16 @@ pub enum Event {
         /// The checkpoint that is used instead; `None` if none is sound.
         taken: Option<String>,
     },
+    /// The process or the system has no file descriptor left: newcomers are refused, and connections
+    /// that need another descriptor end. Reported at most once a minute, by each thread that meets
+    /// it. See [`crate::raise_open_files_limit`].
+    #[non_exhaustive]
+    OutOfDescriptors {
+        /// The limit of open files of this process; `None` if it has none.
+        limit: Option<u64>,
+        /// The error of the operating system.
+        cause: String,
+    },
     /// The chief has declared variables, and their placement leaves one ps task with much more than
     /// the others. Reported by the step owner; see
     /// [`TaskLoads::is_skewed`](pushpull_common::placement::TaskLoads::is_skewed) for the bounds.
@@ -229,16 +239,6 @@ pub enum Event {
         /// Why it has ended.
         phase: TrainingPhase,
     },
-    /// A trained variable got no gradient in the first 100 updates of a shard since its start. The
-    /// model may not use it. Reported once, for at most 16 variables of a shard.
-    #[non_exhaustive]
-    NeverTrained {
-        /// The shard.
-        shard: ShardId,
-        /// The variable.
-        variable: String,
-        /// The number of pushes, or of synchronous steps.
-        updates: u32,
     /// A shard has forgotten which calls of a coordinator have settled, because another coordinator
     /// needed the place and this one was silent for [`crate::PsConfig::calls_kept`]. If it resumes, it
     /// begins anew.
@@ -251,6 +251,16 @@ pub enum Event {
         /// How long nothing was heard of it.
         idle: Duration,
     },
+    /// A trained variable got no gradient in the first 100 updates of a shard since its start. The
+    /// model may not use it. Reported once, for at most 16 variables of a shard.
+    #[non_exhaustive]
+    NeverTrained {
+        /// The shard.
+        shard: ShardId,
+        /// The variable.
+        variable: String,
+        /// The number of pushes, or of synchronous steps.
+        updates: u32,
     },
     /// A reader of [`crate::PsHandle::events`] was too slow, and has lost the events before the
     /// next one.
@@ -291,6 +301,7 @@ impl Event {
             Event::SavesResumed { .. } => "saves-resumed",
             Event::RetentionFailed { .. } => "retention-failed",
             Event::CheckpointPassedOver { .. } => "checkpoint-passed-over",
+            Event::OutOfDescriptors { .. } => "out-of-descriptors",
             Event::SkewedPlacement { .. } => "skewed-placement",
             Event::OwnerLost { .. } => "owner-lost",
             Event::OwnerFound { .. } => "owner-found",
@@ -306,6 +317,7 @@ impl Event {
             Event::CheckpointSaved { .. } => "checkpoint-saved",
             Event::CheckpointRestored { .. } => "checkpoint-restored",
             Event::TrainingEnded { .. } => "training-ended",
+            Event::CallsForgotten { .. } => "calls-forgotten",
             Event::NeverTrained { .. } => "never-trained",
             Event::EventsLost { .. } => "events-lost",
         }
@@ -317,7 +329,6 @@ impl fmt::Display for Event {
         match self {
             Event::GrowthFailed { shard, cause } => {
                 write!(f, "{shard} cannot grow, and its pushes wait: {cause}")
-            Event::CallsForgotten { .. } => "calls-forgotten",
             }
             Event::GrowthResumed { shard, waited } => {
                 write!(f, "{shard} has grown after {} s and resumes", waited.as_secs())
@@ -340,6 +351,15 @@ impl fmt::Display for Event {
                 match taken {
                     Some(taken) => write!(f, "used {taken}"),
                     None => write!(f, "no checkpoint is sound"),
+                }
+            }
+            Event::OutOfDescriptors { limit, cause } => {
+                write!(f, "no connection can be accepted: {cause}; ")?;
+                match limit {
+                    Some(limit) => {
+                        write!(f, "this process may have {limit} files open (ulimit -n)")
+                    }
+                    None => f.write_str("this process has no limit of open files"),
                 }
             }
             Event::SkewedPlacement { task, bytes, mean, variable, variable_bytes } => write!(
@@ -408,6 +428,12 @@ impl fmt::Display for Event {
             Event::TrainingEnded { step, phase } => {
                 write!(f, "the training is over at step {step}: {phase}")
             }
+            Event::CallsForgotten { shard, coordinator, idle } => write!(
+                f,
+                "{shard} has forgotten the calls of coordinator {coordinator:?}, silent for {} s: if \
+                 it resumes, it begins anew",
+                idle.as_secs()
+            ),
             Event::NeverTrained { shard, variable, updates } => write!(
                 f,
                 "{variable:?} on {shard} got no gradient in the first {updates} updates: the model \
@@ -428,12 +454,6 @@ struct Names<'a>(&'a [TaskId]);
 
 impl fmt::Display for Names<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            Event::CallsForgotten { shard, coordinator, idle } => write!(
-                f,
-                "{shard} has forgotten the calls of coordinator {coordinator:?}, silent for {} s: if \
-                 it resumes, it begins anew",
-                idle.as_secs()
-            ),
         let names: Vec<String> = self.0.iter().take(NAMES_MAX).map(TaskId::to_string).collect();
         match (names.is_empty(), self.0.len().saturating_sub(NAMES_MAX)) {
             (true, _) => f.write_str("workers"),

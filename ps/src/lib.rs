@@ -45,6 +45,7 @@ pub mod testing;
 /// Optimizers, one type for each rule, with their schedules; and the accumulators and the token
 /// queue of classic synchronous training. All can be used without a server.
 pub mod optim {
+    pub use pushpull_net::raise_open_files_limit;
     pub use pushpull_optim::optimizer::{Runs, SumRun, Sums};
     #[doc(hidden)]
     pub use pushpull_optim::optimizer::{StreamRun, StreamRuns};

@@ -3,18 +3,23 @@
 //! no other out.
 
 use std::cell::{Cell, RefCell};
+use std::fs::File;
 use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
 use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::decode::ReadError;
-use pushpull_common::protocol::message::Hello;
-use pushpull_common::protocol::{FrameReader, Header, Message, ProtocolError};
+use pushpull_common::protocol::message::{Hello, Refused};
+use pushpull_common::protocol::refusal::Detail;
+use pushpull_common::protocol::{
+    BodyStamp, Envelope, FrameReader, Header, Message, ProtocolError, Refusal, encode,
+};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Notify;
 
 use crate::endpoints::{Endpoint, Endpoints};
+use crate::open_files::{is_out_of_descriptors, open_files_limit};
 use crate::waiting::{PeerHost, WaitingConnections};
 use crate::{DetachedStream, FrameStream, Stream};
 
@@ -25,6 +30,10 @@ const EVICTION_GRACE: Duration = Duration::from_millis(1);
 /// The pause after a failed accept. Retrying at once would take time from the connections whose end
 /// frees the missing resource; new peers wait in the backlog.
 const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
+
+/// How long a peer that is refused for lack of descriptors may take to say hello and to take the
+/// refusal. Nobody else is accepted meanwhile.
+const REFUSAL_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// A peer that has said hello.
 #[derive(Debug)]
@@ -61,6 +70,11 @@ pub trait PeerReceiver {
     fn no_hello(&self, reason: NoHello) {
         let _ = reason;
     }
+
+    /// Handles a failure to accept or to hand over a connection because no descriptor is left.
+    fn out_of_descriptors(&self, error: &io::Error) {
+        let _ = error;
+    }
 }
 
 /// Takes the clients of functions that connect to another server, on any thread.
@@ -84,6 +98,7 @@ pub fn accept<R: PeerReceiver + 'static>(endpoints: Endpoints, limits: AcceptLim
         handshake_timeout: limits.handshake_timeout,
         waiting: RefCell::new(WaitingConnections::new(limits.waiting_connections_max)),
         handed_over: Notify::new(),
+        spare: RefCell::new(spare_descriptor()),
         receiver,
     });
     for endpoint in endpoints.all {
@@ -97,6 +112,8 @@ struct AcceptGate<R> {
     waiting: RefCell<WaitingConnections<Rc<Notify>>>,
     /// Notified when a connection that has said hello stops waiting.
     handed_over: Notify,
+    /// A descriptor that is given up to accept one more connection, which is refused.
+    spare: RefCell<Option<File>>,
     receiver: R,
 }
 
@@ -135,7 +152,10 @@ impl<R: PeerReceiver + 'static> AcceptGate<R> {
                         Ok((stream, from)) => {
                             self.admit(Stream::tcp(stream), PeerHost::of(from.ip()))
                         }
-                        Err(error) => self.back_off_after(&error).await,
+                        Err(error) => {
+                            let accept = async || Stream::tcp(listener.accept().await?.0);
+                            self.back_off_after(&error, accept).await;
+                        }
                     }
                 }
             }
@@ -147,7 +167,10 @@ impl<R: PeerReceiver + 'static> AcceptGate<R> {
                     self.wait_for_free_place().await;
                     match listener.accept().await {
                         Ok((stream, _)) => self.admit(Stream::unix(stream), PeerHost::Local),
-                        Err(error) => self.back_off_after(&error).await,
+                        Err(error) => {
+                            let accept = async || Stream::unix(listener.accept().await?.0);
+                            self.back_off_after(&error, accept).await;
+                        }
                     }
                 }
             }
@@ -167,8 +190,11 @@ impl<R: PeerReceiver + 'static> AcceptGate<R> {
     }
 
     fn admit(self: &Rc<Self>, stream: io::Result<Stream>, host: PeerHost) {
-        // Setting up a socket fails only if the peer has closed it already.
-        let Ok(stream) = stream else { return };
+        // Setting up a socket fails if the peer has closed it already, or for lack of descriptors.
+        let stream = match stream {
+            Ok(stream) => stream,
+            Err(error) => return self.report(&error),
+        };
         let evicted = Rc::new(Notify::new());
         let (number, oldest) = self.waiting.borrow_mut().arrive(host, evicted.clone());
         if let Some(oldest) = oldest {
@@ -187,28 +213,69 @@ impl<R: PeerReceiver + 'static> AcceptGate<R> {
             let gate = &connection.gate;
             let (stream, reader) = frames.into_parts();
             let origin = origin_of(&stream);
-            let Ok(stream) = stream.detach() else { return };
+            let stream = match stream.detach() {
+                Ok(stream) => stream,
+                Err(error) => return gate.report(&error),
+            };
             gate.receiver.take(ArrivedPeer { stream, reader, header, hello, origin }).await;
         });
     }
 
     /// Pauses after a failed accept. If the process or the system is out of descriptors, a silent
     /// connection is evicted first: if silent connections held all descriptors, no peer could
-    /// connect before they time out.
-    async fn back_off_after(&self, error: &io::Error) {
-        let is_out_of_descriptors = [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE]
-            .map(|errno| errno.raw_os_error())
-            .into_iter()
-            .any(|errno| error.raw_os_error() == Some(errno));
-        let evicted = if is_out_of_descriptors { self.waiting.borrow_mut().evict() } else { None };
+    /// connect before they time out. Without a silent one, the next peer is refused.
+    async fn back_off_after(
+        &self,
+        error: &io::Error,
+        accept: impl AsyncFnOnce() -> io::Result<Stream>,
+    ) {
+        if !is_out_of_descriptors(error) {
+            return tokio::time::sleep(ACCEPT_BACK_OFF).await;
+        }
+        self.report(error);
+        let evicted = self.waiting.borrow_mut().evict();
         match evicted {
             Some(evicted) => {
                 evicted.notify_one();
                 tokio::time::sleep(2 * EVICTION_GRACE).await;
             }
-            None => tokio::time::sleep(ACCEPT_BACK_OFF).await,
+            None => {
+                let spare = self.spare.borrow_mut().take();
+                if spare.is_some() {
+                    drop(spare);
+                    // A peer that is slow to say hello learns nothing.
+                    let _ = tokio::time::timeout(REFUSAL_TIMEOUT, refuse(accept)).await;
+                }
+                tokio::time::sleep(ACCEPT_BACK_OFF).await;
+                let mut spare = self.spare.borrow_mut();
+                *spare = spare.take().or_else(spare_descriptor);
+            }
         }
     }
+
+    /// Reports an error that says that no descriptor is left.
+    fn report(&self, error: &io::Error) {
+        if is_out_of_descriptors(error) {
+            self.receiver.out_of_descriptors(error);
+        }
+    }
+}
+
+/// Opens a file for the sake of its descriptor.
+fn spare_descriptor() -> Option<File> {
+    File::open("/dev/null").ok()
+}
+
+/// Accepts a peer and refuses it, because no descriptor is left.
+async fn refuse(accept: impl AsyncFnOnce() -> io::Result<Stream>) -> Result<(), ReadError> {
+    let mut frames = FrameStream::new(accept().await?, FrameReader::new());
+    let (header, _) = read_hello(&mut frames).await?;
+    let what = Detail::clipped("open files of the server (ulimit -n)");
+    let refusal = Refusal::Busy { what, limit: open_files_limit().unwrap_or(u64::MAX) };
+    let envelope = Envelope { request: header.request, ..Envelope::default() };
+    let mut frame = Vec::new();
+    encode(&mut frame, &envelope, &Refused { refusal }.into(), BodyStamp::plain(0));
+    Ok(frames.send(&frame).await?)
 }
 
 /// Returns where the peer is.

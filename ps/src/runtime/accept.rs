@@ -14,6 +14,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::LocalSet;
 use tokio_util::sync::CancellationToken;
 
+use super::descriptor_watch::DescriptorWatch;
 use super::handle::ServerEnd;
 use super::shard_thread::Members;
 use crate::metrics::Counters;
@@ -28,6 +29,7 @@ pub(super) struct Acceptor {
     pub(super) services: Option<Arc<dyn ServicePeers>>,
     /// Counts connections that belong to no shard.
     pub(super) counters: Arc<Counters>,
+    pub(super) descriptor_watch: DescriptorWatch,
     pub(super) exit_when_done: Option<Duration>,
     pub(super) ending: Arc<ServerEnd>,
     pub(super) stop: CancellationToken,
@@ -39,8 +41,8 @@ pub(super) fn run(acceptor: Acceptor) -> io::Result<()> {
     let local = LocalSet::new();
     let stop = acceptor.stop.clone();
     local.block_on(&runtime, async move {
-        let Acceptor { shards, services, counters, .. } = acceptor;
-        let receiver = ShardPeers { shards, services, counters };
+        let Acceptor { shards, services, counters, descriptor_watch, .. } = acceptor;
+        let receiver = ShardPeers { shards, services, counters, descriptor_watch };
         accept_peers(acceptor.endpoints, acceptor.limits, receiver);
         let members = acceptor.members.clone();
         let all_left = async {
@@ -105,6 +107,7 @@ struct ShardPeers {
     shards: Vec<mpsc::Sender<ArrivedPeer>>,
     services: Option<Arc<dyn ServicePeers>>,
     counters: Arc<Counters>,
+    descriptor_watch: DescriptorWatch,
 }
 
 impl PeerReceiver for ShardPeers {
@@ -125,5 +128,9 @@ impl PeerReceiver for ShardPeers {
             NoHello::Evicted => self.counters.waiting_evicted.add(1),
             NoHello::Faulted => self.counters.waiting_faulted.add(1),
         }
+    }
+
+    fn out_of_descriptors(&self, error: &io::Error) {
+        self.descriptor_watch.check(error);
     }
 }

@@ -28,8 +28,9 @@ const BODIES_MAX: usize = 4 << 20;
 
 /// Serves a peer that has said hello until either side closes the connection.
 pub(super) async fn serve(core: Rc<ShardCore>, arrived: ArrivedPeer) {
-    let Ok(stream) = Stream::attach(arrived.stream) else {
-        return;
+    let stream = match Stream::attach(arrived.stream) {
+        Ok(stream) => stream,
+        Err(error) => return core.descriptor_watch().check(&error),
     };
     let (connection, outbox) = core.register();
     let mut reader = arrived.reader;
@@ -45,7 +46,8 @@ pub(super) async fn serve(core: Rc<ShardCore>, arrived: ArrivedPeer) {
     let mut side = ServerSide { core: &core, connection, outbox, bytes: 0 };
     match frames.serve(&mut side, drop).await {
         // The peer closed the socket or its machine is gone: no fault of the connection.
-        Ok(()) | Err(ReadError::Io(_)) => {}
+        Ok(()) => {}
+        Err(ReadError::Io(error)) => core.descriptor_watch().check(&error),
         Err(_) => core.fault(),
     }
     drop((frames, registration));

@@ -5,6 +5,7 @@
 
 mod accept;
 mod connection;
+mod descriptor_watch;
 mod file_jobs;
 mod handle;
 mod listener;

@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::accept::{self, Acceptor};
+use super::descriptor_watch::DescriptorWatch;
 use super::handle::{PsHandle, ServerEnd};
 use super::listener::Listener;
 use super::owner_link::OwnerAddress;
@@ -271,6 +272,7 @@ impl Ps {
         end: &mpsc::Sender<()>,
         run: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> Result<(), StartError> {
+            descriptor_watch: DescriptorWatch::new(config.events.clone(), counters[0].clone()),
         let stop = self.handle.stop.clone().drop_guard();
         let end = end.clone();
         let thread = std::thread::Builder::new().name(name.clone()).spawn(move || {

@@ -13,6 +13,7 @@ use tokio::task::LocalSet;
 use tokio_util::sync::CancellationToken;
 
 use super::connection::{self, Outbox, Outboxes, SentAnswer};
+use super::descriptor_watch::DescriptorWatch;
 use super::file_jobs::{FileJob, FileJobs};
 use super::handle::ServerEnd;
 use super::owner_link::{self, OwnerAddress, UnsentFrames};
@@ -49,6 +50,7 @@ pub(super) struct ShardCore {
     stall_timeout: Duration,
     features: Features,
     events: EventSink,
+    descriptor_watch: DescriptorWatch,
     saver_orders: SaverOrders,
     /// Frames for the step owner.
     unsent: UnsentFrames,
@@ -134,6 +136,11 @@ impl ShardCore {
     /// Emits an event, if there is one, to the server's event sink.
     pub(super) fn emit(&self, event: Option<crate::event::Event>) {
         event.iter().for_each(|event| self.events.emit(event));
+    }
+
+    /// Returns the watch over lack of descriptors.
+    pub(super) fn descriptor_watch(&self) -> &DescriptorWatch {
+        &self.descriptor_watch
     }
 
     pub(super) fn fault(&self) {
@@ -377,6 +384,7 @@ pub(super) fn run(
     let saver_events = saver_events.unwrap_or_else(|| mpsc::channel(1).1);
     let storage = config.checkpoints.as_ref().map(|checkpoints| checkpoints.storage.clone());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let descriptor_watch = DescriptorWatch::new(config.events.clone(), shard.counters().clone());
     let core = Rc::new(ShardCore {
         shard: RefCell::new(shard),
         outboxes: Outboxes::default(),
@@ -387,6 +395,7 @@ pub(super) fn run(
         stall_timeout: config.network.stall_timeout,
         features: config.features,
         events: config.events.clone(),
+        descriptor_watch,
         saver_orders: SaverOrders::new(orders),
         unsent: UnsentFrames::default(),
         file_jobs: FileJobs::new(storage),

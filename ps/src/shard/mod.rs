@@ -233,6 +233,11 @@ impl Shard {
         self.checkpoints.abandon_files();
     }
 
+    /// Returns the counters of the shard.
+    pub(crate) fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+
     /// Counts a connection that was closed because of a protocol error of its peer.
     pub(crate) fn count_fault(&self) {
         self.counters.connections_faulted.add(1);
@@ -304,14 +309,14 @@ impl Shard {
             }
             self.drop_client(now, client, false);
         }
+        self.close_silent_connections(now);
+        let connections = &self.peers.connections;
+        self.steps.calls_heard.refresh(now, |open| connections.contains_key(&open));
         self.steps.stop_expecting(now);
         self.end_straggler_waits(now);
         self.steps.repeat_reports(&self.intake, &self.peers, &self.variables, &mut self.out, now);
         if self.checkpoints.has_expired(now) {
             let awaited = self.awaited_step(now).unwrap_or_default().text;
-        self.close_silent_connections(now);
-        let connections = &self.peers.connections;
-        self.steps.calls_heard.refresh(now, |open| connections.contains_key(&open));
             self.checkpoints.expire(&mut self.out, now, &awaited);
         }
         self.recall_tokens(now);
@@ -336,11 +341,6 @@ impl Shard {
         self.report_training(now);
     }
 
-    /// Describes the event that a request waits for.
-    fn awaited(&self, now: Instant, request: &PeerRequest, wait: &WaitReason) -> String {
-        match wait {
-            WaitReason::Ready => "the chief to initialize the variables".to_owned(),
-            WaitReason::Token => {
     /// Closes the connections of readers and shards that have been silent for a lease. One whose
     /// part of a checkpoint is being written waits for the answer.
     fn close_silent_connections(&mut self, now: Instant) {
@@ -353,6 +353,11 @@ impl Shard {
         }
     }
 
+    /// Describes the event that a request waits for.
+    fn awaited(&self, now: Instant, request: &PeerRequest, wait: &WaitReason) -> String {
+        match wait {
+            WaitReason::Ready => "the chief to initialize the variables".to_owned(),
+            WaitReason::Token => {
                 let tokens = || self.steps.awaited_tokens(&self.peers, now, request.client);
                 self.awaited_step(now).unwrap_or_else(tokens).text
             }

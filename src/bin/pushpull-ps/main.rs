@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, FromArgMatches};
-use pushpull::server::Listener;
+use pushpull::server::{Listener, raise_open_files_limit};
 use pushpull::{ClusterSpec, Mode, Ps, TaskId};
 
 use complaint::{CommandLine, DaemonError, takes_negative};
@@ -56,6 +56,9 @@ fn main() -> ExitCode {
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let ended = match (runtime, Printer::start()) {
+    if let Err(error) = raise_open_files_limit() {
+        print_error(&format_args!("the limit of open files stays as it is: {error}"));
+    }
         (Ok(runtime), Ok(printer)) => {
             let ended = runtime.block_on(run(&options, &typed, &printer));
             drop(runtime);
