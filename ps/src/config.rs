@@ -43,8 +43,12 @@ impl Checkpoints {
     }
 
     /// Saves a checkpoint automatically once this time has passed and the global step has advanced.
-    /// This bounds the loss when a machine fails. At least 10 ms. Only the step owner's setting
-    /// counts. Default: no automatic saves.
+    /// This bounds the loss when a machine fails. At least 10 ms; a hundred years and more, such as
+    /// [`Duration::MAX`], mean never. Only the step owner's setting counts. Default: no automatic
+    /// saves.
+    ///
+    /// A program whose files have a size limit (`ulimit -f`) must handle or ignore SIGXFSZ, as
+    /// `pushpull-ps` does: by default that signal ends the process, where the save would fail.
     pub fn every(self, every: Duration) -> Self {
         Checkpoints { every: Some(every), ..self }
     }
@@ -117,11 +121,11 @@ pub struct PsConfig {
     pub(crate) last_step: Option<u64>,
     pub(crate) lease: Duration,
     pub(crate) token_timeout: Option<Duration>,
+    pub(crate) calls_kept: Duration,
     pub(crate) non_finite: NonFinite,
     pub(crate) inbox_pushes: usize,
     pub(crate) exit_when_done: Option<Duration>,
     pub(crate) events: EventSink,
-    pub(crate) calls_kept: Duration,
     pub(crate) elastic_workers: bool,
     /// The address of the Unix socket through which memory is shared; empty if there is none.
     pub(crate) unix_address: String,
@@ -153,11 +157,11 @@ impl PsConfig {
             last_step: None,
             lease: Duration::from_secs(5),
             token_timeout: Some(Duration::from_secs(600)),
+            calls_kept: Duration::from_secs(24 * 3600),
             non_finite: NonFinite::Reject,
             inbox_pushes: 4,
             exit_when_done: None,
             events: EventSink::default(),
-            calls_kept: Duration::from_secs(24 * 3600),
             elastic_workers: false,
             unix_address: String::new(),
             block_bytes: BLOCK_BYTES,
@@ -238,10 +242,6 @@ impl PsConfig {
         PsConfig { token_timeout: timeout, ..self }
     }
 
-    /// Sets the treatment of NaN and infinity. Default [`NonFinite::Reject`].
-    pub fn non_finite(self, policy: NonFinite) -> Self {
-        PsConfig { non_finite: policy, ..self }
-    }
     /// Sets how long a shard keeps what has settled of a coordinator that is silent, if others need
     /// the place: it keeps [`CALL_SOURCES_MAX`](limits::CALL_SOURCES_MAX) of them. A coordinator that
     /// resumes later begins anew, and its calls count again. The name of a coordinator under which no
@@ -250,6 +250,10 @@ impl PsConfig {
         PsConfig { calls_kept: kept, ..self }
     }
 
+    /// Sets the treatment of NaN and infinity. Default [`NonFinite::Reject`].
+    pub fn non_finite(self, policy: NonFinite) -> Self {
+        PsConfig { non_finite: policy, ..self }
+    }
 
     /// Sets the number of push slots of each shard. Further pushes wait for a free slot before they
     /// send a byte. Each slot costs as much memory as the shard's values. In synchronous mode these

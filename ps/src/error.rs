@@ -73,6 +73,12 @@ pub enum ServeError {
         /// The message of the panic.
         panic: String,
     },
+    /// The server belongs to another process, which has forked this one. It continues there.
+    #[error("cannot serve in a child of fork: the server runs in process {parent}")]
+    Forked {
+        /// The process of the server.
+        parent: u32,
+    },
     /// A thread of the server could not acquire a resource that it needs, such as file descriptors.
     #[error("cannot run the thread {thread}: {source}")]
     Thread {

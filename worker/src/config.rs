@@ -176,8 +176,9 @@ impl WorkerConfig {
     ///   nothing. This covers unpartitioned variables that are sent unencoded. The server needs
     ///   memory for two pushes.
     ///
-    /// A child of `fork` shares this memory with its parent. The child must not write to gradients
-    /// that the parent received before the fork, nor the parent to those that the child writes.
+    /// A child of `fork` has no session: its operations fail with [`Error::Forked`](crate::Error::Forked).
+    /// It shares the memory of its parent, so it must not write to gradients that the parent made
+    /// before the fork.
     pub fn shared_memory(self, used: bool) -> Self {
         WorkerConfig { shared_memory: used, ..self }
     }

@@ -339,6 +339,15 @@ pub enum Error {
         /// The operation, as in "cannot push".
         doing: &'static str,
     },
+    /// The session belongs to another process, which has forked this one. It continues there; a child
+    /// connects by itself.
+    #[error("cannot {doing} in a child of fork: the session belongs to process {parent}")]
+    Forked {
+        /// The operation, as in "cannot push".
+        doing: &'static str,
+        /// The process of the session.
+        parent: u32,
+    },
     /// The session has ended: the worker has left, or its thread has stopped.
     #[error("cannot {doing}: the session has ended")]
     Ended {
@@ -387,6 +396,7 @@ impl Error {
             | Error::ResidualWithoutCodec { .. }
             | Error::Identity { .. }
             | Error::Fenced
+            | Error::Forked { .. }
             | Error::ServerStopped { .. }
             | Error::TableFull { .. }
             | Error::Encode { .. }
@@ -428,6 +438,7 @@ mod tests {
             (refused(Refusal::Token { token, generation }), Advice::SkipBatch),
             (Error::Fenced, Advice::Stop),
             (Error::EmptyPush, Advice::Stop),
+            (Error::Forked { doing: "push", parent: 1 }, Advice::Stop),
             (Error::Interrupted { doing: "push" }, Advice::Stop),
             (refused(Refusal::Denied {}), Advice::Stop),
             (ViewError::Unknown { name: "x".to_owned() }.into(), Advice::Stop),

@@ -54,7 +54,9 @@ impl PullClient {
     ) -> PullCall {
         let plan = params.plan.clone();
         let mut buffer = self.buffers.take_like(&params.buffer, plan.bytes());
-        let state = match self.caller.mapped_shards().pull(&plan, &mut buffer, token) {
+        // A child of `fork` would pin values in the reader slot of its parent.
+        let shared = (!self.caller.is_forked()).then(|| self.caller.mapped_shards());
+        let state = match shared.and_then(|shared| shared.pull(&plan, &mut buffer, token)) {
             Some(MappedPullOutcome::Pulled(read)) => PullState::Ready(Some((buffer, Some(read)))),
             Some(MappedPullOutcome::Stale) => PullState::Ready(Some((buffer, None))),
             None => {

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
+use crate::home_process::HomeProcess;
 use crate::listen_error::ListenError;
 
 /// The requested backlog; the kernel caps it at `somaxconn`. A client that finds it full retries
@@ -33,19 +34,22 @@ pub(crate) struct SocketFile {
     path: PathBuf,
     /// The file's device and inode.
     identity: (u64, u64),
+    /// A child of `fork` does not remove the socket of its parent.
+    home: HomeProcess,
 }
 
 impl SocketFile {
     fn new(path: &Path) -> io::Result<SocketFile> {
         let metadata = path.symlink_metadata()?;
-        Ok(SocketFile { path: path.to_owned(), identity: (metadata.dev(), metadata.ino()) })
+        let identity = (metadata.dev(), metadata.ino());
+        Ok(SocketFile { path: path.to_owned(), identity, home: HomeProcess::current() })
     }
 }
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
         let same = |metadata: std::fs::Metadata| (metadata.dev(), metadata.ino()) == self.identity;
-        if self.path.symlink_metadata().is_ok_and(same) {
+        if !self.home.is_elsewhere() && self.path.symlink_metadata().is_ok_and(same) {
             // A failure cannot be reported here; the next server replaces an orphaned socket.
             let _ = std::fs::remove_file(&self.path);
         }
@@ -107,6 +111,9 @@ fn bind_tcp(address: &str, insecure: bool) -> Result<Endpoint, ListenError> {
         }
         match bind_resolved(resolved) {
             Ok(endpoint) => return Ok(endpoint),
+            Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
+                last = ListenError::Elsewhere { address: named(), found: resolved.ip() };
+            }
             Err(error) => last = listen_error(address, error),
         }
     }

@@ -29,6 +29,18 @@ pub enum ListenError {
         /// The requested address.
         address: String,
     },
+    /// The name means addresses that this machine does not have, such as that of a load balancer or of
+    /// another machine.
+    #[error(
+        "cannot listen on {address}: it is {found}, no address of this machine; listen on one that it \
+         has, or on 0.0.0.0"
+    )]
+    Elsewhere {
+        /// The requested address.
+        address: String,
+        /// The address that it means here.
+        found: std::net::IpAddr,
+    },
     /// The operating system returned an error.
     #[error("cannot listen on {address}: {source}")]
     Io {

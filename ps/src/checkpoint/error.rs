@@ -33,6 +33,12 @@ pub enum CheckpointError {
         /// The reason.
         reason: String,
     },
+    /// The server runs in another process, which has forked this one.
+    #[error("cannot save a checkpoint in a child of fork: the server runs in process {parent}")]
+    Forked {
+        /// The process of the server.
+        parent: u32,
+    },
     /// A file is not what was written: it was damaged, truncated, swapped, or is foreign.
     #[error("cannot trust {file}: at byte {offset} it has {found}, not {expected}")]
     Corrupt {

@@ -31,8 +31,9 @@ impl PsConfig {
         if !(1..=PsConfig::INBOX_PUSHES_MAX).contains(&self.inbox_pushes) {
             return setting("inbox_pushes", self.inbox_pushes.to_string(), "it must be 1 to 1024");
         }
-        if self.lease < Duration::from_millis(100) {
-            return setting("lease", format!("{:?}", self.lease), "it must be at least 100 ms");
+        if !(LEASE_MIN..=LEASE_MAX).contains(&self.lease) {
+            let reason = "it must be 100 ms to 30 days";
+            return setting("lease", format!("{:?}", self.lease), reason);
         }
         let mode_fault = self.synchronous_fault().or_else(|| self.asynchronous_fault());
         let fault = mode_fault.or_else(|| self.network.fault());
@@ -129,6 +130,10 @@ impl Network {
     }
 }
 
+/// The bounds of a lease. Clients learn it in milliseconds, in 32 bits.
+const LEASE_MIN: Duration = Duration::from_millis(100);
+const LEASE_MAX: Duration = Duration::from_secs(30 * 86_400);
+
 /// The name of an invalid setting, its value and the reason.
 type ConfigFault = (&'static str, String, &'static str);
 
@@ -191,7 +196,7 @@ mod tests {
     #[test]
     fn invalid_settings_are_rejected_by_name() {
         type Change = fn(PsConfig) -> PsConfig;
-        let changes: [(Change, &str); 24] = [
+        let changes: [(Change, &str); 25] = [
             (|c| c.shards(0), "shards"),
             (|c| c.shards(257), "shards"),
             (|c| c.inbox_pushes(0), "inbox_pushes"),
@@ -204,6 +209,7 @@ mod tests {
             (|c| c.mode(synchronous(2, 3).clip_by_global_norm(0.0)), "clip_by_global_norm"),
             (|c| c.mode(synchronous(2, 3).clip_by_global_norm(f64::NAN)), "clip_by_global_norm"),
             (|c| c.lease(Duration::from_millis(99)), "lease"),
+            (|c| c.lease(Duration::MAX), "lease"),
             (|c| c.network(Network::default().connections_max(0)), "connections_max"),
             (
                 |c| c.network(Network::default().waiting_connections_max(0)),

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
+use pushpull_net::HomeProcess;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -15,6 +16,9 @@ use crate::metrics::{Counters, Metrics, SaveRecord, SaveStatus};
 use crate::status::Status;
 
 /// A handle on a running server; cheap to clone.
+///
+/// A child of `fork` has no server: its handle cannot stop or finish the one of its parent, and
+/// shows what was known at the fork.
 ///
 /// ```
 /// # use pushpull_common::{cluster::ClusterSpec, ids::TaskId};
@@ -41,6 +45,7 @@ pub struct PsHandle {
     pub(super) saves: watch::Receiver<SaveRecord>,
     /// The status of each shard, never empty.
     pub(super) statuses: Arc<[watch::Receiver<Status>]>,
+    pub(super) home: HomeProcess,
     /// Gone once the threads of the server have ended.
     pub(super) event_readers: Weak<EventReaders>,
 }
@@ -72,6 +77,9 @@ impl PsHandle {
     /// uses the server ends with `Error::ServerStopped`. Returns at once; further calls have no
     /// effect.
     pub fn stop(&self) {
+        if self.home.is_elsewhere() {
+            return;
+        }
         self.ending.is_final.store(true, Ordering::Relaxed);
         self.stop.cancel();
     }
@@ -79,7 +87,9 @@ impl PsHandle {
     /// Stops the server without a goodbye, because another one will continue with its state and its
     /// address: workers wait for that one, as after a crash. Else the same as [`PsHandle::stop`].
     pub fn suspend(&self) {
-        self.stop.cancel();
+        if !self.home.is_elsewhere() {
+            self.stop.cancel();
+        }
     }
 
     /// Ends the training: every worker's next token is `None`. Once all workers have left, or after
@@ -89,6 +99,9 @@ impl PsHandle {
     /// The step owner, the ps task with the lowest index, grants the tokens. Call this on the
     /// handles of all ps tasks, so that all of them stop.
     pub fn finish(&self, grace: Duration) {
+        if self.home.is_elsewhere() {
+            return;
+        }
         // The first call decides.
         let _ = self.ending.grace.set(grace);
         self.ending.finish.cancel();
@@ -100,13 +113,17 @@ impl PsHandle {
     /// step.
     ///
     /// # Errors
-    /// If this task does not own the step, no checkpoint storage is configured, the variables have
+    /// [`CheckpointError::Forked`] in a child of `fork`. Otherwise if this task does not own the step,
+    /// no checkpoint storage is configured, the variables have
     /// no values yet, a shard cannot be reached or is 60 s behind the others, a disk fails, or 16
     /// saves wait for the one under way. Earlier checkpoints are unchanged then. A failed deletion
     /// of older checkpoints is no error; it is counted in [`Metrics::retentions_failed`].
     ///
     /// Dropping the future does not stop the save.
     pub async fn save(&self, user: &[u8]) -> Result<String, CheckpointError> {
+        if self.home.is_elsewhere() {
+            return Err(CheckpointError::Forked { parent: self.home.id() });
+        }
         let Some(save_waiters) = &self.save_waiters else {
             let reason = "this task has no checkpoint storage or does not own the step".to_owned();
             return Err(CheckpointError::NotSaved { reason });

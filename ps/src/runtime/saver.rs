@@ -86,6 +86,9 @@ impl SaverOrders {
 /// The most requests that wait for a search; one search answers all of them.
 const FINDERS_MAX: usize = 1024;
 
+/// A period that does not pass. Beyond it the clock would overflow.
+const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 /// Runs the saver on the calling thread until the server stops.
 pub(super) fn run(saver: Saver) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -150,10 +153,11 @@ impl SaverService {
     }
 
     async fn serve(mut self) {
-        let mut due = self.saver.every.map(|every| {
-            let mut due = tokio::time::interval_at(Instant::now() + every, every);
+        let mut due = self.saver.every.and_then(|every| {
+            let first = Instant::now().checked_add(every).filter(|_| every < NEVER)?;
+            let mut due = tokio::time::interval_at(first, every);
             due.set_missed_tick_behavior(MissedTickBehavior::Delay);
-            due
+            Some(due)
         });
         loop {
             let event = tokio::select! {

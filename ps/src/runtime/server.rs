@@ -30,7 +30,7 @@ use crate::metrics::{Counters, SaveRecord};
 use crate::peer_hello::PeerHello;
 use crate::shard::Shard;
 use crate::shard::shard_files::shard_setup::{ServerRun, ShardSetup};
-use pushpull_net::AcceptLimits;
+use pushpull_net::{AcceptLimits, HomeProcess};
 
 /// The capacity of the channels of orders to the saver and of events from it.
 const ORDERS_MAX: usize = 64;
@@ -93,6 +93,7 @@ impl Ps {
     #[doc(alias = "join")]
     pub async fn serve(mut self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
         let stop = self.handle.stop.clone();
+        self.check_home()?;
         let mut shutdown = std::pin::pin!(shutdown);
         let mut stopped = std::pin::pin!(stop.cancelled());
         std::future::poll_fn(|context| {
@@ -107,8 +108,20 @@ impl Ps {
     }
 
     /// Joins the threads and returns the first failure.
+    /// Checks that this is the process of the server. A child of `fork` has none of its threads, and
+    /// would wait for their ends for ever.
+    fn check_home(&mut self) -> Result<(), ServeError> {
+        let home = self.handle.home;
+        if !home.is_elsewhere() {
+            return Ok(());
+        }
+        self.threads.drain(..).for_each(std::mem::forget);
+        Err(ServeError::Forked { parent: home.id() })
+    }
+
     pub(crate) fn join(&mut self) -> Result<(), ServeError> {
         let mut result = Ok(());
+        self.check_home()?;
         for (thread, handle) in self.threads.drain(..) {
             let error = match handle.join() {
                 Ok(Ok(())) => continue,
@@ -194,6 +207,7 @@ impl Listener {
             config.events.emit(&event);
         }
         let (end, ended) = mpsc::channel(1);
+            home: HomeProcess::current(),
         let note = state.as_ref().map(StateDirectory::save_note);
         let mut ps = Ps { handle, threads: Vec::new(), ended, _state: state };
 

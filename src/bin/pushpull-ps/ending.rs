@@ -9,6 +9,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 /// The signals that end the daemon. They are handled from its start on.
 pub(crate) struct Signals(Vec<Signal>);
 
+/// SIGXFSZ: a file would grow beyond the limit of its size (`ulimit -f`). The number is that of every
+/// Linux architecture that Rust supports, MIPS aside, and of the BSDs.
+const FILE_SIZE_EXCEEDED: i32 = 25;
+
 impl Signals {
     /// Handles SIGINT, SIGTERM, and SIGHUP unless that is already ignored, as under `nohup`.
     pub(crate) fn watch() -> io::Result<Signals> {
@@ -18,6 +22,9 @@ impl Signals {
         if status.is_ok_and(|status| !ignores_hangup(&status)) {
             kinds.push(SignalKind::hangup());
         }
+        // By default the signal ends the process. With a handler the write fails, and the save or the
+        // growth that made it reports the error.
+        signal(SignalKind::from_raw(FILE_SIZE_EXCEEDED))?;
         kinds.into_iter().map(signal).collect::<Result<_, _>>().map(Signals)
     }
 

@@ -62,7 +62,15 @@ impl Caller {
 
     /// Takes a token that was granted without a request. Does not block.
     pub(crate) fn claim(&self) -> Option<Grant> {
-        self.unclaimed.claim()
+        match self.is_forked() {
+            true => None,
+            false => self.unclaimed.claim(),
+        }
+    }
+
+    /// Returns whether this is a child of `fork`, which has no session.
+    pub(crate) fn is_forked(&self) -> bool {
+        self.runner.home().is_elsewhere()
     }
 
     /// Returns why no more tokens will be granted, once the step owner has said so.
@@ -98,6 +106,10 @@ impl Caller {
         command: SessionCommand,
         timeout: Duration,
     ) -> OperationFuture {
+        if self.is_forked() {
+            let parent = self.runner.home().id();
+            return self.failed(doing, Error::Forked { doing, parent });
+        }
         let op = OpId(self.next_op.fetch_add(1, Ordering::Relaxed));
         let (answer, mut call) = reply_channel(op, doing, &self.returns);
         let now = Instant::now();

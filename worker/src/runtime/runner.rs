@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use pushpull_net::{AdaptiveSpin, Processors, SpinLimits};
+use pushpull_net::{AdaptiveSpin, HomeProcess, Processors, SpinLimits};
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use super::leadership::{LeaderGuard, Leadership};
@@ -20,6 +20,7 @@ pub(crate) struct SessionRunner {
     limits: SpinLimits,
     adaptive_spin: Mutex<AdaptiveSpin>,
     processors: Processors,
+    home: HomeProcess,
 }
 
 impl SessionRunner {
@@ -31,7 +32,8 @@ impl SessionRunner {
         let limits = CALLER_SPIN.with_longest(busy_poll);
         let (adaptive_spin, processors) =
             (Mutex::new(AdaptiveSpin::new(limits)), Processors::current());
-        Ok(SessionRunner { runtime: Some(runtime), leadership, limits, adaptive_spin, processors })
+        let (runtime, home) = (Some(runtime), HomeProcess::current());
+        Ok(SessionRunner { runtime, leadership, limits, adaptive_spin, processors, home })
     }
 
     /// Returns the handle of the runtime.
@@ -41,6 +43,11 @@ impl SessionRunner {
 
     fn runtime(&self) -> &Runtime {
         self.runtime.as_ref().expect("the runtime is taken only on drop")
+    }
+
+    /// Returns the process of the session.
+    pub(crate) fn home(&self) -> HomeProcess {
+        self.home
     }
 
     /// Returns how long a caller polls unconditionally.
@@ -78,9 +85,12 @@ impl SessionRunner {
     /// Registers a caller that is about to submit an operation and wait for it, so that it can
     /// lead.
     ///
-    /// Returns `None` if this thread has a runtime of its own or is ending, or if the session's
-    /// thread is busy with other operations.
+    /// Returns `None` if this thread has a runtime of its own or is ending, if the session's thread
+    /// is busy with other operations, or in a child of `fork`.
     pub(crate) fn enter(&self) -> Option<LeadingCaller<'_>> {
+        if self.home.is_elsewhere() {
+            return None;
+        }
         match Handle::try_current() {
             Err(error) if error.is_missing_context() => {}
             // This thread has a runtime, or it is ending and cannot run one.

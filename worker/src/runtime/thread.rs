@@ -74,6 +74,12 @@ impl SessionThread {
 
 impl Drop for SessionThread {
     fn drop(&mut self) {
+        if self.caller.is_forked() {
+            // The thread and the sockets are the parent's. Closing them here would take them out of
+            // the set that its runtime waits for.
+            std::mem::forget((self.caller.clone(), self.thread.take()));
+            return;
+        }
         self.caller.end();
         if let Some(thread) = self.thread.take() {
             // Every caller sees a panic of the thread as an ended session.

@@ -482,6 +482,12 @@ impl ClientThread {
 
 impl Drop for ClientThread {
     fn drop(&mut self) {
+        if self.runner.home().is_elsewhere() {
+            // The thread and the sockets are the parent's.
+            let ours = (self.core.clone(), self.runner.clone());
+            std::mem::forget((ours, self.stop.take(), self.thread.take()));
+            return;
+        }
         drop(self.stop.take());
         self.core.end();
         let this = std::thread::current().id();

@@ -79,6 +79,15 @@ pub enum ServiceError {
         /// The message of the panic, in at most 512 bytes.
         detail: String,
     },
+    /// The client belongs to another process, which has forked this one. It continues there; a child
+    /// connects by itself.
+    #[error("cannot {doing} in a child of fork: the client belongs to process {parent}")]
+    Forked {
+        /// The operation.
+        doing: String,
+        /// The process of the client.
+        parent: u32,
+    },
     /// The call was cancelled.
     #[error("cannot {doing}: it was cancelled")]
     Cancelled {

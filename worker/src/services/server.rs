@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use pushpull_common::cluster::{ClusterError, ClusterSpec};
 use pushpull_common::ids::{Incarnation, TaskId};
-use pushpull_net::{AcceptLimits, Endpoints, ListenError, ServicePeers};
+use pushpull_net::{AcceptLimits, Endpoints, HomeProcess, ListenError, ServicePeers};
 use thiserror::Error;
 use tokio::sync::watch;
 use tokio::task::LocalSet;
@@ -176,8 +176,12 @@ impl Server {
         let client = client_of(&config, runtime.handle());
         let core = Arc::new(core_of(&config, is_alone, client.clone(), runtime.handle().clone()));
         let (stop, stopped) = watch::channel(Phase::Serving);
-        let handle =
-            ServerHandle { core: core.clone(), stop: Arc::new(stop), address: address.into() };
+        let handle = ServerHandle {
+            core: core.clone(),
+            stop: Arc::new(stop),
+            address: address.into(),
+            home: HomeProcess::current(),
+        };
         let name = format!("server-{}-{}", config.task.job, config.task.index);
         let phase = handle.stop.clone();
         let run = move || {
@@ -237,6 +241,11 @@ impl Server {
     }
 
     fn end(&mut self) {
+        if self.handle.home.is_elsewhere() {
+            // The server runs in the process that has forked this one.
+            std::mem::forget((self.handle.clone(), self.thread.take()));
+            return;
+        }
         self.handle.stop();
         if let Some(thread) = self.thread.take() {
             // Clients see a panic of the thread as a lost server.
@@ -265,6 +274,7 @@ pub struct ServerHandle {
     core: Arc<ServerCore>,
     stop: Arc<watch::Sender<Phase>>,
     address: Arc<str>,
+    home: HomeProcess,
 }
 
 impl ServerHandle {
@@ -275,6 +285,10 @@ impl ServerHandle {
 
     /// Tells the server to stop, and does not wait for that: see [`Server::stop`].
     pub fn stop(&self) {
+        // A child of `fork` does not have the server.
+        if self.home.is_elsewhere() {
+            return;
+        }
         self.stop.send_if_modified(|phase| {
             let serves = *phase == Phase::Serving;
             if serves {
@@ -286,6 +300,9 @@ impl ServerHandle {
 
     /// Returns once the server has stopped.
     pub async fn stopped(&self) {
+        if self.home.is_elsewhere() {
+            return;
+        }
         let mut phase = self.stop.subscribe();
         // The handle holds the sender, so the channel is open.
         let _ = phase.wait_for(|phase| *phase == Phase::Stopped).await;

@@ -15,7 +15,7 @@ use pushpull_common::device::DeviceFilters;
 use pushpull_common::ids::{Incarnation, TaskId};
 use pushpull_common::protocol::message::OutputRef;
 use pushpull_common::protocol::{Features, FrameEvent, FrameReader, FrameSink};
-use pushpull_net::{ConnectionPhase, ConnectionSide, Connector, FrameStream, Stream};
+use pushpull_net::{ConnectionPhase, ConnectionSide, Connector, FrameStream, HomeProcess, Stream};
 use tokio::sync::{Notify, oneshot};
 
 use super::outbox::CallOutbox;
@@ -50,6 +50,7 @@ struct SharedSession {
     /// The connectors to servers, by address.
     connectors: Mutex<HashMap<String, Arc<Connector>>>,
     unreachable: Option<UnreachableReport>,
+    home: HomeProcess,
     next_op: AtomicU64,
     runtime: tokio::runtime::Handle,
     leadership: Arc<Leadership>,
@@ -95,6 +96,7 @@ impl ClientCore {
             outboxes: Mutex::default(),
             connectors: Mutex::default(),
             unreachable,
+            home: HomeProcess::current(),
             next_op: AtomicU64::new(1),
             runtime,
             leadership,
@@ -227,8 +229,9 @@ impl ClientCore {
         let (sender, receiver) = oneshot::channel();
         let open = self.shared.leadership.open();
         let outer = self.outer.as_deref();
-        let doing = outer.map(|_| command.doing());
-        let may_begin = outer.is_none_or(|outer| outer.begin(op));
+        let is_forked = self.shared.home.is_elsewhere();
+        let doing = (is_forked || outer.is_some()).then(|| command.doing());
+        let may_begin = !is_forked && outer.is_none_or(|outer| outer.begin(op));
         // Without a sender the future ends at once.
         let is_waiting = match &mut *lock(&self.shared.replies) {
             Some(replies) if may_begin => replies.insert(op, sender).is_none(),
@@ -431,7 +434,9 @@ impl Future for ReplyFuture {
         let reply = std::task::ready!(Pin::new(&mut self.receiver).poll(context));
         Poll::Ready(reply.unwrap_or_else(|_| {
             let doing = self.doing.take().unwrap_or_else(|| "go on".to_owned());
+            let home = self.core.shared.home;
             Err(match &self.core.outer {
+                _ if home.is_elsewhere() => ServiceError::Forked { doing, parent: home.id() },
                 Some(outer) if outer.is_over() => ServiceError::Cancelled { doing },
                 _ => ServiceError::Ended { doing },
             })

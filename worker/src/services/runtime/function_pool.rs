@@ -64,11 +64,12 @@ impl FunctionPool {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take();
         let threads =
             std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
-        let until = Instant::now() + within;
+        // A wait beyond the range of the clock has no end.
+        let until = Instant::now().checked_add(within);
         let mut running = 0;
         for thread in threads {
             // A thread cannot be joined with a deadline.
-            while !thread.is_finished() && Instant::now() < until {
+            while !thread.is_finished() && until.is_none_or(|until| Instant::now() < until) {
                 std::thread::sleep(Duration::from_millis(1));
             }
             match thread.is_finished() {

@@ -360,9 +360,9 @@ impl Service {
 }
 
 /// Returns how often leases are checked: a client is remembered for a lease, and an eighth more at
-/// most.
+/// most. A lease of any length is checked once a day.
 fn lease_check(lease: Duration) -> Duration {
-    (lease / 8).max(Duration::from_millis(1))
+    (lease / 8).clamp(Duration::from_millis(1), Duration::from_secs(86_400))
 }
 
 fn detail(text: impl Into<String>) -> Detail {
