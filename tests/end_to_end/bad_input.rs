@@ -336,7 +336,7 @@ fn a_join_that_does_not_fit_names_need_and_limit() {
     let mut worker = cluster.worker(0);
     let error = worker.join(&[vector("w", 1 << 20)], |_| ()).unwrap_err();
     let Error::Refused { refusal, .. } = &error else { panic!("{error}") };
-    let Refusal::DoesNotFit { need, limit } = refusal else { panic!("{error}") };
+    let Refusal::DoesNotFit { need, limit, .. } = refusal else { panic!("{error}") };
     assert!(*need > 4 << 20 && *limit == 1 << 20, "{error}");
     // A smaller variable fits.
     worker.join(&[vector("w", 1 << 10)], |_| ()).unwrap();

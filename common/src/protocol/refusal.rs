@@ -75,6 +75,8 @@ wire_enum! {
             need: u64,
             /// The bytes that this shard may use.
             limit: u64,
+            /// What the bytes are for, and the setting that allows more, in words.
+            made_of: Detail,
         },
         /// The shard holds no such partition.
         9 => UnknownPartition {
@@ -443,8 +445,9 @@ impl std::fmt::Display for Refusal {
             Refusal::Role { role, kind } => {
                 write!(f, "role {role} may not send messages of kind {kind}")
             }
-            Refusal::DoesNotFit { need, limit } => {
-                write!(f, "the shard needs {need} bytes, it may use {limit}")
+            Refusal::DoesNotFit { need, limit, made_of } => {
+                write!(f, "the shard needs {need} bytes, it may use {limit}")?;
+                if made_of.as_str().is_empty() { Ok(()) } else { write!(f, ": {made_of}") }
             }
             Refusal::UnknownPartition { partition } => {
                 write!(f, "the shard holds no partition {partition}")

@@ -86,7 +86,9 @@ variants! {
         "not_initialized" => Refusal::NotInitialized {},
         "fenced" => Refusal::Fenced { epoch: ClientEpoch(1), current: ClientEpoch(2) },
         "role" => Refusal::Role { role: 3, kind: 32 },
-        "does_not_fit" => Refusal::DoesNotFit { need: 1 << 40, limit: 1 << 30 },
+        "does_not_fit" => Refusal::DoesNotFit {
+            need: 1 << 40, limit: 1 << 30, made_of: Detail::clipped("4 push slots"),
+        },
         "unknown_partition" => Refusal::UnknownPartition { partition: PartitionId(17) },
         "range" => Refusal::Range { offset: 8, bytes: 16, limit: 20 },
         "non_finite" => Refusal::NonFinite {

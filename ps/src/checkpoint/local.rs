@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use pushpull_store::permissions;
+use pushpull_store::permissions::{self, Writers};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 
 use super::storage::{CheckpointStorage, ReadFile, StorageFault, WriteFile, is_valid_name};
@@ -15,7 +15,7 @@ use super::storage::{CheckpointStorage, ReadFile, StorageFault, WriteFile, is_va
 /// A directory that holds checkpoints.
 ///
 /// The directory must belong to this user, and no other user may write to it. Every operation
-/// checks this. No name and no link leads out of the directory: files are opened one path component
+/// checks this, unless the directory was opened for reading only. No name and no link leads out of the directory: files are opened one path component
 /// at a time, and links are not followed. Every operation opens the directory again, so a directory
 /// that was removed, replaced or mounted meanwhile is used as it is now. Several ps tasks may share
 /// one directory that all their machines mount.
@@ -23,28 +23,51 @@ use super::storage::{CheckpointStorage, ReadFile, StorageFault, WriteFile, is_va
 pub struct LocalDirectory {
     /// The absolute path.
     path: PathBuf,
-    /// Whether the directory is created again if it is gone.
-    creates: bool,
+    access: DirectoryAccess,
+}
+
+/// What is done with a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DirectoryAccess {
+    /// It is read, whoever may write to it.
+    Read,
+    /// It is written, and nobody but these may do so.
+    Write(Writers),
+    /// It is written, and created again if it is gone.
+    Create(Writers),
 }
 
 impl LocalDirectory {
     /// Opens a directory, or creates it and its parents with mode 0700. If it is removed later, the
     /// next operation creates it again.
     pub fn create(path: impl Into<PathBuf>) -> Result<LocalDirectory, StorageFault> {
-        LocalDirectory::at(path.into(), true)
+        LocalDirectory::at(path.into(), DirectoryAccess::Create(Writers::Owner))
+    }
+
+    /// Opens or creates a directory as [`LocalDirectory::create`] does, and accepts that its group may
+    /// write to it, if this process belongs to the group. A volume of Kubernetes with `fsGroup` is
+    /// such a directory. Whoever is in the group can change the checkpoints.
+    pub fn create_for_group(path: impl Into<PathBuf>) -> Result<LocalDirectory, StorageFault> {
+        LocalDirectory::at(path.into(), DirectoryAccess::Create(Writers::Group))
+    }
+
+    /// Opens a directory for reading only, whoever owns it and may write to it: what is read is
+    /// verified by its checksums, and nothing is changed. Operations that write fail.
+    pub fn open_read_only(path: impl Into<PathBuf>) -> Result<LocalDirectory, StorageFault> {
+        LocalDirectory::at(path.into(), DirectoryAccess::Read)
     }
 
     /// Opens a directory. Fails if it does not exist, belongs to another user, or lets others
     /// write.
     pub fn open(path: impl Into<PathBuf>) -> Result<LocalDirectory, StorageFault> {
-        LocalDirectory::at(path.into(), false)
+        LocalDirectory::at(path.into(), DirectoryAccess::Write(Writers::Owner))
     }
 
-    fn at(path: PathBuf, creates: bool) -> Result<LocalDirectory, StorageFault> {
+    fn at(path: PathBuf, access: DirectoryAccess) -> Result<LocalDirectory, StorageFault> {
         // An absolute path stays valid if the process changes its working directory.
         let path = std::path::absolute(&path)
             .map_err(|source| StorageFault::new("open", path.display(), source))?;
-        let directory = LocalDirectory { path, creates };
+        let directory = LocalDirectory { path, access };
         directory.root()?;
         Ok(directory)
     }
@@ -55,8 +78,9 @@ impl LocalDirectory {
         let fault = |source| StorageFault::new("open", path.display(), source);
         let mut options = OpenOptions::new();
         options.read(true).custom_flags(OFlags::DIRECTORY.bits() as i32);
+        let creates = matches!(self.access, DirectoryAccess::Create(_));
         let root = match options.open(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound && self.creates => {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && creates => {
                 let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
                 created.map_err(|source| StorageFault::new("create", path.display(), source))?;
                 options.open(path)
@@ -64,9 +88,22 @@ impl LocalDirectory {
             opened => opened,
         };
         let root = root.map_err(fault)?;
-        let metadata = root.metadata().map_err(fault)?;
-        permissions::check(&metadata).map_err(|reason| fault(io::Error::other(reason)))?;
+        if let DirectoryAccess::Write(writers) | DirectoryAccess::Create(writers) = self.access {
+            let metadata = root.metadata().map_err(fault)?;
+            let checked = permissions::check(&metadata, writers);
+            checked.map_err(|reason| fault(io::Error::other(reason)))?;
+        }
         Ok(root)
+    }
+
+    /// Checks that the directory may be changed.
+    fn check_writable(&self, operation: &'static str) -> Result<(), StorageFault> {
+        if self.access != DirectoryAccess::Read {
+            return Ok(());
+        }
+        let error =
+            io::Error::new(io::ErrorKind::PermissionDenied, "it was opened to be read only");
+        Err(StorageFault::new(operation, self.path.display(), error))
     }
 
     fn folder(&self, folder: &str) -> Result<File, StorageFault> {
@@ -113,11 +150,13 @@ impl CheckpointStorage for LocalDirectory {
     }
 
     fn create_folder(&self, folder: &str) -> Result<(), StorageFault> {
+        self.check_writable("create")?;
         let root = self.root()?;
         self.on("create", &[folder], || rustix::fs::mkdirat(&root, folder, Mode::RWXU))
     }
 
     fn create(&self, folder: &str, file: &str) -> Result<Box<dyn WriteFile>, StorageFault> {
+        self.check_writable("create")?;
         let parent = self.folder(folder)?;
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -144,12 +183,14 @@ impl CheckpointStorage for LocalDirectory {
     }
 
     fn rename_folder(&self, from: &str, to: &str) -> Result<(), StorageFault> {
+        self.check_writable("rename")?;
         // Renaming a directory fails if the new name is a directory with files in it.
         let root = self.root()?;
         self.on("rename", &[from, to], || rustix::fs::renameat(&root, from, &root, to))
     }
 
     fn remove_folder(&self, folder: &str) -> Result<(), StorageFault> {
+        self.check_writable("remove")?;
         let parent = self.folder(folder)?;
         for file in self.list(Some(folder))? {
             self.on("remove", &[folder, &file], || {

@@ -2,26 +2,32 @@
 
 use std::path::PathBuf;
 
+use pushpull_store::permissions::Writers;
+
 /// The memory in which a server keeps its variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Storage {
     /// The state directory; none for anonymous memory.
     pub(crate) directory: Option<PathBuf>,
-    pub(crate) bytes_max: u64,
+    /// The limit; `None` for the default.
+    pub(crate) bytes_max: Option<u64>,
+    pub(crate) writers: Writers,
     pub(crate) durability: Durability,
     pub(crate) integrity_full: bool,
     pub(crate) pin_bytes_max: Option<u64>,
 }
 
 impl Storage {
-    /// The default memory limit: 16 GiB.
+    /// The default memory limit: 16 GiB. In a control group with less memory, such as a container, the
+    /// default is three quarters of that.
     pub const BYTES_MAX: u64 = 16 << 30;
 
     /// Configures anonymous memory, lost with the process.
     pub const fn memory() -> Self {
         Storage {
             directory: None,
-            bytes_max: Storage::BYTES_MAX,
+            bytes_max: None,
+            writers: Writers::Owner,
             durability: Durability::Process,
             integrity_full: false,
             pin_bytes_max: None,
@@ -41,9 +47,17 @@ impl Storage {
     }
 
     /// Sets the limit for all shards of the task together, in bytes. Default
-    /// [`Storage::BYTES_MAX`].
+    /// [`Storage::BYTES_MAX`], or three quarters of the memory limit of this process's control group
+    /// if that is less.
     pub fn bytes_max(self, bytes: u64) -> Self {
-        Storage { bytes_max: bytes, ..self }
+        Storage { bytes_max: Some(bytes), ..self }
+    }
+
+    /// Accepts a state directory that its group may write, if this process belongs to the group. A
+    /// volume of Kubernetes with `fsGroup` is such a directory. Whoever is in the group can change
+    /// the state. Default false.
+    pub fn group_writable(self, accepted: bool) -> Self {
+        Storage { writers: if accepted { Writers::Group } else { Writers::Owner }, ..self }
     }
 
     /// Sets which failures an acknowledged push survives. Default [`Durability::Process`].

@@ -9,6 +9,7 @@ mod descriptor_watch;
 mod file_jobs;
 mod handle;
 mod listener;
+mod memory_limit;
 mod owner_link;
 mod peer;
 mod peer_polling;

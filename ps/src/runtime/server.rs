@@ -19,6 +19,7 @@ use super::accept::{self, Acceptor};
 use super::descriptor_watch::DescriptorWatch;
 use super::handle::{PsHandle, ServerEnd};
 use super::listener::Listener;
+use super::memory_limit::default_bytes_max;
 use super::owner_link::OwnerAddress;
 use super::publisher::Publisher;
 use super::saver::{self, Saver};
@@ -92,8 +93,8 @@ impl Ps {
     /// Dropping the future also stops the server.
     #[doc(alias = "join")]
     pub async fn serve(mut self, shutdown: impl Future<Output = ()>) -> Result<(), ServeError> {
-        let stop = self.handle.stop.clone();
         self.check_home()?;
+        let stop = self.handle.stop.clone();
         let mut shutdown = std::pin::pin!(shutdown);
         let mut stopped = std::pin::pin!(stop.cancelled());
         std::future::poll_fn(|context| {
@@ -107,7 +108,6 @@ impl Ps {
         self.join()
     }
 
-    /// Joins the threads and returns the first failure.
     /// Checks that this is the process of the server. A child of `fork` has none of its threads, and
     /// would wait for their ends for ever.
     fn check_home(&mut self) -> Result<(), ServeError> {
@@ -119,9 +119,10 @@ impl Ps {
         Err(ServeError::Forked { parent: home.id() })
     }
 
+    /// Joins the threads and returns the first failure.
     pub(crate) fn join(&mut self) -> Result<(), ServeError> {
-        let mut result = Ok(());
         self.check_home()?;
+        let mut result = Ok(());
         for (thread, handle) in self.threads.drain(..) {
             let error = match handle.join() {
                 Ok(Ok(())) => continue,
@@ -153,7 +154,9 @@ impl Listener {
             .unwrap_or_default();
         let (events, event_readers) = config.events.with_readers();
         let config = Arc::new(PsConfig { unix_address, events, ..config });
-        let state = config.storage.directory.as_deref().map(StateDirectory::open).transpose()?;
+        let writers = config.storage.writers;
+        let open = |path| StateDirectory::open_for(path, writers);
+        let state = config.storage.directory.as_deref().map(open).transpose()?;
         let arena_storages = (0..config.shards)
             .map(|shard| match &state {
                 // Memory with a descriptor costs something: only if it can be shared.
@@ -171,7 +174,7 @@ impl Listener {
         let counters: Arc<[Arc<Counters>]> =
             arena_storages.iter().map(|_| Arc::default()).collect();
         let (identity, server_run) = (Arc::new(config.identity()), server_run());
-        let budget = Budget::new(config.storage.bytes_max);
+        let budget = Budget::new(config.storage.bytes_max.unwrap_or_else(default_bytes_max));
         let mut shards = Vec::new();
         for (index, arena_storage) in arena_storages.into_iter().enumerate() {
             let parts = ShardSetup {
@@ -201,13 +204,13 @@ impl Listener {
             save_waiters,
             saves: saved,
             statuses: statuses.into(),
+            home: HomeProcess::current(),
             event_readers,
         };
         if let Some(event) = config.fewer_workers().filter(|_| config.owns_step()) {
             config.events.emit(&event);
         }
         let (end, ended) = mpsc::channel(1);
-            home: HomeProcess::current(),
         let note = state.as_ref().map(StateDirectory::save_note);
         let mut ps = Ps { handle, threads: Vec::new(), ended, _state: state };
 
@@ -269,6 +272,7 @@ impl Listener {
                 waiting_connections_max: config.network.waiting_connections_max,
             },
             counters: counters[0].clone(),
+            descriptor_watch: DescriptorWatch::new(config.events.clone(), counters[0].clone()),
             exit_when_done: config.exit_when_done,
             stop,
             ending,
@@ -286,7 +290,6 @@ impl Ps {
         end: &mpsc::Sender<()>,
         run: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> Result<(), StartError> {
-            descriptor_watch: DescriptorWatch::new(config.events.clone(), counters[0].clone()),
         let stop = self.handle.stop.clone().drop_guard();
         let end = end.clone();
         let thread = std::thread::Builder::new().name(name.clone()).spawn(move || {

@@ -390,7 +390,12 @@ impl ShardFiles {
 /// Returns the refusal of a request that the storage cannot serve.
 pub(super) fn storage_refusal(error: StorageError) -> Refusal {
     match error {
-        StorageError::DoesNotFit { need, limit } => Refusal::DoesNotFit { need, limit },
+        StorageError::DoesNotFit { need, limit } => {
+            Refusal::DoesNotFit { need, limit, made_of: Detail::default() }
+        }
+        StorageError::ModelDoesNotFit { need, limit, made_of } => {
+            Refusal::DoesNotFit { need, limit, made_of: Detail::clipped(made_of) }
+        }
         error => Refusal::Storage { detail: Detail::clipped(error.to_string()) },
     }
 }

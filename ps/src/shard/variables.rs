@@ -365,7 +365,8 @@ impl Variables {
         match store.share(request.connection, counts, budget) {
             Ok((shared, descriptors)) => Ok((shared.into(), descriptors)),
             Err(StorageError::DoesNotFit { need, limit }) => {
-                Err(Refusal::DoesNotFit { need, limit })
+                let made_of = Detail::clipped("memory to share with the client");
+                Err(Refusal::DoesNotFit { need, limit, made_of })
             }
             // The memory cannot be shared, or no descriptors are left. The client continues with
             // pulls over its connection.

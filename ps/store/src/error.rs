@@ -18,6 +18,16 @@ pub enum StorageError {
         /// The bytes left under the limit.
         limit: u64,
     },
+    /// The variables of a shard need more memory than the limit leaves.
+    #[error("cannot reserve {need} bytes, {limit} are left: {made_of}")]
+    ModelDoesNotFit {
+        /// The bytes needed.
+        need: u64,
+        /// The bytes left under the limit.
+        limit: u64,
+        /// What the bytes are for, and the setting that allows more.
+        made_of: String,
+    },
     /// Another server holds the lock of the directory.
     #[error("cannot use the state directory {}: another server holds its lock", path.display())]
     Locked {

@@ -29,7 +29,7 @@ pub(crate) struct ExportOptions {
 }
 
 pub(crate) fn run(options: &ExportOptions) -> Result<(), Box<dyn Error>> {
-    let storage = Arc::new(LocalDirectory::open(&options.directory)?);
+    let storage = Arc::new(LocalDirectory::open_read_only(&options.directory)?);
     let ExportOptions { checkpoint, to, slots, since, .. } = options;
     let exported = export_since(storage, checkpoint.as_deref(), to, *slots, *since);
     exported.map_err(|error| match (&error, checkpoint) {

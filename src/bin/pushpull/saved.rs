@@ -22,7 +22,7 @@ pub(crate) fn holds_checkpoints(directory: &Path) -> std::io::Result<bool> {
 
 /// Reads and verifies every checkpoint in full, prints them, and fails if one is not sound.
 pub(crate) fn run(directory: &Path, json: bool) -> Result<(), Box<dyn Error>> {
-    let storage = Arc::new(LocalDirectory::open(directory)?);
+    let storage = Arc::new(LocalDirectory::open_read_only(directory)?);
     let listed = list(&*storage)?;
     let mut unsound = listed.refused.len();
     let (mut values, mut page) = (Vec::new(), String::new());

@@ -106,6 +106,29 @@ impl Generation {
         tables.fold(self.fixed_bytes(), u64::saturating_add)
     }
 
+    /// Says what the bytes that the variables need are for, and which setting allows more.
+    fn made_of(&self, need: u64) -> String {
+        let values = self.layout.bytes().max(1);
+        let (of_values, of_slots) = self.geometry.need_by_kind();
+        let inbox = Inbox::need(&self.layout, self.push_slots);
+        let rest = need.saturating_sub(of_values).saturating_sub(of_slots).saturating_sub(inbox);
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        format!(
+            "{:.1} times the {:.1} MiB of its values: {:.1} MiB for them with the copies that updates and \
+             pulls need, {:.1} MiB for {} optimizer slots likewise, {:.1} MiB for {} push slots \
+             (--inbox-pushes), {:.1} MiB for tables and the rest; raise bytes_max (--bytes-max), or add \
+             shards or ps tasks",
+            need as f64 / values as f64,
+            mib(values),
+            mib(of_values),
+            mib(of_slots),
+            self.geometry.slots,
+            mib(inbox),
+            self.push_slots,
+            mib(rest)
+        )
+    }
+
     /// Returns the plan of the store whose files have this number.
     pub(in crate::shard) fn store_plan(
         &self,
@@ -220,7 +243,8 @@ impl Shard {
         let need = generation.bytes_min(self.steps.is_synchronous());
         let limit = self.files.budget.left() + self.variables.store().map_or(0, Store::reserved);
         if need > limit {
-            return Err(StorageError::DoesNotFit { need, limit });
+            let made_of = generation.made_of(need);
+            return Err(StorageError::ModelDoesNotFit { need, limit, made_of });
         }
         // The memory of an earlier declaration is released first, because both may not fit.
         self.forget_variables()?;

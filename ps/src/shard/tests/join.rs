@@ -34,7 +34,19 @@ fn a_declaration_that_does_not_fit_is_refused_with_need_and_limit() {
     let Message::Refused(refused) = world.declare(line, &large) else {
         panic!("the declaration is accepted")
     };
-    let Refusal::DoesNotFit { need, limit: found } = refused.refusal else { panic!("{refused:?}") };
+    let Refusal::DoesNotFit { need, limit: found, made_of } = refused.refusal else {
+        panic!("{refused:?}")
+    };
+    let made_of = made_of.to_string();
+    for part in [
+        "13.0 times the 1.0 MiB of its values",
+        "3.0 MiB for them",
+        "6.0 MiB for 2 optimizer slots",
+        "4.0 MiB for 4 push slots (--inbox-pushes)",
+        "bytes_max (--bytes-max)",
+    ] {
+        assert!(made_of.contains(part), "{part}: {made_of}");
+    }
     assert!((13 << 20..14 << 20).contains(&need) && found == limit, "{need} {found}");
     let refusal = world.refused(line, message::FetchCatalogue {}.into());
     assert_eq!(refusal, Refusal::NotInitialized {});

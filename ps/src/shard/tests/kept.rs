@@ -156,7 +156,7 @@ pub(super) fn open_at(
         id: ShardId { task: 0, shard: 0 },
         config: config.clone(),
         identity: Arc::new(identity()),
-        budget: Budget::new(config.storage.bytes_max),
+        budget: Budget::new(config.storage.bytes_max.unwrap_or(crate::config::Storage::BYTES_MAX)),
         counters: Arc::new(Counters::default()),
     };
     Shard::open(parts, storage, LIFE, now)

@@ -124,7 +124,8 @@ impl World {
     ) -> World {
         let cluster = ClusterSpec::builder().job("ps", ["127.0.0.1:1"]).build().unwrap();
         let config = configure(PsConfig::new(cluster, TaskId::ps(0), optimizer));
-        let budget = Budget::new(config.storage.bytes_max);
+        let budget =
+            Budget::new(config.storage.bytes_max.unwrap_or(crate::config::Storage::BYTES_MAX));
         let (config, identity) = (Arc::new(config), Arc::new(identity()));
         let counters: Vec<_> = (0..config.shards).map(|_| Arc::new(Counters::default())).collect();
         let now = Instant::now();

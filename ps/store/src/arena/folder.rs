@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 
 use super::{SaveNote, reserve};
 use crate::error::StorageError;
-use crate::permissions;
+use crate::permissions::{self, Writers};
 
 /// A locked state directory, which only this server uses.
 #[derive(Debug)]
 pub struct StateDirectory {
     path: PathBuf,
+    writers: Writers,
     /// Holds the lock. The kernel releases it however the process ends.
     _lock: File,
 }
@@ -26,9 +27,14 @@ pub fn is_locked(directory: &Path) -> bool {
 }
 
 impl StateDirectory {
-    /// Creates the directory if needed, and locks it.
+    /// Creates the directory if needed, and locks it. Nobody but this user may write to it.
     pub fn open(path: &Path) -> Result<Self, StorageError> {
-        create_private(path)?;
+        StateDirectory::open_for(path, Writers::Owner)
+    }
+
+    /// Creates the directory if needed, and locks it. Nobody but these may write to it.
+    pub fn open_for(path: &Path, writers: Writers) -> Result<Self, StorageError> {
+        create_private(path, writers)?;
         let lock_path = path.join("lock");
         let lock = OpenOptions::new()
             .create(true)
@@ -43,13 +49,13 @@ impl StateDirectory {
                 error => io_error("lock", &lock_path, error.into()),
             },
         )?;
-        Ok(StateDirectory { path: path.to_owned(), _lock: lock })
+        Ok(StateDirectory { path: path.to_owned(), writers, _lock: lock })
     }
 
     /// Returns the folder of one shard's arena, creating it if needed.
     pub fn shard(&self, shard: u16) -> Result<Folder, StorageError> {
         let path = self.path.join(format!("shard-{shard}"));
-        create_private(&path)?;
+        create_private(&path, self.writers)?;
         Ok(Folder { path, read_only: false })
     }
 }
@@ -238,11 +244,11 @@ fn sync_directory(path: &Path) -> Result<(), StorageError> {
     directory.sync_all().map_err(|source| io_error("flush", path, source))
 }
 
-fn create_private(path: &Path) -> Result<(), StorageError> {
+fn create_private(path: &Path, writers: Writers) -> Result<(), StorageError> {
     let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
     created.map_err(|source| io_error("create the directory", path, source))?;
     let metadata = path.metadata().map_err(|source| io_error("inspect", path, source))?;
-    permissions::check(&metadata)
+    permissions::check(&metadata, writers)
         .map_err(|reason| StorageError::Unsafe { path: path.to_owned(), reason })
 }
 

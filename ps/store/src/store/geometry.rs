@@ -120,6 +120,11 @@ impl StoreGeometry {
         self.values().need().saturating_add(self.slots().need()).saturating_add(undo)
     }
 
+    /// Returns the size of the memory of the values, and that of the optimizer slots, in bytes.
+    pub fn need_by_kind(&self) -> (u64, u64) {
+        (self.values().need(), self.slots().need())
+    }
+
     /// Returns the size of the undo file without its first page, in bytes.
     pub(crate) fn undo_file_bytes(&self) -> u64 {
         Undo::bytes(self.undo_bytes)
