@@ -9,10 +9,15 @@ use pushpull::error::ClusterError;
 #[command(next_help_heading = "Cluster")]
 pub(crate) struct TaskOptions {
     /// Addresses of the ps tasks, host:port or unix:/path, separated by commas
-    #[arg(long, value_name = "ADDRESSES", value_delimiter = ',')]
+    #[arg(long, aliases = ["ps-host", "ps_host"], value_name = "ADDRESSES", value_delimiter = ',')]
     pub(crate) ps_hosts: Vec<String>,
     /// Addresses of the worker tasks, separated by commas; others are then refused
-    #[arg(long, value_name = "ADDRESSES", value_delimiter = ',')]
+    #[arg(
+        long,
+        aliases = ["worker-host", "worker_host"],
+        value_name = "ADDRESSES",
+        value_delimiter = ','
+    )]
     pub(crate) worker_hosts: Vec<String>,
     /// Job of this task
     #[arg(long, value_name = "JOB")]

@@ -6,6 +6,8 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches};
 use pushpull::error::{ListenError, StartError, StorageError};
 
+use super::own_name::elsewhere_advice;
+
 /// An error of the daemon, before or while it serves, as the line to print.
 #[derive(Debug)]
 pub(crate) struct DaemonError {
@@ -88,6 +90,13 @@ impl CommandLine {
                      loopback or a Unix socket, or give --insecure to allow it"
                 ),
             ),
+            ListenError::Elsewhere { address, found } => {
+                let advice = elsewhere_advice(address);
+                self.blame(
+                    flag,
+                    &format_args!("{address} is {found}, no address of this machine: {advice}"),
+                )
+            }
             error => self.blame(flag, error),
         };
         DaemonError { is_transient, ..daemon_error }
@@ -131,9 +140,18 @@ impl CommandLine {
             }
             error => DaemonError {
                 is_transient: matches!(error, StorageError::Locked { .. }),
-                ..self.blame("--state-dir", error)
+                ..self.blame("--state-dir", &with_group_hint(error))
             },
         }
+    }
+}
+
+/// Returns the text of an error, with the flag that accepts a directory which its group may write.
+pub(crate) fn with_group_hint(error: &dyn fmt::Display) -> String {
+    let text = error.to_string();
+    match text.contains("its group may write can be accepted") {
+        true => format!("{text}: give --group-writable for a volume with fsGroup"),
+        false => text,
     }
 }
 

@@ -5,18 +5,21 @@ use pushpull::{ClusterSpec, TaskId};
 
 use super::complaint::{CommandLine, DaemonError};
 use super::ending::Signals;
-use super::options::NetworkOptions;
+use super::options::{DaemonOptions, NetworkOptions};
 use super::output::{print_error, print_line};
+use super::own_name::loopback_hint;
 use super::{EXIT_CONFIGURATION, start_after_predecessor};
 
 /// Starts the server of functions whose clients the ps of this task accepts.
 ///
 /// # Errors
 /// Returns an error if the system does not start its thread.
-pub(crate) fn start_beside(cluster: &ClusterSpec, task: TaskId) -> Result<Server, DaemonError> {
-    // A task of the job `ps` computes on no device, so its process must not open the CUDA driver.
-    let computes = *task.job != *TaskId::PS_JOB;
-    let config = ServerConfig::new(cluster.clone(), task, functions()).cuda(computes);
+pub(crate) fn start_beside(
+    cluster: &ClusterSpec,
+    task: TaskId,
+    cuda: bool,
+) -> Result<Server, DaemonError> {
+    let config = ServerConfig::new(cluster.clone(), task, functions()).cuda(cuda);
     Server::beside(config).map_err(|error| error.to_string().into())
 }
 
@@ -24,19 +27,22 @@ pub(crate) fn start_beside(cluster: &ClusterSpec, task: TaskId) -> Result<Server
 pub(crate) async fn run(
     (cluster, task): (&ClusterSpec, TaskId),
     (flag, address): (&str, &str),
-    (network, typed): (&NetworkOptions, &CommandLine),
+    (options, typed): (&DaemonOptions, &CommandLine),
     signals: &mut Signals,
 ) -> Result<(), (u8, DaemonError)> {
-    let functions = functions();
+    let (network, functions) = (&options.network, functions());
+    let (named, cuda) = (address, options.functions.opens_cuda(&task.job));
     let start = async || {
         let listener = listen(network, typed, (flag, address))?;
-        let config = ServerConfig::new(cluster.clone(), task.clone(), functions.clone());
+        let config = ServerConfig::new(cluster.clone(), task.clone(), functions.clone()).cuda(cuda);
         listener.start(config).map_err(|error| error.to_string().into())
     };
     let server = start_after_predecessor(start, signals).await;
     let server = server.map_err(|error| (EXIT_CONFIGURATION, error))?;
     let address = server.target();
-    if network.insecure {
+    if let Some(hint) = loopback_hint(flag, named, address) {
+        print_error(&hint);
+    } else if network.insecure {
         print_error(&format_args!(
             "insecure: every machine that reaches {address} can call the functions"
         ));

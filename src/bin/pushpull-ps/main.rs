@@ -8,6 +8,7 @@ mod function_server;
 mod modes;
 mod options;
 mod output;
+mod own_name;
 mod rule;
 mod schedule;
 #[path = "../options/mod.rs"]
@@ -26,6 +27,7 @@ use ending::{Signals, WorkSummary};
 use events::Printer;
 use options::DaemonOptions;
 use output::{print_error, print_line};
+use own_name::loopback_hint;
 use shared::accepts_underscores;
 
 /// Maximum time to wait for the address, socket and state of a predecessor. A killed process holds
@@ -54,11 +56,11 @@ fn main() -> ExitCode {
             return ExitCode::from(said.map_or(EXIT_SERVING, |()| code));
         }
     };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let ended = match (runtime, Printer::start()) {
     if let Err(error) = raise_open_files_limit() {
         print_error(&format_args!("the limit of open files stays as it is: {error}"));
     }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let ended = match (runtime, Printer::start()) {
         (Ok(runtime), Ok(printer)) => {
             let ended = runtime.block_on(run(&options, &typed, &printer));
             drop(runtime);
@@ -96,8 +98,8 @@ async fn run(
             run_ps((options, typed), (&cluster, task), at, printer, &mut signals).await
         }
         _ => {
-            let network = (&options.network, typed);
-            function_server::run((&cluster, task), at, network, &mut signals).await
+            let flags = (options, typed);
+            function_server::run((&cluster, task), at, flags, &mut signals).await
         }
     }
 }
@@ -116,18 +118,21 @@ async fn run_ps(
     let mode = options.mode(cluster).map_err(configuration)?;
     let synchronous = matches!(mode, Mode::Synchronous(_));
     let summary = WorkSummary { task, owns_step, synchronous };
-    let functions = function_server::start_beside(cluster, ps_task.clone());
+    let cuda = options.functions.opens_cuda(&ps_task.job);
+    let functions = function_server::start_beside(cluster, ps_task.clone(), cuda);
     let functions = functions.map_err(configuration)?;
     let start = async || {
         let config = options.config(cluster.clone(), ps_task.clone(), mode)?;
         let config = config.on_event(printer.event_sink());
         let listener = listen(options, typed, at).await?.services(functions.peers());
-        let config = options.checkpoints.apply(config, typed)?;
+        let config = options.checkpoints.apply(config, options.storage.group_writable, typed)?;
         listener.start(config).map_err(|error| typed.cannot_start(&error))
     };
     let ps = start_after_predecessor(start, signals).await.map_err(configuration)?;
     let handle = ps.handle();
-    if options.network.insecure {
+    if let Some(hint) = loopback_hint(at.0, at.1, handle.address()) {
+        print_error(&hint);
+    } else if options.network.insecure {
         let address = handle.address();
         print_error(&format_args!(
             "insecure: every machine that reaches {address} can change the variables"

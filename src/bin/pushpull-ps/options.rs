@@ -8,10 +8,10 @@ use pushpull::checkpoint::{Checkpoints, LocalDirectory, Retention};
 use pushpull::server::{Durability, Network, NonFinite};
 use pushpull::{ClusterSpec, Mode, PsConfig, Storage, TaskId};
 
-use super::complaint::{CommandLine, DaemonError};
+use super::complaint::{CommandLine, DaemonError, with_group_hint};
 use super::modes::{AsynchronousOptions, SynchronousOptions};
 use super::rule::optimizer_list;
-use super::shared::TaskOptions;
+use super::shared::{TaskOptions, parse_byte_size};
 use super::training::TrainingOptions;
 
 /// Serve one task of a pushpull cluster until SIGINT, SIGTERM or SIGHUP.
@@ -23,7 +23,7 @@ pub(crate) struct DaemonOptions {
     #[command(flatten)]
     pub(crate) network: NetworkOptions,
     #[command(flatten)]
-    storage: StorageOptions,
+    pub(crate) storage: StorageOptions,
     #[command(flatten)]
     pub(crate) checkpoints: CheckpointOptions,
     #[command(flatten)]
@@ -34,6 +34,8 @@ pub(crate) struct DaemonOptions {
     asynchronous: AsynchronousOptions,
     #[command(flatten)]
     run: RunOptions,
+    #[command(flatten)]
+    pub(crate) functions: FunctionOptions,
 }
 
 #[derive(Debug, Args)]
@@ -82,16 +84,19 @@ pub(crate) struct NetworkOptions {
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Storage")]
-struct StorageOptions {
+pub(crate) struct StorageOptions {
     /// Number of shards, each with a thread of its own
     #[arg(long, value_name = "N", default_value_t = 1)]
     shards: u16,
     /// Directory of the state, best on tmpfs [default: anonymous memory]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// Memory limit of all shards together, in bytes
-    #[arg(long, value_name = "BYTES", default_value_t = Storage::BYTES_MAX)]
-    bytes_max: u64,
+    /// Memory limit of all shards together, such as 16G [default: 16G, or 3/4 of the container's memory]
+    #[arg(long, value_name = "BYTES", value_parser = parse_byte_size)]
+    bytes_max: Option<u64>,
+    /// Accept directories of state and checkpoints that their group may write, as with fsGroup
+    #[arg(long)]
+    pub(crate) group_writable: bool,
     /// Loss that an acknowledged push survives: process or power
     #[arg(
         long,
@@ -107,8 +112,8 @@ struct StorageOptions {
     /// Push slots of each shard, beside those of synchronous steps
     #[arg(long, value_name = "N", default_value_t = 4)]
     inbox_pushes: usize,
-    /// Memory that each shard pins for pulls and checkpoints, in bytes [default: all its values]
-    #[arg(long, value_name = "BYTES")]
+    /// Memory that each shard pins for pulls and checkpoints [default: as much as its values]
+    #[arg(long, value_name = "BYTES", value_parser = parse_byte_size)]
     pin_bytes_max: Option<u64>,
 }
 
@@ -138,6 +143,9 @@ struct RunOptions {
     /// Time after which a silent worker is lost, in ms
     #[arg(long, value_name = "MS", default_value_t = 5000)]
     lease_ms: u64,
+    /// How long the settled calls of a silent coordinator are kept if others need its place, in hours
+    #[arg(long, value_name = "HOURS", default_value_t = 24)]
+    calls_kept_hours: u32,
     /// Maximum age of a token, in ms; 0 for no limit
     #[arg(long, value_name = "MS", default_value_t = 600_000)]
     token_timeout_ms: u64,
@@ -156,6 +164,28 @@ struct RunOptions {
     /// Time that --exit-when-done waits for another worker, in ms
     #[arg(long, value_name = "MS", default_value_t = 10_000)]
     exit_grace_ms: u64,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Functions")]
+pub(crate) struct FunctionOptions {
+    /// Devices of functions: auto opens the CUDA driver, except for the job ps; off never does
+    #[arg(long, value_name = "WHEN", value_enum, default_value_t = CudaOption::Auto, hide_possible_values = true)]
+    cuda: CudaOption,
+}
+
+impl FunctionOptions {
+    /// Returns whether a task of this job opens the CUDA driver. A task of the job `ps` computes on
+    /// no device.
+    pub(crate) fn opens_cuda(&self, job: &str) -> bool {
+        self.cuda == CudaOption::Auto && job != TaskId::PS_JOB
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum CudaOption {
+    Auto,
+    Off,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -267,12 +297,13 @@ impl StorageOptions {
             None => Storage::memory(),
         };
         let storage = storage
-            .bytes_max(self.bytes_max)
+            .group_writable(self.group_writable)
             .integrity_full(self.integrity_full)
             .durability(match self.durability {
                 DurabilityOption::Process => Durability::Process,
                 DurabilityOption::Power => Durability::Power,
             });
+        let storage = self.bytes_max.into_iter().fold(storage, Storage::bytes_max);
         let storage = self.pin_bytes_max.into_iter().fold(storage, Storage::pin_bytes_max);
         config.shards(self.shards).storage(storage).inbox_pushes(self.inbox_pushes)
     }
@@ -286,6 +317,7 @@ impl CheckpointOptions {
     pub(crate) fn apply(
         &self,
         config: PsConfig,
+        group_writable: bool,
         typed: &CommandLine,
     ) -> Result<PsConfig, DaemonError> {
         let Some(directory) = &self.checkpoint_dir else {
@@ -294,8 +326,12 @@ impl CheckpointOptions {
         let mut retention = Retention::default();
         retention.max_to_keep = self.max_to_keep;
         retention.keep_every_hours = self.keep_every_hours;
-        let storage = LocalDirectory::create(directory)
-            .map_err(|error| typed.blame("--checkpoint-dir", &error))?;
+        let create = match group_writable {
+            true => LocalDirectory::create_for_group,
+            false => LocalDirectory::create,
+        };
+        let storage = create(directory.clone())
+            .map_err(|error| typed.blame("--checkpoint-dir", &with_group_hint(&error)))?;
         let checkpoints = Checkpoints::new(storage).retention(retention);
         Ok(config.checkpoints(match self.checkpoint_every_ms {
             0 => checkpoints,
@@ -309,6 +345,7 @@ impl RunOptions {
         let token_timeout = Duration::from_millis(self.token_timeout_ms);
         let mut config = config
             .lease(Duration::from_millis(self.lease_ms))
+            .calls_kept(Duration::from_secs(3600 * u64::from(self.calls_kept_hours)))
             .token_timeout((!token_timeout.is_zero()).then_some(token_timeout))
             .non_finite(match self.non_finite {
                 NonFiniteOption::Reject => NonFinite::Reject,
@@ -335,9 +372,12 @@ Jobs:
   ps                      serves variables and functions
   the only candidate      serves variables and functions if the cluster has no job ps; candidates are the jobs
                           whose tasks all have addresses, except chief, worker and evaluator
-  any other               serves functions alone; only --listen, --unix-socket, --insecure and the
-                          flags under Cluster have an effect
+  any other               serves functions alone; only --listen, --unix-socket, --insecure, --cuda and
+                          the flags under Cluster have an effect
   The functions are add, mul, div, mean and identity of tensors.
+
+Sizes:
+  BYTES may end in K, M, G or T, powers of 1024, or in KB, MB, GB or TB, powers of 1000.
 
 Schedules:
   steps:STEP=RATE,...     RATE after STEP

@@ -1,0 +1,52 @@
+//! Hints for a task whose own name in the cluster is not the address that others reach it at.
+
+use std::net::{IpAddr, SocketAddr};
+
+/// Returns the line to print if a task listens on loopback although the cluster has a name for it:
+/// systems such as Debian map the machine's own name to 127.0.1.1. `named` is the address in the
+/// cluster, `bound` the one that the task listens on.
+pub(crate) fn loopback_hint(flag: &str, named: &str, bound: &str) -> Option<String> {
+    let bound: SocketAddr =
+        bound.parse().ok().filter(|bound: &SocketAddr| bound.ip().is_loopback())?;
+    let (host, port) = named.rsplit_once(':')?;
+    let is_loopback_on_purpose =
+        host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok() || host == "localhost";
+    (flag != "--listen" && !is_loopback_on_purpose).then(|| {
+        let ip = bound.ip();
+        format!(
+            "{host} is {ip} on this machine, which no other machine reaches: for those, give \
+             --listen 0.0.0.0:{port} --insecure"
+        )
+    })
+}
+
+/// Returns the advice for a task that cannot listen on its address in the cluster, because that is
+/// none of this machine's.
+pub(crate) fn elsewhere_advice(named: &str) -> String {
+    let port = named.rsplit_once(':').map_or("PORT", |(_, port)| port);
+    format!("give --listen 0.0.0.0:{port} --insecure, if others reach this task there all the same")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_own_name_that_means_loopback_is_told() {
+        let hint = |named, bound| loopback_hint("--ps-hosts", named, bound);
+        let said = hint("myhost:6106", "127.0.1.1:6106").unwrap();
+        assert!(said.contains("myhost is 127.0.1.1") && said.contains("--listen 0.0.0.0:6106"));
+        assert!(hint("myhost:1", "[::1]:1").is_some());
+        for (named, bound) in [
+            ("myhost:1", "10.0.0.1:1"),
+            ("localhost:1", "127.0.0.1:1"),
+            ("127.0.0.1:1", "127.0.0.1:1"),
+            ("[::1]:1", "[::1]:1"),
+            ("unix:/a", "unix:/a"),
+        ] {
+            assert_eq!(hint(named, bound), None, "{named}");
+        }
+        assert_eq!(loopback_hint("--listen", "myhost:1", "127.0.1.1:1"), None, "it was asked for");
+        assert!(elsewhere_advice("ps-0.svc:6106").contains("--listen 0.0.0.0:6106"));
+    }
+}
