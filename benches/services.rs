@@ -94,7 +94,7 @@ fn towers(rounds: usize, elements: usize) {
     let functions = Functions::new().towers().add("tower", |call| {
         let params = call.values()?;
         let mut gradients = call.tower_gradients()?;
-        gradients.view_mut::<f32>("w")?.copy_from_slice(params.view("w")?);
+        gradients.view_mut_unfilled::<f32>("w")?.copy_from_slice(params.view("w")?);
         call.tower(gradients, 0.0)
     });
     let listener = Server::listen("127.0.0.1:0").unwrap();
@@ -114,7 +114,10 @@ fn towers(rounds: usize, elements: usize) {
             let token = worker.token().unwrap().unwrap();
             worker.pull(&token, &mut params).unwrap();
             let mut gradients = worker.gradients();
-            gradients.view_mut::<f32>("w").unwrap().copy_from_slice(params.view("w").unwrap());
+            gradients
+                .view_mut_unfilled::<f32>("w")
+                .unwrap()
+                .copy_from_slice(params.view("w").unwrap());
             worker.push(token, gradients).unwrap();
         }));
         times[1].push(time_of(1, || {

@@ -50,7 +50,7 @@ fn bare(worker: &mut Worker, params: &mut pushpull::Params) -> Duration {
         let token = worker.token().unwrap().unwrap();
         worker.pull(&token, params).unwrap();
         let mut gradients = worker.gradients();
-        gradients.view_mut("w").unwrap().copy_from_slice(params.view::<f32>("w").unwrap());
+        gradients.view_mut_unfilled("w").unwrap().copy_from_slice(params.view::<f32>("w").unwrap());
         worker.push(token, gradients).unwrap();
     }
     start.elapsed() / STEPS as u32
@@ -62,7 +62,7 @@ fn in_session(session: &mut TrainingSession) -> Duration {
     for _ in 0..STEPS {
         let mut step = session.step().unwrap().unwrap();
         let (params, gradients) = step.parts();
-        gradients.view_mut("w").unwrap().copy_from_slice(params.view::<f32>("w").unwrap());
+        gradients.view_mut_unfilled("w").unwrap().copy_from_slice(params.view::<f32>("w").unwrap());
         step.scalar("loss", 0.5);
         step.push().unwrap();
     }

@@ -6,7 +6,8 @@ use std::task::Poll;
 
 use pushpull::blocking::{Ps, TrainingSession, Worker};
 use pushpull::compute::{
-    Compute, Device, DeviceParams, DeviceTowers, Mlp, Model, Samples, View, ViewMut,
+    Compute, Device, DeviceParams, DeviceTowers, Mlp, Model, ModelError, Samples, StepGradients,
+    StepValues, View, ViewMut, compute_fn,
 };
 use pushpull::local::Cluster;
 use pushpull::training::TrainingConfig;
@@ -115,6 +116,55 @@ fn values_and_gradients_travel_to_the_device_and_back() {
             assert!((2..=4).contains(&emulator.calls_of("cuMemHostAlloc")));
         }
     }
+}
+
+/// Adds one to every gradient, in two steps and two views.
+fn add_one(_: StepValues<'_>, (): (), out: &mut StepGradients<'_>) -> Result<f64, ModelError> {
+    let device = Device::cuda(0)?;
+    for _ in 0..2 {
+        let w: Vec<ViewMut<'_, f32>> = out.views_mut(&["w"])?;
+        for mut w in w {
+            let mut before = [0.0; 3];
+            device.read(w.view(), &mut before)?;
+            device.write(&before.map(|half| half + 0.5), w.reborrow())?;
+        }
+    }
+    Ok(0.0)
+}
+
+/// The memory of the device is used again, and a model that adds to it is right all the same.
+#[test]
+fn gradients_of_a_device_begin_at_zero() {
+    let _turn = DriverTurn::start();
+    let device = Device::cuda(0).unwrap();
+    let variables = vec![VariableSpec::f32("w", [3]).unwrap()];
+    let at = |step: u64| [-0.5 * step as f32; 3];
+    let mut model = compute_fn(device.clone(), variables.clone(), add_one);
+    let cluster = cluster();
+    let config = TrainingConfig::new(cluster.worker_config(0)).variables(variables.clone());
+    let mut session = TrainingSession::start(config).unwrap();
+    while let Some(mut step) = session.step().unwrap() {
+        let number = step.step();
+        assert_eq!(step.parts().0.view::<f32>("w").unwrap(), at(number));
+        step.compute(&mut model, ()).unwrap();
+        step.push().unwrap();
+    }
+    session.close().unwrap();
+    cluster.stop().unwrap();
+
+    let cluster = self::cluster();
+    let mut worker = Worker::connect(cluster.worker_config(0)).unwrap();
+    let params = worker.join(&variables, |_| ()).unwrap();
+    let mut local = DeviceParams::new(&device, params).unwrap();
+    while let Some(token) = worker.token().unwrap() {
+        worker.pull_to(&token, &mut local).unwrap();
+        assert_eq!(local.host().view::<f32>("w").unwrap(), at(local.host().step()));
+        let mut gradients = worker.gradients_on(&device).unwrap();
+        model.gradients(local.values(), (), &mut gradients.out()).unwrap();
+        worker.push_from(token, gradients).unwrap();
+    }
+    worker.leave().unwrap();
+    cluster.stop().unwrap();
 }
 
 /// Without locked pages the copies are slower, and no less right.

@@ -178,6 +178,35 @@ fn value(worker: &mut Worker, params: &mut Params) -> f32 {
     first
 }
 
+/// A loop that adds to its gradients is right in memory that is used again: that of a push buffer,
+/// in which other workers have written before, and that of the heap.
+#[test]
+fn gradients_begin_at_zero_in_memory_that_is_used_again() {
+    let folder = tempfile::tempdir().unwrap();
+    for shared in [true, false] {
+        let cluster = same_host_only(folder.path(), |config| config);
+        for round in 0..3 {
+            let config = cluster.config(0).shared_memory(shared);
+            let mut worker = Worker::connect(config).unwrap();
+            let mut params = worker.join(&plain(), |_| ()).unwrap();
+            for step in 0..4 {
+                let before = value(&mut worker, &mut params);
+                assert_eq!(before, -(4.0 * round as f32 + step as f32), "shared: {shared}");
+                let token = worker.token().unwrap().unwrap();
+                let mut gradients = worker.gradients();
+                for name in ["v", "w", "split"] {
+                    gradients.view_mut::<f32>(name).unwrap().iter_mut().for_each(|g| *g += 0.25);
+                    gradients.view_mut::<f32>(name).unwrap().iter_mut().for_each(|g| *g += 0.75);
+                }
+                worker.push(token, gradients).unwrap();
+            }
+            worker.leave().unwrap();
+        }
+        assert_eq!(cluster.handle().metrics().direct_pushes > 0, shared);
+        cluster.stop();
+    }
+}
+
 /// Checks gradients that are pushed to another server than the one that shares their memory. The
 /// push buffers of both servers, and their slots, have the same identifiers.
 #[test]
@@ -336,7 +365,8 @@ fn gradients_outlive_a_server_that_loses_its_values() {
     let spec = spec([listener.address()], 2);
     let cluster = TestCluster { servers: vec![start(listener, &spec, |config| config)], spec };
     held.view_mut::<f32>("w").unwrap().fill(2.0);
-    assert!(matches!(worker.push(token, held).unwrap_err(), Error::StateLost { .. }));
+    let error = worker.push(token, held).unwrap_err();
+    assert!(matches!(error, Error::StateLost { .. }), "{error}");
     filled(&mut worker, 3.0).scale(0.5);
     cluster.stop();
 }

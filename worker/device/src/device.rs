@@ -260,6 +260,25 @@ impl Device {
         Ok(())
     }
 
+    /// Sets all elements to zero.
+    ///
+    /// # Errors
+    /// [`ComputeError::OtherMemory`].
+    pub fn zero<'a, T: DeviceElement>(
+        &self,
+        values: impl Into<ViewMut<'a, T>>,
+    ) -> Result<(), ComputeError> {
+        const NAME: &str = "zero";
+        match &self.backend {
+            Backend::Cpu(_) => values.into().host(NAME, "values")?.fill(T::default()),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => {
+                cuda.fill_bytes(0, values.into().cuda(cuda, NAME, "values")?)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Whether cuBLAS computes large products. It opens that library, if the device is one of CUDA.
     ///
     /// # Errors

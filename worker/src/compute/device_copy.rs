@@ -50,6 +50,7 @@ impl DeviceCopy {
         };
         device.write(&params.buffer.bytes()[..bytes], &mut copy.values)?;
         let values = StepValues::new(params, Some(copy.values.view()));
+        device.zero(&mut copy.gradients)?;
         let mut viewed = BTreeSet::new();
         let mut out = StepGradients::new(gradients, Some((copy.gradients.view_mut(), &mut viewed)));
         let loss = model.gradients(values, batch, &mut out)?;

@@ -8,7 +8,7 @@ use pushpull_common::tensor::Element;
 use pushpull_device::{DeviceElement, View, ViewMut};
 
 use crate::error::ViewError;
-use crate::gradients::params::{Gradients, Params};
+use crate::gradients::params::{FirstContent, Gradients, Params};
 
 /// The values of all dense variables where a device computes: the pulled values themselves on the
 /// processor, otherwise a copy of them.
@@ -64,8 +64,8 @@ impl<'a> From<&'a Params> for StepValues<'a> {
 #[derive(Debug)]
 pub struct StepGradients<'a> {
     gradients: &'a mut Gradients,
-    /// The memory of the device, laid out as that of the gradients, and the variables that were
-    /// viewed there.
+    /// The memory of the device, laid out as that of the gradients and zeroed for this step, and
+    /// the variables that were viewed there.
     copy: Option<(ViewMut<'a, u8>, &'a mut BTreeSet<VariableId>)>,
 }
 
@@ -83,8 +83,8 @@ impl<'a> StepGradients<'a> {
         self.gradients
     }
 
-    /// Returns the gradients of several variables of one type, and adds them to the push. The
-    /// caller must write all elements.
+    /// Returns the gradients of several variables of one type, and adds them to the push. They are
+    /// zero at first.
     ///
     /// # Errors
     /// Those of [`Gradients::views_mut`].
@@ -93,10 +93,11 @@ impl<'a> StepGradients<'a> {
         names: &[&str],
     ) -> Result<Vec<ViewMut<'_, T>>, ViewError> {
         if self.copy.is_none() {
-            let views = self.gradients.views_mut_of::<T>(names)?;
+            let views = self.gradients.views_mut_of::<T>(names, FirstContent::Zeros)?;
             return Ok(views.into_iter().map(ViewMut::from).collect());
         }
-        self.gradients.views_mut_of::<T>(names)?;
+        // The gradients of the device are copied over these.
+        self.gradients.views_mut_of::<T>(names, FirstContent::Arbitrary)?;
         let places: Result<Vec<_>, _> =
             names.iter().map(|name| self.gradients.plan.locate::<T>(name)).collect();
         let places = places?;

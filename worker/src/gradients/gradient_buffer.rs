@@ -355,7 +355,6 @@ mod tests {
             let norm = gradients.clip_by_global_norm(20.0).unwrap();
             gradients.clip_by_value(5.0).unwrap();
             gradients.scale(3.0);
-            gradients.omit("d").unwrap();
             let views = gradients.views_mut::<f32, 8>(NAMES).unwrap().map(|view| view.to_vec());
             (norm, views)
         });

@@ -75,7 +75,8 @@ impl Params {
 /// Gradients for one push, from [`crate::Worker::gradients`].
 ///
 /// A push contains the variables that were viewed and the rows that were set; all others are left
-/// out. The memory is reused: a new view shows what an earlier push left there, so write all of it.
+/// out. The memory is reused, so the first view of a variable zeroes its gradient, and a loop may
+/// add to it. A loop that writes all elements may do without: see [`Gradients::view_mut_unfilled`].
 ///
 /// Dropping it pushes nothing.
 #[derive(Debug)]
@@ -103,8 +104,13 @@ impl Gradients {
         self.memory.buffer_mut().slice_mut(self.plan.range(id))
     }
 
-    /// Returns the gradient of a dense variable, in row-major order, and adds it to the push. The
-    /// caller must write all elements.
+    /// Returns the gradient of a dense variable, in row-major order, and adds it to the push.
+    ///
+    /// All elements are zero until the caller writes them. Further views show what was written,
+    /// unless the variable was omitted in between.
+    ///
+    /// Cost: a look-up by name; the first view of a push writes zeros, at the bandwidth of the
+    /// memory. [`Gradients::view_mut_unfilled`] does not.
     ///
     /// # Errors
     /// [`ViewError::Unknown`], [`ViewError::Type`] or [`ViewError::Sparse`]; [`ViewError::Plain`]
@@ -114,8 +120,8 @@ impl Gradients {
         Ok(view)
     }
 
-    /// Returns the gradients of several variables of one type, and adds them to the push. The
-    /// caller must write all elements.
+    /// Returns the gradients of several variables of one type, and adds them to the push. They are
+    /// zero at first, as those of [`Gradients::view_mut`].
     ///
     /// # Errors
     /// Those of [`Gradients::view_mut`]; [`ViewError::Twice`] if a name is repeated. The push is
@@ -125,17 +131,46 @@ impl Gradients {
         names: [&str; N],
     ) -> Result<[&mut [T]; N], ViewError> {
         let mut views = std::array::from_fn(|_| &mut [][..]);
-        self.view_all::<T>(&names, &mut views)?;
+        self.view_all::<T>(&names, FirstContent::Zeros, &mut views)?;
         Ok(views.map(cast_elements))
     }
 
-    /// Returns the gradients of a list of variables, as [`Gradients::views_mut`] does.
+    /// Returns the gradient of a dense variable without zeroing it, and adds it to the push. The
+    /// caller must write all elements: the memory has the numbers of an earlier push, possibly of
+    /// another worker of the same host, and elements that are not written push those again.
+    ///
+    /// Saves the pass over the memory that the first [`Gradients::view_mut`] makes.
+    ///
+    /// # Errors
+    /// Those of [`Gradients::view_mut`].
+    pub fn view_mut_unfilled<T: Element>(&mut self, name: &str) -> Result<&mut [T], ViewError> {
+        let [view] = self.views_mut_unfilled([name])?;
+        Ok(view)
+    }
+
+    /// Returns the gradients of several variables of one type without zeroing them, and adds them
+    /// to the push. The caller must write all elements, as with [`Gradients::view_mut_unfilled`].
+    ///
+    /// # Errors
+    /// Those of [`Gradients::views_mut`].
+    pub fn views_mut_unfilled<T: Element, const N: usize>(
+        &mut self,
+        names: [&str; N],
+    ) -> Result<[&mut [T]; N], ViewError> {
+        let mut views = std::array::from_fn(|_| &mut [][..]);
+        self.view_all::<T>(&names, FirstContent::Arbitrary, &mut views)?;
+        Ok(views.map(cast_elements))
+    }
+
+    /// Returns the gradients of a list of variables, as [`Gradients::views_mut`] or
+    /// [`Gradients::views_mut_unfilled`] does.
     pub(crate) fn views_mut_of<T: Element>(
         &mut self,
         names: &[&str],
+        first: FirstContent,
     ) -> Result<Vec<&mut [T]>, ViewError> {
         let mut views: Vec<&mut [u8]> = names.iter().map(|_| &mut [][..]).collect();
-        self.view_all::<T>(names, &mut views)?;
+        self.view_all::<T>(names, first, &mut views)?;
         Ok(views.into_iter().map(cast_elements).collect())
     }
 
@@ -143,6 +178,7 @@ impl Gradients {
     fn view_all<'a, T: Element>(
         &'a mut self,
         names: &[&str],
+        first: FirstContent,
         views: &mut [&'a mut [u8]],
     ) -> Result<(), ViewError> {
         let mut places = SmallVec::<[(VariableId, Range<usize>); 16]>::new();
@@ -156,9 +192,12 @@ impl Gradients {
             }
             places.push((id, range));
         }
-        for (id, _) in &places {
+        for (id, range) in &places {
             self.apply_factor(*id);
-            self.memory.present[id.0 as usize] = true;
+            let was_present = std::mem::replace(&mut self.memory.present[id.0 as usize], true);
+            if !was_present && first == FirstContent::Zeros {
+                self.memory.buffer_mut().slice_mut(range.clone()).fill(0);
+            }
         }
         let ranges: SmallVec<[_; 16]> = places.into_iter().map(|(_, range)| range).collect();
         self.memory.buffer_mut().slices_mut(&ranges, views);
@@ -208,6 +247,14 @@ impl Gradients {
     pub(crate) fn present(&self) -> impl Iterator<Item = VariableId> + '_ {
         self.memory.present()
     }
+}
+
+/// What the first view of a gradient shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FirstContent {
+    Zeros,
+    /// What an earlier push has left in the memory.
+    Arbitrary,
 }
 
 /// Returns bytes as the elements that they are.
@@ -348,6 +395,29 @@ pub(crate) mod tests {
         gradients.omit("w").unwrap();
         assert_eq!(gradients.present().collect::<Vec<_>>(), [VariableId(1)]);
         assert_eq!(gradients.omit("x").unwrap_err(), unknown("x"));
+    }
+
+    #[test]
+    fn a_first_view_is_zero_in_memory_that_an_earlier_push_has_used() {
+        let plan = plan();
+        let views = |gradients: &mut Gradients| {
+            let [b, w] = gradients.views_mut::<f32, 2>(["b", "w"]).unwrap();
+            [b.to_vec(), w.to_vec()].concat()
+        };
+        let mut gradients =
+            Gradients::new(plan.clone(), GradientMemory::new(&plan, Arc::default()));
+        for round in 0..3 {
+            assert_eq!(views(&mut gradients), [0.0; 7], "round {round}");
+            gradients.view_mut::<f32>("w").unwrap()[5] += 2.0;
+            gradients.view_mut::<f32>("b").unwrap()[0] += 1.0;
+            assert_eq!(views(&mut gradients), [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 2.0]);
+            gradients.omit("w").unwrap();
+            assert_eq!(views(&mut gradients)[1..], [0.0; 6], "what was omitted begins again");
+            gradients.view_mut::<f32>("w").unwrap().fill(7.0);
+            gradients = Gradients::new(plan.clone(), gradients.memory);
+        }
+        assert_eq!(gradients.view_mut_unfilled::<f32>("w").unwrap(), [7.0; 6]);
+        assert_eq!(gradients.view_mut::<f32>("w").unwrap(), [7.0; 6], "it is not a first view");
     }
 
     #[test]

@@ -38,7 +38,7 @@ impl Worker {
     }
 
     /// Returns gradients to be computed on a device: as [`Worker::gradients`]. The memory of the
-    /// device is reused.
+    /// device is reused, and zeroed before.
     ///
     /// # Errors
     /// [`Error::Device`] if the device has no memory for them.
@@ -53,7 +53,10 @@ impl Worker {
             let pool = self.device_pool.take().filter(|pool| pool.device.is_same(device));
             let mut pool = pool.unwrap_or_else(|| DevicePool::new(device));
             copy = Some(match pool.gradients.take().filter(|buffer| buffer.len() == bytes) {
-                Some(buffer) => buffer,
+                Some(mut buffer) => {
+                    device.zero(&mut buffer)?;
+                    buffer
+                }
                 None => device.buffer(bytes)?,
             });
             self.device_pool = Some(pool);

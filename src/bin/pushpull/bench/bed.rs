@@ -202,7 +202,7 @@ impl WorkerReplica {
         let token = self.worker.token()?.ok_or("the training has ended")?;
         let mut gradients = self.worker.gradients();
         for name in &self.names {
-            gradients.view_mut::<f32>(name)?.fill(1.0);
+            gradients.view_mut_unfilled::<f32>(name)?.fill(1.0);
         }
         let start = Instant::now();
         self.worker.push(token, gradients)?;

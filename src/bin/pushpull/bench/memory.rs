@@ -123,7 +123,7 @@ fn train(
         worker.pull(&token, &mut params)?;
         let mut gradients = worker.gradients();
         for variable in variables {
-            gradients.view_mut::<f32>(variable.name())?.fill(1.0);
+            gradients.view_mut_unfilled::<f32>(variable.name())?.fill(1.0);
         }
         worker.push(token, gradients)?;
     }

@@ -157,7 +157,7 @@ impl GradientCollector<'_> {
         let Some(gradient) = self.gradients.remove::<D>(param.id) else { return Ok(false) };
         let values = read(&name, gradient.cast(dtype))?;
         with_element!(dtype, T => {
-            self.out.view_mut::<T>(&name)?.copy_from_slice(elements(&name, &values)?);
+            self.out.view_mut_unfilled::<T>(&name)?.copy_from_slice(elements(&name, &values)?);
         });
         Ok(true)
     }

@@ -196,7 +196,7 @@ impl PushPull {
             with_element!(variable.dtype(), T => match (is_trained, gradients.get(variable)) {
                 (true, Some(gradient)) => {
                     found = true;
-                    let view = out.view_mut::<T>(name)?;
+                    let view = out.view_mut_unfilled::<T>(name)?;
                     with_elements::<T, _>(gradient, |gradient| view.copy_from_slice(gradient))?;
                 }
                 (true, None) => {}

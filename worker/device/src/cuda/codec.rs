@@ -139,7 +139,7 @@ impl CudaDevice {
     }
 
     /// Sets every byte of some memory.
-    fn fill_bytes<T: DeviceElement>(
+    pub(crate) fn fill_bytes<T: DeviceElement>(
         &self,
         byte: u8,
         memory: CudaViewMut<'_, T>,
