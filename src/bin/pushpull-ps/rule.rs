@@ -55,6 +55,12 @@ pub(crate) struct RuleOptions {
     /// Added to divisors [default: 1e-8; adamw: 1e-7, lamb: 1e-6, rmsprop: 1e-10]
     #[arg(long, value_name = "TERM")]
     epsilon: Option<f64>,
+    /// Add epsilon to the root of the corrected moment, as PyTorch does
+    #[arg(long)]
+    epsilon_after_correction: bool,
+    /// Count the gradients of each row, not those of the training
+    #[arg(long)]
+    row_counts: bool,
     /// Share of a weight removed at learning rate 1 [default: 0; adamw: 0.004]
     #[arg(long, value_name = "SHARE")]
     weight_decay: Option<f64>,
@@ -115,8 +121,14 @@ impl Rule {
             Rule::Adagrad => &["--initial-accumulator"],
             Rule::Adadelta => &["--rho", "--epsilon"],
             Rule::Rmsprop => &["--rho", "--momentum", "--epsilon", "--centered"],
-            Rule::Adam | Rule::LazyAdam => &["--beta1", "--beta2", "--epsilon"],
-            Rule::Adamw | Rule::Lamb => &["--beta1", "--beta2", "--epsilon", "--weight-decay"],
+            Rule::Adam => &["--beta1", "--beta2", "--epsilon", "--epsilon-after-correction"],
+            Rule::LazyAdam => {
+                &["--beta1", "--beta2", "--epsilon", "--epsilon-after-correction", "--row-counts"]
+            }
+            Rule::Adamw => {
+                &["--beta1", "--beta2", "--epsilon", "--epsilon-after-correction", "--weight-decay"]
+            }
+            Rule::Lamb => &["--beta1", "--beta2", "--epsilon", "--weight-decay"],
             Rule::Ftrl => &[
                 "--initial-accumulator",
                 "--learning-rate-power",
@@ -146,6 +158,7 @@ impl RuleOptions {
             Rule::Adadelta => Arc::new(self.adadelta(rate)),
             Rule::Rmsprop => Arc::new(self.rmsprop(rate)),
             Rule::Adam => Arc::new(self.adam(rate)),
+            Rule::LazyAdam if self.row_counts => Arc::new(self.adam(rate).lazy_with_row_counts()),
             Rule::LazyAdam => Arc::new(self.adam(rate).lazy()),
             Rule::Adamw => Arc::new(self.adamw(rate)),
             Rule::Lamb => Arc::new(self.lamb(rate)),
@@ -187,6 +200,8 @@ impl RuleOptions {
             ("--beta1", self.beta1.is_some()),
             ("--beta2", self.beta2.is_some()),
             ("--epsilon", self.epsilon.is_some()),
+            ("--epsilon-after-correction", self.epsilon_after_correction),
+            ("--row-counts", self.row_counts),
             ("--weight-decay", self.weight_decay.is_some()),
             ("--initial-accumulator", self.initial_accumulator.is_some()),
             ("--learning-rate-power", self.learning_rate_power.is_some()),
@@ -236,13 +251,15 @@ impl RuleOptions {
 
     fn adam(&self, rate: impl Into<Schedule>) -> Adam {
         let (beta1, beta2) = self.betas();
-        with(Adam::new(rate).betas(beta1, beta2), self.epsilon, Adam::epsilon)
+        let rule = with(Adam::new(rate).betas(beta1, beta2), self.epsilon, Adam::epsilon);
+        if self.epsilon_after_correction { rule.epsilon_after_correction() } else { rule }
     }
 
     fn adamw(&self, rate: impl Into<Schedule>) -> AdamW {
         let (beta1, beta2) = self.betas();
         let rule = with(AdamW::new(rate).betas(beta1, beta2), self.epsilon, AdamW::epsilon);
-        with(rule, self.weight_decay, AdamW::weight_decay)
+        let rule = with(rule, self.weight_decay, AdamW::weight_decay);
+        if self.epsilon_after_correction { rule.epsilon_after_correction() } else { rule }
     }
 
     fn lamb(&self, rate: impl Into<Schedule>) -> Lamb {
@@ -284,7 +301,7 @@ mod tests {
     /// Returns a valid value for a flag that takes one.
     const fn value(flag: &str) -> Option<&'static str> {
         match flag.as_bytes() {
-            b"--centered" => None,
+            b"--centered" | b"--epsilon-after-correction" | b"--row-counts" => None,
             b"--learning-rate-power" => Some("-0.25"),
             _ => Some("0.25"),
         }
@@ -378,11 +395,16 @@ mod tests {
         assert_eq!(options.rmsprop(0.5), rmsprop);
         let options = given(Rule::Adamw.flags());
         let adamw = AdamW::new(0.5).betas(0.25, 0.25).epsilon(0.25).weight_decay(0.25);
-        assert_eq!(options.adamw(0.5), adamw);
+        assert_eq!(options.adamw(0.5), adamw.epsilon_after_correction());
         let lamb = Lamb::new(0.5).betas(0.25, 0.25).epsilon(0.25).weight_decay(0.25);
         assert_eq!(options.lamb(0.5), lamb);
         let options = given(Rule::Adam.flags());
-        assert_eq!(options.adam(0.5), Adam::new(0.5).betas(0.25, 0.25).epsilon(0.25));
+        let adam = Adam::new(0.5).betas(0.25, 0.25).epsilon(0.25).epsilon_after_correction();
+        assert_eq!(options.adam(0.5), adam);
+        let kind =
+            |line: &[&str]| parsed(line.iter().copied()).unwrap().optimizer().unwrap().kind();
+        assert_eq!(kind(&["--optimizer=lazy_adam"]), "lazy_adam");
+        assert_eq!(kind(&["--optimizer=lazy_adam", "--row-counts"]), "lazy_adam_row_counts");
         let options = given(Rule::Adadelta.flags());
         assert_eq!(options.adadelta(0.5), Adadelta::new(0.5).rho(0.25).epsilon(0.25));
         let options = given(Rule::Adagrad.flags());

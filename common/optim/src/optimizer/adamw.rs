@@ -19,8 +19,9 @@ use super::{
 /// The paper multiplies the decay by a schedule only, and the step by schedule and learning rate.
 /// TensorFlow 2 (Keras) multiplies both by the learning rate, as this rule does: a decay `d` of the
 /// paper is `d / lr` here. All trainable variables decay. The rest is as in [`Adam`], including its
-/// epsilon, which is added to the root of the uncorrected moment. A push of some rows changes all
-/// rows, and all of them decay.
+/// epsilon, which is added to the root of the uncorrected moment unless
+/// [`AdamW::epsilon_after_correction`] is set. A push of some rows changes all rows, and all of them
+/// decay.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AdamW {
     adam: Adam,
@@ -49,6 +50,13 @@ impl AdamW {
     pub fn epsilon(self, epsilon: f64) -> Self {
         AdamW { adam: self.adam.epsilon(epsilon), ..self }
     }
+
+    /// Adds epsilon to the root of the corrected moment, as [`Adam::epsilon_after_correction`] does
+    /// and as PyTorch's `torch.optim.AdamW`. It is a rule of another kind,
+    /// `adamw_epsilon_after_correction`.
+    pub fn epsilon_after_correction(self) -> Self {
+        AdamW { adam: self.adam.epsilon_after_correction(), ..self }
+    }
 }
 
 impl Default for AdamW {
@@ -60,7 +68,10 @@ impl Default for AdamW {
 
 impl Optimizer for AdamW {
     fn kind(&self) -> &'static str {
-        "adamw"
+        match self.adam.adds_epsilon_after_correction() {
+            false => "adamw",
+            true => "adamw_epsilon_after_correction",
+        }
     }
 
     fn slots(&self) -> &[SlotSpec] {

@@ -6,6 +6,7 @@ use std::ops::{Add, Div, Mul, Sub};
 /// every machine, except `pow`, whose last digit depends on the platform.
 pub(super) trait OptimizerFloat:
     bytemuck::Pod
+    + Into<f64>
     + Default
     + PartialOrd
     + Add<Output = Self>

@@ -20,7 +20,7 @@ use super::{
 ///
 /// `|w|` and `|u|` are the Euclidean norms over the whole variable before the update. If the square
 /// of one of them is 0 in the variable's type, or their ratio is not finite, the ratio is 1. `t`
-/// counts the gradients that the shard has applied, from 1.
+/// counts the gradients of the training, from 1.
 ///
 /// Source: Y. You, J. Li, S. Reddi and others, "Large Batch Optimization for Deep Learning:
 /// Training BERT in 76 minutes", 2020 (arXiv:1904.00962), algorithm 2, in the form of TensorFlow

@@ -70,7 +70,8 @@ impl SlotSpec {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ApplyAt {
-    /// The number of gradients that the shard has applied, including this one: 1 for the first.
+    /// The number of the gradient in the training, 1 for the first: on all shards the same, whatever
+    /// variables it contains. See `docs/asynchronous.md`.
     pub count: u64,
     /// The global step of the gradient's token, for schedules.
     pub step: u64,
@@ -86,7 +87,7 @@ impl ApplyAt {
     /// The maximum number of sums of a rule.
     pub const SUMS_MAX: usize = 4;
 
-    /// Describes the `count`-th gradient of a shard, whose token has global step `step`, at the
+    /// Describes the `count`-th gradient of a training, whose token has global step `step`, at the
     /// rule's own learning rate.
     #[inline]
     pub const fn new(count: u64, step: u64) -> Self {

@@ -87,7 +87,7 @@ fn a_decayed_rate_keeps_ftrl_finite() {
 }
 
 /// Every rule, for a learning rate.
-const RULES: [fn(Schedule) -> Box<dyn Optimizer>; 12] = [
+const RULES: [fn(Schedule) -> Box<dyn Optimizer>; 15] = [
     |rate| Box::new(Sgd::new(rate)),
     |rate| Box::new(Momentum::new(rate, 0.9)),
     |rate| Box::new(Momentum::nesterov(rate, 0.9).l2(0.1).weight_decay(0.2)),
@@ -97,7 +97,10 @@ const RULES: [fn(Schedule) -> Box<dyn Optimizer>; 12] = [
     |rate| Box::new(RmsProp::new(rate).centered()),
     |rate| Box::new(Adam::new(rate)),
     |rate| Box::new(Adam::new(rate).lazy()),
+    |rate| Box::new(Adam::new(rate).lazy_with_row_counts()),
+    |rate| Box::new(Adam::new(rate).epsilon_after_correction()),
     |rate| Box::new(AdamW::new(rate)),
+    |rate| Box::new(AdamW::new(rate).epsilon_after_correction()),
     |rate| Box::new(Lamb::new(rate).weight_decay(0.1)),
     |rate| Box::new(Ftrl::new(rate).beta(1.0)),
 ];
@@ -115,6 +118,119 @@ fn results_of(rule: &dyn Optimizer, at: ApplyAt) -> impl PartialEq + std::fmt::D
     let (values, slots) = (&mut narrow[..], &mut slots[..]);
     rule.apply_f32(at, Run { values, slots, gradient: &[0.1, 0.2, -0.7] });
     (wide, narrow, wide_slots, narrow_slots)
+}
+
+/// Applies gradients of one element each, the first with this count, and returns the values after
+/// each of them.
+fn path_of(rule: &dyn Optimizer, first: u64, gradients: &[f32]) -> Vec<f32> {
+    let (mut value, mut stored) = ([0.0_f32; 1], vec![[0.0_f32]; rule.slots().len()]);
+    let apply = |(count, &gradient): (u64, &f32)| {
+        let mut slots: Vec<&mut [f32]> = stored.iter_mut().map(|slot| &mut slot[..]).collect();
+        let run = Run { values: &mut value, slots: &mut slots, gradient: &[gradient] };
+        rule.apply_f32(ApplyAt::new(count, 0), run);
+        value[0]
+    };
+    (first..).zip(gradients).map(apply).collect()
+}
+
+#[test]
+fn a_row_that_counts_for_itself_moves_the_same_whenever_it_is_first_pushed() {
+    let gradients: Vec<f32> = (1..50).map(|n| (n as f32 * 0.7).sin()).collect();
+    for epsilon_last in [false, true] {
+        let adam = Adam::new(0.1).epsilon(0.01);
+        let adam = if epsilon_last { adam.epsilon_after_correction() } else { adam };
+        let expected = path_of(&adam, 1, &gradients);
+        let counted = adam.clone().lazy_with_row_counts();
+        for first in [1, 2, 1001, u64::MAX / 2] {
+            assert_eq!(path_of(&counted, first, &gradients), expected, "first at {first}");
+        }
+        let late = path_of(&adam.lazy(), 1001, &gradients)[0] / expected[0];
+        assert!(late > 2.0, "without counts the first step is {late} times as long");
+    }
+}
+
+/// The rows of one run have different counts, and are updated as if each were alone.
+#[test]
+fn each_row_of_a_run_has_its_own_count() {
+    let rule = Adam::new(0.1).lazy_with_row_counts();
+    let rows = [3.0_f32, 3.0, 0.0, 7.0, 7.0, 3.0];
+    let length = 3 * rows.len();
+    let counts: Vec<f32> = (0..length).map(|index| rows[index / 3]).collect();
+    let mut values = vec![1.0; length];
+    let mut m = vec![0.25; length];
+    let mut v = vec![0.5; length];
+    let mut t = counts.clone();
+    let slots: &mut [&mut [f32]] = &mut [&mut m, &mut v, &mut t];
+    let gradient = vec![0.3; length];
+    rule.apply_f32(ApplyAt::new(9, 0), Run { values: &mut values, slots, gradient: &gradient });
+    for (index, (&value, &count)) in values.iter().zip(&counts).enumerate() {
+        let (mut alone, mut m, mut v) = ([1.0], [0.25], [0.5]);
+        let slots: &mut [&mut [f32]] = &mut [&mut m, &mut v];
+        let at = ApplyAt::new(count as u64 + 1, 0);
+        let run = Run { values: &mut alone, slots, gradient: &[0.3] };
+        Adam::new(0.1).apply_f32(at, run);
+        assert_eq!((value, t[index]), (alone[0], count + 1.0), "element {index}");
+    }
+}
+
+/// Damaged slots and the largest counts give a number or none, but no panic.
+#[test]
+fn any_count_of_a_row_is_accepted() {
+    let rule = Adam::new(0.1).lazy_with_row_counts();
+    for count in [-1.0, f32::NAN, f32::INFINITY, f32::MAX, 16_777_216.0] {
+        let (mut value, mut m, mut v, mut t) = ([1.0], [0.25], [0.5], [count]);
+        let slots: &mut [&mut [f32]] = &mut [&mut m, &mut v, &mut t];
+        rule.apply_f32(ApplyAt::new(1, 0), Run { values: &mut value, slots, gradient: &[0.3] });
+        assert_eq!(value[0].is_finite(), count > 0.0, "{count}");
+    }
+}
+
+/// The formulas of the two forms, in `f64`.
+#[test]
+fn epsilon_is_added_before_or_after_the_correction() {
+    let (rate, beta1, beta2, epsilon) = (0.1_f64, 0.9_f64, 0.99_f64, 0.05);
+    let adam = || Adam::new(rate).betas(beta1, beta2).epsilon(epsilon);
+    let adamw = || AdamW::new(rate).betas(beta1, beta2).epsilon(epsilon).weight_decay(0.0);
+    let after: [Box<dyn Optimizer>; 4] = [
+        Box::new(adam().epsilon_after_correction()),
+        Box::new(adam().lazy().epsilon_after_correction()),
+        Box::new(adam().lazy_with_row_counts().epsilon_after_correction()),
+        Box::new(adamw().epsilon_after_correction()),
+    ];
+    let before: [Box<dyn Optimizer>; 4] = [
+        Box::new(adam()),
+        Box::new(adam().lazy()),
+        Box::new(adam().lazy_with_row_counts()),
+        Box::new(adamw()),
+    ];
+    let kinds = [&after, &before].map(|rules| rules.each_ref().map(|rule| rule.kind()));
+    assert!(kinds[0].iter().all(|kind| kind.ends_with("_epsilon_after_correction")));
+    assert_eq!(kinds[1], ["adam", "lazy_adam", "lazy_adam_row_counts", "adamw"]);
+    let gradients: Vec<f64> = (0..20).map(|n| (f64::from(n) * 0.7).cos()).collect();
+    for (rules, is_after) in [(after, true), (before, false)] {
+        let (mut w, mut m, mut v) = (1.0, 0.0, 0.0);
+        let mut expected = Vec::new();
+        for (t, g) in (1..).zip(&gradients) {
+            m = beta1 * m + (1.0 - beta1) * g;
+            v = beta2 * v + (1.0 - beta2) * g * g;
+            let (c1, c2) = (1.0 - beta1.powi(t), 1.0 - beta2.powi(t));
+            w -= match is_after {
+                true => rate * (m / c1) / ((v / c2).sqrt() + epsilon),
+                false => rate * c2.sqrt() / c1 * m / (v.sqrt() + epsilon),
+            };
+            expected.push(w);
+        }
+        for rule in rules {
+            let (mut value, mut stored) = ([1.0_f64], vec![[0.0_f64]; rule.slots().len()]);
+            for (count, (gradient, expected)) in (1..).zip(gradients.iter().zip(&expected)) {
+                let mut slots: Vec<&mut [f64]> = stored.iter_mut().map(|s| &mut s[..]).collect();
+                let run = Run { values: &mut value, slots: &mut slots, gradient: &[*gradient] };
+                rule.apply_f64(ApplyAt::new(count, 0), run);
+                let near = (value[0] - expected).abs() < 1e-12;
+                assert!(near, "{} instead of {expected} by {}", value[0], rule.kind());
+            }
+        }
+    }
 }
 
 #[test]

@@ -8,20 +8,25 @@ use burn::module::{Module, ModuleMapper, Param};
 use burn::nn::loss::CrossEntropyLossConfig;
 use burn::nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig};
 use burn::optim::lr_scheduler::module_lr_scheduler::ModuleLearningRate;
-use burn::optim::{GradientsParams, SgdConfig};
+use burn::optim::{AdamConfig, AdamWConfig, GradientsParams, SgdConfig};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use pushpull::local::Cluster;
+use pushpull::optim::{AdamW, Optimizer as Rule};
 use pushpull::training::TrainingConfig;
-use pushpull::{Mode, PsConfig, Sgd, Synchronous};
+use pushpull::{Adam, Mode, PsConfig, Sgd, Synchronous};
 use pushpull_burn::{AdapterError, PushPull};
 
 const RATE: f64 = 0.2;
 
 /// Starts a server and synchronous replicas.
 fn cluster(workers: u32, steps: u64) -> Cluster {
+    cluster_of(Sgd::new(RATE), workers, steps)
+}
+
+fn cluster_of(rule: impl Rule + Clone, workers: u32, steps: u64) -> Cluster {
     Cluster::start(1, workers, |cluster, task| {
         let mode: Mode = Synchronous::new(workers).deterministic(true).into();
-        PsConfig::new(cluster, task, Sgd::new(RATE)).mode(mode).last_step(steps)
+        PsConfig::new(cluster, task, rule.clone()).mode(mode).last_step(steps)
     })
     .unwrap()
 }
@@ -102,8 +107,8 @@ fn gradients<M: Module>(loss: &Tensor<1>, module: &M) -> GradientsParams {
 }
 
 /// Trains replicas, each on its part of every batch of 12, and returns the values of the first.
-fn train_replicas(workers: u32, steps: u64) -> Vec<f32> {
-    let cluster = cluster(workers, steps);
+fn train_replicas(rule: impl Rule + Clone, workers: u32, steps: u64) -> Vec<f32> {
+    let cluster = cluster_of(rule, workers, steps);
     let train = |worker: u32| {
         let config = config(&cluster, worker);
         thread::spawn(move || {
@@ -130,14 +135,13 @@ fn train_replicas(workers: u32, steps: u64) -> Vec<f32> {
     values.into_iter().next().unwrap()
 }
 
-/// Trains in this process, with the optimizer of burn and whole batches.
-fn train_alone(steps: u64) -> Vec<f32> {
+/// Trains in this process with whole batches, and an optimizer of burn.
+fn train_alone(mut optimizer: ModuleOptimizer, rate: f64, steps: u64) -> Vec<f32> {
     let mut network = LayeredNetwork::new();
-    let mut optimizer = SgdConfig::new().init();
     for step in 0..steps {
         let loss = network.loss(&batch(step, 0..12));
         let gradients = gradients(&loss, &network);
-        network = optimizer.step(ModuleLearningRate::from(RATE), network, gradients);
+        network = optimizer.step(ModuleLearningRate::from(rate), network, gradients);
     }
     network.values()
 }
@@ -152,15 +156,49 @@ fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
 
 #[test]
 fn replicas_train_as_one_process_with_a_batch_of_all() {
-    let expected = train_alone(40);
+    let expected = train_alone(SgdConfig::new().init(), RATE, 40);
     let first = LayeredNetwork::new().values();
     assert!(first.iter().zip(&expected).any(|(a, b)| (a - b).abs() > 0.05), "nothing is learned");
     for replicas in 1..=3 {
-        let found = train_replicas(replicas, 40);
-        let error = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let found = train_replicas(Sgd::new(RATE), replicas, 40);
+        let error = largest_difference(&found, &expected);
         println!("{replicas} replicas differ by at most {error:e}");
         assert_close(&found, &expected, 1e-4);
     }
+}
+
+/// Returns the largest difference between two lists of values.
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// The servers' Adam and AdamW with epsilon after the correction are burn's, to the rounding of
+/// f32. Epsilon is so large that the other form differs.
+#[test]
+fn replicas_train_with_adam_as_burn_does() {
+    let (rate, epsilon, decay, steps) = (0.02, 1e-2_f32, 0.1_f32, 20);
+    let adam = Adam::new(rate).epsilon(epsilon.into());
+    let adamw = AdamW::new(rate).epsilon(epsilon.into()).weight_decay(decay.into());
+    let config = AdamConfig::new().with_beta_2(0.999).with_epsilon(epsilon);
+    let by_adam = train_alone(config.init(), rate, steps);
+    let config = AdamWConfig::new().with_beta_2(0.999).with_epsilon(epsilon);
+    let by_adamw = train_alone(config.with_weight_decay(decay).init(), rate, steps);
+    let start = LayeredNetwork::new().values();
+    for replicas in 1..=3 {
+        let found = [
+            train_replicas(adam.clone().epsilon_after_correction(), replicas, steps),
+            train_replicas(adamw.clone().epsilon_after_correction(), replicas, steps),
+        ];
+        for (found, expected) in found.iter().zip([&by_adam, &by_adamw]) {
+            let difference = largest_difference(found, expected);
+            println!("{replicas} replicas differ by at most {difference:e}");
+            assert!(difference < 1e-6, "{difference}");
+            assert!(largest_difference(found, &start) > 0.1, "hardly anything was trained");
+        }
+    }
+    let other = train_replicas(adam, 1, steps);
+    assert!(largest_difference(&other, &by_adam) > 1e-3, "the other form differs");
 }
 
 #[derive(Module, Debug)]

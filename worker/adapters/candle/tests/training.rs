@@ -5,19 +5,24 @@
 use std::thread;
 
 use candle_core::{DType, Device, Tensor, Var};
-use candle_nn::{Module, ModuleT, Optimizer, SGD, VarBuilder, VarMap, linear};
+use candle_nn::{AdamW, Module, ModuleT, Optimizer, ParamsAdamW, SGD, VarBuilder, VarMap, linear};
 use pushpull::local::Cluster;
+use pushpull::optim::Optimizer as Rule;
 use pushpull::training::TrainingConfig;
-use pushpull::{Mode, PsConfig, Sgd, Synchronous, VariableSpec};
+use pushpull::{Adam, Mode, PsConfig, Sgd, Synchronous, VariableSpec, optim};
 use pushpull_candle::{AdapterError, PushPull, PushPullBuilder};
 
 const RATE: f64 = 0.2;
 
 /// Starts a server and synchronous replicas.
 fn cluster(workers: u32, steps: u64) -> Cluster {
+    cluster_of(Sgd::new(RATE), workers, steps)
+}
+
+fn cluster_of(rule: impl Rule + Clone, workers: u32, steps: u64) -> Cluster {
     Cluster::start(1, workers, |cluster, task| {
         let mode: Mode = Synchronous::new(workers).deterministic(true).into();
-        PsConfig::new(cluster, task, Sgd::new(RATE)).mode(mode).last_step(steps)
+        PsConfig::new(cluster, task, rule.clone()).mode(mode).last_step(steps)
     })
     .unwrap()
 }
@@ -76,7 +81,11 @@ fn loss(model: &impl Module, (features, labels): &(Tensor, Tensor)) -> Tensor {
 
 /// Trains replicas, each on its part of every batch of 12, and returns the values of the first.
 fn train_replicas(workers: u32, steps: u64, dtype: DType) -> Vec<f32> {
-    let cluster = cluster(workers, steps);
+    train_replicas_by(Sgd::new(RATE), workers, steps, dtype)
+}
+
+fn train_replicas_by(rule: impl Rule + Clone, workers: u32, steps: u64, dtype: DType) -> Vec<f32> {
+    let cluster = cluster_of(rule, workers, steps);
     let train = |worker: u32| {
         let config = config(&cluster, worker);
         thread::spawn(move || {
@@ -117,8 +126,12 @@ fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
 
 /// Candle's own optimizer in this process.
 fn train_alone(steps: u64) -> Vec<f32> {
+    train_alone_by(|variables| SGD::new(variables, RATE).unwrap(), steps)
+}
+
+fn train_alone_by<O: Optimizer>(optimizer: impl FnOnce(Vec<Var>) -> O, steps: u64) -> Vec<f32> {
     let (map, model) = network(DType::F32);
-    let mut optimizer = SGD::new(map.all_vars(), RATE).unwrap();
+    let mut optimizer = optimizer(map.all_vars());
     for step in 0..steps {
         optimizer.backward_step(&loss(&model, &batch(step, 0..12, DType::F32))).unwrap();
     }
@@ -134,6 +147,40 @@ fn replicas_train_as_one_process_with_a_batch_of_all() {
     for workers in [1, 2, 3] {
         assert_close(&train_replicas(workers, 20, DType::F32), &alone, 1e-4);
     }
+}
+
+/// Returns the largest difference between two lists of values.
+fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+/// The servers' Adam and AdamW with epsilon after the correction are candle's, to the rounding of
+/// f32. Epsilon is so large that the other form differs.
+#[test]
+fn replicas_train_with_adam_as_candle_does() {
+    let (rate, epsilon, decay, steps) = (0.02, 1e-2, 0.1, 20);
+    let alone = |weight_decay: f64| {
+        let params = ParamsAdamW { lr: rate, beta1: 0.9, beta2: 0.999, eps: epsilon, weight_decay };
+        train_alone_by(|variables| AdamW::new(variables, params).unwrap(), steps)
+    };
+    let adam = Adam::new(rate).epsilon(epsilon);
+    let adamw = optim::AdamW::new(rate).epsilon(epsilon).weight_decay(decay);
+    let start = values(&network(DType::F32).0);
+    for workers in [1, 2, 3] {
+        let by_adam =
+            train_replicas_by(adam.clone().epsilon_after_correction(), workers, steps, DType::F32);
+        let by_adamw =
+            train_replicas_by(adamw.clone().epsilon_after_correction(), workers, steps, DType::F32);
+        for (found, expected) in [(by_adam, alone(0.0)), (by_adamw, alone(decay))] {
+            let difference = largest_difference(&found, &expected);
+            println!("{workers} replicas differ by at most {difference:e}");
+            assert!(difference < 1e-6, "{difference}");
+            assert!(largest_difference(&found, &start) > 0.1, "hardly anything was trained");
+        }
+    }
+    let other = train_replicas_by(adam, 1, steps, DType::F32);
+    assert!(largest_difference(&other, &alone(0.0)) > 1e-3, "the other form differs");
 }
 
 #[test]
