@@ -44,8 +44,8 @@ pub enum RowAdmission {
         /// N; 1 is the same as [`RowAdmission::Always`].
         pushes: u32,
     },
-    /// At each push of the id with this probability, drawn by a hash of the id and the push's
-    /// version.
+    /// At each push of the id with this probability, drawn by a hash of the variable's seed and
+    /// name, the id, and the number of the gradient in the training.
     Chance {
         /// The probability, above 0 and at most 1.
         probability: f64,

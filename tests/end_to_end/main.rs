@@ -9,6 +9,7 @@ mod checkpoints;
 mod clipping;
 mod cluster;
 mod codecs;
+mod counts;
 mod data;
 mod exactness;
 mod growth;

@@ -33,6 +33,12 @@ impl InitialKey {
         mix(mix(self.start.wrapping_add(index.wrapping_mul(GOLDEN))) ^ self.mask)
     }
 
+    /// Returns a number uniformly distributed over (0, 1) for a row and one of the gradients of the
+    /// training, by its number. Equal on every machine and in every layout.
+    pub fn draw(self, id: u64, count: u64) -> f64 {
+        self.unit(mix(mix(id ^ self.mask) ^ count))
+    }
+
     /// Returns a number uniformly distributed over (0, 1), without either end.
     ///
     /// It has 52 random bits plus one half: the largest is 1 - 2^-53, which a 53rd bit would round
@@ -76,6 +82,19 @@ mod tests {
         assert!(counts.iter().all(|&n| n.abs_diff(10_000) < 484), "{counts:?}");
         let largest = ((u64::MAX >> 12) as f64 + 0.5) * (1.0 / (1u64 << 52) as f64);
         assert_eq!(largest, 1.0 - f64::EPSILON / 2.0);
+    }
+
+    #[test]
+    fn draws_differ_by_key_id_and_count() {
+        let draws = |key: InitialKey, ids: u64| {
+            (0..1000).map(move |n| key.draw(n % ids, n / ids)).filter(|&drawn| drawn < 0.5).count()
+        };
+        // 500 expected in each; five standard deviations are 79.
+        for (seed, ids) in [(1, 1), (1, 1000), (2, 30)] {
+            let found = draws(InitialKey::new(seed, "t"), ids);
+            assert!(found.abs_diff(500) < 79, "{found} for seed {seed} and {ids} ids");
+        }
+        assert_ne!(InitialKey::new(1, "t").draw(7, 3), InitialKey::new(1, "u").draw(7, 3));
     }
 
     #[test]

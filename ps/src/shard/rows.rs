@@ -38,6 +38,17 @@ pub(super) struct RowWork {
     done: usize,
 }
 
+/// The position of an update in the training.
+#[derive(Clone, Copy)]
+pub(super) struct UpdateNumbers {
+    /// The global step.
+    pub(super) step: u64,
+    /// The version that the update makes.
+    pub(super) version: u64,
+    /// The number of the gradient, or of the next one for an assignment.
+    pub(super) count: u64,
+}
+
 /// The rows of a partition that change.
 #[derive(Debug)]
 struct TouchedRows {
@@ -97,14 +108,13 @@ impl RowWork {
         (self.version, self.at, self.done) = (0, 0, 0);
     }
 
-    /// Prepares to change these dense ranges, the rows and the tables, for the update that makes
-    /// `version` at a global step.
+    /// Prepares to change these dense ranges, the rows and the tables, for an update.
     pub(super) fn begin(
         &mut self,
         store: &mut Store,
         journal: &mut Journal,
         dense: &[Range<u64>],
-        (step, version): (u64, u64),
+        UpdateNumbers { step, version, count }: UpdateNumbers,
         operation: Operation,
     ) -> Result<(), Stalled> {
         self.version = version;
@@ -114,7 +124,7 @@ impl RowWork {
         for TouchedRows { rows, .. } in &*self.touched {
             if let RowSelection::Ids(table, ids) = rows {
                 let (table, ids) = (&mut store.tables_mut()[*table], &self.ids[ids.clone()]);
-                table.begin(journal, ids, (step, version), assigned)?;
+                table.begin(journal, ids, (step, count), assigned)?;
             }
         }
         store.reserve_intent_for_tables(journal)?;

@@ -19,6 +19,7 @@ use super::VariablesState;
 use super::applier::{Applier, budget_of};
 use super::fused_ranges::FusedRanges;
 use super::push_job::PushInput;
+use super::rows::UpdateNumbers;
 use super::scan::{NonFiniteElement, NonFiniteScan, ScanningInput};
 use super::staleness::StalenessAdjustment;
 use super::step_job::{StepInput, StepMean};
@@ -153,7 +154,8 @@ impl Update {
         self.dense.unite(&pushes.ranges(), layout);
         self.two_pass = TwoPass::new(layout, rules, operation);
         applier.rows.find(pushes, store, rules);
-        let at = (step, variables.version + 1);
+        let (version, count) = (variables.version + 1, variables.gradients + 1);
+        let at = UpdateNumbers { step, version, count };
         let begun = applier.rows.begin(store, journal, self.dense.ranges(), at, operation);
         match begun {
             Ok(()) => (self.begun, self.adjustment) = (true, adjustment),

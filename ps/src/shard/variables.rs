@@ -53,7 +53,8 @@ pub(super) struct Variables {
     pub(super) restored_step: GlobalStep,
     /// The number of pushes applied, of every kind.
     pub(super) version: u64,
-    /// The number of gradients applied.
+    /// The number of gradients applied since the optimizer slots began: Adam's t. Equal on all shards
+    /// but for pushes in flight, because every gradient has a share on each of them.
     pub(super) gradients: u64,
     /// The trained variables that have got no gradient yet.
     pub(super) untrained: UntrainedVariables,
@@ -327,6 +328,8 @@ impl Variables {
                 }
                 fence();
                 (self.epoch, self.restored_step) = (epoch, step);
+                // The slots begin, also if earlier variables were trained and forgotten.
+                self.gradients = 0;
                 self.state = VariablesState::Ready(store);
             }
             other => self.state = other,

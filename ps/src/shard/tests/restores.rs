@@ -7,7 +7,7 @@ use pushpull_common::protocol::message::{CheckpointId, Role};
 use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{CallRef, Message, Outcome, Refusal, message};
 use pushpull_common::variable::VariableSpec;
-use pushpull_optim::optimizer::Sgd;
+use pushpull_optim::optimizer::{Adam, Sgd};
 
 use super::calls::{call, calls_are, open};
 use super::peers::{Peer, Push, bytes_of, chief, f32s, worker};
@@ -270,6 +270,30 @@ fn the_largest_accepted_counts_leave_an_arena_that_opens_again() {
     world.restart(0).unwrap();
     let line = world.join(0, &mut chief());
     assert_eq!(world.token(line).step, GlobalStep(last + 1));
+}
+
+/// Slots that begin again have no past, whatever step the training has reached.
+#[test]
+fn variables_that_are_initialized_again_are_counted_from_one() {
+    let variables = vec![VariableSpec::f32("w", [ELEMENTS]).unwrap()];
+    let (mut world, lines) = World::ready(variables, Adam::new(0.5), |config| config);
+    push(&mut world, lines[0], 1);
+    let first = world.values(lines[0]);
+    for sequence in 2..=5 {
+        push(&mut world, lines[0], sequence);
+    }
+    assert_eq!(world.shards[0].variables.gradients, 5);
+    world.shards[0].forget_variables().unwrap();
+    let catalogue = world.catalogue.clone();
+    world.declare(lines[0], &catalogue);
+    let initialize = message::Initialize { epoch: RestoreEpoch(2) };
+    assert!(matches!(world.ask(lines[0], initialize.into()), Message::Ready(_)));
+    world.restart(0).unwrap();
+    let line = world.join(0, &mut chief());
+    assert_eq!(f32s(&world.values(line)), [0.0; 4]);
+    push(&mut world, line, 6);
+    assert_eq!(world.values(line), first);
+    assert_eq!((world.shards[0].variables.gradients, world.metrics().global_step), (1, 6));
 }
 
 /// Returns the error of a save, or of a restore if `reads`, that is given up in this way while the

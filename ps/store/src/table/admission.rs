@@ -1,6 +1,6 @@
 //! The admission policy: which ids of a push get a row.
 
-use pushpull_common::table::{RowAdmission, scatter};
+use pushpull_common::table::RowAdmission;
 
 use super::{IdState, Table};
 
@@ -31,13 +31,13 @@ impl Table {
             }
     }
 
-    /// Decides whether an id gets a row in the push that makes `version`. `assigned` means that the
-    /// push assigns values, which always need a row.
+    /// Decides whether an id gets a row in the push of the gradient with the number `count`.
+    /// `assigned` means that the push assigns values, which always need a row.
     pub(super) fn decide(
         &self,
         id: u64,
         state: IdState,
-        version: u64,
+        count: u64,
         assigned: bool,
     ) -> AdmissionDecision {
         let had = match state {
@@ -51,12 +51,9 @@ impl Table {
             RowAdmission::After { pushes } if had + 1 >= pushes => AdmissionDecision::Row,
             RowAdmission::After { .. } => AdmissionDecision::Counted(had + 1),
             RowAdmission::Chance { probability } => {
-                let drawn = scatter(scatter(id ^ version.rotate_left(32)) ^ self.salt) >> 11;
-                let drawn = drawn as f64 / (1_u64 << 53) as f64;
-                if drawn < probability {
-                    AdmissionDecision::Row
-                } else {
-                    AdmissionDecision::Rejected
+                match self.initial.key.draw(id, count) < probability {
+                    true => AdmissionDecision::Row,
+                    false => AdmissionDecision::Rejected,
                 }
             }
             // Policies unknown to this version admit every id.

@@ -74,8 +74,8 @@ impl DirtyRows {
 }
 
 impl Table {
-    /// Prepares a change of the rows with these ascending ids, by the push that makes `version` at
-    /// a global step. Discards the previous change if it was not published.
+    /// Prepares a change of the rows with these ascending ids at a global step, by the gradient with
+    /// the number `count` in the training. Discards the previous change if it was not published.
     ///
     /// # Errors
     /// If there is no memory for the change now. Nothing was changed then.
@@ -83,7 +83,7 @@ impl Table {
         &mut self,
         journal: &mut Journal,
         ids: &[u64],
-        (step, version): (u64, u64),
+        (step, count): (u64, u64),
         assigned: bool,
     ) -> Result<(), Stalled> {
         self.discard();
@@ -103,7 +103,7 @@ impl Table {
             let from = match state {
                 IdState::Row { record } => Some(record),
                 _ => {
-                    let decision = self.decide(id, state, version, assigned);
+                    let decision = self.decide(id, state, count, assigned);
                     new_ids.push(NewId { at, state, decision });
                     None
                 }
@@ -112,7 +112,7 @@ impl Table {
         });
         let adds_entries = new_ids.iter().any(|new| new.decision != AdmissionDecision::Rejected);
         if adds_entries || self.spec.expire_after_steps.is_some() {
-            self.prepare_dirty_pages(journal, ids, &mut new_ids, &mut dirty, version);
+            self.prepare_dirty_pages(journal, ids, &mut new_ids, &mut dirty, count);
         }
         let rejected = new_ids.iter().filter(|new| new.decision != AdmissionDecision::Row).count();
         (dirty.misses, dirty.turned_away) = (new_ids.len() as u64, rejected as u64);
@@ -203,12 +203,12 @@ impl Table {
         ids: &[u64],
         new_ids: &mut [NewId],
         dirty: &mut DirtyRows,
-        version: u64,
+        number: u64,
     ) {
         let committed = self.committed_pages(journal);
         let (mut pages, mut count) = (BTreeMap::new(), dirty.page_count);
         let mut dirty_pages = DirtyPages::new(&committed, &mut pages, &mut count);
-        self.expire(&mut dirty_pages, &mut dirty.gone, ids, version);
+        self.expire(&mut dirty_pages, &mut dirty.gone, ids, number);
         let mut rows = self.rows - dirty.gone.len() as u64;
         let mut evicts = self.spec.eviction != Eviction::Refuse;
         for NewId { at, state, decision } in new_ids {
@@ -229,7 +229,7 @@ impl Table {
                     let full = rows >= self.limit;
                     // After a failed eviction no further one is tried: this push adds no evictable
                     // row.
-                    evicts = evicts && (!full || self.evict(&mut dirty_pages, dirty, ids, version));
+                    evicts = evicts && (!full || self.evict(&mut dirty_pages, dirty, ids, number));
                     if full && !evicts {
                         *decision = AdmissionDecision::Rejected;
                         continue;

@@ -17,20 +17,20 @@ const SAMPLE_PAGES: usize = 4;
 const PUSHES_PER_SWEEP: u32 = 1024;
 
 impl Table {
-    /// Evicts the expired rows of a few pages, the next ones with each push. Rows with `ids`, which
-    /// belong to the push being applied, stay.
+    /// Evicts the expired rows of a few pages, the next ones with each gradient: this is the one
+    /// with the given number. Rows with `ids`, which belong to the push being applied, stay.
     pub(super) fn expire<P: Pages>(
         &self,
         dirty_pages: &mut DirtyPages<'_, P>,
         gone: &mut Vec<u32>,
         ids: &[u64],
-        version: u64,
+        number: u64,
     ) {
         let Some(steps) = self.spec.expire_after_steps else { return };
         let each = u64::from(dirty_pages.count().div_ceil(PUSHES_PER_SWEEP));
         let count = u64::from(dirty_pages.count());
-        // Reduced before the multiplication: a version can reach 2^56.
-        let first = version % count * each % count;
+        // Reduced before the multiplication: a count of gradients can reach 2^56.
+        let first = number % count * each % count;
         for page in first..first + each {
             let page = (page % count) as u32;
             let rows = dirty_pages.page(page).iter().map(|&word| IndexEntry::of(word));
@@ -55,17 +55,18 @@ impl Table {
         }
     }
 
-    /// Evicts the least used row of a sample. Returns `false` if no row can be evicted. Rows with
-    /// `ids`, which belong to the push being applied, stay, and so do the rows that it added.
+    /// Evicts the least used row of a sample, which is drawn from the number of the gradient.
+    /// Returns `false` if no row can be evicted. Rows with `ids`, which belong to the push being
+    /// applied, stay, and so do the rows that it added.
     pub(super) fn evict<P: Pages>(
         &self,
         dirty_pages: &mut DirtyPages<'_, P>,
         dirty: &mut DirtyRows,
         ids: &[u64],
-        version: u64,
+        number: u64,
     ) -> bool {
         // A different sample each time, but the same one if the push is applied again.
-        let at = scatter(version ^ (dirty.gone.len() as u64).rotate_left(40));
+        let at = scatter(number ^ (dirty.gone.len() as u64).rotate_left(40));
         let (start, first) = ((at >> 32) as usize % ENTRIES, at as u32 % dirty_pages.count());
         let mut least = None;
         let mut sampled = 0;

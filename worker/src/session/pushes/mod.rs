@@ -32,8 +32,9 @@ const SETTLED_MAX: usize = WINDOW as usize;
 ///
 /// Invariants:
 ///
-/// - A pending push keeps its number and its bytes until it is settled: by every shard it touches,
-///   or in synchronous mode by the step owner.
+/// - A pending push keeps its number and its bytes until it is settled: by every shard on which it
+///   has a share, or in synchronous mode by the step owner.
+/// - A gradient has a share on every shard of the plan, if an empty one.
 /// - A number is given once. It is pending, settled, withdrawn or forgotten.
 /// - At most [`WINDOW`] numbers lie between the oldest pending push and the next one.
 /// - A gradient in a push buffer is kept while a shard may still read it.
@@ -119,13 +120,11 @@ impl PendingPushes {
             push.add_scattered(now, &scattered, links);
         }
         if is_gradient {
-            // The owner counts the step when it applies its share, even an empty one.
+            // The owner counts the step when it applies its share, even an empty one. So does every
+            // shard count the gradient: what depends on the count, such as Adam's bias correction,
+            // does not depend on the placement.
             push.share(links.to(now, membership.owner()));
-        }
-        if let Some(plan) = membership.plan().filter(|_| push.synchronous || call.is_some()) {
-            // A step is complete when every shard holds all of its pushes, and a call has settled
-            // when it has on every shard.
-            for &shard in plan.shards() {
+            for &shard in membership.plan().into_iter().flat_map(|plan| plan.shards()) {
                 push.share(links.to(now, shard));
             }
         }

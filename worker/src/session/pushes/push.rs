@@ -198,8 +198,7 @@ pub(super) struct PendingPush {
     /// A gradient in asynchronous mode: no shard may apply it unless the step owner does.
     pub(super) follows_owner: bool,
     pub(super) grant: Option<Grant>,
-    /// The call that makes the gradient. Every shard of the plan has a share then, and every part
-    /// names the call.
+    /// The call that makes the gradient. Every part names it.
     pub(super) call: Option<CallRef>,
     pub(super) read: ReadPoint,
     pub(super) shares: Vec<PushShare>,

@@ -98,6 +98,27 @@ fn a_push_whose_slot_is_taken_reserves_again_and_sends_all_again() {
     outcome(&mut world, op);
 }
 
+/// Every shard counts every gradient: those without a part of it get an empty share.
+#[test]
+fn a_gradient_has_a_share_on_every_shard() {
+    let plan = plan(3, 4);
+    for only in 0..3 {
+        let mut world = SessionWorld::joined(&plan);
+        let mut order = order(&plan, Some(grant(1, 0)), 1);
+        order.parts.retain(|(to, _)| *to == shard(only));
+        let op = world.call(SessionCommand::Push { order });
+        for link in 0..3 {
+            let parts = world.give_push_slot(link, 1);
+            let bytes = if link == only as usize { 16 } else { 0 };
+            assert_eq!((parts.len(), parts[0].part().whole), (1, Some(bytes)), "shard {link}");
+            assert_eq!(parts[0].body.len() as u64, bytes);
+            assert!(world.is_pending(op), "the push waits for all shards");
+            world.answer(&parts[0], push_answer(applied(7)));
+        }
+        assert_eq!(outcome(&mut world, op), applied(7));
+    }
+}
+
 #[test]
 fn the_owner_gets_an_empty_share_of_a_gradient_and_none_of_an_assignment() {
     let plan = plan(2, 4);

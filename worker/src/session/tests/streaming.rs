@@ -66,7 +66,10 @@ fn parts_that_wait_for_a_slot_are_sent_together() {
     let op = end(&mut world, sequence);
     let parts = world.give_push_slot(OWNER, 1);
     assert_eq!((parts.len(), parts[0].part().whole), (1, Some(16)), "no empty part is needed");
+    let others = world.give_push_slot(1, 1);
+    assert_eq!((others.len(), others[0].part().whole), (1, Some(0)), "it counts the gradient");
     world.answer(&parts[0], push_answer(applied(1)));
+    world.answer(&others[0], push_answer(applied(1)));
     world.reply(op).unwrap();
 }
 
