@@ -45,7 +45,6 @@ pub mod testing;
 /// Optimizers, one type for each rule, with their schedules; and the accumulators and the token
 /// queue of classic synchronous training. All can be used without a server.
 pub mod optim {
-    pub use pushpull_net::raise_open_files_limit;
     pub use pushpull_optim::optimizer::{Runs, SumRun, Sums};
     #[doc(hidden)]
     pub use pushpull_optim::optimizer::{StreamRun, StreamRuns};
@@ -72,5 +71,6 @@ pub use event::{Event, Events};
 pub use inspect::inspect;
 pub use metrics::{Metrics, Overflowed, SaveStatus, StalenessHistogram};
 pub use optim::{Adam, Sgd};
+pub use pushpull_net::raise_open_files_limit;
 pub use runtime::{Listener, Ps, PsHandle};
 pub use status::{DataStatus, HeldToken, MemberStatus, Presence, Status, TrainingPhase, Waiting};

@@ -283,7 +283,12 @@ impl SessionCore {
                 let connector = connector.unwrap_or_else(|| Arc::new(Connector::new("")));
                 let outbox = Arc::new(LinkOutbox::default());
                 lock(&self.outboxes).insert(link, outbox.clone());
-                lock(&self.connects).push(ConnectOrder { link, connector, outbox, features: self.features });
+                lock(&self.connects).push(ConnectOrder {
+                    link,
+                    connector,
+                    outbox,
+                    features: self.features,
+                });
                 self.connect.notify_one();
             }
             SessionOutput::Disconnect { link } => {
