@@ -136,6 +136,7 @@ fn reader_hello() -> Hello {
         body_crc: BodyCrc::Auto {},
         identity: List::default(),
         auth: List::default(),
+        features: Default::default(),
     }
 }
 

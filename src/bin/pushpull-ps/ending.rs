@@ -24,7 +24,7 @@ impl Signals {
         }
         // By default the signal ends the process. With a handler the write fails, and the save or the
         // growth that made it reports the error.
-        signal(SignalKind::from_raw(FILE_SIZE_EXCEEDED))?;
+        drop(signal(SignalKind::from_raw(FILE_SIZE_EXCEEDED))?);
         kinds.into_iter().map(signal).collect::<Result<_, _>>().map(Signals)
     }
 

@@ -91,10 +91,10 @@ pub(crate) struct StorageOptions {
     /// Directory of the state, best on tmpfs [default: anonymous memory]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// Memory limit of all shards together, such as 16G [default: 16G, or 3/4 of the container's memory]
+    /// Memory limit of all shards [default: 16G, or 3/4 of the container's memory]
     #[arg(long, value_name = "BYTES", value_parser = parse_byte_size)]
     bytes_max: Option<u64>,
-    /// Accept directories of state and checkpoints that their group may write, as with fsGroup
+    /// Accept directories that their group may write, as on a volume with fsGroup
     #[arg(long)]
     pub(crate) group_writable: bool,
     /// Loss that an acknowledged push survives: process or power
@@ -143,7 +143,7 @@ struct RunOptions {
     /// Time after which a silent worker is lost, in ms
     #[arg(long, value_name = "MS", default_value_t = 5000)]
     lease_ms: u64,
-    /// How long the settled calls of a silent coordinator are kept if others need its place, in hours
+    /// How long settled calls of a silent coordinator are kept, in hours
     #[arg(long, value_name = "HOURS", default_value_t = 24)]
     calls_kept_hours: u32,
     /// Maximum age of a token, in ms; 0 for no limit
@@ -169,7 +169,7 @@ struct RunOptions {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Functions")]
 pub(crate) struct FunctionOptions {
-    /// Devices of functions: auto opens the CUDA driver, except for the job ps; off never does
+    /// Whether functions may use CUDA devices: auto (not for the job ps) or off
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = CudaOption::Auto, hide_possible_values = true)]
     cuda: CudaOption,
 }
@@ -326,12 +326,12 @@ impl CheckpointOptions {
         let mut retention = Retention::default();
         retention.max_to_keep = self.max_to_keep;
         retention.keep_every_hours = self.keep_every_hours;
-        let create = match group_writable {
-            true => LocalDirectory::create_for_group,
-            false => LocalDirectory::create,
+        let storage = match group_writable {
+            true => LocalDirectory::create_for_group(directory),
+            false => LocalDirectory::create(directory),
         };
-        let storage = create(directory.clone())
-            .map_err(|error| typed.blame("--checkpoint-dir", &with_group_hint(&error)))?;
+        let storage =
+            storage.map_err(|error| typed.blame("--checkpoint-dir", &with_group_hint(&error)))?;
         let checkpoints = Checkpoints::new(storage).retention(retention);
         Ok(config.checkpoints(match self.checkpoint_every_ms {
             0 => checkpoints,
