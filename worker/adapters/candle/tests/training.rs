@@ -175,7 +175,7 @@ fn replicas_train_with_adam_as_candle_does() {
         for (found, expected) in [(by_adam, alone(0.0)), (by_adamw, alone(decay))] {
             let difference = largest_difference(&found, &expected);
             println!("{workers} replicas differ by at most {difference:e}");
-            assert!(difference < 1e-6, "{difference}");
+            assert!(difference < 2e-6, "{difference}");
             assert!(largest_difference(&found, &start) > 0.1, "hardly anything was trained");
         }
     }
