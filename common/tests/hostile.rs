@@ -315,6 +315,7 @@ fn hello() -> Hello {
         incarnation: Incarnation(1),
         client_epoch: ClientEpoch(0),
         seen_epoch: RestoreEpoch(0),
+        seen_arena: 0,
         seen_step: GlobalStep(0),
         catalogue: None,
         body_crc: BodyCrc::Auto {},

@@ -27,6 +27,7 @@ impl PeerHello {
             incarnation: Incarnation(0),
             client_epoch: ClientEpoch(0),
             seen_epoch: RestoreEpoch(0),
+            seen_arena: 0,
             seen_step: GlobalStep(0),
             catalogue: None,
             body_crc: BodyCrc::Auto {},

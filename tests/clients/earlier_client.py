@@ -34,7 +34,7 @@ APPLIED, ACCEPTED, STALE = 1, 2, 3
 UNKNOWN, RECEIVING, SETTLED = 1, 2, 3
 ALL, PARTITIONS = 1, 2
 UNKNOWN_PARTITION = 9
-IS_READY = 3
+IS_ABSENT, IS_READY = 1, 3
 F32 = 1
 ZEROS = 1
 TRAINED = 1
@@ -293,7 +293,9 @@ class Worker:
         self.connection.restore_epoch = restore_epoch
         hello = struct.pack("<HHB", VERSION, VERSION, self.role) + text(self.job)
         hello += struct.pack("<IIH", self.task, 0, 0)
-        hello += struct.pack("<QQIQ", self.incarnation, self.epoch, restore_epoch, 0)
+        # The arena tells the epoch that it has joined from one of a state that was lost.
+        arena = self.arena if restore_epoch else 0
+        hello += struct.pack("<QQIQQ", self.incarnation, self.epoch, restore_epoch, 0, arena)
         # No catalogue digest; checksums of bodies off; an empty identity; no authentication.
         hello += struct.pack("<BBII", 0, 2, 0, 0)
         # It has no features, so no message has fields that belong to one; it requires none.
@@ -303,7 +305,10 @@ class Worker:
         self.synchronous = fields.take("B") == 2
         fields.bytes(8 if self.synchronous else 1)
         fields.take("IIBBQ")
-        return fields.take("B")
+        state = fields.take("B")
+        fields.bytes(32 if state != IS_ABSENT else 0)
+        _, _, self.arena = fields.take("IQQ")
+        return state
 
     def ask_for_a_token(self):
         """Waits for a token, or for the end of training."""

@@ -39,6 +39,7 @@ impl RawClient {
             incarnation: Incarnation(incarnation),
             client_epoch: ClientEpoch(epoch),
             seen_epoch: RestoreEpoch(0),
+            seen_arena: 0,
             seen_step: 0.into(),
             catalogue: None,
             body_crc: BodyCrc::Off {},

@@ -33,6 +33,7 @@ fn greet<S: Write>(mut stream: S, spec: &ClusterSpec, task: u32) -> S {
         incarnation: Incarnation(1),
         client_epoch: ClientEpoch(0),
         seen_epoch: RestoreEpoch(0),
+        seen_arena: 0,
         seen_step: GlobalStep(0),
         catalogue: None,
         body_crc: BodyCrc::Off {},

@@ -27,6 +27,7 @@ fn hello_and_pulls(pulls: u64) -> Vec<u8> {
         incarnation: Incarnation(1),
         client_epoch: ClientEpoch(0),
         seen_epoch: RestoreEpoch(0),
+        seen_arena: 0,
         seen_step: GlobalStep(0),
         catalogue: None,
         body_crc: BodyCrc::Off {},

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::data_set::DataSet;
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{Incarnation, RestoreEpoch, ShardId, TaskId};
+use pushpull_common::ids::{Incarnation, ShardId, TaskId};
 use pushpull_common::protocol::message::{EndReason, Role};
 use pushpull_common::protocol::{Features, Message, Refusal, message};
 
@@ -21,7 +21,7 @@ use crate::gradients::sharding_plan::ShardingPlan;
 use crate::outcome::DataBegun;
 use crate::pull_client::PullClient;
 use crate::runtime::{Caller, SessionThread};
-use crate::session::{Reply, ServerSettings, SessionCommand, SessionConfig};
+use crate::session::{JoinedEpoch, Reply, ServerSettings, SessionCommand, SessionConfig};
 
 /// The session of a worker or a reader with the servers of a cluster.
 #[derive(Debug)]
@@ -137,7 +137,7 @@ impl SessionClient {
         &self,
         plan: &Arc<ShardingPlan>,
         shards: &[ShardId],
-    ) -> Result<RestoreEpoch, Error> {
+    ) -> Result<JoinedEpoch, Error> {
         let deadline = Deadline::after(self.config.connect_timeout);
         loop {
             for &shard in shards {
@@ -211,10 +211,10 @@ impl SessionClient {
         &self,
         plan: &Arc<ShardingPlan>,
         timeout: Duration,
-    ) -> Result<RestoreEpoch, Error> {
+    ) -> Result<JoinedEpoch, Error> {
         let command = SessionCommand::Join { plan: plan.clone() };
         match self.caller.call("join", command, timeout).await? {
-            Reply::Joined { epoch } => Ok(epoch),
+            Reply::Joined(epoch) => Ok(epoch),
             _ => Err(Error::Ended { doing: "join" }),
         }
     }

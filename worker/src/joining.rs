@@ -20,6 +20,7 @@ use crate::error::{ConfigError, Error};
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::initial_values::InitialValues;
 use crate::outcome::{PassedOver, RestoredCheckpoint};
+use crate::session::JoinedEpoch;
 use crate::start::{self, DeclaredShard, StartDecision};
 use crate::worker::Worker;
 
@@ -55,9 +56,7 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
 
     /// Joins. Returns the restore epoch of the shards, and the restored checkpoint if there was
     /// one.
-    pub(crate) async fn join(
-        mut self,
-    ) -> Result<(RestoreEpoch, Option<RestoredCheckpoint>), Error> {
+    pub(crate) async fn join(mut self) -> Result<(JoinedEpoch, Option<RestoredCheckpoint>), Error> {
         let deadline = Deadline::after(self.client().config.connect_timeout);
         loop {
             match self.try_join().await {
@@ -67,7 +66,7 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
         }
     }
 
-    async fn try_join(&mut self) -> Result<RestoreEpoch, Error> {
+    async fn try_join(&mut self) -> Result<JoinedEpoch, Error> {
         let found = self.declare().await?;
         match start::common_epoch(&found) {
             // A restore by an interrupted attempt is still reported.
@@ -96,9 +95,9 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
     }
 
     async fn give_values(&mut self, found: &[DeclaredShard]) -> Result<(), Error> {
-        let checkpoint = self.find_checkpoint().await?;
+        let (checkpoint, named) = self.find_checkpoint().await?;
         self.restored = None;
-        match start::decide(found, checkpoint) {
+        match start::decide(found, checkpoint, named) {
             StartDecision::Restore { checkpoint, epoch } => self.restore(checkpoint, epoch).await,
             StartDecision::Initialize { shards, epoch } => self.initialize(&shards, epoch).await,
             StartDecision::Lost { shard } => Err(Error::StateLost { shard }),
@@ -108,12 +107,13 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
         }
     }
 
-    async fn find_checkpoint(&self) -> Result<Option<CheckpointId>, Error> {
+    /// Returns the newest valid checkpoint, and the highest epoch that any names.
+    async fn find_checkpoint(&self) -> Result<(Option<CheckpointId>, RestoreEpoch), Error> {
         let doing = "look for a checkpoint";
         let (owner, timeout) = (self.client().owner, self.client().config.connect_timeout);
         let find = message::FindCheckpoint {};
         match self.client().request(doing, owner, find, Bytes::new(), timeout).await? {
-            (Message::CheckpointFound(found), _) => Ok(found.checkpoint),
+            (Message::CheckpointFound(found), _) => Ok((found.checkpoint, found.named)),
             _ => Err(Error::Ended { doing }),
         }
     }
@@ -134,8 +134,9 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
         each.collect()
     }
 
-    /// Restores all shards, the step owner first, so that it grants no more tokens of the old
-    /// epoch.
+    /// Restores all shards, those with values too: values of two steps never mix. Nothing changes on
+    /// any shard before each has checked the checkpoint. The step owner is restored first, so that
+    /// it grants no more tokens of the old epoch.
     async fn restore(
         &mut self,
         checkpoint: CheckpointId,
@@ -144,6 +145,9 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
         let (name, step) = (checkpoint.name.to_string(), checkpoint.step.0);
         let passed_over = self.passed_over().await;
         self.restored = Some(RestoredCheckpoint { name, step, epoch: epoch.0, passed_over });
+        let prepare = message::PrepareRestore { checkpoint: checkpoint.clone(), epoch };
+        let prepared = self.shards.iter().map(|&shard| self.prepare(shard, prepare.clone()));
+        join_all(prepared).await.into_iter().collect::<Result<(), Error>>()?;
         let restore = message::Restore { checkpoint, epoch };
         let doing = "restore the variables";
         let owner = self.client().owner;
@@ -151,6 +155,16 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
         let others = self.shards.iter().filter(|&&shard| shard != owner);
         let others = join_all(others.map(|&shard| self.open(doing, shard, restore.clone()))).await;
         others.into_iter().collect()
+    }
+
+    /// Has a shard check its part of a checkpoint.
+    async fn prepare(&self, shard: ShardId, prepare: message::PrepareRestore) -> Result<(), Error> {
+        let doing = "check the checkpoint";
+        let (timeout, body) = (self.client().config.connect_timeout, Bytes::new());
+        match self.client().request(doing, shard, prepare, body, timeout).await? {
+            (Message::RestorePrepared(_), _) => Ok(()),
+            _ => Err(Error::Ended { doing }),
+        }
     }
 
     /// Initializes these shards, the step owner first, so that its state shows how far a dead chief

@@ -1,6 +1,7 @@
 //! The chief's decision about the states in which it finds the shards.
 
 use pushpull_common::ids::{RestoreEpoch, ShardId};
+use pushpull_common::protocol::limits::RESTORE_EPOCHS_AHEAD;
 use pushpull_common::protocol::message::{CatalogueState, CheckpointId, Declared};
 
 /// The answer of one shard to a declaration.
@@ -52,13 +53,25 @@ pub(crate) fn common_epoch(declared: &[DeclaredShard]) -> Option<RestoreEpoch> {
 /// of them under a third. A chief that dies during the initialization has begun with the owner.
 /// Then the owner is ready and nothing is trained, and the next chief initializes the rest under
 /// the same epoch. In any other mixture a shard has lost what the others still have.
+///
+/// A new epoch has a higher number than those of all shards, of the checkpoint, and of `named`, the
+/// highest in the name of any checkpoint. So shards have values of one number only if these are of
+/// one restore, and the checkpoints of an epoch are newer than all before. If every shard and every
+/// checkpoint of an epoch is lost, its number is used again. A client tells the two by the state in
+/// which it has joined (`Welcome::arena`).
 pub(crate) fn decide(
     declared: &[DeclaredShard],
     checkpoint: Option<CheckpointId>,
+    named: RestoreEpoch,
 ) -> StartDecision {
     let epochs = declared.iter().map(|declared| (declared.epoch, declared.shard));
     let of_checkpoint = checkpoint.iter().zip(declared).map(|(it, owner)| (it.epoch, owner.shard));
     let newest = epochs.chain(of_checkpoint).max_by_key(|&(epoch, _)| epoch);
+    // A number that the shards would refuse is in no name that a server has made.
+    let newest = newest.map(|(epoch, shard)| {
+        let is_near = named.0 <= epoch.0.saturating_add(RESTORE_EPOCHS_AHEAD / 2);
+        (if is_near { epoch.max(named) } else { epoch }, shard)
+    });
     let next = match newest {
         None => RestoreEpoch(1),
         // The highest number is never used, so that another epoch can follow.
@@ -67,7 +80,7 @@ pub(crate) fn decide(
             None => return StartDecision::NoEpoch { shard, epoch },
         },
     };
-    let newest = newest.map(|(epoch, _)| epoch);
+    let newest = declared.iter().map(|declared| declared.epoch).max();
     if let Some(checkpoint) = checkpoint {
         return StartDecision::Restore { checkpoint, epoch: next };
     }
@@ -180,9 +193,148 @@ mod tests {
         for &(text, untrained, epoch, expected) in table {
             let mut declared = declared(text);
             declared.iter_mut().take(1).for_each(|owner| owner.trained = !untrained);
-            let done = decide(&declared, epoch.map(checkpoint));
+            let named = RestoreEpoch(epoch.unwrap_or(0));
+            let done = decide(&declared, epoch.map(checkpoint), named);
             assert_eq!(summary(done), expected, "{text}, untrained: {untrained}, {epoch:?}");
         }
+    }
+
+    #[test]
+    fn a_new_epoch_is_above_all_that_checkpoints_name() {
+        // Shards, the epoch of the newest sound checkpoint, the highest one named; the decision.
+        let table = [
+            // The checkpoints of epoch 4 are damaged, or none of its saves was finished.
+            ("D0 D0", Some(1), 4, "restore in 5"),
+            ("D0 D0", None, 4, "initialize 0 1 in 5"),
+            ("R6 D0", Some(1), 4, "restore in 7"),
+            // No server has made this name.
+            ("R6 D0", Some(1), u32::MAX - 1, "restore in 7"),
+            // Without a checkpoint, the shard that has lost its state is named as before.
+            ("R2 R1", None, 4, "lost 1"),
+        ];
+        for (text, epoch, named, expected) in table {
+            let mut declared = declared(text);
+            declared[0].trained = true;
+            let decision = decide(&declared, epoch.map(checkpoint), RestoreEpoch(named));
+            assert_eq!(summary(decision), expected, "{text}, {epoch:?}, {named}");
+        }
+    }
+
+    /// A cluster of two shards, and the facts that clients remember of it.
+    #[derive(Clone, Default)]
+    struct ModelCluster {
+        /// For each shard its arena, its epoch, and the restore that its values are of; 0 without.
+        shards: [(u64, u32, u32); 2],
+        /// The epochs of the checkpoints, and whether each is sound.
+        checkpoints: Vec<(u32, bool)>,
+        /// Whether the step owner's values are trained: those of a checkpoint are.
+        trained: bool,
+        /// The arenas and the restores so far.
+        arenas: u64,
+        restores: u32,
+        /// The shard, the arena and the epoch of each restore that values were of.
+        seen: Vec<(usize, u64, u32, u32)>,
+    }
+
+    impl ModelCluster {
+        fn new() -> ModelCluster {
+            let mut cluster = ModelCluster::default();
+            (0..2).for_each(|shard| cluster.lose(shard));
+            cluster
+        }
+
+        fn lose(&mut self, shard: usize) {
+            self.arenas += 1;
+            self.trained &= shard != 0;
+            self.shards[shard] = (self.arenas, 0, 0);
+        }
+
+        /// A chief decides, and gives the first `count` of the chosen shards values.
+        fn start(&mut self, count: usize) {
+            let words = self.shards.map(|(_, epoch, restore)| {
+                format!("{}{epoch}", if restore == 0 { "D" } else { "R" })
+            });
+            let mut declared = declared(&words.join(" "));
+            declared[0].trained = self.trained;
+            if common_epoch(&declared).is_some() {
+                return;
+            }
+            let sound = self.checkpoints.iter().filter(|(_, is_sound)| *is_sound);
+            let newest = sound.map(|&(epoch, _)| epoch).max();
+            let named = self.checkpoints.iter().map(|&(epoch, _)| epoch).max().unwrap_or(0);
+            let chosen = match decide(&declared, newest.map(checkpoint), RestoreEpoch(named)) {
+                StartDecision::Restore { epoch, .. } => {
+                    self.trained = true;
+                    vec![(0, epoch), (1, epoch)]
+                }
+                StartDecision::Initialize { shards, epoch } => {
+                    shards.iter().map(|shard| (shard.task as usize, epoch)).collect()
+                }
+                StartDecision::Lost { .. } | StartDecision::NoEpoch { .. } => return,
+            };
+            // A chief that continues the initialization of another one continues its epoch.
+            let epoch = chosen[0].1.0;
+            let begun = self.shards.iter().find(|shard| shard.1 == epoch).map(|shard| shard.2);
+            let restore = begun.unwrap_or(self.restores + 1);
+            self.restores = self.restores.max(restore);
+            for (shard, epoch) in chosen.into_iter().take(count) {
+                assert!(epoch.0 > self.shards[shard].1, "the shard accepts the epoch");
+                (self.shards[shard].1, self.shards[shard].2) = (epoch.0, restore);
+                self.seen.push((shard, self.shards[shard].0, epoch.0, restore));
+            }
+        }
+
+        fn save(&mut self, is_sound: bool) {
+            let [(_, epoch, restore), (_, other, of)] = self.shards;
+            if restore != 0 && of != 0 && epoch == other {
+                self.checkpoints.push((epoch, is_sound));
+            }
+        }
+
+        fn check(&self) {
+            let [(_, epoch, restore), (_, other, of)] = self.shards;
+            if restore != 0 && of != 0 && epoch == other {
+                assert_eq!(restore, of, "values of two restores pass as one: {:?}", self.shards);
+            }
+            for a in &self.seen {
+                let same = |b: &&(usize, u64, u32, u32)| (b.0, b.1, b.2) == (a.0, a.1, a.2);
+                for b in self.seen.iter().filter(same) {
+                    assert_eq!(a.3, b.3, "an epoch of one state is of two restores");
+                }
+            }
+        }
+    }
+
+    /// Any six losses, starts by chiefs that may die, saves and damages: 8^6 histories.
+    #[test]
+    fn no_epoch_of_a_state_repeats_whatever_is_lost() {
+        let (mut histories, mut repeated) = (0, 0);
+        let mut pending = vec![(ModelCluster::new(), 0)];
+        while let Some((cluster, length)) = pending.pop() {
+            cluster.check();
+            if length == 6 {
+                histories += 1;
+                let numbers = |a: &(usize, u64, u32, u32)| {
+                    cluster.seen.iter().any(|b| (b.0, b.2) == (a.0, a.2) && b.3 != a.3)
+                };
+                repeated += u32::from(cluster.seen.iter().any(numbers));
+                continue;
+            }
+            for event in 0..8 {
+                let mut next = cluster.clone();
+                match event {
+                    0 | 1 => next.lose(event),
+                    2 => (0..2).for_each(|shard| next.lose(shard)),
+                    3 | 4 => next.start(event - 2),
+                    5 => next.save(true),
+                    6 => next.save(false),
+                    _ => next.checkpoints.clear(),
+                }
+                pending.push((next, length + 1));
+            }
+        }
+        assert_eq!(histories, 8_u32.pow(6));
+        assert!(repeated > 0, "numbers repeat in no history, so the test shows nothing");
     }
 
     #[test]
@@ -196,7 +348,7 @@ mod tests {
         ];
         for (text, epoch, expected) in cases {
             assert_eq!(
-                summary(decide(&declared(&text), epoch.map(checkpoint))),
+                summary(decide(&declared(&text), epoch.map(checkpoint), RestoreEpoch(0))),
                 expected,
                 "{text}"
             );
@@ -211,7 +363,7 @@ mod tests {
             for epoch in [None, Some(1), Some(5)] {
                 let declared = declared(&format!("{a} {b}"));
                 let receivers: Vec<(ShardId, RestoreEpoch)> =
-                    match decide(&declared, epoch.map(checkpoint)) {
+                    match decide(&declared, epoch.map(checkpoint), RestoreEpoch(0)) {
                         StartDecision::Restore { epoch, .. } => {
                             declared.iter().map(|declared| (declared.shard, epoch)).collect()
                         }

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
+use pushpull_common::ids::{GlobalStep, ShardId};
 use pushpull_common::placement::Placement;
 use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
 use pushpull_common::protocol::message;
@@ -40,7 +40,7 @@ use crate::metrics::{TimedOperation, WorkerMetrics};
 use crate::outcome::{DataBegun, RestoredCheckpoint, SaveHandle, SavedCheckpoint};
 use crate::pull_client::ReplicaValues;
 use crate::runtime::{Caller, SessionRunner};
-use crate::session::{Reply, SessionCommand};
+use crate::session::{JoinedEpoch, Reply, SessionCommand};
 use crate::token::Token;
 
 /// One task that trains, normally of the job `worker`, in a session with the parameter servers.
@@ -64,7 +64,7 @@ pub struct Worker {
     placement: Option<Placement>,
     restored: Option<RestoredCheckpoint>,
     /// The restore epoch of the servers when this worker joined.
-    pub(crate) restore_epoch: RestoreEpoch,
+    pub(crate) joined_epoch: JoinedEpoch,
     /// The variables that replicas average; `None` before [`Worker::join`].
     means: Option<MeanVariables>,
     data_begun: Option<DataBegun>,
@@ -102,7 +102,7 @@ impl Worker {
             model: None,
             placement: None,
             restored: None,
-            restore_epoch: RestoreEpoch(0),
+            joined_epoch: JoinedEpoch::default(),
             means: None,
             data_begun: None,
             pool: Vec::new(),
@@ -164,7 +164,7 @@ impl Worker {
         let (placement, catalogue) = place(&self.client, variables)?;
         let plan = Arc::new(ShardingPlan::new(Arc::new(catalogue)));
         let (shards, compression) = self.open_plan(&plan).await?;
-        (self.restore_epoch, self.restored) = match self.is_chief() {
+        (self.joined_epoch, self.restored) = match self.is_chief() {
             true => ChiefJoin::new(self, &plan, &shards, fill).join().await?,
             false => (self.client.await_values(&plan, &shards).await?, None),
         };
@@ -184,7 +184,7 @@ impl Worker {
         let catalogue = self.client.fetch_catalogue(owner).await?;
         let plan = Arc::new(ShardingPlan::new(Arc::new(catalogue)));
         let (shards, compression) = self.open_plan(&plan).await?;
-        self.restore_epoch = self.client.await_values(&plan, &shards).await?;
+        self.joined_epoch = self.client.await_values(&plan, &shards).await?;
         self.joined(plan, compression).await
     }
 

@@ -150,6 +150,8 @@ messages! {
     44 => PullEncoded, body 0;
     45 => PulledEncoded, body limits::PART_BYTES_MAX;
     46 => PullRowsEncoded, body limits::PART_BYTES_MAX;
+    48 => PrepareRestore, body 0;
+    49 => RestorePrepared, body 0;
     50 => Finish, body 0;
     51 => Finished, body 0;
     52 => Leave, body 0;

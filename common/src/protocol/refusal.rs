@@ -475,6 +475,10 @@ impl std::fmt::Display for Refusal {
             Refusal::Token { token, generation } => {
                 write!(f, "token {token} of generation {generation} is not held by this client")
             }
+            Refusal::RestoreEpoch { found, current, step } if found == current => write!(
+                f,
+                "restore epoch {found} is of a state that was lost; another one began at step {step}"
+            ),
             Refusal::RestoreEpoch { found, current, step } => {
                 write!(f, "restore epoch {found} is not {current}, which began at step {step}")
             }

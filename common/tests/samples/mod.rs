@@ -117,6 +117,7 @@ fn hello() -> Hello {
         incarnation: Incarnation(0x1122_3344_5566_7788),
         client_epoch: ClientEpoch(0),
         seen_epoch: RestoreEpoch(4),
+        seen_arena: 0x0809_0a0b_0c0d_0e0f,
         seen_step: GlobalStep(5),
         catalogue: None,
         body_crc: BodyCrc::Auto {},
@@ -140,6 +141,7 @@ fn welcome() -> Welcome {
         catalogue: CatalogueState::Absent {},
         restore_epoch: RestoreEpoch(4),
         restored_step: GlobalStep(17),
+        arena: 0x1817_1615_1413_1211,
         unix_address: Text::default(),
         identity: List::default(),
         auth: List::default(),
@@ -176,7 +178,8 @@ fn variables(add: &mut impl FnMut(&str, Message)) {
     add("Initialize", Initialize { epoch: RestoreEpoch(5) }.into());
     add("FindCheckpoint", FindCheckpoint {}.into());
     for (name, checkpoint) in [("none", None), ("one", Some(checkpoint()))] {
-        add(&format!("CheckpointFound {name}"), CheckpointFound { checkpoint }.into());
+        let found = CheckpointFound { checkpoint, named: RestoreEpoch(5) };
+        add(&format!("CheckpointFound {name}"), found.into());
     }
     add("PassedOverQuery", PassedOverQuery {}.into());
     let damaged = PassedOver { name: text("ckpt-4-18"), cause: text("cannot trust it") };
@@ -184,6 +187,9 @@ fn variables(add: &mut impl FnMut(&str, Message)) {
         let checkpoints = List::new(checkpoints).expect("the list is within its limit");
         add(&format!("PassedOverAre {name}"), PassedOverAre { checkpoints }.into());
     }
+    let epoch = RestoreEpoch(5);
+    add("PrepareRestore", PrepareRestore { checkpoint: checkpoint(), epoch }.into());
+    add("RestorePrepared", RestorePrepared {}.into());
     add("Restore", Restore { checkpoint: checkpoint(), epoch: RestoreEpoch(5) }.into());
     add("Save", Save {}.into());
     add("Saved", Saved { checkpoint: checkpoint() }.into());

@@ -399,6 +399,7 @@ impl World {
             incarnation: Incarnation(incarnation),
             client_epoch: ClientEpoch(epoch),
             seen_epoch: RestoreEpoch(seen_epoch),
+            seen_arena: 1,
             seen_step: GlobalStep(0),
             catalogue: None,
             body_crc: BodyCrc::Auto {},

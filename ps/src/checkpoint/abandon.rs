@@ -23,6 +23,11 @@ impl AbandonFlag {
         let _ = self.0.set(reason);
     }
 
+    /// Returns why the operations were abandoned; `None` if they were not.
+    pub(crate) fn reason(&self) -> Option<&'static str> {
+        self.0.get().copied()
+    }
+
     /// Returns a storage whose operations fail once the work is abandoned.
     pub(crate) fn watch(&self, storage: Arc<dyn CheckpointStorage>) -> Arc<dyn CheckpointStorage> {
         Arc::new(WatchedStorage { storage, abandon_flag: self.clone() })

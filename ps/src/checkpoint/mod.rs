@@ -43,7 +43,7 @@ pub(crate) use name::CheckpointName;
 pub(crate) use publish::Save;
 pub(crate) use pushpull_store::RowHead;
 pub(crate) use reshard::{CheckpointPiece, RestoredShard};
-pub(crate) use restore::{Opened, newest_good};
+pub(crate) use restore::{Opened, highest_epoch, newest_good};
 pub(crate) use retain::retain;
 pub(crate) use shard_file::{CheckpointSource, write_shard};
 pub(crate) use table_file::{TableEntry, TableSource, write_table};

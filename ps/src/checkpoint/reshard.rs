@@ -43,7 +43,55 @@ pub(crate) enum CheckpointPiece<'a> {
 /// A callback that takes pieces.
 pub(crate) type Sink<'a> = dyn FnMut(CheckpointPiece<'_>) -> Result<(), CheckpointError> + 'a;
 
+/// A callback that takes a row: its head, and its bytes of each stream.
+type TakeRow<'a> = dyn FnMut(RowHead, &[&[u8]]) -> Result<(), CheckpointError> + 'a;
+
+/// The saved variable, the saved stream and the target stream of a partition's values, and of each
+/// of its slots.
+type PlannedStreams = Vec<(VariableId, StoredStream, StoredStream)>;
+
 impl Opened {
+    /// Checks that [`Opened::restore_shard`] can restore the part of this shard, whose tables hold
+    /// at most `row_limits` rows each. Verifies every file that has some of the part.
+    pub(crate) fn check_shard(
+        &mut self,
+        target: &Catalogue,
+        shard: ShardId,
+        training: &CheckpointTraining,
+        row_limits: &[u64],
+    ) -> Result<(), CheckpointError> {
+        let layout = target.layout(shard);
+        let plan = self.plan_streams(target, layout.partitions(), training)?;
+        let of_tables = self.plan_streams(target, layout.tables(), training)?;
+        for (part, streams) in layout.partitions().iter().zip(plan) {
+            let variables = streams.first().map(|(variable, ..)| *variable);
+            variables.map_or(Ok(()), |id| self.verify_elements(id, &part.elements))?;
+        }
+        let tables = layout.tables().iter().zip(of_tables).zip(row_limits);
+        for ((part, streams), &limit) in tables {
+            let Some((variable, ..)) = streams.first() else { continue };
+            let mut rows = 0;
+            self.read_buckets(*variable, part, &[], &mut |_, _| {
+                rows += 1;
+                if rows <= limit {
+                    return Ok(());
+                }
+                let variable = target.variable(part.variable).name().to_owned();
+                Err(CheckpointError::TableFull { variable, limit })
+            })?;
+        }
+        Ok(())
+    }
+
+    fn plan_streams(
+        &self,
+        target: &Catalogue,
+        parts: &[Partition],
+        training: &CheckpointTraining,
+    ) -> Result<Vec<PlannedStreams>, CheckpointError> {
+        parts.iter().map(|part| self.streams_for(target, part, training)).collect()
+    }
+
     /// Fills a shard's layout. Calls `sink` for each of its partitions with ranges of bytes of the
     /// layout, in pieces of at most 1 MiB, and then for each row of its tables. Slots are numbered
     /// as in the target's `training`. Slots and variables that only the checkpoint has are left
@@ -59,17 +107,9 @@ impl Opened {
         sink: &mut Sink<'_>,
     ) -> Result<RestoredShard, CheckpointError> {
         let layout = target.layout(shard);
-        let parts = layout.partitions();
-        let plan: Vec<Vec<(VariableId, StoredStream, StoredStream)>> = parts
-            .iter()
-            .map(|part| self.streams_for(target, part, training))
-            .collect::<Result<_, CheckpointError>>()?;
-        let of_tables: Vec<Vec<(VariableId, StoredStream, StoredStream)>> = layout
-            .tables()
-            .iter()
-            .map(|part| self.streams_for(target, part, training))
-            .collect::<Result<_, CheckpointError>>()?;
-        for (part, streams) in parts.iter().zip(plan) {
+        let plan = self.plan_streams(target, layout.partitions(), training)?;
+        let of_tables = self.plan_streams(target, layout.tables(), training)?;
+        for (part, streams) in layout.partitions().iter().zip(plan) {
             for (variable, from, to) in streams {
                 let mut start = part.offset;
                 self.read(variable, from, part.elements.clone(), &mut |piece| {
@@ -80,34 +120,36 @@ impl Opened {
             }
         }
         for (table, (part, streams)) in layout.tables().iter().zip(of_tables).enumerate() {
-            self.restore_table(table, part, &streams, sink)?;
+            let Some((variable, ..)) = streams.first() else { continue };
+            let from: Vec<usize> = streams.iter().map(|(_, from, _)| from.number()).collect();
+            self.read_buckets(*variable, part, &from, &mut |head, row| {
+                sink(CheckpointPiece::Row(table, head, row))
+            })?;
         }
         Ok(self.counts(target, shard))
     }
 
-    /// Passes the rows of a table partition's buckets to `sink`, from every saved partition that
-    /// has some.
-    fn restore_table(
+    /// Passes the rows of a table partition's buckets to `take`, with their bytes of the streams
+    /// `from`, from every saved partition of the variable that has some.
+    fn read_buckets(
         &self,
-        table: usize,
+        variable: VariableId,
         part: &Partition,
-        streams: &[(VariableId, StoredStream, StoredStream)],
-        sink: &mut Sink<'_>,
+        from: &[usize],
+        take: &mut TakeRow<'_>,
     ) -> Result<(), CheckpointError> {
-        let from: Vec<usize> = streams.iter().map(|(_, from, _)| from.number()).collect();
-        let Some((variable, ..)) = streams.first() else { return Ok(()) };
         let row_bytes = part.row_bytes() as usize;
-        let saved = self.catalogue().partitions_of(*variable).iter();
+        let saved = self.catalogue().partitions_of(variable).iter();
         let overlaps = |saved: &&Partition| {
             saved.rows.start < part.rows.end && part.rows.start < saved.rows.end
         };
         for saved in saved.filter(overlaps) {
-            self.read_rows(saved.id, &from, &mut |heads, bytes| {
+            self.read_rows(saved.id, from, &mut |heads, bytes| {
                 for (row, head) in heads.iter().enumerate() {
                     if part.rows.contains(&bucket(head.id)) {
                         let within = row * row_bytes..(row + 1) * row_bytes;
                         let row: Vec<&[u8]> = bytes.iter().map(|b| &b[within.clone()]).collect();
-                        sink(CheckpointPiece::Row(table, *head, &row))?;
+                        take(*head, &row)?;
                     }
                 }
                 Ok(())
@@ -116,14 +158,13 @@ impl Opened {
         Ok(())
     }
 
-    /// Returns the saved variable, the saved stream and the target stream of a partition's values
-    /// and slots.
+    /// Returns the saved streams of a partition's values and slots, with their targets.
     fn streams_for(
         &self,
         target: &Catalogue,
         part: &Partition,
         training: &CheckpointTraining,
-    ) -> Result<Vec<(VariableId, StoredStream, StoredStream)>, CheckpointError> {
+    ) -> Result<PlannedStreams, CheckpointError> {
         let wanted = target.variable(part.variable);
         let variable = wanted.name().to_owned();
         let Some(id) = self.catalogue().find(&variable) else {

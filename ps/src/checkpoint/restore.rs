@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use pushpull_common::catalogue::Catalogue;
+use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::ids::{PartitionId, ShardId, VariableId};
 use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
 use pushpull_store::StoredStream;
@@ -210,6 +210,20 @@ impl Opened {
         Ok(())
     }
 
+    /// Verifies the files of all partitions that have some of these elements of a variable.
+    pub(super) fn verify_elements(
+        &mut self,
+        variable: VariableId,
+        elements: &Range<u64>,
+    ) -> Result<(), CheckpointError> {
+        let parts = self.catalogue.partitions_of(variable).iter();
+        let overlaps = |part: &&Partition| {
+            part.elements.start < elements.end && elements.start < part.elements.end
+        };
+        let shards: Vec<ShardId> = parts.filter(overlaps).map(|part| part.shard).collect();
+        shards.into_iter().try_for_each(|shard| self.verify_shard(shard))
+    }
+
     fn start(&self, shard: ShardId, stream: StoredStream, partition: PartitionId) -> u64 {
         let start = self.plans[&shard].start(stream, partition);
         start.expect("the variable has the stream")
@@ -222,6 +236,20 @@ fn names(storage: &dyn CheckpointStorage) -> Result<Vec<CheckpointName>, Checkpo
     let mut names: Vec<CheckpointName> = folders.iter().filter_map(|f| f.parse().ok()).collect();
     names.sort_by(|a, b| b.cmp(a));
     Ok(names)
+}
+
+/// Returns the highest restore epoch that the name of a checkpoint has, also of a corrupt or
+/// unfinished one; 0 without any.
+///
+/// A restore begins a higher one, so that its checkpoints are newer than all that it has passed
+/// over.
+pub(crate) fn highest_epoch(storage: &dyn CheckpointStorage) -> Result<u32, CheckpointError> {
+    let folders = storage.list(None)?;
+    let named = folders
+        .iter()
+        .filter_map(|folder| folder.parse().ok().or_else(|| CheckpointName::of_temporary(folder)));
+    let epochs = named.map(|name: CheckpointName| name.restore_epoch);
+    Ok(epochs.max().unwrap_or(0))
 }
 
 fn read_manifest(

@@ -9,7 +9,7 @@ use tokio::task::spawn_blocking;
 
 use crate::checkpoint::CheckpointStorage;
 use crate::shard::ShardInput;
-use crate::shard::checkpoints::shard_restore::ShardRestore;
+use crate::shard::checkpoints::shard_restore::RestoreWork;
 use crate::shard::checkpoints::shard_save::ShardSave;
 use crate::shard::shard_files::power::Flush;
 
@@ -29,7 +29,7 @@ pub(super) struct FileJobs {
 #[derive(Debug)]
 pub(super) enum FileJob {
     Save(Box<ShardSave>),
-    Restore(Box<ShardRestore>),
+    Restore(Box<RestoreWork>),
 }
 
 impl FileJobs {
@@ -63,7 +63,7 @@ impl FileJobs {
                 }
                 (Some(FileJob::Restore(restore)), Some(storage)) => {
                     match spawn_blocking(move || restore.run(storage)).await {
-                        Ok(restored) => return ShardInput::ShardRestored(Box::new(restored)),
+                        Ok(result) => return ShardInput::RestoreAdvanced(Box::new(result)),
                         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
                     }
                 }

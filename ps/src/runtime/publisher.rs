@@ -15,7 +15,7 @@ use tokio::task::JoinSet;
 use super::peer::save_shard;
 use crate::checkpoint::{
     CheckpointError, CheckpointName, CheckpointStorage, CheckpointTraining, Contents, Refused,
-    Retention, Save, ShardEntry, newest_good, retain,
+    Retention, Save, ShardEntry, highest_epoch, newest_good, retain,
 };
 use crate::peer_hello::PeerHello;
 
@@ -67,6 +67,15 @@ pub(super) struct CheckpointSearch {
     pub(super) newest: Result<Option<CheckpointId>, String>,
     /// Newer checkpoints that are not sound, each with its name and the fault.
     pub(super) passed_over: Vec<(String, String)>,
+    /// The highest restore epoch that the name of a checkpoint has, sound or not; 0 without any.
+    pub(super) named: RestoreEpoch,
+}
+
+impl CheckpointSearch {
+    fn failed(error: String) -> CheckpointSearch {
+        let (passed_over, named) = (Vec::new(), RestoreEpoch(0));
+        CheckpointSearch { newest: Err(error), passed_over, named }
+    }
 }
 
 impl Publisher {
@@ -74,25 +83,23 @@ impl Publisher {
     /// checkpoint completely.
     pub(super) async fn find(self: Arc<Self>) -> CheckpointSearch {
         let searched = blocking(move || {
-            Ok(match newest_good(&self.storage) {
-                Ok(None) => CheckpointSearch { newest: Ok(None), passed_over: Vec::new() },
+            let named = RestoreEpoch(highest_epoch(&*self.storage)?);
+            let (newest, refused) = match newest_good(&self.storage) {
+                Ok(None) => (Ok(None), Vec::new()),
                 Ok(Some((opened, refused))) => {
-                    let newest = Ok(Some(identify(opened.manifest().checkpoint)));
-                    CheckpointSearch { newest, passed_over: passed_over(&refused) }
+                    (Ok(Some(identify(opened.manifest().checkpoint))), refused)
                 }
                 Err(error) => {
-                    let passed_over = match &error {
-                        CheckpointError::NoneGood { refused } => passed_over(refused),
-                        _ => Vec::new(),
-                    };
-                    CheckpointSearch { newest: Err(error.to_string()), passed_over }
+                    let cause = Err(error.to_string());
+                    match error {
+                        CheckpointError::NoneGood { refused } => (cause, refused),
+                        _ => (cause, Vec::new()),
+                    }
                 }
-            })
+            };
+            Ok(CheckpointSearch { newest, passed_over: passed_over(&refused), named })
         });
-        searched.await.unwrap_or_else(|panic| CheckpointSearch {
-            newest: Err(panic),
-            passed_over: Vec::new(),
-        })
+        searched.await.unwrap_or_else(CheckpointSearch::failed)
     }
 
     /// Saves a checkpoint of all shards. If the future is dropped or one shard's part fails, the

@@ -316,12 +316,8 @@ impl SaverService {
             let (connection, request) = finder;
             let result =
                 Err(format!("cannot search for checkpoints: {FINDERS_MAX} requests already wait"));
-            return Some(SaverEvent::Found {
-                connection,
-                request,
-                result,
-                passed_over: Vec::new(),
-            });
+            let (passed_over, named) = (Vec::new(), RestoreEpoch(0));
+            return Some(SaverEvent::Found { connection, request, result, passed_over, named });
         }
         finders.push(finder);
         self.begin_find();
@@ -337,7 +333,7 @@ impl SaverService {
     }
 
     async fn found(&mut self, search: CheckpointSearch) {
-        let CheckpointSearch { newest: result, passed_over } = search;
+        let CheckpointSearch { newest: result, passed_over, named } = search;
         self.report_passed_over(&result, &passed_over);
         let Some(RunningSearch { mut finders, outdated, .. }) = self.search.take() else { return };
         if outdated && result.is_err() {
@@ -346,8 +342,9 @@ impl SaverService {
         }
         self.begin_find();
         for (connection, request) in finders {
-            let (result, passed_over) = (result.clone(), named(&passed_over));
-            self.report(SaverEvent::Found { connection, request, result, passed_over }).await;
+            let (result, passed_over) = (result.clone(), listed(&passed_over));
+            let found = SaverEvent::Found { connection, request, result, passed_over, named };
+            self.report(found).await;
         }
     }
 }
@@ -370,7 +367,7 @@ impl SaverService {
 }
 
 /// Returns the passed-over checkpoints as an answer lists them, at most `PASSED_OVER_MAX`.
-fn named(passed_over: &[(String, String)]) -> Vec<PassedOver> {
+fn listed(passed_over: &[(String, String)]) -> Vec<PassedOver> {
     let newest = passed_over.iter().take(PASSED_OVER_MAX);
     let each = newest.map(|(name, cause)| PassedOver {
         name: Text::clipped(&**name),

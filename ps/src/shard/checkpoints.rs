@@ -4,6 +4,7 @@
 //! Their results return to the shard as inputs.
 
 pub(super) mod checkpoint_cut;
+pub(crate) mod restore_check;
 pub(crate) mod saver_order;
 pub(crate) mod shard_restore;
 pub(crate) mod shard_save;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use pushpull_common::ids::ShardId;
+use pushpull_common::ids::{RestoreEpoch, ShardId};
 use pushpull_common::protocol::limits::PASSED_OVER_MAX;
 use pushpull_common::protocol::message::{CheckpointId, PassedOver};
 use pushpull_common::protocol::wire::List;
@@ -28,6 +29,7 @@ use super::variables::Variables;
 use crate::checkpoint::{AbandonFlag, CheckpointName, CheckpointTraining};
 use crate::config::PsConfig;
 use checkpoint_cut::{CheckpointCut, SaveRequest};
+use restore_check::{CheckInProgress, CheckedCheckpoint};
 use saver_order::{SaveRequester, SaverEvent, SaverOrder};
 use shard_restore::RestoreInProgress;
 use shard_save::{SaveInProgress, ShardSave};
@@ -35,7 +37,7 @@ use shard_save::{SaveInProgress, ShardSave};
 /// The checkpoints that a shard takes part in.
 ///
 /// Invariants: at most one save of this shard and one restore are running. While a restore is
-/// running, the variables are absent.
+/// running, the variables are absent. A check changes nothing.
 #[derive(Debug)]
 pub(super) struct ShardCheckpoints {
     pub(super) id: ShardId,
@@ -50,6 +52,11 @@ pub(super) struct ShardCheckpoints {
     pub(super) requests: VecDeque<SaveRequest>,
     /// On the step owner: the unsound checkpoints that the last search skipped.
     pub(super) passed_over: Vec<PassedOver>,
+    /// The check of a checkpoint, and the checked one that is about to be restored.
+    checking: Option<CheckInProgress>,
+    checked: Option<CheckedCheckpoint>,
+    /// The number of checks that have begun.
+    checks: u64,
     pub(super) restoring: Option<RestoreInProgress>,
 }
 
@@ -63,6 +70,9 @@ impl ShardCheckpoints {
             saves_a_cut: false,
             requests: VecDeque::new(),
             passed_over: Vec::new(),
+            checking: None,
+            checked: None,
+            checks: 0,
             restoring: None,
         }
     }
@@ -150,12 +160,16 @@ impl ShardCheckpoints {
 
     /// Abandons all writing and reading of checkpoints, because the server stops.
     pub(super) fn abandon_files(&self) {
-        self.saving.iter().for_each(|saving| saving.abandon_flag.abandon("the server stops"));
-        self.abandon_restore("the server stops");
+        let reason = "the server stops";
+        self.saving.iter().for_each(|saving| saving.abandon_flag.abandon(reason));
+        self.checking.iter().for_each(|checking| checking.abandon_flag.abandon(reason));
+        self.checked.iter().for_each(|checked| checked.abandon_flag.abandon(reason));
+        self.restoring.iter().for_each(|restoring| restoring.abandon_flag.abandon(reason));
     }
 
-    /// Abandons the running restore.
-    pub(super) fn abandon_restore(&self, reason: &'static str) {
+    /// Abandons the check and the restore of an older chief.
+    pub(super) fn abandon_restore(&mut self, out: &mut ShardOutputs, reason: &'static str) {
+        self.drop_check(out, reason);
         self.restoring.iter().for_each(|restoring| restoring.abandon_flag.abandon(reason));
     }
 
@@ -223,7 +237,7 @@ impl ShardCheckpoints {
         let (connection, request) = (request.connection, request.envelope);
         match self.config.checkpoints {
             Some(_) => out.push(ShardOutput::SaverOrder(SaverOrder::Find { connection, request })),
-            None => checkpoint_found(out, connection, request, Ok(None)),
+            None => checkpoint_found(out, connection, request, Ok((None, RestoreEpoch(0)))),
         }
     }
 
@@ -258,9 +272,9 @@ impl ShardCheckpoints {
         news: SaverEvent,
     ) {
         match news {
-            SaverEvent::Found { connection, request, result, passed_over } => {
+            SaverEvent::Found { connection, request, result, passed_over, named } => {
                 self.passed_over = passed_over;
-                checkpoint_found(out, connection, request, result);
+                checkpoint_found(out, connection, request, result.map(|it| (it, named)));
             }
             SaverEvent::SaveRequested { ticket, user } => {
                 self.save(variables, steps, out, now, SaveRequester::Ticket(ticket), user)
@@ -287,11 +301,11 @@ fn checkpoint_found(
     out: &mut ShardOutputs,
     connection: u64,
     request: Envelope,
-    result: Result<Option<CheckpointId>, String>,
+    result: Result<(Option<CheckpointId>, RestoreEpoch), String>,
 ) {
     match result {
-        Ok(checkpoint) => {
-            out.answer(connection, request, message::CheckpointFound { checkpoint }.into());
+        Ok((checkpoint, named)) => {
+            out.answer(connection, request, message::CheckpointFound { checkpoint, named }.into());
         }
         Err(error) => out.refuse_storage(connection, request, &error),
     }

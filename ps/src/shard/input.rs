@@ -7,7 +7,7 @@ use pushpull_common::protocol::{Envelope, FrameEvent, Header, Message};
 
 use super::PeerOrigin;
 use super::checkpoints::saver_order::SaverEvent;
-use super::checkpoints::shard_restore::ShardRestored;
+use super::checkpoints::shard_restore::RestoreResult;
 
 /// An input of a shard.
 #[derive(Debug)]
@@ -78,7 +78,7 @@ pub(crate) enum ShardInput<'a> {
     /// The result of [`ShardOutput::Flush`](super::output::ShardOutput::Flush).
     Flushed(Result<(), String>),
     /// The result of [`ShardOutput::RestoreShard`](super::output::ShardOutput::RestoreShard).
-    ShardRestored(Box<ShardRestored>),
+    RestoreAdvanced(Box<RestoreResult>),
     /// The time has advanced. This input comes at least every [`TICK`].
     Tick,
 }

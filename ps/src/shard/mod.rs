@@ -156,7 +156,7 @@ impl Shard {
             ShardInput::ShardSaved { connection, request, result } => {
                 checkpoints.shard_saved(out, connection, request, result);
             }
-            ShardInput::ShardRestored(restored) => self.restored(*restored),
+            ShardInput::RestoreAdvanced(result) => self.restore_advanced(*result),
             ShardInput::Flushed(result) => self.flushed(result),
             ShardInput::OwnerLink { up } => self.owner_link(now, up),
             ShardInput::Finish => steps.owner.iter_mut().for_each(|owner| owner.finish()),
@@ -420,6 +420,7 @@ impl Shard {
         variables.revoke_shared(connection);
         peers.parked.drop_connection(connection);
         checkpoints.abandon_save_of(connection);
+        checkpoints.forget_checked_for(connection);
         steps.shards.forget_connection(connection);
         checkpoints.drop_save_requests_of(connection);
         // The client stays a member for its lease: it may reconnect and continue.

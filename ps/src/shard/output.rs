@@ -17,7 +17,7 @@ use pushpull_store::store::Snapshot;
 
 use super::Detail;
 use super::checkpoints::saver_order::SaverOrder;
-use super::checkpoints::shard_restore::ShardRestore;
+use super::checkpoints::shard_restore::RestoreWork;
 use super::checkpoints::shard_save::ShardSave;
 use super::shard_files::power::Flush;
 use crate::event::Event;
@@ -64,8 +64,9 @@ pub(crate) enum ShardOutput {
     SaveShard(Box<ShardSave>),
     /// Write an image of the durable words. The result is [`super::ShardInput::Flushed`].
     Flush(Box<Flush>),
-    /// Read this shard's part of a checkpoint. The result is [`super::ShardInput::ShardRestored`].
-    RestoreShard(Box<ShardRestore>),
+    /// Check or read this shard's part of a checkpoint. The result is
+    /// [`super::ShardInput::RestoreAdvanced`].
+    RestoreShard(Box<RestoreWork>),
     /// Close the connection after everything queued before this output has been sent.
     Close {
         /// The connection.

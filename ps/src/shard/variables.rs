@@ -95,6 +95,11 @@ impl Variables {
         }
     }
 
+    /// Returns the digest of the declared catalogue.
+    pub(super) fn digest(&self) -> Option<[u8; 32]> {
+        self.store().map(|store| store.catalogue().digest())
+    }
+
     /// Returns the store once all variables have values.
     pub(super) fn ready(&self) -> Option<&Store> {
         match &self.state {

@@ -155,6 +155,15 @@ impl PushOrder {
     }
 }
 
+/// The restore epoch that a member has joined, and the state of the step owner in which it began.
+///
+/// Epochs of states that were lost may have one number. Both together never repeat.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct JoinedEpoch {
+    pub(crate) epoch: RestoreEpoch,
+    pub(crate) arena: u64,
+}
+
 /// The answer to an operation.
 #[derive(Debug)]
 pub(crate) enum Reply {
@@ -165,9 +174,7 @@ pub(crate) enum Reply {
     },
     Done,
     /// The shards in use are all in this restore epoch.
-    Joined {
-        epoch: RestoreEpoch,
-    },
+    Joined(JoinedEpoch),
     Token(Option<Grant>),
     Pulled {
         buffer: AlignedBuffer,

@@ -3,10 +3,14 @@
 //!
 //! Before it joins, a session follows every shard into a new restore epoch. After it has joined,
 //! its tokens, its pending pushes and the values its caller computes with belong to one epoch. A
-//! member that meets a newer epoch has been rolled back; an older one means that the shard has lost
-//! its variables. A reader keeps no such state and follows.
+//! member that meets another epoch has been rolled back; a shard without one has lost its variables.
+//! A reader keeps no such state and follows.
+//!
+//! Within one state of a shard, each epoch has a higher number than the one before. The epochs of
+//! shards that live at the same time have one number only if one restore has begun them. A number
+//! that is remembered says nothing if a state was lost since: the welcome of a shard names its
+//! state, its **arena**, and a hello names the arena in which the session has joined.
 
-use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +26,7 @@ use pushpull_common::protocol::{Header, Message, Refusal, limits, version};
 
 use super::links::{LinkFault, PendingRequest, SessionLinks, ShardLink};
 use super::requests::ShardRequests;
-use super::{ServerSettings, SessionConfig};
+use super::{JoinedEpoch, ServerSettings, SessionConfig};
 use crate::config::Checksums;
 use crate::error::Error;
 use crate::gradients::sharding_plan::ShardingPlan;
@@ -78,15 +82,15 @@ impl Membership {
         self.plan.as_ref()
     }
 
-    /// Joins with a plan once the shards of all these links are connected and in one epoch, and
-    /// returns that epoch; `None` until then. The chief is about to restore a shard in an older
+    /// Joins with a plan once the shards of all these links are connected and in one epoch. Returns
+    /// that epoch and the step owner's state; `None` until then. The chief is about to restore a shard in an older
     /// epoch. The restore closes its connections, and the next welcome tells the new epoch.
     pub(super) fn join(
         &mut self,
         plan: &Arc<ShardingPlan>,
         all: &[usize],
         links: &SessionLinks,
-    ) -> Option<Result<RestoreEpoch, Error>> {
+    ) -> Option<Result<JoinedEpoch, Error>> {
         if all.iter().any(|&link| !links[link].is_up()) {
             return None;
         }
@@ -99,7 +103,8 @@ impl Membership {
         }
         self.plan = Some(plan.clone());
         let epochs = all.iter().map(|&link| links[link].restore_epoch);
-        Some(Ok(epochs.max().unwrap_or_default()))
+        let arena = links.owner().map_or(0, |owner| links[owner].arena);
+        Some(Ok(JoinedEpoch { epoch: epochs.max().unwrap_or_default(), arena }))
     }
 
     /// Returns the hello for a shard.
@@ -115,6 +120,7 @@ impl Membership {
             client_epoch: self.epoch,
             seen_epoch: self.seen_epoch(link),
             seen_step: self.step,
+            seen_arena: if self.seen_epoch(link).0 == 0 { 0 } else { link.arena },
             catalogue: self.plan.as_ref().map(|plan| plan.catalogue().digest()),
             body_crc: match self.config.checksums {
                 Checksums::Remote => BodyCrc::Auto {},
@@ -178,12 +184,16 @@ impl Membership {
         match refusal {
             // Temporary refusals: retry until the operations reach their deadlines.
             Refusal::Stopping {} | Refusal::Busy { .. } => LinkFault::Reset(refusal.to_string()),
-            Refusal::RestoreEpoch { current, step, .. } => {
-                match self.epoch_error(link, current, step) {
-                    Some(error) => LinkFault::Session(error),
-                    None => LinkFault::Reset(refusal.to_string()),
-                }
+            // The step owner assigned the epoch. The clocks of the two differ, and the shard has not
+            // reached the step owner since it was started.
+            Refusal::UnknownEpoch { .. } if link.shard != self.config.owner => {
+                LinkFault::Reset(refusal.to_string())
             }
+            // The hello named the epoch of this member. One of the same number is of another state.
+            Refusal::RestoreEpoch { current, step, .. } if self.is_joined(link) => {
+                LinkFault::Session(self.lost_epoch(link, current, step))
+            }
+            Refusal::RestoreEpoch { .. } => LinkFault::Reset(refusal.to_string()),
             refusal => LinkFault::Session(refused("connect", link.shard, refusal)),
         }
     }
@@ -256,6 +266,11 @@ impl Membership {
         }
     }
 
+    /// Returns whether this is a member that has joined and needs the shard of the link.
+    fn is_joined(&self, link: &ShardLink) -> bool {
+        self.is_member() && self.uses(link.shard)
+    }
+
     /// Returns the error that ends a joined member when a shard it uses is in another epoch.
     fn epoch_error(
         &self,
@@ -263,14 +278,16 @@ impl Membership {
         current: RestoreEpoch,
         step: GlobalStep,
     ) -> Option<Error> {
-        let joined = self.is_member() && self.uses(link.shard);
-        match current.cmp(&link.restore_epoch) {
-            _ if !joined => None,
-            Ordering::Equal => None,
-            Ordering::Greater => {
-                Some(Error::RolledBack { from_step: self.step.0, to_step: step.0 })
-            }
-            Ordering::Less => Some(Error::StateLost { shard: link.shard }),
+        let differs = self.is_joined(link) && current != link.restore_epoch;
+        differs.then(|| self.lost_epoch(link, current, step))
+    }
+
+    /// Returns the error of a member whose epoch on a shard is over. The next one may have a lower
+    /// number: if all shards have lost their state, it is counted from the checkpoint.
+    fn lost_epoch(&self, link: &ShardLink, current: RestoreEpoch, step: GlobalStep) -> Error {
+        match current {
+            RestoreEpoch(0) => Error::StateLost { shard: link.shard },
+            _ => Error::RolledBack { from_step: self.step.0, to_step: step.0 },
         }
     }
 
@@ -284,11 +301,18 @@ impl Membership {
             return Err(LinkFault::Reset("its variables have no values".to_owned()));
         }
         let (epoch, step) = (welcome.restore_epoch, welcome.restored_step);
-        let epoch_error = self.epoch_error(link, epoch, step);
-        if let Some(error) = epoch_error.or((uses && !ready).then_some(Error::StateLost { shard }))
-        {
-            return Err(LinkFault::Session(error));
+        let is_lost = link.has_lost(welcome.arena);
+        if self.is_joined(link) && (epoch != link.restore_epoch || is_lost) {
+            return Err(LinkFault::Session(self.lost_epoch(link, epoch, step)));
         }
+        if uses && !ready {
+            return Err(LinkFault::Session(Error::StateLost { shard }));
+        }
+        if is_lost {
+            // Nothing is known of the epochs of this state.
+            link.restore_epoch = RestoreEpoch(0);
+        }
+        link.arena = welcome.arena;
         self.follow_epoch(link, epoch, step);
         link.ready = ready;
         Ok(())

@@ -32,7 +32,7 @@ use pushpull_common::protocol::{Header, Message, Refusal};
 use crate::error::{Error, UnresponsiveShard};
 pub(crate) use expectations::Expectations;
 pub(crate) use io::{
-    GradientCounts, OpId, PushOrder, ReadPoint, Reply, ServerSettings, SessionCommand,
+    GradientCounts, JoinedEpoch, OpId, PushOrder, ReadPoint, Reply, ServerSettings, SessionCommand,
     SessionConfig, SessionInput, SessionOutput,
 };
 use links::{BodyTarget, LinkFault, LinkStatus, OutgoingFrame, PendingRequest, SessionLinks};
@@ -315,8 +315,12 @@ impl Session {
     ) -> Result<(), LinkFault> {
         match message {
             Message::Welcome(welcome) => {
+                let has_lost_state = self.links[index].has_lost(welcome.arena);
                 self.membership.welcomed(index, header, &welcome, &mut self.links)?;
                 self.links.welcomed(index, self.work.tokens.was_ever_requested());
+                if has_lost_state && !self.membership.is_member() {
+                    self.ask_again(now, index);
+                }
                 self.drive(now);
                 Ok(())
             }
@@ -324,6 +328,16 @@ impl Session {
                 Err(self.membership.hello_refused(&self.links[index], refused.refusal))
             }
             message => Err(LinkFault::unexpected(&message)),
+        }
+    }
+
+    /// Asks all shards again for the values of pulls, after one was found with another state. An
+    /// epoch of the same number may be meant by neither, so every other shard is welcomed again.
+    fn ask_again(&mut self, now: Instant, found: usize) {
+        self.work.pulls.forget_answers();
+        for other in (0..self.links.len()).filter(|&other| other != found) {
+            let error = "another shard has lost its state".to_owned();
+            self.link_failed(now, other, LinkFault::Reset(error));
         }
     }
 

@@ -50,6 +50,7 @@ impl ShardRequest {
             Message::FetchCatalogue(_) => "fetch the catalogue",
             Message::FindCheckpoint(_) => "look for a checkpoint",
             Message::PassedOverQuery(_) => "ask for damaged checkpoints",
+            Message::PrepareRestore(_) => "check the checkpoint",
             Message::Restore(_) => "restore the variables",
             Message::Save(_) => "save a checkpoint",
             Message::Finish(_) => "finish the training",
@@ -73,6 +74,7 @@ impl ShardRequest {
                 )
                 | (Message::FindCheckpoint(_), Message::CheckpointFound(_))
                 | (Message::PassedOverQuery(_), Message::PassedOverAre(_))
+                | (Message::PrepareRestore(_), Message::RestorePrepared(_))
                 | (Message::DeclareData(_), Message::DataDeclared(_))
                 | (Message::Save(_), Message::Saved(_))
                 | (Message::FetchCatalogue(_), Message::CatalogueIs(_))
@@ -118,7 +120,11 @@ impl ShardRequests {
     /// Returns whether a request names a new epoch, and may be refused because of that epoch.
     pub(super) fn begins_an_epoch(&self, id: OpId) -> bool {
         self.0.get(&id).is_some_and(|request| {
-            matches!(request.message, Message::Initialize(_) | Message::Restore(_))
+            let message = &request.message;
+            matches!(
+                message,
+                Message::Initialize(_) | Message::PrepareRestore(_) | Message::Restore(_)
+            )
         })
     }
 

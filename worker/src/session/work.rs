@@ -209,7 +209,7 @@ impl SessionWork {
             }
             OperationKind::Join { plan, links: of } => {
                 let joined = membership.join(plan, of, links)?;
-                Some(joined.map(|epoch| Reply::Joined { epoch }))
+                Some(joined.map(Reply::Joined))
             }
             OperationKind::Request => {
                 let must_wait = match self.requests.followed_pushes(id) {

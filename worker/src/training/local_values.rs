@@ -2,20 +2,20 @@
 
 use std::sync::Arc;
 
-use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::variable::Replication;
 
 use crate::gradients::gradient_buffer::AlignedBuffer;
 use crate::gradients::packed_variables::PackedVariables;
 use crate::gradients::params::Params;
 use crate::gradients::sharding_plan::ShardingPlan;
+use crate::session::JoinedEpoch;
 
 /// A replica's values of its local variables, with the restore epoch and the step in which it
 /// changed them.
 #[derive(Debug)]
 pub(super) struct LocalValues {
     plan: Arc<ShardingPlan>,
-    epoch: RestoreEpoch,
+    epoch: JoinedEpoch,
     step: u64,
     packed: PackedVariables,
     values: AlignedBuffer,
@@ -23,7 +23,7 @@ pub(super) struct LocalValues {
 
 impl LocalValues {
     /// Copies the local variables; `None` if there are none.
-    pub(super) fn of(params: &Params, epoch: RestoreEpoch) -> Option<LocalValues> {
+    pub(super) fn of(params: &Params, epoch: JoinedEpoch) -> Option<LocalValues> {
         let plan = params.plan.clone();
         let packed = PackedVariables::new(&plan, |it| it.replication() == Replication::Local);
         if packed.is_empty() {
@@ -36,8 +36,7 @@ impl LocalValues {
 
     /// Replaces the servers' values of local variables by these, unless the servers have gone back
     /// to a checkpoint or to the start since: then their values count, as for all other variables.
-    pub(super) fn restore(&self, params: &mut Params, epoch: RestoreEpoch) {
-        // Servers that begin again without a checkpoint have the first epoch again.
+    pub(super) fn restore(&self, params: &mut Params, epoch: JoinedEpoch) {
         let has_gone_back = epoch != self.epoch || params.step() < self.step;
         if !has_gone_back && params.plan.is_same(&self.plan) {
             self.packed.unpack(&self.values, &mut params.buffer);
@@ -47,6 +46,7 @@ impl LocalValues {
 
 #[cfg(test)]
 mod tests {
+    use pushpull_common::ids::RestoreEpoch;
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
@@ -66,15 +66,24 @@ mod tests {
     fn local_values_survive_a_join_unless_the_servers_have_gone_back() {
         let mut before = params(1.0);
         before.step.0 = 12;
-        let kept = LocalValues::of(&before, RestoreEpoch(3)).unwrap();
-        for (epoch, step, local) in [(3, 12, 1.0), (3, 15, 1.0), (4, 12, 2.0), (3, 11, 2.0)] {
+        let joined_in = |epoch, arena| JoinedEpoch { epoch: RestoreEpoch(epoch), arena };
+        let kept = LocalValues::of(&before, joined_in(3, 1)).unwrap();
+        let table = [
+            (3, 1, 12, 1.0),
+            (3, 1, 15, 1.0),
+            (4, 1, 12, 2.0),
+            (3, 1, 11, 2.0),
+            // The servers have lost all state since, and count the same epoch.
+            (3, 2, 15, 2.0),
+        ];
+        for (epoch, arena, step, local) in table {
             let mut joined = params(2.0);
             joined.step.0 = step;
-            kept.restore(&mut joined, RestoreEpoch(epoch));
+            kept.restore(&mut joined, joined_in(epoch, arena));
             let [w, found, mean] = joined.views::<f32, 3>(["w", "local", "mean"]).unwrap();
             assert_eq!((w, found, mean), (&[2.0][..], &[local][..], &[2.0][..]), "{epoch} {step}");
         }
         let none = Params::new(plan_of(vec![VariableSpec::f32("w", [1]).unwrap()], 1));
-        assert!(LocalValues::of(&none, RestoreEpoch(3)).is_none());
+        assert!(LocalValues::of(&none, joined_in(3, 1)).is_none());
     }
 }

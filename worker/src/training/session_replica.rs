@@ -74,7 +74,7 @@ impl SessionReplica {
     ) -> Option<Result<&JoinedWorker, Error>> {
         // The old session ends first: the new incarnation fences it.
         if let Some(JoinedWorker { worker, params }) = self.joined.take() {
-            self.local_values = LocalValues::of(&params, worker.restore_epoch);
+            self.local_values = LocalValues::of(&params, worker.joined_epoch);
         }
         if has_lost_state {
             self.local_values = None;
@@ -92,7 +92,7 @@ impl SessionReplica {
             Err(error) => return Some(Err(error)),
         };
         if let Some(values) = self.local_values.take() {
-            values.restore(&mut joined.params, joined.worker.restore_epoch);
+            values.restore(&mut joined.params, joined.worker.joined_epoch);
         }
         Some(Ok(self.joined.insert(joined)))
     }

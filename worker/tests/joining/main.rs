@@ -9,6 +9,7 @@ use pushpull_common::catalogue::Catalogue;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, TaskId};
 use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
+use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::CheckpointId;
 use pushpull_common::protocol::wire::Text;
 use pushpull_common::variable::VariableSpec;
@@ -93,8 +94,8 @@ fn existing_values_are_kept_with_or_without_a_checkpoint() {
 
 #[test]
 fn a_state_lost_by_one_shard_is_restored_on_all() {
-    let restore = ["declare", "restore c in 3"];
-    let owner = ["declare", "find", "restore c in 3"];
+    let restore = ["declare", "prepare c", "restore c in 3"];
+    let owner = ["declare", "find", "prepare c", "restore c in 3"];
     for states in [[ready(2, 9), ServerState::default()], [ServerState::default(), ready(2, 0)]] {
         let servers = start(states, Some(checkpoint()));
         assert_eq!(join(&servers).unwrap(), (false, Some((7, 3))));
@@ -103,13 +104,36 @@ fn a_state_lost_by_one_shard_is_restored_on_all() {
 }
 
 #[test]
+fn no_shard_is_restored_if_one_refuses_the_checkpoint() {
+    let refusing = |state| ServerState { refuses_checkpoint: true, ..state };
+    let prepared = ["declare", "prepare c"];
+    for owner_refuses in [false, true] {
+        let (owner, other) = (ready(2, 9), ServerState::default());
+        let states = match owner_refuses {
+            true => [refusing(owner), other],
+            false => [owner, refusing(other)],
+        };
+        let servers = start(states, Some(checkpoint()));
+        let error = join(&servers).unwrap_err();
+        let Error::Refused { doing, shard, refusal: Refusal::Storage { .. } } = &error else {
+            panic!("{error}")
+        };
+        assert_eq!((*doing, shard.task), ("check the checkpoint", u32::from(!owner_refuses)));
+        let expected: [&[&str]; 2] = match owner_refuses {
+            true => [&["declare", "find", "refuse"], &prepared],
+            false => [&["declare", "find", "prepare c"], &["declare", "refuse"]],
+        };
+        assert_requests(&servers, expected);
+        assert_eq!(servers[0].state().epoch, RestoreEpoch(2), "the owner trains on");
+    }
+}
+
+#[test]
 fn the_epoch_exceeds_that_of_the_checkpoint_if_all_shards_have_lost_their_state() {
     let servers = start([ServerState::default(), ServerState::default()], Some(checkpoint()));
     assert_eq!(join(&servers).unwrap(), (false, Some((7, 2))));
-    assert_requests(
-        &servers,
-        [&["declare", "find", "restore c in 2"], &["declare", "restore c in 2"]],
-    );
+    let owner = ["declare", "find", "prepare c", "restore c in 2"];
+    assert_requests(&servers, [&owner, &["declare", "prepare c", "restore c in 2"]]);
 }
 
 #[test]
@@ -159,9 +183,10 @@ fn a_server_that_crashes_during_a_restore_is_declared_and_restored_again() {
     );
     // The owner is already in epoch 5, so all begin epoch 6.
     assert_eq!(join(&servers).unwrap(), (false, Some((7, 6))));
-    let owner = ["declare", "find", "restore c in 5"];
-    let again = ["declare", "find", "restore c in 6"];
-    let other = ["declare", "crash at Restore", "restore c in 5", "declare", "restore c in 6"];
+    let owner = ["declare", "find", "prepare c", "restore c in 5"];
+    let again = ["declare", "find", "prepare c", "restore c in 6"];
+    let crash = ["declare", "prepare c", "crash at Restore", "restore c in 5"];
+    let other = [&crash[..], &["declare", "prepare c", "restore c in 6"]].concat();
     assert_requests(&servers, [&[&owner[..], &again].concat(), &other]);
 }
 
@@ -174,11 +199,9 @@ fn a_restore_whose_answer_was_lost_is_repeated() {
         Some(checkpoint()),
     );
     assert_eq!(join(&servers).unwrap(), (false, Some((7, 5))));
-    let owner = ["declare", "find", "restore c in 5", "declare"];
-    assert_requests(
-        &servers,
-        [&owner, &["declare", "restore c in 5", "restore c in 5", "declare"]],
-    );
+    let owner = ["declare", "find", "prepare c", "restore c in 5", "declare"];
+    let other = ["declare", "prepare c", "restore c in 5", "restore c in 5", "declare"];
+    assert_requests(&servers, [&owner, &other]);
 }
 
 #[test]

@@ -14,6 +14,7 @@ use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{
     self, BodyCrc, CatalogueState, CheckpointId, ModeIs, NonFinitePolicy, Welcome,
 };
+use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{
     BodyPoll, BodyStamp, Envelope, FrameReader, Header, Message, Outcome, Poll, PushState, Refusal,
@@ -28,6 +29,7 @@ pub(crate) struct ServerState {
     pub(crate) epoch: RestoreEpoch,
     pub(crate) step: GlobalStep,
     pub(crate) checkpoint: Option<CheckpointId>,
+    pub(crate) refuses_checkpoint: bool,
     /// The log of the requests that matter to these tests.
     pub(crate) requests: Vec<String>,
     /// The user data of the last save.
@@ -165,7 +167,8 @@ impl ServerState {
             }
             Message::FindCheckpoint(_) => {
                 self.requests.push("find".to_owned());
-                message::CheckpointFound { checkpoint: self.checkpoint.clone() }.into()
+                let named = self.checkpoint.as_ref().map_or(RestoreEpoch(0), |it| it.epoch);
+                message::CheckpointFound { checkpoint: self.checkpoint.clone(), named }.into()
             }
             Message::PassedOverQuery(_) => {
                 let damaged = message::PassedOver {
@@ -176,6 +179,15 @@ impl ServerState {
                 message::PassedOverAre { checkpoints }.into()
             }
             Message::Initialize(asked) => self.begin("initialize", asked.epoch, GlobalStep(0)),
+            Message::PrepareRestore(_) if self.refuses_checkpoint => {
+                self.requests.push("refuse".to_owned());
+                let detail = Detail::clipped("cannot trust c");
+                message::Refused { refusal: Refusal::Storage { detail } }.into()
+            }
+            Message::PrepareRestore(asked) => {
+                self.requests.push(format!("prepare {}", asked.checkpoint.name.as_str()));
+                message::RestorePrepared {}.into()
+            }
             Message::Restore(asked) => {
                 let (name, step) = (asked.checkpoint.name.as_str(), asked.checkpoint.step);
                 self.begin(&format!("restore {name}"), asked.epoch, step)
@@ -242,6 +254,7 @@ impl ServerState {
             catalogue: self.catalogue_state(),
             restore_epoch: self.epoch,
             restored_step: self.step,
+            arena: 1,
             unix_address: Text::default(),
             identity: Identity::new().to_wire(),
             auth: List::default(),

@@ -38,6 +38,9 @@ wire_struct! {
     CheckpointFound {
         /// The checkpoint; absent if there is none, or if the servers keep no checkpoints.
         checkpoint: Option<CheckpointId>,
+        /// The highest restore epoch that any checkpoint names, also a corrupt or unfinished one; 0
+        /// without any.
+        named: RestoreEpoch,
     }
 }
 wire_struct! {
@@ -53,9 +56,24 @@ wire_struct! {
     }
 }
 wire_struct! {
+    /// Checks that the shard can restore its part of a checkpoint (chief). Nothing changes.
+    PrepareRestore {
+        /// The checkpoint.
+        checkpoint: CheckpointId,
+        /// The restore epoch that is to begin, as in [`Restore`].
+        epoch: RestoreEpoch,
+    }
+}
+wire_struct! {
+    /// The checkpoint fits the shard, and every file that has some of its part is intact.
+    RestorePrepared {}
+}
+wire_struct! {
     /// Restores every variable and optimizer slot from a checkpoint and opens the shard (chief).
     ///
-    /// A new restore epoch begins, and messages of older epochs are dropped. The answer is `Ready`.
+    /// The shard checks the checkpoint first, unless it has just done so. A refused checkpoint
+    /// changes nothing. Then a new restore epoch begins, and messages of older epochs are dropped.
+    /// The answer is `Ready`.
     Restore {
         /// The checkpoint.
         checkpoint: CheckpointId,

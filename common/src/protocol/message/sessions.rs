@@ -141,6 +141,8 @@ wire_struct! {
         seen_epoch: RestoreEpoch,
         /// The newest global step known to the client.
         seen_step: GlobalStep,
+        /// The state in which that epoch began, from the welcome of the shard; 0 before.
+        seen_arena: u64,
         /// SHA-256 of the client's catalogue; absent before it has joined.
         catalogue: Option<[u8; 32]>,
         /// Whether the client requests checksums for bodies.
@@ -207,6 +209,9 @@ wire_struct! {
         restore_epoch: RestoreEpoch,
         /// The global step at which that epoch began.
         restored_step: GlobalStep,
+        /// The random id of the shard's state. Another one means that the state was lost. An epoch
+        /// of a lost state is none of its successor's, although both may have one number.
+        arena: u64,
         /// The address of a Unix socket of the same server, in the form of a cluster's addresses;
         /// empty if there is none. There the server shares memory with clients of its host and
         /// user. A client that is connected in another way may connect there instead.

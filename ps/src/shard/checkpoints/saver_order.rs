@@ -77,6 +77,8 @@ pub(crate) enum SaverEvent {
         /// The newer checkpoints that are not sound, newest first: at most as many as an answer can
         /// name.
         passed_over: Vec<PassedOver>,
+        /// The highest restore epoch that the name of a checkpoint has, sound or not.
+        named: RestoreEpoch,
     },
     /// A caller in this process requests a checkpoint, or a periodic save is due.
     SaveRequested {

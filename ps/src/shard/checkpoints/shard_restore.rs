@@ -13,82 +13,97 @@ use pushpull_store::testing::planted::Bug;
 
 use crate::aggregate::data_position::{DataBatch, DataPosition};
 use crate::checkpoint::{
-    AbandonFlag, CallsEntry, CheckpointError, CheckpointName, CheckpointPiece, CheckpointStorage,
+    AbandonFlag, CallsEntry, CheckpointError, CheckpointPiece, CheckpointStorage,
     CheckpointTraining, Opened, RestoredShard, RowHead,
 };
 use crate::error::StorageError;
 use crate::event::Event;
 use crate::shard::Shard;
 use crate::shard::checkpoints::ShardCheckpoints;
+use crate::shard::checkpoints::restore_check::{CheckedCheckpoint, RestoreCheck, RestoreChecked};
 use crate::shard::output::{ShardOutput, ShardOutputs};
 use crate::shard::peers::peer_request::PeerRequest;
 use crate::shard::shard_files::generation::Generation;
 use crate::shard::shard_files::record::RESTORED_LIMIT;
 use crate::shard::variables::{Variables, VariablesState};
 
+/// The checkpoint to restore, and the epoch that begins.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::shard) struct RestoreOrder {
+    pub(super) checkpoint: CheckpointId,
+    pub(super) epoch: RestoreEpoch,
+}
+
+impl From<Restore> for RestoreOrder {
+    fn from(restore: Restore) -> RestoreOrder {
+        let Restore { checkpoint, epoch } = restore;
+        RestoreOrder { checkpoint, epoch }
+    }
+}
+
+/// The work of a restore on checkpoint files.
+#[derive(Debug)]
+pub(crate) enum RestoreWork {
+    /// Check the shard's part.
+    Check(RestoreCheck),
+    /// Read the part, which has been checked.
+    Read(ShardRestore),
+}
+
+/// The result of [`RestoreWork::run`].
+#[derive(Debug)]
+pub(crate) enum RestoreResult {
+    Checked(RestoreChecked),
+    Read(ShardRestored),
+}
+
+impl RestoreWork {
+    /// Does the work. May wait for a disk.
+    pub(crate) fn run(self, storage: Arc<dyn CheckpointStorage>) -> RestoreResult {
+        match self {
+            RestoreWork::Check(check) => RestoreResult::Checked(check.run(storage)),
+            RestoreWork::Read(restore) => RestoreResult::Read(restore.run()),
+        }
+    }
+}
+
+#[cfg(test)]
+impl RestoreResult {
+    /// Returns the error, if the part was not checked or not read.
+    pub(crate) fn error(self) -> Result<(), String> {
+        match self {
+            RestoreResult::Checked(checked) => checked.result.map(|_| ()),
+            RestoreResult::Read(restored) => restored.result.map(|_| ()),
+        }
+    }
+}
+
 /// The work of reading a shard's part of a checkpoint.
 #[derive(Debug)]
 pub(crate) struct ShardRestore {
-    pub(in crate::shard) store: Box<Store>,
-    pub(in crate::shard) shard: ShardId,
-    pub(in crate::shard) checkpoint: CheckpointId,
-    pub(in crate::shard) training: CheckpointTraining,
-    pub(in crate::shard) abandon_flag: AbandonFlag,
+    store: Box<Store>,
+    shard: ShardId,
+    training: CheckpointTraining,
+    opened: Opened,
 }
 
 /// The result of [`ShardRestore::run`].
 #[derive(Debug)]
 pub(crate) struct ShardRestored {
-    pub(in crate::shard) store: Box<Store>,
-    pub(in crate::shard) result: Result<RestoredShard, String>,
-}
-
-#[cfg(test)]
-impl ShardRestored {
-    /// Returns the error, if the part was not restored.
-    pub(crate) fn error(self) -> Result<(), String> {
-        self.result.map(|_| ())
-    }
+    store: Box<Store>,
+    result: Result<RestoredShard, String>,
 }
 
 impl ShardRestore {
-    /// Reads the part. May wait for a disk.
-    pub(crate) fn run(mut self, storage: Arc<dyn CheckpointStorage>) -> ShardRestored {
-        let storage = self.abandon_flag.watch(storage);
-        let result = self.read(storage).map_err(|error| error.to_string());
+    fn run(mut self) -> ShardRestored {
+        let result = self.read().map_err(|error| error.to_string());
         ShardRestored { store: self.store, result }
     }
 
-    fn read(
-        &mut self,
-        storage: Arc<dyn CheckpointStorage>,
-    ) -> Result<RestoredShard, CheckpointError> {
-        let name = self.checkpoint.name.as_str();
-        let parsed = name.parse::<CheckpointName>();
-        let unfit = |what, expected: String, found: String| {
-            let checkpoint = name.to_owned();
-            CheckpointError::Unfit { checkpoint, what, expected, found }
-        };
-        let parsed = parsed.map_err(|_| unfit("name", "a checkpoint's".into(), name.into()))?;
-        // The name must match the epoch and the step that the chief knows and the shard will
-        // continue from.
-        let (epoch, step) = (self.checkpoint.epoch, self.checkpoint.step);
-        if (parsed.restore_epoch, parsed.global_step) != (epoch.0, step.0) {
-            return Err(unfit("name", format!("of epoch {epoch} and step {step}"), name.into()));
-        }
-        let mut opened = Opened::open(storage, parsed)?;
-        let manifest = opened.manifest();
-        let shards = manifest.shards.iter();
-        let counts =
-            shards.flat_map(|s| [("version", s.version), ("count of gradients", s.gradients)]);
-        for (what, found) in counts.chain([("step", step.0)]) {
-            if found >= RESTORED_LIMIT {
-                return Err(unfit(what, format!("below {RESTORED_LIMIT}"), found.to_string()));
-            }
-        }
-        let (catalogue, store) = (self.store.catalogue().clone(), &mut self.store);
-        let training = &self.training;
-        opened.restore_shard(&catalogue, self.shard, training, &mut |piece| match piece {
+    fn read(&mut self) -> Result<RestoredShard, CheckpointError> {
+        let ShardRestore { store, shard, training, opened } = self;
+        let catalogue = store.catalogue().clone();
+        opened.restore_shard(&catalogue, *shard, training, &mut |piece| match piece {
             CheckpointPiece::Range(stream, range, bytes) => {
                 store.write_committed(stream, range.start, bytes);
                 Ok(())
@@ -122,15 +137,15 @@ pub(in crate::shard) struct RestoreInProgress {
 
 impl ShardCheckpoints {
     /// Checks a request to restore a checkpoint under a new epoch. Returns whether the restore is
-    /// to begin.
-    fn check_restore(
+    /// to begin, after a check of the checkpoint.
+    pub(super) fn check_restore(
         &mut self,
         variables: &Variables,
         out: &mut ShardOutputs,
         request: &PeerRequest,
-        restore: &Restore,
+        order: &RestoreOrder,
     ) -> Result<bool, Refusal> {
-        let Restore { checkpoint, epoch } = restore;
+        let RestoreOrder { checkpoint, epoch } = order;
         if let Some(restoring) = &mut self.restoring {
             // A chief that has reconnected asks again.
             if restoring.epoch == *epoch && restoring.checkpoint == *checkpoint {
@@ -156,38 +171,45 @@ impl ShardCheckpoints {
         Ok(true)
     }
 
-    /// Begins to read a checkpoint into the store of the variables, which have no values.
+    /// Begins to read a checked checkpoint into the store of the variables, which have no values.
     fn begin_restore(
         &mut self,
         store: Box<Store>,
         rules: &VariableRules,
         request: &PeerRequest,
-        restore: Restore,
-    ) -> ShardRestore {
-        let Restore { checkpoint, epoch } = restore;
-        let abandon_flag = AbandonFlag::default();
+        order: RestoreOrder,
+        checked: CheckedCheckpoint,
+    ) -> RestoreWork {
+        let RestoreOrder { checkpoint, epoch } = order;
+        let CheckedCheckpoint { opened, abandon_flag, .. } = checked;
         self.restoring = Some(RestoreInProgress {
             connection: request.connection,
             request: request.envelope,
-            checkpoint: checkpoint.clone(),
+            checkpoint,
             epoch,
-            abandon_flag: abandon_flag.clone(),
+            abandon_flag,
         });
         let training = CheckpointTraining::new(store.catalogue(), rules);
-        ShardRestore { store, shard: self.id, checkpoint, training, abandon_flag }
+        RestoreWork::Read(ShardRestore { store, shard: self.id, training, opened })
     }
 }
 
 impl Shard {
-    /// Starts to restore the values of a checkpoint, and drops the state of older epochs.
-    pub(in crate::shard) fn restore(&mut self, request: PeerRequest, restore: Restore) {
+    /// Restores the values of a checkpoint, which is checked first if it has not been. Drops the
+    /// state of older epochs once the check has succeeded.
+    pub(in crate::shard) fn restore(&mut self, request: PeerRequest, order: RestoreOrder) {
         let Shard { variables, checkpoints, out, .. } = self;
-        match checkpoints.check_restore(variables, out, &request, &restore) {
+        match checkpoints.check_restore(variables, out, &request, &order) {
             Ok(true) => {}
             Ok(false) => return,
             Err(refusal) => return request.refuse(out, refusal),
         }
-        if let Err(error) = self.end_epoch(request.connection) {
+        let connection = request.connection;
+        let Some(checked) = checkpoints.take_checked(variables, connection, &order.checkpoint)
+        else {
+            return checkpoints.begin_check(variables, out, request, order, true);
+        };
+        if let Err(error) = self.end_epoch(connection) {
             return request.refuse_storage(&mut self.out, &error.to_string());
         }
         let Shard { variables, steps, checkpoints, out, .. } = self;
@@ -195,8 +217,16 @@ impl Shard {
         let VariablesState::Declared(store) = state else { return };
         // Reports of the epoch that ends are ignored.
         steps.set_participants(std::iter::empty());
-        let restore = checkpoints.begin_restore(store, &variables.rules, &request, restore);
-        out.push(ShardOutput::RestoreShard(Box::new(restore)));
+        let work = checkpoints.begin_restore(store, &variables.rules, &request, order, checked);
+        out.push(ShardOutput::RestoreShard(Box::new(work)));
+    }
+
+    /// Takes the result of work on checkpoint files.
+    pub(in crate::shard) fn restore_advanced(&mut self, result: RestoreResult) {
+        match result {
+            RestoreResult::Checked(checked) => self.restore_checked(checked),
+            RestoreResult::Read(restored) => self.restored(restored),
+        }
     }
 
     /// Drops the state of the epoch that ends, and declares its variables again. Clients other than
@@ -223,7 +253,7 @@ impl Shard {
     }
 
     /// Completes the restore: continues with the checkpoint's values, or forgets the variables.
-    pub(in crate::shard) fn restored(&mut self, restored: ShardRestored) {
+    fn restored(&mut self, restored: ShardRestored) {
         let Some(RestoreInProgress { connection, request, checkpoint, epoch, .. }) =
             self.checkpoints.restoring.take()
         else {

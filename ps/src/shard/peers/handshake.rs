@@ -113,7 +113,7 @@ impl IncomingHello<'_> {
 
     /// Returns the answer to a peer that is admitted.
     fn welcome(&self, shard: &Shard, version: u16, client_epoch: ClientEpoch) -> Welcome {
-        let Shard { config, identity, variables, .. } = shard;
+        let Shard { config, identity, files, variables, .. } = shard;
         Welcome {
             version,
             shards: config.shards,
@@ -139,6 +139,7 @@ impl IncomingHello<'_> {
             catalogue: variables.catalogue_state(),
             restore_epoch: variables.epoch,
             restored_step: variables.restored_step,
+            arena: files.arena.stamp.arena,
             unix_address: Text::clipped(&config.unix_address),
             identity: identity.to_wire(),
             auth: List::default(),
@@ -233,9 +234,13 @@ impl Shard {
     /// Admits a client, and drops what an older incarnation or connection of it has.
     fn admit_client(&mut self, incoming: IncomingHello<'_>) -> Result<AdmittedClient, Refusal> {
         let IncomingHello { connection, hello, now, .. } = incoming;
-        // The client's values are of another restore epoch, or this shard has lost the values that
-        // the client knew.
-        if let Some(refusal) = self.variables.epoch_refusal(hello.seen_epoch) {
+        // The client's values are of another restore epoch, or this shard has lost the state that
+        // the client knew. A state that was lost, and all states of its time, may have counted the
+        // same epochs, so the number alone does not tell.
+        let seen = hello.seen_epoch;
+        let is_lost = seen != RestoreEpoch(0) && hello.seen_arena != self.files.arena.stamp.arena;
+        let lost = is_lost.then(|| self.variables.other_epoch(seen));
+        if let Some(refusal) = lost.or_else(|| self.variables.epoch_refusal(seen)) {
             return Err(refusal);
         }
         let Shard { files, peers, intake, steps, out, .. } = self;
@@ -253,7 +258,7 @@ impl Shard {
         let Shard { peers, steps, checkpoints, out, .. } = self;
         if hello.role == (Role::Chief {}) && peers.chief.raise(admitted.key, admitted.epoch) {
             // The work of an older chief is abandoned.
-            checkpoints.abandon_restore("another chief has joined");
+            checkpoints.abandon_restore(out, "another chief has joined");
             checkpoints.drop_save_requests_of_chiefs(out, "another chief has joined");
             steps.shards.announce_chief(peers, out);
         }

@@ -139,6 +139,7 @@ impl MessageRights {
             | Message::Initialize(_)
             | Message::FindCheckpoint(_)
             | Message::PassedOverQuery(_)
+            | Message::PrepareRestore(_)
             | Message::Restore(_)
             | Message::Save(_)
             | Message::Finish(_) => Senders::Chief.rights().as_chief(),
@@ -259,7 +260,8 @@ impl Shard {
             }
             (Message::FindCheckpoint(_), _) => checkpoints.find_checkpoint(steps, out, &request),
             (Message::PassedOverQuery(_), _) => checkpoints.answer_passed_over(out, &request),
-            (Message::Restore(restore), _) => self.restore(request, restore),
+            (Message::PrepareRestore(prepare), _) => self.prepare_restore(request, prepare),
+            (Message::Restore(restore), _) => self.restore(request, restore.into()),
             (Message::Save(_), _) => {
                 let bytes = vec![0; header.body_bytes as usize];
                 self.receive(&request, header, ExpectedBody::User { request, bytes });

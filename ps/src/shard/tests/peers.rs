@@ -117,6 +117,7 @@ impl Peer {
             incarnation: Incarnation(self.incarnation),
             client_epoch: self.epoch,
             seen_epoch: RestoreEpoch(0),
+            seen_arena: super::world::LIFE.arena,
             seen_step: GlobalStep(0),
             catalogue: None,
             body_crc: BodyCrc::Auto {},

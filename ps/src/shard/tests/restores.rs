@@ -17,8 +17,8 @@ use crate::checkpoint::{
     CheckpointStorage, CheckpointTraining, Contents, LocalDirectory, Save, ShardEntry,
 };
 use crate::config::Checkpoints;
-use crate::shard::Shard;
 use crate::shard::shard_files::record::RESTORED_LIMIT;
+use crate::shard::{Shard, ShardInput};
 
 const ELEMENTS: u64 = 4;
 
@@ -94,6 +94,9 @@ fn state_from_before_a_restore_does_not_outlive_it() {
     let epoch = RestoreEpoch(2);
     let restore = message::Restore { checkpoint: checkpoint.clone(), epoch };
     let ready = world.say(chief_line, restore.clone().into());
+    assert_eq!(world.answer(chief_line, ready), None, "the checkpoint is being checked");
+    assert!(world.closed.is_empty(), "the training goes on");
+    world.advance_restore();
     assert_eq!(world.answer(chief_line, ready), None, "the checkpoint is being read");
     assert!(world.closed.contains(&line), "all other clients are disconnected");
     world.disconnect(line);
@@ -186,22 +189,129 @@ fn a_checkpoint_that_differs_from_the_request_is_refused() {
         CheckpointId { name: Text::clipped("ckpt-1-9"), ..checkpoint.clone() },
     ];
     for (epoch, wrong_id) in (2..).zip(wrong_ids) {
-        let catalogue = world.catalogue.clone();
-        world.declare(chief_line, &catalogue);
         let restore = message::Restore { checkpoint: wrong_id, epoch: RestoreEpoch(epoch) };
         let request = world.say(chief_line, restore.into());
         world.finish_restores();
         let Some(Message::Refused(refused)) = world.answer(chief_line, request) else { panic!() };
         assert!(matches!(refused.refusal, Refusal::Storage { .. }), "{}", refused.refusal);
-        assert_eq!(
-            world.refused(chief_line, message::FetchCatalogue {}.into()),
-            Refusal::NotInitialized {},
-            "nothing is loaded in part"
-        );
+        assert_eq!(f32s(&world.values(chief_line)), [1.0; 4], "nothing has changed");
     }
     let last = message::Restore { checkpoint, epoch: RestoreEpoch(u32::MAX) };
     let refusal = world.refused(chief_line, last.into());
     assert!(matches!(refusal, Refusal::RestoreEpoch { .. }), "no epoch is above it: {refusal}");
+}
+
+/// Changes a checkpoint in its folder.
+type Damage<'a> = &'a dyn Fn(&std::path::Path);
+
+#[test]
+fn a_refused_restore_leaves_the_training_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut world, mut chief_line, storage) = world(folder.path());
+    let mut peer = worker(1);
+    let mut line = world.join(0, &mut peer);
+    let flip = |path: &std::path::Path, at: usize| {
+        let mut bytes = std::fs::read(path).unwrap();
+        let at = at % bytes.len();
+        bytes[at] ^= 1;
+        std::fs::write(path, bytes).unwrap();
+    };
+    let cut = |path: &std::path::Path| {
+        let bytes = std::fs::read(path).unwrap();
+        std::fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
+    };
+    let file = "shard-0-0.safetensors";
+    let cases: [(&str, Damage<'_>); 7] = [
+        ("no such checkpoint", &|it| std::fs::remove_dir_all(it).unwrap()),
+        ("no manifest", &|it| std::fs::remove_file(it.join("MANIFEST")).unwrap()),
+        ("half a manifest", &|it| cut(&it.join("MANIFEST"))),
+        ("another catalogue", &|it| flip(&it.join("CATALOGUE"), 9)),
+        ("no file of the shard", &|it| std::fs::remove_file(it.join(file)).unwrap()),
+        ("half a file of the shard", &|it| cut(&it.join(file))),
+        ("one bit of its last byte", &|it| flip(&it.join(file), usize::MAX)),
+    ];
+    let mut sequence = 0;
+    for (steps, (case, damage)) in (1..).zip(cases) {
+        sequence += 1;
+        push(&mut world, line, sequence);
+        let checkpoint = save(&mut world, &storage, steps);
+        damage(&folder.path().join(checkpoint.name.as_str()));
+        let epoch = RestoreEpoch(2);
+        let held = world.token(line);
+        let prepare = message::PrepareRestore { checkpoint: checkpoint.clone(), epoch };
+        for message in [prepare.into(), message::Restore { checkpoint, epoch }.into()] {
+            let request = world.say(chief_line, message);
+            world.finish_restores();
+            let Some(Message::Refused(refused)) = world.answer(chief_line, request) else {
+                panic!("accepted: {case}")
+            };
+            assert!(matches!(refused.refusal, Refusal::Storage { .. }), "{case}: {refused:?}");
+        }
+        let is_open = |it: &ConnectionId| !world.closed.contains(it);
+        assert!([line, chief_line].iter().all(is_open), "{case}: no client is told of a restore");
+        assert_eq!(f32s(&world.values(chief_line)), [steps as f32; 4], "{case}");
+        let (token, generation) = (held.token, held.generation);
+        world.ask(line, message::ReturnToken { token, generation }.into());
+        // Also after a kill.
+        world.restart(0).unwrap();
+        chief_line = world.join(0, &mut chief());
+        let hello = message::Hello { seen_epoch: RestoreEpoch(1), ..peer.hello(0) };
+        line = world.handshake(0, hello, false).unwrap().0;
+        assert_eq!(f32s(&world.values(chief_line)), [steps as f32; 4], "{case}");
+    }
+}
+
+#[test]
+fn a_prepared_restore_changes_nothing_and_is_not_checked_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut world, chief_line, storage) = world(folder.path());
+    let line = world.join(0, &mut worker(1));
+    push(&mut world, line, 1);
+    let checkpoint = save(&mut world, &storage, 1);
+    let epoch = RestoreEpoch(2);
+    let prepare = message::PrepareRestore { checkpoint: checkpoint.clone(), epoch };
+    let request = world.say(chief_line, prepare.into());
+    push(&mut world, line, 2);
+    world.finish_restores();
+    assert!(matches!(world.answer(chief_line, request), Some(Message::RestorePrepared(_))));
+    push(&mut world, line, 3);
+    assert_eq!(f32s(&world.values(line)), [3.0; 4]);
+    // What was checked is open, so the checkpoint may be deleted meanwhile.
+    std::fs::remove_dir_all(folder.path().join(checkpoint.name.as_str())).unwrap();
+    let restore = message::Restore { checkpoint, epoch };
+    let request = world.say(chief_line, restore.into());
+    assert!(world.closed.contains(&line), "the restore has begun");
+    world.finish_restores();
+    assert!(matches!(world.answer(chief_line, request), Some(Message::Ready(_))));
+    assert_eq!(f32s(&world.values(chief_line)), [1.0; 4]);
+}
+
+#[test]
+fn a_check_for_an_older_chief_or_a_lost_connection_begins_no_restore() {
+    for (older_chief, prepared) in [(true, true), (true, false), (false, true), (false, false)] {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut world, chief_line, storage) = world(folder.path());
+        let line = world.join(0, &mut worker(1));
+        push(&mut world, line, 1);
+        let checkpoint = save(&mut world, &storage, 1);
+        push(&mut world, line, 2);
+        let epoch = RestoreEpoch(2);
+        let message: Message = match prepared {
+            true => message::PrepareRestore { checkpoint, epoch }.into(),
+            false => message::Restore { checkpoint, epoch }.into(),
+        };
+        world.say(chief_line, message);
+        let check = world.take_restore();
+        match older_chief {
+            true => _ = world.join(0, &mut chief().restarted()),
+            false => world.disconnect(chief_line),
+        }
+        let result = Box::new(check.run(storage));
+        world.input(0, ShardInput::RestoreAdvanced(result));
+        world.finish_restores();
+        assert!(!world.closed.contains(&line));
+        assert_eq!(f32s(&world.values(line)), [2.0; 4]);
+    }
 }
 
 /// Changes the contents of a manifest.

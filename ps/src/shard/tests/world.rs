@@ -23,7 +23,7 @@ use crate::error::StorageError;
 use crate::metrics::{Counters, Metrics};
 use crate::shard::applier::WorkOutcome;
 use crate::shard::checkpoints::saver_order::SaverOrder;
-use crate::shard::checkpoints::shard_restore::ShardRestore;
+use crate::shard::checkpoints::shard_restore::RestoreWork;
 use crate::shard::checkpoints::shard_save::ShardSave;
 use crate::shard::output::{PulledParts, ShardOutput};
 use crate::shard::shard_files::power::Flush;
@@ -78,7 +78,7 @@ pub(super) struct World {
     /// Orders for the saver. A world has no saver.
     pub(super) orders: Vec<(usize, SaverOrder)>,
     saves: Vec<(usize, ShardSave)>,
-    restores: Vec<(usize, ShardRestore)>,
+    restores: Vec<(usize, RestoreWork)>,
     pub(super) config: Arc<PsConfig>,
     budget: Budget,
     boots: u8,
@@ -481,16 +481,22 @@ impl World {
     }
 
     /// Takes the restore that a shard has ordered.
-    pub(super) fn take_restore(&mut self) -> ShardRestore {
+    pub(super) fn take_restore(&mut self) -> RestoreWork {
         self.restores.pop().expect("a restore is due").1
+    }
+
+    /// Runs the next step of a restore: the check, or the reading.
+    pub(super) fn advance_restore(&mut self) {
+        let storage = self.storage.clone().expect("the world has checkpoint storage");
+        let (shard, restore) = self.restores.pop().expect("a restore is due");
+        let result = Box::new(restore.run(storage));
+        self.input(shard, ShardInput::RestoreAdvanced(result));
     }
 
     /// Runs the restores that are due.
     pub(super) fn finish_restores(&mut self) {
-        let storage = self.storage.clone().expect("the world has checkpoint storage");
-        while let Some((shard, restore)) = self.restores.pop() {
-            let restored = Box::new(restore.run(storage.clone()));
-            self.input(shard, ShardInput::ShardRestored(restored));
+        while !self.restores.is_empty() {
+            self.advance_restore();
         }
     }
 

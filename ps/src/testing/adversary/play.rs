@@ -138,6 +138,7 @@ impl<'a> Play<'a> {
             incarnation: Incarnation(100 + u64::from(task)),
             client_epoch: ClientEpoch(0),
             seen_epoch: RestoreEpoch(0),
+            seen_arena: 0,
             seen_step: GlobalStep(0),
             catalogue: None,
             body_crc: BodyCrc::Auto {},
@@ -170,6 +171,7 @@ impl<'a> Play<'a> {
         if self.draw.choices.one_in(16) {
             let (epoch, step) = (self.draw.number() as u32, self.draw.number());
             (hello.seen_epoch, hello.seen_step) = (RestoreEpoch(epoch), GlobalStep(step));
+            hello.seen_arena = u64::from(self.draw.choices.one_in(2));
             hello.task = self.draw.number() as u32;
         }
         if self.draw.choices.one_in(16) {

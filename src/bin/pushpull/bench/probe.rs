@@ -160,6 +160,7 @@ pub(crate) fn hello(cluster: &ClusterSpec, shard: ShardId) -> Hello {
         incarnation: Incarnation(1),
         client_epoch: ClientEpoch(0),
         seen_epoch: RestoreEpoch(0),
+        seen_arena: 0,
         seen_step: GlobalStep(0),
         catalogue: None,
         body_crc: BodyCrc::Off {},

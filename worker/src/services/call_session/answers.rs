@@ -35,6 +35,7 @@ impl CallSession {
             incarnation: self.incarnation,
             client_epoch: ClientEpoch(0),
             seen_epoch: RestoreEpoch(0),
+            seen_arena: 0,
             seen_step: GlobalStep(0),
             catalogue: None,
             body_crc: BodyCrc::Auto {},

@@ -113,6 +113,8 @@ pub(in crate::session) struct ShardLink {
     pub(in crate::session) push_buffer: Option<PushBufferId>,
     /// The restore epoch of the shard, from its last message; 0 while unknown.
     pub(in crate::session) restore_epoch: RestoreEpoch,
+    /// The id of the shard's state, from its last welcome; 0 before.
+    pub(in crate::session) arena: u64,
     /// Whether the shard has confirmed that this client has left.
     pub(in crate::session) has_left: bool,
     /// Whether the shard's variables have values, from its last message about them.
@@ -155,6 +157,7 @@ impl ShardLink {
             requested_push_buffer: false,
             push_buffer: None,
             restore_epoch: RestoreEpoch(0),
+            arena: 0,
             has_left: false,
             ready: false,
             lease: Duration::from_secs(5),
@@ -173,6 +176,11 @@ impl ShardLink {
 
     pub(in crate::session) fn is_up(&self) -> bool {
         self.status == LinkStatus::Up
+    }
+
+    /// Returns whether the shard has lost the state that this link knows, as it now has this one.
+    pub(in crate::session) fn has_lost(&self, arena: u64) -> bool {
+        self.arena != 0 && self.arena != arena
     }
 
     /// Records that the transport is connected.

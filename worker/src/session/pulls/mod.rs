@@ -60,6 +60,15 @@ impl PendingPulls {
         self.0.iter_mut().find(|(other, _)| *other == id).map(|(_, pull)| pull)
     }
 
+    /// Forgets all answers, which are requested again.
+    pub(super) fn forget_answers(&mut self) {
+        for request in self.0.iter_mut().flat_map(|(_, pull)| &mut pull.requests) {
+            if matches!(request.progress, PullProgress::Done(..)) {
+                (request.progress, request.older) = (PullProgress::Unsent, None);
+            }
+        }
+    }
+
     /// Returns the links with unanswered requests of a pull.
     pub(super) fn awaited(&self, id: OpId) -> BTreeSet<usize> {
         self.get(id).into_iter().flat_map(PendingPull::unanswered).collect()

@@ -9,7 +9,7 @@ use pushpull_common::protocol::{Message, Refusal};
 
 use super::world::{OWNER, SentFrame, SessionWorld, ms, plan, refused, shard, welcome};
 use crate::error::Error;
-use crate::session::{OpId, Reply, SessionCommand, SessionInput};
+use crate::session::{JoinedEpoch, OpId, Reply, SessionCommand, SessionInput};
 
 /// Returns a welcome in an epoch that began at this step.
 fn welcome_in(epoch: u32, step: u64) -> Welcome {
@@ -104,12 +104,14 @@ fn a_joined_member_ends_when_a_shard_is_in_another_epoch() {
     let lost = Error::StateLost { shard: shard(1) };
     let table: &[(Message, &Error)] = &[
         (welcome_in(4, 5).into(), &back),
-        (welcome_in(2, 5).into(), &lost),
+        (welcome_in(2, 5).into(), &back),
+        (Welcome { arena: 2, ..welcome_in(3, 5) }.into(), &back),
+        (Welcome { arena: 2, ..welcome_in(4, 5) }.into(), &back),
         (empty(0).into(), &lost),
         (empty(3).into(), &lost),
         (other_epoch(3, 4, 5), &back),
         (other_epoch(3, 7, 5), &back),
-        (other_epoch(3, 2, 5), &lost),
+        (other_epoch(3, 2, 5), &back),
         (other_epoch(3, 0, 0), &lost),
     ];
     for role in [Role::Chief {}, Role::Worker {}] {
@@ -262,7 +264,10 @@ fn joining_waits_until_all_shards_are_in_one_epoch() {
     // The chief restores the other shard too.
     world.disconnect(1);
     welcomed(&mut world, 1, welcome_in(4, 0));
-    assert!(matches!(world.reply(join), Ok(Reply::Joined { epoch: RestoreEpoch(4) })));
+    assert!(matches!(
+        world.reply(join),
+        Ok(Reply::Joined(JoinedEpoch { epoch: RestoreEpoch(4), arena: 1 }))
+    ));
 
     let mut world = opened(Role::Worker {}, &[4, 3]);
     let join = world.call_within(SessionCommand::Join { plan: plan(2, 4) }, ms(2_000));
@@ -316,6 +321,41 @@ fn a_reader_follows_and_never_mixes_values_of_two_epochs() {
     values(&mut world, OWNER, 31, 2);
     let Ok(Reply::Pulled { buffer, read }) = world.reply(pull) else { panic!() };
     assert_eq!(read.step, GlobalStep(31), "the step is of the new epoch");
+    assert!(buffer.bytes().iter().all(|&byte| byte == 2));
+}
+
+#[test]
+fn a_member_names_the_state_that_it_has_joined_and_learns_of_another_of_the_same_epoch() {
+    let mut world = at_step_nine(Role::Worker {});
+    let waiting = [world.pull(&plan(2, 4)), world.push(&plan(2, 4), 1)];
+    world.disconnect(1);
+    world.wait_for_connect(1);
+    let hello = world.connect(1);
+    let Message::Hello(seen) = &hello.message else { panic!("{hello:?}") };
+    assert_eq!((seen.seen_epoch, seen.seen_arena), (RestoreEpoch(3), 1));
+    // The state was lost, and the epoch of the restored one has the same number.
+    world.answer(&hello, other_epoch(3, 3, 5));
+    has_ended(&mut world, &waiting, &Error::RolledBack { from_step: 9, to_step: 5 });
+}
+
+#[test]
+fn a_reader_never_mixes_values_of_two_states_of_one_epoch() {
+    let mut world = joined(Role::Reader {});
+    let plan = plan(2, 4);
+    let pull = world.pull(&plan);
+    values(&mut world, OWNER, 50, 1);
+    // All state was lost and restored as the same epoch. The reader first sees the second shard.
+    world.disconnect(1);
+    welcomed(&mut world, 1, Welcome { arena: 2, ..welcome_in(3, 30) });
+    assert_eq!(world.closed.get(&OWNER), Some(&1), "the owner is to say which state it has");
+    values(&mut world, 1, 0, 2);
+    assert!(world.is_pending(pull), "the owner's values are of the state that was lost");
+    welcomed(&mut world, OWNER, Welcome { arena: 2, ..welcome_in(3, 30) });
+    values(&mut world, OWNER, 31, 2);
+    // The welcome of the owner has had the other shard asked again.
+    welcomed(&mut world, 1, Welcome { arena: 2, ..welcome_in(3, 30) });
+    values(&mut world, 1, 0, 2);
+    let Ok(Reply::Pulled { buffer, .. }) = world.reply(pull) else { panic!() };
     assert!(buffer.bytes().iter().all(|&byte| byte == 2));
 }
 

@@ -133,6 +133,7 @@ pub(super) fn welcome() -> Welcome {
         catalogue: CatalogueState::Ready { digest: [0; 32] },
         restore_epoch: RestoreEpoch(0),
         restored_step: GlobalStep(0),
+        arena: 1,
         unix_address: Text::default(),
         identity: Identity::new().with("ps", "0,1").to_wire(),
         auth: List::default(),

@@ -129,7 +129,7 @@ impl SessionWorld {
         }
         world.reply(open).unwrap();
         let joined = world.call(SessionCommand::Join { plan: plan.clone() });
-        assert!(matches!(world.reply(joined), Ok(Reply::Joined { .. })));
+        assert!(matches!(world.reply(joined), Ok(Reply::Joined(_))));
         world
     }
 

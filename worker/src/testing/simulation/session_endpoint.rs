@@ -166,7 +166,7 @@ impl SessionEndpoint {
         if start::common_epoch(&found).is_some() {
             return Vec::new();
         }
-        match start::decide(&found, None) {
+        match start::decide(&found, None, RestoreEpoch(0)) {
             StartDecision::Initialize { shards, epoch } => {
                 shards.into_iter().map(|shard| (shard, epoch)).collect()
             }
