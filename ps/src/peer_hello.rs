@@ -15,8 +15,9 @@ pub(crate) struct PeerHello {
 }
 
 impl PeerHello {
-    /// Builds the hello for one shard of the other task.
-    pub(crate) fn hello(&self, shard: ShardId) -> Hello {
+    /// Builds the hello for one shard of the other task. `newest` is the newest client epoch that
+    /// the sender has recorded.
+    pub(crate) fn hello(&self, shard: ShardId, newest: ClientEpoch) -> Hello {
         Hello {
             version_oldest: version::OLDEST,
             version_newest: version::NEWEST,
@@ -25,7 +26,7 @@ impl PeerHello {
             task: self.task.index,
             shard,
             incarnation: Incarnation(0),
-            client_epoch: ClientEpoch(0),
+            client_epoch: newest,
             seen_epoch: RestoreEpoch(0),
             seen_arena: 0,
             seen_step: GlobalStep(0),

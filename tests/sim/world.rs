@@ -113,6 +113,8 @@ pub(crate) struct SimWorld<P: ProcessProgram> {
     connection_counts: BTreeMap<String, u64>,
     /// Workers that killed processes of the servers had retired.
     retired: u64,
+    /// How many ps tasks were started with a wrong clock.
+    clock_jumps: u64,
     /// Each shard's connection to the step owner, and when it last received something.
     to_owner: BTreeMap<ShardId, (u64, Instant)>,
     /// The shards that have an [`ScheduledEvent::Work`] in the queue.
@@ -149,6 +151,7 @@ impl<P: ProcessProgram> SimWorld<P> {
             next_connection: 1,
             connection_counts: BTreeMap::new(),
             retired: 0,
+            clock_jumps: 0,
             to_owner: BTreeMap::new(),
             working: BTreeSet::new(),
             refused_until: BTreeMap::new(),
@@ -221,7 +224,8 @@ impl<P: ProcessProgram> SimWorld<P> {
     }
 
     /// Returns the figures of the run so far.
-    pub(crate) fn outcome(self, figures: BTreeMap<&'static str, u64>) -> SimOutcome {
+    pub(crate) fn outcome(self, mut figures: BTreeMap<&'static str, u64>) -> SimOutcome {
+        figures.insert("clock_jumps", self.clock_jumps);
         let (events, faults, trace) = (self.events, self.faults, self.trace.sum());
         SimOutcome { events, faults, trace, figures }
     }

@@ -523,7 +523,8 @@ impl std::fmt::Display for Refusal {
             }
             Refusal::UnknownEpoch { epoch, newest } => write!(
                 f,
-                "client epoch {epoch} was not assigned to this client: its newest is {newest}"
+                "client epoch {epoch} was not assigned to this client: its newest is {newest}, unless \
+                 the clock of this server or of the step owner's is wrong by more than a day"
             ),
             Refusal::UnknownTask { job, task, detail } => {
                 write!(f, "task {task} of job {:?} is not accepted: {detail}", job.as_str())

@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 use std::time::Duration;
 
-use pushpull_common::ids::ShardId;
+use pushpull_common::ids::{ClientEpoch, ShardId};
 use pushpull_common::protocol::message::Heartbeat;
 use pushpull_common::protocol::{BodyStamp, Envelope, Features, Message, encode_for};
 use pushpull_net::Connector;
@@ -70,13 +70,14 @@ pub(super) async fn run(core: Rc<ShardCore>, owner: OwnerAddress) {
     let mut absence = Absence::new(owner.own, owner.lease, Instant::now());
     let connector = Connector::new(&owner.address);
     loop {
-        let ended = match connect(&connector, &owner).await {
+        let ended = match connect(&connector, &owner, core.newest_epoch()).await {
             Err(error) => Err(error),
-            Ok(connection) => {
+            Ok((connection, epoch)) => {
                 limit = BACK_OFF.0;
                 core.emit(absence.ends(Instant::now()));
                 core.unsent().take(&mut Vec::new());
                 core.unsent().features.set(connection.features());
+                core.handle(ShardInput::OwnerTime { epoch });
                 core.handle(ShardInput::OwnerLink { up: true });
                 core.handle(ShardInput::Tick);
                 // However it ends, the loop reconnects.
@@ -144,24 +145,29 @@ impl Absence {
     }
 }
 
-/// Connects and says hello, each within a limit of its own.
-async fn connect(connector: &Connector, owner: &OwnerAddress) -> Result<PeerConnection, LinkEnd> {
+/// Connects and says hello, each within a limit of its own. Returns the epoch from which the step
+/// owner assigns those of clients, too. `newest` is the newest that this shard has recorded.
+async fn connect(
+    connector: &Connector,
+    owner: &OwnerAddress,
+    newest: ClientEpoch,
+) -> Result<(PeerConnection, ClientEpoch), LinkEnd> {
     let limit = Connector::LIMIT.min(owner.lease);
     let mut connection =
         PeerConnection::connect(connector, limit).await.map_err(|error| match error {
             error if error.is_unresolved() => LinkEnd::Unresolved(error.to_string()),
             error => LinkEnd::Lost(format!("cannot connect: {error}")),
         })?;
-    let greeted = connection.greet(&owner.peer_hello, owner.shard);
-    match tokio::time::timeout(limit, greeted).await {
+    let greeted = connection.greet(&owner.peer_hello, owner.shard, newest);
+    let epoch = match tokio::time::timeout(limit, greeted).await {
         Ok(greeted) => greeted.map_err(LinkEnd::Lost)?,
         Err(_) => {
             let cause = format!("{} does not answer within {limit:?}", owner.address);
             return Err(LinkEnd::Lost(cause));
         }
-    }
+    };
     connector.answered(connection.address());
-    Ok(connection)
+    Ok((connection, epoch))
 }
 
 async fn serve(

@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use pushpull_common::ids::{RequestId, RestoreEpoch, ShardId};
+use pushpull_common::ids::{ClientEpoch, RequestId, RestoreEpoch, ShardId};
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::message;
 use pushpull_common::protocol::wire::Text;
@@ -32,7 +32,7 @@ pub(super) async fn save_shard(
         let connector = Connector::new(address);
         let connected = PeerConnection::connect(&connector, Connector::LIMIT).await;
         let mut connection = connected.map_err(|error| format!("cannot connect: {error}"))?;
-        connection.greet(peer_hello, shard).await?;
+        connection.greet(peer_hello, shard, ClientEpoch(0)).await?;
         let save = message::SaveShard { name: Text::clipped(checkpoint) };
         match connection.ask(save.into(), epoch).await? {
             (Message::ShardSaved(_), body) => Ok(body),
@@ -105,12 +105,13 @@ impl PeerConnection {
         &mut self,
         peer_hello: &PeerHello,
         shard: ShardId,
-    ) -> Result<(), String> {
+        newest: ClientEpoch,
+    ) -> Result<ClientEpoch, String> {
         self.frames.set_features(peer_hello.features);
-        match self.ask(peer_hello.hello(shard).into(), RestoreEpoch(0)).await? {
-            (Message::Welcome(_), _) => {
+        match self.ask(peer_hello.hello(shard, newest).into(), RestoreEpoch(0)).await? {
+            (Message::Welcome(welcome), _) => {
                 self.frames.open();
-                Ok(())
+                Ok(welcome.client_epoch)
             }
             (message, _) => Err(unexpected(message)),
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use pushpull_common::ids::ClientEpoch;
 use pushpull_net::ArrivedPeer;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
@@ -141,6 +142,11 @@ impl ShardCore {
     /// Returns the watch over lack of descriptors.
     pub(super) fn descriptor_watch(&self) -> &DescriptorWatch {
         &self.descriptor_watch
+    }
+
+    /// Returns the newest client epoch that the shard has recorded.
+    pub(super) fn newest_epoch(&self) -> ClientEpoch {
+        self.shard.borrow().newest_epoch()
     }
 
     pub(super) fn fault(&self) {

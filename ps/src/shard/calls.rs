@@ -94,7 +94,8 @@ impl Steps {
         self.make_call_place(name.as_str(), request.since, out);
         let registry = &mut peers.registry;
         if self.owner.is_none() {
-            let current = registry.newest_from_owner(request.since);
+            let recorded = self.calls.newest_epoch();
+            let current = registry.newest_from_owner(request.since).max(recorded.0);
             return match epoch.0 <= current {
                 true => self.calls.open_as(name.as_str(), source, epoch),
                 false => Err(Refusal::CallEpoch { source, epoch, current: current.into() }),

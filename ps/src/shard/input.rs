@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pushpull_common::ids::ClientEpoch;
 use pushpull_common::protocol::message::Hello;
 use pushpull_common::protocol::{Envelope, FrameEvent, Header, Message};
 
@@ -63,6 +64,11 @@ pub(crate) enum ShardInput<'a> {
     Finish,
     /// The server stops and will not come back.
     Goodbye,
+    /// The step owner has welcomed this shard, and assigns client epochs from this one on.
+    OwnerTime {
+        /// The epoch.
+        epoch: ClientEpoch,
+    },
     /// The connection to the step owner's shard is up or down.
     OwnerLink {
         /// Whether it is up.

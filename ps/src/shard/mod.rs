@@ -62,7 +62,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::ShardId;
+use pushpull_common::ids::{ClientEpoch, ShardId};
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::EndReason;
 use pushpull_common::protocol::refusal::Detail;
@@ -158,6 +158,7 @@ impl Shard {
             }
             ShardInput::RestoreAdvanced(result) => self.restore_advanced(*result),
             ShardInput::Flushed(result) => self.flushed(result),
+            ShardInput::OwnerTime { epoch } => self.peers.registry.learn_owner_time(epoch, now),
             ShardInput::OwnerLink { up } => self.owner_link(now, up),
             ShardInput::Finish => steps.owner.iter_mut().for_each(|owner| owner.finish()),
             ShardInput::Goodbye => peers.say_goodbye(out),
@@ -226,6 +227,11 @@ impl Shard {
     /// Takes back the buffer of an answer to a pull of rows.
     pub(crate) fn rows_sent(&mut self, rows: Vec<u8>) {
         self.pulls.rows_sent(rows);
+    }
+
+    /// Returns the newest client epoch that this shard has recorded.
+    pub(crate) fn newest_epoch(&self) -> ClientEpoch {
+        self.peers.registry.newest_recorded()
     }
 
     /// Abandons all work on checkpoint files, because the server ends.

@@ -41,11 +41,6 @@ const BLOCK_BYTES: usize = 256;
 /// More outputs than one input can cause.
 const OUTPUTS_MAX: usize = 4096;
 
-/// The distance of the epoch bases of two processes, in milliseconds: two minutes. That is longer
-/// than most processes live, and hundreds of them are less than a day, within which other shards
-/// accept epochs.
-const EPOCHS_A_LIFE: u64 = 1 << 17;
-
 /// A shard's files as a killed process leaves them.
 #[derive(Debug, Default)]
 pub struct KilledFiles(TestFiles);
@@ -122,8 +117,8 @@ impl FrameSink for ConnectionSink<'_> {
 impl ShardEndpoint {
     /// Opens a shard on the files that an earlier process left, or on new ones.
     ///
-    /// `life` must be higher than in all earlier processes. Values are sent in parts of at most
-    /// `part_bytes`.
+    /// `life` must be higher than in all earlier processes. `clock` is the time of the process in
+    /// milliseconds, which may be wrong. Values are sent in parts of at most `part_bytes`.
     ///
     /// # Panics
     /// If the configuration is invalid or the files cannot be opened.
@@ -131,13 +126,13 @@ impl ShardEndpoint {
         config: PsConfig,
         shard: u16,
         files: KilledFiles,
-        life: u64,
+        (life, clock): (u64, u64),
         now: Instant,
         part_bytes: u64,
     ) -> ShardEndpoint {
         let config = PsConfig { block_bytes: BLOCK_BYTES, ..config };
         let storage = ArenaStorage::TestFiles(files.0.clone());
-        let run = ServerRun { boot: [1; 16], arena: life, epoch_base: life * EPOCHS_A_LIFE };
+        let run = ServerRun { boot: [1; 16], arena: life, epoch_base: clock };
         let setup = setup(config, shard, BYTES_MAX);
         ShardEndpoint { test_files: files.0, part_bytes, ..Self::start(setup, storage, run, now) }
     }
@@ -314,7 +309,8 @@ impl ShardEndpoint {
         let (task, identity, features) =
             (self.config.task.clone(), self.config.identity(), self.config.features);
         let owner = ShardId { task: owner.index, shard: 0 };
-        let hello = PeerHello { task, identity, features }.hello(owner);
+        let hello = PeerHello { task, identity, features };
+        let hello = hello.hello(owner, self.shard.newest_epoch());
         self.requests += 1;
         let request = RequestId(self.requests);
         self.send_to_owner(&Envelope { request, ..Envelope::default() }, &hello.into());
@@ -328,10 +324,12 @@ impl ShardEndpoint {
             match reader.poll(&mut source) {
                 Err(_) => break false,
                 Ok(Poll::Pending | Poll::Closed) => break true,
-                Ok(Poll::Frame(_, Message::Welcome(_))) if !welcome => {
+                Ok(Poll::Frame(_, Message::Welcome(message))) if !welcome => {
                     welcome = true;
                     reader.open();
                     self.owner_features = reader.features();
+                    let epoch = message.client_epoch;
+                    self.handle(now, ShardInput::OwnerTime { epoch });
                     self.handle(now, ShardInput::OwnerLink { up: true });
                     self.handle(now, ShardInput::Tick);
                 }

@@ -6,9 +6,13 @@ use pushpull_common::ids::ShardId;
 use pushpull_ps::testing::{KilledFiles, ShardEndpoint, ShardEvent, TICK, WorkState};
 
 use super::{Host, ScheduledEvent, SimWorld};
+use crate::chance::SimChance;
 use crate::network::{Connection, Direction, Item, LinkClient, LinkServer};
 use crate::process_program::ProcessProgram;
 use crate::setting::LEASE;
+
+/// A day in milliseconds.
+const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 
 impl<P: ProcessProgram> SimWorld<P> {
     fn shard(&mut self, shard: ShardId) -> Option<&mut ShardEndpoint> {
@@ -116,10 +120,11 @@ impl<P: ProcessProgram> SimWorld<P> {
         if self.tasks[task as usize].is_up {
             return;
         }
-        // Higher than that of every earlier process, and not much: it is the time of its epochs.
+        // Higher than that of every earlier process.
         let life = 1 + self.tasks.iter().map(|task| task.life).max().unwrap_or(0);
         self.tasks[task as usize].life = life;
         self.tasks[task as usize].is_up = true;
+        let clock = self.clock(task, life);
         for index in 0..self.setting.shards {
             let id = ShardId { task, shard: index };
             let host = &mut self.tasks[task as usize].shards[index as usize];
@@ -131,7 +136,7 @@ impl<P: ProcessProgram> SimWorld<P> {
                 self.setting.config(task),
                 index,
                 files,
-                life,
+                (life, clock),
                 self.now,
                 self.setting.part_bytes,
             );
@@ -147,6 +152,21 @@ impl<P: ProcessProgram> SimWorld<P> {
             self.with_shard(id, |_| ());
         }
         self.after(TICK, ScheduledEvent::Tick(task, life));
+    }
+
+    /// Draws the time in milliseconds that the clock of a starting task shows. Some clocks are days
+    /// slow or fast.
+    fn clock(&mut self, task: u32, life: u64) -> u64 {
+        let chance = &mut SimChance::of(self.setting.seed, &format!("clock {task} {life}"));
+        let now = u64::try_from((self.now - self.start).as_millis()).unwrap_or(0);
+        let days = match chance.between(0, 9) {
+            0 => 1,
+            1 => 7,
+            2 => 5,
+            _ => 3,
+        };
+        self.clock_jumps += u64::from(days != 3);
+        days * DAY_MS + now
     }
 
     /// Kills a task and schedules its restart; false if it is down already.

@@ -46,8 +46,11 @@ pub(crate) struct AdmittedClient {
 /// cannot tell a false epoch from that of a client which is new to it. So a hostile client that
 /// claims a high epoch there fences the task whose name it uses, and as a chief all chiefs. This
 /// ends by itself: epochs follow the time in milliseconds, such a shard accepts none that is more
-/// than [`EPOCHS_AHEAD`] above its own time, and a client that starts later is assigned a higher
-/// one.
+/// than [`EPOCHS_AHEAD`] above the time, and a client that starts later is assigned a higher one.
+///
+/// The clock of a shard may be wrong. So the time is at least that of the step owner, which a shard
+/// learns when it connects, and an epoch up to the newest that the shard has recorded is accepted
+/// whatever the time.
 #[derive(Debug)]
 pub(crate) struct ClientRegistry {
     clients: Vec<ClientEntry>,
@@ -58,7 +61,8 @@ pub(crate) struct ClientRegistry {
     /// The tasks that keep their entries, and the client of the newest chief, which does.
     listed: ClusterSpec,
     chief: Option<ClientKey>,
-    /// The lowest epoch of this run of the server, and when the run began.
+    /// The epoch at which this run of the server began, by its own clock or by that of the step
+    /// owner, and when the run began.
     epoch_base: u64,
     started: Option<Instant>,
     /// The clients that may have changed since the last commit.
@@ -175,6 +179,12 @@ impl ClientRegistry {
         format!("{} ({state} {} ms ago)", client.task, silent.as_millis())
     }
 
+    /// Returns the newest epoch that a client has here, or a forgotten one had; 0 without one.
+    pub(crate) fn newest_recorded(&self) -> ClientEpoch {
+        let newest = self.clients.iter().map(|client| client.epoch).max();
+        newest.unwrap_or_default().max(ClientEpoch(self.forgotten))
+    }
+
     /// Returns the newest epoch that this shard knows.
     pub(crate) fn newest_epoch(&self) -> u64 {
         self.newest_epoch
@@ -206,7 +216,21 @@ impl ClientRegistry {
 
     /// Returns the newest epoch that the step owner can have assigned by now, on another shard.
     pub(crate) fn newest_from_owner(&self, now: Instant) -> u64 {
-        self.epoch_of(now).saturating_add(EPOCHS_AHEAD).min(EPOCH_LIMIT - 1)
+        let by_time = self.epoch_of(now).saturating_add(EPOCHS_AHEAD);
+        by_time.max(self.newest_epoch).min(EPOCH_LIMIT - 1)
+    }
+
+    /// Returns an epoch that is at most the next one assigned here, for shards that connect to the
+    /// step owner.
+    pub(crate) fn owner_time(&self, now: Instant) -> ClientEpoch {
+        ClientEpoch(self.newest_epoch.max(self.epoch_of(now)))
+    }
+
+    /// The step owner has said that it assigns epochs from this one on.
+    pub(crate) fn learn_owner_time(&mut self, epoch: ClientEpoch, now: Instant) {
+        let since = self.epoch_of(now) - self.epoch_base;
+        let base = epoch.0.saturating_sub(since).min(EPOCH_LIMIT / 2);
+        self.epoch_base = self.epoch_base.max(base);
     }
 
     /// Returns the newest epoch that a task may claim that has no entry here, or an older epoch.
@@ -223,6 +247,12 @@ impl ClientRegistry {
     /// Assigns no epoch up to this one, which an earlier process may have assigned.
     pub(crate) fn mint_above(&mut self, epoch: u64) {
         self.newest_epoch = self.newest_epoch.max(epoch);
+    }
+
+    /// Assigns no epoch up to this one, which another shard has recorded. The limit leaves more
+    /// than can ever be assigned.
+    pub(crate) fn mint_above_recorded(&mut self, epoch: ClientEpoch) {
+        self.mint_above(epoch.0.min(EPOCH_LIMIT / 2));
     }
 
     /// Appends the clients that may have changed since the last call.

@@ -172,7 +172,8 @@ impl Shard {
                 let admitted = self.admit_client(incoming)?;
                 (Some(admitted.key), admitted.epoch)
             }
-            Role::Reader {} | Role::Peer {} => (None, hello.client_epoch),
+            Role::Reader {} => (None, hello.client_epoch),
+            Role::Peer {} => (None, self.owner_time(incoming)),
             role => {
                 return Err(Refusal::Role { role: role.code(), kind: 1 });
             }
@@ -229,6 +230,22 @@ impl Shard {
         self.disconnected(reader);
         self.out.close(reader);
         Ok(())
+    }
+
+    /// Returns the time of a step owner's epochs for another shard, whose hello names the newest
+    /// epoch that it has recorded; 0 on other shards.
+    ///
+    /// An owner that has lost its state, and has a slow clock, would assign epochs that the other
+    /// shards have fenced. An owner with values has recorded what it has assigned.
+    fn owner_time(&mut self, incoming: IncomingHello<'_>) -> ClientEpoch {
+        let Shard { variables, peers, steps, .. } = self;
+        if steps.owner.is_none() {
+            return ClientEpoch(0);
+        }
+        if !variables.is_ready() {
+            peers.registry.mint_above_recorded(incoming.hello.client_epoch);
+        }
+        peers.registry.owner_time(incoming.now)
     }
 
     /// Admits a client, and drops what an older incarnation or connection of it has.

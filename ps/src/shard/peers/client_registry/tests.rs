@@ -32,6 +32,57 @@ fn a_restart_fences_its_client_and_a_reconnect_does_not() {
     assert_eq!(admit(&mut registry, 12, 0, now).unwrap().epoch, ClientEpoch(3));
 }
 
+/// A shard that assigns no epochs restarts, and its clock is wrong.
+#[test]
+fn what_a_shard_has_recorded_it_knows_whatever_its_clock_says() {
+    const DAY: u64 = 24 * 60 * 60 * 1000;
+    let now = Instant::now();
+    let (task, incarnation) = (TaskId::worker(0), Incarnation(7));
+    for clock in [0, 98, 100, 102, 9_000].map(|days| days * DAY) {
+        let mut registry = ClientRegistry::new(LEASE, clock, PlantedBugs::default());
+        registry.mint_above(100 * DAY + 5);
+        let recorded = DurableClient {
+            task: task.clone(),
+            epoch: ClientEpoch(100 * DAY),
+            incarnation,
+            presence: ClientPresence::Present,
+            window: PushWindow::new(PlantedBugs::default()),
+            reads_data: false,
+        };
+        assert!(registry.restore(recorded, now));
+        registry.begin(now);
+        let admit = |registry: &mut ClientRegistry, task: &TaskId, incarnation, epoch, now| {
+            let (epoch, mint) = (ClientEpoch(epoch), false);
+            registry.admit(task, Incarnation(incarnation), epoch, mint, 1, now)
+        };
+        // The client reconnects, and one that the shard had not met yet joins.
+        assert!(!admit(&mut registry, &task, 7, 100 * DAY, now).unwrap().fenced, "{clock}");
+        admit(&mut registry, &TaskId::worker(1), 8, 100 * DAY + 5, now).unwrap();
+        // A false epoch is refused as ever.
+        let newest = 100 * DAY + clock.max(100 * DAY);
+        let refused = admit(&mut registry, &TaskId::worker(2), 9, newest + 2 * DAY, now);
+        assert!(matches!(refused, Err(Refusal::UnknownEpoch { .. })), "{clock}: {refused:?}");
+        // The step owner has assigned epochs for five days since.
+        registry.learn_owner_time(ClientEpoch(105 * DAY), now);
+        let later = now + Duration::from_secs(2 * 24 * 60 * 60);
+        admit(&mut registry, &TaskId::worker(3), 10, 107 * DAY, later).unwrap();
+    }
+}
+
+/// A step owner that has lost its state, and has a slow clock, learns what others have recorded.
+#[test]
+fn an_owner_assigns_epochs_above_those_that_other_shards_have_recorded() {
+    let now = Instant::now();
+    let mut registry = ClientRegistry::new(LEASE, 5, PlantedBugs::default());
+    registry.begin(now);
+    registry.mint_above_recorded(ClientEpoch(1_000_000));
+    assert_eq!(registry.owner_time(now), ClientEpoch(1_000_000));
+    assert_eq!(admit(&mut registry, 1, 0, now).unwrap().epoch, ClientEpoch(1_000_001));
+    // No claim leaves it without epochs.
+    registry.mint_above_recorded(ClientEpoch(u64::MAX));
+    assert_eq!(admit(&mut registry, 2, 0, now).unwrap().epoch.0, EPOCH_LIMIT / 2 + 1);
+}
+
 #[test]
 fn restarts_of_a_task_share_one_entry() {
     let now = Instant::now();
