@@ -205,6 +205,12 @@ impl Shard {
         self.variables.is_shared()
     }
 
+    /// Returns the number of rows in the tables of the shard.
+    #[cfg(test)]
+    pub(crate) fn table_rows(&self) -> u64 {
+        self.variables.store().map_or(0, |store| store.tables().iter().map(|it| it.rows()).sum())
+    }
+
     /// Revokes the shared values of stalled readers. Returns the connections to close.
     pub(crate) fn revoke_stalled_readers(
         &mut self,

@@ -19,7 +19,6 @@ use super::intake::Intake;
 use super::peers::client_registry::ClientPresence;
 use super::pulls::Pulls;
 use super::scan::{NonFiniteScan, ScanningInput};
-use super::shard_files::record::RESTORED_LIMIT;
 use super::staleness::StalenessAdjustment;
 use super::steps::Steps;
 use super::update::{
@@ -218,9 +217,7 @@ impl PushJob {
         let (operation, push_slots) = (push.operation, &[push_slot][..]);
         let pushes = UpdatePushes { inbox, push_slots, factors: &[], operation };
         if !self.has_begun() {
-            // A shard that is not the step owner takes the client's step, up to a limit.
-            let known = steps.owner.as_ref().map(|owner| owner.step().0);
-            let step = known.unwrap_or(push.step.0.min(RESTORED_LIMIT));
+            let step = steps.made_step(variables.epoch, push.step).0;
             let (owner, last_pulls) = (steps.asynchronous_tokens(), &pulls.last_pulls);
             let adjustment =
                 StalenessAdjustment::of(push_slot, inbox, variables, owner, last_pulls);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use pushpull_common::ids::TokenId;
+use pushpull_common::ids::{GlobalStep, RestoreEpoch, TokenId};
 use pushpull_common::protocol::{Header, Message};
 
 use super::Shard;
@@ -18,6 +18,8 @@ pub(super) struct ToOwner {
     lost_at: Option<Instant>,
     /// When this shard last reported over it.
     reported_at: Option<Instant>,
+    /// The step owner's restore epoch and step, from its last message in the shard's epoch.
+    heard_step: (RestoreEpoch, GlobalStep),
 }
 
 impl ToOwner {
@@ -32,6 +34,12 @@ impl ToOwner {
             self.reported_at = Some(now);
         }
         due
+    }
+
+    /// Returns the newest step that the step owner has told in this epoch.
+    pub(super) fn heard_step(&self, epoch: RestoreEpoch) -> GlobalStep {
+        let (heard, step) = self.heard_step;
+        if heard == epoch { step } else { GlobalStep(0) }
     }
 
     /// Describes since when the step owner cannot be reached. `None` if it can.
@@ -56,7 +64,8 @@ impl Shard {
         self.counters.owner_connections_lost.add(u64::from(was_up && !up));
         self.counters.shards_without_owner.set(u64::from(!up));
         let lost_at = (!up).then_some(now);
-        self.steps.to_owner = ToOwner { is_up: up, lost_at, reported_at: None };
+        let heard_step = self.steps.to_owner.heard_step;
+        self.steps.to_owner = ToOwner { is_up: up, lost_at, reported_at: None, heard_step };
         self.peers.chief.announced = None;
     }
 
@@ -70,6 +79,8 @@ impl Shard {
         if header.restore_epoch != self.variables.epoch || self.files.poisoned().is_some() {
             return;
         }
+        let (epoch, heard) = (self.variables.epoch, &mut self.steps.to_owner);
+        heard.heard_step = (epoch, heard.heard_step(epoch).max(header.step));
         match message {
             Message::Commit(commit) => {
                 let pushes = commit.pushes.items().iter();

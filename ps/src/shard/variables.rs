@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, PartitionId, RestoreEpoch, ShardId};
+use pushpull_common::protocol::limits::RESTORE_EPOCHS_AHEAD;
 use pushpull_common::protocol::message::{CatalogueIs, CatalogueState, Ready};
 use pushpull_common::protocol::{Envelope, Message, Refusal};
 use pushpull_common::shared_values::ValueCounts;
@@ -122,6 +123,14 @@ impl Variables {
                 CatalogueState::Ready { digest: store.catalogue().digest() }
             }
         }
+    }
+
+    /// Returns whether this restore epoch may begin here, with values of the epoch `of`.
+    pub(super) fn may_begin(&self, epoch: RestoreEpoch, of: RestoreEpoch) -> bool {
+        let last = self.epoch.max(of);
+        let ahead = epoch.0.checked_sub(last.0);
+        // The highest number is never used, so that another epoch can follow.
+        ahead.is_some_and(|ahead| (1..=RESTORE_EPOCHS_AHEAD).contains(&ahead)) && epoch.0 < u32::MAX
     }
 
     /// Returns the refusal of a request that has another restore epoch.
@@ -308,7 +317,7 @@ impl Variables {
                 let request = PeerRequest { client: None, deadline: None, ..request };
                 peers.park(out, ParkedRequest { request, wait: WaitReason::Ready });
             }
-            VariablesState::Declared(_) if epoch <= self.epoch || epoch.0 == u32::MAX => {
+            VariablesState::Declared(_) if !self.may_begin(epoch, RestoreEpoch(0)) => {
                 request.refuse(out, self.other_epoch(epoch));
             }
             VariablesState::Declared(_) => {

@@ -163,7 +163,7 @@ impl ShardCheckpoints {
             variables.answer_ready(out, request.connection, request.envelope);
             return Ok(false);
         }
-        if *epoch <= variables.epoch || *epoch <= checkpoint.epoch || epoch.0 == u32::MAX {
+        if !variables.may_begin(*epoch, checkpoint.epoch) {
             return Err(variables.other_epoch(*epoch));
         }
         variables.store().ok_or(Refusal::NotInitialized {})?;

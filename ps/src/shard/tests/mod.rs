@@ -6,6 +6,7 @@ mod arenas;
 mod bounds;
 mod calls;
 mod chiefs;
+mod claims;
 mod clipping;
 mod corruption;
 mod crash_life;
