@@ -37,6 +37,9 @@ pub(crate) enum FaultKind {
     Cancel,
     /// A server's connections are refused for a while, after one is cut.
     Refuse,
+    /// All state is lost, and the training begins again in the same restore epoch, while a worker is
+    /// stopped that must be told.
+    LoseState,
     /// The coordinator's process is killed and started again.
     KillCoordinator,
     /// Another process of the coordinator starts while the first runs.
@@ -45,7 +48,7 @@ pub(crate) enum FaultKind {
 
 impl FaultKind {
     /// The faults of trainings.
-    pub(crate) const TRAINING: [FaultKind; 13] = [
+    pub(crate) const TRAINING: [FaultKind; 14] = [
         FaultKind::Cut,
         FaultKind::Half,
         FaultKind::Slow,
@@ -59,6 +62,7 @@ impl FaultKind {
         FaultKind::Late,
         FaultKind::Hold,
         FaultKind::Cancel,
+        FaultKind::LoseState,
     ];
 
     /// The faults of scheduled calls.
@@ -91,6 +95,7 @@ impl FaultKind {
             FaultKind::Hold => "hold",
             FaultKind::Cancel => "cancel",
             FaultKind::Refuse => "refuse",
+            FaultKind::LoseState => "lose_state",
             FaultKind::KillCoordinator => "kill_coordinator",
             FaultKind::Replace => "replace",
         }

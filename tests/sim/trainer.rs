@@ -89,6 +89,8 @@ pub(crate) struct Trainer {
     early_error: Option<Error>,
     ended: bool,
     pub(crate) resumed: u64,
+    /// Whether all state of the servers was lost while this process was stopped. It must be told.
+    pub(crate) was_away: bool,
 }
 
 impl Trainer {
@@ -119,6 +121,7 @@ impl Trainer {
             early_error: None,
             ended: false,
             resumed: 0,
+            was_away: false,
         }
     }
 
@@ -171,6 +174,37 @@ impl Trainer {
     fn ask(&mut self, now: Instant, endpoint: &mut SessionEndpoint, operation: WorkerOperation) {
         self.op = endpoint.submit(now, operation, self.timeout);
         (self.asked, self.early_error) = (Some(now), None);
+    }
+
+    /// Asks for a token, after all state was lost while the process was stopped.
+    pub(crate) fn return_from_away(&mut self, now: Instant, endpoint: &mut SessionEndpoint) {
+        self.ask(now, endpoint, WorkerOperation::Token);
+    }
+
+    /// Handles a reply to a process that was away while all state was lost. Returns whether it was
+    /// told.
+    pub(crate) fn is_told(
+        &mut self,
+        now: Instant,
+        endpoint: &mut SessionEndpoint,
+        op: u64,
+        reply: &Result<WorkerAnswer, Error>,
+    ) -> bool {
+        match reply {
+            Err(Error::RolledBack { .. } | Error::StateLost { .. } | Error::Fenced) => return true,
+            // Before it had joined, it had nothing to lose.
+            _ if self.phase == Phase::Joining => return true,
+            Ok(answer) if op == self.op => {
+                panic!("worker {} is not told that all state was lost: {answer:?}", self.task)
+            }
+            Err(error) if op == self.op => {
+                assert!(timed_out(error), "worker {} is told otherwise: {error}", self.task);
+                self.return_from_away(now, endpoint);
+            }
+            // The reply to an operation from before.
+            _ => {}
+        }
+        false
     }
 
     /// Handles the reply to an operation. Returns what the worker does next, unless it waits for

@@ -1,7 +1,7 @@
 //! The training family: every process trains until the last step.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{ShardId, TaskId};
 use pushpull_common::protocol::message::Role;
@@ -27,6 +27,8 @@ pub(crate) enum TrainingTimer {
     ComputedSlow(usize),
     /// Its pause after this operation ends.
     Again(usize, u64),
+    /// It was stopped while all state was lost.
+    Return(usize),
 }
 
 /// The default number of seeds.
@@ -61,6 +63,8 @@ pub(crate) fn check_figures(
     // A few seeds need not show everything.
     if outcomes.len() >= 50 {
         let linux = cfg!(target_os = "linux");
+        assert!(figures["second_losses"] > 0, "no worker was away while all state was lost");
+        assert!(figures["clock_jumps"] > 0, "no clock was wrong");
         assert!(figures["told"] > 0, "no worker was told of stragglers before its deadline");
         assert!(figures["direct_pulls"] > 0 || !linux, "no worker has read shared values");
         assert!(figures["named"] > 0 || !linux, "no worker has used a push buffer");
@@ -82,13 +86,52 @@ impl SimWorld<Trainer> {
             ("named", sum(|process| process.endpoint.shared_push_frames())),
             ("direct_pulls", sum(|process| process.endpoint.direct_pulls())),
             ("told", self.checker.early_errors()),
+            ("second_losses", sum(|process| u64::from(process.program.was_away))),
         ]);
         self.outcome(figures)
     }
 
+    /// Loses all state. The training begins again; processes that are stopped meanwhile must be told.
+    fn lose_all_state(&mut self, chance: &mut SimChance) -> bool {
+        let Some(away) = self.pick_alive(chance, |process| !process.program.chief) else {
+            return false;
+        };
+        let time = LEASE + chance.millis(1500, 4000);
+        self.processes[away].paused_until = Some(self.now + time);
+        self.lose_state(chance);
+        self.checker = Checker::new(&self.setting);
+        self.checker.worker_returns();
+        for number in 0..self.processes.len() {
+            let process = &mut self.processes[number];
+            match (process.is_alive, process.paused_until) {
+                (true, Some(until)) if until > self.now => {
+                    process.program.was_away = true;
+                    self.after(
+                        Duration::ZERO,
+                        ScheduledEvent::Timer(TrainingTimer::Return(number)),
+                    );
+                }
+                (true, _) => self.end_process(number),
+                (false, _) => {}
+            }
+        }
+        for task in 0..self.setting.workers {
+            self.start_unless_running(task, chance.millis(10, 500));
+        }
+        true
+    }
+
+    /// Starts a process of a worker task, unless one runs or is about to start.
+    fn start_unless_running(&mut self, task: u32, delay: Duration) {
+        let runs = |process: &SimProcess<Trainer>| process.program.task == task && process.is_alive;
+        if !self.processes.iter().any(runs) && !self.starts(task) {
+            self.after(delay, ScheduledEvent::Start(task));
+        }
+    }
+
     fn computed(&mut self, number: usize, slow: bool) {
         let process = &mut self.processes[number];
-        if process.is_alive {
+        if process.is_alive && !process.program.was_away {
             let SimProcess { endpoint, program, chance, .. } = process;
             let (now, setting, checker) = (self.now, &self.setting, &mut self.checker);
             match slow {
@@ -135,6 +178,14 @@ impl ProcessProgram for Trainer {
         reply: Result<WorkerAnswer, Error>,
     ) {
         let SimProcess { endpoint, program, chance, .. } = &mut world.processes[process];
+        if program.was_away {
+            if program.is_told(world.now, endpoint, op, &reply) {
+                let task = program.task;
+                world.end_process(process);
+                world.start_unless_running(task, Duration::from_millis(300));
+            }
+            return;
+        }
         let action = program.on_reply(world.now, endpoint, op, reply, &mut world.checker, chance);
         let (time, timer) = match action {
             None => {
@@ -154,9 +205,17 @@ impl ProcessProgram for Trainer {
         match timer {
             TrainingTimer::Computed(process) => world.computed(process, false),
             TrainingTimer::ComputedSlow(process) => world.computed(process, true),
-            TrainingTimer::Again(number, op) => {
+            TrainingTimer::Return(number) => {
                 let process = &mut world.processes[number];
                 if process.is_alive {
+                    let SimProcess { endpoint, program, .. } = process;
+                    program.return_from_away(world.now, endpoint);
+                    world.settle_process(number);
+                }
+            }
+            TrainingTimer::Again(number, op) => {
+                let process = &mut world.processes[number];
+                if process.is_alive && !process.program.was_away {
                     let SimProcess { endpoint, program, .. } = process;
                     program.again(world.now, endpoint, op, &mut world.checker);
                     world.settle_process(number);
@@ -169,7 +228,8 @@ impl ProcessProgram for Trainer {
         match timer {
             TrainingTimer::Computed(process)
             | TrainingTimer::ComputedSlow(process)
-            | TrainingTimer::Again(process, _) => process,
+            | TrainingTimer::Again(process, _)
+            | TrainingTimer::Return(process) => process,
         }
     }
 
@@ -218,6 +278,7 @@ impl ProcessProgram for Trainer {
                 }
                 true
             }
+            FaultKind::LoseState => world.lose_all_state(chance),
             FaultKind::Leave => {
                 let leaves = world.pick_alive(chance, |process| !process.program.chief);
                 leaves.map(|number| world.processes[number].program.leaves = true).is_some()

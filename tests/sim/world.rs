@@ -261,6 +261,11 @@ impl<P: ProcessProgram> SimWorld<P> {
         self.queue.values().filter(|event| matches!(event, ScheduledEvent::Start(_))).count()
     }
 
+    /// Whether a process of this worker task is about to start.
+    pub(crate) fn starts(&self, task: u32) -> bool {
+        self.queue.values().any(|event| *event == ScheduledEvent::Start(task))
+    }
+
     /// Describes what each live worker and each shard waits for.
     fn waits(&self) -> String {
         let mut text = String::new();

@@ -200,6 +200,16 @@ impl<P: ProcessProgram> SimWorld<P> {
         true
     }
 
+    /// Kills all ps tasks, and loses the files that they leave.
+    pub(crate) fn lose_state(&mut self, chance: &mut SimChance) {
+        for task in 0..self.setting.tasks {
+            self.kill_task(task, chance.millis(10, 500));
+            for host in &mut self.tasks[task as usize].shards {
+                *host = Host::Down(KilledFiles::default());
+            }
+        }
+    }
+
     /// Opens a shard's connection to the step owner.
     pub(super) fn link(&mut self, shard: ShardId, life: u64) {
         if self.tasks[shard.task as usize].life != life || self.to_owner.contains_key(&shard) {
