@@ -1,6 +1,7 @@
 //! The promises of `docs/protocol.md` to a client that no other test checks.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::codec::Encoding;
@@ -17,7 +18,7 @@ use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Peer, Push, bytes_of, chief, f32s, index_of, pack, variables, worker};
 use super::world::{ConnectionId, World};
-use crate::checkpoint::LocalDirectory;
+use crate::checkpoint::{CheckpointStorage, LocalDirectory};
 use crate::config::{Checkpoints, PsConfig};
 use crate::shard::peers::client_registry::CLIENTS_MAX;
 use crate::shard::{PeerOrigin, ShardInput};
@@ -131,8 +132,15 @@ fn requests_without_values_are_refused_as_on_the_page() {
 
     let catalogue = world.catalogue.clone();
     world.declare(line, &catalogue);
-    // Begins to restore a checkpoint that does not exist. This loses the values, so it comes last.
-    let request = world.say(line, restore("one"));
+    // Begins to restore a checkpoint. This loses the values, so it comes last.
+    let (mut saved, _) = World::ready(variables(), Sgd::new(1.0), configure);
+    let storage: Arc<dyn CheckpointStorage> =
+        Arc::new(LocalDirectory::create(folder.path()).unwrap());
+    (saved.storage, world.storage) = (Some(storage.clone()), Some(storage.clone()));
+    let checkpoint = super::restores::save(&mut saved, &storage, 1);
+    let restore = message::Restore { checkpoint, epoch: RestoreEpoch(9) };
+    let request = world.say(line, restore.into());
+    world.advance_restore();
     assert_eq!(world.answer(line, request), None, "the checkpoint is being read");
     let restoring = [
         UNDECLARED_OR_RESTORING,

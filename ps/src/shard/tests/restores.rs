@@ -48,7 +48,11 @@ fn push(world: &mut World, line: ConnectionId, sequence: u64) {
 }
 
 /// Saves a checkpoint of the only shard.
-fn save(world: &mut World, storage: &Arc<dyn CheckpointStorage>, step: u64) -> CheckpointId {
+pub(super) fn save(
+    world: &mut World,
+    storage: &Arc<dyn CheckpointStorage>,
+    step: u64,
+) -> CheckpointId {
     save_forged(world, storage, step, |_| ())
 }
 

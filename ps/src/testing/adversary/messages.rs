@@ -141,7 +141,11 @@ impl MessageDraw<'_> {
                     epoch: RestoreEpoch(of),
                     step: GlobalStep(step),
                 };
-                message::Restore { checkpoint, epoch: RestoreEpoch(epoch) }.into()
+                let epoch = RestoreEpoch(epoch);
+                match self.choices.one_in(2) {
+                    true => message::Restore { checkpoint, epoch }.into(),
+                    false => message::PrepareRestore { checkpoint, epoch }.into(),
+                }
             }
             13 => message::Save {}.into(),
             14 => message::SaveShard { name: Text::clipped("ckpt") }.into(),
