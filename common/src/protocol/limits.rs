@@ -96,7 +96,7 @@ pub const PUSH_SHARED_RANGES_MAX: usize = 1024;
 pub const PUSH_SHARED_RANGES_FEW: usize = 6;
 /// The most authentication bytes in a handshake: a nonce and a MAC, with a margin.
 pub const AUTH_BYTES_MAX: usize = 256;
-/// How far a restore epoch may be above that of the shard that begins it and that of the checkpoint.
+/// By how much a restore epoch may exceed the shard's and the checkpoint's.
 ///
 /// No cluster is restored as often. A shard that accepted any number could be left without a higher
 /// one, so that its checkpoints could never be restored.

@@ -477,7 +477,7 @@ impl std::fmt::Display for Refusal {
             }
             Refusal::RestoreEpoch { found, current, step } if found == current => write!(
                 f,
-                "restore epoch {found} is of a state that was lost; another one began at step {step}"
+                "restore epoch {found} is of a state that was lost; the next began at step {step}"
             ),
             Refusal::RestoreEpoch { found, current, step } => {
                 write!(f, "restore epoch {found} is not {current}, which began at step {step}")
@@ -523,8 +523,8 @@ impl std::fmt::Display for Refusal {
             }
             Refusal::UnknownEpoch { epoch, newest } => write!(
                 f,
-                "client epoch {epoch} was not assigned to this client: its newest is {newest}, unless \
-                 the clock of this server or of the step owner's is wrong by more than a day"
+                "client epoch {epoch} was not assigned to this client: its newest is {newest}, \
+                 unless the clock of this server or of the step owner is wrong by over a day"
             ),
             Refusal::UnknownTask { job, task, detail } => {
                 write!(f, "task {task} of job {:?} is not accepted: {detail}", job.as_str())

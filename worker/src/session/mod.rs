@@ -331,13 +331,12 @@ impl Session {
         }
     }
 
-    /// Asks all shards again for the values of pulls, after one was found with another state. An
-    /// epoch of the same number may be meant by neither, so every other shard is welcomed again.
+    /// Pulls again, and connects to all other shards again, after one has lost its state.
     fn ask_again(&mut self, now: Instant, found: usize) {
         self.work.pulls.forget_answers();
         for other in (0..self.links.len()).filter(|&other| other != found) {
-            let error = "another shard has lost its state".to_owned();
-            self.link_failed(now, other, LinkFault::Reset(error));
+            let fault = LinkFault::Reset("another shard has lost its state".to_owned());
+            self.link_failed(now, other, fault);
         }
     }
 

@@ -89,8 +89,8 @@ pub(in crate::shard) struct CheckInProgress {
     pub(super) abandon_flag: AbandonFlag,
 }
 
-/// A checkpoint that was checked for the chief of a connection. Its files stay open, so the verified
-/// bytes are those that a restore reads.
+/// A checkpoint that was checked for the chief of a connection. Its files stay open, so a restore
+/// reads the verified bytes.
 #[derive(Debug)]
 pub(in crate::shard) struct CheckedCheckpoint {
     pub(super) connection: u64,
@@ -116,7 +116,7 @@ impl ShardCheckpoints {
         })
     }
 
-    /// Begins to check a checkpoint for the declared variables. A check of another one is abandoned.
+    /// Begins to check a checkpoint for the declared variables. Abandons the check of another one.
     pub(super) fn begin_check(
         &mut self,
         variables: &Variables,
