@@ -227,6 +227,10 @@ fn check_refusal(case: &str, error: &StorageError) {
     match error {
         StorageError::Corrupt { expected, .. } => assert!(!expected.is_empty()),
         StorageError::Missing { .. } => {}
+        StorageError::OtherFormat { found, format, .. } => {
+            assert!(case.starts_with("format") && case.contains(" of control "), "{case}: {error}");
+            assert_ne!(found, format);
+        }
         other => panic!("{case} is refused as {other}"),
     }
     assert!(error.to_string().contains("anonymous memory/"), "{case}: {error} names its file");
