@@ -132,6 +132,7 @@ fn reader_hello() -> Hello {
         client_epoch: ClientEpoch(0),
         seen_epoch: RestoreEpoch(0),
         seen_step: GlobalStep(0),
+        seen_arena: 0,
         catalogue: None,
         body_crc: BodyCrc::Auto {},
         identity: List::default(),
