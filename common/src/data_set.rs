@@ -206,6 +206,17 @@ impl DataSet {
         let mut differing = fields.into_iter().filter(|(_, ours, theirs)| ours != theirs);
         differing.next().map(|(field, ours, theirs)| format!("{field} is {ours}, not {theirs}"))
     }
+
+    /// Returns whether this is `other` with more epochs, so that a training with that one can
+    /// continue with this one.
+    pub fn extends(&self, other: &DataSet) -> bool {
+        let has_more = match (self.epochs, other.epochs) {
+            (_, None) => false,
+            (None, Some(_)) => true,
+            (Some(ours), Some(theirs)) => ours > theirs,
+        };
+        has_more && DataSet { epochs: other.epochs, ..self.clone() } == *other
+    }
 }
 
 #[cfg(test)]
@@ -221,6 +232,22 @@ mod tests {
                 ranges.flat_map(|range| range.start..range.start + u64::from(range.len)).collect();
             let end = if drop { samples - samples % u64::from(batch) } else { samples };
             assert_eq!(covered, (0..end).collect::<Vec<u64>>(), "{set:?}");
+        }
+    }
+
+    #[test]
+    fn a_data_set_extends_another_with_fewer_epochs_and_nothing_else() {
+        let set = || DataSet::new("train", 100, 10).unwrap();
+        for (ours, theirs, extends) in [
+            (set().epochs(3), set().epochs(2), true),
+            (set(), set().epochs(2), true),
+            (set().epochs(2), set().epochs(2), false),
+            (set().epochs(1), set().epochs(2), false),
+            (set().epochs(3), set(), false),
+            (set().epochs(3).drop_remainder(true), set().epochs(2), false),
+            (DataSet::new("train", 101, 10).unwrap().epochs(3), set().epochs(2), false),
+        ] {
+            assert_eq!(ours.extends(&theirs), extends, "{ours:?} {theirs:?}");
         }
     }
 

@@ -77,6 +77,12 @@ impl DataPosition {
         &self.set
     }
 
+    /// Continues with more epochs of the same data.
+    pub(crate) fn extend(&mut self, set: DataSet) {
+        debug_assert!(set.extends(&self.set), "the batches before keep their samples");
+        (self.set, self.changed) = (set, true);
+    }
+
     /// The first batch that was neither granted nor reserved.
     pub(crate) fn next(&self) -> DataBatch {
         self.next

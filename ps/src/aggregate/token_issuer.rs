@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use pushpull_common::data_set::DataSet;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, TokenId};
 use pushpull_common::protocol::Grant;
 use pushpull_common::protocol::message::EndReason;
@@ -177,6 +178,13 @@ impl TokenIssuer {
         ledger.changed.extend(holders);
         ledger.iter_mut().for_each(|out| out.issued.batch = None);
         (ledger.data, ledger.data_replaced) = (data, true);
+    }
+
+    /// Continues with more epochs of the same data. Tokens keep their batches.
+    pub(crate) fn extend_data(&mut self, set: DataSet) {
+        let ledger = self.ledger_mut();
+        ledger.data.iter_mut().for_each(|data| data.extend(set.clone()));
+        ledger.data_replaced = true;
     }
 
     /// Returns whether the data position has changed since the last call.

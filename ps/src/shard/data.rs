@@ -71,7 +71,10 @@ impl DataDeclaration {
                 "a data set is for {most} deterministic replicas at most, not {ranks}"
             )));
         }
+        let reader = clients.reads_data(self.client, now);
         match &owner.ledger().data {
+            // Those who have declared the shorter one would be refused when they join again.
+            Some(data) if set.extends(data.set()) && reader.is_none() => owner.extend_data(set),
             Some(data) => {
                 if let Some(difference) = data.set().difference(&set) {
                     return Err(differs(format!("of the declared data set {difference}")));

@@ -435,8 +435,18 @@ impl ClientRegistry {
     /// Returns a member other than this one that has pushed and has declared no data set. One that
     /// is not connected counts for the length of a lease.
     pub(crate) fn trains_without_data(&self, but: ClientKey, now: Instant) -> Option<&ClientEntry> {
-        let others = self.keys().filter(|&key| key != but).map(|key| self.client(key));
-        others.filter(|client| !client.reads_data && client.window.newest() > 0).find(|client| {
+        self.others(but, now).find(|client| !client.reads_data && client.window.newest() > 0)
+    }
+
+    /// Returns another present client that has declared the data set.
+    pub(crate) fn reads_data(&self, but: ClientKey, now: Instant) -> Option<&ClientEntry> {
+        self.others(but, now).find(|client| client.reads_data)
+    }
+
+    /// Yields the present clients other than one that are connected, or were within a lease.
+    fn others(&self, but: ClientKey, now: Instant) -> impl Iterator<Item = &ClientEntry> {
+        let others = self.keys().filter(move |&key| key != but).map(|key| self.client(key));
+        others.filter(move |client| {
             let is_near = client.connection.is_some() || client.silent(now) < self.lease;
             client.presence == ClientPresence::Present && is_near
         })

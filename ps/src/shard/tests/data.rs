@@ -147,6 +147,33 @@ fn other_data_are_refused_by_their_first_difference() {
     assert!(matches!(world.refused(a, hostile.into()), Refusal::Unsupported { .. }));
 }
 
+/// A training is extended by its first reader, for example after a restart. While others read, two
+/// numbers of epochs are a mistake.
+#[test]
+fn a_training_continues_with_more_epochs_unless_others_read() {
+    let (mut world, a, b) = ready(|config| config);
+    for sequence in 1..=6 {
+        let grant = world.token(a);
+        spend(&mut world, a, sequence, grant);
+    }
+    let over = message::Ended { reason: EndReason::DataEnd {} };
+    assert_eq!(world.ask(a, ask()), over.clone().into());
+    let longer = data_set().epochs(3);
+    let Refusal::DataSet { differs } = world.refused(a, declare(&longer)) else { panic!() };
+    assert_eq!(differs.to_string(), "of the declared data set epochs is 2, not 3");
+    world.ask(b, message::Leave {}.into());
+    let extended = world.ask(a, declare(&longer));
+    assert_eq!(extended, message::DataDeclared { begun: 6, unspent: 0 }.into());
+    let shorter = world.refused(a, declare(&data_set()));
+    assert!(matches!(shorter, Refusal::DataSet { .. }), "{shorter}");
+    for (sequence, expected) in (7..).zip([(2, 0, 3), (2, 3, 3), (2, 6, 1)]) {
+        let grant = world.token(a);
+        assert_eq!(samples(grant), expected);
+        spend(&mut world, a, sequence, grant);
+    }
+    assert_eq!(world.ask(a, ask()), over.into());
+}
+
 #[test]
 fn a_client_without_data_gets_no_token_beside_clients_with_data() {
     let (mut world, _, _) = ready(|config| config);
