@@ -74,6 +74,12 @@ macro_rules! counters {
         }
 
         impl Metrics {
+            /// Yields every counter with the name of its field, for an exporter.
+            /// [`Metrics::staleness`] and [`Metrics::first_overflow`] are no counters.
+            pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name)),*].into_iter()
+            }
+
             pub(crate) fn sum<'a>(shards: impl IntoIterator<Item = &'a Counters>) -> Metrics {
                 let mut sum = Metrics::default();
                 for shard in shards {
@@ -237,6 +243,10 @@ mod tests {
         assert!(shards[1].first_overflow.set(last).is_err(), "only the first overflow is kept");
         let first_overflow = Some(first);
         let expected = Metrics { global_step: 7, pulls: 5, first_overflow, ..Metrics::default() };
-        assert_eq!(Metrics::sum(&shards), expected);
+        let sum = Metrics::sum(&shards);
+        assert_eq!(sum, expected);
+        // An exporter needs no list of its own.
+        let counted: Vec<_> = sum.iter().filter(|(_, count)| *count > 0).collect();
+        assert_eq!(counted, [("global_step", 7), ("pulls", 5)]);
     }
 }
