@@ -56,6 +56,14 @@ impl TestProcess {
         (status, output, errors)
     }
 
+    /// Waits until the process exits, asserts that it failed with this code, and returns its output.
+    #[allow(dead_code, reason = "not every test has such a process")]
+    pub(crate) fn fail_with(&mut self, code: i32) -> String {
+        let (status, output, _) = self.finish();
+        assert_eq!(status.code(), Some(code), "{} ended with {status}: {output}", self.name);
+        output
+    }
+
     /// Waits until the process exits, asserts that it succeeded, and returns its output.
     pub(crate) fn succeed(&mut self) -> String {
         let (status, output, _) = self.finish();

@@ -42,6 +42,9 @@ const EXIT_CONFIGURATION: u8 = 2;
 /// Exit code for a failure while serving.
 const EXIT_SERVING: u8 = 1;
 
+/// The exit code of a server that ended well, but whose last save of a checkpoint failed.
+const EXIT_UNSAVED: u8 = 3;
+
 fn main() -> ExitCode {
     let command = DaemonOptions::command().mut_args(takes_negative).mut_args(accepts_underscores);
     let parsed = command.try_get_matches();
@@ -165,6 +168,8 @@ async fn run_ps(
             "task {task}: the last {} saves of checkpoints failed, the newest saved is {newest}: {error}",
             saves.failed_in_a_row
         ));
+        // Whoever started the daemon reads the code: what was trained since is in no checkpoint.
+        return Err((EXIT_UNSAVED, "the last save of a checkpoint failed".into()));
     }
     Ok(())
 }
