@@ -160,6 +160,9 @@ pub enum Event {
         step: u64,
         /// Whether this task has joined before: it was restarted, or has come back.
         again: bool,
+        /// If it has displaced a process of the same task that had not left, and whose lease had not
+        /// expired: how long that one had been silent. Two processes may be running as one task.
+        displaced: Option<Duration>,
     },
     /// A worker has left.
     #[non_exhaustive]
@@ -230,6 +233,17 @@ pub enum Event {
         step: u64,
         /// The restore epoch that begins.
         epoch: u32,
+    },
+    /// A shard has refused what the chief needs to begin or to continue: to declare, restore or
+    /// save the variables. Reported for each attempt. The chief ends, or tries again, by the cause.
+    #[non_exhaustive]
+    ChiefRefused {
+        /// The shard.
+        shard: ShardId,
+        /// What the chief asked for, as in "restore the variables".
+        request: &'static str,
+        /// The cause.
+        cause: String,
     },
     /// The training has ended: no more tokens are granted.
     #[non_exhaustive]
@@ -316,6 +330,7 @@ impl Event {
             Event::StepShrunk { .. } => "step-shrunk",
             Event::CheckpointSaved { .. } => "checkpoint-saved",
             Event::CheckpointRestored { .. } => "checkpoint-restored",
+            Event::ChiefRefused { .. } => "chief-refused",
             Event::TrainingEnded { .. } => "training-ended",
             Event::CallsForgotten { .. } => "calls-forgotten",
             Event::NeverTrained { .. } => "never-trained",
@@ -389,7 +404,15 @@ impl fmt::Display for Event {
                 "synchronous steps expect {total_num_replicas} replicas, and the cluster has \
                  {workers} workers"
             ),
-            Event::WorkerJoined { task, step, again } => {
+            Event::WorkerJoined { task, step, displaced: Some(silent), .. } => {
+                let silent = silent.as_millis();
+                write!(
+                    f,
+                    "another process has joined as {task} at step {step}, and displaced the "
+                )?;
+                write!(f, "one that was heard from {silent} ms ago: it can no longer train")
+            }
+            Event::WorkerJoined { task, step, again, .. } => {
                 write!(f, "{task} joined{} at step {step}", if *again { " again" } else { "" })
             }
             Event::WorkerLeft { task, step } => write!(f, "{task} left at step {step}"),
@@ -424,6 +447,9 @@ impl fmt::Display for Event {
             }
             Event::CheckpointRestored { checkpoint, step, epoch } => {
                 write!(f, "restored {checkpoint}: resumes at step {step} in restore epoch {epoch}")
+            }
+            Event::ChiefRefused { shard, request, cause } => {
+                write!(f, "{shard} has refused the chief, which asked to {request}: {cause}")
             }
             Event::TrainingEnded { step, phase } => {
                 write!(f, "the training is over at step {step}: {phase}")
@@ -525,8 +551,18 @@ mod tests {
             |reason: &str| Event::WaitBegan { step, wait: waiting(reason, vec![task.clone()]) };
         for (event, text) in [
             (
-                Event::WorkerJoined { task: task.clone(), step, again: true },
+                Event::WorkerJoined { task: task.clone(), step, again: true, displaced: None },
                 "/job:worker/task:3 joined again at step 7",
+            ),
+            (
+                Event::WorkerJoined {
+                    task: task.clone(),
+                    step,
+                    again: true,
+                    displaced: Some(Duration::from_millis(9)),
+                },
+                "another process has joined as /job:worker/task:3 at step 7, and displaced the one \
+                 that was heard from 9 ms ago: it can no longer train",
             ),
             (Event::WorkerLeft { task: task.clone(), step }, "/job:worker/task:3 left at step 7"),
             (

@@ -312,6 +312,17 @@ wire_enum! {
             /// The features of the server.
             has: Features,
         },
+        /// Checkpoints cannot be saved, or this one not restored, as the server is configured.
+        /// Another attempt cannot help.
+        44 => Checkpoint {
+            /// The reason.
+            detail: Detail,
+        },
+        /// Another shard that the request needs cannot be reached, or was lost meanwhile.
+        45 => Unavailable {
+            /// The shard and the reason.
+            detail: Detail,
+        },
         /// The server has no function of this name.
         50 => UnknownFunction {
             /// The function in the call.
@@ -483,6 +494,9 @@ impl std::fmt::Display for Refusal {
                 write!(f, "restore epoch {found} is not {current}, which began at step {step}")
             }
             Refusal::Storage { detail } => write!(f, "storage failed: {detail}"),
+            Refusal::Checkpoint { detail } | Refusal::Unavailable { detail } => {
+                write!(f, "{detail}")
+            }
             Refusal::Window { sequence, oldest, newest } => {
                 write!(f, "sequence {sequence} is outside the window {oldest} to {newest}")
             }

@@ -421,6 +421,11 @@ macro_rules! wire_enum {
             $($(#[$variant_doc])* $variant { $($(#[$field_doc])* $field: $type,)* },)*
         }
 
+        impl $name {
+            /// The names of all variants, in the order of their declaration.
+            pub const VARIANTS: &'static [&'static str] = &[$(stringify!($variant)),*];
+        }
+
         impl $crate::protocol::wire::Wire for $name {
             fn put(&self, out: &mut impl $crate::protocol::wire::FieldSink) {
                 match self {

@@ -143,6 +143,8 @@ variants! {
             number: CallNumber(99), settled: CallNumber(34), newest: CallNumber(98),
         },
         "feature" => Refusal::Feature { number: 40, has: Features(0x3) },
+        "checkpoint" => Refusal::Checkpoint { detail: detail("it has other variables") },
+        "unavailable" => Refusal::Unavailable { detail: detail("ps task 1 is away") },
         "unknown_function" => Refusal::UnknownFunction {
             function: detail("f"), known: detail("g, h"),
         },

@@ -58,7 +58,9 @@ impl FileJobs {
                 (Some(FileJob::Save(save)), Some(storage)) => {
                     let (connection, request) = (save.connection, save.request);
                     let saved = spawn_blocking(move || save.run(storage)).await;
-                    let result = saved.unwrap_or_else(|panic| Err(panic.to_string()));
+                    // A panic of the user's storage ends the server.
+                    let result =
+                        saved.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
                     return ShardInput::ShardSaved { connection, request, result };
                 }
                 (Some(FileJob::Restore(restore)), Some(storage)) => {

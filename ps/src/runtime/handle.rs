@@ -139,7 +139,7 @@ impl PsHandle {
         let saved = wait.await.map_err(|_| stopping())?;
         saved
             .map(|id| id.name.as_str().to_owned())
-            .map_err(|reason| CheckpointError::NotSaved { reason })
+            .map_err(|fault| CheckpointError::NotSaved { reason: fault.to_string() })
     }
 
     /// Returns the state of saving, periodic saves included: whether the last saves failed, and

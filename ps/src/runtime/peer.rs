@@ -14,6 +14,7 @@ use pushpull_common::protocol::{
 };
 use pushpull_net::{ConnectError, Connected, Connector, FrameStream};
 
+use crate::checkpoint::CheckpointFault;
 use crate::peer_hello::PeerHello;
 
 /// How long a shard may take to write its part before the save fails.
@@ -27,22 +28,31 @@ pub(super) async fn save_shard(
     shard: ShardId,
     checkpoint: &str,
     epoch: RestoreEpoch,
-) -> Result<Vec<u8>, String> {
+) -> Result<Vec<u8>, CheckpointFault> {
     let saving = async {
         let connector = Connector::new(address);
         let connected = PeerConnection::connect(&connector, Connector::LIMIT).await;
-        let mut connection = connected.map_err(|error| format!("cannot connect: {error}"))?;
-        connection.greet(peer_hello, shard, ClientEpoch(0)).await?;
+        let unavailable = |cause: String| CheckpointFault::Unavailable(cause);
+        let mut connection =
+            connected.map_err(|error| unavailable(format!("cannot connect: {error}")))?;
+        connection.greet(peer_hello, shard, ClientEpoch(0)).await.map_err(unavailable)?;
         let save = message::SaveShard { name: Text::clipped(checkpoint) };
-        match connection.ask(save.into(), epoch).await? {
+        let answer = connection.ask(save.into(), epoch).await;
+        match answer.map_err(CheckpointFault::Unavailable)? {
             (Message::ShardSaved(_), body) => Ok(body),
-            (message, _) => Err(unexpected(message)),
+            (Message::Refused(refused), _) => {
+                let cause = refused.refusal.to_string();
+                Err(CheckpointFault::of_part(&refused.refusal, cause))
+            }
+            (message, _) => Err(CheckpointFault::Unavailable(unexpected(message))),
         }
     };
     let saved = tokio::time::timeout(SHARD_SAVE_TIMEOUT, saving).await;
-    let saved =
-        saved.unwrap_or_else(|_| Err(format!("it took longer than {SHARD_SAVE_TIMEOUT:?}")));
-    saved.map_err(|error| format!("{shard} at {address} has not saved its part: {error}"))
+    let late =
+        || CheckpointFault::Unavailable(format!("it took longer than {SHARD_SAVE_TIMEOUT:?}"));
+    let saved = saved.unwrap_or_else(|_| Err(late()));
+    let at = |cause| format!("{shard} at {address} has not saved its part: {cause}");
+    saved.map_err(|fault| fault.map_cause(at))
 }
 
 fn unexpected(message: Message) -> String {

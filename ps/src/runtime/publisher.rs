@@ -14,8 +14,8 @@ use tokio::task::JoinSet;
 
 use super::peer::save_shard;
 use crate::checkpoint::{
-    CheckpointError, CheckpointName, CheckpointStorage, CheckpointTraining, Contents, Refused,
-    Retention, Save, ShardEntry, highest_epoch, newest_good, retain,
+    CheckpointError, CheckpointFault, CheckpointName, CheckpointStorage, CheckpointTraining,
+    Contents, Refused, Retention, Save, ShardEntry, highest_epoch, newest_good, retain,
 };
 use crate::peer_hello::PeerHello;
 
@@ -48,15 +48,15 @@ pub(super) struct PublishedSave {
 /// A failed save.
 #[derive(Debug)]
 pub(super) struct FailedSave {
-    pub(super) cause: String,
+    pub(super) fault: CheckpointFault,
     /// The name that its shards were given. No other save may use it, because a slow shard could
     /// still write there.
     pub(super) begun: Option<CheckpointName>,
 }
 
-impl From<String> for FailedSave {
-    fn from(cause: String) -> FailedSave {
-        FailedSave { cause, begun: None }
+impl From<CheckpointFault> for FailedSave {
+    fn from(fault: CheckpointFault) -> FailedSave {
+        FailedSave { fault, begun: None }
     }
 }
 
@@ -64,7 +64,7 @@ impl From<String> for FailedSave {
 #[derive(Clone, Debug)]
 pub(super) struct CheckpointSearch {
     /// The newest sound checkpoint; `None` if there is no checkpoint at all.
-    pub(super) newest: Result<Option<CheckpointId>, String>,
+    pub(super) newest: Result<Option<CheckpointId>, CheckpointFault>,
     /// Newer checkpoints that are not sound, each with its name and the fault.
     pub(super) passed_over: Vec<(String, String)>,
     /// The highest restore epoch that the name of a checkpoint has, sound or not; 0 without any.
@@ -72,9 +72,9 @@ pub(super) struct CheckpointSearch {
 }
 
 impl CheckpointSearch {
-    fn failed(error: String) -> CheckpointSearch {
+    fn failed(fault: CheckpointFault) -> CheckpointSearch {
         let (passed_over, named) = (Vec::new(), RestoreEpoch(0));
-        CheckpointSearch { newest: Err(error), passed_over, named }
+        CheckpointSearch { newest: Err(fault), passed_over, named }
     }
 }
 
@@ -84,20 +84,21 @@ impl Publisher {
     pub(super) async fn find(self: Arc<Self>) -> CheckpointSearch {
         let searched = blocking(move || {
             let named = RestoreEpoch(highest_epoch(&*self.storage)?);
-            let (newest, refused) = match newest_good(&self.storage) {
+            let (newest, passed_over) = match newest_good(&self.storage) {
                 Ok(None) => (Ok(None), Vec::new()),
                 Ok(Some((opened, refused))) => {
-                    (Ok(Some(identify(opened.manifest().checkpoint))), refused)
+                    let newest = Ok(Some(identify(opened.manifest().checkpoint)));
+                    (newest, passed_over(&refused))
                 }
                 Err(error) => {
-                    let cause = Err(error.to_string());
-                    match error {
-                        CheckpointError::NoneGood { refused } => (cause, refused),
-                        _ => (cause, Vec::new()),
-                    }
+                    let refused = match &error {
+                        CheckpointError::NoneGood { refused } => passed_over(refused),
+                        _ => Vec::new(),
+                    };
+                    (Err(error.into()), refused)
                 }
             };
-            Ok(CheckpointSearch { newest, passed_over: passed_over(&refused), named })
+            Ok(CheckpointSearch { newest, passed_over, named })
         });
         searched.await.unwrap_or_else(CheckpointSearch::failed)
     }
@@ -116,12 +117,14 @@ impl Publisher {
         let name = save.name();
         match self.clone().finish(save, user, catalogue, epoch).await {
             Ok(published) => Ok(published),
-            Err(cause) => {
-                let cause = match self.remove_temporary(name).await {
-                    Ok(()) => cause,
-                    Err(left) => format!("{cause}; its files are left: {left}"),
+            Err(fault) => {
+                let fault = match self.remove_temporary(name).await {
+                    Ok(()) => fault,
+                    Err(left) => {
+                        fault.map_cause(|cause| format!("{cause}; its files are left: {left}"))
+                    }
                 };
-                Err(FailedSave { cause, begun: Some(name) })
+                Err(FailedSave { fault, begun: Some(name) })
             }
         }
     }
@@ -137,7 +140,7 @@ impl Publisher {
             });
             match removed.await {
                 Ok(()) => return Ok(()),
-                Err(error) => left = error,
+                Err(error) => left = error.to_string(),
             }
             tokio::time::sleep(REMOVAL_PAUSE).await;
         }
@@ -151,7 +154,7 @@ impl Publisher {
         user: Vec<u8>,
         catalogue: Arc<Catalogue>,
         epoch: RestoreEpoch,
-    ) -> Result<PublishedSave, String> {
+    ) -> Result<PublishedSave, CheckpointFault> {
         let shards = self.save_parts(&catalogue, save.name(), epoch).await?;
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let contents = Contents {
@@ -175,7 +178,7 @@ impl Publisher {
         catalogue: &Catalogue,
         name: CheckpointName,
         epoch: RestoreEpoch,
-    ) -> Result<Vec<ShardEntry>, String> {
+    ) -> Result<Vec<ShardEntry>, CheckpointFault> {
         let mut shards: Vec<ShardId> = catalogue.shards().collect();
         if !shards.contains(&self.owner) {
             shards.push(self.owner);
@@ -191,8 +194,10 @@ impl Publisher {
         }
         let mut entries = Vec::new();
         while let Some(part) = parts.join_next().await {
-            let entry = part.map_err(|error| error.to_string())??;
-            entries.push(serde_json::from_slice(&entry).map_err(|error| error.to_string())?);
+            let unavailable = |cause: String| CheckpointFault::Unavailable(cause);
+            let entry = part.map_err(|panic| unavailable(panic.to_string()))??;
+            let entry = serde_json::from_slice(&entry);
+            entries.push(entry.map_err(|error| unavailable(error.to_string()))?);
         }
         Ok(entries)
     }
@@ -201,9 +206,13 @@ impl Publisher {
 /// Runs `work` on a thread that may block on a disk.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CheckpointError> + Send + 'static,
-) -> Result<T, String> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|panic| panic.to_string())?.map_err(|error| error.to_string())
+) -> Result<T, CheckpointFault> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => Ok(done?),
+        // The user's storage has panicked: that ends the server, as every panic of a user's code.
+        Err(panic) if panic.is_panic() => std::panic::resume_unwind(panic.into_panic()),
+        Err(error) => Err(CheckpointFault::Unavailable(error.to_string())),
+    }
 }
 
 fn passed_over(refused: &[Refused]) -> Vec<(String, String)> {

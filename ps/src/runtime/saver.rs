@@ -22,7 +22,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use super::publisher::{CheckpointSearch, FailedSave, PublishedSave, Publisher};
-use crate::checkpoint::{AbandonFlag, CheckpointName};
+use crate::checkpoint::{AbandonFlag, CheckpointFault, CheckpointName};
 use crate::event::{Event, EventSink};
 use crate::metrics::{Counters, SaveRecord};
 use crate::shard::checkpoints::saver_order::{
@@ -30,7 +30,7 @@ use crate::shard::checkpoints::saver_order::{
 };
 
 /// A save requested in this process: the user's bytes, and the channel for the result.
-pub(super) type SaveWaiter = (Vec<u8>, oneshot::Sender<Result<CheckpointId, String>>);
+pub(super) type SaveWaiter = (Vec<u8>, oneshot::Sender<Result<CheckpointId, CheckpointFault>>);
 
 /// The configuration and channels of the saver thread.
 pub(super) struct Saver {
@@ -114,7 +114,7 @@ pub(super) fn run(saver: Saver) -> io::Result<()> {
 struct SaverService {
     saver: Saver,
     /// The save requests of this process, by ticket.
-    tickets: BTreeMap<u64, oneshot::Sender<Result<CheckpointId, String>>>,
+    tickets: BTreeMap<u64, oneshot::Sender<Result<CheckpointId, CheckpointFault>>>,
     next_ticket: u64,
     saving: Option<(SaveRequester, SaverTask<Result<PublishedSave, FailedSave>>)>,
     search: Option<RunningSearch>,
@@ -192,10 +192,10 @@ impl SaverService {
             }
             SaverOrder::ReportSave { ticket, result } => {
                 if ticket == PERIODIC_SAVE
-                    && let Err(cause) = &result
+                    && let Err(fault) = &result
                 {
                     // The save did not begin, so nothing else counts the failure.
-                    self.count_failure(cause);
+                    self.count_failure(&fault.to_string());
                 }
                 if let Some(done) = self.tickets.remove(&ticket) {
                     // The requester may have stopped waiting.
@@ -209,7 +209,7 @@ impl SaverService {
     fn request_save(
         &mut self,
         user: Vec<u8>,
-        done: oneshot::Sender<Result<CheckpointId, String>>,
+        done: oneshot::Sender<Result<CheckpointId, CheckpointFault>>,
     ) -> SaverEvent {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
@@ -236,7 +236,7 @@ impl SaverService {
         // Nothing was trained since the last save. A requested save runs in any case: the user's
         // bytes are new, and an assignment does not advance the step.
         if requester.is_periodic() && self.saved == Some(of) {
-            let result = Err("no checkpoint is due".to_owned());
+            let result = Err(CheckpointFault::Unavailable("no checkpoint is due".to_owned()));
             return Some(SaverEvent::Saved { requester, result });
         }
         debug_assert!(self.saving.is_none(), "a save is ordered while another is under way");
@@ -253,9 +253,9 @@ impl SaverService {
     ) -> SaverEvent {
         self.saving = None;
         match &result {
-            Err(FailedSave { cause, begun }) => {
+            Err(FailedSave { fault, begun }) => {
                 self.failed = begun.or(self.failed);
-                self.count_failure(cause);
+                self.count_failure(&fault.to_string());
             }
             Ok(PublishedSave { checkpoint, retained }) => {
                 self.succeeded(checkpoint, retained);
@@ -266,7 +266,7 @@ impl SaverService {
             }
         }
         let result = result.map(|published| published.checkpoint);
-        SaverEvent::Saved { requester, result: result.map_err(|failed| failed.cause) }
+        SaverEvent::Saved { requester, result: result.map_err(|failed| failed.fault) }
     }
 
     /// Counts a failed save, emits its event and writes it to the note.
@@ -314,8 +314,9 @@ impl SaverService {
         };
         if finders.len() >= FINDERS_MAX {
             let (connection, request) = finder;
-            let result =
-                Err(format!("cannot search for checkpoints: {FINDERS_MAX} requests already wait"));
+            let cause =
+                format!("cannot search for checkpoints: {FINDERS_MAX} requests already wait");
+            let result = Err(CheckpointFault::Unavailable(cause));
             let (passed_over, named) = (Vec::new(), RestoreEpoch(0));
             return Some(SaverEvent::Found { connection, request, result, passed_over, named });
         }
@@ -353,7 +354,7 @@ impl SaverService {
     /// Counts the unsound checkpoints that a search passed over, and emits an event for each.
     fn report_passed_over(
         &self,
-        newest: &Result<Option<CheckpointId>, String>,
+        newest: &Result<Option<CheckpointId>, CheckpointFault>,
         passed_over: &[(String, String)],
     ) {
         let taken = newest.as_ref().ok().and_then(Option::as_ref);

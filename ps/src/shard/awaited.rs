@@ -11,6 +11,9 @@ use super::peers::parked_requests::WaitReason;
 use crate::client_key::ClientKey;
 use crate::status::Waiting;
 
+/// The most tasks that have not joined whose names a text has.
+const NAMES_MAX: usize = 8;
+
 /// An event that requests wait for.
 #[derive(Debug, Default)]
 pub(crate) struct Awaited {
@@ -102,8 +105,8 @@ impl Shard {
         let not_joined = if short { total.saturating_sub(joined) } else { coordinator.expects() };
         let named = match (named, not_joined) {
             (named, 0) => named,
-            (named, not_joined) if named.is_empty() => format!("{not_joined} not joined yet"),
-            (named, not_joined) => format!("{named} and {not_joined} not joined yet"),
+            (named, not_joined) if named.is_empty() => self.not_joined(not_joined),
+            (named, not_joined) => format!("{named} and {}", self.not_joined(not_joined)),
         };
         let text = format!("step {step}, which has {count} of {goal} gradients; {named}");
         let registry = &self.peers.registry;
@@ -114,6 +117,35 @@ impl Shard {
         }
         let lacking: Vec<usize> = lacking.into_iter().map(|(at, _)| at).collect();
         Some(Awaited { text, workers, shards: self.shards_at(&lacking) })
+    }
+
+    /// Describes what the values wait for: the chief by its task, or the checkpoint that is read.
+    pub(super) fn awaited_ready(&self, now: Instant) -> String {
+        if let Some(restoring) = &self.checkpoints.restoring {
+            return format!("{} to restore {}", self.id, restoring.checkpoint.name);
+        }
+        let Some(chief) = self.config.cluster.chief() else {
+            return "a chief to initialize the variables".to_owned();
+        };
+        let known = self.peers.registry.find(&chief);
+        let chief = known.map_or_else(
+            || format!("{chief} (not joined yet)"),
+            |key| self.peers.registry.describe(now, key),
+        );
+        format!("the chief {chief} to initialize the variables")
+    }
+
+    /// Describes replicas that have not joined, by their tasks if the cluster lists them.
+    fn not_joined(&self, count: u32) -> String {
+        let listed: Vec<TaskId> = self.peers.registry.never_joined(&self.config.cluster).collect();
+        let names: Vec<String> = listed.iter().take(NAMES_MAX).map(TaskId::to_string).collect();
+        let others = if listed.len() > NAMES_MAX { " and others" } else { "" };
+        let names = names.join(", ");
+        match listed.len() {
+            0 => format!("{count} not joined yet"),
+            found if found == count as usize => format!("{names}{others} (not joined yet)"),
+            _ => format!("{count} of {names}{others} (not joined yet)"),
+        }
     }
 
     /// Returns the shards with these indices among those that take part.

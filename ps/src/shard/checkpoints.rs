@@ -26,7 +26,7 @@ use super::peers::Peers;
 use super::peers::peer_request::PeerRequest;
 use super::steps::Steps;
 use super::variables::Variables;
-use crate::checkpoint::{AbandonFlag, CheckpointName, CheckpointTraining};
+use crate::checkpoint::{AbandonFlag, CheckpointFault, CheckpointName, CheckpointTraining};
 use crate::config::PsConfig;
 use checkpoint_cut::{CheckpointCut, SaveRequest};
 use restore_check::{CheckInProgress, CheckedCheckpoint};
@@ -101,8 +101,8 @@ impl ShardCheckpoints {
         request: &PeerRequest,
         name: &str,
     ) -> Result<ShardSave, Refusal> {
-        let unfit = || storage(&format!("{name:?} is not the name of a checkpoint"));
-        let name = name.parse::<CheckpointName>().map_err(|_| unfit())?;
+        let unfit = || CheckpointFault::Unfit(format!("{name:?} is not the name of a checkpoint"));
+        let name = name.parse::<CheckpointName>().map_err(|_| unfit().refusal())?;
         self.check_place()?;
         let store = variables.ready().ok_or(Refusal::NotInitialized {})?;
         let catalogue = store.catalogue().clone();
@@ -111,7 +111,7 @@ impl ShardCheckpoints {
             return Err(Refusal::Busy { what, limit: 1 });
         }
         let cut = self.take_cut(variables, peers, steps, request.since, name);
-        let cut = cut.map_err(|error| storage(&error))?;
+        let cut = cut.map_err(|cause| CheckpointFault::Unavailable(cause).refusal())?;
         let connection = request.connection;
         let (memory_needed, abandon_flag) = (cut.memory_needed.clone(), AbandonFlag::default());
         let save = ShardSave {
@@ -133,7 +133,7 @@ impl ShardCheckpoints {
     pub(super) fn check_place(&self) -> Result<(), Refusal> {
         match self.config.checkpoints {
             Some(_) => Ok(()),
-            None => Err(storage("no place for checkpoints is configured")),
+            None => Err(CheckpointFault::Unfit(NO_PLACE.to_owned()).refusal()),
         }
     }
 
@@ -178,14 +178,14 @@ impl ShardCheckpoints {
         &self,
         out: &mut ShardOutputs,
         requester: SaveRequester,
-        result: Result<CheckpointId, String>,
+        result: Result<CheckpointId, CheckpointFault>,
     ) {
         match requester {
             SaveRequester::Connection { connection, request } => match result {
                 Ok(checkpoint) => {
                     out.answer(connection, request, message::Saved { checkpoint }.into());
                 }
-                Err(error) => out.refuse_storage(connection, request, &error),
+                Err(fault) => out.refuse(connection, request, fault.refusal()),
             },
             SaveRequester::Ticket(ticket) => {
                 out.push(ShardOutput::SaverOrder(SaverOrder::ReportSave { ticket, result }));
@@ -206,7 +206,7 @@ impl ShardCheckpoints {
         out: &mut ShardOutputs,
         connection: u64,
         request: Envelope,
-        result: Result<Vec<u8>, String>,
+        result: Result<Vec<u8>, CheckpointFault>,
     ) {
         self.saving = None;
         match result {
@@ -219,7 +219,7 @@ impl ShardCheckpoints {
                     None,
                 );
             }
-            Err(error) => out.refuse_storage(connection, request, &error),
+            Err(fault) => out.refuse(connection, request, fault.refusal()),
         }
     }
 
@@ -237,7 +237,10 @@ impl ShardCheckpoints {
         let (connection, request) = (request.connection, request.envelope);
         match self.config.checkpoints {
             Some(_) => out.push(ShardOutput::SaverOrder(SaverOrder::Find { connection, request })),
-            None => checkpoint_found(out, connection, request, Ok((None, RestoreEpoch(0)))),
+            None => {
+                let none = Ok((None, RestoreEpoch(0)));
+                checkpoint_found(out, self.id, (connection, request), none);
+            }
         }
     }
 
@@ -251,14 +254,14 @@ impl ShardCheckpoints {
         requester: SaveRequester,
         user: Vec<u8>,
     ) {
-        let refusal = match (&steps.owner, &self.config.checkpoints) {
-            (None, _) => format!("{} does not own the step", self.id),
-            (_, None) => "no place for checkpoints is configured".to_owned(),
-            _ if !variables.is_ready() => "the variables have no values yet".to_owned(),
-            _ => String::new(),
+        let fault = match (&steps.owner, &self.config.checkpoints) {
+            (None, _) => Some(CheckpointFault::Unfit(format!("{} does not own the step", self.id))),
+            (_, None) => Some(CheckpointFault::Unfit(NO_PLACE.to_owned())),
+            _ if !variables.is_ready() => Some(CheckpointFault::NotInitialized),
+            _ => None,
         };
-        if !refusal.is_empty() {
-            return self.saved(out, requester, Err(refusal));
+        if let Some(fault) = fault {
+            return self.saved(out, requester, Err(fault));
         }
         self.request_save(out, now, requester, user);
     }
@@ -274,7 +277,8 @@ impl ShardCheckpoints {
         match news {
             SaverEvent::Found { connection, request, result, passed_over, named } => {
                 self.passed_over = passed_over;
-                checkpoint_found(out, connection, request, result.map(|it| (it, named)));
+                let result = result.map(|it| (it, named));
+                checkpoint_found(out, self.id, (connection, request), result);
             }
             SaverEvent::SaveRequested { ticket, user } => {
                 self.save(variables, steps, out, now, SaveRequester::Ticket(ticket), user)
@@ -291,22 +295,23 @@ impl ShardCheckpoints {
     }
 }
 
-/// Returns the refusal of a request that the storage of checkpoints cannot serve.
-fn storage(error: &str) -> Refusal {
-    Refusal::Storage { detail: Detail::clipped(error) }
-}
+/// Why a server without a checkpoint storage saves and restores nothing.
+const NO_PLACE: &str = "no place for checkpoints is configured";
 
 /// Answers with the checkpoint that was found.
 fn checkpoint_found(
     out: &mut ShardOutputs,
-    connection: u64,
-    request: Envelope,
-    result: Result<(Option<CheckpointId>, RestoreEpoch), String>,
+    shard: ShardId,
+    (connection, request): (u64, Envelope),
+    result: Result<(Option<CheckpointId>, RestoreEpoch), CheckpointFault>,
 ) {
     match result {
         Ok((checkpoint, named)) => {
             out.answer(connection, request, message::CheckpointFound { checkpoint, named }.into());
         }
-        Err(error) => out.refuse_storage(connection, request, &error),
+        Err(fault) => {
+            let of = (connection, request);
+            out.refuse_chief(of, shard, "look for a checkpoint", fault.refusal());
+        }
     }
 }

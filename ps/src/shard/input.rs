@@ -9,6 +9,7 @@ use pushpull_common::protocol::{Envelope, FrameEvent, Header, Message};
 use super::PeerOrigin;
 use super::checkpoints::saver_order::SaverEvent;
 use super::checkpoints::shard_restore::RestoreResult;
+use crate::checkpoint::CheckpointFault;
 
 /// An input of a shard.
 #[derive(Debug)]
@@ -58,7 +59,7 @@ pub(crate) enum ShardInput<'a> {
         /// The request.
         request: Envelope,
         /// The shard's entry for the manifest, or why the shard is not saved.
-        result: Result<Vec<u8>, String>,
+        result: Result<Vec<u8>, CheckpointFault>,
     },
     /// The server ends the training: no client gets another token.
     Finish,

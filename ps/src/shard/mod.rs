@@ -368,7 +368,7 @@ impl Shard {
     /// Describes the event that a request waits for.
     fn awaited(&self, now: Instant, request: &PeerRequest, wait: &WaitReason) -> String {
         match wait {
-            WaitReason::Ready => "the chief to initialize the variables".to_owned(),
+            WaitReason::Ready => self.awaited_ready(now),
             WaitReason::Token => {
                 let tokens = || self.steps.awaited_tokens(&self.peers, now, request.client);
                 self.awaited_step(now).unwrap_or_else(tokens).text

@@ -153,6 +153,26 @@ impl ShardOutputs {
         self.answer(connection, request, message::Refused { refusal }.into());
     }
 
+    /// Refuses a request of the chief, and reports the cause, unless the next attempt of the chief
+    /// needs no help.
+    pub(super) fn refuse_chief(
+        &mut self,
+        (connection, request): (u64, Envelope),
+        shard: ShardId,
+        asked: &'static str,
+        refusal: Refusal,
+    ) {
+        let is_routine = matches!(
+            refusal,
+            Refusal::NotInitialized {} | Refusal::RestoreEpoch { .. } | Refusal::Fenced { .. }
+        );
+        if !is_routine {
+            let cause = refusal.to_string();
+            self.push(ShardOutput::Event(Event::ChiefRefused { shard, request: asked, cause }));
+        }
+        self.refuse(connection, request, refusal);
+    }
+
     pub(super) fn refuse_storage(&mut self, connection: u64, request: Envelope, error: &str) {
         let detail = Detail::clipped(error);
         self.refuse(connection, request, Refusal::Storage { detail });

@@ -393,6 +393,13 @@ pub(super) fn storage_refusal(error: StorageError) -> Refusal {
         StorageError::DoesNotFit { need, limit } => {
             Refusal::DoesNotFit { need, limit, made_of: Detail::default() }
         }
+        StorageError::DirectoryTooSmall { ref path, need, limit } => {
+            let made_of = format!(
+                "the file system of {} has no more; put the state directory on a larger one",
+                path.display()
+            );
+            Refusal::DoesNotFit { need, limit, made_of: Detail::clipped(made_of) }
+        }
         StorageError::ModelDoesNotFit { need, limit, made_of } => {
             Refusal::DoesNotFit { need, limit, made_of: Detail::clipped(made_of) }
         }

@@ -7,7 +7,7 @@ use pushpull_common::ids::{GlobalStep, RestoreEpoch, TaskId};
 use super::Shard;
 use super::output::ShardOutput;
 use super::peers::Peers;
-use super::peers::client_registry::ClientPresence;
+use super::peers::client_registry::{AdmittedClient, ClientPresence};
 use super::steps::Steps;
 use crate::aggregate::current_step::CommittedStep;
 use crate::client_key::ClientKey;
@@ -96,9 +96,10 @@ impl Shard {
     }
 
     /// On the step owner: reports that a worker has joined.
-    pub(super) fn report_joined(&mut self, client: ClientKey, again: bool) {
-        let (task, step) = (self.task_of(client), self.steps.step().0);
-        self.report(Event::WorkerJoined { task, step, again });
+    pub(super) fn report_joined(&mut self, admitted: &AdmittedClient) {
+        let (task, step) = (self.task_of(admitted.key), self.steps.step().0);
+        let (again, displaced) = (admitted.is_known, admitted.displaced);
+        self.report(Event::WorkerJoined { task, step, again, displaced });
     }
 
     /// On the step owner: reports that a worker has left, and before it the end of the training

@@ -28,6 +28,20 @@ pub enum StorageError {
         /// What the bytes are for, and the setting that allows more.
         made_of: String,
     },
+    /// The file system of the state directory is too small, whatever else it holds.
+    #[error(
+        "cannot reserve {need} bytes in {}: its file system has {limit} for them at most; put the \
+         state directory on a larger one",
+        path.display()
+    )]
+    DirectoryTooSmall {
+        /// The directory.
+        path: PathBuf,
+        /// The bytes of the file that does not fit.
+        need: u64,
+        /// The bytes that the file system has beside the other files of the state.
+        limit: u64,
+    },
     /// Another server holds the lock of the directory.
     #[error("cannot use the state directory {}: another server holds its lock", path.display())]
     Locked {

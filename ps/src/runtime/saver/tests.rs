@@ -80,7 +80,7 @@ impl SaverHarness {
 
     async fn saved(&mut self) -> (SaveRequester, String) {
         match self.news().await {
-            SaverEvent::Saved { requester, result: Err(error) } => (requester, error),
+            SaverEvent::Saved { requester, result: Err(error) } => (requester, error.to_string()),
             other => panic!("{other:?}"),
         }
     }
@@ -161,7 +161,7 @@ async fn requests_during_a_search_share_its_result() {
         panic!()
     };
     assert_eq!(connection, FINDERS_MAX as u64 + 1);
-    assert!(error.contains("1024 requests already wait"), "{error}");
+    assert!(error.to_string().contains("1024 requests already wait"), "{error}");
     harness.gate.open_all();
     for connection in 1..=FINDERS_MAX as u64 {
         assert_eq!(harness.found().await, (connection, Some("ckpt-1-9".to_owned())));
@@ -219,7 +219,7 @@ fn a_step_is_saved_periodically_once_and_on_request_always() {
         assert_eq!(service.saving.take().is_some(), begins, "{ticket} {epoch} {step}");
     }
     // A failed save does not count as the last saved step.
-    service.saved(SaveRequester::Ticket(PERIODIC_SAVE), Err("a disk is full".to_owned().into()));
+    service.saved(SaveRequester::Ticket(PERIODIC_SAVE), Err(storage("a disk is full").into()));
     assert_eq!(counters.saves_failed.read(), 1);
     assert_eq!(service.saved, Some((RestoreEpoch(1), GlobalStep(3))));
 }
@@ -263,9 +263,9 @@ fn failed_saves_are_reported_counted_and_noted_until_one_succeeds() {
     let events = record_events(&mut service);
     let status = service.saver.record.subscribe();
     let counters = service.saver.counters.clone();
-    service.saved(SaveRequester::Ticket(PERIODIC_SAVE), Err("the disk is full".to_owned().into()));
+    service.saved(SaveRequester::Ticket(PERIODIC_SAVE), Err(storage("the disk is full").into()));
     // A save that the shard gave up before the saver had the order.
-    let result = Err("it has waited 60s".to_owned());
+    let result = Err(storage("it has waited 60s"));
     assert!(service.order(SaverOrder::ReportSave { ticket: PERIODIC_SAVE, result }).is_none());
     assert_eq!((counters.saves_failed.read(), counters.saves_failed_in_a_row.read()), (2, 2));
     assert_eq!(note.read(), Some((2, "it has waited 60s".to_owned())));
@@ -337,10 +337,14 @@ async fn a_passed_over_checkpoint_is_reported_and_counted() {
     storage.remove_folder("ckpt-1-9").unwrap();
     harness.find(2).await;
     let SaverEvent::Found { result: Err(error), .. } = harness.news().await else { panic!() };
-    assert!(error.contains("ckpt-1-12"), "{error}");
+    assert!(error.to_string().contains("ckpt-1-12"), "{error}");
     let emitted = events.lock().unwrap();
     assert!(
         matches!(&emitted[..], [Event::CheckpointPassedOver { taken: None, .. }]),
         "{emitted:?}"
     );
+}
+
+fn storage(cause: &str) -> CheckpointFault {
+    CheckpointFault::Storage(cause.to_owned())
 }

@@ -17,7 +17,7 @@ use pushpull_store::store::StoreImage;
 
 use super::saver_order::{SaveRequester, SaverOrder};
 use crate::aggregate::token_issuer::TokenIssuer;
-use crate::checkpoint::{CallsEntry, CheckpointName, ClientWindow, DataEntry};
+use crate::checkpoint::{CallsEntry, CheckpointFault, CheckpointName, ClientWindow, DataEntry};
 use crate::shard::checkpoints::ShardCheckpoints;
 use crate::shard::output::{ShardOutput, ShardOutputs};
 use crate::shard::peers::Peers;
@@ -111,7 +111,7 @@ impl ShardCheckpoints {
             && let Some(request) = self.requests.pop_front()
         {
             let error = format!("it has waited {CUT_WAIT_MAX:?} for {awaited}");
-            self.saved(out, request.requester, Err(error));
+            self.saved(out, request.requester, Err(CheckpointFault::Unavailable(error)));
         }
     }
 
@@ -133,7 +133,11 @@ impl ShardCheckpoints {
             match which(&save_request.requester) {
                 // A periodic save is repeated in its next period.
                 true if save_request.requester.is_periodic() => {}
-                true => self.saved(out, save_request.requester, Err(reason.to_owned())),
+                true => self.saved(
+                    out,
+                    save_request.requester,
+                    Err(CheckpointFault::Unavailable(reason.to_owned())),
+                ),
                 false => self.requests.push_back(save_request),
             }
         }
@@ -176,7 +180,7 @@ impl ShardCheckpoints {
         }
         if self.requests.len() == SAVE_REQUESTS_MAX {
             let error = format!("cannot save now: {SAVE_REQUESTS_MAX} saves wait already");
-            return self.saved(out, requester, Err(error));
+            return self.saved(out, requester, Err(CheckpointFault::Unavailable(error)));
         }
         self.requests.push_back(SaveRequest { requester, user, since: now });
     }

@@ -9,11 +9,12 @@ use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::{self, CheckpointId, PrepareRestore};
 
 use crate::checkpoint::{
-    AbandonFlag, CheckpointError, CheckpointName, CheckpointStorage, CheckpointTraining, Opened,
+    AbandonFlag, CheckpointError, CheckpointFault, CheckpointName, CheckpointStorage,
+    CheckpointTraining, Opened,
 };
 use crate::shard::Shard;
 use crate::shard::checkpoints::ShardCheckpoints;
-use crate::shard::checkpoints::shard_restore::{RestoreOrder, RestoreWork};
+use crate::shard::checkpoints::shard_restore::{RestoreOrder, RestoreWork, refuse_restore};
 use crate::shard::output::{ShardOutput, ShardOutputs};
 use crate::shard::peers::peer_request::PeerRequest;
 use crate::shard::shard_files::record::RESTORED_LIMIT;
@@ -37,14 +38,14 @@ pub(crate) struct RestoreCheck {
 #[derive(Debug)]
 pub(crate) struct RestoreChecked {
     number: u64,
-    pub(super) result: Result<Opened, String>,
+    pub(super) result: Result<Opened, CheckpointFault>,
 }
 
 impl RestoreCheck {
     /// Checks the part. May wait for a disk.
     pub(super) fn run(self, storage: Arc<dyn CheckpointStorage>) -> RestoreChecked {
         let storage = self.abandon_flag.watch(storage);
-        let result = self.open(storage).map_err(|error| error.to_string());
+        let result = self.open(storage).map_err(CheckpointFault::from);
         RestoreChecked { number: self.number, result }
     }
 
@@ -161,7 +162,7 @@ impl ShardCheckpoints {
         self.checked = None;
         if let Some(check) = self.checking.take() {
             check.abandon_flag.abandon(reason);
-            check.request.refuse_storage(out, &format!("abandoned because {reason}"));
+            refuse_restore(out, self.id, &check.request, abandoned(reason));
         }
     }
 
@@ -169,6 +170,11 @@ impl ShardCheckpoints {
     pub(in crate::shard) fn forget_checked_for(&mut self, connection: u64) {
         self.checked.take_if(|checked| checked.connection == connection);
     }
+}
+
+/// Returns the refusal of a check that was abandoned.
+fn abandoned(reason: &str) -> Refusal {
+    CheckpointFault::Unavailable(format!("abandoned because {reason}")).refusal()
 }
 
 impl Shard {
@@ -184,7 +190,7 @@ impl Shard {
         match checkpoints.check_restore(variables, out, &request, &order) {
             Ok(true) => checkpoints.begin_check(variables, out, request, order, false),
             Ok(false) => {}
-            Err(refusal) => request.refuse(out, refusal),
+            Err(refusal) => refuse_restore(out, checkpoints.id, &request, refusal),
         }
     }
 
@@ -198,10 +204,10 @@ impl Shard {
         let CheckInProgress { request, order, digest, restores, abandon_flag, .. } = check;
         let opened = match checked.result {
             Ok(opened) => opened,
-            Err(error) => return request.refuse_storage(out, &error),
+            Err(fault) => return refuse_restore(out, checkpoints.id, &request, fault.refusal()),
         };
         if let Some(reason) = abandon_flag.reason() {
-            return request.refuse_storage(out, &format!("abandoned because {reason}"));
+            return refuse_restore(out, checkpoints.id, &request, abandoned(reason));
         }
         let connection = request.connection;
         let refusal = files.poisoned().or_else(|| peers.chief_refusal(connection));

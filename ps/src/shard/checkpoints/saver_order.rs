@@ -7,6 +7,8 @@ use pushpull_common::ids::{GlobalStep, RestoreEpoch};
 use pushpull_common::protocol::Envelope;
 use pushpull_common::protocol::message::{CheckpointId, PassedOver};
 
+use crate::checkpoint::CheckpointFault;
+
 /// The requester of a checkpoint, which receives the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SaveRequester {
@@ -59,7 +61,7 @@ pub(crate) enum SaverOrder {
         /// The ticket.
         ticket: u64,
         /// The checkpoint, or why there is none.
-        result: Result<CheckpointId, String>,
+        result: Result<CheckpointId, CheckpointFault>,
     },
 }
 
@@ -73,7 +75,7 @@ pub(crate) enum SaverEvent {
         /// The request.
         request: Envelope,
         /// The checkpoint, if there is one, or why the search failed.
-        result: Result<Option<CheckpointId>, String>,
+        result: Result<Option<CheckpointId>, CheckpointFault>,
         /// The newer checkpoints that are not sound, newest first: at most as many as an answer can
         /// name.
         passed_over: Vec<PassedOver>,
@@ -92,6 +94,6 @@ pub(crate) enum SaverEvent {
         /// The requester.
         requester: SaveRequester,
         /// The checkpoint, or why there is none.
-        result: Result<CheckpointId, String>,
+        result: Result<CheckpointId, CheckpointFault>,
     },
 }

@@ -13,7 +13,7 @@ use pushpull_store::testing::planted::Bug;
 
 use crate::aggregate::data_position::{DataBatch, DataPosition};
 use crate::checkpoint::{
-    AbandonFlag, CallsEntry, CheckpointError, CheckpointPiece, CheckpointStorage,
+    AbandonFlag, CallsEntry, CheckpointError, CheckpointFault, CheckpointPiece, CheckpointStorage,
     CheckpointTraining, Opened, RestoredShard, RowHead,
 };
 use crate::error::StorageError;
@@ -71,10 +71,11 @@ impl RestoreWork {
 impl RestoreResult {
     /// Returns the error, if the part was not checked or not read.
     pub(crate) fn error(self) -> Result<(), String> {
-        match self {
+        let result = match self {
             RestoreResult::Checked(checked) => checked.result.map(|_| ()),
             RestoreResult::Read(restored) => restored.result.map(|_| ()),
-        }
+        };
+        result.map_err(|fault| fault.to_string())
     }
 }
 
@@ -91,12 +92,12 @@ pub(crate) struct ShardRestore {
 #[derive(Debug)]
 pub(crate) struct ShardRestored {
     store: Box<Store>,
-    result: Result<RestoredShard, String>,
+    result: Result<RestoredShard, CheckpointFault>,
 }
 
 impl ShardRestore {
     fn run(mut self) -> ShardRestored {
-        let result = self.read().map_err(|error| error.to_string());
+        let result = self.read().map_err(CheckpointFault::from);
         ShardRestored { store: self.store, result }
     }
 
@@ -124,6 +125,9 @@ impl ShardRestore {
         })
     }
 }
+
+/// What a chief asks for that restores.
+const RESTORE: &str = "restore the variables";
 
 /// A restore that is running.
 #[derive(Debug)]
@@ -194,6 +198,16 @@ impl ShardCheckpoints {
     }
 }
 
+/// Refuses to restore a checkpoint or to prepare that.
+pub(super) fn refuse_restore(
+    out: &mut ShardOutputs,
+    shard: ShardId,
+    request: &PeerRequest,
+    refusal: Refusal,
+) {
+    out.refuse_chief((request.connection, request.envelope), shard, RESTORE, refusal);
+}
+
 impl Shard {
     /// Restores the values of a checkpoint, which is checked first if it has not been. Drops the
     /// state of older epochs once the check has succeeded.
@@ -202,7 +216,7 @@ impl Shard {
         match checkpoints.check_restore(variables, out, &request, &order) {
             Ok(true) => {}
             Ok(false) => return,
-            Err(refusal) => return request.refuse(out, refusal),
+            Err(refusal) => return refuse_restore(out, checkpoints.id, &request, refusal),
         }
         let connection = request.connection;
         let Some(checked) = checkpoints.take_checked(variables, connection, &order.checkpoint)
@@ -266,16 +280,18 @@ impl Shard {
         }
         let indexed = |counts| {
             let indexed = store.tables_restored(&mut self.files.journal);
-            indexed.map(|()| counts).map_err(|error| error.to_string())
+            indexed.map(|()| counts).map_err(|error| CheckpointFault::Storage(error.to_string()))
         };
         let counts = match result.and_then(indexed) {
             Ok(counts) => counts,
-            Err(error) => {
+            Err(fault) => {
                 drop(store);
                 // The declaration is dropped too, because no partly loaded state may remain.
-                let forgotten = self.forget_variables().map_err(|error| error.to_string());
-                let error = forgotten.err().unwrap_or(error);
-                return self.out.refuse_storage(connection, request, &error);
+                let forgotten = self.forget_variables();
+                let fault = forgotten
+                    .map_or_else(|error| CheckpointFault::Storage(error.to_string()), |()| fault);
+                let of = (connection, request);
+                return self.out.refuse_chief(of, self.id, RESTORE, fault.refusal());
             }
         };
         let planted = self.config.planted;

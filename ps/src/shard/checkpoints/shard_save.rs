@@ -11,8 +11,8 @@ use pushpull_store::testing::planted::PlantedBugs;
 
 use super::checkpoint_cut::CheckpointCut;
 use crate::checkpoint::{
-    AbandonFlag, CheckpointError, CheckpointName, CheckpointStorage, CheckpointTraining,
-    ShardEntry, TableEntry, write_shard, write_table,
+    AbandonFlag, CheckpointError, CheckpointFault, CheckpointName, CheckpointStorage,
+    CheckpointTraining, ShardEntry, TableEntry, write_shard, write_table,
 };
 
 /// The work of writing a shard's part of a checkpoint.
@@ -32,13 +32,16 @@ pub(crate) struct ShardSave {
 impl ShardSave {
     /// Writes the part, and reads it back. May wait for a disk. Returns the shard's entry for the
     /// manifest.
-    pub(crate) fn run(self, storage: Arc<dyn CheckpointStorage>) -> Result<Vec<u8>, String> {
+    pub(crate) fn run(
+        self,
+        storage: Arc<dyn CheckpointStorage>,
+    ) -> Result<Vec<u8>, CheckpointFault> {
         let storage = &*self.abandon_flag.watch(storage);
         let (catalogue, shard, training) = (&*self.catalogue, self.shard, &self.training);
         let CheckpointCut { mut image, version, gradients, clients, data, calls, .. } = self.cut;
         let tables = std::mem::take(&mut image.tables);
         let file = write_shard(storage, self.name, catalogue, shard, training, image, self.planted);
-        let file = file.map_err(|error| error.to_string())?;
+        let file = file?;
         let layout = catalogue.layout(shard);
         let tables = layout.tables().iter().zip(tables).map(|(partition, source)| {
             write_table(storage, self.name, catalogue, partition, training, source)
@@ -48,14 +51,14 @@ impl ShardSave {
             task: shard.task,
             shard: shard.shard,
             file,
-            tables: tables.map_err(|error| error.to_string())?,
+            tables: tables?,
             version,
             gradients,
             clients,
             data,
             calls,
         };
-        serde_json::to_vec(&entry).map_err(|error| error.to_string())
+        serde_json::to_vec(&entry).map_err(|error| CheckpointFault::Storage(error.to_string()))
     }
 }
 

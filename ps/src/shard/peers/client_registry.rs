@@ -30,6 +30,8 @@ pub(crate) struct AdmittedClient {
     pub(crate) joins: bool,
     /// Whether its task had joined before.
     pub(crate) is_known: bool,
+    /// How long the incarnation that it fences had been silent, if that was present and connected.
+    pub(crate) displaced: Option<Duration>,
 }
 
 /// All clients that have ever said hello to a shard as a worker or a chief.
@@ -322,26 +324,33 @@ impl ClientRegistry {
             self.changed.insert(key);
             self.by_task.insert(task.clone(), key);
             let (fenced, replaced, joins, is_known) = (false, None, true, false);
-            return Ok(AdmittedClient { key, epoch, fenced, replaced, joins, is_known });
+            let displaced = None;
+            return Ok(AdmittedClient { key, epoch, fenced, replaced, joins, is_known, displaced });
         };
         self.changed.insert(key);
         if known.is_none() {
             self.forget(key, fresh);
             // What the forgotten task has left is dropped as that of an older incarnation is.
             let (fenced, replaced, joins, is_known) = (true, None, true, false);
-            return Ok(AdmittedClient { key, epoch, fenced, replaced, joins, is_known });
+            let displaced = None;
+            return Ok(AdmittedClient { key, epoch, fenced, replaced, joins, is_known, displaced });
         }
         let client = &mut self.clients[key.0 as usize];
         let replaced = client.connection.replace(connection);
         let fenced = client.epoch != epoch;
-        let joins = fenced || client.presence != ClientPresence::Present;
+        let is_present = client.presence == ClientPresence::Present;
+        let joins = fenced || !is_present;
+        // A session that joins again by itself has closed its connections.
+        let is_connected = is_present && replaced.is_some();
+        let displaced = (fenced && is_connected).then(|| client.silent(now));
         if fenced {
             *client = fresh;
         } else {
             client.presence = ClientPresence::Present;
             client.heard_at = now;
         }
-        Ok(AdmittedClient { key, epoch, fenced, replaced, joins, is_known: true })
+        let is_known = true;
+        Ok(AdmittedClient { key, epoch, fenced, replaced, joins, is_known, displaced })
     }
 
     /// Returns the entry that a new task may take: of the tasks that the cluster does not list, the

@@ -281,7 +281,7 @@ impl Shard {
         }
         steps.replica_joins(peers, now, admitted.key);
         if admitted.joins {
-            self.report_joined(admitted.key, admitted.is_known);
+            self.report_joined(&admitted);
         }
         Ok(admitted)
     }

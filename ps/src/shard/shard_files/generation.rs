@@ -202,7 +202,10 @@ impl Shard {
                 let declared = Declared { state, restore_epoch, trained };
                 request.answer(&mut self.out, declared.into());
             }
-            Err(refusal) => request.refuse(&mut self.out, refusal),
+            Err(refusal) => {
+                let of = (request.connection, request.envelope);
+                self.out.refuse_chief(of, self.id, "declare the variables", refusal);
+            }
         }
     }
 

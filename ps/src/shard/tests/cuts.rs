@@ -13,7 +13,8 @@ use super::peers::{Peer, worker};
 use super::synchronous::{ACCEPTED, ShardCluster, synchronous};
 use super::world::ConnectionId;
 use crate::checkpoint::{
-    CheckpointStorage, CheckpointTraining, Contents, LocalDirectory, Save, ShardEntry,
+    CheckpointFault, CheckpointStorage, CheckpointTraining, Contents, LocalDirectory, Save,
+    ShardEntry,
 };
 use crate::config::{Checkpoints, Mode};
 use crate::shard::ShardInput;
@@ -161,7 +162,8 @@ fn asynchronous_saves_run_one_at_a_time_and_at_most_16_wait() {
         };
         reports.push((ticket, error));
     }
-    assert_eq!(reports, [(17, "cannot save now: 16 saves wait already".to_owned())]);
+    let cause = "cannot save now: 16 saves wait already".to_owned();
+    assert_eq!(reports, [(17, CheckpointFault::Unavailable(cause))]);
     // The cut of a running save is kept without a time limit: only the saver ends a save.
     cluster.pass(Duration::from_secs(100), &[0, 1]);
     update(&mut cluster);
@@ -171,7 +173,7 @@ fn asynchronous_saves_run_one_at_a_time_and_at_most_16_wait() {
         assert_eq!(ordered_steps(&mut cluster), [] as [u64; 0]);
         let news = SaverEvent::Saved {
             requester: SaveRequester::Ticket(100),
-            result: Err("no disk".to_owned()),
+            result: Err(CheckpointFault::Storage("no disk".to_owned())),
         };
         cluster.world.input(0, ShardInput::SaverEvent(news));
         let orders = std::mem::take(&mut cluster.world.orders);
@@ -193,7 +195,7 @@ fn a_save_waits_for_every_shard_to_apply_the_step_and_for_the_save_before() {
     assert_eq!(ordered_steps(&mut cluster), [1]);
     assert_eq!(request_save(&mut cluster), [] as [u64; 0], "another save is running");
     step(&mut cluster, 1);
-    let error = Err("the disk is full".to_owned());
+    let error = Err(CheckpointFault::Storage("the disk is full".to_owned()));
     let news = SaverEvent::Saved { requester: SaveRequester::Ticket(1), result: error };
     cluster.world.input(0, ShardInput::SaverEvent(news));
     assert_eq!(ordered_steps(&mut cluster), [2]);
@@ -222,7 +224,7 @@ fn a_shard_that_connects_after_a_save_keeps_no_cut() {
     assert_eq!(request_save(&mut cluster), [0]);
     let news = SaverEvent::Saved {
         requester: SaveRequester::Ticket(1),
-        result: Err("the disk is full".to_owned()),
+        result: Err(CheckpointFault::Storage("the disk is full".to_owned())),
     };
     cluster.world.input(0, ShardInput::SaverEvent(news));
     let save = Save::begin(storage, RestoreEpoch(1), GlobalStep(0), None).unwrap();
@@ -263,7 +265,7 @@ fn assert_refused(cluster: &mut ShardCluster, save: &Save) {
     let name = Text::clipped(save.name().to_string());
     let line = connect_peer(cluster, 1);
     let refusal = cluster.world.refused(line, message::SaveShard { name }.into());
-    let Refusal::Storage { detail } = refusal else { panic!("{refusal}") };
+    let Refusal::Unavailable { detail } = refusal else { panic!("{refusal}") };
     let said = "it has values of step 1, and kept none of step 0";
     assert_eq!(detail.to_string(), said);
 }
@@ -284,7 +286,7 @@ fn due_saves_do_not_pile_up() {
     assert_eq!(ordered_steps(&mut cluster), [1], "one of the due saves");
     let news = SaverEvent::Saved {
         requester: SaveRequester::Ticket(PERIODIC_SAVE),
-        result: Err("no disk".to_owned()),
+        result: Err(CheckpointFault::Storage("no disk".to_owned())),
     };
     cluster.world.input(0, ShardInput::SaverEvent(news));
     assert_eq!(ordered_steps(&mut cluster), [1], "then the requested save");
@@ -302,7 +304,9 @@ fn a_due_save_that_never_begins_is_reported_to_the_saver() {
     let reports: Vec<String> = std::mem::take(&mut cluster.world.orders)
         .into_iter()
         .filter_map(|(_, order)| match order {
-            SaverOrder::ReportSave { ticket: PERIODIC_SAVE, result } => Some(result.unwrap_err()),
+            SaverOrder::ReportSave { ticket: PERIODIC_SAVE, result } => {
+                Some(result.unwrap_err().to_string())
+            }
             _ => None,
         })
         .collect();

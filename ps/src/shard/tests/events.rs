@@ -36,7 +36,8 @@ fn a_worker_joins_and_leaves_or_is_lost_and_joins_again() {
     let mut peer = worker(3);
     let task = TaskId::worker(3);
     let lines = [world.join(0, &mut peer), world.join(1, &mut peer)];
-    let joined = |again| Event::WorkerJoined { task: task.clone(), step: 0, again };
+    let joined =
+        |again| Event::WorkerJoined { task: task.clone(), step: 0, again, displaced: None };
     assert_eq!(taken(&mut world), [joined(false)]);
     let again = world.join(0, &mut peer);
     assert_eq!(taken(&mut world), [], "a new connection of a member is no event");
@@ -53,6 +54,12 @@ fn a_worker_joins_and_leaves_or_is_lost_and_joins_again() {
     let mut restarted = peer.restarted();
     world.join(0, &mut restarted);
     assert_eq!(taken(&mut world), [joined(true)]);
+    // Two processes as one task.
+    world.now += TICK;
+    world.join(0, &mut restarted.restarted());
+    let displaced = Some(TICK);
+    let second = Event::WorkerJoined { task: task.clone(), step: 0, again: true, displaced };
+    assert_eq!(taken(&mut world), [second]);
 }
 
 #[test]

@@ -197,7 +197,7 @@ fn a_checkpoint_that_differs_from_the_request_is_refused() {
         let request = world.say(chief_line, restore.into());
         world.finish_restores();
         let Some(Message::Refused(refused)) = world.answer(chief_line, request) else { panic!() };
-        assert!(matches!(refused.refusal, Refusal::Storage { .. }), "{}", refused.refusal);
+        assert!(matches!(refused.refusal, Refusal::Checkpoint { .. }), "{}", refused.refusal);
         assert_eq!(f32s(&world.values(chief_line)), [1.0; 4], "nothing has changed");
     }
     let last = message::Restore { checkpoint, epoch: RestoreEpoch(u32::MAX) };
@@ -431,7 +431,7 @@ fn given_up(reads: bool, give_up: impl Fn(&mut World, ConnectionId)) -> String {
     } else {
         world.say(peer, message::SaveShard { name }.into());
         let save = world.take_save();
-        Box::new(move || save.run(gated).map(|_| ()))
+        Box::new(move || save.run(gated).map(|_| ()).map_err(|fault| fault.to_string()))
     };
     gate.let_through(1);
     let running = std::thread::spawn(run);

@@ -45,7 +45,10 @@ fn the_phase_follows_the_training() {
     world.now += TICK;
     let waiting = status(&world).waiting.expect("a worker waits for the chief");
     assert_eq!((waiting.workers, waiting.waited), (workers(&[0]), TICK));
-    assert_eq!(waiting.reason, "the chief to initialize the variables");
+    assert_eq!(
+        waiting.reason,
+        "the chief /job:worker/task:0 (not joined yet) to initialize the variables"
+    );
 
     let line = world.join(0, &mut chief());
     let catalogue = world.catalogue.clone();

@@ -126,8 +126,31 @@ impl Folder {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
         let file = options.open(&path).map_err(|source| io_error("create", &path, source))?;
-        reserve(&file, bytes).map_err(|source| io_error("reserve space for", &path, source))?;
+        reserve(&file, bytes).map_err(|source| self.cannot_reserve(&path, bytes, source))?;
         Ok(file)
+    }
+
+    /// Returns why space for a file cannot be reserved. A file system that cannot hold it beside
+    /// the other files of the state, even if it held nothing else, is too small for good.
+    fn cannot_reserve(&self, path: &Path, need: u64, source: io::Error) -> StorageError {
+        let total = rustix::fs::statvfs(&self.path)
+            .map_or(0, |found| found.f_blocks.saturating_mul(found.f_frsize));
+        let limit = total.saturating_sub(self.state_bytes(path));
+        // File systems without a limit of their own report a size of 0.
+        match source.kind() == io::ErrorKind::StorageFull && total > 0 && need > limit {
+            true => StorageError::DirectoryTooSmall { path: self.path.clone(), need, limit },
+            false => io_error("reserve space for", path, source),
+        }
+    }
+
+    /// Returns the bytes that the files of all shards in the state directory occupy, without one.
+    fn state_bytes(&self, except: &Path) -> u64 {
+        let entries = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();
+        let shards = self.path.parent().into_iter().flat_map(entries);
+        let shards = shards.filter(|it| it.file_name().to_string_lossy().starts_with("shard-"));
+        let files = shards.flat_map(|shard| entries(&shard.path()).collect::<Vec<_>>());
+        let files = files.filter(|file| file.path() != except);
+        files.filter_map(|file| Some(file.metadata().ok()?.blocks().saturating_mul(512))).sum()
     }
 
     /// Opens a file; `None` if it does not exist.
@@ -275,6 +298,29 @@ mod tests {
         std::fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777))
             .unwrap();
         assert!(matches!(StateDirectory::open(&open), Err(StorageError::Unsafe { .. })));
+    }
+
+    /// A full disk may have space again. A file system that is smaller than the state never has.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_file_system_that_is_too_small_is_told_from_a_full_one() {
+        let root = tempfile::tempdir().unwrap();
+        let state = StateDirectory::open(&root.path().join("state")).unwrap();
+        let (folder, other) = (state.shard(0).unwrap(), state.shard(1).unwrap());
+        let failed = |need| {
+            let full = io::ErrorKind::StorageFull.into();
+            folder.cannot_reserve(&folder.path("values-1"), need, full)
+        };
+        assert!(matches!(failed(1), StorageError::Io { .. }));
+        let StorageError::DirectoryTooSmall { need, limit: before, .. } = failed(1 << 62) else {
+            panic!("no file system has as much")
+        };
+        assert_eq!(need, 1 << 62);
+        // The other files of the state need their space for good, the file itself does not.
+        other.create("values-1", 1 << 20).unwrap();
+        folder.create("values-1", 1 << 20).unwrap();
+        let StorageError::DirectoryTooSmall { limit, .. } = failed(1 << 62) else { panic!() };
+        assert_eq!(before - limit, 1 << 20);
     }
 
     #[test]
