@@ -1,7 +1,6 @@
 //! The receivers of a server's events: its callback, and the readers of its handle.
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::Event;
@@ -33,9 +32,8 @@ impl EventSink {
 
     pub(crate) fn emit(&self, event: &Event) {
         if let Some(callback) = &self.callback {
-            // The function may panic, for example when it prints to a closed stderr. That must not
-            // end a shard.
-            let _ = catch_unwind(AssertUnwindSafe(|| callback(event)));
+            // A panic ends the thread, and so the server, whose `serve` returns it.
+            callback(event);
         }
         self.readers.iter().for_each(|readers| readers.publish(event));
     }
@@ -86,31 +84,9 @@ impl Drop for EventReaders {
 mod tests {
     use std::time::Duration;
 
-    use pushpull_common::ids::{ShardId, TaskId};
+    use pushpull_common::ids::TaskId;
 
     use super::*;
-
-    #[test]
-    fn a_panicking_callback_is_contained() {
-        let kinds = Arc::new(Mutex::new(Vec::new()));
-        let received = kinds.clone();
-        let sink = EventSink::new(move |event| {
-            received.lock().expect("no panic holds the lock").push(event.kind());
-            panic!("stderr is closed");
-        });
-        let (sink, readers) = sink.with_readers();
-        let mut events = readers.upgrade().unwrap().subscribe();
-        let waited = Duration::from_secs(1);
-        let event = Event::GrowthResumed { shard: ShardId::default(), waited };
-        sink.emit(&event);
-        sink.emit(&event);
-        assert_eq!(*kinds.lock().unwrap(), ["growth-resumed"; 2]);
-        assert_eq!(
-            [events.try_next(), events.try_next()],
-            [Some(event.clone()), Some(event.clone())]
-        );
-        EventSink::default().emit(&event);
-    }
 
     #[test]
     fn a_reader_receives_what_comes_after_it_and_ends_with_the_server() {

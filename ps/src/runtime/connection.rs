@@ -67,8 +67,7 @@ impl Drop for ConnectionRegistration {
             return forget();
         }
         self.core.fault();
-        // A second panic during unwinding would abort the process. The first has been reported
-        // already.
+        // A second panic during unwinding would abort the process.
         let _ = catch_unwind(AssertUnwindSafe(forget));
     }
 }
@@ -306,6 +305,11 @@ impl Outboxes {
     /// Returns the outbox of a connection.
     pub(super) fn of(&self, connection: u64) -> Option<Rc<Outbox>> {
         self.outboxes.borrow().get(&connection).cloned()
+    }
+
+    /// Returns all outboxes.
+    pub(super) fn all(&self) -> Vec<Rc<Outbox>> {
+        self.outboxes.borrow().values().cloned().collect()
     }
 
     /// Removes the outbox of a connection that has ended.

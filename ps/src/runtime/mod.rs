@@ -11,6 +11,7 @@ mod handle;
 mod listener;
 mod memory_limit;
 mod owner_link;
+mod panics;
 mod peer;
 mod peer_polling;
 mod publisher;

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
 use std::hash::{BuildHasher, Hasher};
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime};
 
@@ -291,11 +293,15 @@ impl Ps {
         run: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> Result<(), StartError> {
         let stop = self.handle.stop.clone().drop_guard();
-        let end = end.clone();
+        let (end, ending) = (end.clone(), self.handle.ending.clone());
         let thread = std::thread::Builder::new().name(name.clone()).spawn(move || {
             let _end = end;
             let _stop = stop;
-            run()
+            catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+                // Nobody continues with this server: its clients hear so from every shard.
+                ending.is_final.store(true, Ordering::Relaxed);
+                resume_unwind(panic)
+            })
         });
         match thread {
             Ok(handle) => {

@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::ClientEpoch;
+use pushpull_common::protocol::{Envelope, message};
 use pushpull_net::ArrivedPeer;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
@@ -18,13 +19,14 @@ use super::descriptor_watch::DescriptorWatch;
 use super::file_jobs::{FileJob, FileJobs};
 use super::handle::ServerEnd;
 use super::owner_link::{self, OwnerAddress, UnsentFrames};
+use super::panics::PanicSlot;
 use super::peer_polling::PeerPolling;
 use super::saver::SaverOrders;
 use crate::config::PsConfig;
 use crate::event::EventSink;
 use crate::shard::applier::WorkOutcome;
 use crate::shard::checkpoints::saver_order::{SaverEvent, SaverOrder};
-use crate::shard::output::ShardOutput;
+use crate::shard::output::{AnswerBody, ShardOutput};
 use crate::shard::{Shard, ShardInput, TICK};
 use crate::status::Status;
 
@@ -58,6 +60,7 @@ pub(super) struct ShardCore {
     file_jobs: FileJobs,
     flushed: Notify,
     polling: PeerPolling,
+    panic: PanicSlot,
 }
 
 /// The connections of a shard's thread to the server's other threads and to the step owner.
@@ -88,6 +91,10 @@ impl ShardCore {
 
     /// Passes an input to the shard and carries out its outputs.
     pub(super) fn handle(&self, input: ShardInput<'_>) {
+        self.panic.guard(|| self.handle_guarded(input));
+    }
+
+    fn handle_guarded(&self, input: ShardInput<'_>) {
         let now = Instant::now();
         self.polling.interrupted(now);
         let mut shard = self.shard.borrow_mut();
@@ -136,7 +143,7 @@ impl ShardCore {
 
     /// Emits an event, if there is one, to the server's event sink.
     pub(super) fn emit(&self, event: Option<crate::event::Event>) {
-        event.iter().for_each(|event| self.events.emit(event));
+        self.panic.guard(|| event.iter().for_each(|event| self.events.emit(event)));
     }
 
     /// Returns the watch over lack of descriptors.
@@ -268,12 +275,15 @@ impl ShardCore {
     }
 
     fn work_slice(&self) -> WorkOutcome {
-        let now = Instant::now();
-        self.polling.interrupted(now);
-        let mut shard = self.shard.borrow_mut();
-        let work = self.track_blocked(now, shard.work(now));
-        self.deliver(&mut shard, work);
-        work
+        let work = self.panic.guard(|| {
+            let now = Instant::now();
+            self.polling.interrupted(now);
+            let mut shard = self.shard.borrow_mut();
+            let work = self.track_blocked(now, shard.work(now));
+            self.deliver(&mut shard, work);
+            work
+        });
+        work.unwrap_or(WorkOutcome::Idle)
     }
 
     /// Records since when updates are blocked, and returns `work`.
@@ -340,6 +350,16 @@ impl ShardCore {
         self.status.send_replace(status);
     }
 
+    /// Tells every peer that the server has stopped for good. The shard is not asked: it has
+    /// panicked.
+    fn say_goodbye(&self) {
+        for outbox in self.outboxes.all() {
+            let goodbye = message::Goodbye {}.into();
+            outbox.put(&Envelope::default(), &goodbye, None, AnswerBody::EMPTY);
+            outbox.send_all();
+        }
+    }
+
     /// Finishes whole pushes, sends the remaining frames and closes every connection. If the end
     /// `is_final`, clients are told.
     async fn drain(&self, is_final: bool) {
@@ -354,11 +374,14 @@ impl ShardCore {
                     WorkOutcome::Blocked if self.shard.borrow().is_shared() => {
                         tokio::time::sleep(BLOCKED_POLL_INTERVAL).await;
                     }
+                    _ if self.panic.is_set() => break,
                     _ if self.shard.borrow().waits_for_image() => self.flushed.notified().await,
                     _ => break,
                 }
             }
-            if is_final {
+            if self.panic.is_set() {
+                self.say_goodbye();
+            } else if is_final {
                 self.handle(ShardInput::Goodbye);
             }
             self.outboxes.close().await;
@@ -371,7 +394,7 @@ impl ShardCore {
     /// must record that for the next process.
     async fn await_flush(&self) {
         self.outboxes.break_off();
-        while self.shard.borrow().is_flushing() {
+        while self.shard.borrow().is_flushing() && !self.panic.is_set() {
             self.flushed.notified().await;
         }
     }
@@ -407,6 +430,7 @@ pub(super) fn run(
         file_jobs: FileJobs::new(storage),
         flushed: Notify::new(),
         polling: PeerPolling::new(config.network.busy_poll),
+        panic: PanicSlot::default(),
     });
     let local = LocalSet::new();
     local.block_on(&runtime, async {
@@ -429,23 +453,33 @@ pub(super) fn run(
             core.handle(ShardInput::Finish);
             std::future::pending().await
         };
-        tokio::select! {
-            () = stop.cancelled() => {}
-            () = finish => {}
-            () = keep_owner_link => {}
-            () = core.keep_working() => {}
-            () = core.keep_ticking() => {}
-            () = core.polling.keep_polling() => {}
-            () = core.run_file_jobs() => {}
-            () = core.receive_saver_events(saver_events) => {}
-            () = serve => {}
+        let run = async {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = core.panic.wait() => {}
+                () = finish => {}
+                () = keep_owner_link => {}
+                () = core.keep_working() => {}
+                () = core.keep_ticking() => {}
+                () = core.polling.keep_polling() => {}
+                () = core.run_file_jobs() => {}
+                () = core.receive_saver_events(saver_events) => {}
+                () = serve => {}
+            }
+        };
+        core.panic.contain(run).await;
+        if core.panic.is_set() {
+            // The other shards of the task end with this one, and say goodbye as well.
+            ending.is_final.store(true, Ordering::Relaxed);
+            stop.cancel();
         }
         drop(arrivals);
         // File I/O under way ends after its current piece; this thread waits for it.
         core.shard.borrow().abandon_files();
         core.drain(ending.is_final.load(Ordering::Relaxed)).await;
         core.await_flush().await;
-        core.publish_status();
+        core.panic.guard(|| core.publish_status());
     });
+    core.panic.resume();
     Ok(())
 }
