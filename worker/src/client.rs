@@ -3,6 +3,7 @@
 use std::collections::hash_map::RandomState;
 use std::future::poll_fn;
 use std::hash::{BuildHasher, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -16,9 +17,10 @@ use pushpull_common::protocol::message::{EndReason, Role};
 use pushpull_common::protocol::{Features, Message, Refusal, message};
 
 use crate::config::WorkerConfig;
-use crate::error::{ConfigError, Error};
+use crate::error::{ConfigError, Error, UnresponsiveShard, UnresponsiveShards};
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::outcome::DataBegun;
+use crate::panic_message::message_of;
 use crate::pull_client::PullClient;
 use crate::runtime::{Caller, SessionThread};
 use crate::session::{JoinedEpoch, Reply, ServerSettings, SessionCommand, SessionConfig};
@@ -64,6 +66,7 @@ impl SessionClient {
         let thread = SessionThread::start(start, config.progress.clone(), config.busy_poll)
             .map_err(|error| Error::Thread { reason: error.to_string() })?;
         let caller = thread.caller().clone();
+        caller.limit(config.limit);
         let settings = open(&caller, vec![owner], config.connect_timeout).await?;
         let pulls = PullClient::new(caller.clone(), config.timeout);
         Ok(SessionClient { config, caller, _thread: thread, owner, settings, pulls })
@@ -124,11 +127,56 @@ impl SessionClient {
         timeout: Duration,
     ) -> Result<[u8; 32], Error> {
         let doing = "wait for the chief to initialize the variables";
-        let body = Bytes::new();
-        match self.request(doing, shard, message::AwaitReady {}, body, timeout).await?.0 {
-            Message::Ready(ready) => Ok(ready.digest),
-            _ => Err(Error::Ended { doing }),
+        let (since, deadline) = (Instant::now(), Deadline::after(timeout));
+        let ended = |awaited| {
+            let waited_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+            Error::Refused { doing, shard, refusal: Refusal::Deadline { waited_ms, awaited } }
+        };
+        let mut last = None;
+        loop {
+            let remaining = deadline.remaining();
+            // Only the shard knows the chief. It answers once per interval, for the report.
+            let interval = self.config.progress_interval.max(AWAIT_READY_MIN);
+            let wait = interval.min(remaining);
+            let wait_ms = self.config.progress.as_ref().and(u32::try_from(wait.as_millis()).ok());
+            let (message, body) = (message::AwaitReady {}.into(), Bytes::new());
+            let command = SessionCommand::Request { shard, message, body, wait_ms };
+            let asked = Instant::now();
+            match self.caller.call(doing, command, remaining).await {
+                Ok(Reply::Answer { message: Message::Ready(ready), .. }) => {
+                    return Ok(ready.digest);
+                }
+                Ok(_) => return Err(Error::Ended { doing }),
+                Err(Error::Refused { refusal: Refusal::Deadline { awaited, .. }, .. }) => {
+                    if deadline.remaining() <= AWAIT_READY_MIN || self.caller.is_at_limit() {
+                        return Err(ended(awaited));
+                    }
+                    self.report_wait(shard, awaited.to_string())?;
+                    last = Some(awaited);
+                }
+                // The deadline has passed just before an answer. The one before names the chief. A
+                // shard that has been silent for longer is itself what the wait was for.
+                Err(error @ Error::Timeout { .. }) => {
+                    let last = last.filter(|_| asked.elapsed() <= wait + AWAIT_READY_MIN);
+                    return Err(last.map_or(error, ended));
+                }
+                Err(error) => return Err(error),
+            }
         }
+    }
+
+    /// Reports what a shard waits for.
+    fn report_wait(&self, shard: ShardId, awaited: String) -> Result<(), Error> {
+        let Some(progress) = &self.config.progress else { return Ok(()) };
+        let address = self.config.cluster.ps_tasks().find(|&(task, _)| task == shard.task);
+        let address = address.map(|(_, address)| address.to_owned()).unwrap_or_default();
+        let last = format!("connected, waits for {awaited}");
+        let shards = UnresponsiveShards(vec![UnresponsiveShard { shard, address, last }]);
+        let reported = catch_unwind(AssertUnwindSafe(|| progress(&shards)));
+        reported.map_err(|panic| Error::Panicked {
+            callback: "on_progress",
+            message: message_of(&*panic),
+        })
     }
 
     /// Waits until the chief has given all shards of a plan consistent values, and adopts the plan.
@@ -219,6 +267,9 @@ impl SessionClient {
         }
     }
 }
+
+/// The shortest wait for the chief that is asked of a shard. It checks its waits every 50 ms.
+const AWAIT_READY_MIN: Duration = Duration::from_millis(100);
 
 /// Whether a shard has refused because its state has changed since the chief or the worker last
 /// asked: it was restarted, or is in another restore epoch.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::codec::Codec;
@@ -73,6 +73,8 @@ pub struct WorkerConfig {
     pub(crate) data: Option<DataSet>,
     pub(crate) interrupt: Option<Interrupt>,
     pub(crate) expectations: Expectations,
+    /// When all operations of a join must have ended.
+    pub(crate) limit: Option<Instant>,
 }
 
 impl fmt::Debug for WorkerConfig {
@@ -106,6 +108,7 @@ impl WorkerConfig {
             data: None,
             interrupt: None,
             expectations: Expectations::default(),
+            limit: None,
         }
     }
 
@@ -259,12 +262,16 @@ impl WorkerConfig {
     ///   keeps resolving it, because a server may be registered later.
     /// - Those are servers that cannot be reached, that have not answered a heartbeat for longer
     ///   than a lease, or that wait for storage.
+    /// - While a worker waits for the chief to initialize or restore the variables, the report
+    ///   names the chief's task and when it was last heard from.
+    /// - A training session reports each failure that it tries to recover from, with its cause.
     /// - While a token is awaited in synchronous mode, the report also names the replicas and
     ///   shards that the step owner waits for. The worker asks the owner once per interval, at most
     ///   ten times a second.
     ///
     /// The session's thread calls `report`, or the caller's thread that runs the session. `report`
-    /// must not wait for this worker.
+    /// must not wait for this worker. If it panics, the session ends with
+    /// [`crate::Error::Panicked`].
     pub fn on_progress(
         self,
         interval: Duration,

@@ -28,6 +28,7 @@ pub use view_error::ViewError;
 ///   [`Error::DataDiffers`] name the server that disagrees.
 /// - [`Error::Timeout`] names the shards that have not answered.
 /// - After [`Error::RolledBack`] and [`Error::StateLost`] the program connects and joins again.
+/// - [`Error::Panicked`] names a function of the program.
 /// - [`Error::Fenced`] ends this process.
 ///
 /// [`Error::advice`] says the same in a form that a program can follow.
@@ -213,11 +214,18 @@ pub enum Error {
     /// A worker that was training usually meets this first, as it reconnects sooner than the chief.
     /// Connect and join again: the chief restores the newest checkpoint, and the others wait for
     /// that.
-    ///
-    /// If the chief's `join` returns this, there is no checkpoint, and other servers still hold
-    /// what this one has lost. Restart all servers to begin from the start.
     #[error("cannot continue: {shard} has lost its variables")]
     StateLost {
+        /// The server without variables.
+        shard: ShardId,
+    },
+    /// A server has lost what others still hold, and there is no checkpoint. Only the chief's
+    /// `join` returns this. Restart all servers to begin from the start.
+    #[error(
+        "cannot join: {shard} has lost its variables, other servers still hold theirs, and there \
+         is no checkpoint to restore; restart all servers to begin from the start"
+    )]
+    NoCheckpoint {
         /// The server without variables.
         shard: ShardId,
     },
@@ -348,6 +356,15 @@ pub enum Error {
         /// The process of the session.
         parent: u32,
     },
+    /// A function of the program panicked: that of [`crate::WorkerConfig::on_progress`], or the one
+    /// that sets first values.
+    #[error("cannot continue: {callback} panicked: {message}")]
+    Panicked {
+        /// Which function, as in "on_progress".
+        callback: &'static str,
+        /// The message of the panic; empty if it is no text.
+        message: String,
+    },
     /// The session has ended: the worker has left, or its thread has stopped.
     #[error("cannot {doing}: the session has ended")]
     Ended {
@@ -397,6 +414,8 @@ impl Error {
             | Error::Identity { .. }
             | Error::Fenced
             | Error::Forked { .. }
+            | Error::NoCheckpoint { .. }
+            | Error::Panicked { .. }
             | Error::ServerStopped { .. }
             | Error::TableFull { .. }
             | Error::Encode { .. }
@@ -409,51 +428,19 @@ impl Error {
             | Error::UnknownPush { .. } => Advice::Stop,
         }
     }
+
+    /// Returns whether a gradient was refused because it has or would make a NaN or an infinity.
+    pub(crate) fn is_non_finite(&self) -> bool {
+        match self {
+            Error::NonFinite { .. } | Error::NonFiniteRow { .. } | Error::Overflow { .. } => true,
+            Error::Encode { error: CodecError::NonFinite { .. }, .. } => true,
+            Error::Refused { refusal, .. } => {
+                matches!(refusal, Refusal::NonFinite { .. } | Refusal::Overflow { .. })
+            }
+            _ => false,
+        }
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use pushpull_common::ids::ShardId;
-
-    use super::*;
-
-    /// A loop must not mistake a loss for a fault of its own, or the other way round.
-    #[test]
-    fn an_error_has_the_advice_that_its_text_gives() {
-        let shard = ShardId { task: 0, shard: 0 };
-        let refused = |refusal| Error::Refused { doing: "push", shard, refusal };
-        let element = |value| Error::NonFinite { variable: "w".to_owned(), element: 0, value };
-        let waited = Duration::from_secs(1);
-        let awaited = UnresponsiveShards::default();
-        let (token, generation) = (pushpull_common::ids::TokenId(4), 1);
-        for (error, advice) in [
-            (Error::Timeout { doing: "push", waited, awaited, sequence: None }, Advice::Retry),
-            (Error::Busy { doing: "push", limit: 1 }, Advice::Retry),
-            (refused(Refusal::Stopping {}), Advice::Retry),
-            (Error::RolledBack { from_step: 2, to_step: 1 }, Advice::Rejoin),
-            (Error::StateLost { shard }, Advice::Rejoin),
-            (Error::Ended { doing: "push" }, Advice::Rejoin),
-            (refused(Refusal::NotInitialized {}), Advice::Rejoin),
-            (element(f64::INFINITY), Advice::SkipBatch),
-            (refused(Refusal::Token { token, generation }), Advice::SkipBatch),
-            (Error::Fenced, Advice::Stop),
-            (Error::EmptyPush, Advice::Stop),
-            (Error::Forked { doing: "push", parent: 1 }, Advice::Stop),
-            (Error::Interrupted { doing: "push" }, Advice::Stop),
-            (refused(Refusal::Denied {}), Advice::Stop),
-            (ViewError::Unknown { name: "x".to_owned() }.into(), Advice::Stop),
-        ] {
-            assert_eq!(error.advice(), advice, "{error}");
-        }
-    }
-
-    #[test]
-    fn the_text_of_a_restore_suits_either_order_of_steps() {
-        for (from_step, to_step) in [(448, 372), (372, 448), (7, 7)] {
-            let text = Error::RolledBack { from_step, to_step }.to_string();
-            assert!(text.contains(&format!("resumes at step {to_step},")), "{text}");
-            assert!(text.contains(&format!("this worker was {from_step}")), "{text}");
-            assert!(!text.contains("back"), "{text}");
-        }
-    }
-}
+mod tests;

@@ -2,6 +2,7 @@
 //! ensures that all have consistent values.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use crate::error::{ConfigError, Error};
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::initial_values::InitialValues;
 use crate::outcome::{PassedOver, RestoredCheckpoint};
+use crate::panic_message::message_of;
 use crate::session::JoinedEpoch;
 use crate::start::{self, DeclaredShard, StartDecision};
 use crate::worker::Worker;
@@ -100,7 +102,7 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
         match start::decide(found, checkpoint, named) {
             StartDecision::Restore { checkpoint, epoch } => self.restore(checkpoint, epoch).await,
             StartDecision::Initialize { shards, epoch } => self.initialize(&shards, epoch).await,
-            StartDecision::Lost { shard } => Err(Error::StateLost { shard }),
+            StartDecision::Lost { shard } => Err(Error::NoCheckpoint { shard }),
             StartDecision::NoEpoch { shard, epoch } => {
                 Err(Error::NoEpoch { shard, epoch: epoch.0 })
             }
@@ -172,7 +174,12 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
     async fn initialize(&mut self, shards: &[ShardId], epoch: RestoreEpoch) -> Result<(), Error> {
         if let Some(fill) = self.fill.take() {
             let mut initial_values = InitialValues::new(self.plan);
-            fill(&mut initial_values);
+            // What the closure has set is dropped with the attempt.
+            let filled = catch_unwind(AssertUnwindSafe(|| fill(&mut initial_values)));
+            filled.map_err(|panic| Error::Panicked {
+                callback: "the function that sets first values",
+                message: message_of(&*panic),
+            })?;
             self.values = initial_values.finish()?;
         }
         for (id, values) in &self.values {

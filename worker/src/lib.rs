@@ -51,6 +51,7 @@ mod mapped_values;
 mod mean_variables;
 mod metrics;
 mod outcome;
+mod panic_message;
 mod pause;
 mod pull_client;
 mod reader;

@@ -25,6 +25,8 @@ pub struct WorkerMetrics {
     pub pushes: u64,
     /// Gradients that were stale: [`Push::Stale`].
     pub pushes_stale: u64,
+    /// Gradients that were refused because of NaN or infinity, by this worker or by a server.
+    pub pushes_non_finite: u64,
     /// Operations that ended with an error.
     pub errors: u64,
     /// Connections to servers that replaced a lost one.
@@ -39,6 +41,52 @@ pub struct WorkerMetrics {
     /// reading of samples, and all else that the caller does. Counted from the end of the first
     /// operation.
     pub compute_time: Duration,
+}
+
+impl WorkerMetrics {
+    /// Returns the counts by their names.
+    pub fn counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        [
+            ("tokens", self.tokens),
+            ("pulls", self.pulls),
+            ("pulls_stale", self.pulls_stale),
+            ("pushes", self.pushes),
+            ("pushes_stale", self.pushes_stale),
+            ("pushes_non_finite", self.pushes_non_finite),
+            ("errors", self.errors),
+            ("reconnects", self.reconnects),
+        ]
+        .into_iter()
+    }
+
+    /// Returns the times by their names.
+    pub fn times(&self) -> impl Iterator<Item = (&'static str, Duration)> {
+        [
+            ("token_time", self.token_time),
+            ("pull_time", self.pull_time),
+            ("push_time", self.push_time),
+            ("compute_time", self.compute_time),
+        ]
+        .into_iter()
+    }
+
+    /// Returns what two workers have done together, such as those of two joins of one session.
+    pub(crate) fn plus(self, other: WorkerMetrics) -> WorkerMetrics {
+        WorkerMetrics {
+            tokens: self.tokens + other.tokens,
+            pulls: self.pulls + other.pulls,
+            pulls_stale: self.pulls_stale + other.pulls_stale,
+            pushes: self.pushes + other.pushes,
+            pushes_stale: self.pushes_stale + other.pushes_stale,
+            pushes_non_finite: self.pushes_non_finite + other.pushes_non_finite,
+            errors: self.errors + other.errors,
+            reconnects: self.reconnects + other.reconnects,
+            token_time: self.token_time + other.token_time,
+            pull_time: self.pull_time + other.pull_time,
+            push_time: self.push_time + other.push_time,
+            compute_time: self.compute_time + other.compute_time,
+        }
+    }
 }
 
 /// A kind of operation whose time is counted.
@@ -128,7 +176,10 @@ impl OperationTimes {
             Ok(Push::Applied { .. } | Push::Accepted { .. }) => metrics.pushes += 1,
             Ok(Push::Stale { .. }) => metrics.pushes_stale += 1,
             Ok(Push::Withdrawn | Push::Repeated) => {}
-            Err(_) => metrics.errors += 1,
+            Err(error) => {
+                metrics.pushes_non_finite += u64::from(error.is_non_finite());
+                metrics.errors += 1;
+            }
         });
     }
 

@@ -16,6 +16,7 @@ use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, ShardId};
 use pushpull_common::placement::Placement;
+use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
 use pushpull_common::protocol::message;
 use pushpull_common::protocol::message::{EndReason, Role};
@@ -134,7 +135,7 @@ impl Worker {
     ///   [`Worker::restored`] names it.
     /// - Otherwise, if nothing has been trained yet, the chief calls `fill`, which may set values.
     ///   The servers initialize the other variables with their initializers.
-    /// - Otherwise some servers have lost what others still hold: [`Error::StateLost`].
+    /// - Otherwise some servers have lost what others still hold: [`Error::NoCheckpoint`].
     ///
     /// A [`VariableSpec::local`] variable and a mean ([`VariableSpec::mean_every`]) begin with the
     /// servers' values, too.
@@ -284,6 +285,7 @@ impl Worker {
         &self,
     ) -> impl Future<Output = Result<Option<Token>, Error>> + Send + use<> {
         let (caller, timeout) = (self.client.caller.clone(), self.client.config.timeout);
+        let reads_data = self.client.config.data.is_some();
         async move {
             let timer = caller.times().timer(TimedOperation::Token).started();
             // A token that came with the last answer is taken without a message to the session's
@@ -296,7 +298,7 @@ impl Worker {
                 }
             };
             timer.times().count_token(&token);
-            token
+            token.map_err(|error| data_differs(error, reads_data))
         }
     }
 
@@ -416,7 +418,7 @@ impl Worker {
                     body,
                     wait_ms: None,
                 };
-                caller.call(doing, command, self.client.config.save_timeout)
+                caller.call_without_limit(doing, command, self.client.config.save_timeout)
             }
         })
     }
@@ -470,6 +472,17 @@ impl Worker {
 
     fn model(&self, doing: &'static str) -> Result<&Arc<JoinedModel>, Error> {
         self.model.as_ref().ok_or(Error::NotJoined { doing })
+    }
+}
+
+/// Returns why a worker that reads no data set gets no token: the training has one. A worker that
+/// has declared its data set does so again when it joins again.
+fn data_differs(error: Error, reads_data: bool) -> Error {
+    match error {
+        Error::Refused { shard, refusal: Refusal::DataSet { differs }, .. } if !reads_data => {
+            Error::DataDiffers { shard, differs: differs.to_string() }
+        }
+        error => error,
     }
 }
 

@@ -133,6 +133,11 @@ impl TrainingSession {
         self.inner.global_step()
     }
 
+    /// See [`crate::training::TrainingSession::metrics`].
+    pub fn metrics(&self) -> crate::WorkerMetrics {
+        self.inner.metrics()
+    }
+
     /// See [`crate::training::TrainingSession::worker`].
     pub fn worker(&self) -> Option<&crate::Worker> {
         self.inner.worker()

@@ -12,25 +12,33 @@ pub enum Advice {
     Rejoin,
     /// Continue with the next token. The gradient of this one does not count.
     SkipBatch,
-    /// End the training: the program, its configuration or a server must be corrected.
+    /// End the training: the program, its configuration or a server must be corrected. No other
+    /// attempt can help.
     Stop,
 }
 
 impl Advice {
-    /// Returns the advice for a refusal by a server.
-    pub(super) fn of_refusal(refusal: &Refusal) -> Advice {
+    /// Returns the advice for a refusal by a server. The table in the tests has every refusal.
+    pub(crate) fn of_refusal(refusal: &Refusal) -> Advice {
         match refusal {
-            // The limit, the lost replica or the disk may be better at the next attempt.
+            // The limit, the lost replica, the lost server or the disk may be better at the next
+            // attempt.
             Refusal::Stopping {}
             | Refusal::Busy { .. }
             | Refusal::Deadline { .. }
             | Refusal::Storage { .. }
+            | Refusal::Unavailable { .. }
             | Refusal::PushSlotTaken { .. }
-            | Refusal::Window { .. } => Advice::Retry,
-            // The shard was restarted or restored since this worker joined.
+            | Refusal::Memory { .. }
+            | Refusal::Unreturned { .. } => Advice::Retry,
+            // The shard was restarted or restored since this worker joined: the next join declares
+            // variables and data again, and begins with new sequence numbers.
             Refusal::NotInitialized {}
             | Refusal::RestoreEpoch { .. }
-            | Refusal::UnknownEpoch { .. } => Advice::Rejoin,
+            | Refusal::UnknownEpoch { .. }
+            | Refusal::Catalogue { .. }
+            | Refusal::DataSet { .. }
+            | Refusal::Window { .. } => Advice::Rejoin,
             // The gradient is at fault, or its token was granted to another worker meanwhile.
             // Or the coordinator of the call that made it was closed or replaced meanwhile.
             Refusal::NonFinite { .. }

@@ -27,6 +27,9 @@ pub(super) const COMMANDS_MAX: usize = 1024;
 /// The timeout used when the requested one overflows [`Instant`].
 const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 
+/// How long before its deadline a server may end a wait.
+const LIMIT_MARGIN: Duration = Duration::from_millis(100);
+
 /// Submits operations to a session. All users of the session share it.
 #[derive(Debug)]
 pub(crate) struct Caller {
@@ -39,6 +42,8 @@ pub(crate) struct Caller {
     next_op: AtomicU64,
     runner: Arc<SessionRunner>,
     times: Arc<OperationTimes>,
+    /// When operations that begin now must end, whatever their timeout.
+    limit: Mutex<Option<Instant>>,
 }
 
 impl Caller {
@@ -53,7 +58,17 @@ impl Caller {
         let next_op = AtomicU64::new(1);
         let commands = Mutex::new(Some(commands));
         let times = Arc::default();
-        Caller { commands, returns, unclaimed, mapped_shards, push_buffers, next_op, runner, times }
+        Caller {
+            commands,
+            returns,
+            unclaimed,
+            mapped_shards,
+            push_buffers,
+            next_op,
+            runner,
+            times,
+            limit: Mutex::default(),
+        }
     }
 
     pub(crate) fn returns(&self) -> &Arc<ReturnQueue> {
@@ -98,9 +113,34 @@ impl Caller {
         &self.push_buffers
     }
 
-    /// Submits a command and returns a future of its reply. The operation fails after `timeout`.
-    /// Dropping the future cancels the operation.
+    /// Limits all later calls, whatever their timeout; `None` removes the limit.
+    pub(crate) fn limit(&self, limit: Option<Instant>) {
+        *self.limit.lock().unwrap_or_else(PoisonError::into_inner) = limit;
+    }
+
+    /// Returns whether the limit of all calls is reached, or within the margin by which a server
+    /// answers before a deadline.
+    pub(crate) fn is_at_limit(&self) -> bool {
+        let limit = *self.limit.lock().unwrap_or_else(PoisonError::into_inner);
+        limit.is_some_and(|limit| limit <= Instant::now() + LIMIT_MARGIN)
+    }
+
+    /// Submits a command and returns a future of its reply. The operation fails after `timeout`, or
+    /// at the limit of all calls. Dropping the future cancels the operation.
     pub(crate) fn call(
+        &self,
+        doing: &'static str,
+        command: SessionCommand,
+        timeout: Duration,
+    ) -> OperationFuture {
+        let limit = *self.limit.lock().unwrap_or_else(PoisonError::into_inner);
+        let remaining = limit.map(|limit| limit.saturating_duration_since(Instant::now()));
+        self.call_without_limit(doing, command, remaining.map_or(timeout, |it| it.min(timeout)))
+    }
+
+    /// Submits a command as [`Caller::call`] does, for an operation whose length has nothing to do
+    /// with a recovery.
+    pub(crate) fn call_without_limit(
         &self,
         doing: &'static str,
         command: SessionCommand,

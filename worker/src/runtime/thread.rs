@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -20,7 +21,9 @@ use super::mapped_memory::{MappedShards, PushBuffers};
 use super::runner::SessionRunner;
 use super::shared_memory;
 use crate::config::ProgressCallback;
+use crate::error::{Error, UnresponsiveShards};
 use crate::metrics::OperationTimes;
+use crate::panic_message::message_of;
 use crate::session::{OpId, Session, SessionConfig, SessionInput, SessionOutput};
 use crate::token::{DroppedItem, ReturnQueue};
 
@@ -239,7 +242,11 @@ impl SessionCore {
         let mut session = lock(&self.session);
         session.handle(now, input);
         while let Some(output) = session.poll_output() {
-            self.deliver(output);
+            if let SessionOutput::Progress { silent } = output {
+                self.report(&mut session, &silent);
+            } else {
+                self.deliver(output);
+            }
         }
         let wake = session.wake_at(now);
         let mut timer_at = lock(&self.timer_at);
@@ -321,11 +328,17 @@ impl SessionCore {
                     answer.send(reply);
                 }
             }
-            SessionOutput::Progress { silent } => {
-                if let Some(progress) = &self.progress {
-                    progress(&silent);
-                }
-            }
+            SessionOutput::Progress { .. } => {}
+        }
+    }
+
+    /// Reports progress to the function of the caller. A panic in it ends the session, so that
+    /// every operation names it.
+    fn report(&self, session: &mut Session, silent: &UnresponsiveShards) {
+        let Some(progress) = &self.progress else { return };
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| progress(silent))) {
+            let message = message_of(&*panic);
+            session.fail(Error::Panicked { callback: "on_progress", message });
         }
     }
 
@@ -381,6 +394,21 @@ mod tests {
             assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         }
         drop(session);
+    }
+
+    /// A recovery ends with its window, whatever the timeout of the operation under way.
+    #[test]
+    fn a_limit_ends_calls_with_longer_timeouts() {
+        let session = SessionThread::start(start(), None, Duration::ZERO).unwrap();
+        let caller = session.caller();
+        caller.limit(Some(Instant::now()));
+        assert!(caller.is_at_limit());
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let ended = runtime.block_on(caller.call("connect", open(), Duration::MAX));
+        assert!(matches!(ended, Err(crate::Error::Timeout { .. })));
+        caller.limit(None);
+        let mut call = pin!(caller.call("connect", open(), Duration::MAX));
+        assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     }
 
     #[test]

@@ -28,7 +28,7 @@ use super::links::{LinkFault, PendingRequest, SessionLinks, ShardLink};
 use super::requests::ShardRequests;
 use super::{JoinedEpoch, ServerSettings, SessionConfig};
 use crate::config::Checksums;
-use crate::error::Error;
+use crate::error::{Advice, Error};
 use crate::gradients::sharding_plan::ShardingPlan;
 
 /// The session's standing with the servers.
@@ -182,8 +182,6 @@ impl Membership {
     /// Returns what a refused hello means for the link.
     pub(super) fn hello_refused(&self, link: &ShardLink, refusal: Refusal) -> LinkFault {
         match refusal {
-            // Temporary refusals: retry until the operations reach their deadlines.
-            Refusal::Stopping {} | Refusal::Busy { .. } => LinkFault::Reset(refusal.to_string()),
             // The step owner assigned the epoch. The clocks of the two differ, and the shard has not
             // reached the step owner since it was started.
             Refusal::UnknownEpoch { .. } if link.shard != self.config.owner => {
@@ -194,6 +192,10 @@ impl Membership {
                 LinkFault::Session(self.lost_epoch(link, current, step))
             }
             Refusal::RestoreEpoch { .. } => LinkFault::Reset(refusal.to_string()),
+            // Retry until the operations reach their deadlines.
+            refusal if Advice::of_refusal(&refusal) == Advice::Retry => {
+                LinkFault::Reset(refusal.to_string())
+            }
             refusal => LinkFault::Session(refused("connect", link.shard, refusal)),
         }
     }

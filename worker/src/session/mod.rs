@@ -503,7 +503,7 @@ impl Session {
     }
 
     /// Ends the session: every operation fails with this error, now and later.
-    fn fail(&mut self, error: Error) {
+    pub(crate) fn fail(&mut self, error: Error) {
         self.work.give_up(&error, &mut self.outputs);
         self.links.give_up(&error, &mut self.outputs);
         self.failed = Some(error);

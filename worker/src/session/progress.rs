@@ -156,7 +156,10 @@ impl ProgressReports {
             } else if !link.blocked_reason.is_empty() {
                 format!("connected, waits: {}", link.blocked_reason)
             } else {
-                format!("connected, silent for {silence:?}")
+                match silence < Duration::from_millis(1) {
+                    true => "connected, has not answered yet".to_owned(),
+                    false => format!("connected, silent for {silence:?}"),
+                }
             }
         } else if link.last_error.is_empty() {
             "not connected yet".to_owned()

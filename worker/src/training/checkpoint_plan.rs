@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use pushpull_common::protocol::Refusal;
-
 use super::checkpoint_cadence::{CheckpointCadence, CheckpointInterval};
-use crate::error::Error;
 use crate::outcome::SavedCheckpoint;
 
 /// The checkpoints of a session: when one is due, whether one is under way, and which was the last.
@@ -71,13 +68,6 @@ impl CheckpointPlan {
             SaveOccasion::Failure => LastSave::Done,
         };
         self.cadence.asked(now, step);
-    }
-
-    /// Whether an error shows that the servers save no checkpoints, for example without a directory
-    /// for them. A disk that fails later may recover.
-    pub(super) fn cannot_begin(&self, error: &Error) -> bool {
-        let is_storage = matches!(error, Error::Refused { refusal: Refusal::Storage { .. }, .. });
-        self.newest.is_none() && is_storage
     }
 
     /// Records a checkpoint.

@@ -115,6 +115,15 @@ pub trait Hook: Send {
         Ok(Flow::Continue)
     }
 
+    /// Called for each failure from which the session tries to recover, before the pause. The
+    /// report has the cause. The training goes on unless the hook ends it.
+    ///
+    /// A failed save that is only due again after its interval is [`Hook::save_failed`].
+    fn retrying(&mut self, retry: &RetryReport) -> Result<Flow, HookError> {
+        _ = retry;
+        Ok(Flow::Continue)
+    }
+
     /// Called once if the training ends without an error, after the final checkpoint.
     fn end(&mut self, at: &FinalValues<'_>) -> Result<(), HookError> {
         _ = at;
@@ -183,6 +192,23 @@ impl JoinReport<'_> {
     pub fn has_gone_back(&self) -> bool {
         self.from_step.is_some_and(|from| from > self.step)
     }
+}
+
+/// A failure from which a session tries to recover.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct RetryReport {
+    /// The failure. [`Error::advice`] tells whether the session joins again.
+    pub cause: Error,
+    /// The number of failures since the last settled push, this one included.
+    pub attempts: u32,
+    /// The time since the first of them. The session gives up after
+    /// [`TrainingConfig::recover_for`](super::TrainingConfig::recover_for).
+    pub waited: Duration,
+    /// The pause before the next attempt.
+    pub pause: Duration,
+    /// The time since the session started.
+    pub at: Duration,
 }
 
 /// A step whose token has been granted.

@@ -1,17 +1,17 @@
 //! [`HookList`]: calls hooks in order, and contains their failures.
 
-use std::any::Any;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use super::hook::{
-    ComputedStep, FinishedStep, Flow, GrantedStep, Hook, HookError, JoinReport, StepGate,
-    TrainingSetup,
+    ComputedStep, FinishedStep, Flow, GrantedStep, Hook, HookError, JoinReport, RetryReport,
+    StepGate, TrainingSetup,
 };
 use super::training_end::{FinalValues, StopReason};
 use super::training_error::{HookPlace, TrainingError};
 use crate::error::Error;
 use crate::outcome::SavedCheckpoint;
+use crate::panic_message::message_of;
 
 /// The hooks of a training, in the order of their calls.
 ///
@@ -115,6 +115,13 @@ impl HookList {
         self.flow(HookPlace::SaveFailed, |hook| hook.save_failed(error))
     }
 
+    pub(super) fn retrying(
+        &mut self,
+        retry: &RetryReport,
+    ) -> Result<Option<StopReason>, TrainingError> {
+        self.flow(HookPlace::Retrying, |hook| hook.retrying(retry))
+    }
+
     pub(super) fn end(&mut self, at: &FinalValues<'_>) -> Result<(), TrainingError> {
         for entry in self.called() {
             entry.call(HookPlace::End, |hook| hook.end(at))?;
@@ -178,10 +185,4 @@ impl HookEntry {
     fn reason(&self, reason: String) -> StopReason {
         StopReason::Hook { hook: self.name.clone(), reason }
     }
-}
-
-/// Returns the text of a panic; empty if it has none.
-fn message_of(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }

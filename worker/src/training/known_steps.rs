@@ -1,6 +1,7 @@
 //! [`KnownSteps`]: the steps that a worker knows of.
 
 use super::gradient_outcome::GradientOutcome;
+use super::training_error::TrainingError;
 use crate::outcome::Push;
 
 /// The steps that a worker knows of.
@@ -16,6 +17,8 @@ pub(super) struct KnownSteps {
     pub(super) granted: u64,
     /// The number of steps that this worker has finished.
     pub(super) local: u64,
+    /// How many gradients in a row were NaN or infinite.
+    non_finite: u32,
 }
 
 impl KnownSteps {
@@ -36,10 +39,32 @@ impl KnownSteps {
         self.newest = self.newest.max(step);
     }
 
+    /// Fails if more gradients in a row than `limit` were NaN or infinite.
+    pub(super) fn check_finite(
+        &self,
+        outcome: &GradientOutcome,
+        limit: u32,
+    ) -> Result<(), TrainingError> {
+        match outcome {
+            GradientOutcome::Skipped(source) if self.non_finite > limit => {
+                let (in_a_row, source) = (self.non_finite, source.clone());
+                Err(TrainingError::NonFinite { in_a_row, source })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Records the end of a step.
     pub(super) fn finished(&mut self, outcome: &GradientOutcome) {
         self.local += 1;
         let step = outcome.global_step().unwrap_or(0);
+        self.non_finite = match outcome {
+            GradientOutcome::Skipped(error) if error.is_non_finite() => {
+                self.non_finite.saturating_add(1)
+            }
+            GradientOutcome::Pushed(_) => 0,
+            _ => self.non_finite,
+        };
         match outcome {
             // It is part of a step that may not be applied yet.
             GradientOutcome::Pushed(Push::Accepted { .. }) => self.newest = self.newest.max(step),

@@ -29,6 +29,7 @@ use super::training_end::{FinalValues, StopReason, TrainingEnd};
 use super::training_error::TrainingError;
 use crate::error::{Advice, Error};
 use crate::gradients::params::{Gradients, Params};
+use crate::metrics::WorkerMetrics;
 use crate::outcome::{Pulled, RestoredCheckpoint, SavedCheckpoint};
 
 /// The order of joins, steps, checkpoints, recoveries and hooks in a training.
@@ -61,7 +62,7 @@ impl Lifecycle {
         Lifecycle {
             settings,
             hooks: HookList::new(hooks),
-            recovery: TrainingRecovery::new(settings.recover_for, settings.seed),
+            recovery: TrainingRecovery::new(&settings),
             checkpoints: CheckpointPlan::new(interval),
             replica_values: ReplicaValuePlan::default(),
             steps: KnownSteps::default(),
@@ -167,9 +168,8 @@ impl Lifecycle {
 
     /// Records a failed attempt to join.
     pub(super) fn join_failed(&mut self, now: Duration, error: Error) -> Result<(), TrainingError> {
-        let is_chief = self.settings.is_chief;
-        let recovered = self.recovery.join_failed(now, error, is_chief, &mut self.phase);
-        recovered.map_err(|error| self.fail(error))
+        let decided = self.recovery.join_failed(now, error, &mut self.phase);
+        self.recovered(decided)
     }
 
     /// Records the result of the request for a token: its step, or why there are no more. Returns
@@ -191,16 +191,13 @@ impl Lifecycle {
         };
         self.steps.granted(step);
         let granted = GrantedStep { step, local_steps: self.steps.local, at: now };
-        match self.hooks.before_step(&granted) {
-            Ok(GateAnswer::Begin) => {
-                self.phase = LifecyclePhase::Granted;
-                return Ok(true);
-            }
-            Ok(GateAnswer::Wait(pause)) => self.recovery.pause_for(now, pause),
-            Ok(GateAnswer::Stop(reason)) => self.stop(reason),
-            Err(error) => return Err(self.fail(error)),
+        let answer = self.hooks.before_step(&granted).map_err(|error| self.fail(error))?;
+        match answer {
+            GateAnswer::Begin => self.phase = LifecyclePhase::Granted,
+            GateAnswer::Wait(pause) => self.recovery.pause_for(now, pause),
+            GateAnswer::Stop(reason) => self.stop(reason),
         }
-        Ok(false)
+        Ok(self.phase == LifecyclePhase::Granted)
     }
 
     /// Records the result of the pull. Returns whether the caller may compute.
@@ -242,15 +239,11 @@ impl Lifecycle {
         scalars: &Scalars,
     ) -> Result<bool, TrainingError> {
         let step = ComputedStep { step: self.steps.granted, params, gradients, scalars, at: now };
-        match self.hooks.before_push(&step) {
-            Ok(None) => Ok(true),
-            Ok(Some(reason)) => {
-                self.phase = LifecyclePhase::Between;
-                self.stop(reason);
-                Ok(false)
-            }
-            Err(error) => Err(self.fail(error)),
-        }
+        let withheld = self.hooks.before_push(&step).map_err(|error| self.fail(error))?;
+        let Some(reason) = withheld else { return Ok(true) };
+        self.phase = LifecyclePhase::Between;
+        self.stop(reason);
+        Ok(false)
     }
 
     /// Records a failed push, and returns what follows it.
@@ -261,7 +254,7 @@ impl Lifecycle {
     ) -> Result<PushRecovery, TrainingError> {
         let is_interrupted = self.ending.is_interrupted;
         let recovered = self.recovery.push_failed(now, error, is_interrupted, &mut self.phase);
-        recovered.map_err(|error| self.fail(error))
+        self.recovered(recovered)
     }
 
     /// Records the end of a step.
@@ -293,7 +286,9 @@ impl Lifecycle {
             at: now,
         };
         let stop = self.hooks.after_step(&mut finished);
-        self.follow(stop)
+        self.follow(stop)?;
+        let checked = self.steps.check_finite(outcome, self.settings.non_finite_max);
+        checked.map_err(|error| self.fail(error))
     }
 
     /// Records an average.
@@ -302,11 +297,8 @@ impl Lifecycle {
         now: Duration,
         result: Result<(), Error>,
     ) -> Result<(), TrainingError> {
-        match result {
-            Ok(()) => self.replica_values.averaged(),
-            Err(error) => return self.values_failed(now, error),
-        }
-        Ok(())
+        let averaged = result.map(|()| self.replica_values.averaged());
+        averaged.or_else(|error| self.values_failed(now, error))
     }
 
     /// Records that the servers were given the local values.
@@ -365,10 +357,11 @@ impl Lifecycle {
     }
 
     fn save_failed(&mut self, now: Duration, error: Error) -> Result<(), TrainingError> {
-        let is_final = self.ending.is_interrupted || self.checkpoints.cannot_begin(&error);
         match error.advice() {
             Advice::Stop => return Err(self.fail(TrainingError::Save { source: error })),
-            _ if is_final => return Err(self.fail(TrainingError::Save { source: error })),
+            _ if self.ending.is_interrupted => {
+                return Err(self.fail(TrainingError::Save { source: error }));
+            }
             Advice::Rejoin => return self.recover(now, error, LifecyclePhase::Apart),
             Advice::Retry | Advice::SkipBatch => {}
         }
@@ -402,11 +395,11 @@ impl Lifecycle {
     /// Ends the training for the hooks, with the values of the end.
     pub(super) fn end(
         &mut self,
-        params: Option<Params>,
+        (params, metrics): (Option<Params>, WorkerMetrics),
         scalars: &Scalars,
     ) -> Result<(), TrainingError> {
         let (step, checkpoint) = (self.steps.newest, self.checkpoints.newest.clone());
-        let end = self.ending.end(step, checkpoint, params);
+        let end = self.ending.end(step, checkpoint, params, metrics);
         let told = self.hooks.end(&FinalValues { end, scalars });
         told.map_err(|error| self.fail(error))?;
         self.phase = self.phase.after_end();
@@ -439,6 +432,11 @@ impl Lifecycle {
         self.ending.has_failed
     }
 
+    /// Returns until when an operation that begins now may last; `None` if its own timeout decides.
+    pub(super) fn deadline(&self, now: Duration) -> Option<Duration> {
+        self.recovery.deadline(now).filter(|_| !self.ending.has_failed)
+    }
+
     /// See [`TrainingRecovery::has_lost_state`].
     pub(super) fn has_lost_state(&self) -> bool {
         self.recovery.has_lost_state()
@@ -466,7 +464,7 @@ impl Lifecycle {
         error: Error,
     ) -> Result<(), TrainingError> {
         let recovered = self.recovery.operation_failed(now, error, &mut self.phase);
-        recovered.map_err(|error| self.fail(error))
+        self.recovered(recovered)
     }
 
     /// Continues in a phase after a pause, or gives up.
@@ -477,7 +475,17 @@ impl Lifecycle {
         phase: LifecyclePhase,
     ) -> Result<(), TrainingError> {
         let recovered = self.recovery.retry_in(phase, now, error, &mut self.phase);
-        recovered.map_err(|error| self.fail(error))
+        self.recovered(recovered)
+    }
+
+    /// Fails the training, or tells the hooks of the retry that was decided, if there is one.
+    fn recovered<R>(&mut self, decided: Result<R, TrainingError>) -> Result<R, TrainingError> {
+        let decided = decided.map_err(|error| self.fail(error))?;
+        if let Some(retry) = self.recovery.take_retry() {
+            let stop = self.hooks.retrying(&retry);
+            self.follow(stop)?;
+        }
+        Ok(decided)
     }
 
     /// Follows the answer of the hooks.

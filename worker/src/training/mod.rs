@@ -17,6 +17,7 @@ pub mod hooks;
 mod known_steps;
 mod lifecycle;
 mod local_values;
+mod progress_hook;
 mod recovery_window;
 mod scalars;
 mod session_replica;
@@ -33,8 +34,8 @@ mod training_session;
 pub use crate::interrupt::Interrupt;
 pub use gradient_outcome::GradientOutcome;
 pub use hook::{
-    ComputedStep, FinishedStep, Flow, GrantedStep, Hook, HookError, JoinReport, StepGate,
-    StepTiming, TrainingSetup,
+    ComputedStep, FinishedStep, Flow, GrantedStep, Hook, HookError, JoinReport, RetryReport,
+    StepGate, StepTiming, TrainingSetup,
 };
 pub use scalars::Scalars;
 pub use step::{DetachedStep, Step};

@@ -43,12 +43,22 @@ impl RecoveryWindow {
         self.length.saturating_sub(now.saturating_sub(since))
     }
 
+    /// Returns until when an operation that begins now may last; `None` while all is well. The last
+    /// attempt, which begins at the end of the window, has [`LAST_ATTEMPT`].
+    pub(super) fn deadline(&self, now: Duration) -> Option<Duration> {
+        let end = self.since?.saturating_add(self.length);
+        Some(end.max(now.saturating_add(LAST_ATTEMPT)))
+    }
+
     /// Returns the number of attempts since the window opened, and how long ago that was.
     pub(super) fn spent(&self, now: Duration) -> (u32, Duration) {
         let since = self.since.unwrap_or(now);
         (self.backoff.attempts(), now.saturating_sub(since))
     }
 }
+
+/// How long the attempt at the end of the window may take: enough for a server that answers.
+pub(super) const LAST_ATTEMPT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests {
@@ -72,6 +82,18 @@ mod tests {
             window.failed(begin + 9000 * MS).unwrap() <= 100 * MS,
             "the back-off is short again"
         );
+    }
+
+    /// An operation with a longer timeout of its own must not outlast the window.
+    #[test]
+    fn operations_end_with_the_window() {
+        let mut window = RecoveryWindow::new(8000 * MS, 3);
+        assert_eq!(window.deadline(5000 * MS), None, "all is well");
+        window.failed(5000 * MS);
+        assert_eq!(window.deadline(6000 * MS), Some(13_000 * MS));
+        assert_eq!(window.deadline(12_900 * MS), Some(13_900 * MS), "the last attempt");
+        window.progressed();
+        assert_eq!(window.deadline(13_000 * MS), None);
     }
 
     #[test]

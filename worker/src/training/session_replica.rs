@@ -1,6 +1,6 @@
 //! [`SessionReplica`]: the worker of a training session, through all its joins.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pushpull_common::data_set::DataSet;
 use pushpull_common::variable::VariableSpec;
@@ -11,6 +11,7 @@ use crate::config::WorkerConfig;
 use crate::error::Error;
 use crate::gradients::params::Params;
 use crate::interrupt::Interrupt;
+use crate::metrics::WorkerMetrics;
 use crate::outcome::SaveHandle;
 use crate::worker::Worker;
 
@@ -31,6 +32,8 @@ pub(super) struct SessionReplica {
     leaving: Option<Worker>,
     /// The replica's local values while it joins again.
     local_values: Option<LocalValues>,
+    /// What the workers before this one have done.
+    past: WorkerMetrics,
 }
 
 /// A worker that has joined, and its values.
@@ -48,7 +51,8 @@ impl SessionReplica {
     ) -> SessionReplica {
         let interrupt = config.interrupt.clone().unwrap_or_default();
         let (joined, leaving, local_values) = (None, None, None);
-        SessionReplica { config, variables, fill, interrupt, joined, leaving, local_values }
+        let past = WorkerMetrics::default();
+        SessionReplica { config, variables, fill, interrupt, joined, leaving, local_values, past }
     }
 
     pub(super) fn is_chief(&self) -> bool {
@@ -75,16 +79,19 @@ impl SessionReplica {
         // The old session ends first: the new incarnation fences it.
         if let Some(JoinedWorker { worker, params }) = self.joined.take() {
             self.local_values = LocalValues::of(&params, worker.joined_epoch);
+            self.past = self.past.plus(worker.metrics());
         }
         if has_lost_state {
             self.local_values = None;
         }
-        let config = self.config.clone();
-        let timeout = config.connect_timeout.min(within);
+        let timeout = self.config.connect_timeout.min(within);
+        let config =
+            WorkerConfig { limit: Instant::now().checked_add(within), ..self.config.clone() };
         let (variables, fill) = (&self.variables, &mut self.fill.0);
         let attempt = async {
             let mut worker = Worker::connect(config.connect_timeout(timeout)).await?;
             let params = worker.join(variables, fill).await?;
+            worker.client.caller.limit(None);
             Ok(JoinedWorker { worker, params })
         };
         let mut joined = match self.interrupt.race(attempt).await? {
@@ -95,6 +102,20 @@ impl SessionReplica {
             values.restore(&mut joined.params, joined.worker.joined_epoch);
         }
         Some(Ok(self.joined.insert(joined)))
+    }
+
+    /// What this session has done, through all its joins.
+    pub(super) fn metrics(&self) -> WorkerMetrics {
+        let joined = self.joined.as_ref().map(|joined| &joined.worker);
+        let worker = joined.or(self.leaving.as_ref());
+        worker.map_or(self.past, |worker| self.past.plus(worker.metrics()))
+    }
+
+    /// Limits all later operations, but for checkpoints, to this moment; `None` removes the limit.
+    pub(super) fn limit(&self, limit: Option<Instant>) {
+        if let Some(joined) = &self.joined {
+            joined.worker.client.caller.limit(limit);
+        }
     }
 
     /// Averages the means after this many steps; `None` if the interrupt was raised.
@@ -149,6 +170,7 @@ impl SessionReplica {
         let joined = self.joined.take().map(|joined| joined.worker);
         if let Some(worker) = self.leaving.take().or(joined) {
             // A server that does not hear it notices when the lease expires.
+            self.past = self.past.plus(worker.metrics());
             let _ = self.interrupt.race_with_grace(worker.leave()).await;
         }
     }

@@ -16,6 +16,9 @@ use crate::config::WorkerConfig;
 use crate::initial_values::InitialValues;
 use crate::interrupt::Interrupt;
 
+/// The default of [`TrainingConfig::non_finite_max`].
+const NON_FINITE_MAX: u32 = 100;
+
 /// The closure of the caller that sets first values.
 pub(super) struct FillValues(pub(super) Box<SetFirstValues>);
 
@@ -55,6 +58,7 @@ pub struct TrainingConfig {
     final_checkpoint_on_error: bool,
     finish_for_all: bool,
     recover_for: Duration,
+    non_finite_max: u32,
     seed: u64,
 }
 
@@ -82,6 +86,7 @@ impl TrainingConfig {
             final_checkpoint_on_error: false,
             finish_for_all: false,
             recover_for: Duration::from_secs(600),
+            non_finite_max: NON_FINITE_MAX,
             // Workers that have lost the same server must not return at the same moment.
             seed: RandomState::new().build_hasher().finish(),
         }
@@ -139,13 +144,27 @@ impl TrainingConfig {
     }
 
     /// How long the session tries to recover before it gives up with the last error. Default
-    /// 600 s. The time counts from the first failure after a settled push. Zero gives up at once.
+    /// 600 s. The time counts from the first failure after a settled push. Zero gives up at once. An
+    /// attempt under way ends with the time, a second later at the latest; only a checkpoint has
+    /// [`WorkerConfig::save_timeout`].
+    /// [`Hook::retrying`] hears of every failure that the session tries to recover from.
     ///
     /// The pauses between attempts grow from 0.1 s to 5 s, with jitter. The first attempt to join
     /// has [`WorkerConfig::connect_timeout`] instead.
     #[doc(alias = "recovery_wait_secs")]
     pub fn recover_for(self, time: Duration) -> Self {
         TrainingConfig { recover_for: time, ..self }
+    }
+
+    /// How many gradients in a row may be refused because of NaN or infinity. The next one fails the
+    /// training with [`TrainingError::NonFinite`]: a model that has broken down gives nothing else.
+    /// Default 100, which a dynamic loss scale does not reach. `u32::MAX` is no limit.
+    ///
+    /// Hooks see each as [`GradientOutcome::Skipped`](super::GradientOutcome::Skipped), and
+    /// [`WorkerMetrics::pushes_non_finite`](crate::WorkerMetrics::pushes_non_finite) counts them.
+    /// The samples of such a gradient go back, and are granted again.
+    pub fn non_finite_max(self, in_a_row: u32) -> Self {
+        TrainingConfig { non_finite_max: in_a_row, ..self }
     }
 
     /// Sets the seed of the jitter, so that a run can be repeated. Default: a random one.
@@ -184,7 +203,9 @@ impl TrainingConfig {
             checkpoints: self.checkpoints,
             final_checkpoint_on_error: self.final_checkpoint_on_error,
             finish_for_all: self.finish_for_all,
+            connect_timeout: self.worker.connect_timeout,
             recover_for: self.recover_for,
+            non_finite_max: self.non_finite_max,
             seed: self.seed,
         })
     }

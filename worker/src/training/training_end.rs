@@ -6,6 +6,7 @@ use pushpull_common::protocol::message::EndReason;
 
 use super::scalars::Scalars;
 use crate::gradients::params::Params;
+use crate::metrics::WorkerMetrics;
 use crate::outcome::SavedCheckpoint;
 
 /// How a training ended, if it ended without an error.
@@ -27,6 +28,8 @@ pub struct TrainingEnd {
     /// False if the training goes on without this worker, and if another worker had not ended
     /// within [`WorkerConfig::timeout`](crate::WorkerConfig::timeout).
     pub is_final: bool,
+    /// What this worker has done in the whole session, through all its joins.
+    pub metrics: WorkerMetrics,
 }
 
 /// Why a training ended.

@@ -27,6 +27,15 @@ pub enum TrainingError {
         /// The last error.
         source: Error,
     },
+    /// More gradients in a row were NaN or infinite than
+    /// [`TrainingConfig::non_finite_max`](super::TrainingConfig::non_finite_max) allows.
+    #[error("cannot continue: {in_a_row} gradients in a row were refused, the last one: {source}")]
+    NonFinite {
+        /// The number of gradients.
+        in_a_row: u32,
+        /// Why the last one was refused.
+        source: Error,
+    },
     /// The servers cannot save checkpoints, or not the final one.
     #[error("cannot continue without the checkpoint: {source}")]
     Save {
@@ -82,6 +91,7 @@ impl TrainingError {
         match self {
             TrainingError::Worker(source)
             | TrainingError::GaveUp { source, .. }
+            | TrainingError::NonFinite { source, .. }
             | TrainingError::Save { source } => Some(source),
             _ => None,
         }
@@ -106,6 +116,8 @@ pub enum HookPlace {
     Saved,
     /// [`Hook::save_failed`](super::Hook::save_failed).
     SaveFailed,
+    /// [`Hook::retrying`](super::Hook::retrying).
+    Retrying,
     /// [`Hook::end`](super::Hook::end).
     End,
 }
@@ -120,6 +132,7 @@ impl fmt::Display for HookPlace {
             HookPlace::AfterStep => "after_step",
             HookPlace::Saved => "saved",
             HookPlace::SaveFailed => "save_failed",
+            HookPlace::Retrying => "retrying",
             HookPlace::End => "end",
         })
     }

@@ -9,6 +9,7 @@ use pushpull_common::ids::Sequence;
 use super::gradient_outcome::GradientOutcome;
 use super::hook::{StepTiming, TrainingSetup};
 use super::lifecycle::{Lifecycle, NextAction, PushRecovery};
+use super::progress_hook::ProgressHook;
 use super::scalars::Scalars;
 use super::session_replica::{JoinedWorker, SessionReplica};
 use super::step::{DetachedStep, Step};
@@ -21,6 +22,7 @@ use crate::compute::DeviceCopy;
 use crate::config::WorkerConfig;
 use crate::error::Error;
 use crate::gradients::params::Gradients;
+use crate::metrics::WorkerMetrics;
 use crate::outcome::{Pulled, Push, SaveHandle};
 use crate::pause::Pause;
 use crate::runtime::SessionRunner;
@@ -103,7 +105,8 @@ impl TrainingSession {
     /// Begins a session that has not joined.
     pub(crate) fn begin(config: TrainingConfig) -> Result<TrainingSession, TrainingError> {
         let settings = config.lifecycle()?;
-        let TrainingConfig { worker, mut variables, fill, hooks, .. } = config;
+        let TrainingConfig { worker, mut variables, fill, mut hooks, .. } = config;
+        hooks.extend(ProgressHook::of(&worker));
         let mut lifecycle = Lifecycle::new(settings, hooks);
         let (task, is_chief) = (&worker.task, settings.is_chief);
         lifecycle.begin(&mut TrainingSetup { variables: &mut variables, task, is_chief })?;
@@ -239,6 +242,11 @@ impl TrainingSession {
         self.lifecycle.newest_step()
     }
 
+    /// What this worker has done since the session started, through all its joins.
+    pub fn metrics(&self) -> WorkerMetrics {
+        self.replica.metrics()
+    }
+
     /// The worker, for what it knows of variables and their places; `None` once it has left, and
     /// while it recovers.
     pub fn worker(&self) -> Option<&Worker> {
@@ -270,11 +278,18 @@ impl TrainingSession {
             self.lifecycle.saved(now, answer)?;
         }
         let action = self.lifecycle.next_action(now);
+        self.limit_operations(now);
         if action != NextAction::Pull {
             // A token without its step goes back.
             self.token = None;
         }
         Ok(action)
+    }
+
+    /// Ends the operations of a recovery with its window.
+    fn limit_operations(&self, now: Duration) {
+        let deadline = self.lifecycle.deadline(now);
+        self.replica.limit(deadline.and_then(|deadline| self.started.checked_add(deadline)));
     }
 
     fn follow_interrupt(&mut self) {
@@ -385,6 +400,7 @@ impl TrainingSession {
     ) -> Result<Push, Error> {
         let interrupt = self.replica.interrupt.clone();
         _ = interrupt.race(Pause::new(pause)).await;
+        self.limit_operations(self.now());
         let resumed = self.replica.of_step().worker.resume(sequence);
         let resumed = interrupt.race_with_grace(resumed).await;
         resumed.unwrap_or(Err(INTERRUPTED_PUSH))
@@ -439,7 +455,10 @@ impl TrainingSession {
             NextAction::Refresh { at_least } => {
                 self.lifecycle.refreshed(self.replica.refresh(at_least).await);
             }
-            NextAction::End => return self.lifecycle.end(self.replica.end(), &self.scalars),
+            NextAction::End => {
+                let (params, metrics) = (self.replica.end(), self.replica.metrics());
+                return self.lifecycle.end((params, metrics), &self.scalars);
+            }
             NextAction::Leave => {
                 self.replica.leave().await;
                 self.lifecycle.has_left();

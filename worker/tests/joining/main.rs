@@ -139,7 +139,7 @@ fn the_epoch_exceeds_that_of_the_checkpoint_if_all_shards_have_lost_their_state(
 #[test]
 fn a_state_lost_without_a_checkpoint_is_an_error() {
     let servers = start([ready(1, 9), ServerState::default()], None);
-    let Error::StateLost { shard } = join(&servers).unwrap_err() else { panic!() };
+    let Error::NoCheckpoint { shard } = join(&servers).unwrap_err() else { panic!() };
     assert_eq!(shard.task, 1);
     assert_requests(&servers, [&["declare", "find"], &["declare"]]);
 }

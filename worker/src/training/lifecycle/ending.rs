@@ -2,6 +2,7 @@
 
 use super::next_action::NextAction;
 use crate::gradients::params::Params;
+use crate::metrics::WorkerMetrics;
 use crate::outcome::SavedCheckpoint;
 use crate::training::checkpoint_plan::SaveOccasion;
 use crate::training::training_end::{StopReason, TrainingEnd};
@@ -102,9 +103,11 @@ impl Ending {
         step: u64,
         checkpoint: Option<SavedCheckpoint>,
         params: Option<Params>,
+        metrics: WorkerMetrics,
     ) -> &TrainingEnd {
         let reason = self.reason.clone().unwrap_or(StopReason::Closed);
-        self.end.insert(TrainingEnd { step, reason, checkpoint, params, is_final: self.is_final })
+        let is_final = self.is_final;
+        self.end.insert(TrainingEnd { step, reason, checkpoint, params, is_final, metrics })
     }
 
     /// Takes how the training ended.

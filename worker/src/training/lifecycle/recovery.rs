@@ -5,11 +5,13 @@ use std::time::Duration;
 use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::Refusal;
 
+use super::settings::LifecycleSettings;
 use super::training_phase::LifecyclePhase;
 use crate::error::{Advice, Error};
 use crate::training::backoff::Backoff;
 use crate::training::gradient_outcome::GradientOutcome;
-use crate::training::recovery_window::RecoveryWindow;
+use crate::training::hook::RetryReport;
+use crate::training::recovery_window::{LAST_ATTEMPT, RecoveryWindow};
 use crate::training::training_error::TrainingError;
 
 /// Decides whether, when and in which phase a training goes on after a failed operation.
@@ -22,6 +24,10 @@ pub(super) struct TrainingRecovery {
     /// No action but a wait before this time.
     not_before: Duration,
     has_joined: bool,
+    /// How long the first join may take.
+    connect_timeout: Duration,
+    /// The last failure, until the hooks have heard of it.
+    retry: Option<RetryReport>,
     /// The error from which the training recovers by a join.
     pub(super) cause: Option<Error>,
 }
@@ -36,10 +42,15 @@ pub(crate) enum PushRecovery {
 }
 
 impl TrainingRecovery {
-    /// `window` is how long a training tries to recover. The seed decides the jitter.
-    pub(super) fn new(window: Duration, seed: u64) -> TrainingRecovery {
-        let window = RecoveryWindow::new(window, seed);
-        TrainingRecovery { window, not_before: Duration::ZERO, has_joined: false, cause: None }
+    pub(super) fn new(settings: &LifecycleSettings) -> TrainingRecovery {
+        TrainingRecovery {
+            window: RecoveryWindow::new(settings.recover_for, settings.seed),
+            not_before: Duration::ZERO,
+            has_joined: false,
+            connect_timeout: settings.connect_timeout,
+            retry: None,
+            cause: None,
+        }
     }
 
     /// Returns how long to wait for the next action.
@@ -60,9 +71,21 @@ impl TrainingRecovery {
     /// Returns how long the next attempt to join may take.
     pub(super) fn join_within(&self, now: Duration) -> Duration {
         match self.has_joined {
-            true => self.window.remaining(now).max(Backoff::LONGEST),
-            false => Duration::MAX,
+            true => self.window.remaining(now).max(LAST_ATTEMPT),
+            // The first attempt: finding a checkpoint and restoring it have a timeout each.
+            false if self.window.spent(now).0 == 0 => Duration::MAX,
+            false => self.connect_timeout.saturating_sub(now).max(LAST_ATTEMPT),
         }
+    }
+
+    /// Returns until when an operation that begins now may last; `None` if its own timeout decides.
+    pub(super) fn deadline(&self, now: Duration) -> Option<Duration> {
+        self.window.deadline(now).filter(|_| self.has_joined)
+    }
+
+    /// Takes the failure that the hooks have not heard of.
+    pub(super) fn take_retry(&mut self) -> Option<RetryReport> {
+        self.retry.take()
     }
 
     /// Records a join. Returns whether it is a later one, and its cause.
@@ -92,15 +115,13 @@ impl TrainingRecovery {
         &mut self,
         now: Duration,
         error: Error,
-        is_chief: bool,
         phase: &mut LifecyclePhase,
     ) -> Result<(), TrainingError> {
         let is_final = match error.advice() {
             Advice::Stop | Advice::SkipBatch => true,
-            // The first attempt has its own deadline, which has passed.
-            Advice::Retry => !self.has_joined && matches!(error, Error::Timeout { .. }),
-            // The chief has found no checkpoint.
-            Advice::Rejoin => is_chief && matches!(error, Error::StateLost { .. }),
+            // The first join has a deadline of its own.
+            Advice::Retry => !self.has_joined && is_wait(&error) && self.is_late(now),
+            Advice::Rejoin => false,
         };
         match is_final {
             true => Err(error.into()),
@@ -135,11 +156,11 @@ impl TrainingRecovery {
         let outcome = match (error.advice(), &error) {
             (_, Error::Interrupted { .. }) => GradientOutcome::Lost(error),
             (Advice::Retry, &Error::Timeout { sequence: Some(sequence), .. }) => {
-                match self.window.failed(now) {
-                    _ if is_interrupted => GradientOutcome::Lost(error),
-                    Some(pause) => return Ok(PushRecovery::Resume(sequence, pause)),
-                    None => return Err(self.give_up(now, error)),
+                if is_interrupted {
+                    return Ok(PushRecovery::Ended(GradientOutcome::Lost(error)));
                 }
+                let pause = self.failed(now, error)?;
+                return Ok(PushRecovery::Resume(sequence, pause));
             }
             // Nothing is under way that could be waited for.
             (Advice::Retry, _) => {
@@ -168,18 +189,39 @@ impl TrainingRecovery {
         phase: &mut LifecyclePhase,
     ) -> Result<(), TrainingError> {
         *phase = next;
-        let Some(pause) = self.window.failed(now) else {
-            return Err(self.give_up(now, error));
-        };
-        self.pause_for(now, pause);
         if next == LifecyclePhase::Apart {
-            self.cause = Some(error);
+            self.cause = Some(error.clone());
         }
+        let pause = self.failed(now, error)?;
+        self.pause_for(now, pause);
         Ok(())
     }
 
-    fn give_up(&self, now: Duration, source: Error) -> TrainingError {
+    /// Records a failure, and returns the pause before the next attempt, or gives up.
+    fn failed(&mut self, now: Duration, cause: Error) -> Result<Duration, TrainingError> {
+        let pause = self.window.failed(now);
         let (attempts, waited) = self.window.spent(now);
-        TrainingError::GaveUp { attempts, waited, source }
+        match pause {
+            None => Err(TrainingError::GaveUp { attempts, waited, source: cause }),
+            Some(pause) => {
+                self.retry = Some(RetryReport { cause, attempts, waited, pause, at: now });
+                Ok(pause)
+            }
+        }
+    }
+
+    /// Whether the time of the first join has passed. A server refuses a wait a little before its
+    /// deadline.
+    fn is_late(&self, now: Duration) -> bool {
+        now.saturating_add(Backoff::FIRST) >= self.connect_timeout
+    }
+}
+
+/// Returns whether a wait has ended: by its deadline here, or by that of the server.
+fn is_wait(error: &Error) -> bool {
+    match error {
+        Error::Timeout { .. } => true,
+        Error::Refused { refusal, .. } => matches!(refusal, Refusal::Deadline { .. }),
+        _ => false,
     }
 }

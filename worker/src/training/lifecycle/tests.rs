@@ -17,7 +17,7 @@ use crate::error::UnresponsiveShards;
 use crate::gradients::params::tests::gradients_for;
 use crate::outcome::Push;
 use crate::training::checkpoint_cadence::CheckpointInterval;
-use crate::training::hook::{Flow, HookError, StepGate};
+use crate::training::hook::{Flow, HookError, RetryReport, StepGate};
 use crate::training::training_error::HookPlace;
 
 /// What happened, in order: the calls of hooks, and the operations.
@@ -72,7 +72,9 @@ impl Default for Script {
                 checkpoints: None,
                 final_checkpoint_on_error: false,
                 finish_for_all: false,
+                connect_timeout: Duration::from_secs(30),
                 recover_for: Duration::from_secs(60),
+                non_finite_max: 100,
                 seed: 5,
             },
             variables: Vec::new(),
@@ -192,7 +194,9 @@ impl Script {
                 lifecycle.refreshed(self.fault("refresh").is_none().then_some(self.step));
                 Ok(())
             }
-            NextAction::End => lifecycle.end(Some(params), &Scalars::default()),
+            NextAction::End => {
+                lifecycle.end((Some(params), WorkerMetrics::default()), &Scalars::default())
+            }
             NextAction::Finish => {
                 self.note("finish");
                 lifecycle.finished(self.fault("finish").is_none());
@@ -335,6 +339,11 @@ impl Hook for Recorder {
 
     fn end(&mut self, _: &FinalValues<'_>) -> Result<(), HookError> {
         self.at(HookPlace::End)
+    }
+
+    fn retrying(&mut self, retry: &RetryReport) -> Result<Flow, HookError> {
+        self.note(&format!("hears of {}", retry.cause));
+        self.at(HookPlace::Retrying).map(|()| Flow::Continue)
     }
 
     fn failed(&mut self, _: &TrainingError) {
@@ -551,16 +560,26 @@ fn a_failed_save_is_repeated_only_if_that_can_help() {
     assert_eq!((played.count("a.save_failed"), played.count("a.saved")), (2, 3));
     assert_eq!(played.ended.unwrap().checkpoint.unwrap().step, 5);
 
-    // Without a directory the first save fails. Later the disk may be full for a while.
-    let detail = Text::clipped("no place for checkpoints is configured");
-    let storage = refused(Refusal::Storage { detail });
-    for (call, saved) in [(1, None), (2, Some(5))] {
+    // Without a directory no save can succeed. A full disk or a lost shard may be back for the
+    // next one, also if it was the first save that failed.
+    let detail = || Text::clipped("what is wrong");
+    let no_place = refused(Refusal::Checkpoint { detail: detail() });
+    let storage = refused(Refusal::Storage { detail: detail() });
+    let killed = refused(Refusal::Unavailable { detail: detail() });
+    for (call, error, ends) in [
+        (1, &no_place, true),
+        (2, &no_place, true),
+        (1, &storage, false),
+        (2, &storage, false),
+        (1, &killed, false),
+        (1, &refused(Refusal::NotInitialized {}), false),
+    ] {
         let mut script = saving(2, 5);
-        script.faults = vec![("save", call, storage.clone())];
-        match (script.play(Vec::new()).ended, saved) {
-            (Ok(ended), Some(step)) => assert_eq!(ended.checkpoint.unwrap().step, step),
-            (Err(TrainingError::Save { source }), None) => assert_eq!(source, storage),
-            (ended, _) => panic!("{call}: {ended:?}"),
+        script.faults = vec![("save", call, error.clone())];
+        match (script.play(Vec::new()).ended, ends) {
+            (Ok(ended), false) => assert_eq!(ended.checkpoint.unwrap().step, 5),
+            (Err(TrainingError::Save { source }), true) => assert_eq!(source, *error),
+            (ended, _) => panic!("{call} {error}: {ended:?}"),
         }
     }
 
@@ -610,20 +629,89 @@ fn a_first_join_follows_its_own_deadline() {
         // The session has waited for the chief or the servers, and names them.
         (true, timeout(None), 1),
         (false, timeout(None), 1),
-        // The chief has found no checkpoint. The others wait for it.
-        (true, lost(), 1),
+        (false, refused(Refusal::Deadline { waited_ms: 9, awaited: Text::clipped("chief") }), 1),
+        // The chief has found no checkpoint.
+        (true, Error::NoCheckpoint { shard: SHARD }, 1),
+        // A server was lost while the chief joined.
+        (true, lost(), 2),
         (false, lost(), 2),
         (true, Error::Fenced, 1),
+        (true, refused(Refusal::Checkpoint { detail: Text::clipped("another shape") }), 1),
+        (true, refused(Refusal::DoesNotFit { need: 2, limit: 1 }), 1),
         (true, refused(Refusal::Stopping {}), 2),
     ] {
         let mut script = Script { last_step: 1, ..Script::default() };
         script.settings.is_chief = is_chief;
+        script.settings.connect_timeout = Duration::ZERO;
         script.joins = [Err(fault.clone())].into();
         let played = script.play(Vec::new());
         assert_eq!(played.count("join"), joins, "{is_chief} {fault}");
         match played.ended {
             Err(error) => assert_eq!((error.worker_error(), joins), (Some(&fault), 1)),
             Ok(ended) => assert_eq!((ended.step, joins), (1, 2)),
+        }
+    }
+}
+
+/// A server that is killed during the first join answers within the deadline of the join, if not
+/// within that of one request.
+#[test]
+fn the_first_join_is_tried_again_until_its_deadline() {
+    let mut script = Script { last_step: 1, ..Script::default() };
+    script.joins = [Err(timeout(None)), Err(timeout(None))].into();
+    let played = script.play(Vec::new());
+    assert_eq!((played.count("join"), played.ended.unwrap().step), (3, 1));
+
+    let mut script = Script { last_step: 1, ..Script::default() };
+    script.joins = (0..100).map(|_| Err(timeout(None))).collect();
+    let hooks = vec![Recorder::boxed("a", &script.log)];
+    let played = script.play(hooks);
+    let error = played.ended.as_ref().unwrap_err();
+    assert_eq!(error.worker_error(), Some(&timeout(None)));
+    let limit = Duration::from_secs(30);
+    assert!(played.now <= limit + Duration::from_secs(5) && played.count("a.retrying") > 5);
+}
+
+/// Waiting in silence for minutes is what a program cannot tell from work.
+#[test]
+fn hooks_hear_of_every_retry_with_its_cause() {
+    let mut script = Script { last_step: 4, ..saving(9, 4) };
+    script.faults = vec![
+        ("token", 2, busy()),
+        ("pull", 2, lost()),
+        ("push", 3, timeout(Some(2))),
+        ("save", 3, busy()),
+    ];
+    let hooks = vec![Recorder::boxed("a", &script.log)];
+    let played = script.play(hooks);
+    assert_eq!(played.count("a.retrying"), 4);
+    for cause in [busy(), lost(), timeout(Some(2))] {
+        assert!(played.count(&format!("a.hears of {cause}")) > 0, "{cause}: {:?}", played.events);
+    }
+    assert_eq!(played.ended.unwrap().step, 4);
+}
+
+/// A model that has broken down gives nothing but NaN, and its batches are granted again and again.
+#[test]
+fn too_many_nan_in_a_row_end_the_training() {
+    // Unlike NaN it equals itself.
+    let nan = || Error::NonFinite { variable: "w".to_owned(), element: 0, value: f64::INFINITY };
+    // Three are allowed. A gradient that counts begins another row.
+    for (bad, ends) in
+        [(vec![1, 2, 3], false), (vec![1, 2, 4, 5, 6], false), (vec![2, 3, 4, 5], true)]
+    {
+        let mut script = Script { last_step: 4, ..Script::default() };
+        script.settings.non_finite_max = 3;
+        script.faults = bad.iter().map(|&call| ("push", call, nan())).collect();
+        let hooks = vec![Recorder::boxed("a", &script.log)];
+        let played = script.play(hooks);
+        match played.ended {
+            Ok(ref ended) => assert_eq!((ended.step, ends), (4, false), "{bad:?}"),
+            Err(TrainingError::NonFinite { in_a_row, ref source }) => {
+                assert_eq!((in_a_row, source, ends), (4, &nan(), true), "{bad:?}");
+                assert_eq!((played.count("a.after_step"), played.count("a.failed")), (5, 1));
+            }
+            Err(ref error) => panic!("{error}"),
         }
     }
 }

@@ -16,7 +16,7 @@ const PLACES: [&str; 9] =
     ["token", "pull", "push", "average", "publish", "save", "finish", "await end", "refresh"];
 
 /// The methods of hooks that may fail.
-const METHODS: [HookPlace; 8] = [
+const METHODS: [HookPlace; 9] = [
     HookPlace::Begin,
     HookPlace::Joined,
     HookPlace::BeforeStep,
@@ -24,6 +24,7 @@ const METHODS: [HookPlace; 8] = [
     HookPlace::AfterStep,
     HookPlace::Saved,
     HookPlace::SaveFailed,
+    HookPlace::Retrying,
     HookPlace::End,
 ];
 
@@ -64,7 +65,9 @@ fn script() -> impl Strategy<Value = Script> {
                 checkpoints,
                 final_checkpoint_on_error,
                 finish_for_all,
+                connect_timeout: Duration::ZERO,
                 recover_for,
+                non_finite_max: 3,
                 seed,
             };
             let faults = faults.into_iter().map(|(place, call, error)| {

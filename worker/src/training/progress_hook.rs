@@ -1,0 +1,57 @@
+//! [`ProgressHook`]: reports the failures of a session to the function of
+//! [`WorkerConfig::on_progress`].
+
+use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::ids::ShardId;
+
+use super::hook::{Flow, Hook, HookError, RetryReport};
+use crate::config::{ProgressCallback, WorkerConfig};
+use crate::error::{Error, UnresponsiveShard, UnresponsiveShards};
+
+/// Reports each failure from which a session tries to recover: a session that waits between two
+/// attempts has no operation that could report.
+pub(super) struct ProgressHook {
+    progress: ProgressCallback,
+    cluster: ClusterSpec,
+}
+
+impl ProgressHook {
+    /// Returns the hook of a worker that has such a function.
+    pub(super) fn of(config: &WorkerConfig) -> Option<Box<dyn Hook>> {
+        let (progress, cluster) = (config.progress.clone()?, config.cluster.clone());
+        Some(Box::new(ProgressHook { progress, cluster }))
+    }
+
+    /// Returns the shards that an error is about, the step owner if it names none.
+    fn shards(&self, error: &Error) -> UnresponsiveShards {
+        let (shard, last) = match error {
+            Error::Timeout { awaited, .. } if !awaited.0.is_empty() => return awaited.clone(),
+            Error::Refused { doing, shard, refusal } => {
+                (Some(*shard), format!("refuses to {doing}: {refusal}"))
+            }
+            Error::StateLost { shard } => (Some(*shard), error.to_string()),
+            _ => (None, error.to_string()),
+        };
+        let owner = self.cluster.step_owner().map_or(0, |owner| owner.index);
+        let shard = shard.unwrap_or(ShardId { task: owner, shard: 0 });
+        let address = self.cluster.ps_tasks().find(|&(task, _)| task == shard.task);
+        let address = address.map(|(_, address)| address.to_owned()).unwrap_or_default();
+        UnresponsiveShards(vec![UnresponsiveShard { shard, address, last }])
+    }
+}
+
+impl Hook for ProgressHook {
+    fn name(&self) -> &str {
+        "on_progress"
+    }
+
+    fn retrying(&mut self, retry: &RetryReport) -> Result<Flow, HookError> {
+        (self.progress)(&self.shards(&retry.cause));
+        Ok(Flow::Continue)
+    }
+
+    fn save_failed(&mut self, error: &Error) -> Result<Flow, HookError> {
+        (self.progress)(&self.shards(error));
+        Ok(Flow::Continue)
+    }
+}
