@@ -276,7 +276,7 @@ fn a_server_that_restarts_empty_is_named_and_the_others_keep_their_values() {
         let _back = restart(&addresses[lost], &cluster.spec, lost as u32);
 
         let error = cluster.worker(0).join(&variables, fill).unwrap_err();
-        let Error::StateLost { shard } = &error else { panic!("{error}") };
+        let Error::NoCheckpoint { shard } = &error else { panic!("{error}") };
         assert_eq!(shard.task, lost as u32);
         // The other server still holds the trained values.
         let kept = &cluster.servers[0].handle().metrics();

@@ -21,11 +21,13 @@ mod interrupts;
 mod lifecycle;
 mod newcomers;
 mod overlap;
+mod panics;
 mod placement;
 mod proxy;
 #[cfg(target_os = "linux")]
 mod push_buffers;
 mod reconnect;
+mod recovery;
 mod replication;
 mod restart;
 mod row_codecs;

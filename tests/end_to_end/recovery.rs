@@ -1,0 +1,226 @@
+//! What a training session tries again and what ends it, and who hears of that.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pushpull::blocking::TrainingSession;
+use pushpull::checkpoint::{Checkpoints, LocalDirectory};
+use pushpull::error::TrainingError;
+use pushpull::protocol::Refusal;
+use pushpull::server::Listener;
+use pushpull::training::{
+    Flow, Hook, HookError, JoinReport, RetryReport, TrainingConfig, TrainingEnd,
+};
+use pushpull::{Error, Ps, PsConfig, Sgd, Storage, TaskId, VariableSpec, WorkerConfig};
+
+use super::cluster::{LONG, TestCluster, block_on, listen, spec, vector, wait_for_end};
+
+/// Records texts, from any thread.
+#[derive(Clone, Default)]
+struct Texts(Arc<Mutex<Vec<String>>>);
+
+impl Texts {
+    fn add(&self, text: impl ToString) {
+        self.0.lock().unwrap().push(text.to_string());
+    }
+
+    fn any(&self, part: &str) -> bool {
+        self.0.lock().unwrap().iter().any(|text| text.contains(part))
+    }
+}
+
+/// Records the causes of retries and of failed saves, and calls a function at a failed save.
+struct Causes<F>(Texts, F);
+
+impl<F: FnMut() + Send> Hook for Causes<F> {
+    fn retrying(&mut self, retry: &RetryReport) -> Result<Flow, HookError> {
+        self.0.add(format!("retry: {}", retry.cause));
+        Ok(Flow::Continue)
+    }
+
+    fn save_failed(&mut self, error: &Error) -> Result<Flow, HookError> {
+        self.0.add(format!("save: {error}"));
+        (self.1)();
+        Ok(Flow::Continue)
+    }
+}
+
+fn run(config: TrainingConfig, gradient: f32) -> Result<TrainingEnd, TrainingError> {
+    TrainingSession::start(config)?.run(|step| {
+        step.parts().1.view_mut::<f32>("w")?.fill(gradient);
+        Ok::<(), HookError>(())
+    })
+}
+
+#[test]
+fn a_checkpoint_of_another_model_ends_a_session_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let events = Texts::default();
+    let cluster = || {
+        let events = events.clone();
+        TestCluster::sgd(1, move |config| {
+            let events = events.clone();
+            let storage = LocalDirectory::create(folder.path()).unwrap();
+            let config = config.checkpoints(Checkpoints::new(storage)).last_step(2);
+            config.on_event(move |event| events.add(event))
+        })
+    };
+    let session = |cluster: &TestCluster, w: VariableSpec| {
+        TrainingConfig::new(cluster.config(0)).variables([w]).checkpoint_every(LONG)
+    };
+    let first = cluster();
+    run(session(&first, vector("w", 3)), 1.0).unwrap();
+    first.stop();
+    // The servers have nothing but the checkpoint.
+    let second = cluster();
+    let causes = Texts::default();
+    let config = session(&second, vector("w", 4)).hook(Causes(causes.clone(), || ()));
+    let error = run(config, 1.0).unwrap_err();
+    let Some(Error::Refused { refusal: Refusal::Checkpoint { detail }, .. }) = error.worker_error()
+    else {
+        panic!("{error}")
+    };
+    assert!(detail.as_str().contains("\"w\""), "{error}");
+    assert!(causes.0.lock().unwrap().is_empty(), "another attempt would fail in the same way");
+    assert!(events.any("has refused the chief, which asked to restore the variables"));
+    second.stop();
+}
+
+/// Stops a server once the chief has joined, before its first checkpoint, and starts it again once
+/// that has failed.
+struct StopDuringSave<F> {
+    server: Option<Ps>,
+    restart: F,
+    restarted: Arc<Mutex<Option<Ps>>>,
+    heard: Texts,
+}
+
+impl<F: FnMut() -> Ps + Send> Hook for StopDuringSave<F> {
+    fn joined(&mut self, _: &JoinReport<'_>) -> Result<Flow, HookError> {
+        if let Some(server) = self.server.take() {
+            server.handle().suspend();
+            wait_for_end(server)?;
+        }
+        Ok(Flow::Continue)
+    }
+
+    fn save_failed(&mut self, error: &Error) -> Result<Flow, HookError> {
+        self.heard.add(error);
+        let mut restarted = self.restarted.lock().unwrap();
+        restarted.get_or_insert_with(&mut self.restart);
+        Ok(Flow::Continue)
+    }
+}
+
+#[test]
+fn a_server_that_is_away_during_the_first_save_ends_no_session() {
+    let folder = tempfile::tempdir().unwrap();
+    let listeners = [listen(), listen()];
+    let spec = spec(listeners.iter().map(Listener::address), 1);
+    let addresses = listeners.each_ref().map(Listener::address);
+    let config = {
+        let (spec, root) = (spec.clone(), folder.path().to_owned());
+        move |index: u32| {
+            let storage = LocalDirectory::create(root.join("checkpoints")).unwrap();
+            PsConfig::new(spec.clone(), TaskId::ps(index), Sgd::new(1.0))
+                .storage(Storage::directory(root.join(format!("state-{index}"))).bytes_max(1 << 26))
+                .checkpoints(Checkpoints::new(storage))
+                .last_step(6)
+        }
+    };
+    let mut index = 0;
+    let [owner, second] = listeners.map(|listener| {
+        let server = listener.start(config(index)).unwrap();
+        index += 1;
+        server
+    });
+    let (restarted, heard) = (Arc::<Mutex<Option<Ps>>>::default(), Texts::default());
+    let restart = {
+        let (address, config) = (addresses[1].clone(), config);
+        move || block_on(Ps::listen(&address)).unwrap().start(config(1)).unwrap()
+    };
+    let hook = StopDuringSave {
+        server: Some(second),
+        restart,
+        restarted: restarted.clone(),
+        heard: heard.clone(),
+    };
+    // Operations on the server time out while it is away, so that the session sees the save.
+    let worker = WorkerConfig::new(spec, TaskId::worker(0)).timeout(Duration::from_millis(300));
+    let training = TrainingConfig::new(worker)
+        .variables(["w", "v"].map(|name| vector(name, 1000)))
+        .checkpoint_every(LONG)
+        .hook(hook);
+    let ended = TrainingSession::start(training).unwrap().run(|step| {
+        let gradients = step.parts().1;
+        gradients.view_mut::<f32>("w")?.fill(1.0);
+        gradients.view_mut::<f32>("v")?.fill(1.0);
+        Ok::<(), HookError>(())
+    });
+    let ended = ended.unwrap();
+    assert_eq!(ended.checkpoint.map(|checkpoint| checkpoint.step), Some(6));
+    assert!(heard.any("/job:ps/task:1") || heard.any("ps task 1"), "{:?}", heard.0);
+    let second = restarted.lock().unwrap().take().expect("it was started again");
+    for server in [owner, second] {
+        server.handle().stop();
+        wait_for_end(server).unwrap();
+    }
+}
+
+/// The directory is a file for a while, so the first save fails.
+#[test]
+fn a_disk_that_fails_for_a_while_ends_no_session() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("checkpoints");
+    let cluster = TestCluster::sgd(1, |config| {
+        let storage = LocalDirectory::create(&directory).unwrap();
+        config.checkpoints(Checkpoints::new(storage)).last_step(20)
+    });
+    std::fs::remove_dir(&directory).unwrap();
+    std::fs::write(&directory, "").unwrap();
+    let (causes, progress) = (Texts::default(), Texts::default());
+    let reported = progress.clone();
+    let config = cluster.config(0).on_progress(LONG, move |shards| reported.add(shards));
+    let repair = move || {
+        // The first save that failed is over. Another may have failed since.
+        _ = std::fs::remove_file(&directory);
+    };
+    let config = TrainingConfig::new(config)
+        .variables([vector("w", 3)])
+        .checkpoint_every_steps(5)
+        .hook(Causes(causes.clone(), repair));
+    let ended = run(config, 1.0).unwrap();
+    assert_eq!(ended.checkpoint.map(|checkpoint| checkpoint.step), Some(20));
+    assert_eq!((ended.metrics.pushes, ended.metrics.pushes_non_finite), (20, 0));
+    for heard in [causes, progress] {
+        assert!(heard.any("storage failed"), "{:?}", heard.0);
+    }
+    cluster.stop();
+}
+
+#[test]
+fn a_session_whose_chief_never_comes_names_it() {
+    let cluster = TestCluster::sgd(2, |config| config);
+    let progress = Texts::default();
+    let reported = progress.clone();
+    let config = cluster
+        .config(1)
+        .connect_timeout(Duration::from_secs(1))
+        .on_progress(Duration::from_millis(100), move |shards| reported.add(shards));
+    let error = run(TrainingConfig::new(config).variables([vector("w", 3)]), 1.0).unwrap_err();
+    let chief = "the chief /job:worker/task:0 (not joined yet)";
+    assert!(error.to_string().contains(chief), "{error}");
+    assert!(progress.any(chief), "{:?}", progress.0);
+    cluster.stop();
+}
+
+#[test]
+fn a_model_that_gives_nothing_but_nan_ends_its_session() {
+    let cluster = TestCluster::sgd(1, |config| config);
+    let config = TrainingConfig::new(cluster.config(0)).variables([vector("w", 3)]);
+    let error = run(config, f32::NAN).unwrap_err();
+    let TrainingError::NonFinite { in_a_row: 101, source } = &error else { panic!("{error}") };
+    assert!(matches!(source, Error::NonFinite { variable, .. } if variable == "w"), "{error}");
+    assert_eq!(cluster.handle().metrics().global_step, 0);
+    cluster.stop();
+}
