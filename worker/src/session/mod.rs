@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use pushpull_common::ids::{RequestId, Sequence};
 use pushpull_common::protocol::{Header, Message, Refusal};
 
-use crate::error::{Error, UnresponsiveShard};
+use crate::error::Error;
 pub(crate) use expectations::Expectations;
 pub(crate) use io::{
     GradientCounts, JoinedEpoch, OpId, PushOrder, ReadPoint, Reply, ServerSettings, SessionCommand,
@@ -406,10 +406,9 @@ impl Session {
             PushEvent::Ignored => return,
             PushEvent::Advanced => {}
             PushEvent::Undecided { completed_at, awaited } => {
-                let owner = self.reports.describe(now, index, &self.links);
-                let stragglers = UnresponsiveShard { last: awaited.to_string(), ..owner };
+                let awaited = self.reports.undecided(now, index, awaited.as_str(), &self.links);
                 let outputs = &mut self.outputs;
-                self.work.push_undecided(now, sequence, completed_at, &stragglers, outputs);
+                self.work.push_undecided(now, sequence, completed_at, &awaited, outputs);
             }
         }
         self.drive(now);

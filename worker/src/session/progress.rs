@@ -84,7 +84,26 @@ impl ProgressReports {
         UnresponsiveShards(silent)
     }
 
-    /// Returns the shards that an operation waits for, with the state of each.
+    /// Returns what a push waits for that the step owner has not decided in time, as it says. The
+    /// owner decides only once every shard has its share, so shards that are cut off come first.
+    pub(super) fn undecided(
+        &self,
+        now: Instant,
+        owner: usize,
+        awaited: &str,
+        links: &SessionLinks,
+    ) -> UnresponsiveShards {
+        let mut silent = self.unresponsive_shards(now, None, links);
+        silent.retain(|silent| silent.shard != links[owner].shard);
+        silent.push(UnresponsiveShard {
+            last: awaited.to_owned(),
+            ..self.describe(now, owner, links)
+        });
+        UnresponsiveShards(silent)
+    }
+
+    /// Returns the shards that an operation waits for, with the state of each. Those that are cut
+    /// off come first: the others may wait for them.
     pub(super) fn awaited(
         &self,
         now: Instant,
@@ -96,7 +115,7 @@ impl ProgressReports {
             return UnresponsiveShards::default();
         };
         let is_down = |&link: &usize| !links[link].is_up();
-        let awaited: Vec<usize> = match kind {
+        let mut awaited: Vec<usize> = match kind {
             OperationKind::Open { links } => links.iter().copied().filter(is_down).collect(),
             OperationKind::Join { links: of, .. } => {
                 let down: Vec<usize> = of.iter().copied().filter(is_down).collect();
@@ -109,7 +128,7 @@ impl ProgressReports {
             OperationKind::Token => links.owner().into_iter().collect(),
             OperationKind::Pull => work.pulls.awaited(id).into_iter().collect(),
             OperationKind::Push { sequence, .. } => {
-                let awaited = work.pushes.awaited(*sequence, links);
+                let awaited = work.pushes.awaited(now, *sequence, links);
                 awaited.unwrap_or_else(|| (0..links.len()).collect())
             }
         };
@@ -124,6 +143,7 @@ impl ProgressReports {
             }
             shard
         };
+        awaited.sort_by_key(|&link| !links[link].holds_up(now));
         UnresponsiveShards(awaited.into_iter().map(describe).collect())
     }
 

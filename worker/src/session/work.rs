@@ -15,7 +15,7 @@ use super::pushes::PendingPushes;
 use super::requests::{FollowedPushes, ShardRequest, ShardRequests};
 use super::tokens::Tokens;
 use super::{OpId, PushOrder, Reply, SessionCommand, SessionOutput};
-use crate::error::{Error, UnresponsiveShard, UnresponsiveShards};
+use crate::error::{Error, UnresponsiveShards};
 
 /// What a session has to do for its callers.
 ///
@@ -391,14 +391,14 @@ impl SessionWork {
     }
 
     /// Handles a step owner that did not decide about a push in time. Operations that began before
-    /// `completed_at` fail with the list of stragglers. The push stays pending, and the owner is
+    /// `completed_at` fail with what it waits for. The push stays pending, and the owner is
     /// asked again for the later ones.
     pub(super) fn push_undecided(
         &mut self,
         now: Instant,
         sequence: Sequence,
         completed_at: Option<Instant>,
-        stragglers: &UnresponsiveShard,
+        awaited: &UnresponsiveShards,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         let waiting: Vec<OpId> = self.operations.waiting_for(sequence).collect();
@@ -408,7 +408,7 @@ impl SessionWork {
                 self.pushes.query_undecided();
                 continue;
             }
-            let error = operation.timeout(now, UnresponsiveShards(vec![stragglers.clone()]));
+            let error = operation.timeout(now, awaited.clone());
             self.finish(id, Err(error), outputs);
         }
     }

@@ -330,9 +330,18 @@ impl PendingPushes {
     }
 
     /// Returns the shards whose answers a push waits for now; `None` if it is not pending.
-    pub(super) fn awaited(&self, sequence: Sequence, links: &SessionLinks) -> Option<Vec<usize>> {
+    pub(super) fn awaited(
+        &self,
+        now: Instant,
+        sequence: Sequence,
+        links: &SessionLinks,
+    ) -> Option<Vec<usize>> {
         let push = self.pending.get(&sequence)?;
-        Some(push.unsettled().filter(|&link| push.may_complete_on(link, links)).collect())
+        let is_awaited = |link: &usize| {
+            // The owner may wait for the share of a shard that is cut off.
+            push.may_complete_on(*link, links) || links[*link].holds_up(now)
+        };
+        Some(push.unsettled().filter(is_awaited).collect())
     }
 
     /// Returns whether a shard still has to count a push that another shard may have counted.

@@ -358,6 +358,29 @@ fn an_undecided_push_names_the_stragglers_at_its_deadline() {
 }
 
 #[test]
+fn a_push_that_times_out_names_the_shard_that_is_cut_off_first() {
+    let plan = plan(2, 2);
+    for refuses in [true, false] {
+        let mut world = joined(&plan);
+        let first = order(&plan, Some(grant(4, 0)), 1);
+        let op = world.call_within(SessionCommand::Push { order: first }, ms(1000));
+        let owner = last_part(&mut world, OWNER);
+        world.disconnect(1);
+        if refuses {
+            world.advance(ms(900));
+            let awaited = Detail::clipped("the gradients of this step");
+            world.answer(&owner, refused(Refusal::Deadline { waited_ms: 900, awaited }));
+        } else {
+            world.advance(ms(1000));
+        }
+        let Err(Error::Timeout { awaited, .. }) = world.reply(op) else { panic!() };
+        let shards: Vec<_> = awaited.0.iter().map(|awaited| awaited.shard).collect();
+        assert_eq!(shards, [shard(1), shard(0)], "{awaited}");
+        assert!(!refuses || awaited.to_string().contains("the gradients of this step"));
+    }
+}
+
+#[test]
 fn a_stale_deadline_refusal_ends_no_newer_wait() {
     let plan = plan(1, 2);
     let mut world = joined(&plan);
