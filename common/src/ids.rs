@@ -89,6 +89,9 @@ pub struct TaskId {
     pub index: u32,
 }
 
+/// The longest name of the job of a client.
+pub(crate) const CLIENT_JOB_BYTES_MAX: usize = 64;
+
 impl TaskId {
     /// The job that holds the variables of every cluster that has it, and does not train: `ps`.
     pub const PS_JOB: &str = "ps";
@@ -106,6 +109,28 @@ impl TaskId {
     /// Returns a task of the job `worker`.
     pub fn worker(index: u32) -> Self {
         TaskId::new("worker", index)
+    }
+
+    /// The end of the job under which the functions of a task train. No job of a cluster has a
+    /// colon.
+    const FUNCTIONS: &str = ":functions";
+
+    /// Returns the client by which the functions of this task train. It is not the task itself, so
+    /// a worker of the task and its functions train side by side. `None` if the name of the job is
+    /// too long for one.
+    pub fn for_functions(&self) -> Option<TaskId> {
+        let job = format!("{}{}", self.job, TaskId::FUNCTIONS);
+        (job.len() <= CLIENT_JOB_BYTES_MAX).then(|| TaskId::new(&job, self.index))
+    }
+
+    /// Returns the task whose functions train by this client; `None` if it is another client.
+    pub fn of_functions(&self) -> Option<TaskId> {
+        Some(TaskId::new(self.job.strip_suffix(TaskId::FUNCTIONS)?, self.index))
+    }
+
+    /// Returns the client by which a client of functions declares variables.
+    pub fn declaring_client() -> TaskId {
+        TaskId::new("client:declares", 0)
     }
 }
 

@@ -58,6 +58,7 @@ pub const STEP_PUSHES_MAX: usize = 1024;
 
 /// The longest name of a job, as in host names.
 pub const JOB_BYTES_MAX: usize = 64;
+const _: () = assert!(JOB_BYTES_MAX == crate::ids::CLIENT_JOB_BYTES_MAX);
 /// The longest name of a checkpoint's folder.
 pub const CHECKPOINT_NAME_BYTES_MAX: usize = 64;
 /// The most bytes that a checkpoint keeps for its user: positions of data readers, not data.

@@ -411,7 +411,9 @@ impl ClientRegistry {
     pub(crate) fn never_joined(&self, cluster: &ClusterSpec) -> impl Iterator<Item = TaskId> {
         let trains = |task: &TaskId| matches!(&*task.job, "worker" | "chief");
         let tasks = cluster.tasks().map(|(task, _)| task).filter(trains);
-        tasks.filter(|task| self.find(task).is_none())
+        // A task whose functions train has joined by them.
+        let by_functions = |task: &TaskId| task.for_functions().and_then(|it| self.find(&it));
+        tasks.filter(move |task| self.find(task).or_else(|| by_functions(task)).is_none())
     }
 
     pub(crate) fn client(&self, key: ClientKey) -> &ClientEntry {

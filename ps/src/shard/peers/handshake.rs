@@ -50,15 +50,23 @@ impl IncomingHello<'_> {
     ///
     /// A task of the job `ps` does not train. One of another job that holds the variables may: its
     /// functions push gradients. That job has the listed tasks only, also in an elastic cluster.
+    /// Functions train by a client of their own, which must be that of such a task.
     fn check_task(&self, config: &PsConfig) -> Result<(), Refusal> {
         let hello = self.hello;
-        let (cluster, job, ps_job) = (&config.cluster, hello.job.as_str(), config.job());
+        let client = TaskId::new(hello.job.as_str(), hello.task);
+        let of_functions = client.of_functions();
+        let job = of_functions.as_ref().map_or(&*client.job, |task| &*task.job);
+        let (cluster, ps_job) = (&config.cluster, config.job());
         let unknown = |detail: String| {
             let (job, task, detail) = (hello.job.clone(), hello.task, Detail::clipped(detail));
             Err(Refusal::UnknownTask { job, task, detail })
         };
         let has = |job: &str| cluster.num_tasks(job).is_ok_and(|tasks| tasks > 0);
         match hello.role {
+            Role::Chief {} if client == TaskId::declaring_client() => Ok(()),
+            Role::Chief {} if of_functions.is_some() => {
+                unknown("functions are never the chief".to_owned())
+            }
             Role::Worker {} | Role::Chief {} if job == TaskId::PS_JOB => {
                 unknown("a task of the job ps is not a worker".to_owned())
             }
@@ -174,6 +182,10 @@ impl Shard {
             }
             Role::Reader {} => (None, hello.client_epoch),
             Role::Peer {} => (None, self.owner_time(incoming)),
+            Role::Client {} => {
+                let detail = Detail::clipped("this server offers no functions");
+                return Err(Refusal::Unsupported { kind: 1, detail });
+            }
             role => {
                 return Err(Refusal::Role { role: role.code(), kind: 1 });
             }

@@ -51,11 +51,12 @@ fn a_refused_client_learns_the_reason_and_is_closed() {
     assert_eq!((field.as_str(), server.as_str(), client.as_str()), ("optimizer", "sgd", "adam"));
     assert_eq!((server_hash, client_hash), (identity().hash(), theirs.hash()));
 
-    for other in [Role::Admin {}, Role::Client {}] {
-        let role = other.code();
-        let other = Hello { role: other, ..hello.clone() };
-        assert_eq!(refusal(&mut world, other), Refusal::Role { role, kind: 1 });
-    }
+    let (admin, role) = (Role::Admin {}, Role::Admin {}.code());
+    let admin = Hello { role: admin, ..hello.clone() };
+    assert_eq!(refusal(&mut world, admin), Refusal::Role { role, kind: 1 });
+    let client = Hello { role: Role::Client {}, ..hello.clone() };
+    let text = refusal(&mut world, client).to_string();
+    assert!(text.ends_with("this server offers no functions"), "{text}");
 
     let mut other = hello.clone();
     other.seen_epoch = RestoreEpoch(2);
@@ -316,6 +317,20 @@ fn only_tasks_of_the_cluster_are_accepted() {
         (beside, false, worker, "worker", 1, false),
         (beside, true, worker, "worker", 1, true),
         (beside, false, worker, "trainer", 0, false),
+        // The functions of a task train by a client of their own, and never as the chief.
+        (dense, false, worker, "worker:functions", 1, true),
+        (dense, false, worker, "worker:functions", 2, false),
+        (dense, true, worker, "worker:functions", 2, true),
+        (dense, false, worker, "ps:functions", 0, false),
+        (dense, false, worker, ":functions", 0, false),
+        (dense, false, chief, "worker:functions", 0, false),
+        (only, false, chief, "anything:functions", 0, false),
+        (local, false, worker, "local:functions", 1, true),
+        (local, true, worker, "local:functions", 2, false),
+        // A client of functions declares variables in any cluster.
+        (dense, false, chief, "client:declares", 0, true),
+        (dense, false, chief, "client:declares", 1, false),
+        (dense, false, worker, "client:declares", 0, false),
         // Readers are no tasks of a cluster.
         (dense, false, Role::Reader {}, "notebook", 9, true),
     ];
