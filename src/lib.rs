@@ -238,8 +238,9 @@ pub mod training {
     };
     pub use pushpull_worker::{
         Advice, Checksums, DataBegun, InitialValues, LoadOptions, LossScale, OpenedCalls,
-        PassedOver, PullHandle, PushHandle, RestoredCheckpoint, SavedCheckpoint, StepOutcome,
-        StreamingPush, UnresponsiveShard, UnresponsiveShards, VariableHandle, WorkerMetrics,
+        PassedOver, PullHandle, PushHandle, RecordedDigests, RestoredCheckpoint, SavedCheckpoint,
+        StepOutcome, StreamingPush, UnresponsiveShard, UnresponsiveShards, VariableHandle,
+        WorkerMetrics,
     };
 }
 

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod call_digest;
 pub mod call_window;
 pub mod catalogue;
 pub mod cluster;

@@ -11,6 +11,10 @@ use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{CallRef, Refusal};
 use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
+mod settled_digests;
+
+pub(crate) use settled_digests::SettledDigests;
+
 /// The limit of all epochs and sources.
 pub(crate) const EPOCH_LIMIT: u64 = 1 << 63;
 
@@ -23,13 +27,16 @@ pub(crate) struct CallSourceEntry {
     /// The newest epoch. Calls of others are refused.
     pub(crate) epoch: CallEpoch,
     pub(crate) window: CallWindow,
+    pub(crate) digests: SettledDigests,
 }
 
 impl CallSourceEntry {
     /// Returns the calls as a client is told about them.
     pub(crate) fn answer(&self) -> CallsAre {
-        let &CallSourceEntry { source, epoch, window, .. } = self;
-        CallsAre { source, epoch, settled: window.settled(), window: window.bits() }
+        let &CallSourceEntry { source, epoch, window, digests, .. } = self;
+        let (settled, window) = (window.settled(), window.bits());
+        let SettledDigests { first: first_digest, settled: (digest_of, digest), .. } = digests;
+        CallsAre { source, epoch, settled, window, first_digest, digest_of, digest }
     }
 
     /// Returns whether a call has settled, so that the entry says more than none would.
@@ -146,8 +153,9 @@ impl CallSources {
         };
         // Under another source the calls before were closed, and the numbers begin again.
         let before = self.at(place).filter(|entry| entry.source == source);
-        let window = before.map_or(CallWindow::default(), |entry| entry.window);
-        let entry = CallSourceEntry { name: name.to_owned(), source, epoch, window };
+        let known = before.map(|entry| (entry.window, entry.digests));
+        let (window, digests) = known.unwrap_or_default();
+        let entry = CallSourceEntry { name: name.to_owned(), source, epoch, window, digests };
         let answer = entry.answer();
         self.places[place] = Some(entry);
         self.changed |= 1 << place;
@@ -264,6 +272,7 @@ impl CallSources {
             entry.window.raise(call.id.number);
         }
         entry.window.settle(call.id.number);
+        entry.digests.settle(call, entry.window);
         self.changed |= 1 << place;
     }
 

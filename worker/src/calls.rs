@@ -24,14 +24,45 @@ pub struct OpenedCalls {
     pub epoch: CallEpoch,
     /// The calls that have settled on every shard.
     pub window: CallWindow,
+    /// What a shard knows of the calls that have settled there.
+    pub digests: RecordedDigests,
+}
+
+/// What a shard knows of the calls that a coordinator has scheduled: the digests of those that have
+/// settled there ([`CallRef::digest`]). Of several shards it is the one that knows most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RecordedDigests {
+    /// The shard.
+    pub shard: ShardId,
+    /// The digest of call 1; 0 if it is unknown.
+    pub first: u64,
+    /// The newest call whose digest is known; 0 if there is none.
+    pub number: CallNumber,
+    /// The digest of that call and of all before it.
+    pub digest: u64,
+}
+
+impl RecordedDigests {
+    fn of(shard: ShardId, calls: &CallsAre) -> RecordedDigests {
+        let &CallsAre { first_digest: first, digest_of: number, digest, .. } = calls;
+        RecordedDigests { shard, first, number, digest }
+    }
+
+    /// Returns the digest that call `number` must have; `None` if any is right.
+    pub(crate) fn expected(&self, number: u64) -> Option<u64> {
+        let of_number = if self.number.0 == number { self.digest } else { 0 };
+        let first = if number == 1 { self.first } else { 0 };
+        [of_number, first].into_iter().find(|&digest| digest != 0)
+    }
 }
 
 impl OpenedCalls {
     /// Returns what a push needs to count once for the call of this number. `settled` is the number
-    /// up to which all calls have settled on every shard, by now.
+    /// up to which all calls have settled on every shard, by now. The digest is unknown.
     pub fn call(&self, number: u64, settled: CallNumber) -> CallRef {
         let &OpenedCalls { source, epoch, .. } = self;
-        CallRef { id: CallId { source, epoch, number: CallNumber(number) }, settled }
+        CallRef { id: CallId { source, epoch, number: CallNumber(number) }, settled, digest: 0 }
     }
 }
 
@@ -103,10 +134,21 @@ impl CallsRound {
                 let window = CallWindow::of(calls.settled, calls.window);
                 let window = window.ok_or(Error::Ended { doing: self.doing() })?;
                 let &CallsAre { source, epoch, .. } = calls;
-                let found = self.found.get_or_insert(OpenedCalls { source, epoch, window });
+                let shard = self.shards.front().copied().unwrap_or_default();
+                let digests = RecordedDigests::of(shard, calls);
+                let opened = OpenedCalls { source, epoch, window, digests };
+                let found = self.found.get_or_insert(opened);
                 // Under another source nothing of this one has settled there.
-                let of_source = if source == found.source { window } else { CallWindow::default() };
-                found.window = found.window.intersection(of_source);
+                if source != found.source {
+                    found.window = found.window.intersection(CallWindow::default());
+                } else {
+                    found.window = found.window.intersection(window);
+                    let first = found.digests.first.max(digests.first);
+                    if digests.number > found.digests.number {
+                        found.digests = digests;
+                    }
+                    found.digests.first = first;
+                }
             }
             _ => return Err(Error::Ended { doing: self.doing() }),
         }

@@ -84,6 +84,9 @@ wire_struct! {
         /// All calls up to this number are settled on every shard, as the coordinator says. Below
         /// the number of the call.
         settled: CallNumber,
+        /// The digest of this call and of all before it: their functions and inputs, in order. 0 if
+        /// it is unknown.
+        digest: u64,
     }
 }
 wire_struct! {

@@ -302,14 +302,16 @@ fn part() -> PushPart {
 
 fn call() -> CallRef {
     let id = CallId { source: CallSource(31), epoch: CallEpoch(32), number: CallNumber(40) };
-    CallRef { id, settled: CallNumber(34) }
+    CallRef { id, settled: CallNumber(34), digest: 0x0102_0304_0506_0708 }
 }
 
 fn calls(add: &mut impl FnMut(&str, Message)) {
     let (name, source, epoch) = (text("trainer"), CallSource(31), CallEpoch(32));
     add("OpenCalls", OpenCalls { name, source, epoch }.into());
     let (settled, window) = (CallNumber(34), 0b1010);
-    add("CallsAre", CallsAre { source, epoch, settled, window }.into());
+    let (first_digest, digest_of, digest) = (0x1112_1314, CallNumber(33), 0x2122_2324);
+    let calls = CallsAre { source, epoch, settled, window, first_digest, digest_of, digest };
+    add("CallsAre", calls.into());
     add("CallsQuery", CallsQuery { name: text("trainer") }.into());
     add("CloseCalls", CloseCalls { name: text("trainer"), epoch }.into());
     add("CallsClosed", CallsClosed {}.into());

@@ -228,7 +228,8 @@ impl ModelState {
 
     fn execute(&mut self, worker: usize, number: CallNumber) {
         let Some(Coordinator { source, epoch, known, .. }) = self.coordinator else { return };
-        let call = CallRef { id: CallId { source, epoch, number }, settled: known.settled() };
+        let call =
+            CallRef { id: CallId { source, epoch, number }, settled: known.settled(), digest: 0 };
         self.send(worker, OWNER, call);
     }
 
@@ -236,7 +237,7 @@ impl ModelState {
     fn send(&mut self, worker: usize, shard: usize, call: CallRef) {
         let is_suspected = self.workers[worker].is_some_and(|before| before.is_suspected);
         self.workers[worker] = Some(Execution { call, shard, is_suspected });
-        let CallRef { id, settled } = call;
+        let CallRef { id, settled, .. } = call;
         let call = (id.source.0, id.epoch.0, id.number.0, settled.0);
         self.messages.insert(ModelMessage::Push { shard, call, from: Some(worker) });
     }
@@ -261,7 +262,7 @@ impl ModelState {
             ModelMessage::Push { shard, call: (source, epoch, number, settled), from } => {
                 let (source, epoch) = (CallSource(source), CallEpoch(epoch));
                 let id = CallId { source, epoch, number: CallNumber(number) };
-                let call = CallRef { id, settled: CallNumber(settled) };
+                let call = CallRef { id, settled: CallNumber(settled), digest: 0 };
                 match self.shards[shard].calls.check(&call) {
                     Ok(CallVerdict::Counts) => self.shards[shard].whole.push((call, from)),
                     Ok(CallVerdict::Repeated) => self.answer(shard, call, from, true),

@@ -8,7 +8,7 @@ const EPOCH: CallEpoch = CallEpoch(10);
 
 fn call_of(source: CallSource, epoch: CallEpoch, number: u64, settled: u64) -> CallRef {
     let id = CallId { source, epoch, number: CallNumber(number) };
-    CallRef { id, settled: CallNumber(settled) }
+    CallRef { id, settled: CallNumber(settled), digest: 100 + number }
 }
 
 fn call(number: u64, settled: u64) -> CallRef {
@@ -45,9 +45,38 @@ fn a_call_counts_once() {
     assert_eq!(calls.check(&call(1, 0)), Ok(CallVerdict::Repeated), "settled by the coordinator");
     assert_eq!(calls.check(&call(4, 0)), Ok(CallVerdict::Counts));
     calls.settle(&call(4, 0));
-    let expected =
-        CallsAre { source: CallSource(10), epoch: EPOCH, settled: CallNumber(5), window: 0 };
+    let expected = CallsAre {
+        source: CallSource(10),
+        epoch: EPOCH,
+        settled: CallNumber(5),
+        window: 0,
+        first_digest: 0,
+        digest_of: CallNumber(5),
+        digest: 105,
+    };
     assert_eq!(calls.query("trainer"), Ok(expected));
+}
+
+#[test]
+fn a_digest_is_that_of_a_call_up_to_the_watermark() {
+    let mut calls = opened();
+    let settled = |calls: &mut CallSources, number, digest| {
+        calls.settle(&CallRef { digest, ..call(number, 0) });
+        let CallsAre { settled, first_digest, digest_of, digest, .. } =
+            calls.query("trainer").unwrap();
+        (settled.0, first_digest, digest_of.0, digest)
+    };
+    assert_eq!(settled(&mut calls, 2, 102), (0, 0, 0, 0), "call 1 may still be another");
+    assert_eq!(settled(&mut calls, 4, 104), (0, 0, 0, 0));
+    assert_eq!(settled(&mut calls, 1, 101), (2, 101, 1, 101));
+    assert_eq!(settled(&mut calls, 3, 103), (4, 101, 4, 104), "that of call 4 has arrived before");
+    // A coordinator that has left calls out does not know the digest.
+    assert_eq!(settled(&mut calls, 5, 0), (5, 101, 0, 0));
+    assert_eq!(settled(&mut calls, 6, 206), (6, 101, 6, 206));
+    // The calls of another source begin again.
+    calls.close("trainer", EPOCH).unwrap();
+    let opened = calls.open("trainer", CallEpoch(20)).unwrap();
+    assert_eq!((opened.first_digest, opened.digest_of, opened.digest), (0, CallNumber(0), 0));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use pushpull_common::ids::{CallEpoch, CallNumber, CallSource};
 use pushpull_common::protocol::limits::{CALL_SOURCES_MAX, COORDINATOR_NAME_BYTES_MAX};
 use serde::{Deserialize, Serialize};
 
-use crate::call_sources::{CallSourceEntry, EPOCH_LIMIT};
+use crate::call_sources::{CallSourceEntry, EPOCH_LIMIT, SettledDigests};
 
 /// The calls of one coordinator that have counted in the values of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,17 +19,28 @@ pub(crate) struct CallsEntry {
     settled: u64,
     /// The calls behind it that have: bit i is for the number `settled + 1 + i`.
     window: u64,
+    /// The digest of call 1; 0 if it is unknown.
+    #[serde(default)]
+    first_digest: u64,
+    /// The newest call up to `settled` with a known digest, and that.
+    #[serde(default)]
+    digest_of: u64,
+    #[serde(default)]
+    digest: u64,
 }
 
 impl From<&CallSourceEntry> for CallsEntry {
     fn from(entry: &CallSourceEntry) -> CallsEntry {
-        let CallSourceEntry { name, source, epoch, window } = entry;
+        let CallSourceEntry { name, source, epoch, window, digests } = entry;
         CallsEntry {
             name: name.clone(),
             source: source.0,
             epoch: epoch.0,
             settled: window.settled().0,
             window: window.bits(),
+            first_digest: digests.first,
+            digest_of: digests.settled.0.0,
+            digest: digests.settled.1,
         }
     }
 }
@@ -37,12 +48,19 @@ impl From<&CallSourceEntry> for CallsEntry {
 impl CallsEntry {
     /// Returns the calls; `None` if no shard can have them.
     pub(crate) fn entry(&self) -> Option<CallSourceEntry> {
-        let &CallsEntry { ref name, source, epoch, settled, window } = self;
+        let &CallsEntry { ref name, source, epoch, settled, window, .. } = self;
+        let settled_digest = (CallNumber(self.digest_of), self.digest);
+        let digests = SettledDigests {
+            first: self.first_digest,
+            settled: settled_digest,
+            ahead: settled_digest,
+        };
         let entry = CallSourceEntry {
             name: name.clone(),
             source: CallSource(source),
             epoch: CallEpoch(epoch),
             window: CallWindow::of(CallNumber(settled), window)?,
+            digests,
         };
         let is_valid = entry.has_valid_name() && (1..=epoch).contains(&source);
         // The step owner continues above this epoch, and must have some left.
@@ -82,6 +100,7 @@ pub(super) fn of_every_shard<'a>(
             let Some(other) = other.filter(|other| other.name == entry.name) else { return false };
             entry.epoch = entry.epoch.max(other.epoch);
             entry.window = entry.window.intersection(other.window);
+            entry.digests = entry.digests.intersection(other.digests, entry.window);
             true
         });
     }
@@ -93,7 +112,9 @@ mod tests {
     use super::*;
 
     fn entry(name: &str, source: u64, settled: u64, window: u64) -> CallsEntry {
-        CallsEntry { name: name.to_owned(), source, epoch: source + 1, settled, window }
+        let (name, epoch) = (name.to_owned(), source + 1);
+        let (first_digest, digest_of, digest) = (5, settled, 100 + settled);
+        CallsEntry { name, source, epoch, settled, window, first_digest, digest_of, digest }
     }
 
     #[test]

@@ -19,9 +19,9 @@ use super::{Extents, Inbox, PendingAnswer, PushArrival, PushSlot, is_for_trainab
 use crate::client_key::ClientKey;
 
 /// The number of table words of a slot, without the map of its partitions and the row counts.
-const SLOT_WORDS: usize = 14;
+const SLOT_WORDS: usize = 15;
 
-/// The first of the four words of the call of a push: source, epoch, number and settled. A number
+/// The first of the five words of the call of a push: source, epoch, number, settled and digest. A number
 /// of 0 means none.
 const CALL: usize = 10;
 
@@ -88,7 +88,7 @@ pub(crate) fn whole_slots(
             token: TokenId(load(5)),
             generation: u32::try_from(load(6))
                 .map_err(|_| fault(6, "the generation of a token"))?,
-            call: call_of([0, 1, 2, 3].map(|word| load(CALL + word)))
+            call: call_of([0, 1, 2, 3, 4].map(|word| load(CALL + word)))
                 .map_err(|()| fault(CALL, "a call with a number below the limit"))?,
             step: GlobalStep(load(7)),
             read: None,
@@ -232,18 +232,20 @@ impl Inbox {
 }
 
 /// Returns the words of the call of a push.
-fn call_words(call: Option<CallRef>) -> [u64; 4] {
-    let of = |CallRef { id, settled }| [id.source.0, id.epoch.0, id.number.0, settled.0];
-    call.map_or([0; 4], of)
+fn call_words(call: Option<CallRef>) -> [u64; 5] {
+    let of =
+        |CallRef { id, settled, digest }| [id.source.0, id.epoch.0, id.number.0, settled.0, digest];
+    call.map_or([0; 5], of)
 }
 
 /// Decodes the words of [`call_words`].
-fn call_of([source, epoch, number, settled]: [u64; 4]) -> Result<Option<CallRef>, ()> {
+fn call_of([source, epoch, number, settled, digest]: [u64; 5]) -> Result<Option<CallRef>, ()> {
     if number >= CallWindow::NUMBER_LIMIT {
         return Err(());
     }
     let (source, epoch, number) = (CallSource(source), CallEpoch(epoch), CallNumber(number));
-    let call = CallRef { id: CallId { source, epoch, number }, settled: CallNumber(settled) };
+    let (id, settled) = (CallId { source, epoch, number }, CallNumber(settled));
+    let call = CallRef { id, settled, digest };
     Ok((number.0 > 0).then_some(call))
 }
 

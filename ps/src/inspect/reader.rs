@@ -201,7 +201,7 @@ impl ShardReader<'_> {
         let calls = CallRecord::load(journal, PlantedBugs::default());
         let calls = self.fault(Kind::Control, 0, calls)?;
         self.found.calls.extend(calls.entries().map(|(_, entry)| {
-            let CallSourceEntry { name, source, epoch, window } = entry.clone();
+            let CallSourceEntry { name, source, epoch, window, .. } = entry.clone();
             CallsReport { name, source, epoch, window }
         }));
         let mut held = 0;

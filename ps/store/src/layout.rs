@@ -13,7 +13,7 @@ pub(crate) const MAGIC: [u8; 8] = *b"PUSHPULL";
 
 /// The format of the files, incremented with every change to any of them. An arena of another
 /// format is refused as such, and a checkpoint migrates its values.
-pub const FORMAT: u32 = 11;
+pub const FORMAT: u32 = 12;
 
 /// The contents of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -31,6 +31,12 @@ wire_struct! {
         settled: CallNumber,
         /// The calls behind it that have settled: bit i is for the number `settled + 1 + i`.
         window: u64,
+        /// The digest of call 1, if it has counted here: see [`CallRef`]. 0 if it is unknown.
+        first_digest: u64,
+        /// The newest call up to `settled` whose digest is known; 0 if there is none.
+        digest_of: CallNumber,
+        /// The digest of that call and of all before it.
+        digest: u64,
     }
 }
 wire_struct! {

@@ -1,4 +1,5 @@
-//! The words of the call sources: for each coordinator its name, its epoch and its call window.
+//! The words of the call sources: for each coordinator its name, its epoch, its call window and
+//! the digests of its calls.
 
 use pushpull_common::call_window::CallWindow;
 use pushpull_common::ids::{CallEpoch, CallNumber, CallSource};
@@ -9,7 +10,7 @@ use pushpull_store::testing::planted::PlantedBugs;
 
 use super::data_record::DataRecord;
 use super::record::wrong;
-use crate::call_sources::{CallSourceEntry, CallSources, EPOCH_LIMIT};
+use crate::call_sources::{CallSourceEntry, CallSources, EPOCH_LIMIT, SettledDigests};
 
 /// The durable call sources, in cells of their own behind the data position.
 #[derive(Debug)]
@@ -26,7 +27,12 @@ const SOURCE: usize = 1;
 const EPOCH: usize = 2;
 const SETTLED: usize = 3;
 const BITS: usize = 4;
-const NAME: usize = 5;
+const FIRST_DIGEST: usize = 5;
+const DIGEST_OF: usize = 6;
+const DIGEST: usize = 7;
+const AHEAD_OF: usize = 8;
+const AHEAD: usize = 9;
+const NAME: usize = 10;
 const PLACE_WORDS: usize = NAME + COORDINATOR_NAME_BYTES_MAX / 8;
 
 const _: () = assert!(CallRecord::WORDS <= CallRecord::CELLS * CELL_WORDS);
@@ -35,7 +41,7 @@ impl CallRecord {
     /// The number of words. A place with a name of length 0 is free.
     pub(crate) const WORDS: usize = FORGOTTEN + 1;
     /// The number of cells, between those of the data position and those of the clients.
-    pub(crate) const CELLS: usize = 2;
+    pub(crate) const CELLS: usize = 3;
 
     /// The index of the first control word.
     const FIRST: usize = (1 + DataRecord::CELLS) * CELL_WORDS;
@@ -51,15 +57,21 @@ impl CallRecord {
         put(FORGOTTEN, calls.forgotten().0);
         for place in (0..CALL_SOURCES_MAX).filter(|place| places >> place & 1 == 1) {
             let first = CallRecord::place(place);
-            let Some(CallSourceEntry { name, source, epoch, window }) = calls.at(place) else {
+            let Some(entry) = calls.at(place) else {
                 put(first + NAME_BYTES, 0);
                 continue;
             };
+            let CallSourceEntry { name, source, epoch, window, digests } = entry;
             put(first + NAME_BYTES, name.len() as u64);
             put(first + SOURCE, source.0);
             put(first + EPOCH, epoch.0);
             put(first + SETTLED, window.settled().0);
             put(first + BITS, window.bits());
+            put(first + FIRST_DIGEST, digests.first);
+            put(first + DIGEST_OF, digests.settled.0.0);
+            put(first + DIGEST, digests.settled.1);
+            put(first + AHEAD_OF, digests.ahead.0.0);
+            put(first + AHEAD, digests.ahead.1);
             let mut padded = [0; COORDINATOR_NAME_BYTES_MAX];
             padded[..name.len()].copy_from_slice(name.as_bytes());
             for (word, bytes) in (first + NAME..).zip(padded.chunks_exact(8)) {
@@ -100,7 +112,16 @@ impl CallRecord {
             let epoch = CallEpoch(epoch(first + EPOCH, "the epoch of calls")?);
             let window = CallWindow::of(CallNumber(load(first + SETTLED)), load(first + BITS));
             let window = window.ok_or_else(|| fault(first + SETTLED, "the window of calls"))?;
-            places.push(Some(CallSourceEntry { name: name.to_owned(), source, epoch, window }));
+            let digest_at = |number: usize, digest: usize| {
+                (CallNumber(load(first + number)), load(first + digest))
+            };
+            let digests = SettledDigests {
+                first: load(first + FIRST_DIGEST),
+                settled: digest_at(DIGEST_OF, DIGEST),
+                ahead: digest_at(AHEAD_OF, AHEAD),
+            };
+            let name = name.to_owned();
+            places.push(Some(CallSourceEntry { name, source, epoch, window, digests }));
         }
         let calls = CallSources::restored(places, (closed, forgotten), planted);
         calls.ok_or_else(|| fault(CallRecord::place(0), "each source and coordinator once"))
@@ -132,7 +153,7 @@ mod tests {
 
     fn call(source: CallSource, number: u64) -> CallRef {
         let id = CallId { source, epoch: CallEpoch(0), number: CallNumber(number) };
-        CallRef { id, settled: CallNumber(0) }
+        CallRef { id, settled: CallNumber(0), digest: number % 5 }
     }
 
     proptest! {

@@ -54,10 +54,17 @@ pub(super) fn calls_are(answer: Message) -> CallsAre {
     }
 }
 
+/// The calls of a coordinator of which none has settled.
+fn no_calls(source: CallSource, epoch: CallEpoch) -> CallsAre {
+    let (settled, window) = (CallNumber(0), 0);
+    let (first_digest, digest_of, digest) = (0, CallNumber(0), 0);
+    CallsAre { source, epoch, settled, window, first_digest, digest_of, digest }
+}
+
 pub(super) fn call(calls: &CallsAre, number: u64) -> CallRef {
     let &CallsAre { source, epoch, .. } = calls;
     let id = CallId { source, epoch, number: CallNumber(number) };
-    CallRef { id, settled: CallNumber(0) }
+    CallRef { id, settled: CallNumber(0), digest: 0 }
 }
 
 fn outcome(answer: Message) -> Result<Outcome, Refusal> {
@@ -500,8 +507,7 @@ fn calls_need_values_a_name_asynchronous_mode_and_gradients() {
         World::ready(variables(), Sgd::new(1.0), |config| config.mode(synchronous));
     let refused = world.refused(lines[0], open("trainer"));
     assert!(matches!(refused, Refusal::Unsupported { kind: 70, .. }), "{refused}");
-    let calls =
-        CallsAre { source: CallSource(1), epoch: CallEpoch(1), settled: CallNumber(0), window: 0 };
+    let calls = no_calls(CallSource(1), CallEpoch(1));
     let push = Push { call: Some(call(&calls, 1)), ..world.gradient(lines[0], 1) };
     let refused = outcome(world.push_answer(lines[0], &push, &[(0, &ones())]));
     assert!(matches!(refused, Err(Refusal::Unsupported { kind: 75, .. })), "{refused:?}");

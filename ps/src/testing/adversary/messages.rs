@@ -256,7 +256,7 @@ impl MessageDraw<'_> {
             true => self.number(),
             false => self.choices.below(8) as u64,
         };
-        CallRef { id, settled: CallNumber(settled) }
+        CallRef { id, settled: CallNumber(settled), digest: self.number() }
     }
 
     fn any_part(&mut self, client: ClientEpoch) -> PushPart {

@@ -23,6 +23,7 @@ use crate::session::{OpId, PushOrder, ReadPoint, Reply, SessionCommand};
 const CALL: CallRef = CallRef {
     id: CallId { source: CallSource(8), epoch: CallEpoch(9), number: CallNumber(7) },
     settled: CallNumber(4),
+    digest: 70,
 };
 const REPEATED: Outcome = Outcome::Repeated {};
 
@@ -196,7 +197,9 @@ fn calls_are_opened_again_after_a_reconnect() {
     let again = world.next_frame(OWNER, "OpenCalls");
     assert_eq!(again.message, message);
     let (source, epoch) = (CallSource(3), CallEpoch(5));
-    let opened = CallsAre { source, epoch, settled: CallNumber(1), window: 4 };
+    let (settled, window) = (CallNumber(1), 4);
+    let (first_digest, digest_of, digest) = (6, CallNumber(1), 6);
+    let opened = CallsAre { source, epoch, settled, window, first_digest, digest_of, digest };
     world.answer(&again, opened.clone());
     match world.reply(op) {
         Ok(Reply::Answer { message, .. }) => assert_eq!(message, opened.into()),

@@ -279,7 +279,7 @@ fn references_of_a_gradient_of_a_call_have_the_call() {
     let mut world = world(&plan, ASYNCHRONOUS);
     let buffer = gradients(&world, &plan, &[0], 3);
     let id = CallId { source: CallSource(8), epoch: CallEpoch(9), number: CallNumber(7) };
-    let call = CallRef { id, settled: CallNumber(4) };
+    let call = CallRef { id, settled: CallNumber(4), digest: 0 };
     let op = push_for(&mut world, &plan, &[0], buffer, Some(call));
     let frame = world.next_frame(OWNER, "CallShared");
     let Message::CallShared(CallShared { shared, call: found }) = &frame.message else {
