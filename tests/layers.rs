@@ -90,6 +90,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("ps/src/testing/shard_endpoint.rs", &[]),
     ("ps/src/testing/shard_event.rs", &[]),
     ("worker/src/services/call_session", &[]),
+    ("worker/src/services/coordinator/call_digests.rs", &[]),
     ("worker/src/services/coordinator/decisions.rs", &[]),
     ("worker/src/services/description.rs", &[]),
     ("worker/src/services/device_name.rs", &[]),

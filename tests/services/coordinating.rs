@@ -1,5 +1,6 @@
 //! A coordinator: calls run once on whichever worker is there, and their effects count once.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
@@ -314,4 +315,69 @@ fn an_earlier_coordinator_of_the_name_is_shut_out() {
     block_on(new.close()).unwrap();
     let again = resume(servers[0].target(), "counter");
     assert_eq!(again.settled(), 0);
+}
+
+#[test]
+fn a_coordinator_that_resumes_with_other_inputs_is_refused() {
+    let functions = increment().add("decrement", |call| {
+        let mut gradients = call.gradients()?;
+        for name in ["a", "b"] {
+            gradients.view_mut::<f32>(name)?.fill(1.0);
+        }
+        call.push(gradients)
+    });
+    let mut place = place(2, 2);
+    let servers = place.start(&functions);
+    let schedule = |coordinator: &Coordinator, function: &str, inputs: &[i64]| {
+        let call = |&input: &i64| Call::new(function).feed("batch", input);
+        inputs.iter().try_for_each(|input| coordinator.schedule_blocking(call(input)).map(|_| ()))
+    };
+    let first = resume(servers[0].target(), "counter");
+    schedule(&first, "increment", &[1, 2, 3, 4]).unwrap();
+    first.join_blocking().unwrap();
+    drop(first);
+    for (function, inputs) in
+        [("increment", [10, 20, 30, 40]), ("decrement", [1, 2, 3, 4]), ("increment", [1, 2, 3, 5])]
+    {
+        let resumed = resume(servers[0].target(), "counter");
+        let error = schedule(&resumed, function, &inputs).unwrap_err();
+        assert!(matches!(error, ServiceError::CallsDiffer { .. }), "{error:?}");
+        assert!(error.to_string().contains(&format!("{function:?}")), "{error}");
+        // Nor does the program take it for done.
+        assert_eq!(resumed.join_blocking(), Err(error.clone()));
+        assert_eq!(resumed.done(), Err(error.clone()));
+        assert_eq!(block_on(resumed.close()), Err(error));
+    }
+    let same = resume(servers[0].target(), "counter");
+    schedule(&same, "increment", &[1, 2, 3, 4, 5]).unwrap();
+    same.join_blocking().unwrap();
+    assert_eq!(place.values(), [vec![5.0; 3], vec![5.0; 3]]);
+}
+
+#[test]
+fn a_slow_call_is_tried_again_if_the_program_says_so() {
+    let seen = Mutex::new(HashSet::new());
+    let functions = Functions::new().add_async("slow_once", move |call| {
+        let number = call.input("number").and_then(|number| number.element::<i64>());
+        let is_slow = number.is_ok_and(|number| seen.lock().unwrap().insert(number));
+        async move {
+            if is_slow {
+                call.cancelled().await;
+            }
+            Ok(1_i64)
+        }
+    });
+    let mut place = place(1, 1);
+    let servers = place.start(&functions);
+    let slow = |number: i64| {
+        Call::new("slow_once").feed("number", number).timeout(Duration::from_millis(200))
+    };
+    let patient = coordinator(servers[0].target(), CoordinatorConfig::new().timeouts_max(1));
+    let values = [1, 2, 3].map(|number| patient.schedule_blocking(slow(number)).unwrap());
+    patient.join_blocking().unwrap();
+    assert!(values.iter().all(|value| value.fetch_blocking().is_ok()));
+    let hasty = coordinator(servers[0].target(), CoordinatorConfig::new());
+    let _ = hasty.schedule_blocking(slow(4)).unwrap();
+    let error = hasty.join_blocking().unwrap_err();
+    assert!(matches!(error, ServiceError::Timeout { .. }), "{error:?}");
 }

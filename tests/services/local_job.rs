@@ -1,6 +1,6 @@
 //! A job `local`: each of its tasks holds variables, computes and trains.
 
-use pushpull::blocking::{Ps, Reader, Worker};
+use pushpull::blocking::{Ps, Reader};
 use pushpull::server::Listener;
 use pushpull::services::{
     Call, Client, ClientConfig, Coordinator, CoordinatorConfig, Functions, Server, ServerConfig,
@@ -40,14 +40,9 @@ impl LocalJob {
         self.cluster.task_address("local", index).unwrap()
     }
 
-    /// Declares and initializes variables, as a chief that the tasks do not know.
+    /// Declares and initializes variables.
     fn declare(&self, variables: &[VariableSpec]) {
-        let addresses = self.cluster.ps_tasks().map(|(_, address)| address);
-        let with_chief = ClusterSpec::builder().job("local", addresses).workers(1).build();
-        let config = WorkerConfig::new(with_chief.unwrap(), TaskId::worker(0));
-        let mut chief = Worker::connect(config).unwrap();
-        chief.join(variables, |_| ()).unwrap();
-        chief.leave().unwrap();
+        connect(self.address(0)).declare(variables, |_| ()).unwrap();
     }
 
     /// Returns the step of the newest values, and the values of each variable.

@@ -5,8 +5,10 @@
 mod cluster;
 
 mod coordinating;
+mod declaring;
 mod ending;
 mod failures;
+mod fairness;
 mod inputs;
 mod kept;
 mod local_job;
@@ -15,3 +17,4 @@ mod placing;
 mod proxy;
 mod resending;
 mod towers;
+mod waits;

@@ -179,6 +179,24 @@ impl SessionClient {
         })
     }
 
+    /// Waits until a shard's variables have values, as [`SessionClient::await_ready`] does. Once
+    /// `wait` has passed the shard refuses with [`Refusal::Deadline`].
+    pub(crate) async fn ready_within(
+        &self,
+        shard: ShardId,
+        wait: Duration,
+    ) -> Result<[u8; 32], Error> {
+        let doing = "look for the values of the variables";
+        let wait_ms = u32::try_from(wait.as_millis()).ok();
+        let (message, body) = (message::AwaitReady {}.into(), Bytes::new());
+        let command = SessionCommand::Request { shard, message, body, wait_ms };
+        let timeout = wait.saturating_add(self.config.timeout);
+        match self.caller.call(doing, command, timeout).await? {
+            Reply::Answer { message: Message::Ready(ready), .. } => Ok(ready.digest),
+            _ => Err(Error::Ended { doing }),
+        }
+    }
+
     /// Waits until the chief has given all shards of a plan consistent values, and adopts the plan.
     /// Returns their restore epoch.
     pub(crate) async fn await_values(

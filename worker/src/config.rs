@@ -282,6 +282,7 @@ impl WorkerConfig {
 
     /// Whether this task is the chief, the worker task with the lowest index.
     pub fn is_chief(&self) -> bool {
-        self.cluster.chief().is_some_and(|chief| chief == self.task)
+        let declares = self.task == TaskId::declaring_client();
+        declares || self.cluster.chief().is_some_and(|chief| chief == self.task)
     }
 }

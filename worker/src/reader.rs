@@ -18,6 +18,12 @@ use crate::gradients::sharding_plan::ShardingPlan;
 use crate::pull_client::ReplicaValues;
 use crate::runtime::SessionRunner;
 
+/// What a client waits for until it is connected.
+pub(crate) const SERVERS: &str = "a connection to the step owner";
+
+/// What a client waits for until it can use the variables.
+pub(crate) const VALUES: &str = "a chief to declare the variables and give them values";
+
 /// Pulls values without a token. A reader holds no lease, does not count as a replica, and fetches
 /// the catalogue from the servers.
 #[derive(Debug)]
@@ -33,8 +39,18 @@ impl Reader {
     ///
     /// Dropping the future ends the session.
     pub async fn connect(config: WorkerConfig) -> Result<Reader, Error> {
+        Reader::connect_in_phases(config, |_| ()).await
+    }
+
+    /// Connects as [`Reader::connect`] does, and tells `waits` what it waits for next.
+    pub(crate) async fn connect_in_phases(
+        config: WorkerConfig,
+        waits: impl Fn(&'static str),
+    ) -> Result<Reader, Error> {
+        waits(SERVERS);
         let client = SessionClient::connect(config, Role::Reader {}).await?;
         let timeout = client.config.connect_timeout;
+        waits(VALUES);
         client.await_ready(client.owner, timeout).await?;
         let catalogue = client.fetch_catalogue(client.owner).await?;
         let plan = Arc::new(ShardingPlan::new(Arc::new(catalogue)));

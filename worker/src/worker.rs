@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::ids::{GlobalStep, ShardId};
+use pushpull_common::ids::{GlobalStep, ShardId, TaskId};
 use pushpull_common::placement::Placement;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
@@ -92,10 +92,15 @@ impl Worker {
     ///
     /// Dropping the future ends the session.
     pub async fn connect(config: WorkerConfig) -> Result<Worker, Error> {
-        let job = config.task.job.clone();
-        if let Err(source) = config.cluster.require(&job, config.task.index) {
+        let TaskId { job, index } = &config.task;
+        if let Err(source) = config.cluster.require(job, *index) {
             return Err(ConfigError::UnknownTask { task: config.task, source }.into());
         }
+        Worker::connect_client(config).await
+    }
+
+    /// Connects as [`Worker::connect`] does, also as a client that is no task of the cluster.
+    pub(crate) async fn connect_client(config: WorkerConfig) -> Result<Worker, Error> {
         let role = if config.is_chief() { Role::Chief {} } else { Role::Worker {} };
         let client = SessionClient::connect(config, role).await?;
         Ok(Worker {

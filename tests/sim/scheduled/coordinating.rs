@@ -275,6 +275,7 @@ impl SimWorld<CallProgram> {
             let Some(endpoint) = &mut program.endpoint else { return };
             match endpoint.schedule(now, call, planned.pinned) {
                 ScheduledNumber::Full => return,
+                ScheduledNumber::Differs(error) => panic!("the calls are the same: {error}"),
                 ScheduledNumber::Scheduled(given) => assert_eq!(given, next, "numbers ascend"),
                 ScheduledNumber::EndedBefore(given) => {
                     assert_eq!(given, next, "numbers ascend");

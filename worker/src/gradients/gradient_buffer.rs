@@ -27,6 +27,15 @@ impl AlignedBuffer {
         AlignedBuffer(BufferWords::Heap(vec![0; bytes.div_ceil(8)]))
     }
 
+    /// Allocates a buffer of this many bytes; `None` if the system has no memory for it. Others ask
+    /// for its size, so that must not end the process.
+    pub(crate) fn try_of_bytes(bytes: usize) -> Option<AlignedBuffer> {
+        let (mut words, length) = (Vec::new(), bytes.div_ceil(8));
+        words.try_reserve_exact(length).ok()?;
+        words.resize(length, 0);
+        Some(AlignedBuffer(BufferWords::Heap(words)))
+    }
+
     /// Allocates a buffer of this many bytes in pages of the same device. Without memory for such
     /// pages it is on the heap.
     pub(crate) fn pinned_like(pinned: &Pinned<u64>, bytes: usize) -> AlignedBuffer {

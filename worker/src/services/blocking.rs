@@ -2,6 +2,7 @@
 
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::ids::TaskId;
+use pushpull_common::variable::VariableSpec;
 
 use super::block_on::block_on;
 use super::call::Call;
@@ -11,6 +12,7 @@ use super::error::ServiceError;
 use super::kept::Kept;
 use super::outputs::Outputs;
 use super::value::Value;
+use crate::initial_values::InitialValues;
 
 /// A [`client::Client`] with blocking operations.
 #[derive(Debug)]
@@ -48,6 +50,18 @@ impl Client {
     /// See [`client::Client::cluster`].
     pub fn cluster(&self) -> ClusterSpec {
         self.inner.cluster()
+    }
+
+    /// See [`client::Client::declare`].
+    ///
+    /// # Errors
+    /// Those of [`client::Client::declare`].
+    pub fn declare(
+        &self,
+        variables: &[VariableSpec],
+        fill: impl FnOnce(&mut InitialValues<'_>),
+    ) -> Result<(), ServiceError> {
+        self.inner.wait(|| self.inner.declare(variables, fill))
     }
 
     /// See [`client::Client::describe`].

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pushpull_common::call_digest::CallDigest;
 use pushpull_common::ids::TaskId;
 use pushpull_common::protocol::limits;
 use pushpull_common::protocol::message::{CallInputs, Input, NamedInput, OutputRef};
@@ -156,6 +157,36 @@ impl Call {
     fn input(mut self, name: &str, input: CallArgument) -> Call {
         self.inputs.push((name.to_owned(), input));
         self
+    }
+
+    /// Returns the digest of the call behind all before it, which have the digest `before`. It
+    /// covers the function and the inputs, whatever the process: not where the call runs, nor which
+    /// server has a kept output.
+    pub(crate) fn digest(&self, before: u64) -> u64 {
+        let mut digest = CallDigest::after(before);
+        digest.add(self.function.as_bytes());
+        for (name, input) in &self.inputs {
+            digest.add(name.as_bytes());
+            match input {
+                CallArgument::Value(value) => {
+                    digest.add(format!("value {}", value.value_type()).as_bytes());
+                    digest.add(value.as_bytes());
+                }
+                CallArgument::Variable(variable) => {
+                    digest.add(b"variable");
+                    digest.add(variable.as_bytes());
+                }
+                CallArgument::Output { output, .. } => {
+                    digest.add(b"output");
+                    digest.add(output.as_bytes());
+                }
+                CallArgument::PerWorker { resource, output } => {
+                    digest.add(format!("per-worker value {}", resource.0).as_bytes());
+                    digest.add(output.as_bytes());
+                }
+            }
+        }
+        digest.finish()
     }
 
     /// Returns the operation, as in "cannot call \"add\"".

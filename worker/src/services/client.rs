@@ -3,27 +3,30 @@
 use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::{BuildHasher, Hasher};
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Poll;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::device::{DeviceFilters, DeviceSpec};
 use pushpull_common::ids::{Incarnation, TaskId};
+use pushpull_common::variable::VariableSpec;
 use pushpull_net::Connector;
 use tokio::sync::oneshot;
 
 use super::block_on::block_on;
 use super::call::Call;
 use super::call_session::{CallCommand, CallReply, CallSession, LinkId};
+use super::declaring::declare;
 use super::description::Description;
 use super::error::ServiceError;
 use super::kept::{Keeping, Kept};
 use super::outputs::Outputs;
+use super::running::{Running, RunningSet};
 use super::runtime::client_core::{ClientCore, ReplyFuture, UnreachableReport};
 use super::unreachable::Unreachable;
+use crate::initial_values::InitialValues;
 use crate::runtime::{CALLER_SPIN, Leadership, SessionRunner};
 
 /// The settings of a client.
@@ -98,6 +101,9 @@ impl ClientConfig {
         ClientConfig { unreachable: Some(Arc::new(report)), ..self }
     }
 }
+
+/// What a function waits for that calls others.
+pub(crate) const CALLS: &str = "the calls that it makes";
 
 /// The longest time of a call that says nothing else.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -181,7 +187,15 @@ impl Client {
                 tokio::task::yield_now().await;
                 begin().await
             }),
-            None => block_on(begin()),
+            None => self.block_on(begin()),
+        }
+    }
+
+    /// Waits for a future of the client. A function lends its thread meanwhile.
+    pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
+        match self.core.waits() {
+            Some(waits) => block_on(waits.during(|| CALLS.to_owned(), future)),
+            None => block_on(future),
         }
     }
 
@@ -201,6 +215,43 @@ impl Client {
     /// The cluster, as the target knows it.
     pub fn cluster(&self) -> ClusterSpec {
         self.core.cluster()
+    }
+
+    /// Declares variables on the parameter servers of the cluster and gives them values, so that
+    /// functions may use them: those of `fill`, and those of their initializers.
+    ///
+    /// Variables that the servers have keep their values, and `fill` is not called. A checkpoint is
+    /// restored first, as by the chief in [`crate::Worker::join`]. A program may call this at every
+    /// start, and several may at once: nobody who trains is disturbed.
+    ///
+    /// # Errors
+    /// [`ServiceError::Servers`] if the servers have other variables, cannot be reached or refuse
+    /// these; [`ServiceError::NoTask`] if the device filters exclude a task that holds variables.
+    pub async fn declare(
+        &self,
+        variables: &[VariableSpec],
+        fill: impl FnOnce(&mut InitialValues<'_>),
+    ) -> Result<(), ServiceError> {
+        let doing = || "declare the variables".to_owned();
+        self.check_servers(&doing())?;
+        declare(self.cluster(), variables, fill).await.map_err(|source| {
+            let (doing, source) = (doing(), Box::new(source));
+            ServiceError::Servers { doing, source }
+        })
+    }
+
+    /// Checks that the device filters allow every task that holds variables.
+    pub(crate) fn check_servers(&self, doing: &str) -> Result<(), ServiceError> {
+        let cluster = self.cluster();
+        let job = cluster.variables_job().unwrap_or(TaskId::PS_JOB);
+        let mut tasks = cluster.ps_tasks().map(|(index, _)| TaskId::new(job, index));
+        match tasks.find(|task| !self.uses(task)) {
+            None => Ok(()),
+            Some(excluded) => {
+                let reason = format!("the device filters exclude {excluded}");
+                Err(ServiceError::NoTask { doing: doing.to_owned(), reason })
+            }
+        }
     }
 
     /// What a task says of itself: its functions and devices.
@@ -251,25 +302,7 @@ impl Client {
         calls: impl IntoIterator<Item = Call>,
     ) -> Result<Vec<Outputs>, ServiceError> {
         let started: Result<Vec<Running>, _> = calls.into_iter().map(|c| self.start(c)).collect();
-        let mut started = started?;
-        let mut outputs = Vec::with_capacity(started.len());
-        // A call that fails ends the wait for those before it, which may wait for it.
-        std::future::poll_fn(|context| {
-            let mut waiting = false;
-            for running in &mut started {
-                match running.poll_ended(context) {
-                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                    Poll::Ready(Ok(())) => {}
-                    Poll::Pending => waiting = true,
-                }
-            }
-            if waiting { Poll::Pending } else { Poll::Ready(Ok(())) }
-        })
-        .await?;
-        for running in started {
-            outputs.push(running.await?);
-        }
-        Ok(outputs)
+        RunningSet::new(started?).await
     }
 
     /// Starts a call without waiting for it.
@@ -278,7 +311,7 @@ impl Client {
     /// [`ServiceError::NoTask`] and [`ServiceError::Invalid`].
     pub fn start(&self, call: Call) -> Result<Running, ServiceError> {
         let (_, _, _, reply) = self.begin(&call, false)?;
-        Ok(Running { reply, ended: None })
+        Ok(Running::new(reply))
     }
 
     /// Starts a call whose outputs stay on its server. They may be inputs of other calls at once:
@@ -409,37 +442,6 @@ pub(crate) async fn describe(
             }
         },
         _ => Err(ServiceError::Ended { doing: doing() }),
-    }
-}
-
-/// A call under way: a future of its outputs. Dropping it cancels the call.
-#[derive(Debug)]
-#[must_use = "dropping it cancels the call"]
-pub struct Running {
-    reply: ReplyFuture,
-    ended: Option<Outputs>,
-}
-
-impl Running {
-    fn poll_ended(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ServiceError>> {
-        if self.ended.is_none() {
-            let reply = std::task::ready!(Pin::new(&mut self.reply).poll(context))?;
-            let CallReply::Done(values) = reply else {
-                let doing = "call a function".to_owned();
-                return Poll::Ready(Err(ServiceError::Ended { doing }));
-            };
-            self.ended = Some(Outputs::from(values));
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl Future for Running {
-    type Output = Result<Outputs, ServiceError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        std::task::ready!(self.poll_ended(context))?;
-        Poll::Ready(Ok(self.ended.take().unwrap_or_default()))
     }
 }
 

@@ -76,6 +76,7 @@ fn service(server: usize, incarnation: u64) -> Service {
         lease: LEASE,
         calls_max: 4,
         bytes_max: 1 << 20,
+        total_bytes_max: 8 << 20,
         threads: 2,
         asynchronous_max: 4,
         unreturned_max: 100,

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::Refusal;
 use thiserror::Error;
 
@@ -36,15 +37,19 @@ pub enum ServiceError {
         /// What was seen.
         reason: String,
     },
-    /// The deadline has passed. The function may run, or have run.
-    #[error("cannot {doing}: waited {waited:?} for {task}")]
+    /// The deadline has passed. The function may run, or have run, unless the call waited for a
+    /// thread or its inputs.
+    #[error("cannot {doing}: waited {waited:?} for {awaited}")]
     Timeout {
         /// The operation.
         doing: String,
-        /// The task.
+        /// The task that was called.
         task: String,
         /// How long.
         waited: Duration,
+        /// What the call waited for, and on which task: as the server says, if it was the first to
+        /// notice.
+        awaited: String,
     },
     /// The server has refused the operation. The function has not run, unless the refusal is a
     /// deadline.
@@ -141,6 +146,18 @@ pub enum ServiceError {
         /// `ServerConfig::client_bytes_max`.
         limit: u64,
     },
+    /// The system has no memory for the answer. The function has run.
+    #[error(
+        "cannot {doing}: the system has no memory for the {bytes} bytes of the answer of {task}"
+    )]
+    NoMemory {
+        /// The operation.
+        doing: String,
+        /// The task.
+        task: String,
+        /// The bytes of the answer.
+        bytes: u64,
+    },
     /// What a server has sent makes no sense. It is hostile, or of another version.
     #[error("cannot {doing}: {task} has sent {what}")]
     Protocol {
@@ -165,6 +182,28 @@ pub enum ServiceError {
     EndedBefore {
         /// The number of the call.
         number: u64,
+    },
+    /// A coordinator that resumes schedules other calls than those that the servers have counted
+    /// under its name. Nothing that it schedules runs any more: schedule the same calls, or use
+    /// another name.
+    #[error(
+        "cannot schedule call {number} of coordinator {name:?}: with {function:?} the calls up to \
+         it have the digest {digest:016x}, and those that have counted on {shard} have \
+         {recorded:016x}"
+    )]
+    CallsDiffer {
+        /// The coordinator.
+        name: String,
+        /// The number of the call.
+        number: u64,
+        /// The function of the call in this program.
+        function: String,
+        /// The digest of the functions and inputs of calls 1 to `number` in this program.
+        digest: u64,
+        /// The shard that knows other calls.
+        shard: ShardId,
+        /// The digest of its calls.
+        recorded: u64,
     },
     /// The parameter servers have failed.
     #[error("cannot {doing}: {source}")]

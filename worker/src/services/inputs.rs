@@ -9,6 +9,7 @@ use pushpull_common::protocol::message::OutputRef;
 use pushpull_common::protocol::refusal::Detail;
 
 use super::error::ServiceError;
+use super::execution_waits::ExecutionWaits;
 use super::runtime::client_core::ClientCore;
 use super::service::Failure;
 use super::value::Value;
@@ -28,8 +29,9 @@ impl InputResolver {
         function: &str,
         input: &str,
         variable: &str,
+        waits: &ExecutionWaits,
     ) -> Result<Value, Failure> {
-        self.variables.pull(variable).await.map_err(|error| match error {
+        self.variables.pull(variable, waits).await.map_err(|error| match error {
             // Servers that cannot be reached may be back for another execution.
             super::variables::VariablePullError::Servers { detail, retry } => {
                 Failure::Failed { retry, detail }

@@ -16,6 +16,7 @@ use super::block_on::block_on;
 use super::blocking;
 use super::cancel::CancelFlag;
 use super::client::Client;
+use super::execution_waits::ExecutionWaits;
 use super::functions::FunctionError;
 use super::gradient_value;
 use super::nested_calls::{NestedCalls, NestedClients};
@@ -49,6 +50,7 @@ pub struct Invocation {
     pub(crate) device: usize,
     pub(crate) inputs: Vec<(String, Value)>,
     pub(crate) cancelled: Arc<CancelFlag>,
+    pub(crate) waits: Arc<ExecutionWaits>,
     pub(crate) scheduled: Option<CallRef>,
     pub(crate) step: Option<TrainingStep>,
     /// The values that [`Invocation::values`] has returned.
@@ -137,15 +139,34 @@ impl Invocation {
     /// # Errors
     /// As [`Invocation::params`].
     pub async fn params_async(&mut self) -> Result<&Params, FunctionError> {
-        let step = self.take_step().await?;
+        let mut step = self.take_step().await?;
+        let awaited = || "the values of the variables".to_owned();
+        let pulled = self.waits.during(awaited, step.params());
+        let pulled = self.unless_cancelled(async { pulled.await.map_err(function_error) }).await;
+        pulled.map(|_| ())?;
         self.step.insert(step).params().await.map_err(function_error)
+    }
+
+    /// Waits for a future, unless the call is cancelled meanwhile: nobody waits for the function
+    /// then, and its thread is for others.
+    async fn unless_cancelled<T>(
+        &self,
+        future: impl Future<Output = Result<T, FunctionError>>,
+    ) -> Result<T, FunctionError> {
+        tokio::select! {
+            biased;
+            done = future => done,
+            () = self.cancelled.raised() => {
+                Err(FunctionError::new("the call has ended: nobody waits for it any more"))
+            }
+        }
     }
 
     /// Takes the step that the call has begun, or begins one.
     async fn take_step(&mut self) -> Result<TrainingStep, FunctionError> {
         match self.step.take() {
             Some(step) => Ok(step),
-            None => self.shared.variables.begin_step().await,
+            None => self.unless_cancelled(self.shared.variables.begin_step(&self.waits)).await,
         }
     }
 
@@ -190,7 +211,8 @@ impl Invocation {
         }
         let step = self.take_step().await?;
         self.has_pushed = true;
-        step.push(gradients, self.scheduled).await
+        let awaited = || "the outcome of a push".to_owned();
+        self.waits.during(awaited, step.push(gradients, self.scheduled)).await
     }
 
     /// The newest values of all dense variables, without a token: for evaluation, and for the
@@ -202,7 +224,8 @@ impl Invocation {
         match self.values.get() {
             Some(values) => Ok(values),
             None => {
-                let values = block_on(self.shared.variables.values())?;
+                let values = self.shared.variables.values(&self.waits);
+                let values = block_on(self.unless_cancelled(values))?;
                 Ok(self.values.get_or_init(|| values))
             }
         }
@@ -214,7 +237,7 @@ impl Invocation {
     /// # Errors
     /// As [`Invocation::values`].
     pub fn tower_gradients(&self) -> Result<Gradients, FunctionError> {
-        block_on(self.shared.variables.gradients())
+        block_on(self.unless_cancelled(self.shared.variables.gradients(&self.waits)))
     }
 
     /// Returns the gradients and the loss of a tower, for [`super::Towers`].
@@ -232,8 +255,7 @@ impl Invocation {
     ///
     /// A call may be nested in at most 8 others. The functions of a server whose calls have the
     /// same depth share a client, with its places and its budget on other servers. A blocking
-    /// function keeps its thread while it waits. Functions that call functions of the same server
-    /// in turn may take all its threads, and then wait until their deadlines.
+    /// function lends its thread to other calls while it waits.
     ///
     /// Its operations block the thread. An asynchronous function uses [`Invocation::client_async`];
     /// here it is given [`super::ServiceError::Invalid`].
@@ -245,7 +267,7 @@ impl Invocation {
     pub fn client_async(&self) -> Client {
         let calls = self.cancelled.nested(|| {
             let core = self.shared.clients.of_depth(self.depth);
-            NestedCalls::new(core, self.depth, self.deadline)
+            NestedCalls::new(core, self.depth, self.deadline, self.waits.clone())
         });
         let core = ClientCore::of_execution(calls.clone());
         Client::of_function(core, self.shared.task.clone(), self.deadline)

@@ -11,11 +11,13 @@
 // | --- | --- |
 // | `functions`, `function_table`, `signature`, `elementwise` | what a server offers |
 // | `value`, `value_body`, `value_error`, `outputs` | tensors and bytes; parts to send, memory to receive |
-// | `invocation`, `cancel`, `nested_calls`, `states`, `server_devices` | what a running function is given |
+// | `invocation`, `cancel`, `execution_waits`, `nested_calls`, `states`, `server_devices` | what a running function is given |
 // | `inputs`, `variables`, `params_pool` | the inputs of an execution, from calls and parameter servers |
 // | `server_config`, `server` | a server: its settings, its start and end |
 // | `description`, `device_name` | what a server says of itself |
 // | `client`, `call`, `kept`, `error`, `blocking`, `block_on` | a client, with and without futures |
+// | `running` | calls under way, as futures |
+// | `declaring` | how a client declares variables |
 // | `trainer`, `towers`, `gradient_value` | functions that train; in-graph replication |
 // | `coordinator`, `remote_value`, `per_worker` | scheduled calls |
 
@@ -28,11 +30,13 @@ mod client;
 #[cfg(test)]
 mod conversation_tests;
 pub(crate) mod coordinator;
+mod declaring;
 pub(crate) mod description;
 pub(crate) mod device_name;
 pub(crate) mod dispatch;
 mod elementwise;
 mod error;
+mod execution_waits;
 pub(crate) mod function_table;
 mod functions;
 mod gradient_value;
@@ -44,6 +48,7 @@ mod outputs;
 mod params_pool;
 mod per_worker;
 mod remote_value;
+mod running;
 mod runtime;
 mod server;
 mod server_config;
@@ -62,7 +67,7 @@ mod variables;
 pub use pushpull_net::ServicePeers;
 
 pub use call::Call;
-pub use client::{Client, ClientConfig, Running};
+pub use client::{Client, ClientConfig};
 pub use coordinator::{Coordinator, CoordinatorConfig};
 pub use description::Description;
 pub use error::ServiceError;
@@ -72,6 +77,7 @@ pub use kept::{Keeping, Kept};
 pub use outputs::Outputs;
 pub use per_worker::PerWorker;
 pub use remote_value::RemoteValue;
+pub use running::Running;
 pub use server::{Server, ServerError, ServerHandle, ServerListener};
 pub use server_config::ServerConfig;
 pub use signature::Signature;

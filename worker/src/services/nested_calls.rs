@@ -3,12 +3,13 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
 use pushpull_common::protocol::limits::CALL_DEPTH_MAX;
 
 use super::call_session::CallOp;
+use super::execution_waits::ExecutionWaits;
 use super::runtime::client_core::ClientCore;
 
 /// The clients by which the functions of a server call other functions, one for each depth of
@@ -63,12 +64,19 @@ pub(crate) struct NestedCalls {
     pub(crate) deadline: Option<Instant>,
     /// The operations under way; `None` once the execution has ended.
     open: Mutex<Option<HashSet<CallOp>>>,
+    /// The waits of the execution.
+    pub(crate) waits: Arc<ExecutionWaits>,
 }
 
 impl NestedCalls {
-    pub(crate) fn new(core: ClientCore, depth: u8, deadline: Option<Instant>) -> NestedCalls {
-        let depth = depth.saturating_add(1);
-        NestedCalls { core, depth, deadline, open: Mutex::new(Some(HashSet::new())) }
+    pub(crate) fn new(
+        core: ClientCore,
+        depth: u8,
+        deadline: Option<Instant>,
+        waits: Arc<ExecutionWaits>,
+    ) -> NestedCalls {
+        let (depth, open) = (depth.saturating_add(1), Mutex::new(Some(HashSet::new())));
+        NestedCalls { core, depth, deadline, open, waits }
     }
 
     fn open(&self) -> MutexGuard<'_, Option<HashSet<CallOp>>> {

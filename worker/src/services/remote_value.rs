@@ -1,9 +1,13 @@
 //! The value of a scheduled call, which may not be there yet.
 
+use std::sync::Arc;
+
 use tokio::sync::watch;
 
 use super::block_on::block_on;
+use super::client::CALLS;
 use super::error::ServiceError;
+use super::execution_waits::ExecutionWaits;
 use super::outputs::Outputs;
 
 /// The end of a call: nothing before it has ended.
@@ -14,11 +18,22 @@ pub(crate) type ValueState = Option<Result<Outputs, ServiceError>>;
 pub struct RemoteValue {
     number: u64,
     state: watch::Receiver<ValueState>,
+    /// Those of the function in which the coordinator is.
+    waits: Option<Arc<ExecutionWaits>>,
 }
 
 impl RemoteValue {
-    pub(crate) fn new(number: u64, state: watch::Receiver<ValueState>) -> RemoteValue {
-        RemoteValue { number, state }
+    pub(crate) fn new(
+        number: u64,
+        state: watch::Receiver<ValueState>,
+        waits: Option<Arc<ExecutionWaits>>,
+    ) -> RemoteValue {
+        RemoteValue { number, state, waits }
+    }
+
+    /// Returns the value of a call that has ended.
+    pub(crate) fn ended(number: u64, result: Result<Outputs, ServiceError>) -> RemoteValue {
+        RemoteValue::new(number, watch::channel(Some(result)).1, None)
     }
 
     /// The number of the call among those of its coordinator, from 1.
@@ -46,7 +61,10 @@ impl RemoteValue {
     /// # Errors
     /// As [`RemoteValue::fetch`].
     pub fn fetch_blocking(&self) -> Result<Outputs, ServiceError> {
-        block_on(self.fetch())
+        match &self.waits {
+            Some(waits) => block_on(waits.during(|| CALLS.to_owned(), self.fetch())),
+            None => block_on(self.fetch()),
+        }
     }
 
     /// The outputs, if the call has ended.

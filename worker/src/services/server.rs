@@ -69,8 +69,8 @@ pub enum ServerError {
 /// thread.
 const ASYNCHRONOUS_MAX: usize = 1024;
 
-/// The most executions of one function that have passed their deadlines and not returned. Each
-/// holds a thread.
+/// The most executions of one function for one client that have passed their deadlines and not
+/// returned. Each holds a thread.
 const UNRETURNED_MAX: usize = 4;
 
 /// A bound address that is not served yet.
@@ -346,7 +346,8 @@ fn core_of(
             incarnation: client.incarnation(),
             lease: config.lease,
             calls_max: config.calls_max,
-            bytes_max: config.client_bytes_max,
+            bytes_max: config.client_bytes_max.min(config.bytes_max),
+            total_bytes_max: config.bytes_max,
             threads: config.threads,
             asynchronous_max: ASYNCHRONOUS_MAX,
             unreturned_max: UNRETURNED_MAX,

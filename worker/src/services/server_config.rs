@@ -21,6 +21,7 @@ pub struct ServerConfig {
     pub(super) lease: Duration,
     pub(super) calls_max: usize,
     pub(super) client_bytes_max: u64,
+    pub(super) bytes_max: u64,
     pub(super) clients_max: usize,
     pub(super) grace: Duration,
     device_filters: DeviceFilters,
@@ -39,14 +40,15 @@ impl ServerConfig {
             lease: Duration::from_secs(10),
             calls_max: 64,
             client_bytes_max: 1 << 30,
+            bytes_max: 4 << 30,
             clients_max: 1024,
             grace: Duration::from_secs(30),
             device_filters: DeviceFilters::default(),
         }
     }
 
-    /// How many blocking functions run at once. Each has a thread. Default: one for each processor,
-    /// at least 2.
+    /// How many blocking functions of one client run at once. Each has a thread, which it lends to
+    /// others while it waits. Default: one for each processor, at least 2.
     pub fn threads(self, threads: usize) -> ServerConfig {
         ServerConfig { threads, ..self }
     }
@@ -79,7 +81,14 @@ impl ServerConfig {
         ServerConfig { client_bytes_max: bytes, ..self }
     }
 
-    /// How many clients are remembered. Default 1024.
+    /// How many bytes the inputs and outputs of all clients may take together. What exceeds them is
+    /// refused. Default 4 GiB.
+    pub fn bytes_max(self, bytes: u64) -> ServerConfig {
+        ServerConfig { bytes_max: bytes, ..self }
+    }
+
+    /// How many clients are remembered. A newcomer takes the place of one that has no calls here.
+    /// Default 1024.
     pub fn clients_max(self, clients: usize) -> ServerConfig {
         ServerConfig { clients_max: clients, ..self }
     }

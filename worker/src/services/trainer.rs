@@ -1,5 +1,6 @@
 //! The worker by which the functions of a server train: one session for all calls.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pushpull_common::protocol::{CallRef, Refusal};
@@ -10,6 +11,7 @@ use crate::config::WorkerConfig;
 use crate::error::{Advice, Error};
 use crate::gradients::params::{Gradients, Params};
 use crate::outcome::{Pulled, Push};
+use crate::reader::{SERVERS, VALUES};
 use crate::token::Token;
 use crate::worker::Worker;
 
@@ -18,6 +20,8 @@ use crate::worker::Worker;
 pub(crate) struct Trainer {
     worker: Mutex<Worker>,
     pool: ParamsPool,
+    /// Whether the session has ended, so that the next call joins again.
+    is_over: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -26,13 +30,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Trainer {
-    /// Joins with the variables that the servers have, once they have values.
-    pub(crate) async fn join(config: WorkerConfig) -> Result<Trainer, Error> {
-        let mut worker = Worker::connect(config).await?;
+    /// Joins with the variables that the servers have, once they have values. The configuration
+    /// names the client of the functions ([`TaskId::for_functions`]), never a task: whoever joins
+    /// as the task itself fences nobody here.
+    ///
+    /// [`TaskId::for_functions`]: pushpull_common::ids::TaskId::for_functions
+    pub(crate) async fn join(
+        config: WorkerConfig,
+        waits: impl Fn(&'static str),
+    ) -> Result<Trainer, Error> {
+        waits(SERVERS);
+        let mut worker = Worker::connect_client(config).await?;
+        waits(VALUES);
         let params = worker.join_declared().await?;
         let pool = ParamsPool::default();
         pool.keep(params);
-        Ok(Trainer { worker: Mutex::new(worker), pool })
+        Ok(Trainer { worker: Mutex::new(worker), pool, is_over: AtomicBool::new(false) })
     }
 
     /// Takes a token.
@@ -41,10 +54,30 @@ impl Trainer {
         Ok(TrainingStep { trainer: self, token, params: None })
     }
 
+    /// Whether the session has ended: calls need another.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Relaxed)
+    }
+
     async fn token(&self) -> Result<Token, Error> {
         let token = lock(&self.worker).request_token();
-        token.await?.ok_or(Error::Ended { doing: "take a token" })
+        self.noted(token.await)?.ok_or(Error::Ended { doing: "take a token" })
     }
+
+    /// Records whether an error ends the session.
+    fn noted<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
+        let ends = |error: &Error| rejoins(error) || error.advice() == Advice::Rejoin;
+        if result.as_ref().is_err_and(ends) {
+            self.is_over.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+}
+
+/// Whether the session of the functions joins again after an error that would end a program: a
+/// newer session has the name, which the older process of this server may have had.
+fn rejoins(error: &Error) -> bool {
+    matches!(error, Error::Fenced)
 }
 
 /// A token, with the values of its step once they are wanted. Dropping it returns the token.
@@ -76,7 +109,7 @@ impl TrainingStep {
         };
         loop {
             let pull = lock(&self.trainer.worker).pull(&self.token, &mut params);
-            match pull.await? {
+            match self.trainer.noted(pull.await)? {
                 Pulled::Pulled { .. } => return Ok(params),
                 Pulled::Stale => self.token = self.trainer.token().await?,
             }
@@ -103,7 +136,7 @@ impl TrainingStep {
             }
         };
         params.into_iter().for_each(|params| trainer.pool.keep(params));
-        let push = push.await.map_err(function_error)?;
+        let push = trainer.noted(push.await).map_err(function_error)?;
         if scheduled.is_some() { counted(push) } else { Ok(push) }
     }
 }
@@ -130,7 +163,7 @@ pub(crate) fn function_error(error: Error) -> FunctionError {
         &error,
         Error::Refused { refusal: Refusal::CallEpoch { .. } | Refusal::UnknownCalls { .. }, .. }
     );
-    let stops = replaced || error.advice() == Advice::Stop;
+    let stops = replaced || (error.advice() == Advice::Stop && !rejoins(&error));
     let failed = FunctionError::from(error);
     if stops { failed } else { failed.retryable() }
 }

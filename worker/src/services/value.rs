@@ -162,7 +162,7 @@ impl Value {
     /// [`ValueError::Shape`] for an invalid shape.
     pub fn zeros<T: Element>(shape: &[u64]) -> Result<Value, ValueError> {
         let shape = Shape::new(shape)?;
-        Ok(Value::zeroed(ValueType { elements: Elements::Tensor(T::DTYPE), shape }))
+        Value::zeroed(ValueType { elements: Elements::Tensor(T::DTYPE), shape })
     }
 
     /// Takes memory that begins with this many bytes. Returns `None` above 2^48 bytes.
@@ -172,9 +172,12 @@ impl Value {
         Some(Value { is, memory: Arc::new(memory), start: 0 })
     }
 
-    pub(crate) fn zeroed(is: ValueType) -> Value {
-        let memory = Arc::new(AlignedBuffer::of_bytes(is.bytes() as usize));
-        Value { is, memory, start: 0 }
+    /// Allocates a value of zeros.
+    pub(crate) fn zeroed(is: ValueType) -> Result<Value, ValueError> {
+        let bytes = is.bytes();
+        let memory = AlignedBuffer::try_of_bytes(bytes as usize);
+        let memory = Arc::new(memory.ok_or(ValueError::Memory { bytes })?);
+        Ok(Value { is, memory, start: 0 })
     }
 
     /// A tensor of one element and no axes.
@@ -303,7 +306,7 @@ impl Value {
     ) -> Result<Value, ValueError> {
         let (left, right) = (self.view::<T>()?, other.view::<T>()?);
         let wider = if self.shape().rank() == 0 { other } else { self };
-        let mut result = Value::zeroed(wider.is.clone());
+        let mut result = Value::zeroed(wider.is.clone())?;
         let out = result.view_mut::<T>()?;
         if self.shape() == other.shape() {
             for ((out, &left), &right) in out.iter_mut().zip(left).zip(right) {
@@ -344,10 +347,10 @@ impl PartialEq for Value {
 impl From<&str> for Value {
     fn from(text: &str) -> Value {
         let shape = Shape::new([text.len() as u64]).expect("a text has less than 2^48 bytes");
-        let mut value = Value::zeroed(ValueType { elements: Elements::Bytes, shape });
-        let memory = Arc::get_mut(&mut value.memory).expect("nothing shares a new memory");
+        let mut memory = AlignedBuffer::of_bytes(text.len());
         memory.bytes_mut()[..text.len()].copy_from_slice(text.as_bytes());
-        value
+        let is = ValueType { elements: Elements::Bytes, shape };
+        Value { is, memory: Arc::new(memory), start: 0 }
     }
 }
 

@@ -75,11 +75,12 @@ impl IncomingValues {
         Some(total)
     }
 
-    /// Allocates memory for values of these types. The caller has checked their bytes.
-    pub(crate) fn new(types: Vec<ValueType>) -> IncomingValues {
+    /// Allocates memory for values of these types. The caller has checked their bytes. Returns
+    /// `None` if the system has no memory.
+    pub(crate) fn new(types: Vec<ValueType>) -> Option<IncomingValues> {
         let bytes = IncomingValues::bytes_of(&types).unwrap_or(0) as usize;
-        let memory = AlignedBuffer::of_bytes(bytes);
-        IncomingValues { types, memory, bytes, announced: 0, received: 0 }
+        let memory = AlignedBuffer::try_of_bytes(bytes)?;
+        Some(IncomingValues { types, memory, bytes, announced: 0, received: 0 })
     }
 
     /// Announces a body of this many bytes at this offset. Returns whether that continues what has
@@ -138,7 +139,7 @@ mod tests {
         let lengths: Vec<u64> = parts.iter().map(ValueBody::bytes).collect();
         assert_eq!(lengths, [PART_BYTES_MAX, PART_BYTES_MAX, 2_400_016 - 2 * PART_BYTES_MAX]);
         let types = values.iter().map(|value| value.value_type().clone()).collect();
-        let mut incoming = IncomingValues::new(types);
+        let mut incoming = IncomingValues::new(types).unwrap();
         let mut offset = 0;
         for part in &parts {
             assert!(!incoming.is_whole());
@@ -158,6 +159,6 @@ mod tests {
     fn no_values_are_one_empty_body() {
         let parts = ValueBody::parts(&[]);
         assert_eq!((parts.len(), parts[0].bytes()), (1, 0));
-        assert!(IncomingValues::new(Vec::new()).is_whole());
+        assert!(IncomingValues::new(Vec::new()).unwrap().is_whole());
     }
 }

@@ -48,6 +48,12 @@ pub enum ValueError {
         /// The extents of the second.
         right: Vec<u64>,
     },
+    /// The system has no memory for a value.
+    #[error("cannot make a value of {bytes} bytes: the system has no memory for it")]
+    Memory {
+        /// The bytes of the value.
+        bytes: u64,
+    },
     /// There is no value of this name.
     #[error("cannot find the value {name:?}: there are {known}")]
     Unknown {

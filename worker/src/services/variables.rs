@@ -1,6 +1,6 @@
 //! The variables of the parameter servers, as the functions of a server read them.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::device::DeviceFilters;
@@ -8,6 +8,7 @@ use pushpull_common::ids::TaskId;
 use pushpull_common::tensor::{DType, bf16, f16};
 use tokio::sync::Mutex;
 
+use super::execution_waits::ExecutionWaits;
 use super::functions::FunctionError;
 use super::gradient_value;
 use super::params_pool::ParamsPool;
@@ -16,7 +17,7 @@ use super::value::Value;
 use crate::config::WorkerConfig;
 use crate::error::Advice;
 use crate::gradients::params::{Gradients, Params};
-use crate::reader::Reader;
+use crate::reader::{Reader, SERVERS};
 
 /// Why a variable cannot be an input.
 #[derive(Debug)]
@@ -48,6 +49,8 @@ pub(crate) struct ServerVariables {
     reader: Mutex<Option<Arc<Reader>>>,
     trainer: Mutex<Option<Arc<Trainer>>>,
     pool: ParamsPool,
+    /// What the call waits for that connects. Others wait for that call.
+    connecting: std::sync::Mutex<&'static str>,
 }
 
 impl ServerVariables {
@@ -84,13 +87,36 @@ impl ServerVariables {
             reader: Mutex::default(),
             trainer: Mutex::default(),
             pool: ParamsPool::default(),
+            connecting: std::sync::Mutex::new(SERVERS),
         }
     }
 
+    /// Tells a function what it waits for next.
+    fn set_awaited(&self, waits: &ExecutionWaits, awaited: &'static str) {
+        *self.connecting.lock().unwrap_or_else(PoisonError::into_inner) = awaited;
+        waits.say(&self.awaited());
+    }
+
+    /// Returns what a function waits for that needs the servers: their step owner is named.
+    fn awaited(&self) -> String {
+        let awaited = *self.connecting.lock().unwrap_or_else(PoisonError::into_inner);
+        let owner = self.config.as_ref().ok().and_then(|config| {
+            let owner = config.cluster.step_owner()?;
+            let address = config.cluster.task_address(&owner.job, owner.index).ok()?;
+            Some(format!("{awaited}, {owner} at {address}"))
+        });
+        owner.unwrap_or_else(|| awaited.to_owned())
+    }
+
     /// Pulls the newest values of a variable.
-    pub(crate) async fn pull(&self, name: &str) -> Result<Value, VariablePullError> {
-        let reader = self.reader().await?;
-        let pulled = pull(&reader, name).await;
+    pub(crate) async fn pull(
+        &self,
+        name: &str,
+        waits: &ExecutionWaits,
+    ) -> Result<Value, VariablePullError> {
+        let reader = self.reader(waits).await?;
+        let awaited = || format!("the values of variable {name:?}");
+        let pulled = waits.during(awaited, pull(&reader, name)).await;
         if let Err(VariablePullError::Servers { .. }) = &pulled {
             // The next call connects again: the servers may have other variables by then.
             self.reader.lock().await.take_if(|current| Arc::ptr_eq(current, &reader));
@@ -99,32 +125,37 @@ impl ServerVariables {
     }
 
     /// Takes a token, whose step has the values that a function asks for.
-    pub(crate) async fn begin_step(&self) -> Result<TrainingStep, FunctionError> {
+    pub(crate) async fn begin_step(
+        &self,
+        waits: &ExecutionWaits,
+    ) -> Result<TrainingStep, FunctionError> {
+        let trainer = waits.during(|| self.awaited(), self.trainer(waits)).await?;
+        let awaited = || "a token of the step owner".to_owned();
+        waits.during(awaited, trainer.begin_step()).await.map_err(function_error)
+    }
+
+    /// Returns the session by which the functions train, which joins if there is none.
+    async fn trainer(&self, waits: &ExecutionWaits) -> Result<Arc<Trainer>, FunctionError> {
         let config = self.config.as_ref().map_err(FunctionError::new)?;
         let mut shared = self.trainer.lock().await;
-        let trainer = match &*shared {
-            Some(trainer) => trainer.clone(),
-            None => {
-                let joined = Trainer::join(config.clone()).await.map_err(function_error)?;
-                shared.insert(Arc::new(joined)).clone()
-            }
-        };
-        drop(shared);
-        let begun = trainer.clone().begin_step().await;
-        if begun.as_ref().is_err_and(|error| error.advice() == Advice::Rejoin) {
-            // The next call joins again.
-            self.trainer.lock().await.take_if(|current| Arc::ptr_eq(current, &trainer));
+        shared.take_if(|trainer| trainer.is_over());
+        if let Some(trainer) = &*shared {
+            return Ok(trainer.clone());
         }
-        begun.map_err(function_error)
+        let config = WorkerConfig { task: trainer_of(&config.task)?, ..config.clone() };
+        let joined = Trainer::join(config, |awaited| self.set_awaited(waits, awaited)).await;
+        Ok(shared.insert(Arc::new(joined.map_err(function_error)?)).clone())
     }
 
     /// Pulls the newest values of all dense variables.
-    pub(crate) async fn values(&self) -> Result<Params, FunctionError> {
-        let reader = self.reader().await?;
+    pub(crate) async fn values(&self, waits: &ExecutionWaits) -> Result<Params, FunctionError> {
+        let reader = self.reader(waits).await?;
         // Another reader may have other variables.
         let free = self.pool.take().filter(|free| Arc::ptr_eq(&free.plan, reader.plan()));
         let mut params = free.unwrap_or_else(|| reader.params());
-        reader.pull_shared(&mut params).await.map_err(function_error)?;
+        let awaited = || "the values of the variables".to_owned();
+        let pulled = waits.during(awaited, reader.pull_shared(&mut params)).await;
+        pulled.map_err(function_error)?;
         Ok(params)
     }
 
@@ -134,20 +165,39 @@ impl ServerVariables {
     }
 
     /// Returns an empty set of gradients of a tower.
-    pub(crate) async fn gradients(&self) -> Result<Gradients, FunctionError> {
-        Ok(gradient_value::empty(self.reader().await?.plan()))
+    pub(crate) async fn gradients(
+        &self,
+        waits: &ExecutionWaits,
+    ) -> Result<Gradients, FunctionError> {
+        Ok(gradient_value::empty(self.reader(waits).await?.plan()))
     }
 
-    async fn reader(&self) -> Result<Arc<Reader>, VariablePullError> {
+    async fn reader(&self, waits: &ExecutionWaits) -> Result<Arc<Reader>, VariablePullError> {
+        waits.during(|| self.awaited(), self.connected_reader(waits)).await
+    }
+
+    /// Returns the reader of the functions, which connects if there is none.
+    async fn connected_reader(
+        &self,
+        waits: &ExecutionWaits,
+    ) -> Result<Arc<Reader>, VariablePullError> {
         let unsuitable = |detail: &String| VariablePullError::Unsuitable { detail: detail.clone() };
         let config = self.config.as_ref().map_err(unsuitable)?;
         let mut reader = self.reader.lock().await;
         if let Some(reader) = &*reader {
             return Ok(reader.clone());
         }
-        let connected = Reader::connect(config.clone()).await.map_err(of_servers)?;
-        Ok(reader.insert(Arc::new(connected)).clone())
+        let phase = |awaited| self.set_awaited(waits, awaited);
+        let connected = Reader::connect_in_phases(config.clone(), phase).await;
+        Ok(reader.insert(Arc::new(connected.map_err(of_servers)?)).clone())
     }
+}
+
+/// Returns the client by which the functions of a task train.
+fn trainer_of(task: &TaskId) -> Result<TaskId, FunctionError> {
+    task.for_functions().ok_or_else(|| {
+        FunctionError::new(format!("the job {:?} has too long a name to train", task.job))
+    })
 }
 
 async fn pull(reader: &Reader, name: &str) -> Result<Value, VariablePullError> {

@@ -54,9 +54,6 @@ impl CallSession {
 
     pub(super) fn link_failed(&mut self, now: Instant, id: LinkId, reason: String) {
         let link = &mut self.links[id.0];
-        for (_, pending) in link.pending.iter_mut() {
-            (pending.sent, pending.answer) = (false, None);
-        }
         link.back_off(now, reason.clone());
         let ends = |pending: &Pending| matches!(&pending.kind, CallCommand::Call { order, .. } if order.ends_with_connection);
         self.fail_all(now, id, &reason, ends);
@@ -94,6 +91,9 @@ impl CallSession {
             Message::ServerIs(server) if !is_open => self.accepted(now, id, connection, &server),
             Message::Refused(refused) if !is_open => {
                 let reason = refused.refusal.to_string();
+                if is_final(&refused.refusal) {
+                    self.refuse_all(id, &refused.refusal);
+                }
                 self.give_up(now, id, connection, reason);
             }
             _ if !is_open => self.breach(now, id, connection, "a message before its welcome"),
@@ -167,6 +167,13 @@ impl CallSession {
         }
     }
 
+    /// Fails the requests of a link whose server will never accept the client.
+    fn refuse_all(&mut self, id: LinkId, refusal: &Refusal) {
+        for request in self.links[id.0].pending.find(|_| true) {
+            self.refused(id, request, refusal.clone());
+        }
+    }
+
     /// Ends a connection and tries again later.
     fn give_up(&mut self, now: Instant, id: LinkId, connection: u64, reason: String) {
         self.connections.remove(&connection);
@@ -192,9 +199,9 @@ impl CallSession {
         let Some(pending) = link.pending.get_mut(request) else { return };
         let doing = pending.kind.doing();
         let error = match refusal {
-            Refusal::Deadline { waited_ms, .. } => {
-                let waited = Duration::from_millis(waited_ms);
-                ServiceError::Timeout { doing, task, waited }
+            Refusal::Deadline { waited_ms, awaited } => {
+                let (waited, awaited) = (Duration::from_millis(waited_ms), awaited.to_string());
+                ServiceError::Timeout { doing, task, waited, awaited }
             }
             refusal => ServiceError::Refused { doing, task, refusal },
         };
@@ -263,7 +270,10 @@ impl CallSession {
             let error = ServiceError::AnswerTooLarge { doing, task, bytes, limit };
             return self.reply(id, request, Err(error));
         }
-        let mut values = IncomingValues::new(types);
+        let Some(mut values) = IncomingValues::new(types) else {
+            let doing = pending.kind.doing();
+            return self.reply(id, request, Err(ServiceError::NoMemory { doing, task, bytes }));
+        };
         let announced = header.body_bytes == 0 || values.announce(0, header.body_bytes);
         pending.answer = Some(IncomingAnswer { names, values });
         if !announced {
@@ -309,6 +319,12 @@ impl CallSession {
         };
         self.reply(id, request, Ok(reply));
     }
+}
+
+/// Whether a server that refuses a hello so does it again: it offers no functions, or speaks
+/// another version.
+fn is_final(refusal: &Refusal) -> bool {
+    matches!(refusal, Refusal::Unsupported { .. } | Refusal::Role { .. } | Refusal::Version { .. })
 }
 
 fn names_and_types(outputs: &CallOutputs) -> (Vec<String>, Result<Vec<ValueType>, String>) {

@@ -8,7 +8,7 @@ use pushpull_common::protocol::message::{self, CancelCall, Heartbeat, Release};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Message, limits};
 
-use super::pending::{Pending, PendingRequests};
+use super::pending::PendingRequests;
 
 /// The most calls that a call acknowledges.
 pub(super) const ENDED_MAX: usize = limits::CALLS_ENDED_MAX;
@@ -96,15 +96,9 @@ impl Link {
         !self.pending.is_empty() || !self.kept.is_empty()
     }
 
-    /// Yields the requests that are to be sent now. The server has few places for calls.
-    pub(super) fn next_requests(&self) -> impl Iterator<Item = (RequestId, &Pending)> {
-        let in_flight = self.pending.iter().filter(|(_, p)| p.sent && p.kind.is_call()).count();
-        let mut places = self.calls_max.saturating_sub(in_flight);
-        self.pending.iter().filter(|(_, pending)| !pending.sent).filter(move |(_, pending)| {
-            let has_place = !pending.kind.is_call() || places > 0;
-            places -= usize::from(has_place && pending.kind.is_call());
-            has_place
-        })
+    /// Returns the requests that are to be sent now. The server has few places for calls.
+    pub(super) fn next_requests(&self) -> Vec<RequestId> {
+        self.pending.next(self.calls_max)
     }
 
     /// Returns the server that has what a call leaves: 0 if the call was not sent to it yet, `None`
@@ -138,9 +132,7 @@ impl Link {
         self.receiving = None;
         // What the server may not have received is sent again.
         self.releases.extend(self.releasing.drain(..).flatten());
-        for (_, pending) in self.pending.iter_mut() {
-            self.ended.append(&mut pending.acknowledges);
-        }
+        self.ended.append(&mut self.pending.disconnected());
     }
 
     /// Takes it that the server is there.
@@ -190,7 +182,6 @@ impl Link {
 
     /// Returns when the link needs the time; `None` if it does not.
     pub(super) fn wake_at(&self) -> Option<Instant> {
-        let deadlines = self.pending.iter().filter_map(|(_, pending)| pending.deadline);
         let own = match self.status {
             CallLinkStatus::Idle | CallLinkStatus::Connecting { .. } => None,
             CallLinkStatus::BackOff { until } => Some(until),
@@ -198,7 +189,7 @@ impl Link {
                 self.heartbeat_at().min(self.heard + 2 * self.lease + Duration::from_millis(1)),
             ),
         };
-        deadlines.chain(own).min()
+        self.pending.deadline().into_iter().chain(own).min()
     }
 }
 

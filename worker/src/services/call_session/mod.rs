@@ -173,17 +173,7 @@ impl CallSession {
         command: CallCommand,
         deadline: Option<Instant>,
     ) {
-        let (sent, was_sent, acknowledges, answer) = (false, false, Vec::new(), None);
-        let pending = Pending {
-            op,
-            kind: command,
-            begun: now,
-            deadline,
-            sent,
-            was_sent,
-            acknowledges,
-            answer,
-        };
+        let pending = Pending::new(op, command, now, deadline);
         let request = self.links[link.0].pending.add(pending);
         self.ops.insert(op, (link, request));
     }
@@ -275,21 +265,28 @@ impl CallSession {
 
     /// Fails the requests whose deadlines have passed.
     fn time_out(&mut self, now: Instant, id: LinkId) {
-        let link = &self.links[id.0];
-        let late = link.pending.find(|p| p.deadline.is_some_and(|deadline| deadline <= now));
-        for request in late {
+        for request in self.links[id.0].pending.late(now) {
             let link = &mut self.links[id.0];
             let Some(pending) = link.pending.get_mut(request) else { continue };
             let (doing, waited) = (pending.kind.doing(), now - pending.begun);
             let was_sent = pending.was_sent;
+            let is_open = matches!(link.status, CallLinkStatus::Open { .. });
             let task = link.task_name();
-            let error = match &link.failure {
-                Some((since, reason)) if !was_sent => {
+            let awaited = match &link.failure {
+                _ if was_sent => format!("the answer of {task}"),
+                Some((since, reason)) if !is_open => {
                     let (waited, reason) = (now.saturating_duration_since(*since), reason.clone());
-                    ServiceError::Unavailable { doing, task, waited, reason }
+                    let error = ServiceError::Unavailable { doing, task, waited, reason };
+                    self.reply(id, request, Err(error));
+                    continue;
                 }
-                _ => ServiceError::Timeout { doing, task, waited },
+                _ if is_open => {
+                    let places = link.calls_max;
+                    format!("a place among the {places} calls of this client on {task}")
+                }
+                _ => format!("a connection to {task}"),
             };
+            let error = ServiceError::Timeout { doing, task, waited, awaited };
             self.reply(id, request, Err(error));
         }
     }
@@ -301,7 +298,8 @@ impl CallSession {
         let link = &self.links[id.0];
         let task = link.task.as_ref();
         let mut found = Vec::new();
-        for (request, pending) in link.next_requests() {
+        for request in link.next_requests() {
+            let Some(pending) = link.pending.get(request) else { continue };
             // A call that was sent is known to its server, with what it needs.
             if pending.was_sent && pending.kind.is_call() {
                 continue;
@@ -362,11 +360,10 @@ impl CallSession {
         let link = &mut self.links[id.0];
         let crc = link.crc;
         let mut sent = Vec::new();
-        let next: Vec<RequestId> = link.next_requests().map(|(request, _)| request).collect();
+        let next = link.next_requests();
         let ended = &mut link.ended;
         for request in next {
-            let Some(pending) = link.pending.get_mut(request) else { continue };
-            (pending.sent, pending.was_sent) = (true, true);
+            let Some(pending) = link.pending.send(request) else { continue };
             let acknowledged = match pending.kind.is_call() {
                 true => ended.drain(..ended.len().min(link::ENDED_MAX)).collect(),
                 false => Vec::new(),
@@ -393,7 +390,13 @@ impl CallSession {
     }
 }
 
-/// Returns the time that a request has left, in milliseconds: at least 1, and 0 for no deadline.
+/// The longest time by which the deadline of a server precedes that of its client.
+const ANSWER_TIME: Duration = Duration::from_millis(100);
+
+/// Returns the time that a server has for a request, in milliseconds: at least 1, and 0 for no
+/// deadline. It ends a little before the client stops waiting, because the server knows what the
+/// request waits for, and says so.
 fn deadline_ms(left: Option<Duration>) -> u32 {
-    left.map_or(0, |left| u32::try_from(left.as_millis().max(1)).unwrap_or(u32::MAX))
+    let of_server = |left: Duration| left - (left / 10).min(ANSWER_TIME);
+    left.map_or(0, |left| u32::try_from(of_server(left).as_millis().max(1)).unwrap_or(u32::MAX))
 }

@@ -1,6 +1,6 @@
 //! What callers wait for on one link.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use pushpull_common::ids::{RequestId, TaskId};
@@ -19,8 +19,8 @@ pub(super) struct Pending {
     pub(super) kind: CallCommand,
     pub(super) begun: Instant,
     pub(super) deadline: Option<Instant>,
-    /// Whether it was sent on the present connection.
-    pub(super) sent: bool,
+    /// Whether it was sent on the present connection. [`PendingRequests`] changes it.
+    sent: bool,
     /// Whether it was ever sent: the function may have run.
     pub(super) was_sent: bool,
     /// The calls that it acknowledges. Its answer shows that the server knows.
@@ -35,6 +35,19 @@ pub(super) struct IncomingAnswer {
     /// The names of the values; one without a name for a fetch or a description.
     pub(super) names: Vec<String>,
     pub(super) values: IncomingValues,
+}
+
+impl Pending {
+    /// A request that is to be sent.
+    pub(super) fn new(
+        op: CallOp,
+        kind: CallCommand,
+        begun: Instant,
+        deadline: Option<Instant>,
+    ) -> Pending {
+        let (sent, was_sent, acknowledges, answer) = (false, false, Vec::new(), None);
+        Pending { op, kind, begun, deadline, sent, was_sent, acknowledges, answer }
+    }
 }
 
 impl CallCommand {
@@ -109,22 +122,49 @@ impl CallCommand {
 }
 
 /// The requests of one link that are not answered, by their ids.
+///
+/// A client may have any number of requests open, and each event concerns few of them. So what an
+/// event needs is found by an index: by deadline, and by whether it is to be sent.
+///
+/// Invariants: `by_deadline` has the requests with deadlines. `unsent_calls` and `unsent_others`
+/// have those that were not sent on the present connection, and `calls_sent` counts the calls that
+/// were.
 #[derive(Debug, Default)]
 pub(super) struct PendingRequests {
     all: BTreeMap<u64, Pending>,
     /// The requests of calls, by the numbers of these.
     by_call: BTreeMap<u64, u64>,
+    by_deadline: BTreeSet<(Instant, u64)>,
+    unsent_calls: BTreeSet<u64>,
+    unsent_others: BTreeSet<u64>,
+    calls_sent: usize,
     last: u64,
+    /// How many requests were examined, for the test of the cost of an event.
+    #[cfg(test)]
+    pub(super) examined: std::cell::Cell<u64>,
 }
 
 impl PendingRequests {
     pub(super) fn add(&mut self, pending: Pending) -> RequestId {
         self.last += 1;
+        let request = self.last;
         if let CallCommand::Call { number, .. } = pending.kind {
-            self.by_call.insert(number, self.last);
+            self.by_call.insert(number, request);
         }
-        self.all.insert(self.last, pending);
-        RequestId(self.last)
+        if let Some(deadline) = pending.deadline {
+            self.by_deadline.insert((deadline, request));
+        }
+        self.unsent(pending.kind.is_call()).insert(request);
+        self.all.insert(request, pending);
+        RequestId(request)
+    }
+
+    fn unsent(&mut self, calls: bool) -> &mut BTreeSet<u64> {
+        if calls { &mut self.unsent_calls } else { &mut self.unsent_others }
+    }
+
+    pub(super) fn get(&self, request: RequestId) -> Option<&Pending> {
+        self.all.get(&request.0)
     }
 
     pub(super) fn get_mut(&mut self, request: RequestId) -> Option<&mut Pending> {
@@ -136,15 +176,69 @@ impl PendingRequests {
         if let CallCommand::Call { number, .. } = removed.kind {
             self.by_call.remove(&number);
         }
+        if let Some(deadline) = removed.deadline {
+            self.by_deadline.remove(&(deadline, request.0));
+        }
+        match (removed.sent, removed.kind.is_call()) {
+            (true, is_call) => self.calls_sent -= usize::from(is_call),
+            (false, is_call) => {
+                self.unsent(is_call).remove(&request.0);
+            }
+        }
         Some(removed)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (RequestId, &Pending)> {
-        self.all.iter().map(|(&request, pending)| (RequestId(request), pending))
+    /// Takes it that a request is sent, and returns it.
+    pub(super) fn send(&mut self, request: RequestId) -> Option<&mut Pending> {
+        let pending = self.all.get_mut(&request.0)?;
+        let is_call = pending.kind.is_call();
+        if !std::mem::replace(&mut pending.sent, true) {
+            let unsent = if is_call { &mut self.unsent_calls } else { &mut self.unsent_others };
+            unsent.remove(&request.0);
+            self.calls_sent += usize::from(is_call);
+        }
+        pending.was_sent = true;
+        Some(pending)
     }
 
-    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (RequestId, &mut Pending)> {
-        self.all.iter_mut().map(|(&request, pending)| (RequestId(request), pending))
+    /// Takes it that the connection has ended: all requests are to be sent again. Returns the calls
+    /// that they have acknowledged.
+    pub(super) fn disconnected(&mut self) -> Vec<u64> {
+        let mut acknowledged = Vec::new();
+        for (&request, pending) in &mut self.all {
+            (pending.sent, pending.answer) = (false, None);
+            acknowledged.append(&mut pending.acknowledges);
+            let is_call = pending.kind.is_call();
+            let unsent = if is_call { &mut self.unsent_calls } else { &mut self.unsent_others };
+            unsent.insert(request);
+        }
+        self.calls_sent = 0;
+        acknowledged
+    }
+
+    /// Returns the requests that are to be sent next, in their order. The server has places for
+    /// this many calls.
+    pub(super) fn next(&self, calls_max: usize) -> Vec<RequestId> {
+        let places = calls_max.saturating_sub(self.calls_sent);
+        let calls = self.unsent_calls.iter().take(places);
+        let mut next: Vec<RequestId> =
+            calls.chain(&self.unsent_others).copied().map(RequestId).collect();
+        next.sort_unstable();
+        self.examine(next.len());
+        next
+    }
+
+    /// Returns the requests whose deadlines have passed.
+    pub(super) fn late(&self, now: Instant) -> Vec<RequestId> {
+        let late = self.by_deadline.iter().take_while(|(deadline, _)| *deadline <= now);
+        let late: Vec<RequestId> = late.map(|&(_, request)| RequestId(request)).collect();
+        self.examine(late.len());
+        late
+    }
+
+    /// Returns the first deadline.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.by_deadline.first().map(|&(deadline, _)| deadline)
     }
 
     /// Returns a call that is under way.
@@ -156,8 +250,19 @@ impl PendingRequests {
         self.all.is_empty()
     }
 
-    /// Returns the requests that satisfy a predicate.
+    /// Returns the requests that satisfy a predicate. Examines all, so only what happens to a
+    /// connection may need it.
     pub(super) fn find(&self, of: impl Fn(&Pending) -> bool) -> Vec<RequestId> {
-        self.iter().filter(|(_, pending)| of(pending)).map(|(request, _)| request).collect()
+        self.examine(self.all.len());
+        let found = self.all.iter().filter(|(_, pending)| of(pending));
+        found.map(|(&request, _)| RequestId(request)).collect()
     }
+
+    #[cfg(test)]
+    fn examine(&self, requests: usize) {
+        self.examined.set(self.examined.get() + requests as u64);
+    }
+
+    #[cfg(not(test))]
+    fn examine(&self, _: usize) {}
 }

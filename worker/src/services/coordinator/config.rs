@@ -11,6 +11,7 @@ pub struct CoordinatorConfig {
     pub(super) queue_max: usize,
     pub(super) calls_per_worker: usize,
     pub(super) retry_for: Duration,
+    pub(super) timeouts_max: u32,
     pub(super) planted: PlantedWorkerBugs,
 }
 
@@ -22,6 +23,7 @@ impl CoordinatorConfig {
             queue_max: 262_144,
             calls_per_worker: 1,
             retry_for: Duration::from_secs(60),
+            timeouts_max: 0,
             planted: PlantedWorkerBugs::default(),
         }
     }
@@ -49,6 +51,13 @@ impl CoordinatorConfig {
     /// 60 s.
     pub fn retry_for(self, time: Duration) -> CoordinatorConfig {
         CoordinatorConfig { retry_for: time, ..self }
+    }
+
+    /// How often a call is executed again after it has not ended within its timeout, for example
+    /// because its worker is slow. Default 0: the first timeout is final. The function may still
+    /// run, so with a name its push counts once, and other effects may happen twice.
+    pub fn timeouts_max(self, timeouts: u32) -> CoordinatorConfig {
+        CoordinatorConfig { timeouts_max: timeouts, ..self }
     }
 }
 

@@ -33,6 +33,7 @@ pub(crate) fn dispatch(
         calls_per_worker: config.calls_per_worker,
         window,
         retry_for: config.retry_for,
+        timeouts_max: config.timeouts_max,
         planted: config.planted,
     };
     Dispatch::new(settings, opened.map_or(CallWindow::default(), |opened| opened.window))
@@ -73,14 +74,14 @@ pub(crate) fn making_end(
         None | Some(AttemptEnd::Done) => MakingEnd::Made,
         Some(AttemptEnd::Lost) => return DispatchInput::WorkerLost { worker },
         Some(AttemptEnd::Retry(_)) => MakingEnd::Retry,
-        Some(AttemptEnd::Final(_)) => MakingEnd::Failed,
+        Some(AttemptEnd::TimedOut(_) | AttemptEnd::Final(_)) => MakingEnd::Failed,
     };
     DispatchInput::MakingEnded { worker, resource, end }
 }
 
 /// Returns whether another execution may not meet the error.
 pub(crate) fn is_transient(error: &ServiceError) -> bool {
-    !matches!(end_of_error(error), AttemptEnd::Done | AttemptEnd::Final(_))
+    matches!(end_of_error(error), AttemptEnd::Lost | AttemptEnd::Retry(_))
 }
 
 /// Returns what an error of an attempt means for its call.
@@ -93,6 +94,7 @@ fn end_of_error(error: &ServiceError) -> AttemptEnd<ServiceError> {
         // which the coordinator is.
         | ServiceError::Cancelled { .. }
         | ServiceError::Refused { refusal: Refusal::Stopping {}, .. } => AttemptEnd::Lost,
+        ServiceError::Timeout { .. } => AttemptEnd::TimedOut(error.clone()),
         ServiceError::Failed { retry: true, .. }
         | ServiceError::Refused {
             refusal: Refusal::Busy { .. } | Refusal::Unreturned { .. } | Refusal::NoOutput { .. },

@@ -1,5 +1,6 @@
 //! A coordinator: schedules calls on the workers of a cluster.
 
+pub(crate) mod call_digests;
 mod config;
 pub(crate) mod decisions;
 mod shared;
@@ -12,8 +13,8 @@ use pushpull_common::ids::TaskId;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use self::shared::{CoordinatorCore, CoordinatorState, Named};
-use super::block_on::block_on;
+use self::call_digests::CallDigests;
+use self::shared::{CoordinatorCore, CoordinatorState, Named, OpenCall};
 use super::call::Call;
 use super::client::Client;
 use super::dispatch::{DispatchInput, ResourceId, WorkerId};
@@ -74,14 +75,7 @@ impl Coordinator {
             let (doing, source) = (format!("resume coordinator {name:?}"), Box::new(source));
             ServiceError::Servers { doing, source }
         };
-        let cluster = client.cluster();
-        let job = cluster.variables_job().unwrap_or(TaskId::PS_JOB).to_owned();
-        let mut ps_tasks = cluster.ps_tasks().map(|(index, _)| TaskId::new(&job, index));
-        if let Some(excluded) = ps_tasks.find(|ps| !client.uses(ps)) {
-            let doing = format!("resume coordinator {name:?}");
-            let reason = format!("the device filters exclude {excluded}");
-            return Err(ServiceError::NoTask { doing, reason });
-        }
+        client.check_servers(&format!("resume coordinator {name:?}"))?;
         let task = TaskId::new("coordinator", 0);
         let reader = Reader::connect(WorkerConfig::new(client.cluster(), task)).await;
         let reader = reader.map_err(failed)?;
@@ -110,7 +104,9 @@ impl Coordinator {
             return Err(no_task(reason));
         }
         let opened = named.as_ref().map(|named| &named.opened);
-        let state = CoordinatorState::new(decisions::dispatch(&config, opened), workers);
+        let digests = named.as_ref().map(|it| CallDigests::new(&it.name, it.opened.digests));
+        let dispatch = decisions::dispatch(&config, opened);
+        let state = CoordinatorState::new(dispatch, workers, digests);
         let shared = Arc::new(CoordinatorCore::new(state, client.clone(), named));
         let tasks = shared.start_tasks();
         Ok(Coordinator { shared, client, tasks })
@@ -122,14 +118,16 @@ impl Coordinator {
     }
 
     /// Schedules a call, and waits while the queue is full. The calls of a coordinator are numbered
-    /// from 1 in this order. One that had ended in an earlier run is not executed.
+    /// from 1 in this order. One that had ended in an earlier run is not executed, if it is the
+    /// same call: the servers keep a digest of the functions and inputs of what has counted.
     ///
     /// A task in [`Call::on`] pins the call: it waits for that worker, if need be.
     ///
     /// # Errors
     /// The first error of an earlier call, once; [`ServiceError::NoTask`] if the call is pinned to
     /// no worker; [`ServiceError::SignaturesDiffer`] if two workers have different functions of
-    /// this name; [`ServiceError::Invalid`].
+    /// this name; [`ServiceError::CallsDiffer`] if the calls are not those of the earlier run, from
+    /// then on; [`ServiceError::Invalid`].
     pub async fn schedule(&self, call: Call) -> Result<RemoteValue, ServiceError> {
         call.without_per_worker().order(false)?;
         let pinned = self.pinned(&call)?;
@@ -137,7 +135,7 @@ impl Coordinator {
         loop {
             let changed = self.shared.changed.notified();
             self.raise()?;
-            if let Some(value) = self.try_schedule(&call, pinned) {
+            if let Some(value) = self.try_schedule(&call, pinned)? {
                 return Ok(value);
             }
             changed.await;
@@ -149,7 +147,7 @@ impl Coordinator {
     /// # Errors
     /// As [`Coordinator::schedule`].
     pub fn schedule_blocking(&self, call: Call) -> Result<RemoteValue, ServiceError> {
-        block_on(self.schedule(call))
+        self.client.block_on(self.schedule(call))
     }
 
     fn pinned(&self, call: &Call) -> Result<Option<WorkerId>, ServiceError> {
@@ -165,22 +163,27 @@ impl Coordinator {
         Ok(Some(WorkerId(found as u32)))
     }
 
-    fn try_schedule(&self, call: &Call, pinned: Option<WorkerId>) -> Option<RemoteValue> {
+    fn try_schedule(
+        &self,
+        call: &Call,
+        pinned: Option<WorkerId>,
+    ) -> Result<Option<RemoteValue>, ServiceError> {
         let mut state = self.shared.lock();
         if !state.dispatch.has_room() {
-            return None;
+            return Ok(None);
         }
         let number = state.dispatch.number_call();
+        let digest = state.digest(number, call)?;
         if state.dispatch.has_ended(number) {
             let ended = Err(ServiceError::EndedBefore { number });
-            return Some(RemoteValue::new(number, watch::channel(Some(ended)).1));
+            return Ok(Some(RemoteValue::ended(number, ended)));
         }
         let (sender, receiver) = watch::channel(None);
-        state.calls.insert(number, (call.clone(), sender));
+        state.calls.insert(number, OpenCall { call: call.clone(), digest, value: sender });
         drop(state);
         let resources = call.resources();
         self.shared.handle(DispatchInput::Schedule { number, pinned, resources });
-        Some(RemoteValue::new(number, receiver))
+        Ok(Some(RemoteValue::new(number, receiver, self.client.core().waits().cloned())))
     }
 
     /// Has each worker call a function whose outputs stay with it, now and whenever it comes back.
@@ -222,7 +225,7 @@ impl Coordinator {
     /// # Errors
     /// As [`Coordinator::join`].
     pub fn join_blocking(&self) -> Result<(), ServiceError> {
-        block_on(self.join())
+        self.client.block_on(self.join())
     }
 
     /// Whether every scheduled call has ended. Does not wait.
@@ -266,7 +269,11 @@ impl Coordinator {
             return Err(ServiceError::Ended { doing: "coordinate".to_owned() });
         }
         self.shared.handle(DispatchInput::Look);
-        match self.shared.lock().dispatch.take_error() {
+        let mut state = self.shared.lock();
+        if let Some(differ) = &state.differ {
+            return Err(differ.clone());
+        }
+        match state.dispatch.take_error() {
             Some(error) => Err(error),
             None => Ok(()),
         }

@@ -6,9 +6,11 @@ use std::time::Instant;
 
 use pushpull_common::device::DeviceSpec;
 use pushpull_common::ids::{CallNumber, TaskId};
+use pushpull_common::protocol::CallRef;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
+use super::call_digests::CallDigests;
 use super::decisions::{self, PROBE_INTERVAL, PROBE_TIMEOUT};
 use crate::calls::OpenedCalls;
 use crate::reader::Reader;
@@ -43,11 +45,23 @@ pub(super) struct CoordinatorCore {
     timer: Timer,
 }
 
+/// A call that has not ended.
+pub(super) struct OpenCall {
+    pub(super) call: Call,
+    /// The digest of the call and all before it; 0 without a name.
+    pub(super) digest: u64,
+    pub(super) value: watch::Sender<ValueState>,
+}
+
 /// What a coordinator knows.
 pub(super) struct CoordinatorState {
     pub(super) dispatch: Dispatch<ServiceError>,
     pub(super) workers: Vec<(TaskId, LinkId)>,
-    pub(super) calls: BTreeMap<u64, (Call, watch::Sender<ValueState>)>,
+    pub(super) calls: BTreeMap<u64, OpenCall>,
+    /// Those of a coordinator with a name.
+    digests: Option<CallDigests>,
+    /// Why nothing that the program schedules can run any more.
+    pub(super) differ: Option<ServiceError>,
     /// The outputs and errors of attempts whose calls are about to end.
     results: HashMap<u64, Result<Outputs, ServiceError>>,
     attempts: HashMap<Attempt, AbortHandle>,
@@ -129,11 +143,12 @@ impl CoordinatorCore {
         let Attempt { number, worker, .. } = attempt;
         let (task, link) = &state.workers[worker.0 as usize];
         let link = *link;
-        let Some((call, _)) = state.calls.get(&number) else { return };
+        let Some(OpenCall { call, digest, .. }) = state.calls.get(&number) else { return };
         let timeout = call.timeout.unwrap_or(self.client.timeout());
         let made = |resource| state.made.get(&(worker, resource)).map(Kept::id);
         let named = self.named.as_ref();
-        let scheduled = named.map(|named| named.opened.call(number, CallNumber(settled)));
+        let of = |named: &Named| named.opened.call(number, CallNumber(settled));
+        let scheduled = named.map(|named| CallRef { digest: *digest, ..of(named) });
         let order = decisions::attempt_order(&call.on_worker(task, made), scheduled);
         let shared = self.clone();
         let running = self.client.core().spawn(async move {
@@ -218,7 +233,7 @@ impl CoordinatorCore {
             return;
         }
         let uses_kept =
-            state.calls.get(&attempt.number).is_some_and(|(c, _)| !c.resources().is_empty());
+            state.calls.get(&attempt.number).is_some_and(|it| !it.call.resources().is_empty());
         let end = decisions::attempt_end(reply.as_ref().err(), uses_kept);
         let result = reply.map(|reply| match reply {
             CallReply::Done(values) => Outputs::from(values),
@@ -236,17 +251,28 @@ impl CoordinatorState {
     pub(super) fn new(
         dispatch: Dispatch<ServiceError>,
         workers: Vec<(TaskId, LinkId)>,
+        digests: Option<CallDigests>,
     ) -> CoordinatorState {
         CoordinatorState {
             dispatch,
             workers,
             calls: BTreeMap::new(),
+            digests,
+            differ: None,
             results: HashMap::new(),
             attempts: HashMap::new(),
             makers: Vec::new(),
             made: HashMap::new(),
             functions: BTreeMap::new(),
         }
+    }
+
+    /// Returns the digest of the next call, which has this number.
+    pub(super) fn digest(&mut self, number: u64, call: &Call) -> Result<u64, ServiceError> {
+        let Some(digests) = &mut self.digests else { return Ok(0) };
+        let digest = digests.next(number, call);
+        self.differ = digest.as_ref().err().cloned();
+        digest
     }
 
     /// Checks that the workers have the same function for a call.
@@ -268,7 +294,7 @@ impl CoordinatorState {
     }
 
     fn end(&mut self, number: u64, ending: CallEnding) {
-        let Some((call, sender)) = self.calls.remove(&number) else { return };
+        let Some(OpenCall { call, value, .. }) = self.calls.remove(&number) else { return };
         let cancelled = || Err(ServiceError::Cancelled { doing: call.doing() });
         let result = match ending {
             CallEnding::Cancelled => cancelled(),
@@ -277,6 +303,6 @@ impl CoordinatorState {
             }
         };
         // Nobody may hold the value.
-        let _ = sender.send(Some(result));
+        let _ = value.send(Some(result));
     }
 }

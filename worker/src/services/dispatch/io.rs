@@ -26,6 +26,8 @@ pub(crate) enum AttemptEnd<E> {
     Done,
     /// The worker was lost.
     Lost,
+    /// The function has not returned in time.
+    TimedOut(E),
     /// The function has failed, and another attempt may succeed.
     Retry(E),
     /// The function has failed for good.

@@ -1,5 +1,6 @@
 //! Which scheduled call runs on which worker, and what becomes of it.
 
+mod call_queue;
 mod ended_calls;
 mod io;
 mod scheduled_call;
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::call_window::CallWindow;
 
+use self::call_queue::CallQueue;
 use self::ended_calls::EndedCalls;
 pub(crate) use self::io::{
     Attempt, AttemptEnd, CallEnding, DispatchInput, DispatchOutput, MakingEnd, ResourceId, WorkerId,
@@ -31,6 +33,8 @@ pub(crate) struct DispatchConfig {
     pub(crate) window: u64,
     /// How long a call is tried again after its first failure, unless its worker was lost.
     pub(crate) retry_for: Duration,
+    /// How often a call is tried again because it was too slow.
+    pub(crate) timeouts_max: u32,
     /// The planted bug, if any.
     pub(crate) planted: PlantedWorkerBugs,
 }
@@ -54,8 +58,10 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::fro
 pub(crate) struct Dispatch<E> {
     config: DispatchConfig,
     calls: BTreeMap<u64, ScheduledCall<E>>,
-    /// The calls that any worker may run, in order.
-    queue: VecDeque<u64>,
+    /// The calls that any worker may run.
+    queue: CallQueue,
+    /// When the pauses of calls end.
+    pauses: BTreeSet<(Instant, u64)>,
     workers: BTreeMap<WorkerId, WorkerState>,
     resources: BTreeSet<ResourceId>,
     ended: EndedCalls,
@@ -74,7 +80,8 @@ impl<E> Dispatch<E> {
         Dispatch {
             config,
             calls: BTreeMap::new(),
-            queue: VecDeque::new(),
+            queue: CallQueue::default(),
+            pauses: BTreeSet::new(),
             workers: BTreeMap::new(),
             resources: BTreeSet::new(),
             ended: EndedCalls::new(window),
@@ -93,16 +100,12 @@ impl<E> Dispatch<E> {
 
     /// Returns when a [`DispatchInput::Tick`] is due; `None` while nothing depends on the time.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
-        let waits = |call: &ScheduledCall<E>| match call.status {
-            CallStatus::BackingOff { until, .. } => Some(until),
-            _ => None,
-        };
         let resources = self.workers.values().flat_map(|state| state.resources.values());
         let making = resources.filter_map(|status| match status {
             ResourceStatus::BackingOff { until, .. } => Some(*until),
             _ => None,
         });
-        self.calls.values().filter_map(waits).chain(making).min()
+        self.pauses.first().map(|&(until, _)| until).into_iter().chain(making).min()
     }
 
     /// Returns the number up to which all calls have ended: none of them can have an effect any
@@ -183,10 +186,7 @@ impl<E> Dispatch<E> {
             return;
         }
         self.calls.insert(number, ScheduledCall::new(pinned, resources));
-        match pinned {
-            None => self.queue.push_back(number),
-            Some(worker) => self.workers.entry(worker).or_default().pinned.push_back(number),
-        }
+        self.enqueue(number);
     }
 
     /// The program looks: after an error everything that has not begun is cancelled.
@@ -199,6 +199,7 @@ impl<E> Dispatch<E> {
         let waiting = self.calls.iter().filter(|(_, call)| waits(call));
         let waiting: Vec<u64> = waiting.map(|(&number, _)| number).collect();
         self.queue.clear();
+        self.pauses.clear();
         for worker in self.workers.values_mut() {
             worker.pinned.clear();
         }
@@ -213,27 +214,35 @@ impl<E> Dispatch<E> {
         self.workers.entry(worker).or_default().is_up = true;
     }
 
-    /// A worker is lost with what it has: its calls go back to the front, in their order.
+    /// A worker is lost with what it has: its calls go back into the queue.
     fn worker_lost(&mut self, worker: WorkerId) {
         let Some(state) = self.workers.get_mut(&worker) else { return };
         state.is_up = false;
         state.resources.clear();
         let running = std::mem::take(&mut state.running);
-        for (number, attempt) in running.into_iter().rev() {
+        for (number, attempt) in running {
             self.outputs.push_back(DispatchOutput::Cancel { attempt });
             self.requeue(number);
         }
     }
 
+    /// Puts a call that has begun back into its queue.
     fn requeue(&mut self, number: u64) {
         let Some(call) = self.calls.get_mut(&number) else { return };
         call.status = CallStatus::Queued;
-        let pinned = call.pinned;
-        let planted = self.config.planted.has(WorkerBug::RetryPinnedElsewhere);
-        match pinned.filter(|_| !planted) {
-            None => self.queue.push_front(number),
-            Some(worker) => self.workers.entry(worker).or_default().pinned.push_front(number),
+        if self.config.planted.has(WorkerBug::RetryPinnedElsewhere) {
+            call.pinned = None;
         }
+        self.enqueue(number);
+    }
+
+    fn enqueue(&mut self, number: u64) {
+        let Some(call) = self.calls.get(&number) else { return };
+        let queue = match call.pinned {
+            None => &mut self.queue,
+            Some(worker) => &mut self.workers.entry(worker).or_default().pinned,
+        };
+        queue.insert(number, &call.resources);
     }
 
     fn attempt_ended(&mut self, now: Instant, attempt: Attempt, end: AttemptEnd<E>) {
@@ -255,9 +264,19 @@ impl<E> Dispatch<E> {
                 self.requeue(number);
                 self.worker_lost(worker);
             }
+            AttemptEnd::TimedOut(error) => self.timed_out(now, number, error),
             AttemptEnd::Retry(error) => self.retry(now, number, error),
             AttemptEnd::Final(error) => self.fail(number, error),
         }
+    }
+
+    fn timed_out(&mut self, now: Instant, number: u64, error: E) {
+        let Some(call) = self.calls.get_mut(&number) else { return };
+        if call.timeouts >= self.config.timeouts_max || self.error.is_some() {
+            return self.fail(number, error);
+        }
+        call.timeouts += 1;
+        self.pause(now, number, error);
     }
 
     fn retry(&mut self, now: Instant, number: u64, error: E) {
@@ -266,9 +285,16 @@ impl<E> Dispatch<E> {
         if now.saturating_duration_since(since) >= self.config.retry_for || self.error.is_some() {
             return self.fail(number, error);
         }
+        self.pause(now, number, error);
+    }
+
+    /// Lets a call rest before it is tried again.
+    fn pause(&mut self, now: Instant, number: u64, error: E) {
+        let Some(call) = self.calls.get_mut(&number) else { return };
         let pause = pause_after(call.failures);
         call.failures += 1;
-        call.status = CallStatus::BackingOff { until: now + pause, last: error };
+        call.status = CallStatus::BackingOff { last: error };
+        self.pauses.insert((now + pause, number));
     }
 
     /// A call has failed for good. The first such error is the program's.
@@ -289,10 +315,10 @@ impl<E> Dispatch<E> {
 
     /// Puts the calls whose pauses have passed back into their queues.
     fn end_pauses(&mut self, now: Instant) {
-        let rested = |call: &ScheduledCall<E>| matches!(call.status, CallStatus::BackingOff { until, .. } if until <= now);
-        let rested: Vec<u64> =
-            self.calls.iter().filter(|(_, call)| rested(call)).map(|(&n, _)| n).collect();
-        for number in rested.into_iter().rev() {
+        while let Some(&(until, number)) = self.pauses.first()
+            && until <= now
+        {
+            self.pauses.pop_first();
             self.requeue(number);
         }
     }
@@ -364,25 +390,13 @@ impl<E> Dispatch<E> {
 
     /// Begins the next call that a worker may run. Returns whether there was one.
     fn start_next(&mut self, worker: WorkerId, last: u64) -> bool {
-        let Some(state) = self.workers.get(&worker) else { return false };
-        let may_run = |number: &u64| {
-            let resources = self.calls.get(number).map(|call| &call.resources[..]);
-            *number <= last && resources.is_some_and(|resources| state.has(resources))
-        };
-        let (number, was_pinned) = match state.pinned.iter().position(&may_run) {
-            Some(index) => (state.pinned[index], true),
-            None => match self.queue.iter().position(may_run) {
-                Some(index) => (self.queue[index], false),
-                None => return false,
-            },
-        };
+        let Some(state) = self.workers.get_mut(&worker) else { return false };
+        let WorkerState { pinned, resources: made, .. } = state;
+        let has = |resources: &[ResourceId]| worker_state::has(made, resources);
+        let taken = pinned.take(last, has).or_else(|| self.queue.take(last, has));
+        let Some(number) = taken else { return false };
         let attempt = Attempt { number, worker, attempt: self.next_attempt };
         self.next_attempt += 1;
-        let Some(state) = self.workers.get_mut(&worker) else { return false };
-        match was_pinned {
-            true => state.pinned.retain(|&other| other != number),
-            false => self.queue.retain(|&other| other != number),
-        }
         state.running.insert(number, attempt);
         if let Some(call) = self.calls.get_mut(&number) {
             call.status = CallStatus::Running { worker };
@@ -403,8 +417,11 @@ impl<E> Dispatch<E> {
         }
         for (number, call) in &self.calls {
             assert!(!self.ended.has(*number), "call {number} has ended and is scheduled");
-            let queued = self.queue.contains(number)
-                || self.workers.values().any(|state| state.pinned.contains(number));
+            let queued = self.queue.contains(*number)
+                || self.workers.values().any(|state| state.pinned.contains(*number));
+            let pauses = self.pauses.iter().filter(|(_, paused)| paused == number).count();
+            let rests = matches!(call.status, CallStatus::BackingOff { .. });
+            assert_eq!(pauses, usize::from(rests), "the pause of call {number}");
             let runs = running.contains(number);
             let consistent = match &call.status {
                 CallStatus::Queued => queued && !runs,

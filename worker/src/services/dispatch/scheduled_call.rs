@@ -16,6 +16,8 @@ pub(super) struct ScheduledCall<E> {
     pub(super) failing_since: Option<Instant>,
     /// How often it has failed so.
     pub(super) failures: u32,
+    /// How often it was too slow.
+    pub(super) timeouts: u32,
 }
 
 /// How far a call is.
@@ -30,7 +32,6 @@ pub(super) enum CallStatus<E> {
     },
     /// It waits before it is tried again.
     BackingOff {
-        until: Instant,
         #[expect(dead_code, reason = "shows why the call waits in debug output")]
         last: E,
     },
@@ -38,7 +39,8 @@ pub(super) enum CallStatus<E> {
 
 impl<E> ScheduledCall<E> {
     pub(super) fn new(pinned: Option<WorkerId>, resources: Vec<ResourceId>) -> ScheduledCall<E> {
-        let (status, failing_since, failures) = (CallStatus::Queued, None, 0);
-        ScheduledCall { pinned, resources, status, failing_since, failures }
+        let status = CallStatus::Queued;
+        let (failing_since, failures, timeouts) = (None, 0, 0);
+        ScheduledCall { pinned, resources, status, failing_since, failures, timeouts }
     }
 }

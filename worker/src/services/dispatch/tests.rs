@@ -28,6 +28,7 @@ fn world_after<const N: usize>(workers: u32, settled: u64, also: [u64; N]) -> Wo
         calls_per_worker: 1,
         window: 4,
         retry_for: RETRY_FOR,
+        timeouts_max: 1,
         planted: PlantedWorkerBugs::default(),
     };
     let mut window = CallWindow::default();
@@ -315,4 +316,24 @@ fn every_call_ends_once_while_workers_come_and_go() {
         assert_eq!(ended, (1..next).collect::<Vec<u64>>(), "seed {seed}");
         assert_eq!(world.dispatch.settled(), next - 1, "seed {seed}");
     }
+}
+
+#[test]
+fn a_call_may_be_too_slow_as_often_as_is_set() {
+    let mut world = world(1);
+    world.schedule(1);
+    world.schedule(2);
+    let slow = world.started[0];
+    world.end(slow, AttemptEnd::TimedOut("slow"));
+    assert_eq!(world.started[1].number, 2, "the worker goes on with the next");
+    let next = world.started[1];
+    world.end(next, AttemptEnd::Done);
+    world.now += Duration::from_millis(50);
+    world.input(DispatchInput::Tick);
+    let again = world.started[2];
+    assert_eq!(again.number, 1);
+    world.end(again, AttemptEnd::TimedOut("slow again"));
+    assert_eq!(world.ended, [(2, CallEnding::Done), (1, CallEnding::Failed)]);
+    world.input(DispatchInput::Look);
+    assert_eq!(world.dispatch.take_error(), Some("slow again"));
 }

@@ -1,8 +1,9 @@
 //! A worker of a coordinator.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::Instant;
 
+use super::call_queue::CallQueue;
 use super::io::{Attempt, ResourceId};
 
 /// A worker of a coordinator.
@@ -12,8 +13,8 @@ pub(super) struct WorkerState {
     pub(super) is_up: bool,
     /// The attempts that it runs, by the numbers of their calls.
     pub(super) running: BTreeMap<u64, Attempt>,
-    /// The calls that only it may run, in order.
-    pub(super) pinned: VecDeque<u64>,
+    /// The calls that only it may run.
+    pub(super) pinned: CallQueue,
     /// The resources that it has, or that are being made.
     pub(super) resources: BTreeMap<ResourceId, ResourceStatus>,
 }
@@ -35,10 +36,7 @@ pub(super) enum ResourceStatus {
     Failed,
 }
 
-impl WorkerState {
-    /// Returns whether it has all of these.
-    pub(super) fn has(&self, resources: &[ResourceId]) -> bool {
-        let made = |resource| self.resources.get(resource) == Some(&ResourceStatus::Made);
-        resources.iter().all(made)
-    }
+/// Returns whether a worker with these resources has all that a call needs.
+pub(super) fn has(made: &BTreeMap<ResourceId, ResourceStatus>, needed: &[ResourceId]) -> bool {
+    needed.iter().all(|resource| made.get(resource) == Some(&ResourceStatus::Made))
 }

@@ -25,6 +25,7 @@ use crate::services::call_session::{
     CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallReply, CallSession, LinkId,
 };
 use crate::services::error::ServiceError;
+use crate::services::execution_waits::ExecutionWaits;
 use crate::services::nested_calls::NestedCalls;
 use crate::services::unreachable::Unreachable;
 use crate::services::value::Value;
@@ -120,6 +121,11 @@ impl ClientCore {
     pub(crate) fn is_over(&self) -> bool {
         let has_ended = lock(&self.shared.replies).is_none();
         has_ended || self.outer.as_ref().is_some_and(|outer| outer.is_over())
+    }
+
+    /// The waits of the execution whose client it is.
+    pub(crate) fn waits(&self) -> Option<&Arc<ExecutionWaits>> {
+        self.outer.as_ref().map(|outer| &outer.waits)
     }
 
     /// Runs a task on the thread of the client.

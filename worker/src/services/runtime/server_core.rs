@@ -20,6 +20,7 @@ use super::function_pool::FunctionPool;
 use super::outbox::CallOutbox;
 use super::timer::Timer;
 use crate::services::cancel::CancelFlag;
+use crate::services::execution_waits::ExecutionWaits;
 use crate::services::function_table::FunctionTable;
 use crate::services::functions::{Body, FunctionResult, Functions};
 use crate::services::inputs::InputResolver;
@@ -168,7 +169,6 @@ impl ServerCore {
 
     /// Passes an input to the service and carries out its outputs.
     pub(crate) fn handle(self: &Arc<Self>, input: ServiceInput<'_>) {
-        let ends = matches!(input, ServiceInput::Returned { .. } | ServiceInput::Tick);
         let mut service = lock(&self.service);
         service.handle(Instant::now(), input);
         let mut orders = Vec::new();
@@ -183,9 +183,8 @@ impl ServerCore {
         for order in orders {
             self.execute(*order);
         }
-        if ends {
-            self.ended.notify_waiters();
-        }
+        // Whatever happens may end the last call.
+        self.ended.notify_waiters();
     }
 
     fn deliver(&self, output: ServiceOutput) {
@@ -220,37 +219,54 @@ impl ServerCore {
     fn execute(self: &Arc<Self>, order: ExecutionOrder) {
         let flag = Arc::new(CancelFlag::default());
         lock(&self.executions).insert(order.execution, flag.clone());
+        let waits = self.waits_of(order.execution);
         let has_values =
             |(_, source): &(String, InputSource)| matches!(source, InputSource::Value(_));
         if order.inputs.iter().all(has_values) {
-            return self.start(order, flag);
+            return self.start(order, flag, waits);
         }
         let core = self.clone();
         self.runtime.spawn(async move {
             let mut order = order;
             let resolved = tokio::select! {
-                resolved = core.resolve(&mut order) => resolved,
+                resolved = core.resolve(&mut order, &waits) => resolved,
                 () = flag.raised() => Err(Failure::Cancelled),
             };
             match resolved {
-                Ok(()) => core.start(order, flag),
+                Ok(()) => core.start(order, flag, waits),
                 Err(failure) => core.returned(order.execution, Err(failure)),
             }
         });
     }
 
-    async fn resolve(self: &Arc<Self>, order: &mut ExecutionOrder) -> Result<(), Failure> {
+    /// Returns the waits of an execution, of which the service is told.
+    fn waits_of(self: &Arc<Self>, execution: ExecutionId) -> Arc<ExecutionWaits> {
+        let core = Arc::downgrade(self);
+        Arc::new(ExecutionWaits::new(move |awaited| {
+            if let Some(core) = core.upgrade() {
+                core.handle(ServiceInput::Waits { execution, awaited });
+            }
+        }))
+    }
+
+    async fn resolve(
+        self: &Arc<Self>,
+        order: &mut ExecutionOrder,
+        waits: &ExecutionWaits,
+    ) -> Result<(), Failure> {
         for (name, source) in &mut order.inputs {
             let value = match source {
                 InputSource::Value(_) => continue,
                 InputSource::Variable(variable) => {
-                    self.resolver.variable(&order.function, name, variable).await?
+                    self.resolver.variable(&order.function, name, variable, waits).await?
                 }
                 InputSource::Output { task, of } if *task == self.shared.task => {
-                    self.fetch_here(order.client, of.clone(), order.deadline).await?
+                    let fetched = self.fetch_here(order.client, of.clone(), order.deadline);
+                    waits.during(|| output_awaited(of, &self.shared.task), fetched).await?
                 }
                 InputSource::Output { task, of } => {
-                    self.resolver.fetch(task, of.clone(), order.deadline).await?
+                    let fetched = self.resolver.fetch(task, of.clone(), order.deadline);
+                    waits.during(|| output_awaited(of, task), fetched).await?
                 }
             };
             *source = InputSource::Value(value);
@@ -290,7 +306,12 @@ impl ServerCore {
     }
 
     /// Runs a function whose inputs are there.
-    fn start(self: &Arc<Self>, order: ExecutionOrder, flag: Arc<CancelFlag>) {
+    fn start(
+        self: &Arc<Self>,
+        order: ExecutionOrder,
+        flag: Arc<CancelFlag>,
+        waits: Arc<ExecutionWaits>,
+    ) {
         let execution = order.execution;
         let value = |(name, source): (String, InputSource)| match source {
             InputSource::Value(value) => Some((name, value)),
@@ -306,6 +327,7 @@ impl ServerCore {
             device: order.device,
             inputs: order.inputs.into_iter().filter_map(value).collect(),
             cancelled: flag,
+            waits,
             shared: self.shared.clone(),
             function: order.function,
         };
@@ -345,6 +367,11 @@ impl ServerCore {
         lock(&self.executions).remove(&execution);
         self.handle(ServiceInput::Returned { execution, result });
     }
+}
+
+/// Returns what an execution waits for that needs an output of another call.
+fn output_awaited(of: &OutputRef, task: &TaskId) -> String {
+    format!("the output {:?} of call {} on {task}", of.output.as_str(), of.call)
 }
 
 /// How long a stopping server waits for clients that do not read, and for functions.

@@ -26,9 +26,6 @@ pub(super) struct CallEntry {
     pub(super) request: Option<(u64, RequestId)>,
     /// Whether the client has the answer.
     pub(super) acknowledged: bool,
-    /// Whether the client needs no answer although the function runs. The call is dropped once it
-    /// has ended.
-    pub(super) given_up: bool,
     /// The bytes that are charged to the client.
     pub(super) bytes: u64,
     /// How far the call is.
@@ -67,6 +64,14 @@ impl CallEntry {
     /// Returns whether it has ended.
     pub(super) fn has_ended(&self) -> bool {
         matches!(self.state, CallState::Ended(_))
+    }
+
+    /// Returns its execution, if it runs.
+    pub(super) fn execution(&self) -> Option<ExecutionId> {
+        match self.state {
+            CallState::Running { execution } => Some(execution),
+            _ => None,
+        }
     }
 
     /// Returns whether it has outputs that stay on the server.

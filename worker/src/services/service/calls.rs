@@ -8,7 +8,7 @@ use pushpull_common::protocol::{Header, Refusal, limits};
 
 use super::call_entry::{CallEntry, CallState};
 use super::io::{ExecutionId, ExecutionOrder, InputSource, ServiceOutput};
-use super::{Execution, Service, detail};
+use super::{Service, detail};
 use crate::services::device_name::find_device;
 use crate::services::value::ValueType;
 use crate::services::value_body::IncomingValues;
@@ -88,7 +88,7 @@ impl Service {
             device: detail(device),
             detail: detail(reason),
         })?;
-        let unreturned = self.unreturned(name);
+        let unreturned = self.executions.unreturned(now, client, name);
         if unreturned >= config.unreturned_max {
             let executions = unreturned as u32;
             return Err(Refusal::Unreturned { function: detail(name), executions });
@@ -129,11 +129,8 @@ impl Service {
                 .check_inputs(named)
                 .map_err(|mismatch| unsuitable(&mismatch.name, mismatch.detail))?;
         }
-        let left = config.bytes_max - state.bytes.min(config.bytes_max);
         let bytes = IncomingValues::bytes_of(&types).unwrap_or(u64::MAX);
-        if bytes > left {
-            return Err(Refusal::Memory { what: detail("the inputs"), bytes, left });
-        }
+        self.check_bytes(client, bytes, 0, "the inputs")?;
         if header.body_bytes > bytes {
             return Err(misplaced(0, header.body_bytes, bytes));
         }
@@ -162,7 +159,11 @@ impl Service {
     ) {
         let CheckedCall { order, types, values, bytes } = checked;
         let (client, number, deadline) = (order.client, order.call, order.deadline);
-        let mut incoming = IncomingValues::new(types);
+        let Some(mut incoming) = IncomingValues::new(types) else {
+            let what = detail("the inputs, for which the system has no memory,");
+            let refusal = Refusal::Memory { what, bytes, left: 0 };
+            return self.refuse(connection, header.request, refusal);
+        };
         incoming.announce(0, header.body_bytes);
         let entry = CallEntry {
             function: order.function.clone(),
@@ -171,7 +172,6 @@ impl Service {
             arrived: now,
             request: Some((connection, header.request)),
             acknowledged: false,
-            given_up: false,
             bytes,
             state: CallState::Receiving { connection, incoming, order, values },
         };
@@ -255,21 +255,15 @@ impl Service {
     /// Runs queued calls while threads are free.
     pub(super) fn run_queued(&mut self) {
         loop {
-            let running = |blocking: bool| {
-                let counts = |e: &&Execution| e.blocking == blocking && !e.unreturned;
-                self.executions.values().filter(counts).count()
-            };
-            let may_block = running(true) < self.config.threads;
-            let may_await = running(false) < self.config.asynchronous_max;
             let next_is_blocking = |client: Incarnation| {
                 let state = self.clients.get(client)?;
                 let entry = state.calls.get(state.queued.front()?)?;
                 Some(self.functions.get(&entry.function)?.is_blocking())
             };
-            let may_run = |client| match next_is_blocking(client) {
-                Some(true) => may_block,
-                Some(false) => may_await,
-                None => false,
+            let may_run = |client| {
+                let blocking = next_is_blocking(client);
+                let may_begin = |it| self.executions.may_begin(&self.config, client, it);
+                blocking.is_some_and(may_begin)
             };
             let Some(client) = self.run_queue.next(may_run) else { return };
             let blocking = next_is_blocking(client).unwrap_or(true);
@@ -284,23 +278,37 @@ impl Service {
             self.run_queue.remove(client);
         }
         let Some(entry) = state.calls.get_mut(&call) else { return };
-        let execution = ExecutionId(self.next_execution);
-        self.next_execution += 1;
+        let execution = self.executions.begin(client, call, &entry.function, blocking);
         let running = CallState::Running { execution };
         let CallState::Queued { mut order } = std::mem::replace(&mut entry.state, running) else {
             return;
         };
         order.execution = execution;
-        let function = entry.function.clone();
-        let started = Execution { client, call, function, blocking, unreturned: false };
-        self.executions.insert(execution, started);
         self.outputs.push_back(ServiceOutput::Execute(order));
     }
 
-    /// Returns how many executions of a function have passed their deadlines and not returned.
-    fn unreturned(&self, function: &str) -> usize {
-        let of = |execution: &&Execution| execution.unreturned && execution.function == function;
-        self.executions.values().filter(of).count()
+    /// Checks that a client may be charged `bytes` in place of `charged`: that its budget and the
+    /// total of all clients have them left.
+    pub(super) fn check_bytes(
+        &self,
+        client: Incarnation,
+        bytes: u64,
+        charged: u64,
+        what: &str,
+    ) -> Result<(), Refusal> {
+        let own = self.clients.get(client).map_or(0, |state| state.bytes);
+        let own = (own + self.executions.held(client)).saturating_sub(charged);
+        let all = (self.clients.bytes() + self.executions.held_by_all()).saturating_sub(charged);
+        let left = self.config.bytes_max.saturating_sub(own);
+        let left_of_all = self.config.total_bytes_max.saturating_sub(all);
+        if bytes <= left.min(left_of_all) {
+            return Ok(());
+        }
+        let what = match left <= left_of_all {
+            true => detail(what),
+            false => detail(format!("{what}, beside those of other clients,")),
+        };
+        Err(Refusal::Memory { what, bytes, left: left.min(left_of_all) })
     }
 }
 

@@ -68,6 +68,17 @@ impl Clients {
         self.all.iter().filter(|(_, state)| is_silent(state)).map(|(&client, _)| client).collect()
     }
 
+    /// Returns the client without calls that was silent the longest.
+    pub(super) fn idle(&self) -> Option<Incarnation> {
+        let idle = self.all.iter().filter(|(_, state)| state.calls.is_empty());
+        idle.min_by_key(|(_, state)| state.heard).map(|(&client, _)| client)
+    }
+
+    /// Returns the bytes that are charged to all clients.
+    pub(super) fn bytes(&self) -> u64 {
+        self.all.values().map(|state| state.bytes).sum()
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (Incarnation, &ClientState)> {
         self.all.iter().map(|(&client, state)| (client, state))
     }

@@ -18,7 +18,7 @@ impl Service {
         execution: ExecutionId,
         result: Result<Vec<(String, Value)>, Failure>,
     ) {
-        let Some(ended) = self.executions.remove(&execution) else { return };
+        let Some(ended) = self.executions.remove(execution) else { return };
         let (client, call) = (ended.client, ended.call);
         let runs = self.clients.get(client).and_then(|state| state.calls.get(&call)).is_some_and(
             |entry| matches!(entry.state, CallState::Running { execution: of } if of == execution),
@@ -50,13 +50,11 @@ impl Service {
             return failed(format!("output {name:?} of function {function:?}: {problem}"));
         }
         let bytes = outputs.iter().map(|(_, value)| value.value_type().padded_bytes()).sum();
-        let state = self.clients.get(client);
-        let charged = state
-            .map_or(0, |state| state.bytes - state.calls.get(&call).map_or(0, |entry| entry.bytes));
-        let left = self.config.bytes_max - charged.min(self.config.bytes_max);
-        if bytes > left {
-            let what = detail(format!("the outputs of function {function:?}"));
-            return CallEnd::Refused(Refusal::Memory { what, bytes, left });
+        let entry = self.clients.get(client).and_then(|state| state.calls.get(&call));
+        let charged = entry.map_or(0, |entry| entry.bytes);
+        let what = format!("the outputs of function {function:?}");
+        if let Err(refusal) = self.check_bytes(client, bytes, charged, &what) {
+            return CallEnd::Refused(refusal);
         }
         let mut named = Vec::with_capacity(outputs.len());
         for (name, value) in &outputs {
@@ -97,25 +95,15 @@ impl Service {
         }
         self.answer(client, call);
         self.call_ended(client, call);
-        if let Some(state) = self.clients.get_mut(client)
-            && state.calls.get(&call).is_some_and(|entry| entry.given_up)
-        {
-            state.acknowledge(call);
-        }
     }
 
     /// Takes it that a client needs no answer of a call: it has the answer, has cancelled the call,
-    /// or has lost it with its connection. What does not run yet will not.
+    /// or has lost it with its connection. What does not run yet will not, and what runs is told.
     pub(super) fn acknowledge(&mut self, client: Incarnation, call: u64) {
         let entry = self.clients.get_mut(client).and_then(|state| state.calls.get_mut(&call));
         let Some(entry) = entry else { return };
-        match entry.state {
-            CallState::Running { .. } => entry.given_up = true,
-            CallState::Receiving { .. } | CallState::Queued { .. } => {
-                self.end(client, call, CallEnd::Outcome(CallOutcome::Cancelled {}, Vec::new()));
-            }
-            CallState::Ended(_) => {}
-        }
+        entry.request = None;
+        self.cancel(client, call);
         if let Some(state) = self.clients.get_mut(client) {
             state.acknowledge(call);
         }
@@ -140,18 +128,20 @@ impl Service {
         }
     }
 
+    /// Ends a call that has not ended. A function that runs is told, and takes no place any more:
+    /// a thread cannot be ended from outside.
     pub(super) fn cancel(&mut self, client: Incarnation, call: u64) {
-        let entry = self.clients.get_mut(client).and_then(|state| state.calls.get_mut(&call));
-        match entry.map(|entry| &entry.state) {
-            Some(CallState::Running { execution }) => {
-                let execution = *execution;
-                self.outputs.push_back(ServiceOutput::Cancel { execution });
-            }
-            Some(CallState::Receiving { .. } | CallState::Queued { .. }) => {
-                self.end(client, call, CallEnd::Outcome(CallOutcome::Cancelled {}, Vec::new()));
-            }
-            Some(CallState::Ended(_)) | None => {}
-        }
+        let entry = self.clients.get(client).and_then(|state| state.calls.get(&call));
+        let Some(entry) = entry.filter(|entry| !entry.has_ended()) else { return };
+        self.abandon(entry.execution(), entry.deadline, entry.bytes);
+        self.end(client, call, CallEnd::Outcome(CallOutcome::Cancelled {}, Vec::new()));
+    }
+
+    /// Tells a function that nobody waits for it, if it runs.
+    fn abandon(&mut self, execution: Option<ExecutionId>, until: Option<Instant>, held: u64) {
+        let Some(execution) = execution else { return };
+        self.executions.abandon(execution, until, held);
+        self.outputs.push_back(ServiceOutput::Cancel { execution });
     }
 
     /// Ends a call whose client does not wait for it any more.
@@ -159,21 +149,23 @@ impl Service {
         let Some(entry) = self.clients.get(client).and_then(|state| state.calls.get(&call)) else {
             return;
         };
-        let what = match &entry.state {
-            CallState::Receiving { .. } => "the inputs of",
-            CallState::Queued { .. } => "a thread for",
-            CallState::Running { .. } => "the result of",
+        let (function, task) = (&entry.function, &self.config.task);
+        let awaited = match &entry.state {
+            CallState::Receiving { .. } => format!("the inputs of function {function:?}"),
+            CallState::Queued { .. } => format!(
+                "a thread for function {function:?}: the calls of this client have all {} of theirs",
+                self.config.threads
+            ),
+            CallState::Running { execution } => {
+                let awaited = self.executions.get(*execution).and_then(|it| it.awaited.as_ref());
+                let result = || format!("the result of function {function:?}");
+                awaited.map_or_else(result, |what| format!("{what}, for function {function:?}"))
+            }
             CallState::Ended(_) => return,
         };
-        let awaited =
-            detail(format!("{what} function {:?} on {}", entry.function, self.config.task));
+        let awaited = detail(format!("{awaited} on {task}"));
         let waited_ms = now.saturating_duration_since(entry.arrived).as_millis() as u64;
-        if let CallState::Running { execution } = entry.state {
-            if let Some(running) = self.executions.get_mut(&execution) {
-                running.unreturned = true;
-            }
-            self.outputs.push_back(ServiceOutput::Cancel { execution });
-        }
+        self.abandon(entry.execution(), Some(now), entry.bytes);
         self.end(client, call, CallEnd::Refused(Refusal::Deadline { waited_ms, awaited }));
     }
 

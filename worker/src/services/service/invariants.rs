@@ -13,7 +13,8 @@ impl Service {
         for (client, state) in self.clients.iter() {
             let bytes: u64 = state.calls.values().map(|entry| entry.bytes).sum();
             assert_eq!(bytes, state.bytes, "the bytes of {client:?}");
-            assert!(bytes <= self.config.bytes_max, "{client:?} has {bytes} bytes");
+            let charged = bytes + self.executions.held(client);
+            assert!(charged <= self.config.bytes_max, "{client:?} has {charged} bytes");
             assert!(state.unacknowledged() <= self.config.calls_max, "the calls of {client:?}");
             let mut queued: Vec<u64> = state.queued.iter().copied().collect();
             queued.sort_unstable();
@@ -24,11 +25,8 @@ impl Service {
             assert_eq!(self.run_queue.contains(client), !queued.is_empty(), "{client:?} waits");
             for (&call, entry) in &state.calls {
                 assert!(!entry.acknowledged || entry.holds_outputs(), "call {call} holds nothing");
-                let runs = matches!(entry.state, CallState::Running { .. });
-                let is_left = runs || entry.holds_outputs();
-                assert!(!entry.given_up || is_left, "nobody needs call {call}");
                 if let CallState::Running { execution } = entry.state {
-                    let of = self.executions.get(&execution).map(|of| (of.client, of.call));
+                    let of = self.executions.get(execution).map(|of| (of.client, of.call));
                     assert_eq!(of, Some((client, call)), "an execution");
                 }
             }
@@ -43,19 +41,16 @@ impl Service {
             let entry = self.clients.get(client).and_then(|state| state.calls.get(&call));
             assert!(entry.is_some_and(|entry| !entry.has_ended()), "the deadline of call {call}");
         }
-        for blocking in [true, false] {
-            let counts = |of: &&super::Execution| of.blocking == blocking && !of.unreturned;
-            let running = self.executions.values().filter(counts).count();
-            let limit = if blocking { self.config.threads } else { self.config.asynchronous_max };
-            assert!(running <= limit, "{running} executions at once");
-        }
-        for execution in self.executions.values().filter(|execution| !execution.unreturned) {
+        self.executions.check_invariants();
+        for execution in self.executions.awaited() {
             // Otherwise nobody waits for it, and its thread is taken for good if it does not return.
             let state = self.clients.get(execution.client);
             let entry = state.and_then(|state| state.calls.get(&execution.call));
             assert!(entry.is_some(), "an execution of nobody");
         }
         assert!(self.clients.len() <= self.config.clients_max, "the clients");
+        let all = self.clients.bytes() + self.executions.held_by_all();
+        assert!(all <= self.config.total_bytes_max, "all clients have {all} bytes");
     }
 
     /// Yields the clients that are remembered.

@@ -24,11 +24,14 @@ pub(crate) struct ServiceConfig {
     pub(crate) calls_max: usize,
     /// The most bytes of inputs and outputs of one client.
     pub(crate) bytes_max: u64,
-    /// The most blocking functions that run at once.
+    /// The most bytes of inputs and outputs of all clients.
+    pub(crate) total_bytes_max: u64,
+    /// The most blocking functions of one client that run at once.
     pub(crate) threads: usize,
-    /// The most asynchronous functions that run at once.
+    /// The most asynchronous functions that run at once, beside the first of each client.
     pub(crate) asynchronous_max: usize,
-    /// The most executions of one function that have passed their deadlines and not returned.
+    /// The most executions of one function for one client that have passed their deadlines and not
+    /// returned.
     pub(crate) unreturned_max: usize,
     /// The most clients.
     pub(crate) clients_max: usize,
@@ -92,6 +95,13 @@ pub(crate) enum ServiceInput<'a> {
         of: OutputRef,
         /// When nobody waits any more.
         deadline: Option<Instant>,
+    },
+    /// A function waits for something, in words, or goes on.
+    Waits {
+        /// The execution.
+        execution: ExecutionId,
+        /// What it waits for; `None` once it goes on.
+        awaited: Option<String>,
     },
     /// A function has returned.
     Returned {

@@ -4,6 +4,7 @@ mod call_entry;
 mod calls;
 mod clients;
 mod endings;
+mod executions;
 mod fetches;
 #[cfg(any(test, feature = "simulation"))]
 mod invariants;
@@ -12,7 +13,7 @@ mod run_queue;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,7 @@ use pushpull_net::SendBody;
 
 use self::call_entry::{CallEntry, CallState};
 use self::clients::Clients;
+use self::executions::Executions;
 use self::fetches::ParkedFetch;
 pub(crate) use self::io::{
     ExecutionId, ExecutionOrder, Failure, InputSource, ServiceConfig, ServiceInput, ServiceOutput,
@@ -43,8 +45,8 @@ use crate::testing::planted::WorkerBug;
 ///
 /// **Never**: a number of a client is not executed twice while the client is remembered. No memory
 /// is allocated for a body before it is charged to its client. A client's inputs and outputs take
-/// no more than its budget. No thread of a server is taken for good: an execution that has passed
-/// its deadline does not count among those that may run.
+/// no more than its budget, and those of all clients no more than the total. No thread of a server
+/// is taken for good: an execution for which nobody waits does not count among those that may run.
 #[derive(Debug)]
 pub(crate) struct Service {
     config: ServiceConfig,
@@ -52,8 +54,7 @@ pub(crate) struct Service {
     connections: HashMap<u64, Connection>,
     clients: Clients,
     run_queue: RunQueue,
-    executions: BTreeMap<ExecutionId, Execution>,
-    next_execution: u64,
+    executions: Executions,
     fetches: Vec<ParkedFetch>,
     /// The deadlines of calls, to find the next one.
     deadlines: BTreeSet<(Instant, Incarnation, u64)>,
@@ -72,18 +73,6 @@ struct Connection {
     receiving: Option<u64>,
 }
 
-/// A function that runs.
-#[derive(Debug)]
-struct Execution {
-    client: Incarnation,
-    call: u64,
-    function: String,
-    blocking: bool,
-    /// Whether its deadline has passed, or its client is forgotten, so that another may run in its
-    /// place.
-    unreturned: bool,
-}
-
 impl Service {
     pub(crate) fn new(config: ServiceConfig, functions: Arc<FunctionTable>) -> Service {
         Service {
@@ -92,8 +81,7 @@ impl Service {
             connections: HashMap::new(),
             clients: Clients::default(),
             run_queue: RunQueue::default(),
-            executions: BTreeMap::new(),
-            next_execution: 1,
+            executions: Executions::default(),
             fetches: Vec::new(),
             deadlines: BTreeSet::new(),
             leases_at: None,
@@ -139,6 +127,9 @@ impl Service {
             ServiceInput::LocalFetch { fetch, client, of, deadline } => {
                 self.on_local_fetch(now, fetch, client, of, deadline);
             }
+            ServiceInput::Waits { execution, awaited } => {
+                self.executions.set_awaited(execution, awaited);
+            }
             ServiceInput::Returned { execution, result } => self.returned(execution, result),
             ServiceInput::Drain => self.draining = true,
             ServiceInput::Tick => {}
@@ -176,6 +167,10 @@ impl Service {
         let known = self.clients.get(client).is_some();
         let crc = body_crc == BodyCrc::On {};
         self.connections.insert(connection, Connection { client, crc, receiving: None });
+        if !known && self.clients.len() >= self.config.clients_max {
+            // One that has nothing here loses nothing: it connects again when it calls.
+            self.clients.idle().into_iter().for_each(|idle| self.forget(idle));
+        }
         if !known && self.clients.len() >= self.config.clients_max {
             let limit = self.config.clients_max as u64;
             self.refuse(connection, request, Refusal::Busy { what: detail("clients"), limit });
@@ -300,10 +295,7 @@ impl Service {
                 self.deadlines.remove(&(deadline, client, call));
             }
             if let CallState::Running { execution } = entry.state {
-                // Nobody waits for it any more, so it keeps no other out if it does not return.
-                if let Some(running) = self.executions.get_mut(&execution) {
-                    running.unreturned = true;
-                }
+                self.executions.abandon(execution, entry.deadline, entry.bytes);
                 self.outputs.push_back(ServiceOutput::Cancel { execution });
             }
         }

@@ -73,6 +73,7 @@ impl<'a> ServicePlay<'a> {
             lease: LEASE,
             calls_max: 4,
             bytes_max: 4 << 20,
+            total_bytes_max: 8 << 20,
             threads: 2,
             asynchronous_max: 2,
             unreturned_max: 2,

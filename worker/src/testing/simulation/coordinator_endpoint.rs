@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 use pushpull_common::device::DeviceSpec;
 use pushpull_common::ids::{CallNumber, Incarnation, TaskId};
 use pushpull_common::protocol::decode::slice_source;
-use pushpull_common::protocol::{FrameEvent, FrameProgress, FrameReader, FrameSink};
+use pushpull_common::protocol::{CallRef, FrameEvent, FrameProgress, FrameReader, FrameSink};
 
 use super::frames::frame_of;
 use crate::calls::OpenedCalls;
 use crate::services::call_session::{
     CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallReply, CallSession, LinkId, OutputId,
 };
+use crate::services::coordinator::call_digests::CallDigests;
 use crate::services::coordinator::decisions::{self, PROBE_INTERVAL, PROBE_TIMEOUT};
 use crate::services::dispatch::{
     Attempt, CallEnding, Dispatch, DispatchInput, DispatchOutput, ResourceId, WorkerId,
@@ -32,6 +33,9 @@ pub struct CoordinatorEndpoint {
     readers: BTreeMap<u64, FrameReader>,
     /// The calls that have not ended.
     calls: BTreeMap<u64, Call>,
+    /// The digests of all calls that were scheduled, and those that the servers know.
+    digests: BTreeMap<u64, u64>,
+    scheduled: CallDigests,
     /// The results of attempts whose calls are about to end.
     results: BTreeMap<u64, Result<Outputs, ServiceError>>,
     operations: BTreeMap<CallOp, CoordinatorOperation>,
@@ -63,12 +67,14 @@ enum CoordinatorOperation {
 }
 
 /// The result of [`CoordinatorEndpoint::schedule`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScheduledNumber {
     /// The call has this number.
     Scheduled(u64),
     /// The call has this number, and had ended before.
     EndedBefore(u64),
+    /// The call is not the one that the servers know.
+    Differs(String),
     /// The queue is full.
     Full,
 }
@@ -152,6 +158,8 @@ impl CoordinatorEndpoint {
             dispatch: decisions::dispatch(config, Some(&opened)),
             session,
             opened,
+            digests: BTreeMap::new(),
+            scheduled: CallDigests::new("simulated", opened.digests),
             readers: BTreeMap::new(),
             calls: BTreeMap::new(),
             results: BTreeMap::new(),
@@ -175,11 +183,16 @@ impl CoordinatorEndpoint {
             return ScheduledNumber::Full;
         }
         let number = self.dispatch.number_call();
+        let digest = self.scheduled.next(number, &call);
+        if let Err(error) = &digest {
+            return ScheduledNumber::Differs(error.to_string());
+        }
         if self.dispatch.has_ended(number) {
             return ScheduledNumber::EndedBefore(number);
         }
         let (resources, pinned) = (call.resources(), pinned.map(WorkerId));
         self.calls.insert(number, call);
+        self.digests.insert(number, digest.unwrap_or_default());
         self.dispatch_input(now, DispatchInput::Schedule { number, pinned, resources });
         ScheduledNumber::Scheduled(number)
     }
@@ -450,7 +463,9 @@ impl CoordinatorEndpoint {
             Some(OutputId { owner, server, call })
         };
         let call = self.calls[&number].on_worker(task, made);
-        let scheduled = Some(self.opened.call(number, CallNumber(settled)));
+        let digest = self.digests[&number];
+        let scheduled = CallRef { digest, ..self.opened.call(number, CallNumber(settled)) };
+        let scheduled = Some(scheduled);
         let order = decisions::attempt_order(&call, scheduled);
         let (order, link) = (order.expect("the scheduled calls are valid"), *link);
         let of_client = self.session.number_call();

@@ -183,6 +183,7 @@ impl FunctionServerEndpoint {
             lease: settings.lease,
             calls_max: 4,
             bytes_max: 1 << 20,
+            total_bytes_max: 8 << 20,
             threads: settings.threads,
             asynchronous_max: 1,
             unreturned_max: 1000,

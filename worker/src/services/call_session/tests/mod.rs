@@ -2,6 +2,7 @@
 
 mod breaches;
 mod calls;
+mod cost;
 mod links;
 
 use std::time::{Duration, Instant};

@@ -169,10 +169,17 @@ fn calls_are_cancelled_wherever_they_are() {
     world.send(connection, 0, CancelCall { call: 2 });
     assert_eq!(outcome(&mut world), CallOutcome::Cancelled {});
     world.send(connection, 0, CancelCall { call: 1 });
-    assert!(world.sent.is_empty() && world.cancelled == [order.execution]);
+    assert_eq!(outcome(&mut world), CallOutcome::Cancelled {});
+    assert_eq!(world.cancelled, [order.execution]);
+    // The function has not returned, and another has its thread already.
+    world.send(connection, 3, call(3, "f"));
+    let next = world.order();
+    assert_eq!(next.call, 3);
     let (execution, result) = (order.execution, Err(Failure::Cancelled));
     world.input(ServiceInput::Returned { execution, result });
-    assert_eq!(outcome(&mut world), CallOutcome::Cancelled {});
+    assert!(world.sent.is_empty());
+    world.returns(next.execution, 1_i64);
+    assert!(matches!(outcome(&mut world), CallOutcome::Done { .. }));
     world.send(connection, 0, CancelCall { call: 9 });
     assert!(world.sent.is_empty() && world.orders.is_empty());
 }
@@ -241,11 +248,27 @@ fn limits_of_clients_and_calls_are_named() {
     let acknowledged = List::new(vec![1]).unwrap();
     world.send(connection, 6, Call { ended: acknowledged, ..call(5, "f") });
     assert!(world.sent.is_empty(), "the call that has ended makes room");
-    world.connect(2);
-    world.connect(3);
+    for client in [2, 3] {
+        let (connection, _) = world.connect(client);
+        world.send(connection, 1, call(1, "f"));
+    }
     let (connection, request, client) = (99, RequestId(1), Incarnation(4));
     world.input(ServiceInput::Connected { connection, request, client, body_crc: BodyCrc::Off {} });
     assert!(world.closed.contains(&99));
+}
+
+#[test]
+fn a_client_without_calls_gives_its_place_to_a_newcomer() {
+    let mut world = world();
+    let (working, _) = world.connect(1);
+    world.send(working, 1, call(1, "f"));
+    for client in 2..100 {
+        world.pass(Duration::from_millis(1));
+        world.connect(client);
+    }
+    assert!(!world.closed.contains(&working), "it has a call");
+    assert_eq!(world.closed.len(), 96, "of three places two are the newest two clients'");
+    assert!(world.connect(99).1 && world.connect(1).1);
 }
 
 #[test]

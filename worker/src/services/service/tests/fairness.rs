@@ -1,9 +1,16 @@
-//! Clients take turns, and functions that block keep no others out.
+//! Each client has threads of its own, and functions that wait or do not return keep none.
+
+use pushpull_common::protocol::message::CancelCall;
 
 use super::*;
 
+/// Takes the orders, as clients and calls.
+fn taken(world: &mut World) -> Vec<(u64, u64)> {
+    world.orders.drain(..).map(|order| (order.client.0, order.call)).collect()
+}
+
 #[test]
-fn clients_take_turns() {
+fn long_calls_of_a_client_keep_no_other_out() {
     let mut world = world();
     let connections = [1, 2, 3].map(|client| world.connect(client).0);
     for number in 1..=3 {
@@ -17,7 +24,8 @@ fn clients_take_turns() {
         turns.push((order.client.0, order.call));
         world.returns(order.execution, 1_i64);
     }
-    assert_eq!(turns, [(1, 1), (1, 2), (2, 1), (3, 1), (1, 3)]);
+    // Each has the one thread, and the first client runs one call after the other.
+    assert_eq!(turns, [(1, 1), (2, 1), (3, 1), (1, 2), (1, 3)]);
 }
 
 #[test]
@@ -32,8 +40,105 @@ fn asynchronous_functions_need_no_thread() {
     }
     let running: Vec<_> = world.orders.iter().map(|o| (o.client.0, o.call)).collect();
     assert_eq!(running, [(1, 1), (2, 1), (2, 2)], "one thread, two asynchronous calls");
-    let execution = world.orders[1].execution;
-    world.returns(execution, 1_i64);
+    // The first of a client runs, whatever others have.
+    let (third, _) = world.connect(3);
+    world.send(third, 1, call(1, "async"));
+    world.send(third, 2, call(2, "async"));
+    assert_eq!(world.orders.last().map(|order| (order.client.0, order.call)), Some((3, 1)));
+    let ended = [1, 2].map(|index: usize| world.orders[index].execution);
+    ended.into_iter().for_each(|execution| world.returns(execution, 1_i64));
     let last = world.orders.last().map(|order| (order.client.0, order.call));
-    assert_eq!(last, Some((2, 3)));
+    assert_eq!(last, Some((2, 3)), "clients take turns");
+}
+
+#[test]
+fn a_function_lends_its_thread_while_it_waits() {
+    let mut world = world();
+    let (connection, _) = world.connect(1);
+    for number in 1..=3 {
+        world.send_within(connection, number, call(number, "f"), 1_000, &[]);
+    }
+    let first = world.order();
+    assert!(world.orders.is_empty(), "there is one thread");
+    let waits = |world: &mut World, awaited: Option<&str>| {
+        let (execution, awaited) = (first.execution, awaited.map(str::to_owned));
+        world.input(ServiceInput::Waits { execution, awaited });
+    };
+    waits(&mut world, Some("a chief"));
+    let second = world.order();
+    assert_eq!((second.call, world.orders.len()), (2, 0), "the second has its thread");
+    // It goes on at once, and nothing else begins until both have returned.
+    waits(&mut world, None);
+    world.returns(second.execution, 1_i64);
+    assert!(world.orders.is_empty());
+    waits(&mut world, Some("a chief"));
+    assert_eq!(world.order().call, 3);
+    world.sent.clear();
+    world.pass(Duration::from_secs(1));
+    let texts: Vec<String> = world.sent.iter().map(|(_, _, it, _)| format!("{it:?}")).collect();
+    let named = |text: &String| text.contains("a chief, for function") && text.contains("task:1");
+    assert_eq!(texts.iter().filter(|text| named(text)).count(), 1, "{texts:?}");
+}
+
+#[test]
+fn functions_that_do_not_return_are_counted_by_client() {
+    let mut world = world();
+    let (first, _) = world.connect(1);
+    for number in 1..=2 {
+        world.send_within(first, number, call(number, "f"), 100, &[]);
+        world.pass(Duration::from_millis(100));
+        world.sent.clear();
+    }
+    world.send(first, 3, call(3, "f"));
+    let refusal = Refusal::Unreturned { function: Text::clipped("f"), executions: 2 };
+    assert_eq!(world.refusal(), refusal);
+    let (second, _) = world.connect(2);
+    world.send(second, 1, call(1, "f"));
+    assert_eq!(taken(&mut world), [(1, 1), (1, 2), (2, 1)]);
+}
+
+#[test]
+fn cancelled_functions_that_go_on_are_limited_by_client() {
+    let mut world = world();
+    let (connection, _) = world.connect(1);
+    let mut begun = 0;
+    for number in 1..=40 {
+        world.send(connection, number, call(number, "f"));
+        begun += world.orders.drain(..).count();
+        world.send(connection, 0, CancelCall { call: number });
+        world.send(connection, 0, message::Release { calls: List::new(vec![number]).unwrap() });
+        world.sent.clear();
+    }
+    assert_eq!(begun, 17, "16 that go on, and the one thread");
+    let (other, _) = world.connect(2);
+    world.send(other, 1, call(1, "f"));
+    assert_eq!(taken(&mut world), [(2, 1)]);
+}
+
+#[test]
+fn all_clients_together_have_a_total() {
+    let mut world = world_of(|config| config.total_bytes_max = 1 << 20);
+    let half = Value::zeros::<f32>(&[1 << 17]).unwrap();
+    for client in 1..=2 {
+        let (connection, _) = world.connect(client);
+        let message = call_with(1, "f", &[&half]);
+        let (header, message) = framed(1, &message.into(), 0, 0);
+        world.input(ServiceInput::Message { connection, header: &header, message });
+        assert!(world.sent.is_empty(), "{:?}", world.sent);
+    }
+    let (third, _) = world.connect(3);
+    world.send(third, 1, call_with(1, "f", &[&Value::scalar(1.0_f32)]));
+    let refusal = world.refusal().to_string();
+    assert!(refusal.contains("beside those of other clients"), "{refusal}");
+    world.send(third, 2, call(2, "f"));
+    let execution = world.order().execution;
+    world.returns(execution, 1_i64);
+    let refusal = world.refusal().to_string();
+    assert!(refusal.contains("the outputs of function \"f\", beside"), "{refusal}");
+    // A client that is forgotten leaves its memory to the others.
+    world.pass(LEASE + LEASE / 4);
+    let (fourth, _) = world.connect(4);
+    let (header, message) = framed(1, &call_with(1, "f", &[&half]).into(), 0, 0);
+    world.input(ServiceInput::Message { connection: fourth, header: &header, message });
+    assert!(world.sent.is_empty(), "{:?}", world.sent);
 }

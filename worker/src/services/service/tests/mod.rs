@@ -53,6 +53,7 @@ fn world_of(change: impl FnOnce(&mut ServiceConfig)) -> World {
         lease: LEASE,
         calls_max: 4,
         bytes_max: 4 << 20,
+        total_bytes_max: 8 << 20,
         threads: 1,
         asynchronous_max: 2,
         unreturned_max: 2,

@@ -1,0 +1,68 @@
+//! The calls that wait for a worker.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::io::ResourceId;
+
+/// The calls that wait for a worker, in the order of their numbers.
+///
+/// They are grouped by what they need of a worker, so that the next one that a worker may run is
+/// found among few, however many wait for what the worker lacks.
+#[derive(Debug, Default)]
+pub(super) struct CallQueue {
+    by_resources: BTreeMap<Vec<ResourceId>, BTreeSet<u64>>,
+}
+
+impl CallQueue {
+    pub(super) fn insert(&mut self, number: u64, resources: &[ResourceId]) {
+        match self.by_resources.get_mut(resources) {
+            Some(calls) => _ = calls.insert(number),
+            None => _ = self.by_resources.insert(resources.to_vec(), BTreeSet::from([number])),
+        }
+    }
+
+    /// Removes the first call up to `last` whose resources satisfy a predicate.
+    pub(super) fn take(&mut self, last: u64, has: impl Fn(&[ResourceId]) -> bool) -> Option<u64> {
+        let groups = self.by_resources.iter().filter(|(resources, _)| has(resources));
+        let firsts = groups.filter_map(|(resources, calls)| Some((*calls.first()?, resources)));
+        let (number, resources) = firsts.filter(|&(number, _)| number <= last).min()?;
+        let resources = resources.clone();
+        let calls = self.by_resources.get_mut(&resources)?;
+        calls.remove(&number);
+        if calls.is_empty() {
+            self.by_resources.remove(&resources);
+        }
+        Some(number)
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.by_resources.clear();
+    }
+
+    #[cfg(test)]
+    pub(super) fn contains(&self, number: u64) -> bool {
+        self.by_resources.values().any(|calls| calls.contains(&number))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_call_that_a_worker_may_run_is_taken() {
+        let mut queue = CallQueue::default();
+        let [table, reader] = [ResourceId(0), ResourceId(1)];
+        queue.insert(5, &[]);
+        queue.insert(3, &[table]);
+        queue.insert(4, &[table, reader]);
+        queue.insert(2, &[reader]);
+        let lacks_reader = |resources: &[ResourceId]| !resources.contains(&reader);
+        assert_eq!(queue.take(2, lacks_reader), None, "the window ends before it");
+        assert_eq!(queue.take(9, lacks_reader), Some(3));
+        assert_eq!(queue.take(9, lacks_reader), Some(5));
+        assert_eq!(queue.take(9, lacks_reader), None);
+        assert_eq!([queue.take(9, |_| true), queue.take(9, |_| true)], [Some(2), Some(4)]);
+        assert_eq!(queue.take(9, |_| true), None);
+    }
+}

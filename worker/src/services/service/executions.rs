@@ -1,0 +1,230 @@
+//! The functions that run on a server, and whether another may begin.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
+
+use pushpull_common::ids::Incarnation;
+
+use super::io::{ExecutionId, ServiceConfig};
+
+/// The most blocking functions of all clients that run at once, beside the first of each client.
+const BLOCKING_MAX: usize = 256;
+
+/// The most functions that lend their threads at once. Beyond that a function keeps its own.
+const LENT_MAX: usize = 512;
+
+/// The most executions of one client that keep running although nobody waits for them and do not
+/// count among its threads. Beyond that they count.
+const ABANDONED_MAX: usize = 16;
+
+/// A function that runs.
+#[derive(Debug)]
+pub(super) struct Execution {
+    pub(super) client: Incarnation,
+    pub(super) call: u64,
+    pub(super) function: String,
+    pub(super) blocking: bool,
+    /// What the function waits for, as it says. A blocking one lends its thread meanwhile.
+    pub(super) awaited: Option<String>,
+    /// Whether it lends its thread.
+    lends: bool,
+    /// Nobody waits for it any more. After this time it counts among those that have not returned;
+    /// `None` if its call had no deadline.
+    abandoned: Option<Option<Instant>>,
+    /// The bytes of the inputs that it holds, once its call has ended without it.
+    held: u64,
+}
+
+/// The executions of one client, by what they take.
+#[derive(Clone, Copy, Debug, Default)]
+struct ClientLoad {
+    /// All of them.
+    total: usize,
+    /// Those that take a thread, and those that need none.
+    blocking: usize,
+    asynchronous: usize,
+    abandoned: usize,
+    held: u64,
+}
+
+/// The functions that run on a server.
+///
+/// Each client has threads of its own, so its long calls keep no other client out. One that calls
+/// functions of its own server is a client of that, one for each depth of calls, so they do not
+/// wait for each other's threads either.
+///
+/// Invariant: the loads are the sums over all executions.
+#[derive(Debug, Default)]
+pub(super) struct Executions {
+    all: BTreeMap<ExecutionId, Execution>,
+    loads: HashMap<Incarnation, ClientLoad>,
+    blocking: usize,
+    asynchronous: usize,
+    lent: usize,
+    last: u64,
+}
+
+impl Execution {
+    /// Whether it takes a place among those that run.
+    fn runs(&self) -> bool {
+        self.abandoned.is_none() && !self.lends
+    }
+}
+
+impl Executions {
+    /// Begins an execution of a call.
+    pub(super) fn begin(
+        &mut self,
+        client: Incarnation,
+        call: u64,
+        function: &str,
+        blocking: bool,
+    ) -> ExecutionId {
+        self.last += 1;
+        let execution = Execution {
+            client,
+            call,
+            function: function.to_owned(),
+            blocking,
+            awaited: None,
+            lends: false,
+            abandoned: None,
+            held: 0,
+        };
+        self.all.insert(ExecutionId(self.last), execution);
+        self.count(client, blocking, 1);
+        self.loads.entry(client).or_default().total += 1;
+        ExecutionId(self.last)
+    }
+
+    /// Adds to the executions of a client that take a place, or subtracts.
+    fn count(&mut self, client: Incarnation, blocking: bool, change: isize) {
+        let load = self.loads.entry(client).or_default();
+        let (own, all) = match blocking {
+            true => (&mut load.blocking, &mut self.blocking),
+            false => (&mut load.asynchronous, &mut self.asynchronous),
+        };
+        *own = own.saturating_add_signed(change);
+        *all = all.saturating_add_signed(change);
+    }
+
+    pub(super) fn get(&self, execution: ExecutionId) -> Option<&Execution> {
+        self.all.get(&execution)
+    }
+
+    /// Ends an execution.
+    pub(super) fn remove(&mut self, id: ExecutionId) -> Option<Execution> {
+        let execution = self.all.remove(&id)?;
+        let client = execution.client;
+        self.lent -= usize::from(execution.lends);
+        if execution.runs() {
+            self.count(client, execution.blocking, -1);
+        }
+        let load = self.loads.entry(client).or_default();
+        load.abandoned -= usize::from(execution.abandoned.is_some());
+        load.held -= execution.held;
+        load.total -= 1;
+        if load.total == 0 {
+            self.loads.remove(&client);
+        }
+        Some(execution)
+    }
+
+    /// Takes it that a function waits for something, or no more. One that goes on takes a thread
+    /// again at once, also beyond their number: it ends sooner so.
+    pub(super) fn set_awaited(&mut self, id: ExecutionId, awaited: Option<String>) {
+        let Some(execution) = self.all.get_mut(&id) else { return };
+        let (client, blocking, ran) = (execution.client, execution.blocking, execution.runs());
+        let lends = blocking && awaited.is_some() && (execution.lends || self.lent < LENT_MAX);
+        self.lent = self.lent - usize::from(execution.lends) + usize::from(lends);
+        (execution.lends, execution.awaited) = (lends, awaited);
+        match (ran, execution.runs()) {
+            (true, false) => self.count(client, blocking, -1),
+            (false, true) => self.count(client, blocking, 1),
+            _ => {}
+        }
+    }
+
+    /// Takes it that nobody waits for an execution any more, so another may run in its place. It
+    /// holds this many bytes, and should have returned at this time.
+    pub(super) fn abandon(&mut self, id: ExecutionId, until: Option<Instant>, held: u64) {
+        let Some(execution) = self.all.get_mut(&id) else { return };
+        let (client, blocking, ran) = (execution.client, execution.blocking, execution.runs());
+        let is_first = execution.abandoned.replace(until).is_none();
+        if !is_first {
+            return;
+        }
+        execution.held = held;
+        if ran {
+            self.count(client, blocking, -1);
+        }
+        let load = self.loads.entry(client).or_default();
+        load.abandoned += 1;
+        load.held += held;
+    }
+
+    /// Returns whether another function of a client may begin. A client of which none runs may
+    /// always.
+    pub(super) fn may_begin(
+        &self,
+        config: &ServiceConfig,
+        client: Incarnation,
+        blocking: bool,
+    ) -> bool {
+        let load = self.loads.get(&client).copied().unwrap_or_default();
+        let stuck = load.abandoned.saturating_sub(ABANDONED_MAX);
+        let (own, own_max, all, all_max) = match blocking {
+            true => (load.blocking, config.threads, self.blocking, BLOCKING_MAX),
+            false => (load.asynchronous, usize::MAX, self.asynchronous, config.asynchronous_max),
+        };
+        let own = own + stuck;
+        own < own_max && (own == 0 || all < all_max)
+    }
+
+    /// Returns how many executions of a function for a client should have returned.
+    pub(super) fn unreturned(&self, now: Instant, client: Incarnation, function: &str) -> usize {
+        if self.loads.get(&client).is_none_or(|load| load.abandoned == 0) {
+            return 0;
+        }
+        let is_late = |of: &&Execution| of.abandoned.flatten().is_some_and(|until| until <= now);
+        let own = self.all.values().filter(|of| of.client == client && of.function == function);
+        own.filter(is_late).count()
+    }
+
+    /// Returns the bytes that abandoned executions of a client hold.
+    pub(super) fn held(&self, client: Incarnation) -> u64 {
+        self.loads.get(&client).map_or(0, |load| load.held)
+    }
+
+    /// Returns the bytes that abandoned executions of all clients hold.
+    pub(super) fn held_by_all(&self) -> u64 {
+        self.loads.values().map(|load| load.held).sum()
+    }
+
+    /// # Panics
+    /// If the loads are not those of the executions, or a client has more than it may have.
+    #[cfg(any(test, feature = "simulation"))]
+    pub(super) fn check_invariants(&self) {
+        let counts = |blocking: bool, of: Option<Incarnation>| {
+            let all = self.all.values().filter(|it| it.runs() && it.blocking == blocking);
+            all.filter(|it| of.is_none_or(|client| it.client == client)).count()
+        };
+        assert_eq!((self.blocking, self.asynchronous), (counts(true, None), counts(false, None)));
+        for (&client, load) in &self.loads {
+            let own = self.all.values().filter(|it| it.client == client);
+            let (abandoned, held) = own.fold((0, 0), |(abandoned, held), it| {
+                (abandoned + usize::from(it.abandoned.is_some()), held + it.held)
+            });
+            assert_eq!((load.abandoned, load.held), (abandoned, held), "the load of {client:?}");
+            let counted = (counts(true, Some(client)), counts(false, Some(client)));
+            assert_eq!((load.blocking, load.asynchronous), counted, "the load of {client:?}");
+        }
+        assert_eq!(self.lent, self.all.values().filter(|it| it.lends).count(), "lent threads");
+    }
+
+    /// Yields the executions for which somebody waits.
+    #[cfg(any(test, feature = "simulation"))]
+    pub(super) fn awaited(&self) -> impl Iterator<Item = &Execution> {
+        self.all.values().filter(|execution| execution.abandoned.is_none())
+    }
+}
