@@ -5,9 +5,17 @@ use std::path::{Path, PathBuf};
 
 use crate::config::Storage;
 
+impl Storage {
+    /// The limit of all shards of the task together, in bytes: [`Storage::bytes_max`] or its
+    /// default.
+    pub fn limit(&self) -> u64 {
+        self.bytes_max.unwrap_or_else(default_bytes_max)
+    }
+}
+
 /// Returns the default of `bytes_max`: [`Storage::BYTES_MAX`], but at most three quarters of the
 /// memory limit of this process. The rest is for threads, connections, checkpoints and functions.
-pub(super) fn default_bytes_max() -> u64 {
+fn default_bytes_max() -> u64 {
     let limit = memory_limit(Path::new("/"));
     limit.map_or(Storage::BYTES_MAX, |limit| (limit / 4 * 3).min(Storage::BYTES_MAX))
 }

@@ -21,7 +21,6 @@ use super::accept::{self, Acceptor};
 use super::descriptor_watch::DescriptorWatch;
 use super::handle::{PsHandle, ServerEnd};
 use super::listener::Listener;
-use super::memory_limit::default_bytes_max;
 use super::owner_link::OwnerAddress;
 use super::publisher::Publisher;
 use super::saver::{self, Saver};
@@ -176,7 +175,7 @@ impl Listener {
         let counters: Arc<[Arc<Counters>]> =
             arena_storages.iter().map(|_| Arc::default()).collect();
         let (identity, server_run) = (Arc::new(config.identity()), server_run());
-        let budget = Budget::new(config.storage.bytes_max.unwrap_or_else(default_bytes_max));
+        let budget = Budget::new(config.storage.limit());
         let mut shards = Vec::new();
         for (index, arena_storage) in arena_storages.into_iter().enumerate() {
             let parts = ShardSetup {

@@ -10,7 +10,8 @@ use super::output::{print_error, print_line};
 use super::own_name::loopback_hint;
 use super::{EXIT_CONFIGURATION, start_after_predecessor};
 
-/// Starts the server of functions whose clients the ps of this task accepts.
+/// Starts the server of functions whose clients the ps of this task accepts. Their inputs and
+/// outputs have this many bytes.
 ///
 /// # Errors
 /// Returns an error if the system does not start its thread.
@@ -18,14 +19,29 @@ pub(crate) fn start_beside(
     cluster: &ClusterSpec,
     task: TaskId,
     cuda: bool,
+    bytes: u64,
 ) -> Result<Server, DaemonError> {
-    let config = ServerConfig::new(cluster.clone(), task, functions()).cuda(cuda);
+    let config = config_of(cluster, task, functions(), bytes).cuda(cuda);
     Server::beside(config).map_err(|error| error.to_string().into())
 }
 
+/// Returns the configuration of a server. One client has at most half of the memory.
+fn config_of(
+    cluster: &ClusterSpec,
+    task: TaskId,
+    functions: Functions,
+    bytes: u64,
+) -> ServerConfig {
+    let config = ServerConfig::new(cluster.clone(), task, functions).bytes_max(bytes);
+    config.client_bytes_max((bytes / 2).min(CLIENT_BYTES_MAX))
+}
+
+/// The most bytes of inputs and outputs of one client.
+const CLIENT_BYTES_MAX: u64 = 1 << 30;
+
 /// Serves functions alone until a signal. Errors carry the exit code.
 pub(crate) async fn run(
-    (cluster, task): (&ClusterSpec, TaskId),
+    (cluster, task, bytes): (&ClusterSpec, TaskId, u64),
     (flag, address): (&str, &str),
     (options, typed): (&DaemonOptions, &CommandLine),
     signals: &mut Signals,
@@ -34,7 +50,7 @@ pub(crate) async fn run(
     let (named, cuda) = (address, options.functions.opens_cuda(&task.job));
     let start = async || {
         let listener = listen(network, typed, (flag, address))?;
-        let config = ServerConfig::new(cluster.clone(), task.clone(), functions.clone()).cuda(cuda);
+        let config = config_of(cluster, task.clone(), functions.clone(), bytes).cuda(cuda);
         listener.start(config).map_err(|error| error.to_string().into())
     };
     let server = start_after_predecessor(start, signals).await;

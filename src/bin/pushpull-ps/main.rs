@@ -101,8 +101,9 @@ async fn run(
             run_ps((options, typed), (&cluster, task), at, printer, &mut signals).await
         }
         _ => {
+            let bytes = options.bytes_of_functions_alone(typed).map_err(configuration)?;
             let flags = (options, typed);
-            function_server::run((&cluster, task), at, flags, &mut signals).await
+            function_server::run((&cluster, task, bytes), at, flags, &mut signals).await
         }
     }
 }
@@ -122,12 +123,15 @@ async fn run_ps(
     let synchronous = matches!(mode, Mode::Synchronous(_));
     let summary = WorkSummary { task, owns_step, synchronous };
     let cuda = options.functions.opens_cuda(&ps_task.job);
-    let functions = function_server::start_beside(cluster, ps_task.clone(), cuda);
-    let functions = functions.map_err(configuration)?;
+    let beside = |bytes| function_server::start_beside(cluster, ps_task.clone(), cuda, bytes);
+    let functions = options.function_bytes().map(beside).transpose().map_err(configuration)?;
     let start = async || {
         let config = options.config(cluster.clone(), ps_task.clone(), mode)?;
         let config = config.on_event(printer.event_sink());
-        let listener = listen(options, typed, at).await?.services(functions.peers());
+        let mut listener = listen(options, typed, at).await?;
+        if let Some(functions) = &functions {
+            listener = listener.services(functions.peers());
+        }
         let config = options.checkpoints.apply(config, options.storage.group_writable, typed)?;
         listener.start(config).map_err(|error| typed.cannot_start(&error))
     };
@@ -145,11 +149,13 @@ async fn run_ps(
     let served = ps.serve(async {
         signals.any().await;
         // The calls under way end while the ps does.
-        functions.handle().stop();
+        functions.iter().for_each(|functions| functions.handle().stop());
     });
     let served = served.await;
-    functions.handle().stop();
-    functions.join().await;
+    if let Some(functions) = functions {
+        functions.handle().stop();
+        functions.join().await;
+    }
     served.map_err(|error| (EXIT_SERVING, error.to_string().into()))?;
     let metrics = handle.metrics();
     print_line(format_args!("{}", summary.line(&metrics, &handle.metrics_by_shard())));

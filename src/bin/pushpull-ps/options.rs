@@ -38,6 +38,9 @@ pub(crate) struct DaemonOptions {
     pub(crate) functions: FunctionOptions,
 }
 
+/// The part of the memory limit that functions have beside variables: one of so many.
+const FUNCTIONS_SHARE: u64 = 16;
+
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Cluster")]
 #[command(mut_arg("ps_hosts", |hosts| hosts.required_unless_present("cluster")))]
@@ -91,7 +94,7 @@ pub(crate) struct StorageOptions {
     /// Directory of the state, best on tmpfs [default: anonymous memory]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
-    /// Memory limit of all shards [default: 16G, or 3/4 of the container's memory]
+    /// Memory limit of shards and functions [default: 16G, or 3/4 of the container's memory]
     #[arg(long, value_name = "BYTES", value_parser = parse_byte_size)]
     bytes_max: Option<u64>,
     /// Accept directories that their group may write, as on a volume with fsGroup
@@ -169,6 +172,9 @@ struct RunOptions {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Functions")]
 pub(crate) struct FunctionOptions {
+    /// Offer no functions: their clients are refused
+    #[arg(long)]
+    no_functions: bool,
     /// Whether functions may use CUDA devices: auto (not for the job ps) or off
     #[arg(long, value_name = "WHEN", value_enum, default_value_t = CudaOption::Auto, hide_possible_values = true)]
     cuda: CudaOption,
@@ -214,8 +220,27 @@ impl DaemonOptions {
     ) -> Result<PsConfig, String> {
         let config = self.training.config(cluster, task)?;
         let config = config.elastic_workers(self.cluster.elastic_workers);
-        let config = self.storage.apply(self.network.apply(config));
+        let storage = &self.storage;
+        let bytes = storage.limit() - self.function_bytes().unwrap_or(0);
+        let config = storage.apply(self.network.apply(config), bytes);
         Ok(self.run.apply(config.mode(mode)))
+    }
+
+    /// Returns the memory of the functions beside the variables, a part of `--bytes-max`; `None`
+    /// with `--no-functions`.
+    pub(crate) fn function_bytes(&self) -> Option<u64> {
+        (!self.functions.no_functions).then_some(self.storage.limit() / FUNCTIONS_SHARE)
+    }
+
+    /// Returns the memory of a task that serves functions alone.
+    ///
+    /// # Errors
+    /// Returns an error that names `--no-functions`: the task would serve nothing.
+    pub(crate) fn bytes_of_functions_alone(&self, typed: &CommandLine) -> Result<u64, DaemonError> {
+        match self.functions.no_functions {
+            true => Err(typed.blame("--no-functions", &"this task holds no variables")),
+            false => Ok(self.storage.limit()),
+        }
     }
 
     /// Returns the update mode.
@@ -291,7 +316,13 @@ impl NetworkOptions {
 }
 
 impl StorageOptions {
-    fn apply(&self, config: PsConfig) -> PsConfig {
+    /// Returns the memory limit of variables and functions together.
+    fn limit(&self) -> u64 {
+        self.bytes_max.unwrap_or_else(|| Storage::memory().limit())
+    }
+
+    /// Adds the storage, whose variables have this many bytes.
+    fn apply(&self, config: PsConfig, bytes: u64) -> PsConfig {
         let storage = match &self.state_dir {
             Some(state) => Storage::directory(state),
             None => Storage::memory(),
@@ -303,7 +334,7 @@ impl StorageOptions {
                 DurabilityOption::Process => Durability::Process,
                 DurabilityOption::Power => Durability::Power,
             });
-        let storage = self.bytes_max.into_iter().fold(storage, Storage::bytes_max);
+        let storage = storage.bytes_max(bytes);
         let storage = self.pin_bytes_max.into_iter().fold(storage, Storage::pin_bytes_max);
         config.shards(self.shards).storage(storage).inbox_pushes(self.inbox_pushes)
     }
