@@ -8,22 +8,24 @@
 //! cargo run --example coordinator -- --calls 1000
 //! ```
 //!
-//! With flags each task is a process. Start them in any order, and kill workers and the coordinator
-//! as you like; start them again with the same flags:
+//! With flags each task is a process. Start them in any order, and kill any of them as you like;
+//! start them again with the same flags. A parameter server continues if it has a state directory:
 //!
 //! ```sh
 //! program="cargo run --quiet --example coordinator --"
 //! hosts="--ps_hosts=127.0.0.1:2222,127.0.0.1:2223 --worker_hosts=127.0.0.1:2224,127.0.0.1:2225"
-//! $program $hosts --job_name=ps --task_index=0 &
-//! $program $hosts --job_name=ps --task_index=1 &
+//! $program $hosts --job_name=ps --task_index=0 --state-dir=/dev/shm/count-0 &
+//! $program $hosts --job_name=ps --task_index=1 --state-dir=/dev/shm/count-1 &
 //! $program $hosts --job_name=worker --task_index=0 &
 //! $program $hosts --job_name=worker --task_index=1 &
 //! $program $hosts --job_name=chief --calls 1000
 //! ```
 //!
-//! The last line is the value of both variables: the number of calls.
+//! The last line is the value of both variables: the number of calls. With `--job_name=client`
+//! another program prints them while the calls run.
 
 use std::error::Error;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
@@ -31,7 +33,7 @@ use pushpull::services::{
     Call, Client, ClientConfig, Coordinator, CoordinatorConfig, Functions, Server, ServerConfig,
 };
 use pushpull::{
-    ClusterSpec, Ps, PsConfig, Reader, Sgd, TaskId, VariableSpec, Worker, WorkerConfig,
+    ClusterSpec, Ps, PsConfig, Reader, Sgd, Storage, TaskId, VariableSpec, WorkerConfig,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -55,6 +57,9 @@ struct Options {
     /// How long each call takes
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 0)]
     call_ms: u64,
+    /// Directory of the state of a parameter server [default: memory]
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
 }
 
 /// Runs the process of a command line until it is done or `stop` completes.
@@ -75,11 +80,13 @@ pub(crate) async fn run(
         };
     };
     let cluster = options.tasks.cluster().map_err(|(flag, error)| format!("{flag}: {error}"))?;
-    let cluster = with_chief(&cluster)?;
     match job {
         "ps" => {
             let listener = Ps::listen(cluster.task_address("ps", index)?).await?;
-            Ok(listener.start(ps_config(&cluster, index))?.serve(stop).await?)
+            let config = ps_config(&cluster, index);
+            let state = options.state_dir.iter();
+            let config = state.fold(config, |it, dir| it.storage(Storage::directory(dir)));
+            Ok(listener.start(config)?.serve(stop).await?)
         }
         "worker" => {
             let listener = Server::listen(cluster.task_address("worker", index)?)?;
@@ -88,22 +95,15 @@ pub(crate) async fn run(
             server.stop();
             Ok(())
         }
+        "client" => tokio::select! {
+            ended = watch(&cluster) => ended,
+            () = stop => Ok(()),
+        },
         _ => tokio::select! {
             done = count(&cluster, options.calls) => done,
             () = stop => Ok(()),
         },
     }
-}
-
-/// Adds the coordinator to a cluster. It is the chief, which declares the variables, and nobody
-/// connects to it.
-fn with_chief(cluster: &ClusterSpec) -> Result<ClusterSpec, ExampleError> {
-    let builder = ClusterSpec::builder().job("chief", [ClusterSpec::NO_ADDRESS]);
-    let builder = ["ps", "worker"].into_iter().try_fold(builder, |builder, job| {
-        let addresses = cluster.job_tasks(job)?.into_iter().flatten().map(str::to_owned);
-        Ok::<_, ExampleError>(builder.job(job, addresses.collect::<Vec<_>>()))
-    })?;
-    Ok(builder.build()?)
 }
 
 fn ps_config(cluster: &ClusterSpec, index: u32) -> PsConfig {
@@ -112,14 +112,16 @@ fn ps_config(cluster: &ClusterSpec, index: u32) -> PsConfig {
 }
 
 fn worker_config(cluster: &ClusterSpec, index: u32, pause: Duration) -> ServerConfig {
-    let functions = Functions::new().add("increment", move |call| {
-        let mut gradients = call.gradients()?;
-        for name in VARIABLES {
-            gradients.view_mut::<f32>(name)?.fill(-1.0);
-        }
-        std::thread::sleep(pause);
-        call.push(gradients)
-    });
+    let functions = Functions::new()
+        .add("increment", move |call| {
+            let mut gradients = call.gradients()?;
+            for name in VARIABLES {
+                gradients.view_mut::<f32>(name)?.fill(-1.0);
+            }
+            std::thread::sleep(pause);
+            call.push(gradients)
+        })
+        .add("read", |call| Ok(call.values()?.views::<f32, 2>(VARIABLES)?[0][0]));
     ServerConfig::new(cluster.clone(), TaskId::worker(index), functions)
 }
 
@@ -131,7 +133,6 @@ async fn count_in_one_process(calls: u64, pause: Duration) -> Result<(), Example
         .job("ps", ps.each_ref().map(|ps| ps.address()))
         .job("worker", workers.each_ref().map(|worker| worker.address()))
         .build()?;
-    let cluster = with_chief(&cluster)?;
     let (mut servers, mut functions) = (Vec::new(), Vec::new());
     for (index, ps) in (0..).zip(ps) {
         servers.push(ps.start(ps_config(&cluster, index))?);
@@ -144,18 +145,21 @@ async fn count_in_one_process(calls: u64, pause: Duration) -> Result<(), Example
 
 /// The coordinator: schedules the calls, and prints what the variables are in the end.
 async fn count(cluster: &ClusterSpec, calls: u64) -> Result<(), ExampleError> {
-    declare_variables(cluster).await?;
-    let mut targets = cluster.job_tasks("worker")?.into_iter().flatten();
-    let first = ClientConfig::new(targets.next().ok_or("the cluster has no worker")?);
-    let client = Client::with(targets.fold(first, ClientConfig::or)).await?;
+    let client = connect(cluster).await?;
+    let variables = [
+        VariableSpec::f32(VARIABLES[0], [1])?.device("/job:ps/task:0".parse()?),
+        VariableSpec::f32(VARIABLES[1], [1])?.device("/job:ps/task:1".parse()?),
+    ];
+    client.declare(&variables, |_| ()).await?;
     let coordinator = Coordinator::resume(client, "count", CoordinatorConfig::new()).await?;
     println!("{} calls have ended before", coordinator.settled());
     // The same calls in the same order, however often the program runs.
-    for _ in 0..calls {
-        let _ = coordinator.schedule(Call::new("increment")).await?;
+    for number in 0..calls {
+        let _ = coordinator.schedule(Call::new("increment").feed("number", number as i64)).await?;
     }
     coordinator.join().await?;
-    let mut reader = Reader::connect(WorkerConfig::new(cluster.clone(), chief())).await?;
+    let reader = TaskId::new("reader", 0);
+    let mut reader = Reader::connect(WorkerConfig::new(cluster.clone(), reader)).await?;
     let mut params = reader.params();
     reader.pull(&mut params).await?;
     let [left, right] = params.views::<f32, 2>(VARIABLES)?;
@@ -163,19 +167,24 @@ async fn count(cluster: &ClusterSpec, calls: u64) -> Result<(), ExampleError> {
     Ok(())
 }
 
-/// Declares the variables, unless the servers have them already.
-async fn declare_variables(cluster: &ClusterSpec) -> Result<(), ExampleError> {
-    let mut worker = Worker::connect(WorkerConfig::new(cluster.clone(), chief())).await?;
-    let variables = [
-        VariableSpec::f32(VARIABLES[0], [1])?.device("/job:ps/task:0".parse()?),
-        VariableSpec::f32(VARIABLES[1], [1])?.device("/job:ps/task:1".parse()?),
-    ];
-    let _ = worker.join(&variables, |_| ()).await?;
-    Ok(worker.leave().await?)
+/// Attaches to the first worker that answers.
+async fn connect(cluster: &ClusterSpec) -> Result<Client, ExampleError> {
+    let mut targets = cluster.job_tasks("worker")?.into_iter().flatten();
+    let first = ClientConfig::new(targets.next().ok_or("the cluster has no worker")?);
+    Ok(Client::with(targets.fold(first, ClientConfig::or)).await?)
 }
 
-fn chief() -> TaskId {
-    TaskId::new("chief", 0)
+/// Another client: prints a variable again and again, until Ctrl-C.
+async fn watch(cluster: &ClusterSpec) -> Result<(), ExampleError> {
+    let client = connect(cluster).await?;
+    loop {
+        match client.call(Call::new("read")).await {
+            Ok(value) => println!("{} calls have counted", value.element::<f32>()?),
+            // Tasks may be stopping, or come back.
+            Err(error) => eprintln!("{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 /// Returns a future of the first Ctrl-C or SIGTERM. Both are handled from this call on.

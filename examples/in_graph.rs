@@ -37,7 +37,7 @@ use std::time::Duration;
 use clap::{CommandFactory, FromArgMatches, Parser};
 use pushpull::services::{Call, Client, Functions, Outputs, Server, ServerConfig};
 use pushpull::variable::Initializer;
-use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, TaskId, VariableSpec, Worker, WorkerConfig};
+use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, TaskId, VariableSpec};
 use tokio::signal::unix::{SignalKind, signal};
 
 #[path = "../src/bin/options/mod.rs"]
@@ -154,7 +154,7 @@ async fn train_two_layers(steps: u64) -> Result<(), GraphError> {
 /// The client: attaches to the task at an address, and prints the three matrices.
 async fn compute(target: &str, forever: bool) -> Result<(), GraphError> {
     let client = Client::connect(target).await?;
-    declare_variables(client.cluster()).await?;
+    declare_variables(&client).await?;
     loop {
         match compute_once(&client).await {
             Ok([sum, product, quotient]) => {
@@ -171,17 +171,15 @@ async fn compute(target: &str, forever: bool) -> Result<(), GraphError> {
     }
 }
 
-/// Declares the variables on `/job:ps/task:0` and initializes them, as the chief.
+/// Declares the variables on `/job:ps/task:0` and initializes them.
 ///
 /// If they have values already, they keep those.
-async fn declare_variables(cluster: ClusterSpec) -> Result<(), GraphError> {
+async fn declare_variables(client: &Client) -> Result<(), GraphError> {
     let matrix = |name, value| -> Result<VariableSpec, GraphError> {
         let matrix = VariableSpec::f32(name, [2, 2])?.device("/job:ps/task:0".parse()?);
         Ok(matrix.initializer(Initializer::Constant(value)))
     };
-    let mut chief = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).await?;
-    let _ = chief.join(&[matrix("w", 2.0)?, matrix("b", 5.0)?], |_| ()).await?;
-    Ok(chief.leave().await?)
+    Ok(client.declare(&[matrix("w", 2.0)?, matrix("b", 5.0)?], |_| ()).await?)
 }
 
 /// Computes the three matrices, each on its own worker, in one call.

@@ -19,7 +19,7 @@ use pushpull::services::{
     Client, FunctionError, Functions, Invocation, Outputs, Server, ServerConfig, Towers, Value,
 };
 use pushpull::{
-    Adam, ClusterSpec, Params, Ps, PsConfig, Reader, TaskId, VariableSpec, Worker, WorkerConfig,
+    Adam, ClusterSpec, Params, Ps, PsConfig, Reader, TaskId, VariableSpec, WorkerConfig,
 };
 
 /// An error of any task.
@@ -90,7 +90,6 @@ pub(crate) async fn train(towers: u32, steps: u64) -> Result<Outcome, ExampleErr
         .job("worker", workers.iter().map(|worker| worker.address()))
         .build()?;
     let _ps = ps.start(PsConfig::new(cluster.clone(), TaskId::ps(0), Adam::new(0.01)))?;
-    declare_variables(&cluster).await?;
     let mut servers = Vec::new();
     for (index, worker) in (0..).zip(workers) {
         let functions = Functions::new().towers().add("tower", tower);
@@ -99,6 +98,7 @@ pub(crate) async fn train(towers: u32, steps: u64) -> Result<Outcome, ExampleErr
     }
 
     let client = Client::connect(servers[0].target()).await?;
+    declare_variables(&client).await?;
     let replicas = Towers::new(&client, "tower", (0..towers).map(TaskId::worker))?;
     let mut loss = f64::NAN;
     for step in 0..steps {
@@ -123,13 +123,11 @@ pub(crate) async fn train(towers: u32, steps: u64) -> Result<Outcome, ExampleErr
     Ok(Outcome { accuracy, loss, params })
 }
 
-/// Declares the variables of the network and initializes them, as the chief.
-async fn declare_variables(cluster: &ClusterSpec) -> Result<(), ExampleError> {
+/// Declares the variables of the network and initializes them.
+async fn declare_variables(client: &Client) -> Result<(), ExampleError> {
     let model = Model::new(network()?, NAMES);
     let variables: Vec<VariableSpec> = Compute::<Samples<'_>>::variables(&model)?;
-    let mut chief = Worker::connect(WorkerConfig::new(cluster.clone(), TaskId::worker(0))).await?;
-    let _ = chief.join(&variables, |_| ()).await?;
-    Ok(chief.leave().await?)
+    Ok(client.declare(&variables, |_| ()).await?)
 }
 
 /// Train a network with towers on several tasks.

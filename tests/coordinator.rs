@@ -1,4 +1,5 @@
-//! The example `coordinator`: calls count once while workers and the coordinator are killed.
+//! The example `coordinator`: calls count once while workers, clients, the coordinator and the
+//! parameter servers are killed.
 
 #![allow(dead_code, reason = "the example has a main of its own")]
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
@@ -34,12 +35,12 @@ fn example(flags: &[String]) -> TestProcess {
     TestProcess::start(format!("{flags:?}"), command.stdout(Stdio::piped()).stderr(Stdio::null()))
 }
 
-/// The calls, and how often workers and the coordinator are killed. `PUSHPULL_THOROUGH=1` makes it
-/// as many as the documents say.
-fn size() -> (u64, u32, u32) {
+/// The calls, and in how many rounds five processes are killed. `PUSHPULL_THOROUGH=1` makes it as
+/// many as the documents say.
+fn size() -> (u64, usize) {
     match std::env::var_os("PUSHPULL_THOROUGH") {
-        Some(_) => (3_000, 30, 20),
-        None => (400, 6, 4),
+        Some(_) => (3_000, 12),
+        None => (400, 2),
     }
 }
 
@@ -49,9 +50,17 @@ fn one_process_counts_alone() {
     assert!(output.contains("\n50 50\n"), "{output}");
 }
 
+/// Kills a process, and starts another in its place.
+fn replace(process: &mut TestProcess, start: impl Fn() -> TestProcess) {
+    process.child.kill().unwrap();
+    process.child.wait().unwrap();
+    *process = start();
+}
+
 #[test]
-fn calls_count_once_while_workers_and_the_coordinator_are_killed() {
-    let (calls, worker_kills, coordinator_kills) = size();
+fn calls_count_once_whoever_is_killed() {
+    let (calls, rounds) = size();
+    let states = tempfile::tempdir().unwrap();
     let addresses = free_addresses(5);
     let hosts = [
         format!("--ps_hosts={}", addresses[..2].join(",")),
@@ -60,33 +69,36 @@ fn calls_count_once_while_workers_and_the_coordinator_are_killed() {
         "--call_ms=10".to_owned(),
     ];
     let task = |job: &str, index: usize| {
+        let state = format!("--state-dir={}", states.path().join(index.to_string()).display());
         let own = [format!("--job_name={job}"), format!("--task_index={index}")];
-        example(&[&hosts[..], &own[..]].concat())
+        let state = (job == "ps").then_some(state);
+        example(&hosts.iter().chain(&own).chain(&state).cloned().collect::<Vec<_>>())
     };
-    let _ps = [task("ps", 0), task("ps", 1)];
-    let mut workers: Vec<TestProcess> = (0..3).map(|index| task("worker", index)).collect();
-    let (mut killed_workers, mut killed_coordinators) = (0, 0);
-    while killed_coordinators < coordinator_kills || killed_workers < worker_kills {
+    let mut ps = [0, 1].map(|index| task("ps", index));
+    let mut workers = [0, 1, 2].map(|index| task("worker", index));
+    let mut client = task("client", 0);
+    let pause = || std::thread::sleep(Duration::from_millis(150));
+    let mut kills = 0;
+    for round in 0..rounds {
         let mut coordinator = task("chief", 0);
-        // About as many kills of workers for each of the coordinator as there are to be in all.
-        for round in 0..worker_kills.div_ceil(coordinator_kills) {
-            std::thread::sleep(Duration::from_millis(150));
-            let victim = (killed_workers as usize + round as usize) % workers.len();
-            workers[victim].child.kill().unwrap();
-            workers[victim].child.wait().unwrap();
-            workers[victim] = task("worker", victim);
-            killed_workers += 1;
+        for victim in [2 * round, 2 * round + 1].map(|victim| victim % 3) {
+            pause();
+            replace(&mut workers[victim], || task("worker", victim));
         }
+        pause();
+        replace(&mut ps[round % 2], || task("ps", round % 2));
+        replace(&mut client, || task("client", 0));
+        pause();
         if let Some(status) = coordinator.child.try_wait().unwrap() {
             assert!(status.success(), "the coordinator ended with {status}");
         }
         coordinator.child.kill().unwrap();
         coordinator.child.wait().unwrap();
-        killed_coordinators += 1;
+        kills += 5;
     }
     let output = task("chief", 0).succeed();
     let resumed = output.lines().find(|line| line.ends_with("calls have ended before")).unwrap();
     assert!(!resumed.starts_with(&format!("{calls} ")), "all calls ended before the last kill");
-    println!("{killed_workers} workers and {killed_coordinators} coordinators killed; {resumed}");
+    println!("{kills} kills; {resumed}");
     assert!(output.contains(&format!("\n{calls} {calls}\n")), "{output}");
 }

@@ -4,7 +4,7 @@ use pushpull::compute::{Compute, Device, Mlp, Model, Network, Samples, View, Vie
 use pushpull::services::{
     Call, Client, FunctionError, Functions, Invocation, Outputs, Server, ServerConfig,
 };
-use pushpull::{ClusterSpec, Ps, PsConfig, Reader, Sgd, TaskId, Worker, WorkerConfig};
+use pushpull::{ClusterSpec, Ps, PsConfig, Reader, Sgd, TaskId, WorkerConfig};
 
 use super::GraphError;
 
@@ -46,10 +46,10 @@ pub(crate) async fn train(steps: u64) -> Result<Trained, GraphError> {
         let config = ServerConfig::new(cluster.clone(), TaskId::worker(index), offered);
         functions.push(worker.start(config)?);
     }
-    declare_variables(&cluster).await?;
+    let client = Client::connect(cluster.task_address("worker", WORKERS - 1)?).await?;
+    declare_variables(&client).await?;
     let mut local = pull(&cluster).await?;
 
-    let client = Client::connect(cluster.task_address("worker", WORKERS - 1)?).await?;
     let (mut first_loss, mut last_loss) = (f64::NAN, f64::NAN);
     for step in 0..steps {
         let outputs = client.call(Call::new("train_step")).await?;
@@ -68,17 +68,15 @@ pub(crate) async fn train(steps: u64) -> Result<Trained, GraphError> {
     Ok(Trained { first_loss, last_loss, difference })
 }
 
-/// Declares each layer on a ps task of its own and initializes it, as the chief.
-async fn declare_variables(cluster: &ClusterSpec) -> Result<(), GraphError> {
+/// Declares each layer on a ps task of its own and initializes it.
+async fn declare_variables(client: &Client) -> Result<(), GraphError> {
     let model = Model::new(network()?, NAMES);
     let mut variables = Compute::<Samples<'_>>::variables(&model)?;
     for (index, variable) in variables.iter_mut().enumerate() {
         let device = format!("/job:ps/task:{}", index / 2).parse()?;
         *variable = variable.clone().device(device);
     }
-    let mut chief = Worker::connect(WorkerConfig::new(cluster.clone(), TaskId::worker(0))).await?;
-    let _ = chief.join(&variables, |_| ()).await?;
-    Ok(chief.leave().await?)
+    Ok(client.declare(&variables, |_| ()).await?)
 }
 
 /// The function on the workers: one step on the batch.
