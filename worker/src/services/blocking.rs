@@ -6,7 +6,8 @@ use pushpull_common::variable::VariableSpec;
 
 use super::block_on::block_on;
 use super::call::Call;
-use super::client::{self, ClientConfig};
+use super::client;
+use super::client_config::ClientConfig;
 use super::description::Description;
 use super::error::ServiceError;
 use super::kept::Kept;

@@ -1,7 +1,6 @@
 //! Calls functions on the tasks of a cluster.
 
 use std::collections::hash_map::RandomState;
-use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 use std::task::Poll;
@@ -9,7 +8,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use pushpull_common::cluster::ClusterSpec;
-use pushpull_common::device::{DeviceFilters, DeviceSpec};
+use pushpull_common::device::DeviceSpec;
 use pushpull_common::ids::{Incarnation, TaskId};
 use pushpull_common::variable::VariableSpec;
 use pushpull_net::Connector;
@@ -18,95 +17,19 @@ use tokio::sync::oneshot;
 use super::block_on::block_on;
 use super::call::Call;
 use super::call_session::{CallCommand, CallReply, CallSession, LinkId};
+use super::client_config::{ClientConfig, TIMEOUT};
 use super::declaring::declare;
 use super::description::Description;
 use super::error::ServiceError;
 use super::kept::{Keeping, Kept};
 use super::outputs::Outputs;
 use super::running::{Running, RunningSet};
-use super::runtime::client_core::{ClientCore, ReplyFuture, UnreachableReport};
-use super::unreachable::Unreachable;
+use super::runtime::client_core::{ClientCore, ReplyFuture};
 use crate::initial_values::InitialValues;
 use crate::runtime::{CALLER_SPIN, Leadership, SessionRunner};
 
-/// The settings of a client.
-#[derive(Clone)]
-pub struct ClientConfig {
-    targets: Vec<String>,
-    name: TaskId,
-    connect_timeout: Duration,
-    timeout: Duration,
-    answer_bytes_max: u64,
-    device_filters: DeviceFilters,
-    unreachable: Option<UnreachableReport>,
-}
-
-impl fmt::Debug for ClientConfig {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClientConfig")
-            .field("targets", &self.targets)
-            .field("name", &self.name)
-            .finish_non_exhaustive()
-    }
-}
-
-impl ClientConfig {
-    /// A client of the server at this address, its target: `host:port`, which may be written
-    /// `grpc://host:port`, or `unix:` and a path.
-    pub fn new(target: &str) -> ClientConfig {
-        ClientConfig {
-            targets: vec![target.to_owned()],
-            name: TaskId::new("client", 0),
-            connect_timeout: Duration::from_secs(60),
-            timeout: TIMEOUT,
-            answer_bytes_max: 4 << 30,
-            device_filters: DeviceFilters::default(),
-            unreachable: None,
-        }
-    }
-
-    /// Another address to be tried if the target cannot be reached.
-    pub fn or(mut self, target: &str) -> ClientConfig {
-        self.targets.push(target.to_owned());
-        self
-    }
-
-    /// The longest wait for a target. Default 60 s.
-    pub fn connect_timeout(self, timeout: Duration) -> ClientConfig {
-        ClientConfig { connect_timeout: timeout, ..self }
-    }
-
-    /// The longest time of a call, unless it has its own. Default 60 s.
-    pub fn timeout(self, timeout: Duration) -> ClientConfig {
-        ClientConfig { timeout, ..self }
-    }
-
-    /// The largest answer that the client accepts, in bytes. Default 4 GiB.
-    pub fn answer_bytes_max(self, bytes: u64) -> ClientConfig {
-        ClientConfig { answer_bytes_max: bytes, ..self }
-    }
-
-    /// The tasks that the client calls, beside its target. A coordinator schedules on no others.
-    /// Default: all.
-    pub fn device_filters(self, filters: DeviceFilters) -> ClientConfig {
-        ClientConfig { device_filters: filters, ..self }
-    }
-
-    /// Calls `report` for each attempt to connect to a server that fails, such as a target whose
-    /// name cannot be resolved. The client tries again until a call's time is over. Default: no
-    /// reports; the error of the call has the last reason.
-    ///
-    /// The thread of the client calls `report`, which must not wait for this client.
-    pub fn on_unreachable(self, report: impl Fn(&Unreachable) + Send + Sync + 'static) -> Self {
-        ClientConfig { unreachable: Some(Arc::new(report)), ..self }
-    }
-}
-
 /// What a function waits for that calls others.
 pub(crate) const CALLS: &str = "the calls that it makes";
-
-/// The longest time of a call that says nothing else.
-const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Calls functions on the tasks of a cluster.
 ///

@@ -15,7 +15,7 @@
 // | `inputs`, `variables`, `params_pool` | the inputs of an execution, from calls and parameter servers |
 // | `server_config`, `server` | a server: its settings, its start and end |
 // | `description`, `device_name` | what a server says of itself |
-// | `client`, `call`, `kept`, `error`, `blocking`, `block_on` | a client, with and without futures |
+// | `client`, `client_config`, `call`, `kept`, `error`, `blocking`, `block_on` | a client, with and without futures |
 // | `running` | calls under way, as futures |
 // | `declaring` | how a client declares variables |
 // | `trainer`, `towers`, `gradient_value` | functions that train; in-graph replication |
@@ -27,6 +27,7 @@ mod call;
 pub(crate) mod call_session;
 mod cancel;
 mod client;
+mod client_config;
 #[cfg(test)]
 mod conversation_tests;
 pub(crate) mod coordinator;
@@ -67,7 +68,8 @@ mod variables;
 pub use pushpull_net::ServicePeers;
 
 pub use call::Call;
-pub use client::{Client, ClientConfig};
+pub use client::Client;
+pub use client_config::ClientConfig;
 pub use coordinator::{Coordinator, CoordinatorConfig};
 pub use description::Description;
 pub use error::ServiceError;
