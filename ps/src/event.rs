@@ -184,6 +184,25 @@ pub enum Event {
         /// The number of tokens that it held.
         tokens: usize,
     },
+    /// A gradient of a worker that was lost or restarted is applied on some shards only, and will not
+    /// be on the others, in asynchronous mode. Until a checkpoint is restored, the training has no
+    /// final values.
+    #[non_exhaustive]
+    PartlyApplied {
+        /// The task of the worker.
+        task: TaskId,
+        /// The number of the token of the gradient.
+        token: u64,
+        /// The global step.
+        step: u64,
+        /// The shards that have applied it.
+        applied: Vec<ShardId>,
+        /// The shards that have not.
+        missing: Vec<ShardId>,
+        /// The shards that could not be asked: the gradient may be applied on all shards, or on
+        /// none.
+        unknown: Vec<ShardId>,
+    },
     /// A worker has waited for one lease. Reported once for each wait.
     #[non_exhaustive]
     WaitBegan {
@@ -325,6 +344,7 @@ impl Event {
             Event::WorkerJoined { .. } => "worker-joined",
             Event::WorkerLeft { .. } => "worker-left",
             Event::WorkerLost { .. } => "worker-lost",
+            Event::PartlyApplied { .. } => "partly-applied",
             Event::WaitBegan { .. } => "wait-began",
             Event::WaitEnded { .. } => "wait-ended",
             Event::StepShrunk { .. } => "step-shrunk",
@@ -420,6 +440,21 @@ impl fmt::Display for Event {
                 let silent = silent.as_millis();
                 write!(f, "{task} is lost at step {step}: silent for {silent} ms, ")?;
                 write!(f, "with {tokens} tokens")
+            }
+            Event::PartlyApplied { task, token, step, applied, missing, unknown } => {
+                write!(f, "a gradient of {task}, under token {token}, is applied on some shards ")?;
+                write!(f, "only at step {step}: ")?;
+                let parts = [
+                    (applied, "applied on"),
+                    (missing, "not applied on"),
+                    (unknown, "could not ask"),
+                ];
+                let parts = parts.into_iter().filter(|(shards, _)| !shards.is_empty());
+                let parts = parts.map(|(shards, what)| {
+                    let names: Vec<String> = shards.iter().map(ShardId::to_string).collect();
+                    format!("{what} {}", names.join(", "))
+                });
+                write!(f, "{}", parts.collect::<Vec<String>>().join("; "))
             }
             Event::WaitBegan { step, wait } => {
                 let waited = wait.waited.as_millis();
@@ -568,6 +603,19 @@ mod tests {
             (
                 Event::WorkerLost { task: task.clone(), step, silent, tokens: 2 },
                 "/job:worker/task:3 is lost at step 7: silent for 5100 ms, with 2 tokens",
+            ),
+            (
+                Event::PartlyApplied {
+                    task: task.clone(),
+                    token: 9,
+                    step,
+                    applied: vec![ShardId { task: 0, shard: 0 }],
+                    missing: vec![ShardId { task: 0, shard: 1 }, ShardId { task: 1, shard: 0 }],
+                    unknown: vec![],
+                },
+                "a gradient of /job:worker/task:3, under token 9, is applied on some shards only at \
+                 step 7: applied on /job:ps/task:0/shard:0; not applied on /job:ps/task:0/shard:1, \
+                 /job:ps/task:1/shard:0",
             ),
             (
                 wait_began(known),

@@ -197,9 +197,12 @@ counters! {
     batches_unspent,
     /// Batches that workers spent without a gradient.
     batches_skipped,
-    /// Clients retired by the step owner: one shard had applied their push, and the step owner
-    /// never received its part.
+    /// Clients retired by the step owner: some shards had applied their push, and the others did not
+    /// receive their parts within two leases.
     clients_retired,
+    /// Gradients that some shards have applied and the others never will, because their worker was
+    /// lost or restarted, counted by the step owner. See [`crate::Event::PartlyApplied`].
+    gradients_partly_applied,
     /// Connections to the step owner lost by shards of this task, in synchronous mode. See
     /// [`crate::Event::OwnerLost`].
     owner_connections_lost,

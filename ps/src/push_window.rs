@@ -25,40 +25,37 @@ pub(crate) struct PushWindow {
 
 const _: () = assert!(WINDOW == u64::BITS as u64);
 
+/// The number of words of an entry.
+const ENTRY_WORDS: usize = 5;
+
 /// A settled push.
 #[derive(Clone, Copy, Debug)]
 struct SettledPush {
     sequence: u64,
     outcome: Outcome,
-    /// The token that it was applied under, on a shard that does not own the step; 0 if there is
-    /// none.
+    /// The token that an asynchronous gradient was applied under; 0 for that of a call, and for any
+    /// other push.
     token: TokenId,
 }
 
 impl SettledPush {
-    fn words(self) -> [u64; 4] {
+    fn words(self) -> [u64; ENTRY_WORDS] {
         let SettledPush { sequence, outcome, token } = self;
-        match outcome {
-            // The step owner counts steps and stores no token; other shards store a token and no
-            // step.
-            Outcome::Applied { version, .. } if token.0 != 0 => {
-                [sequence, 6 | token.0 << 8, version, 0]
-            }
-            Outcome::Applied { version, step, staleness } => {
-                [sequence, 1 | staleness << 8, version, step.0]
-            }
-            Outcome::Accepted { step } => [sequence, 2, 0, step.0],
-            Outcome::Stale { current } => [sequence, 3, 0, current.0],
-            Outcome::Withdrawn {} => [sequence, 4, 0, 0],
-            Outcome::Held {} => [sequence, 5, 0, 0],
-            Outcome::Repeated {} => [sequence, 7, 0, 0],
-        }
+        let (kind, version, step) = match outcome {
+            Outcome::Applied { version, step, staleness } => (1 | staleness << 8, version, step.0),
+            Outcome::Accepted { step } => (2, 0, step.0),
+            Outcome::Stale { current } => (3, 0, current.0),
+            Outcome::Withdrawn {} => (4, 0, 0),
+            Outcome::Held {} => (5, 0, 0),
+            Outcome::Repeated {} => (7, 0, 0),
+        };
+        [sequence, kind, version, step, token.0]
     }
 }
 
 impl PushWindow {
     /// The number of words that a window occupies in the arena.
-    pub(crate) const WORDS: usize = 1 + 4 * WINDOW as usize;
+    pub(crate) const WORDS: usize = 1 + ENTRY_WORDS * WINDOW as usize;
 
     pub(crate) fn new(planted: PlantedBugs) -> Self {
         // All entries are unsaved, because the arena may still hold the words of another window.
@@ -97,8 +94,8 @@ impl PushWindow {
         self.settle_under(TokenId(0), sequence, outcome);
     }
 
-    /// Records the outcome of a gradient that was applied under a token of another shard. Otherwise
-    /// like [`PushWindow::settle`].
+    /// Records the outcome of an asynchronous gradient that was applied under a token. Otherwise like
+    /// [`PushWindow::settle`].
     pub(crate) fn settle_under(&mut self, token: TokenId, sequence: Sequence, outcome: Outcome) {
         match self.state(sequence) {
             PushState::TooOld { .. } => return,
@@ -118,16 +115,16 @@ impl PushWindow {
     }
 
     /// Passes each word that may have changed since the last call to `put`, with its index below
-    /// [`PushWindow::WORDS`]. Word 0 is the newest sequence; four words follow for each entry.
+    /// [`PushWindow::WORDS`]. Word 0 is the newest sequence; five words follow for each entry.
     pub(crate) fn save(&mut self, mut put: impl FnMut(usize, u64)) {
         put(0, self.newest);
         let mut unsaved = std::mem::take(&mut self.unsaved);
         while unsaved != 0 {
             let index = unsaved.trailing_zeros() as usize;
             unsaved &= unsaved - 1;
-            let words = self.entries[index].map_or([0; 4], SettledPush::words);
+            let words = self.entries[index].map_or([0; ENTRY_WORDS], SettledPush::words);
             for (word, value) in words.into_iter().enumerate() {
-                put(1 + 4 * index + word, value);
+                put(1 + ENTRY_WORDS * index + word, value);
             }
         }
     }
@@ -151,12 +148,12 @@ impl PushWindow {
         let (&newest, entries) = words.get(..PushWindow::WORDS)?.split_first()?;
         let mut window = PushWindow { newest, ..PushWindow::new(planted) };
         let oldest = window.oldest();
-        for (index, entry) in entries.chunks_exact(4).enumerate() {
+        for (index, entry) in entries.chunks_exact(ENTRY_WORDS).enumerate() {
             let sequence = entry[0];
             if sequence == 0 {
                 continue;
             }
-            let mut token = TokenId(0);
+            let token = TokenId(entry[4]);
             let outcome = match (entry[1] & 0xff, entry[1] >> 8) {
                 (1, staleness) => {
                     Outcome::Applied { version: entry[2], step: GlobalStep(entry[3]), staleness }
@@ -166,13 +163,11 @@ impl PushWindow {
                 (4, 0) => Outcome::Withdrawn {},
                 (5, 0) => Outcome::Held {},
                 (7, 0) => Outcome::Repeated {},
-                (6, under @ 1..) => {
-                    token = TokenId(under);
-                    let (version, step, staleness) = (entry[2], GlobalStep(0), 0);
-                    Outcome::Applied { version, step, staleness }
-                }
                 _ => return None,
             };
+            if token.0 != 0 && !matches!(outcome, Outcome::Applied { .. }) {
+                return None;
+            }
             if sequence % WINDOW != index as u64 || sequence > newest {
                 return None;
             }
@@ -187,6 +182,14 @@ impl PushWindow {
     /// Returns whether a gradient is remembered as applied under this token.
     pub(crate) fn has_applied(&self, token: TokenId) -> bool {
         token.0 != 0 && self.entries.iter().flatten().any(|entry| entry.token == token)
+    }
+
+    /// Yields the remembered gradients that were applied under a token, with it.
+    pub(crate) fn applied(&self) -> impl Iterator<Item = (Sequence, TokenId)> {
+        let oldest = self.oldest();
+        let entries = self.entries.iter().flatten();
+        let applied = entries.filter(move |entry| entry.token.0 != 0 && entry.sequence >= oldest);
+        applied.map(|entry| (Sequence(entry.sequence), entry.token))
     }
 
     /// Returns the newest settled sequence; 0 if there is none.
@@ -292,12 +295,14 @@ pub(crate) mod tests {
         for (sequence, outcome) in (1..200).step_by(3).zip(outcomes.into_iter().cycle()) {
             window.settle(Sequence(sequence), outcome);
         }
+        window.settle_under(TokenId(77), Sequence(200), outcomes[0]);
         let words: Vec<u64> = window.words();
         assert_eq!(words.len(), PushWindow::WORDS);
         let read = PushWindow::decode(&words, PlantedBugs::default()).unwrap();
         for sequence in 1..300 {
             assert_eq!(read.state(Sequence(sequence)), window.state(Sequence(sequence)));
         }
+        assert_eq!(read.applied().collect::<Vec<_>>(), [(Sequence(200), TokenId(77))]);
         let mut wrong = words.clone();
         wrong[1] += 1;
         assert!(

@@ -17,7 +17,7 @@ use crate::setting::{
     heavy_rows, id, in_quarters, ledger, row, rows, sums, table,
 };
 
-/// The exit code of a worker that was fenced, because the step owner had retired it.
+/// The exit code of a worker whose run the step owner had ended: it is to be started again.
 pub(crate) const RETIRED: i32 = 3;
 
 /// The first argument of a worker's process.
@@ -62,9 +62,7 @@ pub(crate) fn run(arguments: &[String]) -> ExitCode {
     let mut log = Log::open(&setting.history(worker)).expect("a history can be written");
     match JoinedTraining::new(&setting, worker, &mut log).and_then(|mut training| training.run()) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if matches!(of_session(&*error), Some(pushpull::Error::Fenced)) => {
-            ExitCode::from(RETIRED as u8)
-        }
+        Err(error) if of_session(&*error).is_some_and(has_ended) => ExitCode::from(RETIRED as u8),
         Err(error) => {
             log.fault(&format!("failed: {error}")).expect("a history can be written");
             ExitCode::FAILURE
@@ -250,6 +248,11 @@ impl<'a> JoinedTraining<'a> {
 
 fn of_session<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a pushpull::Error> {
     error.downcast_ref()
+}
+
+/// Whether the step owner has ended this worker's run, which had stayed away for too long.
+fn has_ended(error: &pushpull::Error) -> bool {
+    matches!(error, pushpull::Error::Refused { refusal: Refusal::UnknownEpoch { .. }, .. })
 }
 
 /// Whether a push was refused because its token no longer belongs to this worker.

@@ -162,12 +162,19 @@ impl Checker {
         }
     }
 
-    /// Records that a worker is silent for longer than its lease, and returns.
-    pub(crate) fn worker_returns(&mut self) {
+    /// Records that the step owner has reported a gradient that is applied on some shards only.
+    pub(crate) fn partly_applied(&mut self, token: u64) {
         match self {
-            // A step counts on all shards or on none.
-            Checker::Synchronous(_) => {}
-            Checker::Asynchronous(checker) => checker.final_values.may_differ = true,
+            Checker::Synchronous(_) => panic!("a step counts on all shards or on none: {token}"),
+            Checker::Asynchronous(checker) => checker.partly_applied(token),
+        }
+    }
+
+    /// Checks that a worker may be told that there are no final values.
+    pub(crate) fn not_final(&self, pushes: u64) {
+        match self {
+            Checker::Synchronous(_) => panic!("{pushes} gradients are not on all shards"),
+            Checker::Asynchronous(checker) => checker.not_final(pushes),
         }
     }
 

@@ -60,6 +60,9 @@ pub(crate) trait ProcessProgram: Sized + Debug {
     /// Checks a synchronous step that a shard has applied.
     fn applied(checker: &mut Self::Checker, shard: ShardId, step: u64, tokens: Vec<u64>);
 
+    /// Records that the step owner has reported a gradient that is applied on some shards only.
+    fn partly_applied(_: &mut Self::Checker, _token: u64) {}
+
     /// Checks a shard after an input.
     fn shard_changed(_: &mut SimWorld<Self>, _shard: ShardId) {}
 

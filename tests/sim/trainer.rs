@@ -429,9 +429,13 @@ impl Trainer {
         let timed_out = timed_out(&error);
         match (self.phase.clone(), error) {
             (_, Error::Fenced) => self.phase = Phase::Fenced,
-            // A correct client has no epoch but its own, and this refusal would repeat for ever.
-            (_, Error::Refused { refusal: refusal @ Refusal::UnknownEpoch { .. }, .. }) => {
-                panic!("worker {} is refused: {refusal}", self.task)
+            // The step owner has ended this process's run, which had stayed away for too long.
+            (_, Error::Refused { refusal: Refusal::UnknownEpoch { .. }, .. }) => {
+                self.phase = Phase::Fenced;
+            }
+            (Phase::AwaitingEnd, Error::Refused { refusal: Refusal::NotFinal { pushes }, .. }) => {
+                checker.not_final(pushes);
+                self.leave(now, endpoint, endpoint.shards().into());
             }
             (Phase::StreamingPush(_), error @ Error::Timeout { sequence: Some(_), .. }) => {
                 self.resumed += 1;

@@ -271,7 +271,6 @@ impl ProcessProgram for Trainer {
                 let Some(number) = world.pick_alive(chance, |_| true) else { return false };
                 let time = LEASE + chance.millis(100, 2500);
                 world.processes[number].paused_until = Some(world.now + time);
-                world.checker.worker_returns();
                 if fault == FaultKind::Ghost {
                     let task = world.processes[number].program.task;
                     world.after(chance.millis(10, 1000), ScheduledEvent::Start(task));
@@ -325,5 +324,9 @@ impl ProcessProgram for Trainer {
 
     fn applied(checker: &mut Checker, shard: ShardId, step: u64, tokens: Vec<u64>) {
         checker.applied(shard, step, tokens);
+    }
+
+    fn partly_applied(checker: &mut Checker, token: u64) {
+        checker.partly_applied(token);
     }
 }

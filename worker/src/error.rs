@@ -179,12 +179,9 @@ pub enum Error {
         /// The second server's identity hash, shortened.
         right_hash: String,
     },
-    /// A newer incarnation has replaced this worker, or a newer chief has replaced this one. Or
-    /// this worker was silent for three leases while a push was incomplete, and the step owner
-    /// dropped its token. Stop this process.
-    #[error(
-        "cannot continue: a newer worker has replaced this one, or it was silent for too long with an incomplete push"
-    )]
+    /// A newer incarnation has replaced this worker, or a newer chief has replaced this one. Stop
+    /// this process.
+    #[error("cannot continue: a newer worker has replaced this one")]
     Fenced,
     /// A checkpoint was restored because a server had lost its state. The tokens of this session
     /// and its unanswered pushes are void. Answered pushes that are newer than the checkpoint are

@@ -363,10 +363,13 @@ impl Worker {
     /// Call it after [`Worker::token`] has returned `None`, or after [`Worker::finish`], and before
     /// [`Worker::leave`]. Until then this worker's pushes must have ended: those under way are
     /// waited for. The others have ended once each has called this or has left. A lost worker is
-    /// not waited for; in asynchronous mode it may return later, and complete a push that some
-    /// shards have applied already.
+    /// waited for only in asynchronous mode, and for at most two more leases, while it may return
+    /// and complete a gradient that some servers have applied and others have not.
     ///
     /// # Errors
+    /// [`Error::Refused`] with `Refusal::NotFinal` if a gradient of a lost worker stays on some
+    /// servers only, so that there are no final values.
+    ///
     /// [`Error::Refused`] after [`WorkerConfig::timeout`], if the training goes on or another
     /// worker has not ended. It names the others. [`Error::Timeout`] if the step owner does not
     /// answer.

@@ -56,6 +56,10 @@ pub const COORDINATOR_NAME_BYTES_MAX: usize = 64;
 /// no more slots than this.
 pub const STEP_PUSHES_MAX: usize = 1024;
 
+/// The most gradients of one client in the answer to an audit: those of a push window, and as many
+/// that wait to be applied.
+pub const AUDITED_PUSHES_MAX: usize = 2 * WINDOW as usize;
+
 /// The longest name of a job, as in host names.
 pub const JOB_BYTES_MAX: usize = 64;
 const _: () = assert!(JOB_BYTES_MAX == crate::ids::CLIENT_JOB_BYTES_MAX);

@@ -161,6 +161,7 @@ messages! {
     56 => SaveShard, body 0;
     57 => ShardSaved, body limits::CATALOGUE_BYTES_MAX;
     58 => AwaitEnd, body 0;
+    59 => AuditPushes, body 0;
     60 => Held, body 0;
     61 => StepApplied, body 0;
     62 => Commit, body 0;
@@ -170,6 +171,7 @@ messages! {
     66 => Recalled, body 0;
     67 => ChiefIs, body 0;
     68 => Goodbye, body 0;
+    69 => PushesAudited, body 0;
     70 => OpenCalls, body 0;
     71 => CallsAre, body 0;
     72 => CallsQuery, body 0;

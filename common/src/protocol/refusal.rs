@@ -305,6 +305,12 @@ wire_enum! {
             /// The newest number that the window has room for.
             newest: CallNumber,
         },
+        /// The training has ended, and its values differ between shards: gradients of workers that
+        /// were lost are applied on some shards only.
+        38 => NotFinal {
+            /// How many gradients are.
+            pushes: u64,
+        },
         /// The client requires a feature of the protocol that the server does not have.
         40 => Feature {
             /// The number of the feature.
@@ -549,6 +555,11 @@ impl std::fmt::Display for Refusal {
             Refusal::CallEpoch { source, epoch, current } => {
                 write!(f, "call epoch {epoch} of source {source} is not {current}, the newest")
             }
+            Refusal::NotFinal { pushes } => write!(
+                f,
+                "the values are not final: {pushes} gradients of lost workers are applied on some \
+                 shards only"
+            ),
             Refusal::CallWindow { number, settled, newest } => write!(
                 f,
                 "call {number} is outside the window, which is settled up to {settled} and ends \

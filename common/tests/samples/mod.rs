@@ -349,6 +349,10 @@ fn between_servers(add: &mut impl FnMut(&str, Message)) {
     add("Recall", Recall { token, client }.into());
     add("Recalled", Recalled { token, shard, applied: true }.into());
     add("ChiefIs", ChiefIs { client }.into());
+    add("AuditPushes", AuditPushes { client, ends: true }.into());
+    let applied = List::new(vec![(Sequence(3), token)]).expect("the list is within its limit");
+    let oldest = Sequence(1);
+    add("PushesAudited", PushesAudited { client, shard, ended: true, oldest, applied }.into());
 }
 
 fn services(add: &mut impl FnMut(&str, Message)) {

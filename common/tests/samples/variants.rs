@@ -142,6 +142,7 @@ variants! {
         "call_window" => Refusal::CallWindow {
             number: CallNumber(99), settled: CallNumber(34), newest: CallNumber(98),
         },
+        "not_final" => Refusal::NotFinal { pushes: 2 },
         "feature" => Refusal::Feature { number: 40, has: Features(0x3) },
         "checkpoint" => Refusal::Checkpoint { detail: detail("it has other variables") },
         "unavailable" => Refusal::Unavailable { detail: detail("ps task 1 is away") },

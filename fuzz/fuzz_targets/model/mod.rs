@@ -663,7 +663,9 @@ impl World {
                     self.streams.push((connection, values));
                     continue;
                 }
-                ShardEvent::Close { .. } | ShardEvent::Applied { .. } => continue,
+                ShardEvent::Close { .. }
+                | ShardEvent::Applied { .. }
+                | ShardEvent::PartlyApplied { .. } => continue,
                 ShardEvent::Shared { .. } => unreachable!("anonymous memory cannot be shared"),
                 ShardEvent::ToOwner { .. } => unreachable!("the only shard is the step owner"),
             };

@@ -12,6 +12,7 @@ use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
 use super::bounded_staleness::{BoundedStaleness, ReplicaProgress};
 use super::data_position::BatchTaker;
+use super::push_audit::PushAudits;
 use super::recall::Recalls;
 use super::token_issuer::TokenResponse;
 use super::token_ledger::{HeldOn, OutstandingToken, StepState, TokenLedger};
@@ -26,6 +27,8 @@ pub(crate) struct AsynchronousTokens {
     last_step: Option<u64>,
     /// Used with several shards.
     pub(crate) recalls: Recalls,
+    /// Used with several shards.
+    pub(crate) audits: PushAudits,
     /// Used if replicas may not run far ahead of each other.
     bounded_staleness: Option<BoundedStaleness>,
     /// The staleness above which a gradient is dropped.
@@ -46,6 +49,7 @@ impl AsynchronousTokens {
             ledger: TokenLedger::new(),
             last_step,
             recalls: Recalls::default(),
+            audits: PushAudits::default(),
             bounded_staleness: wait_ahead.map(BoundedStaleness::new),
             reject_older,
             planted,
@@ -67,6 +71,8 @@ impl AsynchronousTokens {
     /// Resets the step to that of a checkpoint. Token numbers keep increasing.
     pub(crate) fn roll_back(&mut self, step: GlobalStep) {
         (self.ledger.steps.step, self.ledger.steps.finished) = (step.0, false);
+        self.ledger.steps.partly_applied = 0;
+        self.audits.clear();
         let replicas = self.bounded_staleness.iter_mut().flat_map(BoundedStaleness::reset);
         self.ledger.changed.extend(replicas);
     }
@@ -191,14 +197,8 @@ impl AsynchronousTokens {
             (out.is_expired(now, timeout) || gone(out.holder)) && !keep(out.issued.token)
         };
         let mut due: Vec<TokenId> = self.ledger.numbers(is_due).into_iter().map(TokenId).collect();
-        due.retain(|&token| self.recalls.begin(token, now));
+        due.retain(|&token| self.recalls.begin(token));
         due
-    }
-
-    /// Restarts the time limit of recalls whose holders are present.
-    pub(crate) fn put_off_recalls(&mut self, now: Instant, is_here: impl Fn(ClientKey) -> bool) {
-        let ledger = &self.ledger;
-        self.recalls.put_off(now, |token| ledger.holder_of(token).is_some_and(&is_here));
     }
 
     /// Records a shard's answer: whether it has applied the push of a token that is being recalled.

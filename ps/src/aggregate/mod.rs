@@ -8,6 +8,7 @@ pub(crate) mod bounded_staleness;
 pub(crate) mod clipping;
 pub(crate) mod current_step;
 pub(crate) mod data_position;
+pub(crate) mod push_audit;
 pub(crate) mod recall;
 pub(crate) mod step_coordinator;
 pub(crate) mod step_follower;
@@ -18,5 +19,6 @@ pub(crate) mod token_ledger;
 
 #[cfg(test)]
 pub(crate) mod tests {
+    mod admission_model;
     pub(crate) mod exhaustive;
 }

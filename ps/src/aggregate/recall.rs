@@ -12,18 +12,17 @@
 //! - If one shard has applied the push, the token stays with its holder, which must still send the
 //!   owner's share.
 //!
-//! This module has no clock and no connections: the caller passes times and answers.
+//! This module has no connections: the caller passes answers. A holder that stays away although a
+//! shard has applied its push is ended by its audit (`push_audit`).
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{ShardId, TokenId};
 use smallvec::SmallVec;
 
 /// A token that is being recalled.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Recall {
-    since: Instant,
     /// The shards that have not applied the push, and will not before the owner has.
     free: SmallVec<[ShardId; 8]>,
     /// A shard that has applied the push.
@@ -39,10 +38,9 @@ pub(crate) struct Recalls(BTreeMap<u64, Recall>);
 
 impl Recalls {
     /// Begins to recall a token. Returns false if its recall has already begun.
-    pub(crate) fn begin(&mut self, token: TokenId, now: Instant) -> bool {
+    pub(crate) fn begin(&mut self, token: TokenId) -> bool {
         let new = !self.has(token);
-        let recall = || Recall { since: now, free: SmallVec::new(), applied: None };
-        self.0.entry(token.0).or_insert_with(recall);
+        self.0.entry(token.0).or_default();
         new
     }
 
@@ -82,28 +80,6 @@ impl Recalls {
         let free = |recall: &Recall| shards.iter().all(|shard| recall.free.contains(shard));
         self.0.iter().filter(move |(_, recall)| free(recall)).map(|(&token, _)| TokenId(token))
     }
-
-    /// Restarts the time limit of the recalls that satisfy `which`: their holders are present.
-    pub(crate) fn put_off(&mut self, now: Instant, which: impl Fn(TokenId) -> bool) {
-        let put_off = self.0.iter_mut().filter(|&(&token, _)| which(TokenId(token)));
-        put_off.for_each(|(_, recall)| recall.since = now);
-    }
-
-    /// Returns the tokens whose push another shard has applied, and whose share for the owner has
-    /// not arrived within `limit`.
-    pub(crate) fn overdue(&self, now: Instant, limit: Duration) -> impl Iterator<Item = TokenId> {
-        let overdue = move |recall: &Recall| {
-            recall.applied.is_some() && now.saturating_duration_since(recall.since) >= limit
-        };
-        self.0.iter().filter(move |(_, recall)| overdue(recall)).map(|(&token, _)| TokenId(token))
-    }
-
-    /// Extends the time limits by a pause of this server, during which no shard could answer.
-    pub(crate) fn extend_deadlines(&mut self, pause: Duration, now: Instant) {
-        for recall in self.0.values_mut() {
-            recall.since = (recall.since + pause).min(now);
-        }
-    }
 }
 
 #[cfg(test)]
@@ -122,16 +98,16 @@ mod tests {
 
     #[test]
     fn a_token_is_free_once_every_shard_has_reported_it() {
-        let (now, shards) = (Instant::now(), [shard(1), shard(2)]);
+        let shards = [shard(1), shard(2)];
         let mut recalls = Recalls::default();
-        assert!(recalls.begin(T, now));
+        assert!(recalls.begin(T));
         assert!(recalls.awaits(T, shard(1)) && recalls.awaits(T, shard(2)));
         recalls.answered(T, shard(1), false);
         recalls.answered(T, shard(1), false);
         assert_eq!(free(&recalls, &shards), []);
         assert!(!recalls.awaits(T, shard(1)) && recalls.awaits(T, shard(2)));
         // A second request continues the same recall.
-        assert!(!recalls.begin(T, now));
+        assert!(!recalls.begin(T));
         recalls.answered(T, shard(2), false);
         assert_eq!(free(&recalls, &shards), [T]);
         recalls.end(T.0);
@@ -140,17 +116,12 @@ mod tests {
 
     #[test]
     fn a_token_whose_push_is_applied_on_one_shard_is_never_free() {
-        let (now, shards) = (Instant::now(), [shard(1), shard(2)]);
-        let limit = Duration::from_secs(2);
+        let shards = [shard(1), shard(2)];
         let mut recalls = Recalls::default();
-        recalls.begin(T, now);
+        recalls.begin(T);
         recalls.answered(T, shard(1), true);
         recalls.answered(T, shard(2), false);
         assert_eq!(free(&recalls, &shards), []);
-        assert_eq!(recalls.overdue(now + limit / 2, limit).count(), 0);
-        recalls.extend_deadlines(limit, now + limit);
-        assert_eq!(recalls.overdue(now + limit, limit).count(), 0, "the server was paused");
-        assert_eq!(recalls.overdue(now + limit * 2, limit).collect::<Vec<_>>(), [T]);
     }
 
     #[test]

@@ -139,7 +139,10 @@ impl TokenIssuer {
     /// Takes back every token, because another restore epoch begins.
     pub(crate) fn forget_tokens(&mut self) {
         match self {
-            TokenIssuer::Asynchronous(_) => _ = self.take_back_all(|_| true),
+            TokenIssuer::Asynchronous(tokens) => {
+                tokens.audits.clear();
+                self.take_back_all(|_| true);
+            }
             TokenIssuer::Synchronous(coordinator) => coordinator.forget_tokens(),
         }
     }
@@ -339,7 +342,7 @@ impl TokenIssuer {
     pub(crate) fn extend_deadlines(&mut self, pause: Duration, now: Instant) {
         self.ledger_mut().extend_deadlines(pause, now);
         if let Some(tokens) = self.asynchronous_tokens_mut() {
-            tokens.recalls.extend_deadlines(pause, now);
+            tokens.audits.extend_deadlines(pause, now);
         }
     }
 

@@ -61,6 +61,8 @@ pub(crate) struct StepState {
     pub(crate) step: u64,
     pub(crate) next_token: u64,
     pub(crate) finished: bool,
+    /// The gradients since the last restore that are applied on some shards only, for good.
+    pub(crate) partly_applied: u64,
 }
 
 /// The steps, the outstanding tokens in ascending order and by holder, and the data position.
@@ -84,7 +86,7 @@ impl TokenLedger {
     /// Creates a ledger at step 0.
     pub(crate) fn new() -> TokenLedger {
         TokenLedger {
-            steps: StepState { step: 0, next_token: 1, finished: false },
+            steps: StepState { next_token: 1, ..StepState::default() },
             tokens: BTreeMap::new(),
             by_holder: BTreeMap::new(),
             changed: ChangedClients::default(),

@@ -42,6 +42,7 @@ pub(crate) mod output;
 mod peer_shards;
 pub(crate) mod peers;
 mod pulls;
+mod push_audits;
 mod push_job;
 mod recalls;
 mod rows;
@@ -464,6 +465,7 @@ impl Shard {
             if let Some(tokens) = self.steps.asynchronous_tokens_mut() {
                 tokens.leave(client);
             }
+            self.steps.watch_absent(&self.peers, now, client);
             self.recall_tokens(now);
         } else if let Some(owner) = &mut self.steps.owner {
             let complete = self.intake.whole_tokens();

@@ -327,11 +327,10 @@ impl Shard {
         outcome: Outcome,
     ) {
         let entry = self.peers.registry.client_mut(client);
-        // The step owner tracks its tokens itself.
         let is_applied = matches!(outcome, Outcome::Applied { .. });
-        let spends =
-            is_applied && push.operation == (Operation::Gradient {}) && self.steps.owner.is_none();
-        let token = if spends { push.token } else { TokenId(0) };
+        // A call has a window of its own, and is executed again until it has settled everywhere.
+        let is_audited = push.operation == (Operation::Gradient {}) && push.call.is_none();
+        let token = if is_applied && is_audited { push.token } else { TokenId(0) };
         entry.window.settle_under(token, push.sequence, outcome);
         if push.operation == (Operation::Gradient {}) {
             entry.gradient_settled(now);

@@ -54,38 +54,7 @@ impl Shard {
             again || new.contains(&token)
         });
         self.steps.take_back_free_tokens(&self.intake, &shards);
-        self.retire_overdue(now);
-    }
-
-    /// Retires absent clients whose push a shard has applied, after two leases. A retired client
-    /// that comes back is fenced. A present client may wait for a push slot without a limit.
-    fn retire_overdue(&mut self, now: Instant) {
-        let Some(tokens) = self.steps.asynchronous_tokens_mut() else { return };
-        let registry = &self.peers.registry;
-        tokens.put_off_recalls(now, |client| {
-            registry.client(client).presence == ClientPresence::Present
-        });
-        let tokens = &*tokens;
-        let comes = |token: TokenId| {
-            self.intake.inbox.as_ref().is_some_and(|inbox| !inbox.push_slots_of(token.0).is_empty())
-        };
-        let overdue = tokens.recalls.overdue(now, self.config.lease * 2);
-        let holders =
-            overdue.filter(|&token| !comes(token)).filter_map(|t| tokens.ledger.holder_of(t));
-        let mut holders: Vec<ClientKey> = holders.collect();
-        holders.sort_unstable();
-        holders.dedup();
-        for client in holders {
-            self.counters.clients_retired.add(1);
-            if let Some(connection) = self.peers.registry.retire(client, now) {
-                self.out.close(connection);
-                self.intake.drop_client_connection(&mut self.peers, connection, client);
-            }
-            if let Some(inbox) = &mut self.intake.inbox {
-                inbox.orphan_whole(client);
-            }
-            self.drop_client(now, client, true);
-        }
+        self.audit_pushes(now, again);
     }
 
     /// On another shard: answers a recall of the step owner. If the push of the token was not

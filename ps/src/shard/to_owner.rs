@@ -110,6 +110,7 @@ impl Shard {
                 header.step,
             ),
             Message::Recall(recall) => self.recall(recall.token, recall.client),
+            Message::AuditPushes(audit) => self.answer_audit(audit.client, audit.ends),
             Message::TokenOver(over) => {
                 let push_slot =
                     self.intake.inbox.as_ref().and_then(|i| i.whole_push_slot_of(over.token.0));

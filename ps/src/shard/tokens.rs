@@ -4,7 +4,9 @@
 //! pushing at that time. The values are final once the owner grants no more tokens, none is
 //! outstanding, and every member that was granted one has left, is lost, or has reported that its
 //! pushes are settled on all shards. [`AwaitEnd`](message::AwaitEnd) is that report and the wait
-//! for this moment.
+//! for this moment. Of those that left or are lost the other shards are asked
+//! (`aggregate::push_audit`): while one may still apply a gradient that another has, the values are
+//! not final. They never are with a gradient that is on some shards only for good.
 
 use std::time::Instant;
 
@@ -22,6 +24,7 @@ use super::peers::Peers;
 use super::peers::parked_requests::{ParkedRequest, WaitReason};
 use super::peers::peer_request::PeerRequest;
 use super::steps::Steps;
+use crate::aggregate::asynchronous_tokens::AsynchronousTokens;
 use crate::aggregate::token_issuer::{TokenIssuer, TokenResponse};
 use crate::client_key::ClientKey;
 
@@ -228,9 +231,13 @@ impl Steps {
     /// workers.
     pub(super) fn announce_end(&self, peers: &mut Peers, out: &mut ShardOutputs) {
         let Some(reason) = self.ended_for_all(peers) else { return };
+        let pushes = self.owner.as_ref().map_or(0, |owner| owner.steps().partly_applied);
         let ended = peers.parked.take(|entry| matches!(entry.wait, WaitReason::End));
         for ParkedRequest { request, .. } in ended {
-            request.answer(out, message::Ended { reason }.into());
+            match pushes {
+                0 => request.answer(out, message::Ended { reason }.into()),
+                _ => request.refuse(out, Refusal::NotFinal { pushes }),
+            }
         }
     }
 
@@ -238,7 +245,10 @@ impl Steps {
     pub(super) fn ended_for_all(&self, peers: &Peers) -> Option<EndReason> {
         let owner = self.owner.as_ref()?;
         let reason = owner.end_reason()?;
-        let is_settled = owner.ledger().len() == 0 && peers.registry.training().next().is_none();
+        let audits = |tokens: &AsynchronousTokens| tokens.audits.is_empty();
+        let is_settled = owner.ledger().len() == 0
+            && peers.registry.training().next().is_none()
+            && owner.asynchronous_tokens().is_none_or(audits);
         is_settled.then_some(reason)
     }
 
@@ -247,13 +257,20 @@ impl Steps {
         if self.owner.as_ref().and_then(TokenIssuer::end_reason).is_none() {
             return Awaited::event("the end of the training");
         }
-        let training = || peers.registry.training();
-        let workers: Vec<TaskId> =
-            training().map(|key| peers.registry.client(key).task.clone()).collect();
-        let named: Vec<String> = training().map(|key| peers.registry.describe(now, key)).collect();
+        let training: Vec<ClientKey> = peers.registry.training().collect();
+        let audited: Vec<ClientKey> = self.asynchronous_tokens().map_or_else(Vec::new, |tokens| {
+            tokens.audits.clients().map(|(client, _)| client).collect()
+        });
+        let (clients, what) = match training.is_empty() {
+            true => (audited, "the gradients of lost workers on all shards"),
+            false => (training, "the workers that have not ended"),
+        };
+        let workers = clients.iter().map(|&key| peers.registry.client(key).task.clone()).collect();
+        let named: Vec<String> =
+            clients.iter().map(|&key| peers.registry.describe(now, key)).collect();
         let text = match named.is_empty() {
             true => "the last tokens to be spent or returned".to_owned(),
-            false => format!("the workers that have not ended: {}", named.join(", ")),
+            false => format!("{what}: {}", named.join(", ")),
         };
         Awaited { text, workers, ..Awaited::default() }
     }

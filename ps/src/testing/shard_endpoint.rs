@@ -22,6 +22,7 @@ use pushpull_store::testing::test_files::TestFiles;
 
 use super::shard_event::{PulledFrames, ShardEvent};
 use crate::config::PsConfig;
+use crate::event::Event;
 use crate::metrics::{Counters, Metrics};
 use crate::peer_hello::PeerHello;
 use crate::shard::applier::WorkOutcome;
@@ -430,6 +431,9 @@ impl ShardEndpoint {
                 ShardOutput::ToOwner { envelope, message } => ShardEvent::ToOwner {
                     frame: frame_of(self.owner_features, &envelope, &message, &[]),
                 },
+                ShardOutput::Event(Event::PartlyApplied { token, .. }) => {
+                    ShardEvent::PartlyApplied { token }
+                }
                 ShardOutput::Event(_) => continue,
                 ShardOutput::Members { joined, present } => {
                     assert!(present <= joined, "{present} of {joined} members are present");

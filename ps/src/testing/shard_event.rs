@@ -49,6 +49,11 @@ pub enum ShardEvent {
         /// The tokens of the pushes in the step, in the order of their sum.
         tokens: Vec<u64>,
     },
+    /// The step owner has reported a gradient that is applied on some shards only.
+    PartlyApplied {
+        /// The token of its push.
+        token: u64,
+    },
 }
 
 /// The values that answer a pull. Their blocks stay pinned until this is dropped.

@@ -47,6 +47,8 @@ pub(crate) struct AsynchronousChecker {
     step: u64,
     pub(super) pulls: u64,
     pub(super) final_values: FinalValues,
+    /// The tokens of gradients that the step owner has reported as applied on some shards only.
+    partly_applied: BTreeSet<u64>,
     pub(super) samples: SamplesChecker,
 }
 
@@ -64,6 +66,7 @@ impl AsynchronousChecker {
             step: 0,
             pulls: 0,
             final_values: FinalValues::default(),
+            partly_applied: BTreeSet::new(),
             samples: SamplesChecker::new(setting.data.clone()),
         }
     }
@@ -120,6 +123,17 @@ impl AsynchronousChecker {
 
     pub(super) fn withdrawn(&mut self, token: u64) {
         self.pushes[self.numbers[&token]].dropped = true;
+    }
+
+    pub(super) fn partly_applied(&mut self, token: u64) {
+        self.partly_applied.insert(token);
+        // Its batch is not granted again.
+        self.samples.counts_partly(token);
+    }
+
+    pub(super) fn not_final(&self, pushes: u64) {
+        assert!(!self.final_values.are_pulled(), "values that were final are not");
+        assert!(!self.partly_applied.is_empty(), "{pushes} gradients that were not reported");
     }
 
     pub(super) fn opened(&mut self, shard: ShardId, steps: u64) {
@@ -193,12 +207,27 @@ impl AsynchronousChecker {
         if let Some((&step, number)) = self.push_of_step.range(last_step + 1..).next() {
             panic!("push {number} has made step {step} after the last step {last_step}");
         }
+        self.check_final_values();
         let applied = self.known.get(&self.owner);
         let counts = |number: &usize| {
             self.pushes[*number].step.is_some() || applied.is_some_and(|all| all.contains(number))
         };
         let counted = self.numbers.iter().filter(|(_, number)| counts(number));
         self.samples.finish(counted.map(|(&token, _)| token), Some(self.step));
+    }
+
+    /// Checks that each gradient in the final values is on every shard that it has a part for.
+    fn check_final_values(&self) {
+        if !self.final_values.are_pulled() {
+            return;
+        }
+        for (number, push) in self.pushes.iter().enumerate() {
+            let shards =
+                self.known.iter().filter(|(shard, _)| has_part(&self.catalogue, **shard, push));
+            let has: Vec<bool> = shards.map(|(_, known)| known.contains(&number)).collect();
+            let differs = has.windows(2).any(|pair| pair[0] != pair[1]);
+            assert!(!differs, "push {number} is on some shards only: {has:?}");
+        }
     }
 
     pub(super) fn steps(&self) -> u64 {

@@ -6,9 +6,6 @@ use pushpull_common::ids::GlobalStep;
 #[derive(Debug, Default)]
 pub(super) struct FinalValues {
     first: Option<(GlobalStep, Vec<u8>)>,
-    /// Whether values may differ: the end does not wait for a worker that is silent for longer than
-    /// its lease. If it returns, it completes a push that some shards have applied already.
-    pub(super) may_differ: bool,
 }
 
 impl FinalValues {
@@ -16,6 +13,11 @@ impl FinalValues {
     pub(super) fn pulled(&mut self, step: GlobalStep, bytes: Vec<u8>) {
         let (first_step, first) = self.first.get_or_insert_with(|| (step, bytes.clone()));
         assert_eq!(step, *first_step, "the step of the final values");
-        assert!(self.may_differ || bytes == *first, "two workers have different final values");
+        assert!(bytes == *first, "two workers have different final values");
+    }
+
+    /// Returns whether a worker has pulled them.
+    pub(super) fn are_pulled(&self) -> bool {
+        self.first.is_some()
     }
 }

@@ -35,6 +35,12 @@ impl SamplesChecker {
         self.skipped.extend(grant.samples);
     }
 
+    /// Records that the gradient of a token may not count on the step owner, and that its batch is
+    /// not granted again.
+    pub(super) fn counts_partly(&mut self, token: u64) {
+        self.skipped.extend(self.of_token.get(&token));
+    }
+
     /// Checks that the gradients of these tokens count every batch of all epochs once, except for
     /// skipped ones. `steps` is the number of gradients that count, if each makes a step: some of
     /// their tokens may then be unknown.

@@ -82,6 +82,10 @@ impl<P: ProcessProgram> SimWorld<P> {
                 self.trace.note(|| format!("  {shard} has applied step {step}: {tokens:?}"));
                 P::applied(&mut self.checker, shard, step, tokens);
             }
+            ShardEvent::PartlyApplied { token } => {
+                self.trace.note(|| format!("  token {token} is applied on some shards only"));
+                P::partly_applied(&mut self.checker, token);
+            }
         }
     }
 

@@ -26,7 +26,8 @@ pub struct TrainingEnd {
     /// on each of them.
     ///
     /// False if the training goes on without this worker, and if another worker had not ended
-    /// within [`WorkerConfig::timeout`](crate::WorkerConfig::timeout).
+    /// within [`WorkerConfig::timeout`](crate::WorkerConfig::timeout). Also if a gradient of a lost
+    /// worker is applied on some servers only.
     pub is_final: bool,
     /// What this worker has done in the whole session, through all its joins.
     pub metrics: WorkerMetrics,

@@ -1,6 +1,6 @@
 //! Messages between the step owner and the other shards.
 
-use crate::ids::{ClientEpoch, ShardId, TokenId};
+use crate::ids::{ClientEpoch, Sequence, ShardId, TokenId};
 use crate::protocol::limits;
 use crate::protocol::wire::{List, wire_struct};
 
@@ -74,6 +74,33 @@ wire_struct! {
         /// not, the shard applies it only after the step owner has answered its client that it is
         /// applied.
         applied: bool,
+    }
+}
+wire_struct! {
+    /// Step owner to shard: which gradients of an absent client has the shard applied (asynchronous
+    /// mode)? May be sent again.
+    AuditPushes {
+        /// The epoch of the client.
+        client: ClientEpoch,
+        /// Whether this incarnation of the client has ended. The shard closes its connection, and
+        /// fences it before it answers.
+        ends: bool,
+    }
+}
+wire_struct! {
+    /// Answers [`AuditPushes`], shard to step owner.
+    PushesAudited {
+        /// The epoch of the client.
+        client: ClientEpoch,
+        /// The shard.
+        shard: ShardId,
+        /// Whether the client has ended: as in the question.
+        ended: bool,
+        /// The oldest sequence in the client's push window there: older pushes are settled.
+        oldest: Sequence,
+        /// The gradients from this sequence on that the shard has applied, or holds whole and will,
+        /// with their tokens; without those of calls.
+        applied: List<(Sequence, TokenId), { limits::AUDITED_PUSHES_MAX }, 8>,
     }
 }
 wire_struct! {

@@ -83,6 +83,9 @@ pub(crate) const CLIENTS_MAX: usize = 16_384;
 /// network, and continue. One that has left does not continue.
 const LOST_LEASES_KEPT: u32 = 12;
 
+/// The incarnation of a client that has ended. No client draws it.
+const ENDED: Incarnation = Incarnation(0);
+
 /// The limit of all epochs.
 pub(in crate::shard) const EPOCH_LIMIT: u64 = 1 << 63;
 
@@ -281,11 +284,21 @@ impl ClientRegistry {
             client.incarnation == incarnation || self.planted.has(Bug::NoIncarnation)
         });
         let current_epoch = current.map_or(ClientEpoch(0), |client| client.epoch);
+        let has_ended = current.is_some_and(|client| client.incarnation == ENDED);
         let newest = ClientEpoch(self.newest_for(known, mint, now));
         let epoch = match (epoch.0, same) {
             (0, true) => current_epoch,
             (0, false) if mint => self.mint(now)?,
             (1.., _) if epoch < current_epoch && self.planted.has(Bug::StaleEpoch) => epoch,
+            // This run was ended while it was away, and no newer one has joined.
+            _ if mint && epoch.0 != 0 && epoch < current_epoch && has_ended => {
+                return Err(Refusal::UnknownEpoch { epoch, newest: ClientEpoch(0) });
+            }
+            // The step owner says which of both it is.
+            _ if !mint && epoch.0 != 0 && epoch == current_epoch && has_ended => {
+                let what = Detail::clipped("runs of this worker that have ended");
+                return Err(Refusal::Busy { what, limit: 1 });
+            }
             _ if epoch < current_epoch || epoch.0 == 0 || (epoch == current_epoch && !same) => {
                 return Err(Refusal::Fenced { epoch, current: current_epoch });
             }
@@ -383,17 +396,32 @@ impl ClientRegistry {
         self.forgotten = self.forgotten.max(gone.epoch.0);
     }
 
-    /// Retires a client's current incarnation, which is fenced from now on, because its epoch is
-    /// older than that of its task. Returns its connection.
-    pub(crate) fn retire(&mut self, key: ClientKey, now: Instant) -> Option<u64> {
+    /// Retires a client's current incarnation, which is refused from now on, because its epoch is
+    /// older than that of its task: with `Fenced` if another one replaces it, and otherwise with
+    /// `UnknownEpoch`, so that it joins again. Returns its connection.
+    pub(crate) fn retire(
+        &mut self,
+        key: ClientKey,
+        is_replaced: bool,
+        now: Instant,
+    ) -> Option<u64> {
         let Ok(epoch) = self.mint(now) else { return None };
         self.changed.insert(key);
         let client = &mut self.clients[key.0 as usize];
         client.epoch = epoch;
-        // No client has been assigned this epoch, and no hello may match its entry.
-        client.incarnation = Incarnation(!client.incarnation.0);
+        // No client has been assigned this epoch, and no hello matches this entry.
+        client.incarnation = if is_replaced { Incarnation(!client.incarnation.0) } else { ENDED };
         client.presence = ClientPresence::Lost;
         client.window = PushWindow::new(self.planted);
+        client.connection.take()
+    }
+
+    /// Ends a client's current incarnation on a shard that assigns no epochs: a hello of its epoch is
+    /// refused from now on. Its push window stays. Returns its connection.
+    pub(crate) fn end(&mut self, key: ClientKey) -> Option<u64> {
+        let client = self.client_mut(key);
+        client.incarnation = ENDED;
+        client.presence = ClientPresence::Lost;
         client.connection.take()
     }
 

@@ -272,6 +272,7 @@ impl Shard {
         if let Some(refusal) = lost.or_else(|| self.variables.epoch_refusal(seen)) {
             return Err(refusal);
         }
+        self.end_replaced(now, hello)?;
         let Shard { files, peers, intake, steps, out, .. } = self;
         let admitted = peers.admit(files, steps.owner.is_some(), &incoming)?;
         if let Some(replaced) = admitted.replaced.filter(|&old| old != connection) {
@@ -283,6 +284,9 @@ impl Shard {
                 inbox.orphan_whole(admitted.key);
             }
             self.drop_client(now, admitted.key, true);
+        }
+        if let Some(tokens) = self.steps.asynchronous_tokens_mut() {
+            tokens.audits.came_back(admitted.key);
         }
         let Shard { peers, steps, checkpoints, out, .. } = self;
         if hello.role == (Role::Chief {}) && peers.chief.raise(admitted.key, admitted.epoch) {

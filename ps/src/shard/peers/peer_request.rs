@@ -146,7 +146,8 @@ impl MessageRights {
             Message::SaveShard(_)
             | Message::Held(_)
             | Message::StepApplied(_)
-            | Message::Recalled(_) => Senders::Shards.rights(),
+            | Message::Recalled(_)
+            | Message::PushesAudited(_) => Senders::Shards.rights(),
             _ => Senders::Nobody.rights(),
         }
     }
@@ -365,6 +366,9 @@ impl Shard {
             }
             (Message::Recalled(answer), _) => {
                 steps.recall_answered(intake, peers, out, now, connection, &answer);
+            }
+            (Message::PushesAudited(answer), _) => {
+                self.push_audit_answered(now, connection, &answer);
             }
             (Message::Finish(_), _) => steps.finish(out, connection, envelope),
             (Message::AwaitEnd(_), _) => steps.await_end(peers, out, request),

@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn words_have_their_documented_indices() {
-        assert_eq!((JOB, TOKENS, WINDOW, PROGRESS, ClientRecord::WORDS), (4, 12, 77, 334, 336));
+        assert_eq!((JOB, TOKENS, WINDOW, PROGRESS, ClientRecord::WORDS), (4, 12, 77, 398, 400));
         let first = ClientRecord::first_word(0);
         assert_eq!((offset_of(Address::Control(510)), first), (8176, 7 * 511));
     }

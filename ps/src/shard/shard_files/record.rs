@@ -127,6 +127,7 @@ enum RecordWord {
     Applying,
     Chief,
     ChiefClient,
+    PartlyApplied,
     Forgotten,
     /// The number of words.
     Count,
@@ -156,6 +157,7 @@ impl ShardRecord {
         set(RecordWord::NextToken, self.steps.next_token);
         set(RecordWord::NewestEpoch, self.newest_epoch);
         set(RecordWord::Finished, self.steps.finished.into());
+        set(RecordWord::PartlyApplied, self.steps.partly_applied);
         set(RecordWord::Stage, self.stage as u64);
         set(RecordWord::Generation, self.generation);
         set(RecordWord::Clients, self.clients as u64);
@@ -200,6 +202,7 @@ impl ShardRecord {
                 step: count(RecordWord::Step, "a step")?,
                 next_token: count(RecordWord::NextToken, "a token")?,
                 finished: flag(RecordWord::Finished, "whether training has ended")?,
+                partly_applied: count(RecordWord::PartlyApplied, "a count of gradients")?,
             },
             // Clients bring epochs of their own up to this limit, and more are assigned above them.
             newest_epoch: below(RecordWord::NewestEpoch, EPOCH_LIMIT + COUNT_LIMIT, "an epoch")?,
@@ -322,9 +325,13 @@ pub(in crate::shard) mod tests {
     }
 
     fn any_record() -> impl Strategy<Value = ShardRecord> {
-        let steps = (count(), count(), any::<bool>());
-        let steps =
-            steps.prop_map(|(step, next_token, finished)| StepState { step, next_token, finished });
+        let steps = (count(), count(), any::<bool>(), count());
+        let steps = steps.prop_map(|(step, next_token, finished, partly_applied)| StepState {
+            step,
+            next_token,
+            finished,
+            partly_applied,
+        });
         let stage = prop_oneof![
             Just(ShardStage::Absent),
             Just(ShardStage::Declared),
@@ -402,7 +409,7 @@ pub(in crate::shard) mod tests {
 
     #[test]
     fn decoding_restores_a_record() {
-        let steps = StepState { step: 3, next_token: 4, finished: true };
+        let steps = StepState { step: 3, next_token: 4, finished: true, partly_applied: 18 };
         let record = ShardRecord {
             version: 1,
             gradients: 2,

@@ -226,6 +226,9 @@ impl Recovery {
         let timeout = steps.config.token_timeout;
         if asks && let Some(tokens) = steps.asynchronous_tokens_mut() {
             tokens.recall(self.now, timeout, absent, |token| complete.contains(&token));
+            for client in peers.registry.keys().filter(|&client| absent(client)) {
+                steps.watch_absent(peers, self.now, client);
+            }
             return;
         }
         let Some(owner) = &mut steps.owner else { return };

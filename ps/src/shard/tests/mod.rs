@@ -33,6 +33,7 @@ mod planted;
 mod policies;
 mod power;
 mod pulls;
+mod push_audits;
 mod push_buffers;
 mod push_buffers_synchronous;
 mod push_slots;

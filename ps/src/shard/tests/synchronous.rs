@@ -70,8 +70,14 @@ impl ShardCluster {
     pub(super) fn connect(&mut self, replica: usize) {
         self.replicas[replica].lines.clear();
         for shard in 0..self.links.len() {
+            let joined = self.world.try_join(shard, &mut self.replicas[replica].peer);
+            if let Err(Refusal::Busy { .. }) = joined {
+                // In asynchronous mode an older incarnation is ended on all shards first.
+                self.settle();
+            }
             let Replica { peer, lines, .. } = &mut self.replicas[replica];
-            lines.push(self.world.join(shard, peer));
+            let joined = joined.or_else(|_| self.world.try_join(shard, peer));
+            lines.push(joined.unwrap());
             // The step owner announces a chief to the other shards.
             self.settle();
         }

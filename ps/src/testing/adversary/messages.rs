@@ -2,8 +2,8 @@
 
 use pushpull_common::catalogue::{Catalogue, Partition, ShardLayout};
 use pushpull_common::ids::{
-    CallEpoch, CallNumber, CallSource, ClientEpoch, GlobalStep, PartitionId, RestoreEpoch, ShardId,
-    TokenId,
+    CallEpoch, CallNumber, CallSource, ClientEpoch, GlobalStep, PartitionId, RestoreEpoch,
+    Sequence, ShardId, TokenId,
 };
 use pushpull_common::protocol::limits::COORDINATOR_NAME_BYTES_MAX;
 use pushpull_common::protocol::message::{
@@ -203,7 +203,18 @@ impl MessageDraw<'_> {
             29 => {
                 let token = TokenId(self.choices.of(&self.known.tokens));
                 let shard = ShardId { task: 0, shard: self.choices.below(3) as u16 };
-                message::Recalled { token, shard, applied: self.choices.one_in(2) }.into()
+                let sequence = Sequence(self.number());
+                let (ended, oldest) = (self.choices.one_in(2), Sequence(self.number()));
+                let client = ClientEpoch(self.choices.of(&self.known.epochs));
+                match self.choices.one_in(2) {
+                    true => {
+                        let applied = List::new(vec![(sequence, token)]).unwrap_or_default();
+                        message::PushesAudited { client, shard, ended, oldest, applied }.into()
+                    }
+                    false => {
+                        message::Recalled { token, shard, applied: self.choices.one_in(2) }.into()
+                    }
+                }
             }
             30 => {
                 let (name, source) = (self.coordinator(), CallSource(self.number()));

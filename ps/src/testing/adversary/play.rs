@@ -240,6 +240,10 @@ impl<'a> Play<'a> {
         let client = ClientEpoch(self.draw.choices.of(&self.draw.known.epochs));
         let message: Message = match self.draw.choices.below(6) {
             5 => message::ChiefIs { client }.into(),
+            4 if self.draw.choices.one_in(2) => {
+                let ends = self.draw.choices.one_in(2);
+                message::AuditPushes { client, ends }.into()
+            }
             _ if self.setting.config.rule().is_none() => message::Recall { token, client }.into(),
             4 => message::Recall { token, client }.into(),
             0 => message::TokenOver { token }.into(),

@@ -624,6 +624,19 @@ fn a_training_gives_up_with_the_last_error_after_its_time() {
 }
 
 #[test]
+fn a_worker_whose_run_was_ended_while_it_was_away_joins_again() {
+    let ended = Refusal::UnknownEpoch { epoch: 3.into(), newest: 0.into() };
+    for place in ["token", "pull", "push"] {
+        let mut script = Script { last_step: 5, ..Script::default() };
+        script.faults = vec![(place, 2, refused(ended.clone()))];
+        let hooks = vec![Recorder::boxed("a", &script.log)];
+        let played = script.play(hooks);
+        assert_eq!((played.count("join"), played.count("a.failed")), (2, 0), "{place}");
+        assert_eq!(played.ended.unwrap().step, 5, "{place}");
+    }
+}
+
+#[test]
 fn a_first_join_follows_its_own_deadline() {
     for (is_chief, fault, joins) in [
         // The session has waited for the chief or the servers, and names them.

@@ -1,4 +1,4 @@
-use pushpull_common::ids::{RestoreEpoch, ShardId, TokenId};
+use pushpull_common::ids::{ClientEpoch, RestoreEpoch, Sequence, ShardId, TokenId};
 use pushpull_common::protocol::message::{
     self, PushPart, PushShared, Reserved, Selection, SharedRange,
 };
@@ -82,6 +82,9 @@ fn shards_report_steps_and_nobody_answers_for_a_server() {
     let shard = ShardId { task: 0, shard: 1 };
     assert_eq!(rights(message::StepApplied { shard }), "P");
     assert_eq!(rights(message::Recalled { token: TokenId(1), shard, applied: true }), "P");
+    let (client, oldest, applied) = (ClientEpoch(1), Sequence(1), List::default());
+    let audited = message::PushesAudited { client, shard, ended: true, oldest, applied };
+    assert_eq!(rights(audited), "P");
     assert_eq!(rights(message::HeartbeatAnswer {}), "");
     assert_eq!(rights(Reserved { push_slot: 1 }), "");
 }
