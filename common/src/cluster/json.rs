@@ -12,6 +12,9 @@ impl ClusterSpec {
     /// that names the job. Text that is not JSON is an error with its line and column. If a key is
     /// repeated word for word, its last value counts, as usual for JSON; `"1"` and `"01"` are
     /// duplicates.
+    ///
+    /// A whole `TF_CONFIG` is taken as well: of `{"cluster": {...}, "task": {...}}` the part
+    /// `cluster` is the cluster. Its part `task` is not used, for it is no part of the cluster.
     pub fn from_json(text: &str) -> Result<ClusterSpec, ClusterError> {
         if text.len() > ClusterSpec::TEXT_BYTES_MAX {
             return Err(ClusterError::TooLong { bytes: text.len() });
@@ -25,7 +28,7 @@ impl ClusterSpec {
     }
 
     fn from_json_value(value: &Value) -> Result<ClusterSpec, ClusterError> {
-        let Value::Object(jobs) = value else {
+        let Value::Object(jobs) = classic_cluster(value).unwrap_or(value) else {
             return Err(ClusterError::NotJobs { found: kind(value) });
         };
         let mut builder = ClusterSpec::builder();
@@ -40,6 +43,13 @@ impl ClusterSpec {
         let jobs = self.jobs.iter().map(|(name, job)| (name.to_string(), write_tasks(job)));
         Value::Object(jobs.collect()).to_string()
     }
+}
+
+/// Returns the part `cluster` of a whole `TF_CONFIG`. A job of this name has addresses, no jobs.
+fn classic_cluster(value: &Value) -> Option<&Value> {
+    let cluster = value.get("cluster")?;
+    let is_job = |job: &Value| job.is_array() || job.is_object();
+    cluster.as_object().filter(|jobs| jobs.values().any(is_job)).map(|_| cluster)
 }
 
 fn read_tasks<'a>(name: &str, job: &'a Value) -> Result<Vec<(u32, &'a str)>, ClusterError> {
@@ -108,6 +118,26 @@ mod tests {
         let dense = ClusterSpec::from_json(r#"{"a":{"1":"y:1","00":"x:1"}}"#).unwrap();
         assert_eq!(dense.to_json(), r#"{"a":["x:1","y:1"]}"#);
         assert!(ClusterSpec::from_json("{}").unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_whole_classic_configuration_is_taken() {
+        let text = r#"{"cluster":{"chief":["c:1"],"ps":["127.0.0.1:5001"],"worker":["w:1"]},
+            "task":{"type":"ps","index":0},"environment":"cloud","rpc_layer":"grpc"}"#;
+        let cluster = ClusterSpec::from_json(text).unwrap();
+        assert_eq!(cluster.to_string(), "chief=c:1;ps=127.0.0.1:5001;worker=w:1");
+        let sparse = r#"{"cluster":{"worker":{"3":"w:1"}}}"#;
+        assert_eq!(ClusterSpec::from_json(sparse).unwrap().to_string(), "worker=3@w:1");
+        // A job may be called so.
+        for job in
+            [r#"{"cluster":["a:1"],"ps":["b:1"]}"#, r#"{"cluster":{"0":"a:1"},"ps":["b:1"]}"#]
+        {
+            assert_eq!(ClusterSpec::from_json(job).unwrap().to_string(), "cluster=a:1;ps=b:1");
+        }
+        let error = ClusterSpec::from_json(r#"{"cluster":{"ps":["a:1"],"worker":5}}"#).unwrap_err();
+        let expected =
+            "cannot read the job \"worker\": expected a list or map of addresses, found a number";
+        assert_eq!(error.to_string(), expected);
     }
 
     #[test]
