@@ -23,8 +23,8 @@ impl Placement {
         self.task_loads().skew()
     }
 
-    /// Formats a table of partitions and bytes for each shard, with the skew. Warns if the skew is
-    /// above [`Placement::SKEW_WARNING`].
+    /// Formats a table of partitions and bytes for each shard, with the skew. Warns if
+    /// [`TaskLoads::is_skewed`]; a model that is too small to be cut has no better placement.
     pub fn table(&self) -> String {
         let shards_per_task = self.map.shards_per_task();
         let mut rows = vec![["task", "shard", "partitions", "bytes"].map(str::to_owned)];
@@ -50,11 +50,9 @@ impl Placement {
     pub const SKEW_WARNING: f64 = TaskLoads::SKEW_WARNING;
 
     fn warning(&self) -> Option<String> {
-        let skew = self.skew();
-        if skew <= Placement::SKEW_WARNING {
-            return None;
-        }
-        let (task, _) = self.task_loads().fullest()?;
+        let loads = self.task_loads();
+        let (task, _) = loads.fullest().filter(|_| loads.is_skewed())?;
+        let skew = loads.skew();
         let on_task = self.partitions.iter().filter(|placed| placed.shard.task == task);
         let PlacedPartition { variable, part, bytes, .. } =
             on_task.rev().max_by_key(|placed| placed.bytes)?;
@@ -118,16 +116,22 @@ mod tests {
 
     #[test]
     fn an_uneven_table_warns() {
-        let placement = plan(&[1000, 10, 300, 10], 1, PlacementStrategy::RoundRobin);
-        assert_eq!(placement.task_bytes(), [(1, 5200), (3, 80)]);
+        let small = plan(&[1000, 10, 300, 10], 1, PlacementStrategy::RoundRobin);
+        assert_eq!(small.task_bytes(), [(1, 5200), (3, 80)]);
+        assert!(
+            small.table().ends_with("\nskew 1.97: the fullest task over the mean\n"),
+            "no advice"
+        );
+        let placement = plan(&[100_000, 10, 30_000, 10], 1, PlacementStrategy::RoundRobin);
+        assert_eq!(placement.task_bytes(), [(1, 520_000), (3, 80)]);
         let expected = "\
 placement by round_robin
-task  shard  partitions  bytes
-   1    all           2   5200
-   3    all           2     80
-skew 1.97: the fullest task over the mean
-warning: ps task 1 holds 1.97 times the mean; its largest partition is part 0 of variable 0 with \
-4000 bytes: cut it into more parts, or place by balanced
+task  shard  partitions   bytes
+   1    all           2  520000
+   3    all           2      80
+skew 2.00: the fullest task over the mean
+warning: ps task 1 holds 2.00 times the mean; its largest partition is part 0 of variable 0 with \
+400000 bytes: cut it into more parts, or place by balanced
 ";
         assert_eq!(placement.table(), expected);
     }
