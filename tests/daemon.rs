@@ -110,6 +110,7 @@ const BAD: &[(&str, &str, &[&str])] = &[
     ("--on-loss", "wait:-1", &["--synchronous=2/2"]),
     ("--join-timeout-ms", "-1", &["--synchronous=2/2"]),
     ("--clip-by-global-norm", "0", &["--synchronous=2/2"]),
+    ("--sparse-reduction", "mean", &["--synchronous=2/2"]),
     ("--wait-ahead", "0", &[]),
     ("--reject-older", "-1", &[]),
     ("--lease-ms", "99", &[]),

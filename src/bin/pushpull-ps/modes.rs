@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use pushpull::optim::SparseReduction;
 use pushpull::server::{OnLoss, StalenessPolicy};
 use pushpull::{Asynchronous, ClusterSpec, Synchronous};
 
@@ -25,6 +26,9 @@ pub(crate) struct SynchronousOptions {
     /// Norm over all servers to which longer gradients are scaled [default: none]
     #[arg(long, value_name = "NORM", requires = "mode")]
     clip_by_global_norm: Option<f64>,
+    /// Rows of sparse variables in a step: replica-mean, row-mean or sum [default: replica-mean]
+    #[arg(long, value_name = "REDUCTION", value_parser = sparse_reduction, requires = "mode")]
+    sparse_reduction: Option<SparseReduction>,
 }
 
 #[derive(Debug, Args)]
@@ -54,6 +58,7 @@ impl SynchronousOptions {
                 ("--join-timeout-ms", self.join_timeout_ms.is_some()),
                 ("--deterministic", self.deterministic),
                 ("--clip-by-global-norm", self.clip_by_global_norm.is_some()),
+                ("--sparse-reduction", self.sparse_reduction.is_some()),
             ];
             return match first_given(given) {
                 Some(flag) => Err(format!("--issync 0: {flag} is for synchronous training")),
@@ -69,6 +74,9 @@ impl SynchronousOptions {
         }
         if let Some(bound) = self.clip_by_global_norm {
             mode = mode.clip_by_global_norm(bound);
+        }
+        if let Some(reduction) = self.sparse_reduction {
+            mode = mode.sparse_reduction(reduction);
         }
         Ok(Some(mode))
     }
@@ -124,6 +132,16 @@ fn on_loss(text: &str) -> Result<OnLoss, String> {
         _ => None,
     };
     policy.ok_or_else(|| "expected shrink:MIN with MIN from 1 on, wait:SECONDS, or fail".to_owned())
+}
+
+/// Parses the reduction of sparse rows.
+fn sparse_reduction(text: &str) -> Result<SparseReduction, String> {
+    match text {
+        "replica-mean" => Ok(SparseReduction::ReplicaMean),
+        "row-mean" => Ok(SparseReduction::RowMean),
+        "sum" => Ok(SparseReduction::Sum),
+        _ => Err("expected replica-mean, row-mean, or sum".to_owned()),
+    }
 }
 
 /// Parses a staleness policy.
@@ -186,6 +204,7 @@ mod tests {
             &["--join-timeout-ms", "5"],
             &["--deterministic"],
             &["--clip-by-global-norm", "5"],
+            &["--sparse-reduction", "sum"],
         ] {
             let error = parse(flags).unwrap_err().to_string();
             assert!(error.contains("--synchronous"), "{error}");
@@ -202,9 +221,18 @@ mod tests {
         let two = Synchronous::new(2).total_num_replicas(2);
         assert_eq!(issync("0", &["--staleness", "damp"]), Ok(None));
         assert_eq!(issync("1", &["--deterministic"]), Ok(Some(two.deterministic(true))));
+        for (value, reduction) in [
+            ("replica-mean", SparseReduction::ReplicaMean),
+            ("row-mean", SparseReduction::RowMean),
+            ("sum", SparseReduction::Sum),
+        ] {
+            let mode = issync("1", &["--sparse-reduction", value]);
+            assert_eq!(mode, Ok(Some(two.sparse_reduction(reduction))));
+        }
         for (value, flags) in [
             ("0", &["--on-loss", "fail"][..]),
             ("0", &["--deterministic"]),
+            ("0", &["--sparse-reduction", "sum"]),
             ("1", &["--staleness", "damp"]),
             ("1", &["--wait-ahead", "1"]),
             ("1", &["--reject-older", "1"]),
