@@ -289,6 +289,7 @@ pub mod compute {
 /// Checkpoints: where and when servers save them; files can be listed, read and exported without a
 /// server.
 pub mod checkpoint {
+    pub use pushpull_common::local_path::check as check_local_path;
     pub use pushpull_ps::Checkpoints;
     pub use pushpull_ps::checkpoint::*;
 }
@@ -324,6 +325,7 @@ pub mod error {
     pub use pushpull_common::data_set::DataSetError;
     pub use pushpull_common::device::DeviceError;
     pub use pushpull_common::initializer::InitializerError;
+    pub use pushpull_common::local_path::UnsupportedScheme;
     pub use pushpull_common::partition::PartitionError;
     pub use pushpull_common::placement::PlacementError;
     pub use pushpull_common::table::TableError;

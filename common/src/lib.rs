@@ -17,6 +17,7 @@ pub mod finite;
 pub mod identity;
 pub mod ids;
 pub mod initializer;
+pub mod local_path;
 pub mod names;
 pub mod partition;
 pub mod peer_origin;

@@ -13,7 +13,8 @@ use tokio::signal::unix::{SignalKind, signal};
 #[path = "../../src/bin/options/mod.rs"]
 mod classic;
 
-pub(crate) use classic::{ModeOptions, Replicas};
+#[allow(unused_imports, reason = "each example uses a part")]
+pub(crate) use classic::{ModeOptions, Replicas, local_path};
 
 /// An error of any thread.
 pub(crate) type TaskError = Box<dyn Error + Send + Sync>;

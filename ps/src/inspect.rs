@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use pushpull_common::local_path;
 use pushpull_store::arena::{ArenaStorage, Folder, SaveNote, file_name, is_locked};
 use pushpull_store::layout::Kind;
 
@@ -32,7 +33,10 @@ pub use report::{
 /// [`StorageError::NoState`] if the path contains no state, [`StorageError::Io`] if a directory
 /// cannot be read. Damaged files are reported in the [`Inspection`].
 pub fn inspect(path: impl AsRef<Path>) -> Result<Inspection, StorageError> {
-    let path = path.as_ref();
+    let path = local_path::check(path.as_ref()).map_err(|source| {
+        let path = path.as_ref().to_owned();
+        StorageError::Io { doing: "open", path, source }
+    })?;
     let name = file_name(Kind::Control, 0);
     let (directory, folders) = match path.join(&name).exists() {
         true => (path.parent().unwrap_or(path), vec![path.to_owned()]),

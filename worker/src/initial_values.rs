@@ -9,7 +9,7 @@ use pushpull_common::tensor::Element;
 
 use crate::error::{Error, LoadError, ViewError};
 use crate::gradients::sharding_plan::ShardingPlan;
-use crate::safetensors_file::{SafetensorsFile, dtype_of};
+use crate::safetensors_file::{SafetensorsFile, can_cast, dtype_of};
 
 /// The first values of variables, set by the closure that the chief passes to
 /// [`crate::Worker::join`].
@@ -90,6 +90,7 @@ pub struct LoadOptions {
     renames: BTreeMap<String, String>,
     allows_missing: bool,
     allows_extra: bool,
+    casts: bool,
 }
 
 impl LoadOptions {
@@ -112,6 +113,13 @@ impl LoadOptions {
     /// Whether the file may have tensors for which there is no variable. Default: no.
     pub fn allow_extra(self, allows: bool) -> LoadOptions {
         LoadOptions { allows_extra: allows, ..self }
+    }
+
+    /// Whether elements of `f16`, `bf16`, `f32` and `f64` are cast to the type of their variable,
+    /// rounded to the nearest number of it. A finite number beyond its range is an error. Default:
+    /// no, the types are the same.
+    pub fn cast(self, casts: bool) -> LoadOptions {
+        LoadOptions { casts, ..self }
     }
 
     /// Returns the name of a variable's tensor.
@@ -143,7 +151,9 @@ fn read(
         if variable.is_sparse() {
             return Err(LoadError::Sparse { path: path(), variable: name });
         }
-        if dtype_of(info) != Some(variable.dtype()) {
+        let found = dtype_of(info);
+        let is_cast = options.casts && found.is_some_and(|found| can_cast(found, variable.dtype()));
+        if found != Some(variable.dtype()) && !is_cast {
             let (tensor, found) = (tensor.to_owned(), info.dtype.to_string());
             let dtype = variable.dtype();
             return Err(LoadError::Type { path: path(), tensor, found, variable: name, dtype });
@@ -155,7 +165,11 @@ fn read(
             let found = format!("{:?}", info.shape);
             return Err(LoadError::Shape { path: path(), tensor, found, variable: name, shape });
         }
-        values.insert(VariableId(index as u32), file.read_padded(tensor)?.into());
+        let elements = match found.filter(|&found| found != variable.dtype()) {
+            None => file.read_padded(tensor)?,
+            Some(found) => file.read_cast(tensor, found, variable.dtype())?,
+        };
+        values.insert(VariableId(index as u32), elements.into());
         used.insert(tensor.to_owned());
     }
     let mut names = file.names().into_iter();

@@ -41,6 +41,7 @@ mod compression;
 pub mod compute;
 mod config;
 mod error;
+mod file_kind;
 mod gradients;
 mod initial_values;
 mod interrupt;

@@ -1,13 +1,17 @@
 //! [`SafetensorsFile`]: reads tensors from a file that nobody has checked.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use pushpull_common::tensor::DType;
+use pushpull_common::local_path;
+use pushpull_common::tensor::{DType, bf16, f16};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use crate::error::LoadError;
+use crate::file_kind::{FIRST_BYTES, FileKind};
 
 /// An open file in the safetensors format: 8 bytes with the length of a JSON header, the header,
 /// and the elements of the tensors without gaps.
@@ -38,28 +42,39 @@ impl SafetensorsFile {
         };
         let format = |reason: String| LoadError::Format { path: path.to_owned(), reason };
         // Opening a pipe would wait for its writer.
-        let found = std::fs::metadata(path).map_err(read)?;
+        let found = local_path::check(path).and_then(std::fs::metadata).map_err(read)?;
         if !found.is_file() {
             return Err(format("it is not a regular file".to_owned()));
         }
         let mut file = File::open(path).map_err(read)?;
         let bytes = file.metadata().map_err(read)?.len();
+        let mut first = Vec::with_capacity(FIRST_BYTES);
+        (&file).take(FIRST_BYTES as u64).read_to_end(&mut first).map_err(read)?;
+        let other = |reason: String| match FileKind::of(&first) {
+            Some(kind) if !is_header(&first) => format(format!("it is {}", kind.into_text())),
+            _ => format(reason),
+        };
         let Some(after_length) = bytes.checked_sub(LENGTH_BYTES) else {
-            return Err(format(format!(
+            return Err(other(format!(
                 "it has {bytes} bytes, a header has at least {LENGTH_BYTES}"
             )));
         };
         let mut length = [0; LENGTH_BYTES as usize];
-        file.read_exact(&mut length).map_err(read)?;
+        file.rewind().and_then(|()| file.read_exact(&mut length)).map_err(read)?;
         let length = u64::from_le_bytes(length);
         let limit = after_length.min(HEADER_BYTES_MAX);
         if length > limit {
-            return Err(format(format!("its header has {length} bytes, the limit is {limit}")));
+            return Err(other(format!("its header has {length} bytes, the limit is {limit}")));
         }
         let mut header = vec![0; length as usize];
         file.read_exact(&mut header).map_err(read)?;
-        let metadata: Metadata = serde_json::from_slice(&header)
-            .map_err(|error| format(format!("its header is invalid: {error}")))?;
+        let invalid = |error: serde_json::Error| other(format!("its header is invalid: {error}"));
+        let Names(mut names) = serde_json::from_slice(&header).map_err(invalid)?;
+        names.sort_unstable();
+        if let Some([name, ..]) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(format(format!("its header repeats the tensor {name:?}")));
+        }
+        let metadata: Metadata = serde_json::from_slice(&header).map_err(invalid)?;
         let (data, expected) = (after_length - length, metadata.data_len() as u64);
         if data != expected {
             return Err(format(format!(
@@ -82,6 +97,33 @@ impl SafetensorsFile {
         self.metadata.info(name)
     }
 
+    /// Reads the elements of a tensor of this file of one type, cast to another, as
+    /// [`SafetensorsFile::read_padded`] does.
+    pub(crate) fn read_cast(
+        &mut self,
+        name: &str,
+        from: DType,
+        to: DType,
+    ) -> Result<Vec<u8>, LoadError> {
+        let elements = self.info(name).map_or(0, |info| info.shape.iter().product::<usize>());
+        let bytes = self.read_padded(name)?;
+        let mut cast = Vec::with_capacity((elements * to.size()).next_multiple_of(8));
+        for (element, bytes) in bytes.chunks_exact(from.size()).take(elements).enumerate() {
+            let value = number(from, bytes);
+            if !append(to, value, &mut cast) && value.is_finite() {
+                return Err(LoadError::Range {
+                    path: self.path.clone(),
+                    tensor: name.to_owned(),
+                    element: element as u64,
+                    value: value.to_string(),
+                    dtype: to,
+                });
+            }
+        }
+        cast.resize(cast.len().next_multiple_of(8), 0);
+        Ok(cast)
+    }
+
     /// Reads the elements of a tensor of this file, padded with zeros to a multiple of 8 bytes.
     pub(crate) fn read_padded(&mut self, name: &str) -> Result<Vec<u8>, LoadError> {
         let (from, to) = self.info(name).map_or((0, 0), |info| info.data_offsets);
@@ -99,6 +141,80 @@ impl SafetensorsFile {
                 Err(LoadError::Read { path: self.path.clone(), reason: error.to_string() })
             }
         }
+    }
+}
+
+/// Whether elements of one type can be cast to another: numbers with fractions.
+pub(crate) fn can_cast(from: DType, to: DType) -> bool {
+    let is_float = |dtype| matches!(dtype, DType::F16 | DType::Bf16 | DType::F32 | DType::F64);
+    is_float(from) && is_float(to)
+}
+
+/// Reads one number of a float type.
+fn number(dtype: DType, bytes: &[u8]) -> f64 {
+    match (dtype, bytes) {
+        (DType::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f64(),
+        (DType::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f64(),
+        (DType::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]).into(),
+        (DType::F64, &[a, b, c, d, e, f, g, h]) => f64::from_le_bytes([a, b, c, d, e, f, g, h]),
+        // `can_cast` allows no other type.
+        _ => f64::NAN,
+    }
+}
+
+/// Appends a number, rounded to a float type. Returns whether it is finite there.
+fn append(dtype: DType, number: f64, bytes: &mut Vec<u8>) -> bool {
+    match dtype {
+        DType::F16 => {
+            let half = f16::from_f64(number);
+            bytes.extend_from_slice(&half.to_le_bytes());
+            half.is_finite()
+        }
+        DType::Bf16 => {
+            let half = bf16::from_f64(number);
+            bytes.extend_from_slice(&half.to_le_bytes());
+            half.is_finite()
+        }
+        DType::F32 => {
+            bytes.extend_from_slice(&(number as f32).to_le_bytes());
+            (number as f32).is_finite()
+        }
+        _ => {
+            bytes.extend_from_slice(&number.to_le_bytes());
+            number.is_finite()
+        }
+    }
+}
+
+/// Whether a file begins with the length of a header, and JSON.
+fn is_header(first: &[u8]) -> bool {
+    first.get(LENGTH_BYTES as usize) == Some(&b'{')
+}
+
+/// The keys of a JSON object, in their order. A map would keep one of those that are repeated.
+struct Names(Vec<String>);
+
+impl<'de> Deserialize<'de> for Names {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Names, D::Error> {
+        deserializer.deserialize_map(NamesVisitor)
+    }
+}
+
+struct NamesVisitor;
+
+impl<'de> Visitor<'de> for NamesVisitor {
+    type Value = Names;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Names, A::Error> {
+        let mut names = Vec::new();
+        while let Some((name, IgnoredAny)) = map.next_entry()? {
+            names.push(name);
+        }
+        Ok(Names(names))
     }
 }
 

@@ -11,7 +11,7 @@ use pushpull::{Adam, ClusterSpec, Mode, PsConfig, Storage, TaskId};
 
 use super::data::{CLASSES, Split};
 use super::ledger;
-use super::task::{self, ModeOptions, ProcessOptions, Replicas, Role, TaskError};
+use super::task::{self, ModeOptions, ProcessOptions, Replicas, Role, TaskError, local_path};
 use super::train;
 
 /// Train a small network on handwritten digits over a parameter server.
@@ -35,7 +35,7 @@ pub(crate) struct DigitsOptions {
     )]
     pub(crate) codec_table: Option<PathBuf>,
     /// Directory with Fashion-MNIST or MNIST in IDX form, plain or .gz. [default: built-in digits]
-    #[arg(long)]
+    #[arg(long, value_parser = local_path())]
     pub(crate) data: Option<PathBuf>,
     /// Seed of the initial weights and of the batches.
     #[arg(long, default_value_t = 1)]
@@ -64,18 +64,18 @@ pub(crate) struct DigitsOptions {
     decay_steps: Option<u64>,
     /// Directory of the checkpoints, the same for all ps tasks. The same command then resumes after
     /// Ctrl-C or a loss of all servers. [default: none]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_parser = local_path(), value_name = "DIR")]
     pub(crate) checkpoint_dir: Option<PathBuf>,
     /// Global steps from one checkpoint to the next; there is one more at the end.
     #[arg(long, value_name = "STEPS", default_value_t = 500, requires = "checkpoint_dir")]
     pub(crate) checkpoint_steps: u64,
     /// Directory of the state of a ps task, best on tmpfs. It survives a kill of the process.
     /// [default: anonymous memory]
-    #[arg(long, value_name = "DIR", requires = "job_name")]
+    #[arg(long, value_parser = local_path(), value_name = "DIR", requires = "job_name")]
     state_dir: Option<PathBuf>,
     /// Directory of summaries for TensorBoard, in which each worker has one of its own. [default:
     /// none]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_parser = local_path(), value_name = "DIR")]
     pub(crate) summaries: Option<PathBuf>,
     /// Train with one client that divides each batch among towers on this many tasks, whose mean
     /// gradient is one update.

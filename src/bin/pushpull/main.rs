@@ -6,6 +6,8 @@ mod bench;
 mod devices;
 mod export;
 mod inspect;
+#[path = "../options/local_path.rs"]
+mod local_path;
 mod output;
 mod saved;
 

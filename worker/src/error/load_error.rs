@@ -59,6 +59,23 @@ pub enum LoadError {
         /// The variable's type.
         dtype: DType,
     },
+    /// A number is beyond the range of the type to which it is cast: see
+    /// [`crate::LoadOptions::cast`].
+    #[error(
+        "cannot load {path:?}: element {element} of the tensor {tensor:?} is {value}, beyond the range of {dtype}"
+    )]
+    Range {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The index of the element.
+        element: u64,
+        /// The number, as text.
+        value: String,
+        /// The variable's type.
+        dtype: DType,
+    },
     /// A tensor has another shape than its variable.
     #[error(
         "cannot load {path:?}: the shape of the tensor {tensor:?} is {found}, and that of {variable:?} is {shape}"

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
-use pushpull_common::tensor::{DType, Shape};
+use pushpull_common::tensor::{DType, Shape, bf16, f16};
 use pushpull_common::variable::VariableSpec;
 use safetensors::tensor::{Dtype, TensorView};
 
@@ -128,6 +128,43 @@ fn options_rename_and_leave_out() {
 }
 
 #[test]
+fn elements_are_cast_by_option() {
+    let halves =
+        |values: &[f32]| values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect();
+    let brains =
+        |values: &[f32]| values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect();
+    let singles = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let doubles = |values: &[f64]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let mut changed = tensors();
+    changed[0] = ("f32", Dtype::BF16, &[1, 3], brains(&[1.0, -2.5, f32::INFINITY]));
+    changed[1] = ("f64", Dtype::F16, &[1, 3], halves(&[0.5, -0.0, 65_504.0]));
+    changed[2] = ("f16", Dtype::F64, &[1, 3], doubles(&[1.0, 0.1, f64::NAN]));
+    changed[3] = ("bf16", Dtype::F32, &[1, 3], singles(&[1.0, 1.003_906_3, -3e38]));
+    let cast = LoadOptions::new().cast(true);
+    let values = loaded(&file_of(&changed), &cast).unwrap();
+    let found = |id: u32, bytes: usize| values[&VariableId(id)][..bytes].to_vec();
+    assert_eq!(found(0, 12), singles(&[1.0, -2.5, f32::INFINITY]));
+    assert_eq!(found(1, 24), doubles(&[0.5, -0.0, 65_504.0]));
+    let expected: Vec<u8> = halves(&[1.0, 0.1, f32::NAN]);
+    assert_eq!(found(2, 6), expected);
+    let expected: Vec<u8> = brains(&[1.0, 1.003_906_3, -3e38]);
+    assert_eq!(found(3, 6), expected);
+    assert_eq!(values[&VariableId(3)].len(), 8);
+    let error = loaded(&file_of(&changed), &LoadOptions::new()).unwrap_err();
+    assert!(matches!(error, LoadError::Type { .. }), "{error}");
+    // What is finite stays finite, and integers are not cast.
+    changed[2] = ("f16", Dtype::F32, &[1, 3], singles(&[1.0, 65_520.0, 2.0]));
+    let error = loaded(&file_of(&changed), &cast).unwrap_err().to_string();
+    assert!(
+        error.contains("element 1 of the tensor \"f16\" is 65520, beyond the range of f16"),
+        "{error}"
+    );
+    changed[2] = ("f16", Dtype::I64, &[1, 3], vec![0; 24]);
+    let error = loaded(&file_of(&changed), &cast).unwrap_err();
+    assert!(matches!(error, LoadError::Type { .. }), "{error}");
+}
+
+#[test]
 fn a_tensor_that_does_not_fit_is_named() {
     for (index, other, expected) in [
         (
@@ -172,9 +209,18 @@ fn hostile_files_are_refused() {
     let backwards = "{\"dtype\":\"F32\",\"shape\":[0],\"data_offsets\":[12,0]}";
     let huge = "{\"dtype\":\"F32\",\"shape\":[9223372036854775807],\"data_offsets\":[0,18446744073709551615]}";
     let fits = "{\"dtype\":\"F32\",\"shape\":[1,3],\"data_offsets\":[0,12]}";
+    let twice = format!("{{\"f32\":{fits},\"f32\":{}}}", fits.replace("[0,12]", "[12,24]"));
     let whole = file_of(&tensors());
     let mut files = vec![
-        (Vec::new(), "it has 0 bytes"),
+        (Vec::new(), "it is empty"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n".to_vec(),
+            "it is a pointer of Git LFS",
+        ),
+        (b"PK\x03\x04\x14\0\0\0\0\0".to_vec(), "it is a zip archive, as NPZ and PyTorch files are"),
+        (b"\x80\x02}q\0X\x06\0\0\0weight".to_vec(), "it is a pickle of Python"),
+        (b"{\"weight_map\": {\"f32\": \"model-1.safetensors\"}}".to_vec(), "it is JSON"),
+        (raw(twice.len() as u64, &twice, 24), "its header repeats the tensor \"f32\""),
         (vec![0; 7], "it has 7 bytes"),
         (raw(u64::MAX, "{}", 0), "its header has 18446744073709551615 bytes, the limit is 2"),
         (raw(100_000_001, "{}", 0), "its header has 100000001 bytes, the limit is 2"),
@@ -213,6 +259,7 @@ fn a_path_without_a_regular_file_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     for (path, expected) in [
         (folder.path().join("absent"), "No such file"),
+        ("hdfs:///models/w".into(), "the scheme \"hdfs\" of \"hdfs:///models/w\" is not supported"),
         (folder.path().to_owned(), "it is not a regular file"),
     ] {
         let mut initial_values = InitialValues::new(&plan);

@@ -37,6 +37,7 @@ mod writer;
 
 pub use error::TfRecordError;
 pub use reader::{TfRecordReader, TornTail};
+pub(crate) use record_head::RecordHead;
 pub use source::TfRecordSource;
 pub use writer::TfRecordWriter;
 

@@ -5,6 +5,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use pushpull_common::local_path;
+
 use super::{SaveNote, reserve};
 use crate::error::StorageError;
 use crate::permissions::{self, Writers};
@@ -34,6 +36,7 @@ impl StateDirectory {
 
     /// Creates the directory if needed, and locks it. Nobody but these may write to it.
     pub fn open_for(path: &Path, writers: Writers) -> Result<Self, StorageError> {
+        local_path::check(path).map_err(|source| io_error("open", path, source))?;
         create_private(path, writers)?;
         let lock_path = path.join("lock");
         let lock = OpenOptions::new()
@@ -282,6 +285,13 @@ pub(super) fn io_error(doing: &'static str, path: &Path, source: io::Error) -> S
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_with_a_scheme_is_refused() {
+        let error = StateDirectory::open(Path::new("s3://bucket/state")).unwrap_err().to_string();
+        let expected = "the scheme \"s3\" of \"s3://bucket/state\" is not supported";
+        assert!(error.contains(expected) && !Path::new("s3:").exists(), "{error}");
+    }
 
     #[test]
     fn a_directory_is_private_and_locked() {

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum, value_parser};
 
+use super::super::local_path::local_path;
 use super::turns::Pace;
 use super::{Transport, bed, size};
 
@@ -152,10 +153,10 @@ pub(super) struct OutputOptions {
     #[arg(long)]
     pub(super) json: bool,
     /// Draw the throughputs of transport by size, with the ceilings
-    #[arg(long, value_name = "FILE.svg")]
+    #[arg(long, value_name = "FILE.svg", value_parser = local_path())]
     pub(super) plot: Option<PathBuf>,
     /// Write the figures into a page, between its figure markers
-    #[arg(long, value_name = "FILE.md")]
+    #[arg(long, value_name = "FILE.md", value_parser = local_path())]
     pub(super) page: Option<PathBuf>,
 }
 

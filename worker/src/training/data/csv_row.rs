@@ -131,6 +131,13 @@ impl CsvRow {
         Ok(values)
     }
 
+    /// Returns the texts of all fields, with replacements for what is not UTF-8.
+    pub(super) fn lossy_texts(&self) -> Vec<String> {
+        let text = |span: &Span| &self.text[span.start as usize..span.end as usize];
+        let lossy = |span| String::from_utf8_lossy(text(span)).into_owned();
+        self.fields.iter().map(lossy).collect()
+    }
+
     /// Splits the bytes of one row, which may have empty lines before it.
     pub(super) fn split(
         columns: &Arc<CsvColumns>,
@@ -221,7 +228,7 @@ fn split_plain(bytes: &[u8], columns: &CsvColumns) -> Option<Fields> {
 /// bytes until the end of the row; no fields if their number is another than that of the columns.
 ///
 /// A quote opens a quoted field only as its first byte. Within, two quotes stand for one. Text
-/// after the closing quote belongs to the field.
+/// after the closing quote, which only a lenient format has, belongs to the field.
 fn unquote(bytes: &[u8], columns: &CsvColumns) -> (Vec<u8>, Option<Fields>, usize) {
     let mut text = Vec::with_capacity(bytes.len());
     let mut spans: SmallVec<[Span; 32]> = SmallVec::new();
@@ -267,7 +274,7 @@ fn is_line_end(byte: u8) -> bool {
     (byte == b'\n') | (byte == b'\r')
 }
 
-const QUOTE: u8 = b'"';
+pub(super) const QUOTE: u8 = b'"';
 
 /// The limit of the columns that are split without branches: a power of two.
 const WIDTH_MAX: usize = 64;

@@ -1,20 +1,24 @@
 //! [`CsvSource`]: the rows of a CSV file.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use super::csv_row::CsvColumns;
+use super::csv_scanner::{RowIndex, RowScanner};
 use super::data_file::{DataFile, MEMORY_BYTES_MAX};
 use super::file_bytes::FileBytes;
 use super::{CsvRow, Source, SourceError};
+use crate::file_kind::FileKind;
 
 /// The rows of a CSV file (RFC 4180), by their number.
 ///
 /// Opening a file reads it once and keeps the position of each row: 8 bytes a row. After that any
-/// row is read directly. All rows must have as many fields as the first. A row of more than 1 MiB
-/// is refused, such as one whose quotes are not closed. Empty lines are no rows.
+/// row is read directly. All rows must have as many fields as the first, and at most 1 MiB. Empty
+/// lines are no rows. A file that is malformed would be other data than its author has seen, so it
+/// is refused: a quote that is not closed, text behind a closing quote, a quote inside a field
+/// without quotes, a column name that is repeated, and a zero byte. [`CsvFormat`] relaxes some.
 ///
 /// A file of up to 1 GiB ([`CsvFormat::memory_bytes_max`]) is kept in memory. A longer plain file
 /// stays on the disk, which costs a system call for each row. A file may be packed with gzip
@@ -56,15 +60,25 @@ pub struct CsvSource {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CsvFormat {
-    delimiter: u8,
-    has_header: bool,
+    pub(super) delimiter: u8,
+    pub(super) has_header: bool,
+    pub(super) has_lenient_quotes: bool,
+    pub(super) has_blank_rows: bool,
+    allows_repeated_names: bool,
     memory_bytes_max: u64,
 }
 
 impl CsvFormat {
-    /// Commas, a first row of names, and at most 1 GiB in memory.
+    /// Commas, a first row of names, strict quotes, and at most 1 GiB in memory.
     pub fn new() -> CsvFormat {
-        CsvFormat { delimiter: b',', has_header: true, memory_bytes_max: MEMORY_BYTES_MAX }
+        CsvFormat {
+            delimiter: b',',
+            has_header: true,
+            has_lenient_quotes: false,
+            has_blank_rows: false,
+            allows_repeated_names: false,
+            memory_bytes_max: MEMORY_BYTES_MAX,
+        }
     }
 
     /// Sets the byte between two fields. Default: a comma.
@@ -76,6 +90,25 @@ impl CsvFormat {
     /// named by their position: `0`, `1` and so on.
     pub fn has_header(self, has_header: bool) -> CsvFormat {
         CsvFormat { has_header, ..self }
+    }
+
+    /// Whether quotes inside a field without quotes, and text behind a closing quote, belong to the
+    /// field: for files whose author did not quote, such as `5" disk`. Default: no, they are
+    /// refused. A quote that is not closed always is.
+    pub fn lenient_quotes(self, lenient: bool) -> CsvFormat {
+        CsvFormat { has_lenient_quotes: lenient, ..self }
+    }
+
+    /// Whether an empty line is a row in a file of one column, where it is an empty value. Without
+    /// it such rows are skipped, and the rows behind them shift against those of another file.
+    /// Default: no.
+    pub fn blank_rows(self, blank_rows: bool) -> CsvFormat {
+        CsvFormat { has_blank_rows: blank_rows, ..self }
+    }
+
+    /// Whether several columns may have one name. None of them can be selected then. Default: no.
+    pub fn repeated_names(self, allowed: bool) -> CsvFormat {
+        CsvFormat { allows_repeated_names: allowed, ..self }
     }
 
     /// Sets the most bytes, unpacked, of a file that is kept in memory. Default: 1 GiB.
@@ -101,8 +134,9 @@ impl CsvSource {
     /// Opens a file with the default [`CsvFormat`], and selects all columns.
     ///
     /// # Errors
-    /// [`SourceError::Row`] names the first malformed row; those of reading files, and
-    /// [`SourceError::TooManyRows`].
+    /// [`SourceError::OtherFormat`] if the file is no text in UTF-8; [`SourceError::HeaderRow`] and
+    /// [`SourceError::RepeatedColumn`] for the names; [`SourceError::Row`] names the first malformed
+    /// row; those of reading files, and [`SourceError::TooManyRows`].
     pub fn open(path: impl AsRef<Path>) -> Result<CsvSource, SourceError> {
         CsvSource::open_as(path, CsvFormat::new())
     }
@@ -118,16 +152,23 @@ impl CsvSource {
     /// Selects columns by their names. Rows have these fields in this order.
     ///
     /// # Errors
-    /// [`SourceError::Column`] names the first column that the file does not have.
+    /// [`SourceError::Column`] names the first column that the file does not have, and
+    /// [`SourceError::RepeatedColumn`] one that it has several times.
     pub fn columns<N: Into<String>>(
         self,
         names: impl IntoIterator<Item = N>,
     ) -> Result<CsvSource, SourceError> {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();
         let position = |column: &String| {
-            let position = self.header.iter().position(|name| name == column);
+            let mut positions = (0..self.header.len()).filter(|&at| self.header[at] == *column);
             let (file, column) = (self.columns.file.clone(), column.clone());
-            position.ok_or(SourceError::Column { file, column })
+            match (positions.next(), positions.next()) {
+                (None, _) => Err(SourceError::Column { file, column }),
+                (Some(position), None) => Ok(position),
+                (Some(first), Some(second)) => {
+                    Err(SourceError::RepeatedColumn { file, column, first, second })
+                }
+            }
         };
         let positions = names.iter().map(position).collect::<Result<Vec<usize>, _>>()?;
         let columns = CsvColumns { names, positions, ..(*self.columns).clone() };
@@ -155,9 +196,17 @@ impl CsvSource {
             let (field, found) = ("the delimiter", format.delimiter.into());
             return Err(SourceError::Header { file: path.to_owned(), field, found, expected });
         }
-        let bytes = DataFile::open(path)?.load(None, format.memory_bytes_max)?;
-        let RowIndex { header, offsets, has_quotes } =
-            RowIndexer::new(&bytes, format)?.index(rows_max)?;
+        let file = DataFile::open(path)?;
+        let first = file.first_bytes()?;
+        if let Some(kind) = FileKind::of_binary(&first) {
+            return Err(file.other_format(kind, "a table of text".to_owned()));
+        }
+        let bytes = file.load(None, format.memory_bytes_max)?;
+        let scanner = RowScanner::new(path, format, rows_max);
+        let RowIndex { header, offsets, has_quotes } = scanner.index(bytes.reader()?)?;
+        if format.has_header && !format.allows_repeated_names {
+            check_names(path, &header)?;
+        }
         let columns = CsvColumns {
             file: path.to_owned(),
             width: header.len(),
@@ -204,139 +253,14 @@ impl fmt::Debug for CsvSource {
     }
 }
 
-/// What one pass over a file finds.
-struct RowIndex {
-    /// The names of the columns.
-    header: Vec<String>,
-    /// The start of each row, and the end of the last.
-    offsets: Vec<u64>,
-    /// Whether there is a quote anywhere.
-    has_quotes: bool,
-}
-
-/// Finds the rows of a file in one pass, by the rules of the csv crate.
-struct RowIndexer<'a> {
-    reader: csv::Reader<RowLimit<'a>>,
-    file: PathBuf,
-    /// The position of the first record.
-    start: u64,
-    has_header: bool,
-}
-
-impl<'a> RowIndexer<'a> {
-    fn new(bytes: &'a FileBytes, format: CsvFormat) -> Result<RowIndexer<'a>, SourceError> {
-        let mut first = Vec::new();
-        let file = bytes.path().to_owned();
-        let mut mark = bytes.reader()?.take(BYTE_ORDER_MARK.len() as u64);
-        mark.read_to_end(&mut first)
-            .map_err(|source| SourceError::Read { file: file.clone(), source })?;
-        let start = if first == BYTE_ORDER_MARK { first.len() as u64 } else { 0 };
-        let reader = csv::ReaderBuilder::new()
-            .delimiter(format.delimiter)
-            .has_headers(format.has_header)
-            .buffer_capacity(BUFFER)
-            .from_reader(RowLimit { reader: bytes.reader()?, left: LEFT, has_quotes: false });
-        Ok(RowIndexer { reader, file, start, has_header: format.has_header })
-    }
-
-    fn index(mut self, rows_max: u64) -> Result<RowIndex, SourceError> {
-        let header = self.header()?;
-        let start = if self.has_header { self.reader.position().byte() } else { self.start };
-        let mut offsets = vec![start];
-        let mut record = csv::ByteRecord::new();
-        loop {
-            let row = offsets.len() as u64 - 1;
-            self.reader.get_mut().left = LEFT;
-            match self.reader.read_byte_record(&mut record) {
-                Ok(false) => {
-                    let has_quotes = self.reader.get_ref().has_quotes;
-                    return Ok(RowIndex { header, offsets, has_quotes });
-                }
-                Ok(true) if row == rows_max => {
-                    return Err(SourceError::TooManyRows { file: self.file, rows_max });
-                }
-                Ok(true) => offsets.push(self.reader.position().byte()),
-                Err(error) => return Err(self.malformed(row, error)),
-            }
-            if let &[.., start, end] = &offsets[..]
-                && end - start > CsvSource::ROW_BYTES_MAX
-            {
-                return Err(self.too_long(row));
-            }
+/// Checks that no name is repeated.
+fn check_names(path: &Path, names: &[String]) -> Result<(), SourceError> {
+    let mut positions = HashMap::with_capacity(names.len());
+    for (second, column) in names.iter().enumerate() {
+        if let Some(first) = positions.insert(column, second) {
+            let (file, column) = (path.to_owned(), column.clone());
+            return Err(SourceError::RepeatedColumn { file, column, first, second });
         }
     }
-
-    /// Returns the names of the columns.
-    fn header(&mut self) -> Result<Vec<String>, SourceError> {
-        let names = match self.reader.byte_headers().cloned() {
-            Ok(names) => names,
-            Err(_) if self.reader.get_ref().left == 0 => {
-                let limit = CsvSource::ROW_BYTES_MAX;
-                let (field, found) = ("the length of the header", LEFT);
-                let (file, expected) = (self.file.clone(), format!("at most {limit}"));
-                return Err(SourceError::Header { file, field, found, expected });
-            }
-            Err(error) => return Err(self.malformed(0, error)),
-        };
-        if !(1..=CsvSource::COLUMNS_MAX).contains(&names.len()) {
-            let (file, field) = (self.file.clone(), "the number of columns");
-            let found = names.len() as u64;
-            let expected = format!("1 to {}", CsvSource::COLUMNS_MAX);
-            return Err(SourceError::Header { file, field, found, expected });
-        }
-        let name = |(position, name): (usize, &[u8])| match self.has_header {
-            true => String::from_utf8_lossy(name).into_owned(),
-            false => position.to_string(),
-        };
-        Ok(names.iter().enumerate().map(name).collect())
-    }
-
-    fn malformed(&self, row: u64, error: csv::Error) -> SourceError {
-        let file = self.file.clone();
-        match error.into_kind() {
-            csv::ErrorKind::Io(_) if self.reader.get_ref().left == 0 => self.too_long(row),
-            csv::ErrorKind::Io(source) => SourceError::Read { file, source },
-            csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
-                let problem = format!("has {len} fields, expected {expected_len}");
-                SourceError::Row { file, row, problem }
-            }
-            other => SourceError::Row { file, row, problem: format!("is malformed: {other:?}") },
-        }
-    }
-
-    fn too_long(&self, row: u64) -> SourceError {
-        let problem = format!("has more than {} bytes, the limit", CsvSource::ROW_BYTES_MAX);
-        SourceError::Row { file: self.file.clone(), row, problem }
-    }
+    Ok(())
 }
-
-/// A reader that fails in a row of more bytes than the limit, before they are all in memory.
-struct RowLimit<'a> {
-    reader: Box<dyn Read + 'a>,
-    /// The bytes that the row may still have.
-    left: u64,
-    /// Whether a quote has been read.
-    has_quotes: bool,
-}
-
-impl Read for RowLimit<'_> {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        if self.left == 0 {
-            return Err(io::Error::other("the row is too long"));
-        }
-        let len = bytes.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
-        let read = self.reader.read(&mut bytes[..len])?;
-        self.left -= read as u64;
-        self.has_quotes = self.has_quotes || bytes[..read].contains(&b'"');
-        Ok(read)
-    }
-}
-
-/// The first bytes of some files in UTF-8.
-const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
-
-/// The bytes that may be read for one row: one more than it may have, to see that the file ends.
-const LEFT: u64 = CsvSource::ROW_BYTES_MAX + 1;
-
-/// The bytes that are read at once.
-const BUFFER: usize = 1 << 16;

@@ -4,8 +4,11 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
 
+use pushpull_common::local_path;
+
 use super::SourceError;
 use super::file_bytes::FileBytes;
+use crate::file_kind::{FIRST_BYTES, FileKind};
 
 /// An open regular file. Its first bytes tell whether it is packed; its name does not matter.
 pub(super) struct DataFile {
@@ -20,6 +23,7 @@ impl DataFile {
     /// Opens a regular file. Opening anything else, such as a pipe, could wait without an end.
     pub(super) fn open(path: &Path) -> Result<DataFile, SourceError> {
         let failed = |source| SourceError::Read { file: path.to_owned(), source };
+        local_path::check(path).map_err(failed)?;
         if !fs::metadata(path).map_err(failed)?.is_file() {
             return Err(SourceError::NotRegular { file: path.to_owned() });
         }
@@ -33,6 +37,19 @@ impl DataFile {
     /// The path.
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Returns the first unpacked bytes, which tell what the file is.
+    pub(super) fn first_bytes(&self) -> Result<Vec<u8>, SourceError> {
+        let mut first = Vec::with_capacity(FIRST_BYTES);
+        let read = self.reader()?.take(FIRST_BYTES as u64).read_to_end(&mut first);
+        read.map_err(|source| self.failed(source))?;
+        Ok(first)
+    }
+
+    /// The error of a file of another format.
+    pub(super) fn other_format(&self, kind: FileKind, expected: String) -> SourceError {
+        SourceError::OtherFormat { file: self.path.clone(), found: kind.into_text(), expected }
     }
 
     /// Returns a reader of the unpacked bytes, from the start.

@@ -16,6 +16,7 @@ use bytes::Bytes;
 use super::data_file::{DataFile, MEMORY_BYTES_MAX};
 use super::file_bytes::FileBytes;
 use super::{Source, SourceError};
+use crate::file_kind::FileKind;
 
 /// The samples of one IDX file, with the labels of another.
 ///
@@ -135,6 +136,7 @@ impl IdxFile {
         memory_bytes_max: u64,
     ) -> Result<IdxFile, SourceError> {
         let file = DataFile::open(path)?;
+        check_format(&file)?;
         let mut header = IdxHeader { file: &file, reader: file.reader()?, len: 0 };
         let magics = MAGIC_OF_BYTES + 1..=MAGIC_OF_BYTES + dimensions_max;
         let magic = header.word()?;
@@ -164,6 +166,15 @@ impl IdxFile {
     fn sample(&self, index: u64) -> Result<Bytes, SourceError> {
         // The product is less than the length of the file.
         self.bytes.read(self.header + index * self.sample as u64, self.sample)
+    }
+}
+
+/// Refuses a file that is known to be another one than an IDX file of unsigned bytes.
+fn check_format(file: &DataFile) -> Result<(), SourceError> {
+    let first = file.first_bytes()?;
+    match FileKind::of(&first).filter(|_| !first.starts_with(&[0, 0, 8])) {
+        None => Ok(()),
+        Some(kind) => Err(file.other_format(kind, "an IDX file of unsigned bytes".to_owned())),
     }
 }
 

@@ -26,6 +26,8 @@ mod batch_reader;
 #[cfg(feature = "csv")]
 mod csv_row;
 #[cfg(feature = "csv")]
+mod csv_scanner;
+#[cfg(feature = "csv")]
 mod csv_source;
 mod data_error;
 mod data_file;

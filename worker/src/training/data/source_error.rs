@@ -80,6 +80,16 @@ pub enum SourceError {
         /// The possible numbers.
         expected: String,
     },
+    /// The first bytes are those of another format.
+    #[error("cannot read {}: it is {found}, expected {expected}", file.display())]
+    OtherFormat {
+        /// The file.
+        file: PathBuf,
+        /// What it is, as the rest of a sentence.
+        found: String,
+        /// What the source reads.
+        expected: String,
+    },
     /// Two files that belong together differ in their number of samples.
     #[error(
         "cannot pair {} with {}: {samples} samples and {labels} labels",
@@ -103,6 +113,29 @@ pub enum SourceError {
         file: PathBuf,
         /// The name.
         column: String,
+    },
+    /// Two columns of a table have one name.
+    #[error(
+        "cannot read {}: the column {column:?} is repeated, at positions {first} and {second}",
+        file.display()
+    )]
+    RepeatedColumn {
+        /// The file.
+        file: PathBuf,
+        /// The name.
+        column: String,
+        /// The position of the first column of this name, counted from 0.
+        first: usize,
+        /// The position of the second.
+        second: usize,
+    },
+    /// The row with the names of the columns is malformed.
+    #[error("cannot read {}: the header {problem}", file.display())]
+    HeaderRow {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it, as the rest of a sentence.
+        problem: String,
     },
     /// A row of a table is malformed.
     #[error("cannot read {}: row {row} {problem}", file.display())]

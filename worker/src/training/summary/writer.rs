@@ -5,6 +5,8 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use pushpull_common::local_path;
+
 use super::config::SummaryConfig;
 use super::error::SummaryError;
 use super::event::{SummaryEvent, SummaryValue, encode_file_version};
@@ -56,6 +58,7 @@ impl SummaryWriter {
     ) -> Result<SummaryWriter, SummaryError> {
         let directory = directory.as_ref();
         let in_directory = |source| SummaryError::Directory { path: directory.to_owned(), source };
+        local_path::check(directory).map_err(in_directory)?;
         fs::create_dir_all(directory).map_err(in_directory)?;
         let existing = file_names(directory).map_err(in_directory)?;
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();

@@ -77,6 +77,14 @@ pub enum TfRecordError {
         /// The cause.
         source: io::Error,
     },
+    /// The first bytes are those of another format.
+    #[error("cannot read {path}: it is {found}, expected a TFRecord file")]
+    OtherFormat {
+        /// The file.
+        path: PathBuf,
+        /// What it is, as the rest of a sentence.
+        found: String,
+    },
     /// The length of a record differs from its checksum. The records behind it cannot be found.
     #[error(
         "cannot read record {record} at byte {offset} of {path}: its length differs from the \

@@ -4,9 +4,12 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use pushpull_common::local_path;
+
 use super::RECORD_BYTES_MAX;
 use super::error::TfRecordError;
 use super::record_head::{RecordHead, masked_crc32c};
+use crate::file_kind::{FIRST_BYTES, FileKind};
 
 /// Random access to the records of a TFRecord file.
 ///
@@ -49,7 +52,7 @@ impl TfRecordReader {
     pub fn open(path: impl Into<PathBuf>) -> Result<TfRecordReader, TfRecordError> {
         let path = path.into();
         // The open of a pipe would wait for a writer.
-        match fs::metadata(&path) {
+        match local_path::check(&path).and_then(fs::metadata) {
             Ok(metadata) if !metadata.is_file() => return Err(TfRecordError::NotRegular { path }),
             Ok(_) => {}
             Err(source) => return Err(TfRecordError::Open { path, source }),
@@ -181,8 +184,7 @@ impl RecordIndex<'_> {
         while self.size - offset >= RecordHead::OVERHEAD_BYTES {
             let head = self.head(offset, length)?;
             let Some(found) = head.length() else {
-                let (path, record) = (self.path.to_owned(), self.records());
-                return Err(TfRecordError::DamagedLength { path, record, offset });
+                return Err(self.damaged_length(offset));
             };
             if found > self.size - offset - RecordHead::OVERHEAD_BYTES {
                 break;
@@ -193,6 +195,16 @@ impl RecordIndex<'_> {
         }
         let bytes = self.size - offset;
         Ok((bytes > 0).then_some(TornTail { records: self.records(), offset, bytes }))
+    }
+
+    /// The error of a head whose checksum differs. The first bytes may tell what the file is.
+    fn damaged_length(&self, offset: u64) -> TfRecordError {
+        let (path, record) = (self.path.to_owned(), self.records());
+        let first = &self.window[..self.window.len().min(FIRST_BYTES)];
+        match FileKind::of(first).filter(|_| offset == 0) {
+            None => TfRecordError::DamagedLength { path, record, offset },
+            Some(kind) => TfRecordError::OtherFormat { path, found: kind.into_text() },
+        }
     }
 
     /// Reads a head behind a record of a length. Behind a long record, only the head is read: the

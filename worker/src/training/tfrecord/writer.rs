@@ -4,6 +4,8 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
+use pushpull_common::local_path;
+
 use super::RECORD_BYTES_MAX;
 use super::error::TfRecordError;
 use super::record_head::{RecordHead, masked_crc32c};
@@ -39,7 +41,8 @@ impl TfRecordWriter {
     /// [`TfRecordError::Create`], also if the file exists.
     pub fn create(path: impl Into<PathBuf>) -> Result<TfRecordWriter, TfRecordError> {
         let path = path.into();
-        match OpenOptions::new().write(true).create_new(true).open(&path) {
+        let create = |path| OpenOptions::new().write(true).create_new(true).open(path);
+        match local_path::check(&path).and_then(create) {
             Ok(file) => Ok(TfRecordWriter::with_output(path, file)),
             Err(source) => Err(TfRecordError::Create { path, source }),
         }

@@ -99,7 +99,8 @@ fn refusals_name_file_field_and_expectation() {
         (
             idx(&[0x0d03, 3], &[]),
             labels(),
-            "cannot read images: the magic number is 3331, expected 2049 to 2052",
+            "cannot read images: it is an IDX file of 3 dimensions, whose elements are f32, expected \
+             an IDX file of unsigned bytes",
         ),
         (images(), images(), "cannot read labels: the magic number is 2051, expected 2049"),
         (
@@ -157,7 +158,16 @@ fn refusals_name_file_field_and_expectation() {
             "cannot read images: it has 29 bytes, expected 28",
         ),
         (gzip(&images()[..20]), labels(), "cannot read images: it has 20 bytes, expected 28"),
-        (Vec::new(), labels(), "cannot read images: it has 0 bytes, expected 4"),
+        (
+            Vec::new(),
+            labels(),
+            "cannot read images: it is empty, expected an IDX file of unsigned bytes",
+        ),
+        (
+            images(),
+            b"label\n7\n2\n".to_vec(),
+            "cannot read labels: it is text, expected an IDX file of unsigned bytes",
+        ),
     ];
     for (images, labels, expected) in table {
         assert_eq!(pair.refusal(&images, &labels), expected);

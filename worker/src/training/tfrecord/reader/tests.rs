@@ -112,6 +112,28 @@ fn appended_records_appear_at_the_next_open() {
     assert_eq!(fs::metadata(&path).unwrap().len(), 38);
 }
 
+#[test]
+fn a_file_of_another_format_is_named() {
+    let cases: [(&[u8], &str); 4] = [
+        (b"\x1f\x8b\x08\0\0\0\0\0\x02\x03cf\x80\x80\x0d3", "packed with gzip"),
+        (b"<html><body>not found</body></html>", "an HTML page, perhaps an error of a download"),
+        (b"\x37\0\0\0\0\0\0\0{\"w\":{\"dtype\":", "a safetensors file"),
+        (b"id,x\n1,2\n3,4\n5,6\n", "text"),
+    ];
+    for (bytes, kind) in cases {
+        let file = file_with(bytes);
+        let error = TfRecordReader::open(file.path()).unwrap_err();
+        assert!(
+            matches!(&error, TfRecordError::OtherFormat { found, .. } if found == kind),
+            "{error}"
+        );
+    }
+    let error = TfRecordReader::open("gs://bucket/x.tfrecord").unwrap_err().to_string();
+    assert!(error.contains("the scheme \"gs\" of \"gs://bucket/x.tfrecord\""), "{error}");
+    let error = TfRecordWriter::create("gs://bucket/x.tfrecord").unwrap_err().to_string();
+    assert!(error.contains("the scheme \"gs\""), "{error}");
+}
+
 proptest! {
     #[test]
     fn records_are_read_in_any_order(records in records(), order in any::<u64>()) {

@@ -1,0 +1,102 @@
+//! Paths that are URLs of a storage, such as `s3://bucket/run`, and name no file of this machine.
+
+use std::io;
+use std::path::Path;
+
+use thiserror::Error;
+
+/// A path begins with the scheme of a URL. As a path it would name a folder such as `s3:` in the
+/// working directory.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("the scheme {scheme:?} of {path:?} is not supported: {advice}")]
+pub struct UnsupportedScheme {
+    /// The scheme, such as `s3`.
+    pub scheme: String,
+    /// The path.
+    pub path: String,
+    /// What to give instead.
+    advice: String,
+}
+
+/// Returns the path if it names a file or a folder of this machine.
+///
+/// A path with a scheme is refused: letters, digits, `+`, `-` and `.`, a colon and a slash. That
+/// includes `file`, because a URL escapes characters that a path has. A folder with such a name can
+/// be given as `./s3:/run`.
+///
+/// # Errors
+/// [`UnsupportedScheme`], in an error of the kind `Unsupported`.
+pub fn check(path: &Path) -> io::Result<&Path> {
+    match scheme(path) {
+        None => Ok(path),
+        Some(scheme) => {
+            let path = path.to_string_lossy().into_owned();
+            let advice = match scheme.eq_ignore_ascii_case("file") {
+                true => "give the path alone".to_owned(),
+                false => "mount the storage, and give the path where it is mounted".to_owned(),
+            };
+            let error = UnsupportedScheme { scheme, path, advice };
+            Err(io::Error::new(io::ErrorKind::Unsupported, error))
+        }
+    }
+}
+
+/// Returns the scheme with which a path begins.
+fn scheme(path: &Path) -> Option<String> {
+    let text = path.as_os_str().to_string_lossy();
+    let (scheme, _) = text.split_once(":/")?;
+    let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+    let begins = scheme.bytes().next().is_some_and(|byte| byte.is_ascii_alphabetic());
+    (begins && scheme.bytes().all(is_inner)).then(|| scheme.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_with_a_scheme_are_refused() {
+        for (path, scheme) in [
+            ("s3://bucket/run", "s3"),
+            ("S3A://b", "S3A"),
+            ("hdfs:///run", "hdfs"),
+            ("hdfs:/run", "hdfs"),
+            ("gs://", "gs"),
+            ("git+ssh://h/x", "git+ssh"),
+            ("a.b-c1://x", "a.b-c1"),
+            ("file:///tmp/run", "file"),
+            ("x://y", "x"),
+        ] {
+            let error = check(Path::new(path)).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+            let inner = error.get_ref().and_then(|inner| inner.downcast_ref()).unwrap();
+            let UnsupportedScheme { scheme: found, path: named, .. } = inner;
+            assert_eq!((found.as_str(), named.as_str()), (scheme, path));
+        }
+        let text = |path| check(Path::new(path)).unwrap_err().to_string();
+        assert_eq!(
+            text("s3://bucket/run"),
+            "the scheme \"s3\" of \"s3://bucket/run\" is not supported: mount the storage, and give \
+             the path where it is mounted"
+        );
+        assert!(text("FILE:///tmp").ends_with("is not supported: give the path alone"));
+    }
+
+    #[test]
+    fn other_paths_are_taken() {
+        for path in [
+            "",
+            "run",
+            "/mnt/s3://x",
+            "./s3:/run",
+            "s3:",
+            "a:b",
+            "://x",
+            "1s3://x",
+            "a b://x",
+            "a/b://",
+        ] {
+            assert_eq!(check(Path::new(path)).unwrap(), Path::new(path));
+        }
+    }
+}
