@@ -63,9 +63,11 @@ const BAD: &[(&str, &str, &[&str])] = &[
     ("--shards", "257", &[]),
     ("--shards", "-1", &[]),
     ("--state-dir", "/dev/null", &[]),
+    ("--state-dir", "s3://bucket/state", &[]),
     ("--durability", "eternal", &[]),
     ("--durability", "power", &[]),
     ("--checkpoint-dir", "/dev/null", &[]),
+    ("--checkpoint-dir", "s3://bucket/run", &[]),
     ("--checkpoint-every-ms", "9", &["--checkpoint-dir"]),
     ("--max-to-keep", "-5", &[]),
     ("--keep-every-hours", "x", &[]),
@@ -217,6 +219,28 @@ fn every_flag_with_a_value_has_a_bad_value() {
     }
 }
 
+/// A remote directory would become a folder `s3:` here, and be lost with the machine.
+#[test]
+fn a_path_with_a_scheme_is_refused_and_nothing_is_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = free_address();
+    for flag in ["--checkpoint-dir", "--state-dir", "--unix-socket"] {
+        let mut command = daemon(&address);
+        let said = command.current_dir(&folder).args([flag, "hdfs://name:9/run"]).output().unwrap();
+        let errors = String::from_utf8(said.stderr).unwrap();
+        let expected = "the scheme \"hdfs\" of \"hdfs://name:9/run\" is not supported";
+        assert!(!said.status.success() && errors.contains(expected), "{flag}: {errors}");
+    }
+    for line in [["inspect", "s3://b/run"].as_slice(), &["export", "s3://b/run", "--to", "x"]] {
+        let mut tool = Command::new(env!("CARGO_BIN_EXE_pushpull"));
+        let said = tool.current_dir(&folder).args(line).output().unwrap();
+        let errors = String::from_utf8(said.stderr).unwrap();
+        let expected = "the scheme \"s3\" of \"s3://b/run\" is not supported";
+        assert!(!said.status.success() && errors.contains(expected), "{line:?}: {errors}");
+    }
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+}
+
 /// Checks that `pushpull` names the flag in its errors, as the daemon does.
 #[test]
 fn a_bad_value_for_the_tool_is_reported_with_its_flag() {
@@ -238,6 +262,9 @@ fn a_bad_value_for_the_tool_is_reported_with_its_flag() {
         bench("--suite", "all"),
         bench("--transport", "ipx"),
         [&["bench"][..], &few, &["--variables", "9"]].concat(),
+        bench("--plot", "s3://bucket/x.svg"),
+        bench("--page", "file:///tmp/x.md"),
+        vec!["export", empty, "--to", "gs://bucket/x.safetensors"],
         export,
     ];
     for line in lines {

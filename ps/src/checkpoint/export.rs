@@ -21,6 +21,7 @@ use super::storage::CheckpointStorage;
 /// - A variable has its own name. If `slots` is set, a slot is named after the variable, a `:` and
 ///   the slot.
 /// - A variable of `f16` or `bf16` is rounded to that type, as in pulls. Its slots are `f32`.
+/// - The metadata have the `checkpoint`'s name, its `global_step` and its `restore_epoch`.
 /// - A growing table has its rows under its name, in any order, and their 64-bit ids under that
 ///   name and `:ids`.
 ///
@@ -59,7 +60,13 @@ pub fn export_since(
     opened.verify()?;
     let (order, tensors) = tensors(&opened, slots, step)?;
     // Some readers accept a file only if its metadata names the layout of PyTorch.
-    let metadata = [("format", "pt".to_owned())];
+    let saved = opened.manifest().checkpoint;
+    let metadata = [
+        ("format", "pt".to_owned()),
+        ("checkpoint", saved.to_string()),
+        ("global_step", saved.global_step.to_string()),
+        ("restore_epoch", saved.restore_epoch.to_string()),
+    ];
     let head = head(&metadata, &tensors)?;
     let mut out = HashedFile::new(Box::new(ReplacingFile::create(to)?));
     out.write(&head)?;

@@ -9,13 +9,17 @@ use pushpull::checkpoint::CheckpointError;
 use pushpull::checkpoint::LocalDirectory;
 use pushpull::checkpoint::export_since;
 
+use super::local_path::local_path;
+use super::saved::checkpoint_folder;
+
 /// Options of `pushpull export`.
 #[derive(Debug, Args)]
 pub(crate) struct ExportOptions {
-    /// Directory of the checkpoints
+    /// Directory of the checkpoints, or the folder of one
+    #[arg(value_parser = local_path())]
     directory: PathBuf,
     /// File to write; replaced once the new one is complete
-    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    #[arg(long, value_name = "FILE", value_parser = local_path(), help_heading = "Output")]
     to: PathBuf,
     /// Write the optimizer slots as well, as `name:slot`
     #[arg(long, help_heading = "Output")]
@@ -29,10 +33,18 @@ pub(crate) struct ExportOptions {
 }
 
 pub(crate) fn run(options: &ExportOptions) -> Result<(), Box<dyn Error>> {
-    let storage = Arc::new(LocalDirectory::open_read_only(&options.directory)?);
-    let ExportOptions { checkpoint, to, slots, since, .. } = options;
+    let ExportOptions { directory, checkpoint, to, slots, since } = options;
+    let (directory, checkpoint) = match (checkpoint_folder(directory), checkpoint) {
+        (None, checkpoint) => (directory.clone(), checkpoint.clone()),
+        (Some((parent, name)), None) => (parent, Some(name)),
+        (Some((_, name)), Some(other)) => {
+            let folder = directory.display();
+            return Err(format!("--checkpoint {other}: {folder} is the folder of {name}").into());
+        }
+    };
+    let storage = Arc::new(LocalDirectory::open_read_only(&directory)?);
     let exported = export_since(storage, checkpoint.as_deref(), to, *slots, *since);
-    exported.map_err(|error| match (&error, checkpoint) {
+    exported.map_err(|error| match (&error, &checkpoint) {
         (CheckpointError::NotFound { .. }, Some(name)) => format!("--checkpoint {name}: {error}"),
         _ => error.to_string(),
     })?;

@@ -12,12 +12,15 @@ use pushpull::inspect::{
 use pushpull::variable::Replication;
 use serde_json::{Value, json};
 
+use super::local_path::local_path;
 use super::output::print_lines;
+use super::saved;
 
 /// Options of `pushpull inspect`.
 #[derive(Debug, Args)]
 pub(crate) struct InspectOptions {
-    /// State directory, folder of one shard in it, or directory of checkpoints
+    /// State directory, folder of one shard in it, directory of checkpoints, or folder of one
+    #[arg(value_parser = local_path())]
     directory: PathBuf,
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
@@ -25,8 +28,11 @@ pub(crate) struct InspectOptions {
 }
 
 pub(crate) fn run(options: &InspectOptions) -> Result<(), Box<dyn Error>> {
-    if super::saved::holds_checkpoints(&options.directory)? {
-        return super::saved::run(&options.directory, options.json);
+    if let Some((directory, name)) = saved::checkpoint_folder(&options.directory) {
+        return saved::run(&directory, Some(&name), options.json);
+    }
+    if saved::holds_checkpoints(&options.directory)? {
+        return saved::run(&options.directory, None, options.json);
     }
     let found = pushpull::inspect(&options.directory)?;
     match options.json {

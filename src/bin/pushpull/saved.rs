@@ -1,7 +1,7 @@
 //! `pushpull inspect` for a directory of checkpoints.
 
 use std::error::Error;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pushpull::checkpoint::LocalDirectory;
@@ -20,10 +20,23 @@ pub(crate) fn holds_checkpoints(directory: &Path) -> std::io::Result<bool> {
     Ok(false)
 }
 
-/// Reads and verifies every checkpoint in full, prints them, and fails if one is not sound.
-pub(crate) fn run(directory: &Path, json: bool) -> Result<(), Box<dyn Error>> {
+/// Returns the directory of the checkpoints and the name of one, if the path is its own folder.
+pub(crate) fn checkpoint_folder(path: &Path) -> Option<(PathBuf, String)> {
+    if !path.join("MANIFEST").is_file() {
+        return None;
+    }
+    let path = path.canonicalize().ok()?;
+    let name = path.file_name()?.to_str()?.to_owned();
+    Some((path.parent()?.to_owned(), name))
+}
+
+/// Reads and verifies every checkpoint in full, or the one of a name, prints them, and fails if one
+/// is not sound. The newest is first: the one of the highest restore epoch and step.
+pub(crate) fn run(directory: &Path, only: Option<&str>, json: bool) -> Result<(), Box<dyn Error>> {
     let storage = Arc::new(LocalDirectory::open_read_only(directory)?);
-    let listed = list(&*storage)?;
+    let mut listed = list(&*storage)?;
+    listed.checkpoints.retain(|saved| only.is_none_or(|name| saved.name == name));
+    listed.refused.retain(|refused| only.is_none_or(|name| refused.checkpoint == name));
     let mut unsound = listed.refused.len();
     let (mut values, mut page) = (Vec::new(), String::new());
     for summary in &listed.checkpoints {
@@ -106,4 +119,24 @@ fn json_of(summary: &CheckpointSummary, found: &Result<CheckpointContents, Strin
         }
     }
     value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_folder_of_a_checkpoint_is_known() {
+        let directory = tempfile::tempdir().unwrap();
+        let parent = directory.path().canonicalize().unwrap();
+        let folder = parent.join("ckpt-1-802");
+        std::fs::create_dir(&folder).unwrap();
+        assert_eq!(checkpoint_folder(&parent), None);
+        assert_eq!(checkpoint_folder(&folder), None, "it has no manifest");
+        std::fs::write(folder.join("MANIFEST"), "").unwrap();
+        let expected = Some((parent.clone(), "ckpt-1-802".to_owned()));
+        assert_eq!(checkpoint_folder(&folder), expected);
+        assert_eq!(checkpoint_folder(&folder.join(".")), expected);
+        assert_eq!(checkpoint_folder(&parent.join("absent")), None);
+    }
 }

@@ -9,7 +9,7 @@ use safetensors::SafeTensors;
 
 use super::samples::{SLOTS, check_restored, element, place, save, variables};
 use crate::checkpoint::{
-    CheckpointStorage, LocalDirectory, Retention, export, newest_good, retain,
+    CheckpointStorage, LocalDirectory, Retention, export, list, newest_good, retain,
 };
 
 fn open(path: &Path) -> Arc<dyn CheckpointStorage> {
@@ -102,6 +102,45 @@ fn a_removed_directory_is_created_again_and_a_replaced_one_is_used() {
     save(&storage, &catalogue, 4).unwrap();
 }
 
+/// As text, 1002 is before 802.
+#[test]
+fn checkpoints_are_listed_by_their_steps() {
+    let temporary = tempfile::tempdir().unwrap();
+    let (storage, catalogue) = (open(temporary.path()), place(variables(1), 1, 1));
+    for step in [98, 802, 1002] {
+        save(&storage, &catalogue, step).unwrap();
+    }
+    fs::create_dir(temporary.path().join("ckpt-1-90")).unwrap();
+    fs::create_dir(temporary.path().join("ckpt-1-1100")).unwrap();
+    let listed = list(&*storage).unwrap();
+    let names: Vec<&str> = listed.checkpoints.iter().map(|saved| &*saved.name).collect();
+    assert_eq!(names, ["ckpt-1-1002", "ckpt-1-802", "ckpt-1-98"]);
+    let refused: Vec<&str> = listed.refused.iter().map(|refused| &*refused.checkpoint).collect();
+    assert_eq!(refused, ["ckpt-1-1100", "ckpt-1-90"]);
+    let (opened, _) = newest_good(&storage).unwrap().unwrap();
+    assert_eq!(opened.manifest().checkpoint.global_step, 1002);
+}
+
+#[test]
+fn a_path_with_a_scheme_is_refused() {
+    for error in [
+        LocalDirectory::create("s3://bucket/run").unwrap_err(),
+        LocalDirectory::open("s3://bucket/run").unwrap_err(),
+    ] {
+        assert_eq!(error.source.kind(), std::io::ErrorKind::Unsupported);
+        let expected = "the scheme \"s3\" of \"s3://bucket/run\" is not supported";
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+    let temporary = tempfile::tempdir().unwrap();
+    let storage = open(temporary.path());
+    save(&storage, &place(variables(1), 1, 1), 1).unwrap();
+    let error = export(storage, None, Path::new("gs://bucket/x"), false).unwrap_err();
+    assert!(error.to_string().contains("the scheme \"gs\" of"), "{error}");
+    let error = crate::inspect("hdfs://name/state").unwrap_err().to_string();
+    assert!(error.contains("the scheme \"hdfs\" of"), "{error}");
+    assert!(!Path::new("s3:").exists() && !Path::new("gs:").exists());
+}
+
 #[test]
 fn an_export_follows_the_safetensors_format() {
     let temporary = tempfile::tempdir().unwrap();
@@ -117,6 +156,11 @@ fn an_export_follows_the_safetensors_format() {
         export(storage.clone(), checkpoint, &to, slots).unwrap();
         let bytes = fs::read(&to).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
+        let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
+        let metadata = header.metadata().as_ref().unwrap();
+        let found =
+            ["format", "checkpoint", "global_step", "restore_epoch"].map(|key| &*metadata[key]);
+        assert_eq!(found, ["pt", &format!("ckpt-1-{step}"), &step.to_string(), "1"]);
         plain += tensors.len();
         for variable in catalogue.variables() {
             let streams = if slots && variable.is_trainable() { &SLOTS[..] } else { &[] };
