@@ -47,7 +47,7 @@ fn refusals() -> Vec<(Refusal, Advice)> {
         // The session reports it as `Error::Fenced`.
         (Refusal::Fenced { epoch: ClientEpoch(1), current: ClientEpoch(2) }, Stop),
         (Refusal::Role { role: 1, kind: 1 }, Stop),
-        (Refusal::DoesNotFit { need: 2, limit: 1 }, Stop),
+        (Refusal::DoesNotFit { need: 2, limit: 1, made_of: text("the model") }, Stop),
         (Refusal::UnknownPartition { partition }, Stop),
         (Refusal::Range { offset: 1, bytes: 1, limit: 1 }, Stop),
         (Refusal::NonFinite { variable, element: 0, value: f64::NAN }, SkipBatch),

@@ -650,7 +650,7 @@ fn a_first_join_follows_its_own_deadline() {
         (false, lost(), 2),
         (true, Error::Fenced, 1),
         (true, refused(Refusal::Checkpoint { detail: Text::clipped("another shape") }), 1),
-        (true, refused(Refusal::DoesNotFit { need: 2, limit: 1 }), 1),
+        (true, refused(too_large()), 1),
         (true, refused(Refusal::Stopping {}), 2),
     ] {
         let mut script = Script { last_step: 1, ..Script::default() };
