@@ -159,7 +159,9 @@ fn guess(first: &[u8]) -> Option<&'static str> {
     match first {
         [0x80, 2..=5, ..] => Some("a pickle of Python, which is never loaded"),
         [b'{' | b'[', ..] => Some("JSON"),
-        _ if first.is_ascii() && !first.contains(&0) => Some("text"),
+        _ if first.iter().all(|byte| matches!(byte, b'\t' | b'\n' | b'\r' | b' '..=b'~')) => {
+            Some("text")
+        }
         _ => None,
     }
 }
