@@ -231,8 +231,8 @@ pub mod training {
     pub use pushpull_common::protocol::message::EndReason;
     pub use pushpull_worker::training::{
         ComputedStep, DetachedStep, FinalValues, FinishedStep, Flow, GradientOutcome, GrantedStep,
-        Hook, HookError, HookPlace, Interrupt, JoinReport, Scalars, SpawnError, Step, StepGate,
-        StepTiming, StopCause, StopFlag, StopReason, TaskFailure, Tasks, TasksError,
+        Hook, HookError, HookPlace, Interrupt, JoinReport, RetryReport, Scalars, SpawnError, Step,
+        StepGate, StepTiming, StopCause, StopFlag, StopReason, TaskFailure, Tasks, TasksError,
         TrainingConfig, TrainingEnd, TrainingSession, TrainingSetup, data, hooks, summary,
         tfrecord,
     };

@@ -57,10 +57,10 @@ fn a_checkpoint_of_another_model_ends_a_session_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let events = Texts::default();
     let cluster = || {
-        let events = events.clone();
+        let (events, path) = (events.clone(), folder.path().to_owned());
         TestCluster::sgd(1, move |config| {
             let events = events.clone();
-            let storage = LocalDirectory::create(folder.path()).unwrap();
+            let storage = LocalDirectory::create(&path).unwrap();
             let config = config.checkpoints(Checkpoints::new(storage)).last_step(2);
             config.on_event(move |event| events.add(event))
         })

@@ -100,7 +100,6 @@ impl SimWorld<Trainer> {
         self.processes[away].paused_until = Some(self.now + time);
         self.lose_state(chance);
         self.checker = Checker::new(&self.setting);
-        self.checker.worker_returns();
         for number in 0..self.processes.len() {
             let process = &mut self.processes[number];
             match (process.is_alive, process.paused_until) {

@@ -67,7 +67,7 @@ mod token;
 pub mod training;
 mod worker;
 
-pub use calls::OpenedCalls;
+pub use calls::{OpenedCalls, RecordedDigests};
 pub use config::{Checksums, WorkerConfig};
 pub use error::{
     Advice, ConfigError, Error, LoadError, UnresponsiveShard, UnresponsiveShards, ViewError,

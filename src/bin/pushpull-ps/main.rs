@@ -175,7 +175,7 @@ async fn run_ps(
             saves.failed_in_a_row
         ));
         // Whoever started the daemon reads the code: what was trained since is in no checkpoint.
-        return Err((EXIT_UNSAVED, "the last save of a checkpoint failed".into()));
+        return Err((EXIT_UNSAVED, "the last save of a checkpoint failed".to_owned().into()));
     }
     Ok(())
 }

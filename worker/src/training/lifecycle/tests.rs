@@ -362,6 +362,10 @@ impl Hook for Gate {
 
 const SHARD: ShardId = ShardId { task: 0, shard: 0 };
 
+fn too_large() -> Refusal {
+    Refusal::DoesNotFit { need: 2, limit: 1, made_of: Text::clipped("the variables") }
+}
+
 fn lost() -> Error {
     Error::StateLost { shard: SHARD }
 }
