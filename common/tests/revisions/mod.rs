@@ -1,6 +1,6 @@
 //! The list of revisions: a change of golden bytes needs a new line, never an edit.
 //!
-//! A line has a number, a digest and a reason. The digest covers the golden tables and the line
+//! A line has a number, a digest and a reason. The digest covers the golden tables and all lines
 //! before, so an edited line makes all later digests wrong. In a checkout of git the list is also
 //! compared with each of its earlier states: every one must be the beginning of the next.
 
@@ -23,7 +23,7 @@ pub(crate) fn check(tables: &[String]) {
     let mut now = std::fs::read_to_string(&path).expect("cannot read the list of revisions");
     if let Some(reason) = std::env::var_os("PUSHPULL_BLESS") {
         let committed = history.last().map_or(&now, |newest| newest);
-        if digest(tables, before_last(&now)) != last(&now).1 {
+        if digest(tables, &before_last(&now)) != last(&now).1 {
             let reason = reason.to_string_lossy();
             assert!(reason.len() > 1, "say why the bytes change: PUSHPULL_BLESS=\"the reason\"");
             // A revision that is not committed yet is replaced.
@@ -41,11 +41,12 @@ pub(crate) fn check(tables: &[String]) {
 /// state of it, in `history` from the oldest on, is not its beginning.
 pub(crate) fn fault(now: &str, history: &[String], tables: &[String]) -> Option<String> {
     let (line, found) = last(now);
-    if digest(tables, before_last(now)) != found {
+    if digest(tables, &before_last(now)) != found {
         return Some(format!("the newest revision has other bytes than the code: {line:?}"));
     }
-    let states: Vec<&str> = history.iter().map(String::as_str).chain([now]).collect();
-    let edited = states.windows(2).find(|pair| !pair[1].starts_with(pair[0]))?;
+    let states: Vec<String> =
+        history.iter().map(String::as_str).chain([now]).map(without_comments).collect();
+    let edited = states.windows(2).find(|pair| !pair[1].starts_with(&pair[0]))?;
     let lines = edited[0].lines().zip(edited[1].lines().chain(std::iter::repeat("")));
     let mut differing = lines.filter(|(before, after)| before != after);
     let (before, after) = differing.next().unwrap_or(("its last line", "less"));
@@ -55,8 +56,7 @@ pub(crate) fn fault(now: &str, history: &[String], tables: &[String]) -> Option<
 /// Returns the list with one more revision, for these tables.
 pub(crate) fn appended(list: &str, tables: &[String], reason: &str) -> String {
     let number = 1 + list.lines().filter(|line| !line.starts_with('#')).count();
-    let previous = list.lines().last().unwrap_or_default();
-    format!("{list}{number} {} {reason}\n", digest(tables, previous))
+    format!("{list}{number} {} {reason}\n", digest(tables, &without_comments(list)))
 }
 
 /// Returns the last line and its digest.
@@ -65,8 +65,15 @@ fn last(list: &str) -> (&str, &str) {
     (line, line.split(' ').nth(1).unwrap_or_default())
 }
 
-fn before_last(list: &str) -> &str {
-    list.lines().rev().nth(1).unwrap_or_default()
+/// Returns the revisions before the last one.
+fn before_last(list: &str) -> String {
+    without_comments(list.trim_end().rsplit_once('\n').map_or("", |(before, _)| before))
+}
+
+/// Returns the revisions, a line each.
+fn without_comments(list: &str) -> String {
+    let revisions = list.lines().filter(|line| !line.starts_with('#'));
+    revisions.flat_map(|line| [line, "\n"]).collect()
 }
 
 fn digest(tables: &[String], previous: &str) -> String {
