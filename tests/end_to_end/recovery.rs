@@ -182,8 +182,10 @@ fn a_disk_that_fails_for_a_while_ends_no_session() {
     let reported = progress.clone();
     let config = cluster.config(0).on_progress(LONG, move |shards| reported.add(shards));
     let repair = move || {
-        // The first save that failed is over. Another may have failed since.
-        _ = std::fs::remove_file(&directory);
+        // Another save may have failed since the first.
+        if std::fs::remove_file(&directory).is_ok() {
+            LocalDirectory::create(&directory).unwrap();
+        }
     };
     let config = TrainingConfig::new(config)
         .variables([vector("w", 3)])

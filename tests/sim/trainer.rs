@@ -91,6 +91,8 @@ pub(crate) struct Trainer {
     pub(crate) resumed: u64,
     /// Whether all state of the servers was lost while this process was stopped. It must be told.
     pub(crate) was_away: bool,
+    /// Whether a process of its task that was away may have replaced this one, and has ended.
+    pub(crate) is_replaced: bool,
 }
 
 impl Trainer {
@@ -122,6 +124,7 @@ impl Trainer {
             ended: false,
             resumed: 0,
             was_away: false,
+            is_replaced: false,
         }
     }
 
@@ -176,9 +179,18 @@ impl Trainer {
         (self.asked, self.early_error) = (Some(now), None);
     }
 
+    /// All state is lost while the process is stopped. Replies to earlier operations may still be on
+    /// the way to it, and tell nothing.
+    pub(crate) fn stay_away(&mut self) {
+        (self.was_away, self.op) = (true, 0);
+    }
+
     /// Asks for a token, after all state was lost while the process was stopped.
     pub(crate) fn return_from_away(&mut self, now: Instant, endpoint: &mut SessionEndpoint) {
-        self.ask(now, endpoint, WorkerOperation::Token);
+        // One that had not joined continues to join, and is no member that could ask.
+        if self.phase != Phase::Joining {
+            self.ask(now, endpoint, WorkerOperation::Token);
+        }
     }
 
     /// Handles a reply to a process that was away while all state was lost. Returns whether it was
@@ -194,6 +206,8 @@ impl Trainer {
             Err(Error::RolledBack { .. } | Error::StateLost { .. } | Error::Fenced) => return true,
             // Before it had joined, it had nothing to lose.
             _ if self.phase == Phase::Joining => return true,
+            // It had learned of the end before the loss, so it asks no server.
+            Ok(WorkerAnswer::Token(None)) if self.ended => return true,
             Ok(answer) if op == self.op => {
                 panic!("worker {} is not told that all state was lost: {answer:?}", self.task)
             }

@@ -104,7 +104,7 @@ impl SimWorld<Trainer> {
             let process = &mut self.processes[number];
             match (process.is_alive, process.paused_until) {
                 (true, Some(until)) if until > self.now => {
-                    process.program.was_away = true;
+                    process.program.stay_away();
                     self.after(
                         Duration::ZERO,
                         ScheduledEvent::Timer(TrainingTimer::Return(number)),
@@ -181,6 +181,10 @@ impl ProcessProgram for Trainer {
             if program.is_told(world.now, endpoint, op, &reply) {
                 let task = program.task;
                 world.end_process(process);
+                // Its hello may have replaced another process that was not welcomed yet.
+                let of_task = |other: &&mut SimProcess<Trainer>| other.program.task == task;
+                let others = world.processes.iter_mut().filter(of_task);
+                others.for_each(|other| other.program.is_replaced |= other.is_alive);
                 world.start_unless_running(task, Duration::from_millis(300));
             }
             return;
@@ -248,7 +252,8 @@ impl ProcessProgram for Trainer {
             "process {number} of worker {task} is fenced without a newer process"
         );
         let lives = |other: &SimProcess<Trainer>| other.program.task == task && other.is_alive;
-        let is_given_up = fenced && world.retired() > 0;
+        let is_replaced = world.processes[number].program.is_replaced;
+        let is_given_up = fenced && (world.retired() > 0 || is_replaced);
         if is_given_up && !world.processes.iter().any(lives) {
             let delay = world.processes[number].chance.millis(300, 3000);
             world.after(delay, ScheduledEvent::Start(task));

@@ -8,7 +8,7 @@ const EPOCH: CallEpoch = CallEpoch(10);
 
 fn call_of(source: CallSource, epoch: CallEpoch, number: u64, settled: u64) -> CallRef {
     let id = CallId { source, epoch, number: CallNumber(number) };
-    CallRef { id, settled: CallNumber(settled), digest: 100 + number }
+    CallRef { id, settled: CallNumber(settled), digest: number.wrapping_add(100) }
 }
 
 fn call(number: u64, settled: u64) -> CallRef {

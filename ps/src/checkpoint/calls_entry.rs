@@ -113,7 +113,7 @@ mod tests {
 
     fn entry(name: &str, source: u64, settled: u64, window: u64) -> CallsEntry {
         let (name, epoch) = (name.to_owned(), source + 1);
-        let (first_digest, digest_of, digest) = (5, settled, 100 + settled);
+        let (first_digest, digest_of, digest) = (5, settled, settled.wrapping_add(100));
         CallsEntry { name, source, epoch, settled, window, first_digest, digest_of, digest }
     }
 

@@ -217,7 +217,7 @@ impl PushJob {
         let (operation, push_slots) = (push.operation, &[push_slot][..]);
         let pushes = UpdatePushes { inbox, push_slots, factors: &[], operation };
         if !self.has_begun() {
-            let step = steps.made_step(variables.epoch, push.step).0;
+            let step = steps.made_step(variables, push.step).0;
             let (owner, last_pulls) = (steps.asynchronous_tokens(), &pulls.last_pulls);
             let adjustment =
                 StalenessAdjustment::of(push_slot, inbox, variables, owner, last_pulls);

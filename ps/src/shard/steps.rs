@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId, TokenId};
+use pushpull_common::ids::{ClientEpoch, GlobalStep, ShardId, TokenId};
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::{Envelope, Message, Outcome, message};
 use smallvec::SmallVec;
@@ -102,12 +102,12 @@ impl Steps {
 
     /// Returns the step at which a push is applied, by which rows expire. A client may name any
     /// step, and the greatest stays. So a shard that does not own the step takes the client's up to
-    /// the newest that it knows to be made.
-    pub(super) fn made_step(&self, epoch: RestoreEpoch, named: GlobalStep) -> GlobalStep {
+    /// the newest that can be made by now.
+    pub(super) fn made_step(&self, variables: &Variables, named: GlobalStep) -> GlobalStep {
         match (&self.owner, &self.follower) {
             (Some(owner), _) => owner.step(),
             (None, Some(follower)) => named.min(GlobalStep(follower.step())),
-            (None, None) => named.min(self.to_owner.heard_step(epoch)),
+            (None, None) => named.min(self.to_owner.newest_step(variables)),
         }
     }
 

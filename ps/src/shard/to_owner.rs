@@ -3,10 +3,12 @@
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, TokenId};
+use pushpull_common::protocol::limits::STEP_PUSHES_MAX;
 use pushpull_common::protocol::{Header, Message};
 
 use super::Shard;
 use super::held_push::HeldPush;
+use super::variables::Variables;
 use crate::aggregate::clipping::BitwiseF64;
 use crate::aggregate::current_step::{CommittedStep, PerPush};
 
@@ -18,9 +20,22 @@ pub(super) struct ToOwner {
     lost_at: Option<Instant>,
     /// When this shard last reported over it.
     reported_at: Option<Instant>,
-    /// The step owner's restore epoch and step, from its last message in the shard's epoch.
-    heard_step: (RestoreEpoch, GlobalStep),
+    /// What the step owner has told last.
+    heard: HeardStep,
 }
+
+/// A step that the step owner has told.
+#[derive(Clone, Copy, Debug, Default)]
+struct HeardStep {
+    epoch: RestoreEpoch,
+    step: GlobalStep,
+    /// The gradients that the shard had applied then.
+    gradients: u64,
+}
+
+/// By how many steps the step owner can be ahead of what it has told and of the gradients that the
+/// shard has applied since: the most pushes that are whole on the owner and not here yet.
+const STEPS_IN_FLIGHT: u64 = STEP_PUSHES_MAX as u64;
 
 impl ToOwner {
     pub(super) fn is_up(&self) -> bool {
@@ -36,10 +51,15 @@ impl ToOwner {
         due
     }
 
-    /// Returns the newest step that the step owner has told in this epoch.
-    pub(super) fn heard_step(&self, epoch: RestoreEpoch) -> GlobalStep {
-        let (heard, step) = self.heard_step;
-        if heard == epoch { step } else { GlobalStep(0) }
+    /// Returns a step that the step owner cannot have passed yet. Every gradient has a share on
+    /// every shard, so the shard counts what the owner has not told.
+    pub(super) fn newest_step(&self, variables: &Variables) -> GlobalStep {
+        let HeardStep { epoch, step, gradients } = self.heard;
+        let (step, counted) = match epoch == variables.epoch {
+            true => (step, variables.gradients.saturating_sub(gradients)),
+            false => (variables.restored_step, variables.gradients),
+        };
+        GlobalStep(step.0.saturating_add(counted).saturating_add(STEPS_IN_FLIGHT))
     }
 
     /// Describes since when the step owner cannot be reached. `None` if it can.
@@ -64,8 +84,8 @@ impl Shard {
         self.counters.owner_connections_lost.add(u64::from(was_up && !up));
         self.counters.shards_without_owner.set(u64::from(!up));
         let lost_at = (!up).then_some(now);
-        let heard_step = self.steps.to_owner.heard_step;
-        self.steps.to_owner = ToOwner { is_up: up, lost_at, reported_at: None, heard_step };
+        let heard = self.steps.to_owner.heard;
+        self.steps.to_owner = ToOwner { is_up: up, lost_at, reported_at: None, heard };
         self.peers.chief.announced = None;
     }
 
@@ -79,8 +99,11 @@ impl Shard {
         if header.restore_epoch != self.variables.epoch || self.files.poisoned().is_some() {
             return;
         }
-        let (epoch, heard) = (self.variables.epoch, &mut self.steps.to_owner);
-        heard.heard_step = (epoch, heard.heard_step(epoch).max(header.step));
+        let (epoch, gradients) = (self.variables.epoch, self.variables.gradients);
+        let heard = &mut self.steps.to_owner.heard;
+        if heard.epoch != epoch || heard.step < header.step {
+            *heard = HeardStep { epoch, step: header.step, gradients };
+        }
         match message {
             Message::Commit(commit) => {
                 let pushes = commit.pushes.items().iter();

@@ -26,8 +26,8 @@ pub(crate) struct SynchronousOptions {
     /// Norm over all servers to which longer gradients are scaled [default: none]
     #[arg(long, value_name = "NORM", requires = "mode")]
     clip_by_global_norm: Option<f64>,
-    /// Rows of sparse variables in a step: replica-mean, row-mean or sum [default: replica-mean]
-    #[arg(long, value_name = "REDUCTION", value_parser = sparse_reduction, requires = "mode")]
+    /// Sparse rows of a step: replica-mean, row-mean or sum [default: replica-mean]
+    #[arg(long, value_name = "KIND", value_parser = sparse_reduction, requires = "mode")]
     sparse_reduction: Option<SparseReduction>,
 }
 

@@ -88,6 +88,8 @@ fn refusals() -> Vec<(Refusal, Advice)> {
         // To a token request of a worker that has a data set: the next join declares it again.
         (Refusal::DataSet { differs: text("not declared") }, Rejoin),
         (Refusal::UnknownCalls { source }, SkipBatch),
+        // To the end of a training, which is then reported as not final.
+        (Refusal::NotFinal { pushes: 1 }, Stop),
         (Refusal::CallEpoch { source, epoch: CallEpoch(1), current: CallEpoch(2) }, SkipBatch),
         (
             Refusal::CallWindow {

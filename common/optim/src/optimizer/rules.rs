@@ -66,7 +66,8 @@ impl OptimizerRules {
         };
         let rate =
             |(names, factor): &(NamePattern, f64)| format!("{:?} * {factor}", names.as_str());
-        let all = self.optimizers.iter().map(rule).chain(self.rates.iter().map(rate));
+        // Factors are short, so a difference in one is in the beginning of the text.
+        let all = self.rates.iter().map(rate).chain(self.optimizers.iter().map(rule));
         all.collect::<Vec<_>>().join(", ")
     }
 

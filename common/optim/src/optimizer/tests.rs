@@ -145,7 +145,7 @@ fn a_row_that_counts_for_itself_moves_the_same_whenever_it_is_first_pushed() {
             assert_eq!(path_of(&counted, first, &gradients), expected, "first at {first}");
         }
         let late = path_of(&adam.lazy(), 1001, &gradients)[0] / expected[0];
-        assert!(late > 2.0, "without counts the first step is {late} times as long");
+        assert!(late > 1.5, "without counts the first step is {late} times as long");
     }
 }
 

@@ -47,13 +47,13 @@ pub(crate) enum RestoreWork {
     /// Check the shard's part.
     Check(RestoreCheck),
     /// Read the part, which has been checked.
-    Read(ShardRestore),
+    Read(Box<ShardRestore>),
 }
 
 /// The result of [`RestoreWork::run`].
 #[derive(Debug)]
 pub(crate) enum RestoreResult {
-    Checked(RestoreChecked),
+    Checked(Box<RestoreChecked>),
     Read(ShardRestored),
 }
 
@@ -61,7 +61,7 @@ impl RestoreWork {
     /// Does the work. May wait for a disk.
     pub(crate) fn run(self, storage: Arc<dyn CheckpointStorage>) -> RestoreResult {
         match self {
-            RestoreWork::Check(check) => RestoreResult::Checked(check.run(storage)),
+            RestoreWork::Check(check) => RestoreResult::Checked(Box::new(check.run(storage))),
             RestoreWork::Read(restore) => RestoreResult::Read(restore.run()),
         }
     }
@@ -194,7 +194,7 @@ impl ShardCheckpoints {
             abandon_flag,
         });
         let training = CheckpointTraining::new(store.catalogue(), rules);
-        RestoreWork::Read(ShardRestore { store, shard: self.id, training, opened })
+        RestoreWork::Read(Box::new(ShardRestore { store, shard: self.id, training, opened }))
     }
 }
 
@@ -238,7 +238,7 @@ impl Shard {
     /// Takes the result of work on checkpoint files.
     pub(in crate::shard) fn restore_advanced(&mut self, result: RestoreResult) {
         match result {
-            RestoreResult::Checked(checked) => self.restore_checked(checked),
+            RestoreResult::Checked(checked) => self.restore_checked(*checked),
             RestoreResult::Read(restored) => self.restored(restored),
         }
     }

@@ -255,9 +255,11 @@ impl ClientRegistry {
     }
 
     /// Assigns no epoch up to this one, which another shard has recorded. The limit leaves more
-    /// than can ever be assigned.
-    pub(crate) fn mint_above_recorded(&mut self, epoch: ClientEpoch) {
+    /// than can ever be assigned. Returns whether the time that other shards were told is too early.
+    pub(crate) fn mint_above_recorded(&mut self, epoch: ClientEpoch, now: Instant) -> bool {
+        let told = self.owner_time(now);
         self.mint_above(epoch.0.min(EPOCH_LIMIT / 2));
+        self.owner_time(now) > told
     }
 
     /// Appends the clients that may have changed since the last call.

@@ -250,14 +250,29 @@ impl Shard {
     /// An owner that has lost its state, and has a slow clock, would assign epochs that the other
     /// shards have fenced. An owner with values has recorded what it has assigned.
     fn owner_time(&mut self, incoming: IncomingHello<'_>) -> ClientEpoch {
-        let Shard { variables, peers, steps, .. } = self;
-        if steps.owner.is_none() {
+        if self.steps.owner.is_none() {
             return ClientEpoch(0);
         }
-        if !variables.is_ready() {
-            peers.registry.mint_above_recorded(incoming.hello.client_epoch);
+        let IncomingHello { hello, now, .. } = incoming;
+        if !self.variables.is_ready()
+            && self.peers.registry.mint_above_recorded(hello.client_epoch, now)
+        {
+            self.close_peers();
         }
-        peers.registry.owner_time(incoming.now)
+        self.peers.registry.owner_time(now)
+    }
+
+    /// Closes the connections of other shards, which connect again. Only a welcome tells them the
+    /// time of the step owner, and with an earlier one they would refuse the epochs that it assigns.
+    fn close_peers(&mut self) {
+        let connections = self.peers.connections.iter();
+        let of_peers = connections.filter(|(_, state)| state.role == Role::Peer {});
+        let mut of_peers: Vec<u64> = of_peers.map(|(&connection, _)| connection).collect();
+        of_peers.sort_unstable();
+        for connection in of_peers {
+            self.disconnected(connection);
+            self.out.close(connection);
+        }
     }
 
     /// Admits a client, and drops what an older incarnation or connection of it has.

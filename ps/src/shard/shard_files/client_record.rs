@@ -235,6 +235,6 @@ mod tests {
     fn words_have_their_documented_indices() {
         assert_eq!((JOB, TOKENS, WINDOW, PROGRESS, ClientRecord::WORDS), (4, 12, 77, 398, 400));
         let first = ClientRecord::first_word(0);
-        assert_eq!((offset_of(Address::Control(510)), first), (8176, 7 * 511));
+        assert_eq!((offset_of(Address::Control(510)), first), (8176, 8 * 511));
     }
 }

@@ -16,7 +16,7 @@ use crate::shard::ShardInput;
 /// The step owner counts the steps. Another shard learns its count over their connection.
 #[test]
 fn a_step_that_a_client_names_expires_no_rows_on_a_shard_that_does_not_own_the_step() {
-    let users = TableSpec::new(1 << 20).expire_after(10);
+    let users = TableSpec::new(1 << 20).expire_after(2000);
     let table = VariableSpec::table("users", DType::F32, [3], users).unwrap();
     let variables = vec![VariableSpec::f32("w", [3]).unwrap(), table];
     let (mut world, lines) = World::ready(variables, Sgd::new(1.0), |config| config.shards(2));
@@ -40,12 +40,12 @@ fn a_step_that_a_client_names_expires_no_rows_on_a_shard_that_does_not_own_the_s
         world.shards[1].table_rows()
     };
     assert_eq!(assign(&mut world, &ids[..3], 0), 3);
-    for step in [11, 1 << 20, 1 << 40, 1 << 62, u64::MAX, 11] {
+    for step in [2001, 1 << 20, 1 << 40, 1 << 62, u64::MAX, 2001] {
         assert_eq!(assign(&mut world, &ids[3..], step), 4, "no step {step} was made");
     }
     // Another epoch's steps say nothing about this one.
     for (epoch, expected) in [(2, 4), (1, 1)] {
-        let (restore_epoch, step) = (RestoreEpoch(epoch), GlobalStep(100));
+        let (restore_epoch, step) = (RestoreEpoch(epoch), GlobalStep(3000));
         let envelope = Envelope { restore_epoch, step, ..Envelope::default() };
         let (header, message) = pack(&envelope, &message::HeartbeatAnswer {}.into(), 0);
         world.input(1, ShardInput::Owner { header: &header, message });

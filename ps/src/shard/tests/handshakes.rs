@@ -401,3 +401,22 @@ fn settings_of_another_ps_task_that_may_differ_are_reported_once() {
     let text = world.events[0].1.to_string();
     assert!(text.contains("lease_ms is \"5000\"") && text.contains("\"800\""), "{text}");
 }
+
+/// A shard that was welcomed before would refuse the epochs that the step owner assigns from then on.
+#[test]
+fn other_shards_connect_again_when_the_step_owner_learns_of_a_later_time() {
+    let mut world = bare();
+    let peer = |epoch| {
+        let epoch = ClientEpoch(epoch);
+        Peer { role: Role::Peer {}, epoch, ..worker(0) }.hello(0)
+    };
+    let (early, _) = world.handshake(0, peer(0), false).unwrap();
+    let reader = world.join(0, &mut Peer { role: Role::Reader {}, ..worker(1) });
+    let (late, welcome) = world.handshake(0, peer(1_000_000), false).unwrap();
+    assert_eq!(welcome.client_epoch, ClientEpoch(1_000_000));
+    assert_eq!(world.closed, [early].into());
+    // A shard that connects again learns the same.
+    let (_, welcome) = world.handshake(0, peer(0), false).unwrap();
+    assert_eq!(welcome.client_epoch, ClientEpoch(1_000_000));
+    assert!(!world.closed.contains(&late) && !world.closed.contains(&reader));
+}

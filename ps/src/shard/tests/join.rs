@@ -39,7 +39,7 @@ fn a_declaration_that_does_not_fit_is_refused_with_need_and_limit() {
     };
     let made_of = made_of.to_string();
     for part in [
-        "13.0 times the 1.0 MiB of its values",
+        "13.5 times the 1.0 MiB of its values",
         "3.0 MiB for them",
         "6.0 MiB for 2 optimizer slots",
         "4.0 MiB for 4 push slots (--inbox-pushes)",
@@ -208,7 +208,7 @@ fn clients_that_wait_for_values_are_answered_once_they_exist() {
     world.pass(Duration::from_millis(1), &[chief, waiting]);
     let Some(Message::Refused(refused)) = world.answer(waiting, with_deadline) else { panic!() };
     let Refusal::Deadline { waited_ms: 300, awaited } = refused.refusal else { panic!() };
-    assert!(awaited.as_str().contains("the chief"), "{}", awaited.as_str());
+    assert!(awaited.as_str().contains("a chief to initialize"), "{}", awaited.as_str());
 
     let catalogue = world.catalogue.clone();
     world.declare(chief, &catalogue);

@@ -43,9 +43,12 @@ fn push_as(cluster: &mut ShardCluster, replica: usize, shard: usize, grant: Gran
     }
 }
 
-/// Returns the gradients that were reported as applied on some shards only, each with its token, the
-/// shards that have applied it, that have not, and that could not be asked.
-fn reported(cluster: &mut ShardCluster) -> Vec<(u64, Vec<ShardId>, Vec<ShardId>, Vec<ShardId>)> {
+/// A token, and the shards that have applied its gradient, that have not, and that could not be
+/// asked.
+type Reported = (u64, Vec<ShardId>, Vec<ShardId>, Vec<ShardId>);
+
+/// Returns the gradients that were reported as applied on some shards only.
+fn reported(cluster: &mut ShardCluster) -> Vec<Reported> {
     let events = std::mem::take(&mut cluster.world.events);
     let reported = events.into_iter().filter_map(|(_, event)| match event {
         Event::PartlyApplied { task, token, applied, missing, unknown, .. } => {

@@ -52,7 +52,7 @@ fn a_lost_clients_token_is_taken_back_once_the_other_shard_has_closed_its_connec
     let other = cluster.replicas[1].lines[1];
     // Only the step owner misses its heartbeats: the client still lives as far as the other shard
     // knows.
-    let alive = [cluster.replicas[0].lines.clone(), vec![other]].concat();
+    let alive = [cluster.replicas[0].lines.clone(), vec![other], cluster.peer_lines()].concat();
     cluster.world.pass(LEASE, &alive);
     assert!(!cluster.world.closed.contains(&other) && taken_back(&cluster) == 0);
     cluster.settle();

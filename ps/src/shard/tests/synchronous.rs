@@ -155,10 +155,16 @@ impl ShardCluster {
         }
     }
 
-    /// Lets this much time pass, while these replicas send heartbeats.
+    /// Returns the connections of the other shards to the step owner's.
+    pub(super) fn peer_lines(&self) -> Vec<ConnectionId> {
+        self.links.iter().flatten().copied().collect()
+    }
+
+    /// Lets this much time pass, while these replicas and all shards send heartbeats.
     pub(super) fn pass(&mut self, time: Duration, alive: &[usize]) {
-        let lines: Vec<ConnectionId> =
-            alive.iter().flat_map(|&replica| self.replicas[replica].lines.clone()).collect();
+        let lines = alive.iter().flat_map(|&replica| self.replicas[replica].lines.clone());
+        // Shards send heartbeats to the step owner as long as they are connected.
+        let lines: Vec<ConnectionId> = lines.chain(self.peer_lines()).collect();
         self.world.pass(time, &lines);
         self.settle();
     }

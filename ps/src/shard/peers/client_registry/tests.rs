@@ -75,11 +75,12 @@ fn an_owner_assigns_epochs_above_those_that_other_shards_have_recorded() {
     let now = Instant::now();
     let mut registry = ClientRegistry::new(LEASE, 5, PlantedBugs::default());
     registry.begin(now);
-    registry.mint_above_recorded(ClientEpoch(1_000_000));
+    assert!(!registry.mint_above_recorded(ClientEpoch(5), now), "the others know this time");
+    assert!(registry.mint_above_recorded(ClientEpoch(1_000_000), now));
     assert_eq!(registry.owner_time(now), ClientEpoch(1_000_000));
     assert_eq!(admit(&mut registry, 1, 0, now).unwrap().epoch, ClientEpoch(1_000_001));
     // No claim leaves it without epochs.
-    registry.mint_above_recorded(ClientEpoch(u64::MAX));
+    assert!(registry.mint_above_recorded(ClientEpoch(u64::MAX), now));
     assert_eq!(admit(&mut registry, 2, 0, now).unwrap().epoch.0, EPOCH_LIMIT / 2 + 1);
 }
 
@@ -185,5 +186,7 @@ fn a_forgotten_client_is_fenced_and_joins_again_as_a_new_one() {
     // A shard that has restarted knows it, too.
     let mut restarted = ClientRegistry::new(LEASE, 1 << 20, PlantedBugs::default());
     restarted.restore_forgotten(registry.forgotten());
-    assert_eq!(join(&mut restarted, 3, epoch, now).unwrap_err(), refused);
+    let newest = ClientEpoch(registry.forgotten());
+    let refused = join(&mut restarted, 3, epoch, now).unwrap_err();
+    assert_eq!(refused, Refusal::Fenced { epoch: current, current: newest });
 }

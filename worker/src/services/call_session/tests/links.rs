@@ -93,7 +93,7 @@ fn a_server_that_does_not_answer_is_a_timeout() {
     world.pass(LEASE / 2);
     world.receive(connection, RequestId(0), HeartbeatAnswer {}, &[]);
     world.pass(LEASE / 2);
-    assert_eq!(world.error(), "cannot call \"f\": waited 10s for /job:worker/task:2");
+    assert_eq!(world.error(), "cannot call \"f\": waited 10s for the answer of /job:worker/task:2");
     let sent: Vec<&str> = world.sent.iter().map(|(_, _, message, _)| message.name()).collect();
     assert!(sent.contains(&"CancelCall"), "{sent:?}");
 }
