@@ -56,7 +56,7 @@ struct Inherited {
 }
 
 impl Inherited {
-    fn is_refused(mut self) -> Result<(), String> {
+    fn assert_refused(mut self) -> Result<(), String> {
         refused("a token", self.worker.token())?;
         refused("a pull", self.worker.pull(&self.token, &mut self.params))?;
         let mut gradients = self.worker.gradients();
@@ -112,7 +112,7 @@ fn a_child_is_refused_by_name_and_its_parent_trains_on() {
                 None => {
                     let inherited =
                         Inherited { worker, params, token, reader, client, ps, functions };
-                    end(inherited.is_refused());
+                    end(inherited.assert_refused());
                 }
             }
         }

@@ -201,10 +201,8 @@ fn trained(layouts: &[(Layout, u64)], mode: Mode, seed: u64) -> Vec<(String, Vec
 const STEPS: u64 = 24;
 
 fn assert_equal(found: &[(String, Vec<u32>)], expected: &[(String, Vec<u32>)], case: &str) {
-    let differ = |((name, found), (_, expected)): (&(String, Vec<u32>), &(String, Vec<u32>))| {
-        (found != expected).then(|| name.clone())
-    };
-    let differ: Vec<String> = found.iter().zip(expected).filter_map(differ).collect();
+    let differ = found.iter().zip(expected).filter(|(found, expected)| found.1 != expected.1);
+    let differ: Vec<&str> = differ.map(|(found, _)| found.0.as_str()).collect();
     assert!(differ.is_empty(), "{differ:?} differ for {case}");
 }
 

@@ -98,12 +98,12 @@ fn a_hyperparameter_that_has_changed_on_an_old_state_is_reported() {
 #[test]
 fn a_worker_that_expects_another_mode_or_an_end_is_refused_with_both_values() {
     let cluster = TestCluster::sgd(1, |config| config);
-    let cases: [(fn(WorkerConfig) -> WorkerConfig, _); 2] = [
-        (|config| config.expect_synchronous(true), "the mode of"),
-        (|config| config.expect_last_step(100), "is none, and this worker expects 100"),
+    let cases = [
+        (cluster.config(0).expect_synchronous(true), "the mode of"),
+        (cluster.config(0).expect_last_step(100), "is none, and this worker expects 100"),
     ];
-    for (expects, text) in cases {
-        let error = Worker::connect(expects(cluster.config(0))).unwrap_err();
+    for (config, text) in cases {
+        let error = Worker::connect(config).unwrap_err();
         assert!(matches!(error, Error::Unexpected { .. }), "{error}");
         assert!(error.to_string().contains(text), "{error}");
     }
