@@ -35,6 +35,7 @@ struct Causes<F>(Texts, F);
 impl<F: FnMut() + Send> Hook for Causes<F> {
     fn retrying(&mut self, retry: &RetryReport) -> Result<Flow, HookError> {
         self.0.add(format!("retry: {}", retry.cause));
+        (self.1)();
         Ok(Flow::Continue)
     }
 

@@ -91,6 +91,8 @@ pub(crate) struct Trainer {
     pub(crate) resumed: u64,
     /// Whether all state of the servers was lost while this process was stopped. It must be told.
     pub(crate) was_away: bool,
+    /// Whether it has used the token that its session had kept from before.
+    has_used_token: bool,
     /// Whether a process of its task that was away may have replaced this one, and has ended.
     pub(crate) is_replaced: bool,
 }
@@ -124,6 +126,7 @@ impl Trainer {
             ended: false,
             resumed: 0,
             was_away: false,
+            has_used_token: false,
             is_replaced: false,
         }
     }
@@ -208,6 +211,11 @@ impl Trainer {
             _ if self.phase == Phase::Joining => return true,
             // It had learned of the end before the loss, so it asks no server.
             Ok(WorkerAnswer::Token(None)) if self.ended => return true,
+            // The session may have kept one token from before the loss. It asks for the next.
+            Ok(WorkerAnswer::Token(Some(_))) if op == self.op && !self.has_used_token => {
+                self.has_used_token = true;
+                self.return_from_away(now, endpoint);
+            }
             Ok(answer) if op == self.op => {
                 panic!("worker {} is not told that all state was lost: {answer:?}", self.task)
             }

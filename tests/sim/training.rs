@@ -143,6 +143,8 @@ impl SimWorld<Trainer> {
 }
 
 impl ProcessProgram for Trainer {
+    const CLOCKS_JUMP: bool = true;
+
     type Checker = Checker;
     type Timer = TrainingTimer;
 
