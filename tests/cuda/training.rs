@@ -119,8 +119,7 @@ fn values_and_gradients_travel_to_the_device_and_back() {
 }
 
 /// Adds one to every gradient, in two steps and two views.
-fn add_one(_: StepValues<'_>, (): (), out: &mut StepGradients<'_>) -> Result<f64, ModelError> {
-    let device = Device::cuda(0)?;
+fn add_one(device: &Device, out: &mut StepGradients<'_>) -> Result<f64, ModelError> {
     for _ in 0..2 {
         let w: Vec<ViewMut<'_, f32>> = out.views_mut(&["w"])?;
         for mut w in w {
@@ -139,7 +138,9 @@ fn gradients_of_a_device_begin_at_zero() {
     let device = Device::cuda(0).unwrap();
     let variables = vec![VariableSpec::f32("w", [3]).unwrap()];
     let at = |step: u64| [-0.5 * step as f32; 3];
-    let mut model = compute_fn(device.clone(), variables.clone(), add_one);
+    let own = device.clone();
+    let adds = move |_: StepValues<'_>, (): (), out: &mut StepGradients<'_>| add_one(&own, out);
+    let mut model = compute_fn(device.clone(), variables.clone(), adds);
     let cluster = cluster();
     let config = TrainingConfig::new(cluster.worker_config(0)).variables(variables.clone());
     let mut session = TrainingSession::start(config).unwrap();
