@@ -44,7 +44,7 @@ fn refused<T>(what: &str, result: Result<T, Error>) -> Result<(), String> {
     }
 }
 
-/// What a child inherits from a process that trains, reads, calls and serves.
+/// The objects that a child inherits from a process that trains, reads, calls and serves.
 struct Inherited {
     worker: Worker,
     params: Params,

@@ -30,7 +30,7 @@ const DESCRIPTORS: usize = 96;
 /// Coordinators that a shard remembers.
 const COORDINATORS: usize = 64;
 
-/// How long the strangers stay, if they are to come.
+/// The time for which the strangers stay, if they are to come.
 fn seconds() -> Option<Duration> {
     let seconds = std::env::var("PUSHPULL_STRANGERS_SECONDS").ok()?;
     Some(Duration::from_secs(seconds.parse().expect("a number of seconds")))

@@ -187,7 +187,8 @@ impl DataSet {
     /// that `self` grants.
     pub fn difference_of_order(&self, other: &DataSet) -> Option<String> {
         let name = other.name.clone();
-        let (samples, seed) = (other.samples, other.seed);
+        let samples = other.samples;
+        let seed = other.seed;
         self.difference(&DataSet { name, samples, seed, ..self.clone() })
     }
 

@@ -219,7 +219,8 @@ mod tests {
     fn a_long_value_is_named_in_parts() {
         let of = |beta: &str| format!("{} beta1: {beta}", "schedule ".repeat(30));
         let identity = |beta| Identity::new().with_long(Identity::RULES, &of(beta));
-        let (ours, theirs) = (identity("0.9"), identity("0.8"));
+        let ours = identity("0.9");
+        let theirs = identity("0.8");
         let (name, ours_is, theirs_is) = ours.difference(&theirs).unwrap();
         assert_eq!(name, "rules 2");
         assert!(ours_is.contains("beta1: 0.9") && theirs_is.contains("beta1: 0.8"));

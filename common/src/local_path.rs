@@ -14,7 +14,7 @@ pub struct UnsupportedScheme {
     pub scheme: String,
     /// The path.
     pub path: String,
-    /// What to give instead.
+    /// Advice on the path to give instead.
     advice: String,
 }
 

@@ -86,9 +86,11 @@ fn entry(sample: &Sample) -> String {
 /// Returns a sample of every field that belongs to a feature: each with only that feature agreed.
 fn samples_of_features() -> Vec<Sample> {
     let ahead = Some(SampleRange { epoch: 2, start: 0, len: 64 });
-    let (token, step) = (TokenId(11), GlobalStep(13));
+    let token = TokenId(11);
+    let step = GlobalStep(13);
     let grant = Grant { token, generation: 12, step, push_slot: 14, samples: None, ahead };
-    let (name, message) = ("Granted read_ahead".to_owned(), Granted { grant }.into());
+    let name = "Granted read_ahead".to_owned();
+    let message = Granted { grant }.into();
     vec![Sample { name, message, body: BodyStamp::NONE, features: Features::READ_AHEAD }]
 }
 
@@ -199,7 +201,8 @@ fn catalogue() -> Catalogue {
 
 #[test]
 fn a_catalogue_has_its_golden_bytes_and_digest() {
-    let (catalogue, text) = (catalogue(), catalogue_table());
+    let catalogue = catalogue();
+    let text = catalogue_table();
     compare("catalogue.txt", &text);
     let decoded = Catalogue::decode(&bytes_of(&text)).unwrap();
     assert_eq!((decoded.digest(), decoded.difference(&catalogue)), (catalogue.digest(), None));

@@ -34,7 +34,8 @@ impl CallSourceEntry {
     /// Returns the calls as a client is told about them.
     pub(crate) fn answer(&self) -> CallsAre {
         let &CallSourceEntry { source, epoch, window, digests, .. } = self;
-        let (settled, window) = (window.settled(), window.bits());
+        let settled = window.settled();
+        let window = window.bits();
         let SettledDigests { first: first_digest, settled: (digest_of, digest), .. } = digests;
         CallsAre { source, epoch, settled, window, first_digest, digest_of, digest }
     }
@@ -90,7 +91,8 @@ impl CallSources {
     /// Creates the sources of a shard that knows none.
     pub(crate) fn new(planted: PlantedBugs) -> CallSources {
         let places = vec![None; CALL_SOURCES_MAX];
-        let (closed, forgotten) = (CallEpoch(0), CallEpoch(0));
+        let closed = CallEpoch(0);
+        let forgotten = CallEpoch(0);
         CallSources { places, closed, forgotten, changed: 0, planted }
     }
 
@@ -167,7 +169,7 @@ impl CallSources {
     ///
     /// `idle` says for how long nothing was heard of the source at a place. One under which nothing
     /// has settled is forgotten after `unsettled`, and loses nothing. Any other is forgotten after
-    /// `settled`: a coordinator that resumes it later begins anew.
+    /// `settled`: a coordinator that resumes it later starts over.
     pub(crate) fn forgettable(
         &self,
         name: &str,

@@ -244,7 +244,7 @@ impl PsConfig {
 
     /// Sets how long a shard keeps what has settled of a coordinator that is silent, if others need
     /// the place: it keeps [`CALL_SOURCES_MAX`](limits::CALL_SOURCES_MAX) of them. A coordinator that
-    /// resumes later begins anew, and its calls count again. The name of a coordinator under which no
+    /// resumes later starts over, and its calls count again. The name of a coordinator under which no
     /// call has settled is kept for a lease: it loses nothing. Default 24 hours.
     pub fn calls_kept(self, kept: Duration) -> Self {
         PsConfig { calls_kept: kept, ..self }
@@ -456,7 +456,8 @@ mod tests {
             (ours().mode(Asynchronous::default().reject_older(3)), "mode_settings", "3"),
         ];
         for (other, name, value) in refused {
-            let (ours, other) = (ours().identity(), other.identity());
+            let ours = ours().identity();
+            let other = other.identity();
             let (found, _, theirs) = ours.difference(&other).unwrap();
             assert_eq!(found, name);
             assert!(theirs.contains(value), "{theirs}");
@@ -467,7 +468,8 @@ mod tests {
             (ours().token_timeout(None), ("token_timeout_ms", "600000", "none")),
         ];
         for (other, difference) in reported {
-            let (ours, other) = (ours().identity(), other.identity());
+            let ours = ours().identity();
+            let other = other.identity();
             assert_eq!(ours.difference(&other), None);
             assert_eq!(ours.free_differences(&other).collect::<Vec<_>>(), [difference]);
         }

@@ -259,7 +259,7 @@ pub enum Event {
     ChiefRefused {
         /// The shard.
         shard: ShardId,
-        /// What the chief asked for, as in "restore the variables".
+        /// The request of the chief, as in "restore the variables".
         request: &'static str,
         /// The cause.
         cause: String,
@@ -274,14 +274,14 @@ pub enum Event {
     },
     /// A shard has forgotten which calls of a coordinator have settled, because another coordinator
     /// needed the place and this one was silent for [`crate::PsConfig::calls_kept`]. If it resumes, it
-    /// begins anew.
+    /// starts over.
     #[non_exhaustive]
     CallsForgotten {
         /// The shard.
         shard: ShardId,
         /// The name of the coordinator.
         coordinator: String,
-        /// How long nothing was heard of it.
+        /// The time for which nothing was heard of it.
         idle: Duration,
     },
     /// A trained variable got no gradient in the first 100 updates of a shard since its start. The
@@ -492,7 +492,7 @@ impl fmt::Display for Event {
             Event::CallsForgotten { shard, coordinator, idle } => write!(
                 f,
                 "{shard} has forgotten the calls of coordinator {coordinator:?}, silent for {} s: if \
-                 it resumes, it begins anew",
+                 it resumes, it starts over",
                 idle.as_secs()
             ),
             Event::NeverTrained { shard, variable, updates } => write!(

@@ -1,4 +1,4 @@
-//! Panics in functions of the user. Each ends what runs it, with its message, and whoever waits
+//! Panics in functions of the user. Each ends what runs it, with its message, and a caller that waits
 //! hears so at once.
 
 use std::fmt;

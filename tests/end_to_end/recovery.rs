@@ -58,7 +58,8 @@ fn a_checkpoint_of_another_model_ends_a_session_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let events = Texts::default();
     let cluster = || {
-        let (events, path) = (events.clone(), folder.path().to_owned());
+        let events = events.clone();
+        let path = folder.path().to_owned();
         TestCluster::sgd(1, move |config| {
             let events = events.clone();
             let storage = LocalDirectory::create(&path).unwrap();
@@ -120,7 +121,8 @@ fn a_server_that_is_away_during_the_first_save_ends_no_session() {
     let spec = spec(listeners.iter().map(Listener::address), 1);
     let addresses = listeners.each_ref().map(Listener::address);
     let config = {
-        let (spec, root) = (spec.clone(), folder.path().to_owned());
+        let spec = spec.clone();
+        let root = folder.path().to_owned();
         move |index: u32| {
             let storage = LocalDirectory::create(root.join("checkpoints")).unwrap();
             PsConfig::new(spec.clone(), TaskId::ps(index), Sgd::new(1.0))
@@ -137,7 +139,8 @@ fn a_server_that_is_away_during_the_first_save_ends_no_session() {
     });
     let (restarted, heard) = (Arc::<Mutex<Option<Ps>>>::default(), Texts::default());
     let restart = {
-        let (address, config) = (addresses[1].clone(), config);
+        let address = addresses[1].clone();
+        let config = config;
         move || block_on(Ps::listen(&address)).unwrap().start(config(1)).unwrap()
     };
     let hook = StopDuringSave {
@@ -179,7 +182,8 @@ fn a_disk_that_fails_for_a_while_ends_no_session() {
     });
     std::fs::remove_dir(&directory).unwrap();
     std::fs::write(&directory, "").unwrap();
-    let (causes, progress) = (Texts::default(), Texts::default());
+    let causes = Texts::default();
+    let progress = Texts::default();
     let reported = progress.clone();
     let config = cluster.config(0).on_progress(LONG, move |shards| reported.add(shards));
     let repair = move || {

@@ -28,7 +28,8 @@ fn holding() -> (Functions, mpsc::Receiver<()>, mpsc::Sender<()>) {
 fn long_calls_of_one_client_keep_no_other_out() {
     let (functions, begun, release) = holding();
     let (_, servers) = start("local", 1, &functions, |config| config.threads(2));
-    let (holder, other) = (connect(servers[0].target()), connect(servers[0].target()));
+    let holder = connect(servers[0].target());
+    let other = connect(servers[0].target());
     let held: Vec<_> = (0..4).map(|_| holder.inner().start(Call::new("hold")).unwrap()).collect();
     (0..2).for_each(|_| begun.recv_timeout(LONG).unwrap());
     for _ in 0..10 {
@@ -56,7 +57,8 @@ fn a_cancelled_function_gives_its_thread_back_at_once() {
 fn calls_with_short_deadlines_are_unreturned_for_their_client_alone() {
     let (functions, begun, release) = holding();
     let (_, servers) = start("local", 1, &functions, |config| config.threads(2));
-    let (hasty, other) = (connect(servers[0].target()), connect(servers[0].target()));
+    let hasty = connect(servers[0].target());
+    let other = connect(servers[0].target());
     for _ in 0..8 {
         let call = Call::new("hold").timeout(Duration::from_millis(30));
         hasty.call(call).unwrap_err();

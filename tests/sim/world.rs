@@ -113,7 +113,7 @@ pub(crate) struct SimWorld<P: ProcessProgram> {
     connection_counts: BTreeMap<String, u64>,
     /// Workers that killed processes of the servers had retired.
     retired: u64,
-    /// How many ps tasks were started with a wrong clock.
+    /// The number of ps tasks that were started with a wrong clock.
     clock_jumps: u64,
     /// Each shard's connection to the step owner, and when it last received something.
     to_owner: BTreeMap<ShardId, (u64, Instant)>,

@@ -24,12 +24,12 @@ pub struct OpenedCalls {
     pub epoch: CallEpoch,
     /// The calls that have settled on every shard.
     pub window: CallWindow,
-    /// What a shard knows of the calls that have settled there.
+    /// The digests of the calls that have settled on a shard.
     pub digests: RecordedDigests,
 }
 
-/// What a shard knows of the calls that a coordinator has scheduled: the digests of those that have
-/// settled there ([`CallRef::digest`]). Of several shards it is the one that knows most.
+/// The digests that a shard has recorded of the settled calls of a coordinator
+/// ([`CallRef::digest`]). Of several shards it is the one that has recorded most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecordedDigests {

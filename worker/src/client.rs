@@ -127,7 +127,8 @@ impl SessionClient {
         timeout: Duration,
     ) -> Result<[u8; 32], Error> {
         let doing = "wait for the chief to initialize the variables";
-        let (since, deadline) = (Instant::now(), Deadline::after(timeout));
+        let since = Instant::now();
+        let deadline = Deadline::after(timeout);
         let ended = |awaited| {
             let waited_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
             Error::Refused { doing, shard, refusal: Refusal::Deadline { waited_ms, awaited } }
@@ -139,7 +140,8 @@ impl SessionClient {
             let interval = self.config.progress_interval.max(AWAIT_READY_MIN);
             let wait = interval.min(remaining);
             let wait_ms = self.config.progress.as_ref().and(u32::try_from(wait.as_millis()).ok());
-            let (message, body) = (message::AwaitReady {}.into(), Bytes::new());
+            let message = message::AwaitReady {}.into();
+            let body = Bytes::new();
             let command = SessionCommand::Request { shard, message, body, wait_ms };
             let asked = Instant::now();
             match self.caller.call(doing, command, remaining).await {
@@ -188,7 +190,8 @@ impl SessionClient {
     ) -> Result<[u8; 32], Error> {
         let doing = "look for the values of the variables";
         let wait_ms = u32::try_from(wait.as_millis()).ok();
-        let (message, body) = (message::AwaitReady {}.into(), Bytes::new());
+        let message = message::AwaitReady {}.into();
+        let body = Bytes::new();
         let command = SessionCommand::Request { shard, message, body, wait_ms };
         let timeout = wait.saturating_add(self.config.timeout);
         match self.caller.call(doing, command, timeout).await? {

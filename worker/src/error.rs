@@ -357,7 +357,7 @@ pub enum Error {
     /// that sets first values.
     #[error("cannot continue: {callback} panicked: {message}")]
     Panicked {
-        /// Which function, as in "on_progress".
+        /// The function, as in "on_progress".
         callback: &'static str,
         /// The message of the panic; empty if it is no text.
         message: String,

@@ -162,7 +162,8 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
     /// Has a shard check its part of a checkpoint.
     async fn prepare(&self, shard: ShardId, prepare: message::PrepareRestore) -> Result<(), Error> {
         let doing = "check the checkpoint";
-        let (timeout, body) = (self.client().config.connect_timeout, Bytes::new());
+        let timeout = self.client().config.connect_timeout;
+        let body = Bytes::new();
         match self.client().request(doing, shard, prepare, body, timeout).await? {
             (Message::RestorePrepared(_), _) => Ok(()),
             _ => Err(Error::Ended { doing }),

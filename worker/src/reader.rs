@@ -18,10 +18,10 @@ use crate::gradients::sharding_plan::ShardingPlan;
 use crate::pull_client::ReplicaValues;
 use crate::runtime::SessionRunner;
 
-/// What a client waits for until it is connected.
+/// The wait of a client until it is connected, in words.
 pub(crate) const SERVERS: &str = "a connection to the step owner";
 
-/// What a client waits for until it can use the variables.
+/// The wait of a client until it can use the variables, in words.
 pub(crate) const VALUES: &str = "a chief to declare the variables and give them values";
 
 /// Pulls values without a token. A reader holds no lease, does not count as a replica, and fetches

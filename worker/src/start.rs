@@ -308,7 +308,8 @@ mod tests {
     /// Any six losses, starts by chiefs that may die, saves and damages: 8^6 histories.
     #[test]
     fn no_epoch_of_a_state_repeats_whatever_is_lost() {
-        let (mut histories, mut repeated) = (0, 0);
+        let mut histories = 0;
+        let mut repeated = 0;
         let mut pending = vec![(ModelCluster::new(), 0)];
         while let Some((cluster, length)) = pending.pop() {
             cluster.check();

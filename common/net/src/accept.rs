@@ -31,8 +31,8 @@ const EVICTION_GRACE: Duration = Duration::from_millis(1);
 /// frees the missing resource; new peers wait in the backlog.
 const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
 
-/// How long a peer that is refused for lack of descriptors may take to say hello and to take the
-/// refusal. Nobody else is accepted meanwhile.
+/// Time limit for the hello and the refusal of a peer that is refused for lack of descriptors.
+/// No other peer is accepted meanwhile.
 const REFUSAL_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// A peer that has said hello.

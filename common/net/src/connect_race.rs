@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 /// Connection Attempt Delay of RFC 8305, section 5.
 const STAGGER: Duration = Duration::from_millis(250);
 
-/// How an attempt to connect has ended.
+/// The end of an attempt to connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AttemptEnd {
@@ -30,7 +30,7 @@ impl fmt::Display for AttemptEnd {
     }
 }
 
-/// What to do next.
+/// The next step of a [`ConnectRace`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RaceStep {
     /// Begin an attempt with the address of this index.
@@ -187,7 +187,9 @@ mod tests {
         let start = Instant::now();
         let addresses: Vec<SocketAddr> = (0..refuses.len()).map(|n| v4(n as u8)).collect();
         let mut race = ConnectRace::new(start, &addresses, limit);
-        let (mut now, mut began, mut refusals) = (start, Vec::new(), Vec::new());
+        let mut now = start;
+        let mut began = Vec::new();
+        let mut refusals = Vec::new();
         loop {
             match race.poll(now) {
                 RaceStep::Start(index) => {

@@ -41,7 +41,7 @@ pub struct Connected {
     pub address: Option<SocketAddr>,
 }
 
-/// Why a server was not reached.
+/// The reason why a server was not reached.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ConnectError {

@@ -75,7 +75,7 @@ wire_enum! {
             need: u64,
             /// The bytes that this shard may use.
             limit: u64,
-            /// What the bytes are for, and the setting that allows more, in words.
+            /// The use of the bytes, and the setting that allows more, in words.
             made_of: Detail,
         },
         /// The shard holds no such partition.
@@ -308,7 +308,7 @@ wire_enum! {
         /// The training has ended, and its values differ between shards: gradients of workers that
         /// were lost are applied on some shards only.
         38 => NotFinal {
-            /// How many gradients are.
+            /// The number of these gradients.
             pushes: u64,
         },
         /// The client requires a feature of the protocol that the server does not have.

@@ -19,7 +19,10 @@ pub const REVISIONS: &str = include_str!("revisions.txt");
 pub const REVISION: u32 = lines_of_revisions();
 
 const fn lines_of_revisions() -> u32 {
-    let (text, mut at, mut lines, mut begins) = (REVISIONS.as_bytes(), 0, 0, true);
+    let text = REVISIONS.as_bytes();
+    let mut at = 0;
+    let mut lines = 0;
+    let mut begins = true;
     while at < text.len() {
         if begins && text[at] != b'#' {
             lines += 1;

@@ -28,7 +28,8 @@ pub(crate) struct Sample {
 impl Sample {
     /// A message without a body, between sides that have agreed on no feature.
     fn plain(name: &str, message: Message) -> Sample {
-        let (name, body) = (name.to_owned(), BodyStamp::NONE);
+        let name = name.to_owned();
+        let body = BodyStamp::NONE;
         Sample { name, message, body, features: Features::NONE }
     }
 
@@ -309,7 +310,9 @@ fn calls(add: &mut impl FnMut(&str, Message)) {
     let (name, source, epoch) = (text("trainer"), CallSource(31), CallEpoch(32));
     add("OpenCalls", OpenCalls { name, source, epoch }.into());
     let (settled, window) = (CallNumber(34), 0b1010);
-    let (first_digest, digest_of, digest) = (0x1112_1314, CallNumber(33), 0x2122_2324);
+    let first_digest = 0x1112_1314;
+    let digest_of = CallNumber(33);
+    let digest = 0x2122_2324;
     let calls = CallsAre { source, epoch, settled, window, first_digest, digest_of, digest };
     add("CallsAre", calls.into());
     add("CallsQuery", CallsQuery { name: text("trainer") }.into());

@@ -184,7 +184,8 @@ impl PushAudits {
                 let with = shards.iter().filter(move |(_, pushes)| pushes.has(sequence) == has);
                 with.map(|(shard, _)| *shard).collect::<Vec<ShardId>>()
             };
-            let (applied, missing) = (names(true), names(false));
+            let applied = names(true);
+            let missing = names(false);
             let unknown = Vec::new();
             (!missing.is_empty()).then_some(PartlyAppliedPush { token, applied, missing, unknown })
         });
@@ -279,7 +280,8 @@ mod tests {
 
     #[test]
     fn a_client_is_overdue_after_the_limit_without_the_pauses_of_the_server() {
-        let (now, limit) = (Instant::now(), Duration::from_secs(10));
+        let now = Instant::now();
+        let limit = Duration::from_secs(10);
         let mut audits = PushAudits::default();
         audits.watch(CLIENT, now);
         assert!(!audits.is_overdue(CLIENT, now + limit / 2, limit));

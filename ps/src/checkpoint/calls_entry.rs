@@ -112,8 +112,11 @@ mod tests {
     use super::*;
 
     fn entry(name: &str, source: u64, settled: u64, window: u64) -> CallsEntry {
-        let (name, epoch) = (name.to_owned(), source + 1);
-        let (first_digest, digest_of, digest) = (5, settled, settled.wrapping_add(100));
+        let name = name.to_owned();
+        let epoch = source + 1;
+        let first_digest = 5;
+        let digest_of = settled;
+        let digest = settled.wrapping_add(100);
         CallsEntry { name, source, epoch, settled, window, first_digest, digest_of, digest }
     }
 

@@ -7,8 +7,8 @@ use pushpull_common::protocol::refusal::Detail;
 
 use super::error::CheckpointError;
 
-/// Why a checkpoint was not saved, found or restored, as its requester needs to know it. The cause
-/// is in words; the kind decides the refusal.
+/// A failure to save, find or restore a checkpoint, as its requester needs to know it. The cause is
+/// in words; the kind decides the refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CheckpointFault {
     /// The storage failed. It may work again.

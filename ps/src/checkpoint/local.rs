@@ -27,10 +27,10 @@ pub struct LocalDirectory {
     access: DirectoryAccess,
 }
 
-/// What is done with a directory.
+/// The access that a directory is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DirectoryAccess {
-    /// It is read, whoever may write to it.
+    /// It is only read, so any user may be able to write to it.
     Read,
     /// It is written, and nobody but these may do so.
     Write(Writers),
@@ -47,12 +47,12 @@ impl LocalDirectory {
 
     /// Opens or creates a directory as [`LocalDirectory::create`] does, and accepts that its group may
     /// write to it, if this process belongs to the group. A volume of Kubernetes with `fsGroup` is
-    /// such a directory. Whoever is in the group can change the checkpoints.
+    /// such a directory. Every member of the group can change the checkpoints.
     pub fn create_for_group(path: impl Into<PathBuf>) -> Result<LocalDirectory, StorageFault> {
         LocalDirectory::at(path.into(), DirectoryAccess::Create(Writers::Group))
     }
 
-    /// Opens a directory for reading only, whoever owns it and may write to it: what is read is
+    /// Opens a directory for reading only. Any user may own it or write to it: what is read is
     /// verified by its checksums, and nothing is changed. Operations that write fail.
     pub fn open_read_only(path: impl Into<PathBuf>) -> Result<LocalDirectory, StorageFault> {
         LocalDirectory::at(path.into(), DirectoryAccess::Read)

@@ -54,7 +54,7 @@ impl Storage {
     }
 
     /// Accepts a state directory that its group may write, if this process belongs to the group. A
-    /// volume of Kubernetes with `fsGroup` is such a directory. Whoever is in the group can change
+    /// volume of Kubernetes with `fsGroup` is such a directory. Every member of the group can change
     /// the state. Default false.
     pub fn group_writable(self, accepted: bool) -> Self {
         Storage { writers: if accepted { Writers::Group } else { Writers::Owner }, ..self }

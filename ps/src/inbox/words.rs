@@ -244,7 +244,8 @@ fn call_of([source, epoch, number, settled, digest]: [u64; 5]) -> Result<Option<
         return Err(());
     }
     let (source, epoch, number) = (CallSource(source), CallEpoch(epoch), CallNumber(number));
-    let (id, settled) = (CallId { source, epoch, number }, CallNumber(settled));
+    let id = CallId { source, epoch, number };
+    let settled = CallNumber(settled);
     let call = CallRef { id, settled, digest };
     Ok((number.0 > 0).then_some(call))
 }

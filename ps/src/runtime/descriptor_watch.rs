@@ -36,7 +36,8 @@ impl DescriptorWatch {
         let last = self.reported_at.get().map(|at| now.saturating_duration_since(at));
         if last.is_none_or(|since| since >= REPORT_INTERVAL) {
             self.reported_at.set(Some(now));
-            let (limit, cause) = (open_files_limit(), error.to_string());
+            let limit = open_files_limit();
+            let cause = error.to_string();
             self.events.emit(&Event::OutOfDescriptors { limit, cause });
         }
     }

@@ -27,7 +27,8 @@ const NO_LIMIT: u64 = 1 << 60;
 /// with a file system at `root`. `None` if there is none, or if the system has no control groups.
 fn memory_limit(root: &Path) -> Option<u64> {
     let read = |path: &str| fs::read_to_string(under(root, path)).unwrap_or_default();
-    let (groups, mounts) = (read("/proc/self/cgroup"), read("/proc/self/mountinfo"));
+    let groups = read("/proc/self/cgroup");
+    let mounts = read("/proc/self/mountinfo");
     let hierarchies = groups.lines().filter_map(|line| Hierarchy::of(line, &mounts));
     hierarchies.filter_map(|hierarchy| hierarchy.limit(root)).min()
 }
@@ -83,7 +84,8 @@ impl Hierarchy {
 fn mount_of(line: &str, is_second: bool) -> Option<(&str, PathBuf)> {
     let (mount, file_system) = line.split_once(" - ")?;
     let mut mount = mount.split(' ').skip(3);
-    let (mounted, at) = (mount.next()?, mount.next()?);
+    let mounted = mount.next()?;
+    let at = mount.next()?;
     let mut file_system = file_system.split(' ');
     let kind = file_system.next()?;
     let options = file_system.nth(1).unwrap_or_default();

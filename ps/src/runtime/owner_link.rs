@@ -97,7 +97,7 @@ pub(super) async fn run(core: Rc<ShardCore>, owner: OwnerAddress) {
     }
 }
 
-/// Why there is no connection.
+/// The reason why there is no connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum LinkEnd {
     /// The name of the step owner has no address. A typing error, or the server is not known yet.

@@ -73,7 +73,8 @@ pub(super) struct CheckpointSearch {
 
 impl CheckpointSearch {
     fn failed(fault: CheckpointFault) -> CheckpointSearch {
-        let (passed_over, named) = (Vec::new(), RestoreEpoch(0));
+        let passed_over = Vec::new();
+        let named = RestoreEpoch(0);
         CheckpointSearch { newest: Err(fault), passed_over, named }
     }
 }

@@ -317,7 +317,8 @@ impl SaverService {
             let cause =
                 format!("cannot search for checkpoints: {FINDERS_MAX} requests already wait");
             let result = Err(CheckpointFault::Unavailable(cause));
-            let (passed_over, named) = (Vec::new(), RestoreEpoch(0));
+            let passed_over = Vec::new();
+            let named = RestoreEpoch(0);
             return Some(SaverEvent::Found { connection, request, result, passed_over, named });
         }
         finders.push(finder);
@@ -343,7 +344,8 @@ impl SaverService {
         }
         self.begin_find();
         for (connection, request) in finders {
-            let (result, passed_over) = (result.clone(), listed(&passed_over));
+            let result = result.clone();
+            let passed_over = listed(&passed_over);
             let found = SaverEvent::Found { connection, request, result, passed_over, named };
             self.report(found).await;
         }

@@ -292,7 +292,8 @@ impl Ps {
         run: impl FnOnce() -> io::Result<()> + Send + 'static,
     ) -> Result<(), StartError> {
         let stop = self.handle.stop.clone().drop_guard();
-        let (end, ending) = (end.clone(), self.handle.ending.clone());
+        let end = end.clone();
+        let ending = self.handle.ending.clone();
         let thread = std::thread::Builder::new().name(name.clone()).spawn(move || {
             let _end = end;
             let _stop = stop;

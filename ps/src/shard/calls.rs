@@ -119,7 +119,8 @@ impl Steps {
         let Some(place) = self.calls.forgettable(name, idle, kept) else { return };
         let idle = idle(place);
         if let Some(entry) = self.calls.forget_at(place).filter(CallSourceEntry::has_settled) {
-            let (shard, coordinator) = (self.id, entry.name);
+            let shard = self.id;
+            let coordinator = entry.name;
             out.push(ShardOutput::Event(Event::CallsForgotten { shard, coordinator, idle }));
         }
     }

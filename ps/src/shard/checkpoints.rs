@@ -295,7 +295,7 @@ impl ShardCheckpoints {
     }
 }
 
-/// Why a server without a checkpoint storage saves and restores nothing.
+/// The reason why a server without a checkpoint storage saves and restores nothing.
 const NO_PLACE: &str = "no place for checkpoints is configured";
 
 /// Answers with the checkpoint that was found.

@@ -56,7 +56,9 @@ impl Shard {
         let pushes = applied_pushes(&self.intake, &self.peers, &holders);
         let newest = pushes.applied.into_iter().rev().take(limits::AUDITED_PUSHES_MAX);
         let Some(applied) = List::of(newest) else { return };
-        let (shard, ended, oldest) = (self.id, ends, pushes.oldest);
+        let shard = self.id;
+        let ended = ends;
+        let oldest = pushes.oldest;
         let answer = message::PushesAudited { client, shard, ended, oldest, applied };
         self.steps.report_to_owner(&mut self.out, answer.into());
     }
@@ -135,7 +137,8 @@ impl Shard {
         }
         self.counters.gradients_partly_applied.add(1);
         let task = self.peers.registry.client(client).task.clone();
-        let (token, step) = (token.0, self.steps.step().0);
+        let token = token.0;
+        let step = self.steps.step().0;
         self.report(Event::PartlyApplied { task, token, step, applied, missing, unknown });
     }
 

@@ -20,7 +20,7 @@ pub(super) struct ToOwner {
     lost_at: Option<Instant>,
     /// When this shard last reported over it.
     reported_at: Option<Instant>,
-    /// What the step owner has told last.
+    /// The last step that the step owner has told.
     heard: HeardStep,
 }
 
@@ -99,7 +99,8 @@ impl Shard {
         if header.restore_epoch != self.variables.epoch || self.files.poisoned().is_some() {
             return;
         }
-        let (epoch, gradients) = (self.variables.epoch, self.variables.gradients);
+        let epoch = self.variables.epoch;
+        let gradients = self.variables.gradients;
         let heard = &mut self.steps.to_owner.heard;
         if heard.epoch != epoch || heard.step < header.step {
             *heard = HeardStep { epoch, step: header.step, gradients };

@@ -97,8 +97,10 @@ impl Shard {
 
     /// On the step owner: reports that a worker has joined.
     pub(super) fn report_joined(&mut self, admitted: &AdmittedClient) {
-        let (task, step) = (self.task_of(admitted.key), self.steps.step().0);
-        let (again, displaced) = (admitted.is_known, admitted.displaced);
+        let task = self.task_of(admitted.key);
+        let step = self.steps.step().0;
+        let again = admitted.is_known;
+        let displaced = admitted.displaced;
         self.report(Event::WorkerJoined { task, step, again, displaced });
     }
 

@@ -154,7 +154,8 @@ impl Update {
         self.dense.unite(&pushes.ranges(), layout);
         self.two_pass = TwoPass::new(layout, rules, operation);
         applier.rows.find(pushes, store, rules);
-        let (version, count) = (variables.version + 1, variables.gradients + 1);
+        let version = variables.version + 1;
+        let count = variables.gradients + 1;
         let at = UpdateNumbers { step, version, count };
         let begun = applier.rows.begin(store, journal, self.dense.ranges(), at, operation);
         match begun {

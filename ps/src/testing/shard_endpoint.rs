@@ -418,7 +418,8 @@ impl ShardEndpoint {
                     ShardEvent::Send { connection, frame }
                 }
                 ShardOutput::Stream { connection, parts } => {
-                    let (part_bytes, features) = (self.part_bytes, self.features(connection));
+                    let part_bytes = self.part_bytes;
+                    let features = self.features(connection);
                     let values = PulledFrames { parts, part_bytes, features };
                     ShardEvent::Values { connection, values: Box::new(values) }
                 }

@@ -25,10 +25,10 @@ pub enum StorageError {
         need: u64,
         /// The bytes left under the limit.
         limit: u64,
-        /// What the bytes are for, and the setting that allows more.
+        /// The use of the bytes, and the setting that allows more.
         made_of: String,
     },
-    /// The file system of the state directory is too small, whatever else it holds.
+    /// The file system of the state directory is too small, even if it held nothing else.
     #[error(
         "cannot reserve {need} bytes in {}: its file system has {limit} for them at most; put the \
          state directory on a larger one",

@@ -164,7 +164,8 @@ impl Page {
             return Err(Fault::at(0, format!("the magic bytes {MAGIC:?}, not {:?}", &page[..8])));
         }
         let format = u32_at(page, 8);
-        let (crc, found) = (u64::from(crc32c::crc32c(&page[..CRC_AT])), u64_at(page, CRC_AT));
+        let crc = u64::from(crc32c::crc32c(&page[..CRC_AT]));
+        let found = u64_at(page, CRC_AT);
         if format != FORMAT {
             // Every format has had the page's checksum here.
             let other_format = (crc == found).then_some(format);

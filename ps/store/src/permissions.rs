@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 
 use rustix::process::{getegid, geteuid, getgroups};
 
-/// Who may write to a directory.
+/// The users who may write to a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Writers {
     /// Its owner, which is this user.
@@ -19,7 +19,9 @@ pub enum Writers {
 
 /// Checks that nobody else can write to a directory. The error says who can.
 pub fn check(metadata: &Metadata, writers: Writers) -> Result<(), String> {
-    let (mode, owner, group) = (metadata.mode() & 0o777, metadata.uid(), metadata.gid());
+    let mode = metadata.mode() & 0o777;
+    let owner = metadata.uid();
+    let group = metadata.gid();
     if !metadata.is_dir() {
         return Err("it is not a directory".into());
     }

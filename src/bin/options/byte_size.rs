@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Why a text is no size of memory.
+/// The reason why a text is no size of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ByteSizeError {
     /// There is no whole number in front of the unit.

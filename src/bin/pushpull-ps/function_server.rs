@@ -46,8 +46,10 @@ pub(crate) async fn run(
     (options, typed): (&DaemonOptions, &CommandLine),
     signals: &mut Signals,
 ) -> Result<(), (u8, DaemonError)> {
-    let (network, functions) = (&options.network, functions());
-    let (named, cuda) = (address, options.functions.opens_cuda(&task.job));
+    let network = &options.network;
+    let functions = functions();
+    let named = address;
+    let cuda = options.functions.opens_cuda(&task.job);
     let start = async || {
         let listener = listen(network, typed, (flag, address))?;
         let config = config_of(cluster, task.clone(), functions.clone(), bytes).cuda(cuda);

@@ -174,7 +174,7 @@ async fn run_ps(
             "task {task}: the last {} saves of checkpoints failed, the newest saved is {newest}: {error}",
             saves.failed_in_a_row
         ));
-        // Whoever started the daemon reads the code: what was trained since is in no checkpoint.
+        // A supervisor reads the exit code: the steps since the last save are in no checkpoint.
         return Err((EXIT_UNSAVED, "the last save of a checkpoint failed".to_owned().into()));
     }
     Ok(())

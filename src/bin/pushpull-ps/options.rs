@@ -38,7 +38,7 @@ pub(crate) struct DaemonOptions {
     pub(crate) functions: FunctionOptions,
 }
 
-/// The part of the memory limit that functions have beside variables: one of so many.
+/// The divisor of the memory limit that gives the share of functions beside variables.
 const FUNCTIONS_SHARE: u64 = 16;
 
 #[derive(Debug, Args)]
@@ -146,7 +146,7 @@ struct RunOptions {
     /// Time after which a silent worker is lost, in ms
     #[arg(long, value_name = "MS", default_value_t = 5000)]
     lease_ms: u64,
-    /// How long settled calls of a silent coordinator are kept, in hours
+    /// Hours for which settled calls of a silent coordinator are kept
     #[arg(long, value_name = "HOURS", default_value_t = 24)]
     calls_kept_hours: u32,
     /// Maximum age of a token, in ms; 0 for no limit

@@ -26,7 +26,8 @@ fn text<const MAX: usize>(text: &str) -> Text<MAX> {
 
 fn refusals() -> Vec<(Refusal, Advice)> {
     use Advice::{Rejoin, Retry, SkipBatch, Stop};
-    let (variable, partition) = (VariableId(1), PartitionId(1));
+    let variable = VariableId(1);
+    let partition = PartitionId(1);
     let source = CallSource(1);
     vec![
         (Refusal::Version { oldest: 1, newest: 1 }, Stop),
@@ -118,7 +119,8 @@ fn refusals() -> Vec<(Refusal, Advice)> {
 fn every_refusal_is_classified() {
     let table = refusals();
     for (refusal, advice) in &table {
-        let (doing, refusal) = ("push", refusal.clone());
+        let doing = "push";
+        let refusal = refusal.clone();
         let error = Error::Refused { doing, shard: SHARD, refusal };
         assert_eq!(error.advice(), *advice, "{error}");
     }
@@ -134,7 +136,8 @@ fn every_refusal_is_classified() {
 fn an_error_has_the_advice_that_its_text_gives() {
     use Advice::{Rejoin, Retry, SkipBatch, Stop};
     let (name, doing, waited) = (|| "w".to_owned(), "push", Duration::from_secs(1));
-    let (awaited, sequence) = (UnresponsiveShards::default(), Sequence(1));
+    let awaited = UnresponsiveShards::default();
+    let sequence = Sequence(1);
     let codec_error = |value: f64| CodecError::NonFinite { codec: Codec::F16, element: 0, value };
     for (error, advice) in [
         (ConfigError::NothingToCompress { names: name() }.into(), Stop),

@@ -30,7 +30,8 @@ impl AlignedBuffer {
     /// Allocates a buffer of this many bytes; `None` if the system has no memory for it. Others ask
     /// for its size, so that must not end the process.
     pub(crate) fn try_of_bytes(bytes: usize) -> Option<AlignedBuffer> {
-        let (mut words, length) = (Vec::new(), bytes.div_ceil(8));
+        let mut words = Vec::new();
+        let length = bytes.div_ceil(8);
         words.try_reserve_exact(length).ok()?;
         words.resize(length, 0);
         Some(AlignedBuffer(BufferWords::Heap(words)))

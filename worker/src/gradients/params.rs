@@ -249,11 +249,11 @@ impl Gradients {
     }
 }
 
-/// What the first view of a gradient shows.
+/// The contents of a gradient at its first view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FirstContent {
     Zeros,
-    /// What an earlier push has left in the memory.
+    /// The bytes that an earlier push has left in the memory.
     Arbitrary,
 }
 

@@ -27,7 +27,7 @@ pub(super) const COMMANDS_MAX: usize = 1024;
 /// The timeout used when the requested one overflows [`Instant`].
 const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);
 
-/// How long before its deadline a server may end a wait.
+/// The time before its deadline at which a server may end a wait.
 const LIMIT_MARGIN: Duration = Duration::from_millis(100);
 
 /// Submits operations to a session. All users of the session share it.
@@ -42,7 +42,7 @@ pub(crate) struct Caller {
     next_op: AtomicU64,
     runner: Arc<SessionRunner>,
     times: Arc<OperationTimes>,
-    /// When operations that begin now must end, whatever their timeout.
+    /// The deadline of all operations that begin now, beside their own timeouts.
     limit: Mutex<Option<Instant>>,
 }
 
@@ -113,7 +113,7 @@ impl Caller {
         &self.push_buffers
     }
 
-    /// Limits all later calls, whatever their timeout; `None` removes the limit.
+    /// Sets a deadline for all later calls, beside their own timeouts; `None` removes it.
     pub(crate) fn limit(&self, limit: Option<Instant>) {
         *self.limit.lock().unwrap_or_else(PoisonError::into_inner) = limit;
     }

@@ -32,7 +32,8 @@ impl SessionRunner {
         let limits = CALLER_SPIN.with_longest(busy_poll);
         let (adaptive_spin, processors) =
             (Mutex::new(AdaptiveSpin::new(limits)), Processors::current());
-        let (runtime, home) = (Some(runtime), HomeProcess::current());
+        let runtime = Some(runtime);
+        let home = HomeProcess::current();
         Ok(SessionRunner { runtime, leadership, limits, adaptive_spin, processors, home })
     }
 

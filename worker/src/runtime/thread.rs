@@ -44,7 +44,8 @@ impl SessionThread {
         let returns = Arc::new(ReturnQueue::default());
         let runner = Arc::new(SessionRunner::new(returns.leadership().clone(), busy_poll)?);
         let name = format!("worker-{}", start.task.index);
-        let (addresses, features) = (start.addresses.clone(), start.features);
+        let addresses = start.addresses.clone();
+        let features = start.features;
         let session = Session::new(start);
         let mapped_shards = Arc::new(MappedShards::default());
         let unclaimed = session.unclaimed().clone();
@@ -396,7 +397,7 @@ mod tests {
         drop(session);
     }
 
-    /// A recovery ends with its window, whatever the timeout of the operation under way.
+    /// A recovery ends with its window, even if the timeout of the operation under way is later.
     #[test]
     fn a_limit_ends_calls_with_longer_timeouts() {
         let session = SessionThread::start(start(), None, Duration::ZERO).unwrap();

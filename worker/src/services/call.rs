@@ -160,7 +160,7 @@ impl Call {
     }
 
     /// Returns the digest of the call behind all before it, which have the digest `before`. It
-    /// covers the function and the inputs, whatever the process: not where the call runs, nor which
+    /// covers the function and the inputs, for every process: not where the call runs, nor which
     /// server has a kept output.
     pub(crate) fn digest(&self, before: u64) -> u64 {
         let mut digest = CallDigest::after(before);

@@ -28,7 +28,7 @@ use super::runtime::client_core::{ClientCore, ReplyFuture};
 use crate::initial_values::InitialValues;
 use crate::runtime::{CALLER_SPIN, Leadership, SessionRunner};
 
-/// What a function waits for that calls others.
+/// The wait of a function that calls others, in words.
 pub(crate) const CALLS: &str = "the calls that it makes";
 
 /// Calls functions on the tasks of a cluster.
@@ -158,7 +158,8 @@ impl Client {
         let doing = || "declare the variables".to_owned();
         self.check_servers(&doing())?;
         declare(self.cluster(), variables, fill).await.map_err(|source| {
-            let (doing, source) = (doing(), Box::new(source));
+            let doing = doing();
+            let source = Box::new(source);
             ServiceError::Servers { doing, source }
         })
     }

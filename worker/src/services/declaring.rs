@@ -17,7 +17,7 @@ use crate::initial_values::InitialValues;
 use crate::joining::place;
 use crate::worker::Worker;
 
-/// How long a client waits for the values of another that has displaced it, before it tries again.
+/// The time for which a client waits for the values of another that has displaced it.
 const YIELD_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The shortest wait of a request for values: zero would be no limit.

@@ -32,7 +32,8 @@ impl ExecutionWaits {
         future: F,
     ) -> F::Output {
         let mut future = pin!(future);
-        let (mut awaited, mut wait) = (Some(awaited), None);
+        let mut awaited = Some(awaited);
+        let mut wait = None;
         poll_fn(|context| match future.as_mut().poll(context) {
             Poll::Ready(output) => {
                 wait = None;

@@ -75,7 +75,8 @@ impl NestedCalls {
         deadline: Option<Instant>,
         waits: Arc<ExecutionWaits>,
     ) -> NestedCalls {
-        let (depth, open) = (depth.saturating_add(1), Mutex::new(Some(HashSet::new())));
+        let depth = depth.saturating_add(1);
+        let open = Mutex::new(Some(HashSet::new()));
         NestedCalls { core, depth, deadline, open, waits }
     }
 

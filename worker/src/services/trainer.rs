@@ -31,7 +31,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Trainer {
     /// Joins with the variables that the servers have, once they have values. The configuration
-    /// names the client of the functions ([`TaskId::for_functions`]), never a task: whoever joins
+    /// names the client of the functions ([`TaskId::for_functions`]), never a task: a program that joins
     /// as the task itself fences nobody here.
     ///
     /// [`TaskId::for_functions`]: pushpull_common::ids::TaskId::for_functions

@@ -17,7 +17,8 @@ impl Expectations {
     /// Checks the welcome of the step owner.
     pub(super) fn check(self, shard: ShardId, welcome: &Welcome) -> Result<(), Error> {
         let unexpected = |setting, expected: &str, found: &str| {
-            let (expected, found) = (expected.to_owned(), found.to_owned());
+            let expected = expected.to_owned();
+            let found = found.to_owned();
             Err(Error::Unexpected { shard, setting, expected, found })
         };
         let mode = |synchronous| if synchronous { "synchronous" } else { "asynchronous" };

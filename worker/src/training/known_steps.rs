@@ -47,7 +47,8 @@ impl KnownSteps {
     ) -> Result<(), TrainingError> {
         match outcome {
             GradientOutcome::Skipped(source) if self.non_finite > limit => {
-                let (in_a_row, source) = (self.non_finite, source.clone());
+                let in_a_row = self.non_finite;
+                let source = source.clone();
                 Err(TrainingError::NonFinite { in_a_row, source })
             }
             _ => Ok(()),

@@ -18,7 +18,8 @@ pub(super) struct ProgressHook {
 impl ProgressHook {
     /// Returns the hook of a worker that has such a function.
     pub(super) fn of(config: &WorkerConfig) -> Option<Box<dyn Hook>> {
-        let (progress, cluster) = (config.progress.clone()?, config.cluster.clone());
+        let progress = config.progress.clone()?;
+        let cluster = config.cluster.clone();
         Some(Box::new(ProgressHook { progress, cluster }))
     }
 

@@ -456,7 +456,8 @@ impl TrainingSession {
                 self.lifecycle.refreshed(self.replica.refresh(at_least).await);
             }
             NextAction::End => {
-                let (params, metrics) = (self.replica.end(), self.replica.metrics());
+                let params = self.replica.end();
+                let metrics = self.replica.metrics();
                 return self.lifecycle.end((params, metrics), &self.scalars);
             }
             NextAction::Leave => {

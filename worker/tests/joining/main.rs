@@ -108,7 +108,8 @@ fn no_shard_is_restored_if_one_refuses_the_checkpoint() {
     let refusing = |state| ServerState { refuses_checkpoint: true, ..state };
     let prepared = ["declare", "prepare c"];
     for owner_refuses in [false, true] {
-        let (owner, other) = (ready(2, 9), ServerState::default());
+        let owner = ready(2, 9);
+        let other = ServerState::default();
         let states = match owner_refuses {
             true => [refusing(owner), other],
             false => [owner, refusing(other)],

@@ -36,7 +36,7 @@ pub struct Adam {
     rows: RowUpdates,
 }
 
-/// Which rows a push of some rows changes, and what `t` counts.
+/// The rows that a push of some rows changes, and the meaning of `t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RowUpdates {
     All,

@@ -123,7 +123,8 @@ fn results_of(rule: &dyn Optimizer, at: ApplyAt) -> impl PartialEq + std::fmt::D
 /// Applies gradients of one element each, the first with this count, and returns the values after
 /// each of them.
 fn path_of(rule: &dyn Optimizer, first: u64, gradients: &[f32]) -> Vec<f32> {
-    let (mut value, mut stored) = ([0.0_f32; 1], vec![[0.0_f32]; rule.slots().len()]);
+    let mut value = [0.0_f32; 1];
+    let mut stored = vec![[0.0_f32]; rule.slots().len()];
     let apply = |(count, &gradient): (u64, &f32)| {
         let mut slots: Vec<&mut [f32]> = stored.iter_mut().map(|slot| &mut slot[..]).collect();
         let run = Run { values: &mut value, slots: &mut slots, gradient: &[gradient] };
@@ -164,7 +165,9 @@ fn each_row_of_a_run_has_its_own_count() {
     let gradient = vec![0.3; length];
     rule.apply_f32(ApplyAt::new(9, 0), Run { values: &mut values, slots, gradient: &gradient });
     for (index, (&value, &count)) in values.iter().zip(&counts).enumerate() {
-        let (mut alone, mut m, mut v) = ([1.0], [0.25], [0.5]);
+        let mut alone = [1.0];
+        let mut m = [0.25];
+        let mut v = [0.5];
         let slots: &mut [&mut [f32]] = &mut [&mut m, &mut v];
         let at = ApplyAt::new(count as u64 + 1, 0);
         let run = Run { values: &mut alone, slots, gradient: &[0.3] };
@@ -178,7 +181,10 @@ fn each_row_of_a_run_has_its_own_count() {
 fn any_count_of_a_row_is_accepted() {
     let rule = Adam::new(0.1).lazy_with_row_counts();
     for count in [-1.0, f32::NAN, f32::INFINITY, f32::MAX, 16_777_216.0] {
-        let (mut value, mut m, mut v, mut t) = ([1.0], [0.25], [0.5], [count]);
+        let mut value = [1.0];
+        let mut m = [0.25];
+        let mut v = [0.5];
+        let mut t = [count];
         let slots: &mut [&mut [f32]] = &mut [&mut m, &mut v, &mut t];
         rule.apply_f32(ApplyAt::new(1, 0), Run { values: &mut value, slots, gradient: &[0.3] });
         assert_eq!(value[0].is_finite(), count > 0.0, "{count}");
@@ -188,7 +194,10 @@ fn any_count_of_a_row_is_accepted() {
 /// The formulas of the two forms, in `f64`.
 #[test]
 fn epsilon_is_added_before_or_after_the_correction() {
-    let (rate, beta1, beta2, epsilon) = (0.1_f64, 0.9_f64, 0.99_f64, 0.05);
+    let rate = 0.1_f64;
+    let beta1 = 0.9_f64;
+    let beta2 = 0.99_f64;
+    let epsilon = 0.05;
     let adam = || Adam::new(rate).betas(beta1, beta2).epsilon(epsilon);
     let adamw = || AdamW::new(rate).betas(beta1, beta2).epsilon(epsilon).weight_decay(0.0);
     let after: [Box<dyn Optimizer>; 4] = [
@@ -208,12 +217,15 @@ fn epsilon_is_added_before_or_after_the_correction() {
     assert_eq!(kinds[1], ["adam", "lazy_adam", "lazy_adam_row_counts", "adamw"]);
     let gradients: Vec<f64> = (0..20).map(|n| (f64::from(n) * 0.7).cos()).collect();
     for (rules, is_after) in [(after, true), (before, false)] {
-        let (mut w, mut m, mut v) = (1.0, 0.0, 0.0);
+        let mut w = 1.0;
+        let mut m = 0.0;
+        let mut v = 0.0;
         let mut expected = Vec::new();
         for (t, g) in (1..).zip(&gradients) {
             m = beta1 * m + (1.0 - beta1) * g;
             v = beta2 * v + (1.0 - beta2) * g * g;
-            let (c1, c2) = (1.0 - beta1.powi(t), 1.0 - beta2.powi(t));
+            let c1 = 1.0 - beta1.powi(t);
+            let c2 = 1.0 - beta2.powi(t);
             w -= match is_after {
                 true => rate * (m / c1) / ((v / c2).sqrt() + epsilon),
                 false => rate * c2.sqrt() / c1 * m / (v.sqrt() + epsilon),
@@ -221,7 +233,8 @@ fn epsilon_is_added_before_or_after_the_correction() {
             expected.push(w);
         }
         for rule in rules {
-            let (mut value, mut stored) = ([1.0_f64], vec![[0.0_f64]; rule.slots().len()]);
+            let mut value = [1.0_f64];
+            let mut stored = vec![[0.0_f64]; rule.slots().len()];
             for (count, (gradient, expected)) in (1..).zip(gradients.iter().zip(&expected)) {
                 let mut slots: Vec<&mut [f64]> = stored.iter_mut().map(|s| &mut s[..]).collect();
                 let run = Run { values: &mut value, slots: &mut slots, gradient: &[*gradient] };

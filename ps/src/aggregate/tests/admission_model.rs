@@ -349,7 +349,7 @@ impl State {
     }
 }
 
-/// What a search has found.
+/// The result of a search.
 #[derive(Debug, PartialEq, Eq)]
 enum Found {
     /// Nothing, in this many states.
@@ -366,7 +366,8 @@ fn explore(broken: Broken, tokens: u8, faults: u8) -> Found {
     let mut states = vec![first];
     // The steps backwards, without faults.
     let mut before: Vec<Vec<u32>> = vec![Vec::new()];
-    let (mut at, mut next) = (0, Vec::new());
+    let mut at = 0;
+    let mut next = Vec::new();
     while let Some(&state) = states.get(at) {
         if let Err(violation) = state.check() {
             return Found::Violation(violation);

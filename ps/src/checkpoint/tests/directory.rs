@@ -106,7 +106,8 @@ fn a_removed_directory_is_created_again_and_a_replaced_one_is_used() {
 #[test]
 fn checkpoints_are_listed_by_their_steps() {
     let temporary = tempfile::tempdir().unwrap();
-    let (storage, catalogue) = (open(temporary.path()), place(variables(1), 1, 1));
+    let storage = open(temporary.path());
+    let catalogue = place(variables(1), 1, 1);
     for step in [98, 802, 1002] {
         save(&storage, &catalogue, step).unwrap();
     }

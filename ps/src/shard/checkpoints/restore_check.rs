@@ -59,7 +59,8 @@ impl RestoreCheck {
         let parsed = parsed.map_err(|_| unfit("name", "a checkpoint's".into(), name.into()))?;
         // The name must match the epoch and the step that the chief knows and the shard will
         // continue from.
-        let (epoch, step) = (self.checkpoint.epoch, self.checkpoint.step);
+        let epoch = self.checkpoint.epoch;
+        let step = self.checkpoint.step;
         if (parsed.restore_epoch, parsed.global_step) != (epoch.0, step.0) {
             return Err(unfit("name", format!("of epoch {epoch} and step {step}"), name.into()));
         }

@@ -126,7 +126,7 @@ impl ShardRestore {
     }
 }
 
-/// What a chief asks for that restores.
+/// The name of the request, in refusals of a restore.
 const RESTORE: &str = "restore the variables";
 
 /// A restore that is running.

@@ -30,7 +30,7 @@ pub(crate) struct AdmittedClient {
     pub(crate) joins: bool,
     /// Whether its task had joined before.
     pub(crate) is_known: bool,
-    /// How long the incarnation that it fences had been silent, if that was present and connected.
+    /// The silence of the incarnation that it fences, if that was present and connected.
     pub(crate) displaced: Option<Duration>,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct AdmittedClient {
 ///
 /// The clock of a shard may be wrong. So the time is at least that of the step owner, which a shard
 /// learns when it connects, and an epoch up to the newest that the shard has recorded is accepted
-/// whatever the time.
+/// at any time.
 #[derive(Debug)]
 pub(crate) struct ClientRegistry {
     clients: Vec<ClientEntry>,
@@ -346,7 +346,10 @@ impl ClientRegistry {
         if known.is_none() {
             self.forget(key, fresh);
             // What the forgotten task has left is dropped as that of an older incarnation is.
-            let (fenced, replaced, joins, is_known) = (true, None, true, false);
+            let fenced = true;
+            let replaced = None;
+            let joins = true;
+            let is_known = false;
             let displaced = None;
             return Ok(AdmittedClient { key, epoch, fenced, replaced, joins, is_known, displaced });
         }

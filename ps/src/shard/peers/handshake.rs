@@ -56,7 +56,8 @@ impl IncomingHello<'_> {
         let client = TaskId::new(hello.job.as_str(), hello.task);
         let of_functions = client.of_functions();
         let job = of_functions.as_ref().map_or(&*client.job, |task| &*task.job);
-        let (cluster, ps_job) = (&config.cluster, config.job());
+        let cluster = &config.cluster;
+        let ps_job = config.job();
         let unknown = |detail: String| {
             let (job, task, detail) = (hello.job.clone(), hello.task, Detail::clipped(detail));
             Err(Refusal::UnknownTask { job, task, detail })
@@ -192,7 +193,9 @@ impl Shard {
         };
         let (role, crc) = (hello.role, incoming.has_crc());
         let features = self.config.features.agreed(hello.features.has);
-        let (heard_at, expected_body, refused) = (now, None, None);
+        let heard_at = now;
+        let expected_body = None;
+        let refused = None;
         let state = ConnectionState {
             role,
             client,

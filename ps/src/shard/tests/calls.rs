@@ -56,8 +56,11 @@ pub(super) fn calls_are(answer: Message) -> CallsAre {
 
 /// The calls of a coordinator of which none has settled.
 fn no_calls(source: CallSource, epoch: CallEpoch) -> CallsAre {
-    let (settled, window) = (CallNumber(0), 0);
-    let (first_digest, digest_of, digest) = (0, CallNumber(0), 0);
+    let settled = CallNumber(0);
+    let window = 0;
+    let first_digest = 0;
+    let digest_of = CallNumber(0);
+    let digest = 0;
     CallsAre { source, epoch, settled, window, first_digest, digest_of, digest }
 }
 
@@ -441,7 +444,8 @@ fn a_coordinator_whose_connection_is_open_is_not_forgotten() {
 
 #[test]
 fn what_has_settled_is_forgotten_after_its_time_and_is_refused_for_good() {
-    let (lease, kept) = (Duration::from_secs(1), Duration::from_secs(60));
+    let lease = Duration::from_secs(1);
+    let kept = Duration::from_secs(60);
     let mut calls = calls_of(2, |config| config.lease(lease).calls_kept(kept));
     let [owner, other] = [calls.workers[0][0], calls.workers[0][1]];
     let mut reader = Peer { role: Role::Reader {}, ..worker(7) };

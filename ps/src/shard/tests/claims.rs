@@ -29,7 +29,8 @@ fn a_step_that_a_client_names_expires_no_rows_on_a_shard_that_does_not_own_the_s
         sequence += 1;
         let push = Push::plain(sequence, Operation::Assign {}, world.push_slot(lines[1]));
         let push = Push { grant: Grant { step: GlobalStep(step), ..push.grant }, ..push };
-        let (index, values) = (index_of(ids), bytes_of(&vec![1_f32; 3 * ids.len()]));
+        let index = index_of(ids);
+        let values = bytes_of(&vec![1_f32; 3 * ids.len()]);
         let at = part.index.expect("a table has an index");
         match world.push_answer(lines[1], &push, &[(at, &index), (part.offset, &values)]) {
             Message::PushAnswer(answer) => {
@@ -45,7 +46,8 @@ fn a_step_that_a_client_names_expires_no_rows_on_a_shard_that_does_not_own_the_s
     }
     // Another epoch's steps say nothing about this one.
     for (epoch, expected) in [(2, 4), (1, 1)] {
-        let (restore_epoch, step) = (RestoreEpoch(epoch), GlobalStep(3000));
+        let restore_epoch = RestoreEpoch(epoch);
+        let step = GlobalStep(3000);
         let envelope = Envelope { restore_epoch, step, ..Envelope::default() };
         let (header, message) = pack(&envelope, &message::HeartbeatAnswer {}.into(), 0);
         world.input(1, ShardInput::Owner { header: &header, message });
@@ -63,7 +65,8 @@ fn an_epoch_that_leaves_none_to_restore_is_refused() {
         world.declare(line, &catalogue);
         let found = RestoreEpoch(epoch);
         let refusal = world.refused(line, message::Initialize { epoch: found }.into());
-        let (current, step) = (RestoreEpoch(0), GlobalStep(0));
+        let current = RestoreEpoch(0);
+        let step = GlobalStep(0);
         assert_eq!(refusal, Refusal::RestoreEpoch { found, current, step });
         let last = message::Initialize { epoch: RestoreEpoch(RESTORE_EPOCHS_AHEAD) };
         assert!(matches!(world.ask(line, last.into()), Message::Ready(_)));

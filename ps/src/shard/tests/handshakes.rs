@@ -51,7 +51,8 @@ fn a_refused_client_learns_the_reason_and_is_closed() {
     assert_eq!((field.as_str(), server.as_str(), client.as_str()), ("optimizer", "sgd", "adam"));
     assert_eq!((server_hash, client_hash), (identity().hash(), theirs.hash()));
 
-    let (admin, role) = (Role::Admin {}, Role::Admin {}.code());
+    let admin = Role::Admin {};
+    let role = Role::Admin {}.code();
     let admin = Hello { role: admin, ..hello.clone() };
     assert_eq!(refusal(&mut world, admin), Refusal::Role { role, kind: 1 });
     let client = Hello { role: Role::Client {}, ..hello.clone() };

@@ -254,7 +254,8 @@ fn a_refused_restore_leaves_the_training_as_it_was() {
         let is_open = |it: &ConnectionId| !world.closed.contains(it);
         assert!([line, chief_line].iter().all(is_open), "{case}: no client is told of a restore");
         assert_eq!(f32s(&world.values(chief_line)), [steps as f32; 4], "{case}");
-        let (token, generation) = (held.token, held.generation);
+        let token = held.token;
+        let generation = held.generation;
         world.ask(line, message::ReturnToken { token, generation }.into());
         // Also after a kill.
         world.restart(0).unwrap();
@@ -386,7 +387,7 @@ fn the_largest_accepted_counts_leave_an_arena_that_opens_again() {
     assert_eq!(world.token(line).step, GlobalStep(last + 1));
 }
 
-/// Slots that begin again have no past, whatever step the training has reached.
+/// Optimizer slots that begin again have no past, at any step of the training.
 #[test]
 fn variables_that_are_initialized_again_are_counted_from_one() {
     let variables = vec![VariableSpec::f32("w", [ELEMENTS]).unwrap()];

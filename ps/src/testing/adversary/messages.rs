@@ -204,7 +204,8 @@ impl MessageDraw<'_> {
                 let token = TokenId(self.choices.of(&self.known.tokens));
                 let shard = ShardId { task: 0, shard: self.choices.below(3) as u16 };
                 let sequence = Sequence(self.number());
-                let (ended, oldest) = (self.choices.one_in(2), Sequence(self.number()));
+                let ended = self.choices.one_in(2);
+                let oldest = Sequence(self.number());
                 let client = ClientEpoch(self.choices.of(&self.known.epochs));
                 match self.choices.one_in(2) {
                     true => {

@@ -316,7 +316,8 @@ mod tests {
     fn a_file_system_that_is_too_small_is_told_from_a_full_one() {
         let root = tempfile::tempdir().unwrap();
         let state = StateDirectory::open(&root.path().join("state")).unwrap();
-        let (folder, other) = (state.shard(0).unwrap(), state.shard(1).unwrap());
+        let folder = state.shard(0).unwrap();
+        let other = state.shard(1).unwrap();
         let failed = |need| {
             let full = io::ErrorKind::StorageFull.into();
             folder.cannot_reserve(&folder.path("values-1"), need, full)

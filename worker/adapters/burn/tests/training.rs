@@ -177,7 +177,10 @@ fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
 /// f32. Epsilon is so large that the other form differs.
 #[test]
 fn replicas_train_with_adam_as_burn_does() {
-    let (rate, epsilon, decay, steps) = (0.02, 1e-2_f32, 0.1_f32, 20);
+    let rate = 0.02;
+    let epsilon = 1e-2_f32;
+    let decay = 0.1_f32;
+    let steps = 20;
     let adam = Adam::new(rate).epsilon(epsilon.into());
     let adamw = AdamW::new(rate).epsilon(epsilon.into()).weight_decay(decay.into());
     let config = AdamConfig::new().with_beta_2(0.999).with_epsilon(epsilon);

@@ -159,7 +159,10 @@ fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
 /// f32. Epsilon is so large that the other form differs.
 #[test]
 fn replicas_train_with_adam_as_candle_does() {
-    let (rate, epsilon, decay, steps) = (0.02, 1e-2, 0.1, 20);
+    let rate = 0.02;
+    let epsilon = 1e-2;
+    let decay = 0.1;
+    let steps = 20;
     let alone = |weight_decay: f64| {
         let params = ParamsAdamW { lr: rate, beta1: 0.9, beta2: 0.999, eps: epsilon, weight_decay };
         train_alone_by(|variables| AdamW::new(variables, params).unwrap(), steps)

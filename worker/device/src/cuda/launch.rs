@@ -102,7 +102,8 @@ impl CudaDevice {
         let mut parameters: Vec<*mut c_void> = arguments.iter().map(pointer).collect();
         let (function, stream) = (self.modules.function(kernel), self.stream.handle());
         let [across, down] = [grid.0, grid.1].map(|blocks| blocks.min(self.blocks_max.get()));
-        let (grid, block) = ((across, down, 1), (block.0, block.1, 1));
+        let grid = (across, down, 1);
+        let block = (block.0, block.1, 1);
         // SAFETY: The function and the stream are of the bound context. The driver reads the
         // parameters before the call returns. The caller guarantees the rest.
         unsafe { result::launch_kernel(function, grid, block, 0, stream, &mut parameters) }

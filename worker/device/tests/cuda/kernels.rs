@@ -15,7 +15,8 @@ type KernelOutputs = Vec<Vec<f32>>;
 /// Runs a kernel on both devices and compares what it writes.
 #[track_caller]
 fn compare(devices: &Devices, run: impl Fn(&Device) -> Result<KernelOutputs, ComputeError>) {
-    let (expected, found) = (run(&devices.cpu).unwrap(), run(&devices.cuda).unwrap());
+    let expected = run(&devices.cpu).unwrap();
+    let found = run(&devices.cuda).unwrap();
     assert_eq!(found.len(), expected.len());
     for (found, expected) in found.iter().zip(&expected) {
         assert_close(found, expected, TOLERANCE);

@@ -200,7 +200,8 @@ impl CallSession {
         let doing = pending.kind.doing();
         let error = match refusal {
             Refusal::Deadline { waited_ms, awaited } => {
-                let (waited, awaited) = (Duration::from_millis(waited_ms), awaited.to_string());
+                let waited = Duration::from_millis(waited_ms);
+                let awaited = awaited.to_string();
                 ServiceError::Timeout { doing, task, waited, awaited }
             }
             refusal => ServiceError::Refused { doing, task, refusal },

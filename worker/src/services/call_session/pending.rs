@@ -45,7 +45,10 @@ impl Pending {
         begun: Instant,
         deadline: Option<Instant>,
     ) -> Pending {
-        let (sent, was_sent, acknowledges, answer) = (false, false, Vec::new(), None);
+        let sent = false;
+        let was_sent = false;
+        let acknowledges = Vec::new();
+        let answer = None;
         Pending { op, kind, begun, deadline, sent, was_sent, acknowledges, answer }
     }
 }
@@ -139,7 +142,7 @@ pub(super) struct PendingRequests {
     unsent_others: BTreeSet<u64>,
     calls_sent: usize,
     last: u64,
-    /// How many requests were examined, for the test of the cost of an event.
+    /// The number of requests that were examined, for the test of the cost of an event.
     #[cfg(test)]
     pub(super) examined: std::cell::Cell<u64>,
 }

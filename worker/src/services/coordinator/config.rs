@@ -53,7 +53,7 @@ impl CoordinatorConfig {
         CoordinatorConfig { retry_for: time, ..self }
     }
 
-    /// How often a call is executed again after it has not ended within its timeout, for example
+    /// Sets how many times a call is executed again after it has not ended within its timeout, for example
     /// because its worker is slow. Default 0: the first timeout is final. The function may still
     /// run, so with a name its push counts once, and other effects may happen twice.
     pub fn timeouts_max(self, timeouts: u32) -> CoordinatorConfig {

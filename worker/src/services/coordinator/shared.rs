@@ -60,7 +60,7 @@ pub(super) struct CoordinatorState {
     pub(super) calls: BTreeMap<u64, OpenCall>,
     /// Those of a coordinator with a name.
     digests: Option<CallDigests>,
-    /// Why nothing that the program schedules can run any more.
+    /// The reason why nothing that the program schedules can run any more.
     pub(super) differ: Option<ServiceError>,
     /// The outputs and errors of attempts whose calls are about to end.
     results: HashMap<u64, Result<Outputs, ServiceError>>,

@@ -33,7 +33,7 @@ pub(crate) struct DispatchConfig {
     pub(crate) window: u64,
     /// How long a call is tried again after its first failure, unless its worker was lost.
     pub(crate) retry_for: Duration,
-    /// How often a call is tried again because it was too slow.
+    /// The number of times that a call is tried again because it was too slow.
     pub(crate) timeouts_max: u32,
     /// The planted bug, if any.
     pub(crate) planted: PlantedWorkerBugs,

@@ -16,7 +16,7 @@ pub(super) struct ScheduledCall<E> {
     pub(super) failing_since: Option<Instant>,
     /// How often it has failed so.
     pub(super) failures: u32,
-    /// How often it was too slow.
+    /// The number of times that it was too slow.
     pub(super) timeouts: u32,
 }
 
@@ -40,7 +40,9 @@ pub(super) enum CallStatus<E> {
 impl<E> ScheduledCall<E> {
     pub(super) fn new(pinned: Option<WorkerId>, resources: Vec<ResourceId>) -> ScheduledCall<E> {
         let status = CallStatus::Queued;
-        let (failing_since, failures, timeouts) = (None, 0, 0);
+        let failing_since = None;
+        let failures = 0;
+        let timeouts = 0;
         ScheduledCall { pinned, resources, status, failing_since, failures, timeouts }
     }
 }

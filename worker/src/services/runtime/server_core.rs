@@ -183,7 +183,7 @@ impl ServerCore {
         for order in orders {
             self.execute(*order);
         }
-        // Whatever happens may end the last call.
+        // Any of these events may end the last call.
         self.ended.notify_waiters();
     }
 

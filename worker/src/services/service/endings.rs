@@ -149,7 +149,8 @@ impl Service {
         let Some(entry) = self.clients.get(client).and_then(|state| state.calls.get(&call)) else {
             return;
         };
-        let (function, task) = (&entry.function, &self.config.task);
+        let function = &entry.function;
+        let task = &self.config.task;
         let awaited = match &entry.state {
             CallState::Receiving { .. } => format!("the inputs of function {function:?}"),
             CallState::Queued { .. } => format!(

@@ -60,7 +60,7 @@ pub(super) struct Executions {
     loads: HashMap<Incarnation, ClientLoad>,
     blocking: usize,
     asynchronous: usize,
-    lent: usize,
+    threads_lent: usize,
     last: u64,
 }
 
@@ -116,7 +116,7 @@ impl Executions {
     pub(super) fn remove(&mut self, id: ExecutionId) -> Option<Execution> {
         let execution = self.all.remove(&id)?;
         let client = execution.client;
-        self.lent -= usize::from(execution.lends);
+        self.threads_lent -= usize::from(execution.lends);
         if execution.runs() {
             self.count(client, execution.blocking, -1);
         }
@@ -134,9 +134,12 @@ impl Executions {
     /// again at once, also beyond their number: it ends sooner so.
     pub(super) fn set_awaited(&mut self, id: ExecutionId, awaited: Option<String>) {
         let Some(execution) = self.all.get_mut(&id) else { return };
-        let (client, blocking, ran) = (execution.client, execution.blocking, execution.runs());
-        let lends = blocking && awaited.is_some() && (execution.lends || self.lent < LENT_MAX);
-        self.lent = self.lent - usize::from(execution.lends) + usize::from(lends);
+        let client = execution.client;
+        let blocking = execution.blocking;
+        let ran = execution.runs();
+        let lends =
+            blocking && awaited.is_some() && (execution.lends || self.threads_lent < LENT_MAX);
+        self.threads_lent = self.threads_lent - usize::from(execution.lends) + usize::from(lends);
         (execution.lends, execution.awaited) = (lends, awaited);
         match (ran, execution.runs()) {
             (true, false) => self.count(client, blocking, -1),
@@ -149,7 +152,9 @@ impl Executions {
     /// holds this many bytes, and should have returned at this time.
     pub(super) fn abandon(&mut self, id: ExecutionId, until: Option<Instant>, held: u64) {
         let Some(execution) = self.all.get_mut(&id) else { return };
-        let (client, blocking, ran) = (execution.client, execution.blocking, execution.runs());
+        let client = execution.client;
+        let blocking = execution.blocking;
+        let ran = execution.runs();
         let is_first = execution.abandoned.replace(until).is_none();
         if !is_first {
             return;
@@ -219,7 +224,11 @@ impl Executions {
             let counted = (counts(true, Some(client)), counts(false, Some(client)));
             assert_eq!((load.blocking, load.asynchronous), counted, "the load of {client:?}");
         }
-        assert_eq!(self.lent, self.all.values().filter(|it| it.lends).count(), "lent threads");
+        assert_eq!(
+            self.threads_lent,
+            self.all.values().filter(|it| it.lends).count(),
+            "lent threads"
+        );
     }
 
     /// Yields the executions for which somebody waits.

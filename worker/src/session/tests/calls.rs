@@ -197,8 +197,11 @@ fn calls_are_opened_again_after_a_reconnect() {
     let again = world.next_frame(OWNER, "OpenCalls");
     assert_eq!(again.message, message);
     let (source, epoch) = (CallSource(3), CallEpoch(5));
-    let (settled, window) = (CallNumber(1), 4);
-    let (first_digest, digest_of, digest) = (6, CallNumber(1), 6);
+    let settled = CallNumber(1);
+    let window = 4;
+    let first_digest = 6;
+    let digest_of = CallNumber(1);
+    let digest = 6;
     let opened = CallsAre { source, epoch, settled, window, first_digest, digest_of, digest };
     world.answer(&again, opened.clone());
     match world.reply(op) {

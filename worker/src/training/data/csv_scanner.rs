@@ -204,12 +204,14 @@ impl<'a> RowScanner<'a> {
         if !self.has_first_row() {
             self.begin_table(fields)?;
         }
-        let (rows, expected) = (self.rows(), self.index.header.len());
+        let rows = self.rows();
+        let expected = self.index.header.len();
         if fields != expected {
             return Err(self.malformed(&format!("has {fields} fields, expected {expected}")));
         }
         if rows == self.rows_max && !is_header {
-            let (file, rows_max) = (self.path.to_owned(), self.rows_max);
+            let file = self.path.to_owned();
+            let rows_max = self.rows_max;
             return Err(SourceError::TooManyRows { file, rows_max });
         }
         self.index.offsets.push(self.position);
@@ -275,7 +277,8 @@ impl<'a> RowScanner<'a> {
 
     /// The error of the current row.
     fn malformed(&self, problem: &str) -> SourceError {
-        let (file, problem) = (self.path.to_owned(), problem.to_owned());
+        let file = self.path.to_owned();
+        let problem = problem.to_owned();
         match !self.has_first_row() && self.format.has_header {
             true => SourceError::HeaderRow { file, problem },
             false => SourceError::Row { file, row: self.rows(), problem },

@@ -258,7 +258,8 @@ fn check_names(path: &Path, names: &[String]) -> Result<(), SourceError> {
     let mut positions = HashMap::with_capacity(names.len());
     for (second, column) in names.iter().enumerate() {
         if let Some(first) = positions.insert(column, second) {
-            let (file, column) = (path.to_owned(), column.clone());
+            let file = path.to_owned();
+            let column = column.clone();
             return Err(SourceError::RepeatedColumn { file, column, first, second });
         }
     }

@@ -199,7 +199,8 @@ impl RecordIndex<'_> {
 
     /// The error of a head whose checksum differs. The first bytes may tell what the file is.
     fn damaged_length(&self, offset: u64) -> TfRecordError {
-        let (path, record) = (self.path.to_owned(), self.records());
+        let path = self.path.to_owned();
+        let record = self.records();
         let first = &self.window[..self.window.len().min(FIRST_BYTES)];
         match FileKind::of(first).filter(|_| offset == 0) {
             None => TfRecordError::DamagedLength { path, record, offset },

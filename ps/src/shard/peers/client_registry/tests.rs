@@ -37,7 +37,8 @@ fn a_restart_fences_its_client_and_a_reconnect_does_not() {
 fn what_a_shard_has_recorded_it_knows_whatever_its_clock_says() {
     const DAY: u64 = 24 * 60 * 60 * 1000;
     let now = Instant::now();
-    let (task, incarnation) = (TaskId::worker(0), Incarnation(7));
+    let task = TaskId::worker(0);
+    let incarnation = Incarnation(7);
     for clock in [0, 98, 100, 102, 9_000].map(|days| days * DAY) {
         let mut registry = ClientRegistry::new(LEASE, clock, PlantedBugs::default());
         registry.mint_above(100 * DAY + 5);
@@ -52,7 +53,8 @@ fn what_a_shard_has_recorded_it_knows_whatever_its_clock_says() {
         assert!(registry.restore(recorded, now));
         registry.begin(now);
         let admit = |registry: &mut ClientRegistry, task: &TaskId, incarnation, epoch, now| {
-            let (epoch, mint) = (ClientEpoch(epoch), false);
+            let epoch = ClientEpoch(epoch);
+            let mint = false;
             registry.admit(task, Incarnation(incarnation), epoch, mint, 1, now)
         };
         // The client reconnects, and one that the shard had not met yet joins.

@@ -82,7 +82,9 @@ fn shards_report_steps_and_nobody_answers_for_a_server() {
     let shard = ShardId { task: 0, shard: 1 };
     assert_eq!(rights(message::StepApplied { shard }), "P");
     assert_eq!(rights(message::Recalled { token: TokenId(1), shard, applied: true }), "P");
-    let (client, oldest, applied) = (ClientEpoch(1), Sequence(1), List::default());
+    let client = ClientEpoch(1);
+    let oldest = Sequence(1);
+    let applied = List::default();
     let audited = message::PushesAudited { client, shard, ended: true, oldest, applied };
     assert_eq!(rights(audited), "P");
     assert_eq!(rights(message::HeartbeatAnswer {}), "");

@@ -40,7 +40,7 @@ fn asynchronous_functions_need_no_thread() {
     }
     let running: Vec<_> = world.orders.iter().map(|o| (o.client.0, o.call)).collect();
     assert_eq!(running, [(1, 1), (2, 1), (2, 2)], "one thread, two asynchronous calls");
-    // The first of a client runs, whatever others have.
+    // The first call of a client runs, however many others have.
     let (third, _) = world.connect(3);
     world.send(third, 1, call(1, "async"));
     world.send(third, 2, call(2, "async"));
@@ -61,7 +61,8 @@ fn a_function_lends_its_thread_while_it_waits() {
     let first = world.order();
     assert!(world.orders.is_empty(), "there is one thread");
     let waits = |world: &mut World, awaited: Option<&str>| {
-        let (execution, awaited) = (first.execution, awaited.map(str::to_owned));
+        let execution = first.execution;
+        let awaited = awaited.map(str::to_owned);
         world.input(ServiceInput::Waits { execution, awaited });
     };
     waits(&mut world, Some("a chief"));
