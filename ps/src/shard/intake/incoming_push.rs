@@ -10,7 +10,6 @@ use pushpull_store::store::Store;
 
 use super::encoded_parts::{EncodedPart, PartEncoding};
 use crate::aggregate::current_step::PerPush;
-use crate::aggregate::token_issuer::TokenIssuer;
 use crate::client_key::ClientKey;
 use crate::inbox::{Extents, PendingAnswer, PushArrival, PushedRows, is_for_trainable};
 use crate::shard::applier::ShardJob;
@@ -124,7 +123,7 @@ impl Intake {
             }
             _ => return Err(Refusal::NotInitialized {}),
         }
-        let Some(inbox) = &mut self.inbox else {
+        let Some(inbox) = &self.inbox else {
             return Err(Refusal::NotInitialized {});
         };
         if sequence.0 == 0 {
@@ -137,7 +136,7 @@ impl Intake {
         {
             // The push arrived completely over an earlier connection, and will be applied.
             Some((push_slot, push)) if push.whole.is_some() => {
-                if part.whole.is_some() {
+                if let Some(inbox) = self.inbox.as_mut().filter(|_| part.whole.is_some()) {
                     inbox.set_whole(push_slot, incoming.pending_answer(request.since));
                 }
                 return Ok(false);
@@ -153,27 +152,40 @@ impl Intake {
                 if !inbox.holds(client, part.push_slot) || !unused {
                     return Err(Refusal::PushSlotTaken { push_slot: part.push_slot });
                 }
+                self.check_token(steps, client, part)?;
                 let step = steps.follower.as_ref().map(|follower| follower.step());
-                inbox.begin(part.push_slot, incoming.new_push(step), request.since);
+                if let Some(inbox) = &mut self.inbox {
+                    inbox.begin(part.push_slot, incoming.new_push(step), request.since);
+                }
             }
         }
         if range.is_empty() {
             return Ok(true);
         }
-        let (token, generation) = (part.token, part.generation);
-        let is_held = |owner: &TokenIssuer| owner.ledger().holds(client, token, generation);
-        match self.check_range(variables, part, range) {
-            // The push begins in its middle. The parts before were skipped as stale, while the
-            // client held the token.
-            Err(Refusal::Range { limit: 0, .. })
-                if part.operation == (Operation::Gradient {})
-                    && !steps.is_synchronous()
-                    && steps.owner.as_ref().is_some_and(|owner| !is_held(owner)) =>
-            {
-                Err(Refusal::Token { token, generation })
-            }
-            checked => checked.map(|()| true),
+        self.check_range(variables, part, range).map(|()| true)
+    }
+
+    /// Checks that a gradient that begins with this part has a token, on the step owner in
+    /// asynchronous mode.
+    ///
+    /// The parts before it may have been skipped as stale, while the client held the token. Without
+    /// them the push could only be refused for its range or its length, which its client cannot
+    /// mend.
+    fn check_token(
+        &self,
+        steps: &Steps,
+        client: ClientKey,
+        part: &PushPart,
+    ) -> Result<(), Refusal> {
+        let &PushPart { operation, token, generation, .. } = part;
+        let Some(owner) = steps.owner.as_ref().filter(|_| !steps.is_synchronous()) else {
+            return Ok(());
+        };
+        let is_held = || owner.ledger().holds(client, token, generation) && !self.is_whole(token);
+        if operation == (Operation::Gradient {}) && !is_held() {
+            return Err(Refusal::Token { token, generation });
         }
+        Ok(())
     }
 
     /// Checks the range of a part of a push that has begun.

@@ -23,9 +23,16 @@ struct BoundedWorkers {
 }
 
 impl BoundedWorkers {
+    /// Creates workers of one variable of two elements.
     fn new(count: u32, configure: impl Fn(PsConfig) -> PsConfig) -> BoundedWorkers {
-        let w = VariableSpec::new("w", DType::F64, Shape::new([2]).unwrap()).unwrap();
-        let (mut world, chief) = World::ready(vec![w], Sgd::new(1.0), configure);
+        BoundedWorkers::of(&["w"], count, configure)
+    }
+
+    /// Creates workers of variables of two elements each.
+    fn of(names: &[&str], count: u32, configure: impl Fn(PsConfig) -> PsConfig) -> BoundedWorkers {
+        let pair = |name: &&str| VariableSpec::new(*name, DType::F64, Shape::new([2]).unwrap());
+        let variables = names.iter().map(|name| pair(name).unwrap()).collect();
+        let (mut world, chief) = World::ready(variables, Sgd::new(1.0), configure);
         world.disconnect(chief[0]);
         let mut peers: Vec<Peer> = (1..=count).map(worker).collect();
         let lines = peers.iter_mut().map(|peer| world.join(0, peer)).collect();
@@ -254,28 +261,33 @@ fn a_gradient_that_becomes_too_old_while_it_arrives_is_dropped_whole() {
     assert!((0..3).all(|index| workers.train(index)), "push slots and tokens are free");
 }
 
-/// The parts before are skipped as stale, so the push begins with a later one.
+/// The parts before are skipped as stale, so the push begins with a later one: within a variable,
+/// with another variable, or with a last part that is empty.
 #[test]
 fn a_stale_push_whose_token_is_taken_back_between_its_parts_is_refused_for_its_token() {
     let timeout = Duration::from_secs(1);
-    let mut workers = BoundedWorkers::new(2, |config| {
-        config.mode(Asynchronous::default().reject_older(0)).token_timeout(Some(timeout))
-    });
-    let old = workers.token(1).unwrap();
-    assert!(workers.train(0));
-    let push = workers.begin(1, old, false);
-    let (line, half) = (workers.lines[1], bytes_of(&[9.0]));
-    workers.world.send(line, push.envelope(), push.part(0, None), &half);
-    workers.pass(timeout + 2 * TICK, &[0, 1]);
-    let request = workers.world.send(line, push.envelope(), push.part(8, Some(16)), &half);
-    match workers.world.answer(line, request) {
-        Some(Message::Refused(message::Refused { refusal: Refusal::Token { token, .. } })) => {
-            assert_eq!(token, old.token);
+    for skipped in [8, 16, 32] {
+        let mut workers = BoundedWorkers::of(&["v", "w"], 2, |config| {
+            config.mode(Asynchronous::default().reject_older(0)).token_timeout(Some(timeout))
+        });
+        let old = workers.token(1).unwrap();
+        assert!(workers.train(0));
+        let push = workers.begin(1, old, false);
+        let (line, body) = (workers.lines[1], bytes_of(&[9.0; 4]));
+        let (before, after) = body.split_at(skipped);
+        workers.world.send(line, push.envelope(), push.part(0, None), before);
+        workers.pass(timeout + 2 * TICK, &[0, 1]);
+        let last = push.part(skipped as u64, Some(32));
+        let request = workers.world.send(line, push.envelope(), last, after);
+        match workers.world.answer(line, request) {
+            Some(Message::Refused(message::Refused { refusal: Refusal::Token { token, .. } })) => {
+                assert_eq!(token, old.token);
+            }
+            other => panic!("{skipped} bytes skipped: {other:?}"),
         }
-        other => panic!("{other:?}"),
+        assert!(workers.train(1), "its push slot and its next token are free");
+        assert_eq!(workers.value(), -2.0);
     }
-    assert!(workers.train(1), "its push slot and its next token are free");
-    assert_eq!(workers.value(), -2.0);
 }
 
 #[test]
