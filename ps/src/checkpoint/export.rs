@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pushpull_common::codec::{Codec, Encoding};
-use pushpull_common::ids::VariableId;
+use pushpull_common::ids::{PartitionId, VariableId};
 use pushpull_common::tensor::DType;
 use pushpull_store::StoredStream;
 
@@ -58,7 +58,7 @@ pub fn export_since(
     // All files are verified before the first byte is written, because other programs may not check
     // hashes.
     opened.verify()?;
-    let (order, tensors) = tensors(&opened, slots, step)?;
+    let (order, tensors) = tensors(&mut opened, slots, step)?;
     // Some readers accept a file only if its metadata names the layout of PyTorch.
     let saved = opened.manifest().checkpoint;
     let metadata = [
@@ -74,7 +74,7 @@ pub fn export_since(
         let stream = match kind {
             TensorKind::Whole(stream) => stream,
             TensorKind::Ids | TensorKind::Rows(_) => {
-                write_rows(&opened, variable, kind, step, &mut out)?;
+                write_rows(&mut opened, variable, kind, step, &mut out)?;
                 continue;
             }
         };
@@ -123,7 +123,7 @@ fn rounded(codec: &Codec, masters: &[u8]) -> Vec<u8> {
 
 /// Writes a tensor of a table, for the rows that were pushed since `step`.
 fn write_rows(
-    opened: &Opened,
+    opened: &mut Opened,
     variable: VariableId,
     kind: TensorKind,
     step: u64,
@@ -133,9 +133,8 @@ fn write_rows(
         TensorKind::Rows(stream) => (vec![stream.number()], rounding(opened, variable, stream)),
         _ => (vec![], None),
     };
-    for partition in opened.catalogue().partitions_of(variable) {
-        let row_bytes = partition.row_bytes() as usize;
-        opened.read_rows(partition.id, &streams, &mut |heads, bytes| {
+    for (partition, row_bytes) in partitions_of(opened, variable) {
+        opened.read_rows(partition, &streams, &mut |heads, bytes| {
             let recent = heads.iter().enumerate().filter(|(_, head)| head.step >= step);
             for (row, head) in recent {
                 let values = bytes.first().map(|rows| &rows[row * row_bytes..][..row_bytes]);
@@ -151,11 +150,21 @@ fn write_rows(
     Ok(())
 }
 
+/// Returns the partitions of a table, each with the bytes of a row.
+fn partitions_of(opened: &Opened, variable: VariableId) -> Vec<(PartitionId, usize)> {
+    let partitions = opened.catalogue().partitions_of(variable).iter();
+    partitions.map(|partition| (partition.id, partition.row_bytes() as usize)).collect()
+}
+
 /// Returns the number of rows of a table that were pushed since `step`.
-fn count_rows(opened: &Opened, variable: VariableId, step: u64) -> Result<u64, CheckpointError> {
+fn count_rows(
+    opened: &mut Opened,
+    variable: VariableId,
+    step: u64,
+) -> Result<u64, CheckpointError> {
     let mut count = 0;
-    for partition in opened.catalogue().partitions_of(variable) {
-        opened.read_rows(partition.id, &[], &mut |heads, _| {
+    for (partition, _) in partitions_of(opened, variable) {
+        opened.read_rows(partition, &[], &mut |heads, _| {
             count += heads.iter().filter(|head| head.step >= step).count() as u64;
             Ok(())
         })?;
@@ -165,15 +174,15 @@ fn count_rows(opened: &Opened, variable: VariableId, step: u64) -> Result<u64, C
 
 /// Returns the tensors in the order of the file: wider elements first, so that all are aligned.
 fn tensors(
-    opened: &Opened,
+    opened: &mut Opened,
     slots: bool,
     step: u64,
 ) -> Result<(TensorOrder, Vec<Tensor>), CheckpointError> {
-    let variables = opened.catalogue().variables();
+    let variables = opened.catalogue().variables().to_vec();
     let mut all = Vec::new();
     for (index, variable) in variables.iter().enumerate() {
         let id = VariableId(index as u32);
-        let slots = if slots { opened.manifest().training.slots(id) } else { &[] };
+        let slots = if slots { opened.manifest().training.slots(id).to_vec() } else { Vec::new() };
         let named = slots.iter().map(|slot| format!("{}:{slot}", variable.name()));
         let streams = std::iter::once((StoredStream::Values, variable.name().to_owned()))
             .chain(named.enumerate().map(|(slot, name)| (StoredStream::Slot(slot), name)));

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use pushpull_common::catalogue::{Catalogue, Partition};
-use pushpull_common::ids::{ShardId, VariableId};
+use pushpull_common::ids::{PartitionId, ShardId, VariableId};
 use pushpull_common::table::bucket;
 use pushpull_store::{RowHead, StoredStream};
 
@@ -132,7 +132,7 @@ impl Opened {
     /// Passes the rows of a table partition's buckets to `take`, with their bytes of the streams
     /// `from`, from every saved partition of the variable that has some.
     fn read_buckets(
-        &self,
+        &mut self,
         variable: VariableId,
         part: &Partition,
         from: &[usize],
@@ -143,8 +143,9 @@ impl Opened {
         let overlaps = |saved: &&Partition| {
             saved.rows.start < part.rows.end && part.rows.start < saved.rows.end
         };
-        for saved in saved.filter(overlaps) {
-            self.read_rows(saved.id, from, &mut |heads, bytes| {
+        let saved: Vec<PartitionId> = saved.filter(overlaps).map(|saved| saved.id).collect();
+        for saved in saved {
+            self.read_rows(saved, from, &mut |heads, bytes| {
                 for (row, head) in heads.iter().enumerate() {
                     if part.rows.contains(&bucket(head.id)) {
                         let within = row * row_bytes..(row + 1) * row_bytes;

@@ -100,8 +100,9 @@ pub(crate) fn newest_good(
     if refused.is_empty() { Ok(None) } else { Err(CheckpointError::NoneGood { refused }) }
 }
 
-/// A checkpoint whose manifest and catalogue are valid. The file of a shard is verified before any
-/// of it is used. It stays open, so the verified bytes are the bytes read.
+/// A checkpoint whose manifest and catalogue are valid. The file of a shard or of a table's
+/// partition is verified before any of it is used. It stays open, so the verified bytes are the
+/// bytes read, also if the checkpoint is deleted meanwhile.
 #[derive(Debug)]
 pub(crate) struct Opened {
     storage: Arc<dyn CheckpointStorage>,
@@ -110,6 +111,7 @@ pub(crate) struct Opened {
     plans: BTreeMap<ShardId, ShardFile>,
     tables: BTreeMap<PartitionId, (TableFile, FileEntry)>,
     verified: BTreeMap<ShardId, Box<dyn ReadFile>>,
+    verified_tables: BTreeMap<PartitionId, Box<dyn ReadFile>>,
 }
 
 impl Opened {
@@ -135,7 +137,9 @@ impl Opened {
             plan.check_entry(&name.to_string(), &entry.file)?;
             tables.insert(partition.id, (plan, entry.file.clone()));
         }
-        Ok(Opened { storage, manifest, catalogue, plans, tables, verified: BTreeMap::new() })
+        let verified = BTreeMap::new();
+        let verified_tables = BTreeMap::new();
+        Ok(Opened { storage, manifest, catalogue, plans, tables, verified, verified_tables })
     }
 
     /// Returns the manifest: step, epoch, the user's bytes, the shards' push windows.
@@ -158,18 +162,28 @@ impl Opened {
         tables.try_for_each(|(plan, entry)| plan.open(&*self.storage, &folder, entry).map(drop))
     }
 
-    /// Verifies the file of a table's partition and reads all its rows, in batches: their heads,
-    /// and the bytes of these streams. Stream 0 is the values.
+    /// Reads all rows of a table's partition, in batches: their heads, and the bytes of these
+    /// streams. Stream 0 is the values.
     pub(super) fn read_rows(
-        &self,
+        &mut self,
         partition: PartitionId,
         streams: &[usize],
         take: &mut TakeRows<'_>,
     ) -> Result<(), CheckpointError> {
+        self.verify_table(partition)?;
+        let (plan, _) = &self.tables[&partition];
+        plan.read(&*self.verified_tables[&partition], streams, take)
+    }
+
+    fn verify_table(&mut self, partition: PartitionId) -> Result<(), CheckpointError> {
+        if self.verified_tables.contains_key(&partition) {
+            return Ok(());
+        }
         let (plan, entry) = &self.tables[&partition];
         let folder = self.manifest.checkpoint.to_string();
         let file = plan.open(&*self.storage, &folder, entry)?;
-        plan.read(&*file, streams, take)
+        self.verified_tables.insert(partition, file);
+        Ok(())
     }
 
     fn verify_shard(&mut self, shard: ShardId) -> Result<(), CheckpointError> {

@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
-use pushpull_common::ids::{CallNumber, GlobalStep, RestoreEpoch, TokenId};
+use pushpull_common::ids::{CallNumber, GlobalStep, PartitionId, RestoreEpoch, ShardId, TokenId};
 use pushpull_common::protocol::message::{CheckpointId, Role};
 use pushpull_common::protocol::wire::Text;
-use pushpull_common::protocol::{CallRef, Message, Outcome, Refusal, message};
+use pushpull_common::protocol::{CallRef, Envelope, Message, Outcome, Refusal, message};
+use pushpull_common::table::TableSpec;
+use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
 use pushpull_optim::optimizer::{Adam, Sgd};
 
 use super::calls::{call, calls_are, open};
-use super::peers::{Peer, Push, bytes_of, chief, f32s, worker};
+use super::peers::{Peer, Push, bytes_of, chief, f32s, index_of, worker};
 use super::world::{ConnectionId, World};
 use crate::checkpoint::tests::gate::Gate;
 use crate::checkpoint::{
@@ -31,7 +33,24 @@ fn world_of(
     folder: &std::path::Path,
     elements: u64,
 ) -> (World, ConnectionId, Arc<dyn CheckpointStorage>) {
-    let variables = vec![VariableSpec::f32("w", [elements]).unwrap()];
+    world_with(folder, vec![VariableSpec::f32("w", [elements]).unwrap()])
+}
+
+/// A world of `w` and a growing table, `users`, which holds at most `rows_max` rows.
+fn world_with_table(
+    folder: &std::path::Path,
+    rows_max: u64,
+) -> (World, ConnectionId, Arc<dyn CheckpointStorage>) {
+    let row_bytes = 8;
+    let users = TableSpec::new(rows_max * (row_bytes + TableSpec::ROW_OVERHEAD_BYTES));
+    let users = VariableSpec::table("users", DType::F32, [2], users.rows_at_once(4)).unwrap();
+    world_with(folder, vec![VariableSpec::f32("w", [ELEMENTS]).unwrap(), users])
+}
+
+fn world_with(
+    folder: &std::path::Path,
+    variables: Vec<VariableSpec>,
+) -> (World, ConnectionId, Arc<dyn CheckpointStorage>) {
     let storage = || LocalDirectory::create(folder).unwrap();
     let checkpoints = Checkpoints::new(storage());
     let (mut world, lines) =
@@ -45,6 +64,34 @@ fn push(world: &mut World, line: ConnectionId, sequence: u64) {
     let (grant, push_slot) = (world.token(line), world.push_slot(line));
     let body = bytes_of(&[-1_f32; ELEMENTS as usize]);
     world.push_answer(line, &Push::gradient(sequence, grant, push_slot), &[(0, &body)]);
+}
+
+/// The ids of the rows that [`push_with_rows`] pushes.
+const IDS: [u64; 3] = [3, 5, 1 << 40];
+
+/// Pushes minus ones to `w` and to three rows of `users`.
+fn push_with_rows(world: &mut World, line: ConnectionId, sequence: u64) {
+    let part = world.catalogue.layout(ShardId { task: 0, shard: 0 }).tables()[0].clone();
+    let at = part.index.expect("a table has an index");
+    let push = world.gradient(line, sequence);
+    let index = index_of(&IDS);
+    let rows = bytes_of(&[-1_f32; 2 * IDS.len()]);
+    let values = bytes_of(&[-1_f32; ELEMENTS as usize]);
+    let answer =
+        world.push_answer(line, &push, &[(at, &index), (part.offset, &rows), (0, &values)]);
+    assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
+}
+
+/// Pulls the rows that [`push_with_rows`] pushes.
+fn rows(world: &mut World, line: ConnectionId) -> Vec<f32> {
+    let ids: Vec<u8> = IDS.iter().flat_map(|id| id.to_le_bytes()).collect();
+    let pull = message::PullRows { partition: PartitionId(1) };
+    let request = world.send(line, Envelope::default(), pull.into(), &ids);
+    world.work();
+    match world.answer_with_body(line, request) {
+        (Message::Rows(_), body) => f32s(&body),
+        (other, _) => panic!("rows are answered by {other:?}"),
+    }
 }
 
 /// Saves a checkpoint of the only shard.
@@ -211,7 +258,7 @@ type Damage<'a> = &'a dyn Fn(&std::path::Path);
 #[test]
 fn a_refused_restore_leaves_the_training_as_it_was() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut world, mut chief_line, storage) = world(folder.path());
+    let (mut world, mut chief_line, storage) = world_with_table(folder.path(), 8);
     let mut peer = worker(1);
     let mut line = world.join(0, &mut peer);
     let flip = |path: &std::path::Path, at: usize| {
@@ -225,7 +272,8 @@ fn a_refused_restore_leaves_the_training_as_it_was() {
         std::fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
     };
     let file = "shard-0-0.safetensors";
-    let cases: [(&str, Damage<'_>); 7] = [
+    let table = "table-1.safetensors";
+    let cases: [(&str, Damage<'_>); 10] = [
         ("no such checkpoint", &|it| std::fs::remove_dir_all(it).unwrap()),
         ("no manifest", &|it| std::fs::remove_file(it.join("MANIFEST")).unwrap()),
         ("half a manifest", &|it| cut(&it.join("MANIFEST"))),
@@ -233,11 +281,14 @@ fn a_refused_restore_leaves_the_training_as_it_was() {
         ("no file of the shard", &|it| std::fs::remove_file(it.join(file)).unwrap()),
         ("half a file of the shard", &|it| cut(&it.join(file))),
         ("one bit of its last byte", &|it| flip(&it.join(file), usize::MAX)),
+        ("no file of the table", &|it| std::fs::remove_file(it.join(table)).unwrap()),
+        ("half a file of the table", &|it| cut(&it.join(table))),
+        ("one bit of a row", &|it| flip(&it.join(table), usize::MAX)),
     ];
     let mut sequence = 0;
     for (steps, (case, damage)) in (1..).zip(cases) {
         sequence += 1;
-        push(&mut world, line, sequence);
+        push_with_rows(&mut world, line, sequence);
         let checkpoint = save(&mut world, &storage, steps);
         damage(&folder.path().join(checkpoint.name.as_str()));
         let epoch = RestoreEpoch(2);
@@ -254,6 +305,7 @@ fn a_refused_restore_leaves_the_training_as_it_was() {
         let is_open = |it: &ConnectionId| !world.closed.contains(it);
         assert!([line, chief_line].iter().all(is_open), "{case}: no client is told of a restore");
         assert_eq!(f32s(&world.values(chief_line)), [steps as f32; 4], "{case}");
+        assert_eq!(rows(&mut world, chief_line), [steps as f32; 6], "{case}");
         let token = held.token;
         let generation = held.generation;
         world.ask(line, message::ReturnToken { token, generation }.into());
@@ -263,24 +315,26 @@ fn a_refused_restore_leaves_the_training_as_it_was() {
         let hello = message::Hello { seen_epoch: RestoreEpoch(1), ..peer.hello(0) };
         line = world.handshake(0, hello, false).unwrap().0;
         assert_eq!(f32s(&world.values(chief_line)), [steps as f32; 4], "{case}");
+        assert_eq!(rows(&mut world, chief_line), [steps as f32; 6], "{case}");
     }
 }
 
 #[test]
 fn a_prepared_restore_changes_nothing_and_is_not_checked_again() {
     let folder = tempfile::tempdir().unwrap();
-    let (mut world, chief_line, storage) = world(folder.path());
+    let (mut world, chief_line, storage) = world_with_table(folder.path(), 8);
     let line = world.join(0, &mut worker(1));
-    push(&mut world, line, 1);
+    push_with_rows(&mut world, line, 1);
     let checkpoint = save(&mut world, &storage, 1);
     let epoch = RestoreEpoch(2);
     let prepare = message::PrepareRestore { checkpoint: checkpoint.clone(), epoch };
     let request = world.say(chief_line, prepare.into());
-    push(&mut world, line, 2);
+    push_with_rows(&mut world, line, 2);
     world.finish_restores();
     assert!(matches!(world.answer(chief_line, request), Some(Message::RestorePrepared(_))));
-    push(&mut world, line, 3);
+    push_with_rows(&mut world, line, 3);
     assert_eq!(f32s(&world.values(line)), [3.0; 4]);
+    assert_eq!(rows(&mut world, line), [3.0; 6]);
     // What was checked is open, so the checkpoint may be deleted meanwhile.
     std::fs::remove_dir_all(folder.path().join(checkpoint.name.as_str())).unwrap();
     let restore = message::Restore { checkpoint, epoch };
@@ -289,6 +343,7 @@ fn a_prepared_restore_changes_nothing_and_is_not_checked_again() {
     world.finish_restores();
     assert!(matches!(world.answer(chief_line, request), Some(Message::Ready(_))));
     assert_eq!(f32s(&world.values(chief_line)), [1.0; 4]);
+    assert_eq!(rows(&mut world, chief_line), [1.0; 6]);
 }
 
 #[test]
