@@ -140,7 +140,6 @@ fn a_server_that_is_away_during_the_first_save_ends_no_session() {
     let (restarted, heard) = (Arc::<Mutex<Option<Ps>>>::default(), Texts::default());
     let restart = {
         let address = addresses[1].clone();
-        let config = config;
         move || block_on(Ps::listen(&address)).unwrap().start(config(1)).unwrap()
     };
     let hook = StopDuringSave {
