@@ -5,8 +5,10 @@
 #[path = "support/test_process.rs"]
 mod test_process;
 
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 
@@ -239,6 +241,27 @@ fn a_path_with_a_scheme_is_refused_and_nothing_is_made() {
         assert!(!said.status.success() && errors.contains(expected), "{line:?}: {errors}");
     }
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+}
+
+/// The volumes of a pod with `fsGroup` may be written by their group, again at each mount.
+#[test]
+fn a_directory_that_its_group_may_write_is_accepted_by_a_flag() {
+    for flag in ["--state-dir", "--checkpoint-dir"] {
+        let folder = tempfile::tempdir().unwrap();
+        let volume = folder.path().join("volume");
+        std::fs::create_dir(&volume).unwrap();
+        std::fs::set_permissions(&volume, Permissions::from_mode(0o770)).unwrap();
+        let address = free_address();
+        let said = daemon(&address).arg(flag).arg(&volume).output().unwrap();
+        let errors = String::from_utf8(said.stderr).unwrap();
+        let hint = "give --group-writable for a volume with fsGroup";
+        assert!(!said.status.success() && errors.contains(hint), "{flag}: {errors}");
+        let mut command = daemon(&address);
+        let mut serving = start(command.arg(flag).arg(&volume).arg("--group-writable"));
+        train(&address);
+        let (status, _, errors) = serving.finish();
+        assert!(status.success(), "{flag}: {errors}");
+    }
 }
 
 /// Checks that `pushpull` names the flag in its errors, as the daemon does.

@@ -403,8 +403,8 @@ Jobs:
   ps                      serves variables and functions
   the only candidate      serves variables and functions if the cluster has no job ps; candidates are the jobs
                           whose tasks all have addresses, except chief, worker and evaluator
-  any other               serves functions alone; only --listen, --unix-socket, --insecure, --cuda and
-                          the flags under Cluster have an effect
+  any other               serves functions alone; only --listen, --unix-socket, --insecure, --cuda, --bytes-max
+                          and the flags under Cluster have an effect, and --no-functions is an error
   The functions are add, mul, div, mean and identity of tensors.
 
 Sizes:
