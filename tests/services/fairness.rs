@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
+use pushpull::protocol::Refusal;
 use pushpull::services::{Call, FunctionError, Functions, ServiceError};
 
 use crate::cluster::{LONG, block_on, connect, start};
@@ -59,14 +60,18 @@ fn calls_with_short_deadlines_are_unreturned_for_their_client_alone() {
     let (_, servers) = start("local", 1, &functions, |config| config.threads(2));
     let hasty = connect(servers[0].target());
     let other = connect(servers[0].target());
-    for _ in 0..8 {
-        let call = Call::new("hold").timeout(Duration::from_millis(30));
-        hasty.call(call).unwrap_err();
-    }
+    let hold = || hasty.call(Call::new("hold").timeout(Duration::from_millis(30))).unwrap_err();
+    let is_unreturned = |error: &ServiceError| {
+        matches!(error, ServiceError::Refused { refusal: Refusal::Unreturned { .. }, .. })
+    };
+    let errors: Vec<ServiceError> = (0..40).map(|_| hold()).collect();
+    assert!(errors.last().is_some_and(is_unreturned), "{errors:?}");
+    while begun.try_recv().is_ok() {}
+    // The other client's call begins while all of these are held.
     let running = other.inner().start(Call::new("hold")).unwrap();
+    begun.recv_timeout(LONG).unwrap();
     drop(release);
     block_on(running).unwrap();
-    drop(begun);
 }
 
 #[test]
