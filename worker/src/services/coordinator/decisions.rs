@@ -97,9 +97,39 @@ fn end_of_error(error: &ServiceError) -> AttemptEnd<ServiceError> {
         ServiceError::Timeout { .. } => AttemptEnd::TimedOut(error.clone()),
         ServiceError::Failed { retry: true, .. }
         | ServiceError::Refused {
-            refusal: Refusal::Busy { .. } | Refusal::Unreturned { .. } | Refusal::NoOutput { .. },
+            refusal:
+                // What other clients hold of the server's total may be free at the next attempt.
+                Refusal::Memory { .. }
+                | Refusal::Busy { .. }
+                | Refusal::Unreturned { .. }
+                | Refusal::NoOutput { .. },
             ..
         } => AttemptEnd::Retry(error.clone()),
         _ => AttemptEnd::Final(error.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pushpull_common::protocol::wire::Text;
+
+    use super::*;
+
+    #[test]
+    fn only_some_refusals_may_be_met_once() {
+        let text = Text::clipped;
+        let memory = Refusal::Memory { what: text("inputs"), bytes: 2, left: 1 };
+        let table = [
+            (Refusal::Stopping {}, true),
+            (memory, true),
+            (Refusal::Busy { what: text("calls"), limit: 3 }, true),
+            (Refusal::Denied {}, false),
+            (Refusal::Role { role: 3, kind: 1 }, false),
+        ];
+        for (refusal, expected) in table {
+            let (doing, task) = ("call \"f\"".to_owned(), "/job:worker/task:2".to_owned());
+            let error = ServiceError::Refused { doing, task, refusal };
+            assert_eq!(is_transient(&error), expected, "{error}");
+        }
     }
 }
