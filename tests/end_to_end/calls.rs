@@ -18,7 +18,7 @@ fn push(worker: &mut Worker, call: CallRef) -> Result<Push, Error> {
 }
 
 fn call(calls: &OpenedCalls, number: u64) -> CallRef {
-    calls.call(number, CallNumber(0))
+    calls.call(number, CallNumber(0), 0)
 }
 
 /// Returns the sums of all gradients that the shards of both variables have applied.

@@ -28,15 +28,15 @@ pub struct OpenedCalls {
     pub digests: RecordedDigests,
 }
 
-/// The digests that a shard has recorded of the settled calls of a coordinator
-/// ([`CallRef::digest`]). Of several shards it is the one that has recorded most.
+/// The digests that shards have recorded of the settled calls of a coordinator
+/// ([`CallRef::digest`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RecordedDigests {
-    /// The shard.
+    /// The digest of call 1 and the shard that has recorded it; `None` if it is unknown.
+    pub first: Option<(ShardId, u64)>,
+    /// The shard that has recorded the most calls, which the other fields are about.
     pub shard: ShardId,
-    /// The digest of call 1; 0 if it is unknown.
-    pub first: u64,
     /// The newest call whose digest is known; 0 if there is none.
     pub number: CallNumber,
     /// The digest of that call and of all before it.
@@ -45,24 +45,26 @@ pub struct RecordedDigests {
 
 impl RecordedDigests {
     fn of(shard: ShardId, calls: &CallsAre) -> RecordedDigests {
-        let &CallsAre { first_digest: first, digest_of: number, digest, .. } = calls;
-        RecordedDigests { shard, first, number, digest }
+        let &CallsAre { first_digest, digest_of: number, digest, .. } = calls;
+        let first = (first_digest != 0).then_some((shard, first_digest));
+        RecordedDigests { first, shard, number, digest }
     }
 
-    /// Returns the digest that call `number` must have; `None` if any is right.
-    pub(crate) fn expected(&self, number: u64) -> Option<u64> {
-        let of_number = if self.number.0 == number { self.digest } else { 0 };
-        let first = if number == 1 { self.first } else { 0 };
-        [of_number, first].into_iter().find(|&digest| digest != 0)
+    /// Returns the digest that call `number` must have, and the shard that has recorded it; `None`
+    /// if any is right.
+    pub(crate) fn expected(&self, number: u64) -> Option<(ShardId, u64)> {
+        let of_number = (self.number.0 == number).then_some((self.shard, self.digest));
+        let first = self.first.filter(|_| number == 1);
+        [of_number, first].into_iter().flatten().find(|&(_, digest)| digest != 0)
     }
 }
 
 impl OpenedCalls {
     /// Returns what a push needs to count once for the call of this number. `settled` is the number
-    /// up to which all calls have settled on every shard, by now. The digest is unknown.
-    pub fn call(&self, number: u64, settled: CallNumber) -> CallRef {
+    /// up to which all calls have settled on every shard, by now. `digest` is 0 if it is unknown.
+    pub fn call(&self, number: u64, settled: CallNumber, digest: u64) -> CallRef {
         let &OpenedCalls { source, epoch, .. } = self;
-        CallRef { id: CallId { source, epoch, number: CallNumber(number) }, settled, digest: 0 }
+        CallRef { id: CallId { source, epoch, number: CallNumber(number) }, settled, digest }
     }
 }
 
@@ -143,7 +145,7 @@ impl CallsRound {
                     found.window = found.window.intersection(CallWindow::default());
                 } else {
                     found.window = found.window.intersection(window);
-                    let first = found.digests.first.max(digests.first);
+                    let first = found.digests.first.or(digests.first);
                     if digests.number > found.digests.number {
                         found.digests = digests;
                     }
@@ -213,5 +215,40 @@ impl SessionClient {
             round.answered(&answer.0)?;
         }
         Ok(round.found())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_is_that_of_the_shard_that_has_recorded_it() {
+        let shards = [0, 1].map(|shard| ShardId { task: 0, shard });
+        // The first shard knows call 1, and the second knows more calls.
+        let answers = [(8, 1, 8), (0, 5, 9)].map(|(first_digest, digest_of, digest)| CallsAre {
+            source: CallSource(2),
+            epoch: CallEpoch(3),
+            settled: CallNumber(digest_of),
+            window: 0,
+            first_digest,
+            digest_of: CallNumber(digest_of),
+            digest,
+        });
+        for order in [[0, 1], [1, 0]] {
+            let mut round = CallsRound {
+                name: CoordinatorName::clipped("trainer"),
+                kind: RoundKind::Query,
+                shards: order.map(|index| shards[index]).into(),
+                found: None,
+            };
+            for index in order {
+                round.answered(&answers[index].clone().into()).unwrap();
+            }
+            let digests = round.found().unwrap().digests;
+            assert_eq!(digests.expected(1), Some((shards[0], 8)));
+            assert_eq!(digests.expected(5), Some((shards[1], 9)));
+            assert_eq!(digests.expected(2), None);
+        }
     }
 }

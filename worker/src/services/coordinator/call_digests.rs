@@ -34,14 +34,16 @@ impl CallDigests {
         let digest = if is_known { call.digest(before) } else { 0 };
         self.last = (number, digest);
         match self.recorded.expected(number) {
-            Some(recorded) if is_known && recorded != digest => Err(ServiceError::CallsDiffer {
-                name: self.name.clone(),
-                number,
-                function: call.function.clone(),
-                digest,
-                shard: self.recorded.shard,
-                recorded,
-            }),
+            Some((shard, recorded)) if is_known && recorded != digest => {
+                Err(ServiceError::CallsDiffer {
+                    name: self.name.clone(),
+                    number,
+                    function: call.function.clone(),
+                    digest,
+                    shard,
+                    recorded,
+                })
+            }
             _ => Ok(digest),
         }
     }
@@ -59,7 +61,9 @@ mod tests {
 
     fn digests(first: u64, number: u64, digest: u64) -> CallDigests {
         let number = CallNumber(number);
-        let recorded = RecordedDigests { shard: ShardId::default(), first, number, digest };
+        let shard = ShardId::default();
+        let first = (first != 0).then_some((shard, first));
+        let recorded = RecordedDigests { first, shard, number, digest };
         CallDigests::new("trainer", recorded)
     }
 

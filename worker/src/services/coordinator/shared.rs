@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use pushpull_common::device::DeviceSpec;
 use pushpull_common::ids::{CallNumber, TaskId};
-use pushpull_common::protocol::CallRef;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
@@ -146,9 +145,8 @@ impl CoordinatorCore {
         let Some(OpenCall { call, digest, .. }) = state.calls.get(&number) else { return };
         let timeout = call.timeout.unwrap_or(self.client.timeout());
         let made = |resource| state.made.get(&(worker, resource)).map(Kept::id);
-        let named = self.named.as_ref();
-        let of = |named: &Named| named.opened.call(number, CallNumber(settled));
-        let scheduled = named.map(|named| CallRef { digest: *digest, ..of(named) });
+        let of = |named: &Named| named.opened.call(number, CallNumber(settled), *digest);
+        let scheduled = self.named.as_ref().map(of);
         let order = decisions::attempt_order(&call.on_worker(task, made), scheduled);
         let shared = self.clone();
         let running = self.client.core().spawn(async move {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use pushpull_common::device::DeviceSpec;
 use pushpull_common::ids::{CallNumber, Incarnation, TaskId};
 use pushpull_common::protocol::decode::slice_source;
-use pushpull_common::protocol::{CallRef, FrameEvent, FrameProgress, FrameReader, FrameSink};
+use pushpull_common::protocol::{FrameEvent, FrameProgress, FrameReader, FrameSink};
 
 use super::frames::frame_of;
 use crate::calls::OpenedCalls;
@@ -464,8 +464,7 @@ impl CoordinatorEndpoint {
         };
         let call = self.calls[&number].on_worker(task, made);
         let digest = self.digests[&number];
-        let scheduled = CallRef { digest, ..self.opened.call(number, CallNumber(settled)) };
-        let scheduled = Some(scheduled);
+        let scheduled = Some(self.opened.call(number, CallNumber(settled), digest));
         let order = decisions::attempt_order(&call, scheduled);
         let (order, link) = (order.expect("the scheduled calls are valid"), *link);
         let of_client = self.session.number_call();
