@@ -66,6 +66,14 @@ impl ClusterSpec {
     /// job `ps` must have an address; workers need none.
     pub const NO_ADDRESS: &str = "-";
 
+    /// Checks the syntax of an address: `host:port`, `[v6]:port` or `unix:/path`.
+    ///
+    /// # Errors
+    /// Every [`AddressProblem`] but [`AddressProblem::Absent`].
+    pub fn check_address(address: &str) -> Result<(), AddressProblem> {
+        address::canonical(address).map(|_| ())
+    }
+
     /// Returns a builder for a cluster, with no jobs yet.
     pub fn builder() -> ClusterSpecBuilder {
         ClusterSpecBuilder::default()

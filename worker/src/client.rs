@@ -3,7 +3,6 @@
 use std::collections::hash_map::RandomState;
 use std::future::poll_fn;
 use std::hash::{BuildHasher, Hasher};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -20,7 +19,7 @@ use crate::config::WorkerConfig;
 use crate::error::{ConfigError, Error, UnresponsiveShard, UnresponsiveShards};
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::outcome::DataBegun;
-use crate::panic_message::message_of;
+use crate::panic_message::contained;
 use crate::pull_client::PullClient;
 use crate::runtime::{Caller, SessionThread};
 use crate::session::{JoinedEpoch, Reply, ServerSettings, SessionCommand, SessionConfig};
@@ -174,11 +173,7 @@ impl SessionClient {
         let address = address.map(|(_, address)| address.to_owned()).unwrap_or_default();
         let last = format!("connected, waits for {awaited}");
         let shards = UnresponsiveShards(vec![UnresponsiveShard { shard, address, last }]);
-        let reported = catch_unwind(AssertUnwindSafe(|| progress(&shards)));
-        reported.map_err(|panic| Error::Panicked {
-            callback: "on_progress",
-            message: message_of(&*panic),
-        })
+        contained("on_progress", || progress(&shards))
     }
 
     /// Waits until a shard's variables have values, as [`SessionClient::await_ready`] does. Once

@@ -359,7 +359,7 @@ pub enum Error {
     Panicked {
         /// The function, as in "on_progress".
         callback: &'static str,
-        /// The message of the panic; empty if it is no text.
+        /// The message of the panic, or words that say that it has none.
         message: String,
     },
     /// The session has ended: the worker has left, or its thread has stopped.

@@ -2,7 +2,6 @@
 //! ensures that all have consistent values.
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +20,7 @@ use crate::error::{ConfigError, Error};
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::initial_values::InitialValues;
 use crate::outcome::{PassedOver, RestoredCheckpoint};
-use crate::panic_message::message_of;
+use crate::panic_message::contained;
 use crate::session::JoinedEpoch;
 use crate::start::{self, DeclaredShard, StartDecision};
 use crate::worker::Worker;
@@ -176,11 +175,7 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
         if let Some(fill) = self.fill.take() {
             let mut initial_values = InitialValues::new(self.plan);
             // What the closure has set is dropped with the attempt.
-            let filled = catch_unwind(AssertUnwindSafe(|| fill(&mut initial_values)));
-            filled.map_err(|panic| Error::Panicked {
-                callback: "the function that sets first values",
-                message: message_of(&*panic),
-            })?;
+            contained("the function that sets first values", || fill(&mut initial_values))?;
             self.values = initial_values.finish()?;
         }
         for (id, values) in &self.values {

@@ -44,32 +44,6 @@ pub struct WorkerMetrics {
 }
 
 impl WorkerMetrics {
-    /// Returns the counts by their names.
-    pub fn counts(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        [
-            ("tokens", self.tokens),
-            ("pulls", self.pulls),
-            ("pulls_stale", self.pulls_stale),
-            ("pushes", self.pushes),
-            ("pushes_stale", self.pushes_stale),
-            ("pushes_non_finite", self.pushes_non_finite),
-            ("errors", self.errors),
-            ("reconnects", self.reconnects),
-        ]
-        .into_iter()
-    }
-
-    /// Returns the times by their names.
-    pub fn times(&self) -> impl Iterator<Item = (&'static str, Duration)> {
-        [
-            ("token_time", self.token_time),
-            ("pull_time", self.pull_time),
-            ("push_time", self.push_time),
-            ("compute_time", self.compute_time),
-        ]
-        .into_iter()
-    }
-
     /// Returns what two workers have done together, such as those of two joins of one session.
     pub(crate) fn plus(self, other: WorkerMetrics) -> WorkerMetrics {
         WorkerMetrics {

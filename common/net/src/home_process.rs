@@ -26,12 +26,6 @@ impl HomeProcess {
     }
 }
 
-impl Default for HomeProcess {
-    fn default() -> HomeProcess {
-        HomeProcess::current()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -40,6 +34,5 @@ mod tests {
     fn a_process_is_at_home_and_another_is_elsewhere() {
         assert!(!HomeProcess::current().is_elsewhere());
         assert!(HomeProcess(std::process::id() + 1).is_elsewhere());
-        assert_eq!(HomeProcess::default(), HomeProcess::current());
     }
 }

@@ -62,6 +62,11 @@ impl<B: SendBody> SendQueue<B> {
         self.features = features;
     }
 
+    /// Returns the features that are agreed with the peer.
+    pub fn features(&self) -> Features {
+        self.features
+    }
+
     /// Queues a frame. `crc` is the checksum of its body, if it has one.
     pub fn push(&mut self, envelope: &Envelope, message: &Message, crc: Option<u32>, body: B) {
         let (mut head, stamp) = (self.head(), BodyStamp { bytes: body.bytes(), crc });

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::os::fd::OwnedFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -21,9 +20,9 @@ use super::mapped_memory::{MappedShards, PushBuffers};
 use super::runner::SessionRunner;
 use super::shared_memory;
 use crate::config::ProgressCallback;
-use crate::error::{Error, UnresponsiveShards};
+use crate::error::UnresponsiveShards;
 use crate::metrics::OperationTimes;
-use crate::panic_message::message_of;
+use crate::panic_message::contained;
 use crate::session::{OpId, Session, SessionConfig, SessionInput, SessionOutput};
 use crate::token::{DroppedItem, ReturnQueue};
 
@@ -337,9 +336,8 @@ impl SessionCore {
     /// every operation names it.
     fn report(&self, session: &mut Session, silent: &UnresponsiveShards) {
         let Some(progress) = &self.progress else { return };
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| progress(silent))) {
-            let message = message_of(&*panic);
-            session.fail(Error::Panicked { callback: "on_progress", message });
+        if let Err(error) = contained("on_progress", || progress(silent)) {
+            session.fail(error);
         }
     }
 

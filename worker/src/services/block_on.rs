@@ -5,6 +5,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 
+use super::execution_waits::ExecutionWaits;
+
+/// The wait of a function that calls others, in words.
+const CALLS: &str = "the calls that it makes";
+
 /// Wakes a thread that is parked.
 struct Unpark(Thread);
 
@@ -25,5 +30,13 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
             // A wake since the poll makes this return at once.
             Poll::Pending => std::thread::park(),
         }
+    }
+}
+
+/// Waits for the future of a call. If a function makes the call, it lends its thread meanwhile.
+pub(crate) fn block_on_call<F: Future>(waits: Option<&ExecutionWaits>, future: F) -> F::Output {
+    match waits {
+        Some(waits) => block_on(waits.during(|| CALLS.to_owned(), future)),
+        None => block_on(future),
     }
 }

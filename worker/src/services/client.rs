@@ -14,7 +14,7 @@ use pushpull_common::variable::VariableSpec;
 use pushpull_net::Connector;
 use tokio::sync::oneshot;
 
-use super::block_on::block_on;
+use super::block_on::block_on_call;
 use super::call::Call;
 use super::call_session::{CallCommand, CallReply, CallSession, LinkId};
 use super::client_config::{ClientConfig, TIMEOUT};
@@ -27,9 +27,6 @@ use super::running::{Running, RunningSet};
 use super::runtime::client_core::{ClientCore, ReplyFuture};
 use crate::initial_values::InitialValues;
 use crate::runtime::{CALLER_SPIN, Leadership, SessionRunner};
-
-/// The wait of a function that calls others, in words.
-pub(crate) const CALLS: &str = "the calls that it makes";
 
 /// Calls functions on the tasks of a cluster.
 ///
@@ -66,10 +63,7 @@ impl Client {
     /// that is no address, and [`ServiceError::Thread`].
     pub async fn with(config: ClientConfig) -> Result<Client, ServiceError> {
         for target in &config.targets {
-            Connector::check(target).map_err(|error| ServiceError::Invalid {
-                doing: "connect".to_owned(),
-                reason: error.to_string(),
-            })?;
+            check_target(target)?;
         }
         let incarnation = Incarnation(RandomState::new().build_hasher().finish());
         let thread = ClientThread::start(incarnation, &config)?;
@@ -116,10 +110,7 @@ impl Client {
 
     /// Waits for a future of the client. A function lends its thread meanwhile.
     pub(crate) fn block_on<F: Future>(&self, future: F) -> F::Output {
-        match self.core.waits() {
-            Some(waits) => block_on(waits.during(|| CALLS.to_owned(), future)),
-            None => block_on(future),
-        }
+        block_on_call(self.core.waits().map(Arc::as_ref), future)
     }
 
     pub(crate) fn core(&self) -> &ClientCore {
@@ -311,6 +302,14 @@ impl Client {
     }
 }
 
+/// Checks the syntax of a target: an address as in a cluster, which may have a scheme.
+fn check_target(target: &str) -> Result<(), ServiceError> {
+    ClusterSpec::check_address(Connector::new(target).address()).map_err(|problem| {
+        let doing = format!("connect to {target:?}");
+        ServiceError::Invalid { doing, reason: problem.to_string() }
+    })
+}
+
 /// Returns the description of the first server that answers.
 async fn describe_first(
     core: &ClientCore,
@@ -430,6 +429,7 @@ mod tests {
     use std::thread::{Thread, ThreadId};
 
     use super::*;
+    use crate::services::block_on::block_on;
     use crate::services::{Functions, Server};
 
     /// Runs a task of a client, and returns the thread that has run it.
@@ -440,6 +440,21 @@ mod tests {
             let _ = sender.send(std::thread::current());
         });
         Ok(receiver.await.expect("the client runs the task"))
+    }
+
+    #[test]
+    fn the_syntax_of_a_target_is_that_of_addresses_in_a_cluster() {
+        let good = ["a:1", "grpc://a:1", "[::1]:2", "grpc://[::1]:2", "unix:/a", "unix:80"];
+        for target in good {
+            assert_eq!(check_target(target), Ok(()), "{target}");
+        }
+        let bad =
+            ["", "a", "a:", ":1", "a:0", "a:65536", "http://a:1", "grpc://", "grpc://grpc://a:1"];
+        for target in bad.into_iter().chain(["unix:", "::1:80", "[::1]", "[a]:1", "grpc:///:1"]) {
+            let error = block_on(Client::connect(target)).unwrap_err();
+            assert!(matches!(error, ServiceError::Invalid { .. }), "{error:?}");
+            assert!(error.to_string().contains(&format!("{target:?}")), "{error}");
+        }
     }
 
     #[test]

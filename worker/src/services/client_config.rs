@@ -80,7 +80,8 @@ impl ClientConfig {
     /// name cannot be resolved. The client tries again until a call's time is over. Default: no
     /// reports; the error of the call has the last reason.
     ///
-    /// The thread of the client calls `report`, which must not wait for this client.
+    /// The thread of the client calls `report`, which must not wait for this client. A panic in it
+    /// becomes part of the reason for which the server was not reached.
     pub fn on_unreachable(self, report: impl Fn(&Unreachable) + Send + Sync + 'static) -> Self {
         ClientConfig { unreachable: Some(Arc::new(report)), ..self }
     }

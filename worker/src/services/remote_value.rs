@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::block_on::block_on;
-use super::client::CALLS;
+use super::block_on::block_on_call;
 use super::error::ServiceError;
 use super::execution_waits::ExecutionWaits;
 use super::outputs::Outputs;
@@ -61,10 +60,7 @@ impl RemoteValue {
     /// # Errors
     /// As [`RemoteValue::fetch`].
     pub fn fetch_blocking(&self) -> Result<Outputs, ServiceError> {
-        match &self.waits {
-            Some(waits) => block_on(waits.during(|| CALLS.to_owned(), self.fetch())),
-            None => block_on(self.fetch()),
-        }
+        block_on_call(self.waits.as_deref(), self.fetch())
     }
 
     /// The outputs, if the call has ended.

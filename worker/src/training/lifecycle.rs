@@ -395,7 +395,8 @@ impl Lifecycle {
     /// Ends the training for the hooks, with the values of the end.
     pub(super) fn end(
         &mut self,
-        (params, metrics): (Option<Params>, WorkerMetrics),
+        params: Option<Params>,
+        metrics: WorkerMetrics,
         scalars: &Scalars,
     ) -> Result<(), TrainingError> {
         let (step, checkpoint) = (self.steps.newest, self.checkpoints.newest.clone());

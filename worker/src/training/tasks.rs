@@ -15,6 +15,8 @@ use shared_ledger::SharedLedger;
 pub use stop_flag::StopFlag;
 use task_ledger::{JoinStep, JoinWait, TaskOutcome};
 
+use crate::panic_message::message_of;
+
 /// A group of helper tasks that stop together, such as those that read data, evaluate or report.
 ///
 /// - A helper task is a function with a name, on a thread of its own.
@@ -189,19 +191,13 @@ fn run<E: Send + Sync + 'static>(
             (TaskOutcome::Failed(TaskFailure::Error { task: name.to_owned(), error }), None)
         }
         Err(payload) => {
-            let text = panic_text(payload.as_ref());
+            let text = message_of(payload.as_ref());
             let failure = TaskFailure::Panic { task: name.to_owned(), text };
             (TaskOutcome::Failed(failure), Some(payload))
         }
     };
     let refused = shared.change(|ledger| ledger.end(name, outcome));
     drop(refused);
-}
-
-fn panic_text(payload: &(dyn std::any::Any + Send)) -> String {
-    let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
-    text.unwrap_or_else(|| "a panic without a text".to_owned())
 }
 
 #[cfg(test)]

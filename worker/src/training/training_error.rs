@@ -59,7 +59,7 @@ pub enum TrainingError {
         hook: String,
         /// The method.
         place: HookPlace,
-        /// The message of the panic; empty if it is no text.
+        /// The message of the panic, or words that say that it has none.
         message: String,
     },
     /// The function of [`TrainingSession::run`](super::TrainingSession::run) returned an error.

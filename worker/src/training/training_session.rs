@@ -458,7 +458,7 @@ impl TrainingSession {
             NextAction::End => {
                 let params = self.replica.end();
                 let metrics = self.replica.metrics();
-                return self.lifecycle.end((params, metrics), &self.scalars);
+                return self.lifecycle.end(params, metrics, &self.scalars);
             }
             NextAction::Leave => {
                 self.replica.leave().await;

@@ -15,6 +15,7 @@ use super::io::{CallCommand, CallOutput, CallReply, LinkId, envelope};
 use super::link::{CallLinkStatus, settings};
 use super::pending::{IncomingAnswer, Pending};
 use super::{CallSession, ServiceError};
+use crate::error::Advice;
 use crate::services::value::{Elements, Value, ValueType};
 use crate::services::value_body::{IncomingValues, ValueBody};
 
@@ -91,7 +92,7 @@ impl CallSession {
             Message::ServerIs(server) if !is_open => self.accepted(now, id, connection, &server),
             Message::Refused(refused) if !is_open => {
                 let reason = refused.refusal.to_string();
-                if is_final(&refused.refusal) {
+                if Advice::of_refusal(&refused.refusal) == Advice::Stop {
                     self.refuse_all(id, &refused.refusal);
                 }
                 self.give_up(now, id, connection, reason);
@@ -320,12 +321,6 @@ impl CallSession {
         };
         self.reply(id, request, Ok(reply));
     }
-}
-
-/// Whether a server that refuses a hello so does it again: it offers no functions, or speaks
-/// another version.
-fn is_final(refusal: &Refusal) -> bool {
-    matches!(refusal, Refusal::Unsupported { .. } | Refusal::Role { .. } | Refusal::Version { .. })
 }
 
 fn names_and_types(outputs: &CallOutputs) -> (Vec<String>, Result<Vec<ValueType>, String>) {

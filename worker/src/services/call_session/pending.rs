@@ -129,22 +129,34 @@ impl CallCommand {
 /// A client may have any number of requests open, and each event concerns few of them. So what an
 /// event needs is found by an index: by deadline, and by whether it is to be sent.
 ///
-/// Invariants: `by_deadline` has the requests with deadlines. `unsent_calls` and `unsent_others`
-/// have those that were not sent on the present connection, and `calls_sent` counts the calls that
-/// were.
+/// Invariants: `by_deadline` has the requests with deadlines. `unsent` has those that were not sent
+/// on the present connection, and `calls_sent` counts the calls that were.
 #[derive(Debug, Default)]
 pub(super) struct PendingRequests {
     all: BTreeMap<u64, Pending>,
     /// The requests of calls, by the numbers of these.
     by_call: BTreeMap<u64, u64>,
     by_deadline: BTreeSet<(Instant, u64)>,
-    unsent_calls: BTreeSet<u64>,
-    unsent_others: BTreeSet<u64>,
+    unsent: UnsentRequests,
     calls_sent: usize,
     last: u64,
     /// The number of requests that were examined, for the test of the cost of an event.
     #[cfg(test)]
     pub(super) examined: std::cell::Cell<u64>,
+}
+
+/// The requests that are to be sent on the present connection.
+#[derive(Debug, Default)]
+struct UnsentRequests {
+    calls: BTreeSet<u64>,
+    others: BTreeSet<u64>,
+}
+
+impl UnsentRequests {
+    /// Returns the set of calls, or that of the other requests.
+    fn of(&mut self, is_call: bool) -> &mut BTreeSet<u64> {
+        if is_call { &mut self.calls } else { &mut self.others }
+    }
 }
 
 impl PendingRequests {
@@ -157,13 +169,9 @@ impl PendingRequests {
         if let Some(deadline) = pending.deadline {
             self.by_deadline.insert((deadline, request));
         }
-        self.unsent(pending.kind.is_call()).insert(request);
+        self.unsent.of(pending.kind.is_call()).insert(request);
         self.all.insert(request, pending);
         RequestId(request)
-    }
-
-    fn unsent(&mut self, calls: bool) -> &mut BTreeSet<u64> {
-        if calls { &mut self.unsent_calls } else { &mut self.unsent_others }
     }
 
     pub(super) fn get(&self, request: RequestId) -> Option<&Pending> {
@@ -185,7 +193,7 @@ impl PendingRequests {
         match (removed.sent, removed.kind.is_call()) {
             (true, is_call) => self.calls_sent -= usize::from(is_call),
             (false, is_call) => {
-                self.unsent(is_call).remove(&request.0);
+                self.unsent.of(is_call).remove(&request.0);
             }
         }
         Some(removed)
@@ -196,8 +204,7 @@ impl PendingRequests {
         let pending = self.all.get_mut(&request.0)?;
         let is_call = pending.kind.is_call();
         if !std::mem::replace(&mut pending.sent, true) {
-            let unsent = if is_call { &mut self.unsent_calls } else { &mut self.unsent_others };
-            unsent.remove(&request.0);
+            self.unsent.of(is_call).remove(&request.0);
             self.calls_sent += usize::from(is_call);
         }
         pending.was_sent = true;
@@ -211,9 +218,7 @@ impl PendingRequests {
         for (&request, pending) in &mut self.all {
             (pending.sent, pending.answer) = (false, None);
             acknowledged.append(&mut pending.acknowledges);
-            let is_call = pending.kind.is_call();
-            let unsent = if is_call { &mut self.unsent_calls } else { &mut self.unsent_others };
-            unsent.insert(request);
+            self.unsent.of(pending.kind.is_call()).insert(request);
         }
         self.calls_sent = 0;
         acknowledged
@@ -223,9 +228,9 @@ impl PendingRequests {
     /// this many calls.
     pub(super) fn next(&self, calls_max: usize) -> Vec<RequestId> {
         let places = calls_max.saturating_sub(self.calls_sent);
-        let calls = self.unsent_calls.iter().take(places);
+        let calls = self.unsent.calls.iter().take(places);
         let mut next: Vec<RequestId> =
-            calls.chain(&self.unsent_others).copied().map(RequestId).collect();
+            calls.chain(&self.unsent.others).copied().map(RequestId).collect();
         next.sort_unstable();
         self.examine(next.len());
         next

@@ -20,6 +20,8 @@ use tokio::sync::{Notify, oneshot};
 
 use super::outbox::CallOutbox;
 use super::timer::Timer;
+use crate::error::Error;
+use crate::panic_message::contained;
 use crate::runtime::{Leadership, OpenOperation};
 use crate::services::call_session::{
     CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallReply, CallSession, LinkId,
@@ -346,9 +348,17 @@ async fn run_connection(
             if let Some(report) = core.shared.unreachable.as_ref().filter(|_| !outbox.is_given_up())
             {
                 let address = connector.address().to_owned();
-                report(&Unreachable { address, reason: reason.clone() });
+                let unreachable = Unreachable { address, reason: reason.clone() };
+                // The link hears of the end of its connection also after a panic.
+                match contained("on_unreachable", || report(&unreachable)) {
+                    Err(Error::Panicked { callback, message }) => {
+                        format!("{reason}; {callback} panicked: {message}")
+                    }
+                    _ => reason,
+                }
+            } else {
+                reason
             }
-            reason
         }
         Ok(connected) => {
             let mut frames = FrameStream::new(connected.stream, FrameReader::new());

@@ -23,21 +23,18 @@ pub(super) struct CallOutbox {
     closing: AtomicBool,
     /// Whether the connection ends at once.
     given_up: AtomicBool,
-    /// Whether the peer understands `Goodbye`.
-    hears_goodbye: AtomicBool,
 }
 
 impl CallOutbox {
     /// Sets the features that are agreed with the peer.
     pub(super) fn agree(&self, features: Features) {
-        let hears_goodbye = features.contains(Features::GOODBYE);
-        self.hears_goodbye.store(hears_goodbye, Ordering::Relaxed);
         self.frames().agree(features);
     }
 
     /// Tells the peer that this side stops, if it understands that.
     pub(super) fn say_goodbye(&self) {
-        if self.hears_goodbye.load(Ordering::Relaxed) {
+        let features = self.frames().features();
+        if features.contains(Features::GOODBYE) {
             self.push(&Envelope::default(), &Goodbye {}.into(), ValueBody::default(), false);
         }
     }

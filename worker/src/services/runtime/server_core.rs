@@ -19,6 +19,7 @@ use tokio::sync::{Notify, oneshot, watch};
 use super::function_pool::FunctionPool;
 use super::outbox::CallOutbox;
 use super::timer::Timer;
+use crate::panic_message::message_of;
 use crate::services::cancel::CancelFlag;
 use crate::services::execution_waits::ExecutionWaits;
 use crate::services::function_table::FunctionTable;
@@ -402,12 +403,7 @@ fn result_of(result: Result<FunctionResult, Panic>) -> Result<Vec<(String, Value
             let (detail, retry) = error.into_parts();
             Err(Failure::Failed { retry, detail })
         }
-        Err(panic) => {
-            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-            let detail = text.unwrap_or_else(|| "a panic without a text".to_owned());
-            Err(Failure::Panicked { detail })
-        }
+        Err(panic) => Err(Failure::Panicked { detail: message_of(&*panic) }),
     }
 }
 

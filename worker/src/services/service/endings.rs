@@ -138,7 +138,12 @@ impl Service {
     }
 
     /// Tells a function that nobody waits for it, if it runs.
-    fn abandon(&mut self, execution: Option<ExecutionId>, until: Option<Instant>, held: u64) {
+    pub(super) fn abandon(
+        &mut self,
+        execution: Option<ExecutionId>,
+        until: Option<Instant>,
+        held: u64,
+    ) {
         let Some(execution) = execution else { return };
         self.executions.abandon(execution, until, held);
         self.outputs.push_back(ServiceOutput::Cancel { execution });

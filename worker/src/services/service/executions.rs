@@ -237,3 +237,56 @@ impl Executions {
         self.all.values().filter(|execution| execution.abandoned.is_none())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::config;
+    use super::*;
+
+    fn begin(executions: &mut Executions, client: u64) -> ExecutionId {
+        executions.begin(Incarnation(client), 1, "f", true)
+    }
+
+    #[test]
+    fn blocking_functions_of_all_clients_are_limited_beside_the_first_of_each() {
+        let config = ServiceConfig { threads: 2, ..config() };
+        let mut executions = Executions::default();
+        let may_begin = |executions: &Executions, client, blocking| {
+            executions.may_begin(&config, Incarnation(client), blocking)
+        };
+        let clients = 1..BLOCKING_MAX as u64;
+        let first: Vec<_> = clients.map(|client| begin(&mut executions, client)).collect();
+        assert!(may_begin(&executions, 1, true), "one place is left");
+        begin(&mut executions, 1);
+        assert!(!may_begin(&executions, 2, true));
+        assert!(may_begin(&executions, 2, false), "an asynchronous function needs no thread");
+        assert!(may_begin(&executions, BLOCKING_MAX as u64, true), "the first of a client");
+        executions.remove(first[2]);
+        assert!(may_begin(&executions, 2, true));
+        executions.check_invariants();
+    }
+
+    #[test]
+    fn a_function_keeps_its_thread_while_the_most_are_lent() {
+        let config = config();
+        let mut executions = Executions::default();
+        let client = LENT_MAX as u64;
+        let waits = || Some("an output".to_owned());
+        let may_begin =
+            |executions: &Executions| executions.may_begin(&config, Incarnation(client), true);
+        let others: Vec<_> = (0..client).map(|other| begin(&mut executions, other)).collect();
+        let last = begin(&mut executions, client);
+        for &other in &others {
+            executions.set_awaited(other, waits());
+        }
+        executions.set_awaited(last, waits());
+        assert_eq!(executions.threads_lent, LENT_MAX);
+        assert!(!may_begin(&executions), "it keeps the only thread of its client");
+        // Nobody lends on its behalf once a place is left: it says again what it waits for.
+        executions.remove(others[0]);
+        assert!(!may_begin(&executions));
+        executions.set_awaited(last, waits());
+        assert!(may_begin(&executions));
+        executions.check_invariants();
+    }
+}

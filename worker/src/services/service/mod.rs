@@ -294,10 +294,7 @@ impl Service {
             if let Some(deadline) = entry.deadline {
                 self.deadlines.remove(&(deadline, client, call));
             }
-            if let CallState::Running { execution } = entry.state {
-                self.executions.abandon(execution, entry.deadline, entry.bytes);
-                self.outputs.push_back(ServiceOutput::Cancel { execution });
-            }
+            self.abandon(entry.execution(), entry.deadline, entry.bytes);
         }
         if let Some(connection) = state.connection {
             self.outputs.push_back(ServiceOutput::Close { connection });

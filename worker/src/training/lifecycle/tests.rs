@@ -195,7 +195,7 @@ impl Script {
                 Ok(())
             }
             NextAction::End => {
-                lifecycle.end((Some(params), WorkerMetrics::default()), &Scalars::default())
+                lifecycle.end(Some(params), WorkerMetrics::default(), &Scalars::default())
             }
             NextAction::Finish => {
                 self.note("finish");

@@ -137,15 +137,38 @@ fn a_server_that_stops_ends_its_calls() {
     assert!(error.contains("was lost, it has stopped"), "{error}");
 }
 
+/// Refuses the hello of the connection that the session has asked for.
+fn refuse_hello(world: &mut World, refusal: Refusal) {
+    let (connection, _) = world.connects.pop().unwrap();
+    world.input(CallInput::Connected { connection });
+    let request = world.sent.remove(0).1.request;
+    world.receive(connection, request, Refused { refusal }, &[]);
+}
+
+#[test]
+fn a_hello_that_is_refused_for_good_ends_the_calls() {
+    let text = Text::clipped;
+    let identity = Refusal::Identity {
+        field: text("job"),
+        server: text("a"),
+        client: text("b"),
+        server_hash: [1; 32],
+        client_hash: [2; 32],
+    };
+    for refusal in [identity, Refusal::Role { role: 3, kind: 1 }] {
+        let mut world = world();
+        world.call(order(&[]));
+        refuse_hello(&mut world, refusal.clone());
+        let error = world.error();
+        assert!(error.contains(&refusal.to_string()), "{error}");
+    }
+}
+
 #[test]
 fn a_refused_hello_is_tried_again() {
     let mut world = world();
     world.call(order(&[]));
-    let (connection, _) = world.connects.pop().unwrap();
-    world.input(CallInput::Connected { connection });
-    let request = world.sent.remove(0).1.request;
-    let refusal = Refusal::Busy { what: Text::clipped("clients"), limit: 3 };
-    world.receive(connection, request, Refused { refusal }, &[]);
+    refuse_hello(&mut world, Refusal::Busy { what: Text::clipped("clients"), limit: 3 });
     assert!(world.replies.is_empty());
     world.pass(LEASE);
     let error = world.error();

@@ -46,9 +46,10 @@ fn world() -> World {
     world_of(|_| {})
 }
 
-fn world_of(change: impl FnOnce(&mut ServiceConfig)) -> World {
+/// The configuration of the services here.
+pub(super) fn config() -> ServiceConfig {
     let task = TaskId::worker(1);
-    let mut config = ServiceConfig {
+    ServiceConfig {
         incarnation: Incarnation(77),
         lease: LEASE,
         calls_max: 4,
@@ -62,7 +63,11 @@ fn world_of(change: impl FnOnce(&mut ServiceConfig)) -> World {
         description: Value::from("described"),
         planted: PlantedWorkerBugs::default(),
         task,
-    };
+    }
+}
+
+fn world_of(change: impl FnOnce(&mut ServiceConfig)) -> World {
+    let mut config = config();
     change(&mut config);
     let facts = |blocking| FunctionFacts { signature: None, blocking };
     let typed = Signature::new().input("x", DType::F32, [Some(2)]).output("value", DType::F32, []);
