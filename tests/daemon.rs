@@ -259,6 +259,7 @@ fn a_directory_that_its_group_may_write_is_accepted_by_a_flag() {
         let mut command = daemon(&address);
         let mut serving = start(command.arg(flag).arg(&volume).arg("--group-writable"));
         train(&address);
+        serving.signal(Signal::TERM);
         let (status, _, errors) = serving.finish();
         assert!(status.success(), "{flag}: {errors}");
     }

@@ -239,18 +239,31 @@ fn two_sessions_go_on_from_a_checkpoint_when_a_server_has_lost_its_state() {
         };
         let server = start();
         let (step, steps) = mpsc::channel();
+        // No worker trains beyond step 12 before the state is lost.
+        let is_lost = Arc::new(Mutex::new(()));
+        let pause = || {
+            let is_lost = is_lost.clone();
+            EachStep(move |at| {
+                if at >= 12 {
+                    drop(is_lost.lock().unwrap());
+                }
+            })
+        };
         let joins = Joins::default();
         let (hook, values) = final_w();
         let chief = config(&cluster, 0)
             .checkpoint_every_steps(5)
             .hook(joins.clone())
             .hook(EachStep(move |at| _ = step.send(at)))
+            .hook(pause())
             .hook(hook);
-        let other = config(&cluster, 1);
+        let other = config(&cluster, 1).hook(pause());
         let server = std::thread::scope(|scope| {
+            let not_yet = is_lost.lock().unwrap();
             let sessions = scope.spawn(|| train_two([chief, other]));
             while steps.recv_timeout(LONG).unwrap() < 12 {}
             block_on(server.serve(async {})).unwrap();
+            drop(not_yet);
             let server = start();
             for (end, _) in sessions.join().unwrap() {
                 assert_eq!(end.reason, StopReason::LastStep);

@@ -107,7 +107,8 @@ fn misplaced_parts_are_refused_once_and_the_rest_is_ignored() {
     assert!(refusals(&mut world, line, ADD, &[(32, 24, None)]).is_empty());
 }
 
-/// A shard that does not own the step checks the token only once the push is whole.
+/// The step owner asks for the token of a gradient at its first part, other shards once the push is
+/// whole.
 #[test]
 fn a_part_that_ends_beyond_the_last_address_is_refused_by_every_shard() {
     let (mut world, lines) =
@@ -118,7 +119,12 @@ fn a_part_that_ends_beyond_the_last_address_is_refused_by_every_shard() {
         for operation in [GRADIENT, ADD, Operation::Assign {}] {
             for offset in [u64::MAX, u64::MAX - 7, 1 << 63] {
                 sequence += 1;
-                let push = Push::plain(sequence, operation, world.push_slot(line));
+                let plain = Push::plain(sequence, operation, world.push_slot(line));
+                let grant = match operation {
+                    GRADIENT if line.shard == 0 => world.token(line),
+                    _ => plain.grant,
+                };
+                let push = Push { grant, ..plain };
                 let request = world.send(line, push.envelope(), push.part(offset, None), &[0; 8]);
                 let Some(Message::Refused(refused)) = world.answer(line, request) else {
                     panic!("{operation:?} at {offset} is accepted")
