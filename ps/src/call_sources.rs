@@ -128,30 +128,11 @@ impl CallSources {
         source: CallSource,
         epoch: CallEpoch,
     ) -> Result<CallsAre, Refusal> {
-        let refuse = |current| Err(Refusal::CallEpoch { source, epoch, current });
-        if source.0 == 0 || source.0 > epoch.0 {
-            return refuse(self.closed);
-        }
-        let known = self.find(name).and_then(|place| Some((place, self.at(place)?)));
-        if let Some(other) = self.of(source).filter(|other| other.name != name) {
-            return refuse(other.epoch);
-        }
-        let place = match known {
-            Some((_, entry)) if epoch < entry.epoch => return refuse(entry.epoch),
-            Some((_, entry)) if epoch == entry.epoch && source != entry.source => {
-                return refuse(entry.epoch);
-            }
-            Some((place, _)) => place,
-            None if epoch <= self.closed => return refuse(self.closed),
-            // Calls of this source may have settled here.
-            None if source.0 <= self.forgotten.0 => return refuse(self.forgotten),
-            None => {
-                let Some(place) = self.places.iter().position(Option::is_none) else {
-                    let what = Detail::clipped("coordinators with open calls");
-                    return Err(Refusal::Busy { what, limit: CALL_SOURCES_MAX as u64 });
-                };
-                place
-            }
+        self.check_open_as(name, source, epoch)?;
+        let free = || self.places.iter().position(Option::is_none);
+        let Some(place) = self.find(name).or_else(free) else {
+            let what = Detail::clipped("coordinators with open calls");
+            return Err(Refusal::Busy { what, limit: CALL_SOURCES_MAX as u64 });
         };
         // Under another source the calls before were closed, and the numbers begin again.
         let before = self.at(place).filter(|entry| entry.source == source);
@@ -162,6 +143,31 @@ impl CallSources {
         self.places[place] = Some(entry);
         self.changed |= 1 << place;
         Ok(answer)
+    }
+
+    /// Returns why the calls of a coordinator cannot be opened under a source and an epoch, whether
+    /// or not a place is free.
+    pub(crate) fn check_open_as(
+        &self,
+        name: &str,
+        source: CallSource,
+        epoch: CallEpoch,
+    ) -> Result<(), Refusal> {
+        let refuse = |current| Err(Refusal::CallEpoch { source, epoch, current });
+        if source.0 == 0 || source.0 > epoch.0 {
+            return refuse(self.closed);
+        }
+        if let Some(other) = self.of(source).filter(|other| other.name != name) {
+            return refuse(other.epoch);
+        }
+        match self.find(name).and_then(|place| self.at(place)) {
+            Some(entry) if epoch < entry.epoch => refuse(entry.epoch),
+            Some(entry) if epoch == entry.epoch && source != entry.source => refuse(entry.epoch),
+            None if epoch <= self.closed => refuse(self.closed),
+            // Calls of this source may have settled here.
+            None if source.0 <= self.forgotten.0 => refuse(self.forgotten),
+            _ => Ok(()),
+        }
     }
 
     /// Returns the open source to forget so that another coordinator can open its calls, if it needs

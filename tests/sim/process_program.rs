@@ -19,9 +19,6 @@ pub(crate) trait ProcessProgram: Sized + Debug {
     /// An event that programs schedule for themselves.
     type Timer: Copy + Debug + PartialEq;
 
-    /// Whether servers may start with a wrong clock.
-    const CLOCKS_JUMP: bool;
-
     /// Returns the task of the process, in words.
     fn task_name(&self) -> String;
 

@@ -143,8 +143,6 @@ impl SimWorld<Trainer> {
 }
 
 impl ProcessProgram for Trainer {
-    const CLOCKS_JUMP: bool = true;
-
     type Checker = Checker;
     type Timer = TrainingTimer;
 

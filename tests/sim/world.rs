@@ -225,9 +225,7 @@ impl<P: ProcessProgram> SimWorld<P> {
 
     /// Returns the figures of the run so far.
     pub(crate) fn outcome(self, mut figures: BTreeMap<&'static str, u64>) -> SimOutcome {
-        if P::CLOCKS_JUMP {
-            figures.insert("clock_jumps", self.clock_jumps);
-        }
+        figures.insert("clock_jumps", self.clock_jumps);
         let (events, faults, trace) = (self.events, self.faults, self.trace.sum());
         SimOutcome { events, faults, trace, figures }
     }

@@ -1,6 +1,7 @@
 //! The calls of a coordinator: which have settled on every shard.
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pushpull_common::call_window::CallWindow;
@@ -8,11 +9,12 @@ use pushpull_common::ids::{CallEpoch, CallNumber, CallSource, ShardId};
 use pushpull_common::protocol::limits::COORDINATOR_NAME_BYTES_MAX;
 use pushpull_common::protocol::message::{CallsAre, CallsQuery, CloseCalls, OpenCalls};
 use pushpull_common::protocol::wire::Text;
-use pushpull_common::protocol::{CallId, CallRef, Message};
+use pushpull_common::protocol::{CallId, CallRef, Message, Refusal};
 
 use crate::client::SessionClient;
 use crate::error::{ConfigError, Error};
 use crate::gradients::sharding_plan::ShardingPlan;
+use crate::pause::Pause;
 
 /// The calls of a coordinator, which it has opened on every shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,6 +176,9 @@ impl CallsRound {
     }
 }
 
+/// The pause before a request that a shard could not judge is sent again.
+const ROUND_PAUSE: Duration = Duration::from_millis(100);
+
 impl SessionClient {
     /// Opens the calls of a coordinator on the step owner and on every shard of a plan, under a new
     /// epoch. Calls of older epochs are refused once this returns.
@@ -209,10 +214,19 @@ impl SessionClient {
     }
 
     async fn run_round(&self, mut round: CallsRound) -> Result<Option<OpenedCalls>, Error> {
+        let begun = Instant::now();
         while let Some((shard, message)) = round.next() {
             let (doing, timeout) = (round.doing(), self.config.timeout);
-            let answer = self.request(doing, shard, message, Bytes::new(), timeout).await?;
-            round.answered(&answer.0)?;
+            match self.request(doing, shard, message, Bytes::new(), timeout).await {
+                Ok(answer) => round.answered(&answer.0)?,
+                // The shard has not heard yet of what the step owner has assigned.
+                Err(Error::Refused { refusal: Refusal::Unavailable { .. }, .. })
+                    if begun.elapsed() + ROUND_PAUSE < timeout =>
+                {
+                    Pause::new(ROUND_PAUSE).await;
+                }
+                Err(error) => return Err(error),
+            }
         }
         Ok(round.found())
     }

@@ -2,8 +2,9 @@
 
 use std::time::Instant;
 
-use pushpull_common::ids::{CallSource, TokenId};
+use pushpull_common::ids::{CallEpoch, CallSource, ShardId, TokenId};
 use pushpull_common::protocol::message::{CallsAre, CallsClosed, CloseCalls, OpenCalls, Operation};
+use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{CallRef, Outcome, Refusal};
 
 use super::Shard;
@@ -91,15 +92,16 @@ impl Steps {
         if name.as_str().is_empty() {
             return refuse("a coordinator has a name");
         }
-        self.make_call_place(name.as_str(), request.since, out);
         let registry = &mut peers.registry;
         if self.owner.is_none() {
-            let recorded = self.calls.newest_epoch();
-            let current = registry.newest_from_owner(request.since).max(recorded.0);
-            return match epoch.0 <= current {
-                true => self.calls.open_as(name.as_str(), source, epoch),
-                false => Err(Refusal::CallEpoch { source, epoch, current: current.into() }),
-            };
+            let newest = registry.newest_from_owner(request.since);
+            if epoch.0 > newest.max(self.calls.newest_epoch().0) {
+                return Err(Refusal::Unavailable { detail: epoch_ahead(self.id, epoch, newest) });
+            }
+            // What is refused takes no place.
+            self.calls.check_open_as(name.as_str(), source, epoch)?;
+            self.make_call_place(name.as_str(), request.since, out);
+            return self.calls.open_as(name.as_str(), source, epoch);
         }
         if (source.0, epoch.0) != (0, 0) {
             return refuse("the step owner assigns sources and epochs");
@@ -109,6 +111,7 @@ impl Steps {
         // above.
         registry.mint_above(self.calls.newest_epoch().0);
         let epoch = registry.mint(request.since)?;
+        self.make_call_place(name.as_str(), request.since, out);
         self.calls.open(name.as_str(), epoch.0.into())
     }
 
@@ -242,6 +245,16 @@ impl Shard {
         }
         true
     }
+}
+
+/// Says that a shard cannot judge an epoch. The step owner assigned it by a faster clock, and the
+/// shard has not connected to it since one of them was started.
+fn epoch_ahead(shard: ShardId, epoch: CallEpoch, newest: u64) -> Detail {
+    let text = format!(
+        "{shard} cannot accept call epoch {epoch} yet: it expects at most {newest} until the step \
+         owner has told it the time"
+    );
+    Detail::clipped(&text)
 }
 
 const NOT_SYNCHRONOUS: &str = "calls count in asynchronous mode";

@@ -158,7 +158,7 @@ impl SimWorld<CallProgram> {
                 self.calls_opened(number, opened);
             }
             // The program is started again with a new session, which resumes.
-            (CoordinatorPhase::Opening, Err(error)) if timed_out(&error) => {
+            (CoordinatorPhase::Opening, Err(error)) if timed_out(&error) || is_behind(&error) => {
                 self.begin_coordinator(number);
             }
             (CoordinatorPhase::Checking, Ok(WorkerAnswer::Calls(found))) => {
@@ -467,4 +467,10 @@ impl SimWorld<CallProgram> {
             self.settle_process(number);
         }
     }
+}
+
+/// Whether a shard could not judge a request, because it has not heard yet of what the step owner
+/// has assigned.
+fn is_behind(error: &Error) -> bool {
+    matches!(error, Error::Refused { refusal: Refusal::Unavailable { .. }, .. })
 }

@@ -117,10 +117,6 @@ impl SimWorld<CallProgram> {
 }
 
 impl ProcessProgram for CallProgram {
-    // A step owner whose clock is slower than before may give a coordinator an epoch below that of
-    // its predecessor, which other shards refuse.
-    const CLOCKS_JUMP: bool = false;
-
     type Checker = CallChecker;
     type Timer = CallTimer;
 

@@ -169,7 +169,7 @@ impl<P: ProcessProgram> SimWorld<P> {
         // fences those that come after it.
         let loses_state = self.plan.iter().any(|planned| planned.fault == FaultKind::LoseState);
         let days = match chance.between(0, 9) {
-            _ if !P::CLOCKS_JUMP || loses_state => 3,
+            _ if loses_state => 3,
             0 => 1,
             1 => 7,
             2 => 5,
