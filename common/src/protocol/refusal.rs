@@ -541,6 +541,10 @@ impl std::fmt::Display for Refusal {
                     variable.as_str()
                 )
             }
+            Refusal::UnknownEpoch { epoch, newest: ClientEpoch(0) } => write!(
+                f,
+                "no run of this task has client epoch {epoch}: it was ended while its worker was away"
+            ),
             Refusal::UnknownEpoch { epoch, newest } => write!(
                 f,
                 "client epoch {epoch} was not assigned to this client: its newest is {newest}, \

@@ -152,6 +152,12 @@ impl PushAudits {
         audit.is_some_and(|audit| !audit.ends || !audit.answers.contains_key(&shard))
     }
 
+    /// Returns those of the shards that have not answered about the client.
+    pub(crate) fn unanswered(&self, client: ClientKey, shards: &[ShardId]) -> Vec<ShardId> {
+        let Some(audit) = self.0.get(&client) else { return Vec::new() };
+        shards.iter().copied().filter(|shard| !audit.answers.contains_key(shard)).collect()
+    }
+
     /// Records a shard's answer. `ended` says whether the shard had fenced the client before.
     pub(crate) fn answered(
         &mut self,

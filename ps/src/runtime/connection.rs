@@ -11,7 +11,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::decode::ReadError;
-use pushpull_common::protocol::{Envelope, Features, FrameEvent, FrameReader, FrameSink, Message};
+use pushpull_common::protocol::{
+    Envelope, Features, FrameEvent, FrameReader, FrameSink, Message, message,
+};
 use pushpull_net::{
     ArrivedPeer, ConnectionPhase, ConnectionSide, FrameStream, SendBody, SendQueue, Stream,
 };
@@ -185,6 +187,15 @@ impl Outbox {
     /// Sets the features that are agreed with the peer.
     fn agree(&self, features: Features) {
         self.queue.borrow_mut().agree(features);
+    }
+
+    /// Tells the peer that the server has stopped for good, if the peer understands that.
+    pub(super) fn say_goodbye(&self) {
+        if self.queue.borrow().features().contains(Features::GOODBYE) {
+            let goodbye = message::Goodbye {}.into();
+            self.put(&Envelope::default(), &goodbye, None, AnswerBody::EMPTY);
+            self.send_all();
+        }
     }
 
     /// Queues a frame that is sent with the next one, or once the queue is due.

@@ -1,6 +1,5 @@
 //! A shard's thread: one runtime for the shard, its connections, its clock and its long work.
 
-use pushpull_common::protocol::Features;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -8,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::ClientEpoch;
-use pushpull_common::protocol::{Envelope, message};
+use pushpull_common::protocol::Features;
 use pushpull_net::ArrivedPeer;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
@@ -350,13 +349,11 @@ impl ShardCore {
         self.status.send_replace(status);
     }
 
-    /// Tells every peer that the server has stopped for good. The shard is not asked: it has
+    /// Tells every peer that understands it that the server has stopped for good. The shard is not asked: it has
     /// panicked.
     fn say_goodbye(&self) {
         for outbox in self.outboxes.all() {
-            let goodbye = message::Goodbye {}.into();
-            outbox.put(&Envelope::default(), &goodbye, None, AnswerBody::EMPTY);
-            outbox.send_all();
+            outbox.say_goodbye();
         }
     }
 

@@ -153,7 +153,7 @@ impl Shard {
         let Some(client) = replaced else { return Ok(()) };
         let Some(tokens) = self.steps.asynchronous_tokens_mut() else { return Ok(()) };
         tokens.audits.replace(client, now);
-        let mut unasked = shards;
+        let mut unasked = shards.clone();
         unasked.retain(|shard| self.steps.shards.connection_of(*shard).is_none());
         if hello.role == (Role::Chief {}) && !unasked.is_empty() {
             let unknown = self.unknown_pushes(client, &unasked);
@@ -161,13 +161,15 @@ impl Shard {
             return Ok(());
         }
         self.audit_pushes(now, false);
-        match self.steps.asynchronous_tokens().is_some_and(|tokens| tokens.audits.has(client)) {
-            true => {
-                let what = Detail::clipped("earlier runs of this worker that are being ended");
-                Err(Refusal::Busy { what, limit: 1 })
-            }
-            false => Ok(()),
-        }
+        let tokens = self.steps.asynchronous_tokens();
+        let Some(tokens) = tokens.filter(|tokens| tokens.audits.has(client)) else { return Ok(()) };
+        let awaited = tokens.audits.unanswered(client, &shards);
+        let awaited: Vec<String> = awaited.iter().map(ShardId::to_string).collect();
+        let what = format!(
+            "runs of this worker (the earlier one ends as soon as {} say what they have applied of it)",
+            awaited.join(", ")
+        );
+        Err(Refusal::Busy { what: Detail::clipped(&what), limit: 1 })
     }
 
     /// Returns the client whose task says hello as a newer incarnation, if gradients of the older

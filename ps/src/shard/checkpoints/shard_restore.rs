@@ -112,15 +112,9 @@ impl ShardRestore {
             CheckpointPiece::Row(table, head, streams) => {
                 let head = RowHead { step: head.step.min(RESTORED_LIMIT), ..head };
                 let table = &mut store.tables_mut()[table];
+                // The check has found that all rows fit the table.
                 let restored = table.restore_row(head, streams);
-                restored.map_err(|error| match table.rows() >= table.limit() {
-                    true => {
-                        let variable = catalogue.variable(table.partition().variable).name();
-                        let (variable, limit) = (variable.to_owned(), table.limit());
-                        CheckpointError::TableFull { variable, limit }
-                    }
-                    false => CheckpointError::Memory { reason: error.to_string() },
-                })
+                restored.map_err(|error| CheckpointError::Memory { reason: error.to_string() })
             }
         })
     }

@@ -320,6 +320,25 @@ fn a_refused_restore_leaves_the_training_as_it_was() {
 }
 
 #[test]
+fn a_checkpoint_with_more_rows_than_a_table_holds_is_refused_before_anything_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut world, _, storage) = world_with_table(folder.path(), 8);
+    let line = world.join(0, &mut worker(1));
+    push_with_rows(&mut world, line, 1);
+    let checkpoint = save(&mut world, &storage, 1);
+    let (mut small, chief_line, _) = world_with_table(folder.path(), 2);
+    let prepare = message::PrepareRestore { checkpoint, epoch: RestoreEpoch(2) };
+    let request = small.say(chief_line, prepare.into());
+    small.finish_restores();
+    let Some(Message::Refused(refused)) = small.answer(chief_line, request) else {
+        panic!("three rows fit a table of two");
+    };
+    let Refusal::Checkpoint { detail } = refused.refusal else { panic!("{refused:?}") };
+    assert!(detail.as_str().contains("\"users\""), "{}", detail.as_str());
+    assert_eq!(f32s(&small.values(chief_line)), [0.0; 4]);
+}
+
+#[test]
 fn a_prepared_restore_changes_nothing_and_is_not_checked_again() {
     let folder = tempfile::tempdir().unwrap();
     let (mut world, chief_line, storage) = world_with_table(folder.path(), 8);
