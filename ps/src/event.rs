@@ -10,6 +10,7 @@ use std::time::Duration;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{ShardId, TaskId, VariableId};
 
+use crate::metrics::Overflowed;
 use crate::status::{TrainingPhase, Waiting};
 
 pub use event_queue::Events;
@@ -295,6 +296,15 @@ pub enum Event {
         /// The number of pushes, or of synchronous steps.
         updates: u32,
     },
+    /// An update made a value infinite or NaN, for the first time since the shard was started. Later
+    /// ones are counted ([`crate::Metrics::overflows`]).
+    #[non_exhaustive]
+    ValueOverflowed {
+        /// The shard.
+        shard: ShardId,
+        /// The value.
+        first: Overflowed,
+    },
     /// A reader of [`crate::PsHandle::events`] was too slow, and has lost the events before the
     /// next one.
     #[non_exhaustive]
@@ -354,6 +364,7 @@ impl Event {
             Event::TrainingEnded { .. } => "training-ended",
             Event::CallsForgotten { .. } => "calls-forgotten",
             Event::NeverTrained { .. } => "never-trained",
+            Event::ValueOverflowed { .. } => "value-overflowed",
             Event::EventsLost { .. } => "events-lost",
         }
     }
@@ -499,6 +510,11 @@ impl fmt::Display for Event {
                 f,
                 "{variable:?} on {shard} got no gradient in the first {updates} updates: the model \
                  may not use it"
+            ),
+            Event::ValueOverflowed { shard, first } => write!(
+                f,
+                "{first} on {shard} by an update of finite gradients: the learning rate may be too \
+                 large"
             ),
             Event::EventsLost { count } => {
                 write!(f, "this reader was too slow and lost {count} events")

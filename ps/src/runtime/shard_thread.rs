@@ -25,7 +25,7 @@ use crate::config::PsConfig;
 use crate::event::EventSink;
 use crate::shard::applier::WorkOutcome;
 use crate::shard::checkpoints::saver_order::{SaverEvent, SaverOrder};
-use crate::shard::output::{AnswerBody, ShardOutput};
+use crate::shard::output::ShardOutput;
 use crate::shard::{Shard, ShardInput, TICK};
 use crate::status::Status;
 

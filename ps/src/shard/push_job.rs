@@ -16,6 +16,7 @@ use pushpull_store::testing::planted::Bug;
 
 use super::applier::Applier;
 use super::intake::Intake;
+use super::output::ShardOutput;
 use super::peers::client_registry::ClientPresence;
 use super::pulls::Pulls;
 use super::scan::{NonFiniteScan, ScanningInput};
@@ -27,6 +28,7 @@ use super::update::{
 use super::variables::Variables;
 use super::{Shard, VariablesState};
 use crate::client_key::ClientKey;
+use crate::event::Event;
 use crate::inbox::{PushArrival, PushSource, PushValues};
 
 /// A push that is applied as its parts arrive.
@@ -258,13 +260,21 @@ impl Shard {
         true
     }
 
+    /// Counts an update that made values infinite or NaN, and reports the first.
+    pub(super) fn count_overflow(&mut self) {
+        if let Some(first) = self.variables.count_overflow() {
+            let shard = self.id;
+            self.out.push(ShardOutput::Event(Event::ValueOverflowed { shard, first }));
+        }
+    }
+
     /// Settles a push that has been applied, frees its slot, and answers.
     pub(super) fn push_applied(&mut self, now: Instant, job: PushJob) {
         let Some(inbox) = &mut self.intake.inbox else { return };
         let Some((client, push)) = inbox.take(job.push_slot) else {
             return;
         };
-        self.variables.count_overflow();
+        self.count_overflow();
         if !self.config.planted.has(Bug::SequenceBeforeFlip) {
             self.variables.publish(&mut self.files);
         }

@@ -244,7 +244,7 @@ fn shared_gradients<'a>(
 impl Shard {
     /// A step has been applied: releases its pushes.
     pub(super) fn step_applied(&mut self, now: Instant, push_slots: &[u32]) {
-        self.variables.count_overflow();
+        self.count_overflow();
         self.variables.publish(&mut self.files);
         self.variables.version += 1;
         self.variables.gradients += 1;

@@ -145,23 +145,25 @@ impl Variables {
         (!is_known).then(|| self.other_epoch(found))
     }
 
-    /// Counts an update that made values infinite or NaN, and records the first such value.
-    pub(super) fn count_overflow(&mut self) {
+    /// Counts an update that made values infinite or NaN. Returns such a value if it is the first.
+    pub(super) fn count_overflow(&mut self) -> Option<Overflowed> {
         let (VariablesState::Declared(store) | VariablesState::Ready(store)) = &mut self.state
         else {
-            return;
+            return None;
         };
-        let Some(overflow) = store.take_overflow() else { return };
+        let overflow = store.take_overflow()?;
         if self.config.non_finite == NonFinite::Allow {
-            return;
+            return None;
         }
         self.counters.overflows.add(1);
-        self.counters.first_overflow.get_or_init(|| {
-            let variable = store.catalogue().variables().get(overflow.variable.0 as usize);
-            let variable = variable.map_or_else(String::new, |variable| variable.name().to_owned());
-            let value = overflow.value.to_string();
-            Overflowed { variable, element: overflow.element, value }
-        });
+        if self.counters.first_overflow.get().is_some() {
+            return None;
+        }
+        let variable = store.catalogue().variables().get(overflow.variable.0 as usize);
+        let variable = variable.map_or_else(String::new, |variable| variable.name().to_owned());
+        let value = overflow.value.to_string();
+        let first = Overflowed { variable, element: overflow.element, value };
+        self.counters.first_overflow.set(first.clone()).ok().map(|()| first)
     }
 
     /// Adds the counts of the tables to the counters.

@@ -261,6 +261,17 @@ fn several_shards_refuse_no_overflow_and_each_counts_its_own() {
     let first = metrics.first_overflow.unwrap();
     let value = "inf".to_owned();
     assert_eq!(first, Overflowed { variable: "w".to_owned(), element: 1, value });
+    // Each shard reports its own at once, and only the first.
+    let push = world.gradient(lines[0], 2);
+    push_parts(&mut world, lines[0], &push, &[(0, bytes_of(&[LARGE, UNIT, UNIT]))]);
+    let events = world.events.iter().filter(|(_, event)| event.kind() == "value-overflowed");
+    let texts: Vec<String> = events.map(|(_, event)| event.to_string()).collect();
+    let names = [
+        "element 1 of \"w\" became inf on /job:ps/task:0/shard:0",
+        "element 0 of \"d\" became -inf on /job:ps/task:0/shard:1",
+    ];
+    assert_eq!(texts.len(), names.len(), "{texts:?}");
+    assert!(texts.iter().zip(names).all(|(text, name)| text.starts_with(name)), "{texts:?}");
 }
 
 /// All shards must apply a committed step.
