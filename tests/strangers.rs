@@ -1,8 +1,10 @@
 //! Strangers beside a training: readers that are silent, elastic workers and coordinators with ever
-//! new names, and connections for which no descriptor is left. The training loses nothing, and
-//! newcomers get in once the strangers are gone.
+//! new names, clients that fill the memory of functions, and connections for which no descriptor is
+//! left. The training loses nothing, the server keeps its memory, and newcomers get in once the
+//! strangers are gone.
 //!
-//! `PUSHPULL_STRANGERS_SECONDS=N` makes them come, for N seconds at least.
+//! `PUSHPULL_STRANGERS_SECONDS=N` keeps them for N seconds at least, instead of 3. The last line has
+//! the figures: times of steps without strangers and beside them, and the memory of the server.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -16,8 +18,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::services::{ClientConfig, Coordinator, CoordinatorConfig, blocking::Client};
-use pushpull::{ClusterSpec, TaskId, VariableSpec, WorkerConfig};
+use pushpull::protocol::Refusal;
+use pushpull::services::blocking::Client;
+use pushpull::services::{Call, ClientConfig, Coordinator, CoordinatorConfig, ServiceError, Value};
+use pushpull::{ClusterSpec, Params, TaskId, VariableSpec, WorkerConfig};
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{BodyCrc, Hello, Role};
 use pushpull_common::protocol::wire::{List, Text};
@@ -29,11 +33,20 @@ use test_process::{LONG, TestProcess, free_addresses};
 const DESCRIPTORS: usize = 96;
 /// Coordinators that a shard remembers.
 const COORDINATORS: usize = 64;
+/// The memory of the variables and, a sixteenth of it, of the functions.
+const BYTES_MAX: u64 = 64 << 20;
+/// Names of workers that the strangers may take.
+const STRANGERS: u32 = 50_000;
+/// What the server's code, threads and connections take beside that.
+const OWN_BYTES: u64 = 64 << 20;
+/// Steps before the strangers come.
+const STEPS_ALONE: usize = 2000;
 
-/// The time for which the strangers stay, if they are to come.
-fn seconds() -> Option<Duration> {
-    let seconds = std::env::var("PUSHPULL_STRANGERS_SECONDS").ok()?;
-    Some(Duration::from_secs(seconds.parse().expect("a number of seconds")))
+/// The time for which the strangers stay.
+fn seconds() -> Duration {
+    let seconds = std::env::var("PUSHPULL_STRANGERS_SECONDS");
+    let seconds = seconds.map_or(3, |seconds| seconds.parse().expect("a number of seconds"));
+    Duration::from_secs(seconds)
 }
 
 /// The strangers, and how often each kind got in.
@@ -44,6 +57,8 @@ struct Strangers {
     readers: AtomicUsize,
     workers: AtomicUsize,
     coordinators: AtomicUsize,
+    /// How often a client of functions was refused for want of memory.
+    without_memory: AtomicUsize,
 }
 
 impl Strangers {
@@ -89,7 +104,7 @@ impl Strangers {
 
     /// Joins under ever new names, and goes without a word.
     fn elastic_workers(&self) {
-        for task in 1000.. {
+        for task in 1..STRANGERS {
             if !self.go_on() {
                 return;
             }
@@ -108,9 +123,7 @@ impl Strangers {
                 return;
             }
             let opened = runtime.block_on(async {
-                let config = ClientConfig::new(&self.address);
-                let config = config.connect_timeout(Duration::from_millis(500));
-                let client = pushpull::services::Client::with(config).await?;
+                let client = pushpull::services::Client::with(self.client_config()).await?;
                 let config = CoordinatorConfig::new().job("ps");
                 Coordinator::resume(client, &format!("stranger {index}"), config).await
             });
@@ -119,6 +132,91 @@ impl Strangers {
             }
         }
     }
+}
+
+impl Strangers {
+    fn client_config(&self) -> ClientConfig {
+        let soon = Duration::from_millis(500);
+        ClientConfig::new(&self.address).connect_timeout(soon).timeout(soon)
+    }
+
+    /// Keeps outputs of functions on the server until it has no memory for another, and forgets
+    /// them without a word.
+    fn clients(&self) {
+        let value = Value::zeros::<f32>(&[64 << 10]).unwrap();
+        while self.go_on() {
+            let Ok(client) = Client::with(self.client_config()) else { continue };
+            let mut kept = Vec::new();
+            let error = loop {
+                match client.keep(Call::new("identity").feed("x", value.clone())) {
+                    Ok(output) => kept.push(output),
+                    Err(error) => break error,
+                }
+            };
+            if let ServiceError::Refused { refusal: Refusal::Memory { .. }, .. } = error {
+                self.without_memory.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn counts(&self) -> [usize; 4] {
+        [&self.readers, &self.workers, &self.coordinators, &self.without_memory]
+            .map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
+/// The times of steps.
+#[derive(Default)]
+struct StepTimes(Vec<Duration>);
+
+impl StepTimes {
+    /// The median and the 99th percentile.
+    fn figures(&mut self) -> [Duration; 2] {
+        self.0.sort_unstable();
+        [0.5, 0.99].map(|part| self.0[((self.0.len() - 1) as f64 * part) as usize])
+    }
+}
+
+/// A worker whose gradients are ones, and whose values are known after each step.
+struct Trainer {
+    worker: Worker,
+    params: Params,
+    steps: u32,
+}
+
+const NAMES: [&str; 3] = ["u", "v", "w"];
+
+impl Trainer {
+    fn join(config: WorkerConfig) -> Trainer {
+        let mut worker = Worker::connect(config).unwrap();
+        let variables = NAMES.map(|name| VariableSpec::f32(name, [300]).unwrap());
+        let params = worker.join(&variables, |_| ()).unwrap();
+        Trainer { worker, params, steps: 0 }
+    }
+
+    /// Trains a step, checks every value before it, and returns its time.
+    fn step(&mut self) -> Duration {
+        let begun = Instant::now();
+        let token = self.worker.token().unwrap().unwrap();
+        self.worker.pull(&token, &mut self.params).unwrap();
+        for name in NAMES {
+            assert_eq!(self.params.view::<f32>(name).unwrap(), [-(self.steps as f32); 300]);
+        }
+        let mut gradients = self.worker.gradients();
+        for name in NAMES {
+            gradients.view_mut::<f32>(name).unwrap().fill(1.0);
+        }
+        self.worker.push(token, gradients).unwrap();
+        self.steps += 1;
+        begun.elapsed()
+    }
+}
+
+/// The most memory that a process has had resident, in bytes.
+fn resident_most(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
 fn reader_hello() -> Hello {
@@ -144,33 +242,33 @@ fn reader_hello() -> Hello {
 
 #[test]
 fn a_training_is_exact_beside_strangers_that_take_every_place() {
-    let Some(seconds) = seconds() else {
-        println!("SKIPPED: no strangers come, PUSHPULL_STRANGERS_SECONDS is not set");
-        return;
-    };
+    let seconds = seconds();
     let address = free_addresses(1).remove(0);
     let limited = format!("ulimit -n {DESCRIPTORS}; exec \"$0\" \"$@\"");
     let mut command = Command::new("sh");
     command.args(["-c", &limited, env!("CARGO_BIN_EXE_pushpull-ps")]);
     command.args(["--ps-hosts", &address, "--worker-hosts", "a:1", "--elastic-workers"]);
-    command.args(["--shards", "2", "--lease-ms", "300", "--bytes-max", "67108864"]);
-    command.args(["--learning-rate", "1"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.args(["--shards", "2", "--lease-ms", "2000", "--learning-rate", "1"]);
+    command.args(["--bytes-max", &BYTES_MAX.to_string()]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut daemon = TestProcess::start("daemon", &mut command);
 
     let cluster = ClusterSpec::builder().job("ps", [&address]).workers(1).build().unwrap();
     let config = || WorkerConfig::new(cluster.clone(), TaskId::worker(0)).timeout(LONG);
-    let mut worker = Worker::connect(config().connect_timeout(LONG)).unwrap();
-    let variables = ["u", "v", "w"].map(|name| VariableSpec::f32(name, [300]).unwrap());
-    let mut params = worker.join(&variables, |_| ()).unwrap();
+    let mut trainer = Trainer::join(config().connect_timeout(LONG));
+    let mut alone = StepTimes((0..STEPS_ALONE).map(|_| trainer.step()).collect());
+    let mut beside = StepTimes::default();
+    // The server's cluster has one worker. It admits others of their clusters.
+    let theirs = ClusterSpec::builder().job("ps", [&address]).workers(STRANGERS);
     let strangers = Strangers {
         address: address.clone(),
-        cluster: cluster.clone(),
+        cluster: theirs.build().unwrap(),
         is_over: AtomicBool::new(false),
         readers: AtomicUsize::new(0),
         workers: AtomicUsize::new(0),
         coordinators: AtomicUsize::new(0),
+        without_memory: AtomicUsize::new(0),
     };
-    let mut steps = 0_u32;
     std::thread::scope(|scope| {
         // A panic of the training ends the strangers as well.
         struct Over<'a>(&'a AtomicBool);
@@ -182,50 +280,52 @@ fn a_training_is_exact_beside_strangers_that_take_every_place() {
         let _over = Over(&strangers.is_over);
         scope.spawn(|| strangers.elastic_workers());
         scope.spawn(|| strangers.coordinators());
+        scope.spawn(|| strangers.clients());
         let begun = Instant::now();
         let mut readers_begun = false;
         // The training goes on until each kind of stranger was there, for the time at least.
         let all_were_there = || {
-            let [readers, workers, coordinators] =
-                [&strangers.readers, &strangers.workers, &strangers.coordinators]
-                    .map(|count| count.load(Ordering::Relaxed));
-            readers > DESCRIPTORS && workers > 0 && coordinators > COORDINATORS
+            let [readers, workers, coordinators, without_memory] = strangers.counts();
+            let named = workers > 0 && coordinators > COORDINATORS;
+            named && readers > DESCRIPTORS && without_memory > 0
         };
         while begun.elapsed() < seconds || !all_were_there() {
-            assert!(begun.elapsed() < seconds + LONG, "the strangers do not get in");
-            // Names come first: readers leave no descriptor to anybody.
-            let named = strangers.coordinators.load(Ordering::Relaxed) > COORDINATORS;
-            if named && !std::mem::replace(&mut readers_begun, true) {
+            let counts = strangers.counts();
+            assert!(begun.elapsed() < seconds + LONG, "the strangers do not get in: {counts:?}");
+            // The others come first: readers leave no descriptor to anybody.
+            let [_, _, coordinators, without_memory] = counts;
+            let others = coordinators > COORDINATORS && without_memory > 0;
+            if others && !std::mem::replace(&mut readers_begun, true) {
                 scope.spawn(|| strangers.silent_readers());
             }
-            let token = worker.token().unwrap().unwrap();
-            worker.pull(&token, &mut params).unwrap();
-            for name in ["u", "v", "w"] {
-                assert_eq!(params.view::<f32>(name).unwrap(), [-(steps as f32); 300]);
-            }
-            let mut gradients = worker.gradients();
-            for name in ["u", "v", "w"] {
-                gradients.view_mut::<f32>(name).unwrap().fill(1.0);
-            }
-            worker.push(token, gradients).unwrap();
-            steps += 1;
+            beside.0.push(trainer.step());
         }
     });
+    let [readers, workers, coordinators, without_memory] = strangers.counts();
+    let resident = resident_most(daemon.child.id());
+    let ([median, p99], [median_alone, p99_alone]) = (beside.figures(), alone.figures());
     println!(
-        "{steps} steps beside {} silent readers, {} workers and {} coordinators",
-        strangers.readers.load(Ordering::Relaxed),
-        strangers.workers.load(Ordering::Relaxed),
-        strangers.coordinators.load(Ordering::Relaxed)
+        "{{\"test\":\"strangers\",\"steps\":{},\"readers\":{readers},\"workers\":{workers},\
+         \"coordinators\":{coordinators},\"without_memory\":{without_memory},\
+         \"resident_mib\":{},\"median_us\":{},\"median_alone_us\":{},\"p99_us\":{},\
+         \"p99_alone_us\":{}}}",
+        trainer.steps,
+        resident >> 20,
+        median.as_micros(),
+        median_alone.as_micros(),
+        p99.as_micros(),
+        p99_alone.as_micros(),
     );
+    assert!(resident < BYTES_MAX + BYTES_MAX / 16 + OWN_BYTES, "{resident} bytes are resident");
     // Newcomers get in once the strangers are gone.
     let mut reader = Reader::connect(config().connect_timeout(LONG)).unwrap();
     let mut values = reader.params();
-    assert_eq!(reader.pull(&mut values).unwrap(), u64::from(steps));
-    for name in ["u", "v", "w"] {
-        assert_eq!(values.view::<f32>(name).unwrap(), [-(steps as f32); 300]);
+    assert_eq!(reader.pull(&mut values).unwrap(), u64::from(trainer.steps));
+    for name in NAMES {
+        assert_eq!(values.view::<f32>(name).unwrap(), [-(trainer.steps as f32); 300]);
     }
     drop(Client::with(ClientConfig::new(&address).connect_timeout(LONG)).unwrap());
-    worker.leave().unwrap();
+    trainer.worker.leave().unwrap();
     daemon.signal(Signal::TERM);
     let (status, output, errors) = daemon.finish();
     assert!(status.success() && output.contains("is done"), "{status}: {output}{errors}");
