@@ -34,6 +34,19 @@ pub enum AdapterError {
     /// None of the gradients is of a trained parameter.
     #[error("cannot push gradients of which none is of a trained parameter")]
     NoGradient,
+    /// The learner has a scheduler that changes its learning rate, which the servers do not use.
+    #[error(
+        "cannot follow a scheduler of the learner, which changes the rate from {first} to {rate} at \
+         step {step}: give the learner a constant rate, and the servers a schedule"
+    )]
+    Scheduler {
+        /// The learning rate of the first step.
+        first: f64,
+        /// The first step that has another, counted from 1.
+        step: u32,
+        /// The other rate.
+        rate: f64,
+    },
     /// There is no step to push for.
     #[error("the training has ended: there is no step after the global step {step}")]
     Ended {

@@ -18,9 +18,12 @@ use crate::push_pull::{PushPull, PushPullBuilder};
 /// A training strategy for burn's `SupervisedTraining`, which makes its `Learner` a worker.
 ///
 /// The loop is that of one device: epochs, events, accumulation of gradients, validation,
-/// checkpoints of burn and early stopping. The learner's own optimizer and learning rate are not
-/// used: the servers have them. The training ends with the last epoch, or when the servers end it;
-/// then the last epoch is validated, and `LearningResult::interrupted` has the reason.
+/// checkpoints of burn and early stopping. The training ends with the last epoch, or when the
+/// servers end it; then the last epoch is validated, and `LearningResult::interrupted` has the
+/// reason.
+///
+/// The servers have the rule and its schedule. The learner's own optimizer and learning rate are not
+/// used, and a scheduler that changes the rate is refused ([`AdapterError::Scheduler`]).
 ///
 /// Burn has no error of others that stops a training, so [`PushPullStrategy::end`] returns it.
 #[derive(Clone, Debug)]
@@ -79,7 +82,8 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for SharedStrategy {
         let builder = self.builder.lock().unwrap_or_else(PoisonError::into_inner).take();
         let end = match builder {
             None => Err(AdapterError::Ended { step: 0 }),
-            Some(builder) => run.train(builder, first_epoch),
+            Some(builder) => check_rate_is_constant(run.learner.clone())
+                .and_then(|()| run.train(builder, first_epoch)),
         };
         if let Err(error) = &end {
             run.interrupter().stop(Some(&error.to_string()));
@@ -87,6 +91,23 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for SharedStrategy {
         *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
         (run.module, run.components.event_processor)
     }
+}
+
+/// The steps of a scheduler that are looked at. Most schedulers change the rate by then.
+const STEPS_CHECKED: u32 = 1000;
+
+/// Checks that the scheduler of a learner leaves the learning rate as it is.
+fn check_rate_is_constant<M: LearnerModel>(mut learner: Learner<M>) -> Result<(), AdapterError> {
+    learner.lr_step();
+    let first = learner.lr_current().base();
+    for step in 2..=STEPS_CHECKED {
+        learner.lr_step();
+        let rate = learner.lr_current().base();
+        if rate != first {
+            return Err(AdapterError::Scheduler { first, step, rate });
+        }
+    }
+    Ok(())
 }
 
 /// One training of a learner.

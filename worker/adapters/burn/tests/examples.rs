@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use burn::module::Module;
+use burn::optim::lr_scheduler::exponential::ExponentialLrSchedulerConfig;
 use burn::optim::{AdamConfig, GradientsParams};
 use burn::tensor::Device;
 use burn::train::metric::LossMetric;
@@ -19,7 +20,7 @@ use digits::{BATCH, DigitNetwork, batches};
 use pushpull::local::Cluster;
 use pushpull::training::{StopReason, TrainingConfig};
 use pushpull::{Adam, Mode, PsConfig, Synchronous};
-use pushpull_burn::{PushPull, PushPullStrategy};
+use pushpull_burn::{AdapterError, PushPull, PushPullStrategy};
 
 const EPOCHS: usize = 20;
 const RATE: f64 = 0.005;
@@ -144,6 +145,21 @@ fn a_training_that_cannot_begin_says_why() {
     let result = training.launch(learner(network));
     let error = strategy.end().unwrap().unwrap_err();
     assert_eq!(result.interrupted.unwrap().reason.unwrap(), error.to_string());
+    cluster.stop().unwrap();
+}
+
+/// The servers would go on with their own rate.
+#[test]
+fn a_scheduler_of_the_learner_is_refused() {
+    let cluster =
+        Cluster::start(1, 1, |cluster, task| PsConfig::new(cluster, task, Adam::new(RATE)))
+            .unwrap();
+    let strategy = PushPullStrategy::new(cluster.worker_config(0), Device::default());
+    let training = training("burn-scheduler", BATCH, 0).with_training_strategy((&strategy).into());
+    let scheduler = ExponentialLrSchedulerConfig::new(RATE, 0.5).init().unwrap();
+    training.launch(Learner::new(network(), AdamConfig::new().init(), scheduler));
+    let error = strategy.end().unwrap().unwrap_err();
+    assert!(matches!(error, AdapterError::Scheduler { step: 2, .. }), "{error}");
     cluster.stop().unwrap();
 }
 
