@@ -164,7 +164,8 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
         let timeout = self.client().config.connect_timeout;
         let body = Bytes::new();
         match self.client().request(doing, shard, prepare, body, timeout).await? {
-            (Message::RestorePrepared(_), _) => Ok(()),
+            // An earlier attempt has restored the shard from it.
+            (Message::RestorePrepared(_) | Message::Ready(_), _) => Ok(()),
             _ => Err(Error::Ended { doing }),
         }
     }

@@ -155,20 +155,33 @@ impl Peers {
         }
     }
 
-    /// Admits the client that says hello. Its role, its epoch and its incarnation are checked.
+    /// Checks that the client that says hello may join in its role.
+    pub(super) fn check_role(
+        &self,
+        owns_step: bool,
+        hello: &IncomingHello<'_>,
+    ) -> Result<(), Refusal> {
+        let IncomingHello { hello, now, .. } = *hello;
+        let task = TaskId::new(hello.job.as_str(), hello.task);
+        self.chief.check_hello(&self.registry, owns_step, now, hello, &task)
+    }
+
+    /// Admits the client that says hello. Its epoch and its incarnation are checked.
+    ///
+    /// The newest chief keeps its entry, and so do the clients in `kept`.
     pub(super) fn admit(
         &mut self,
         files: &mut ShardFiles,
         owns_step: bool,
         hello: &IncomingHello<'_>,
+        kept: impl Iterator<Item = ClientKey>,
     ) -> Result<AdmittedClient, Refusal> {
         let IncomingHello { connection, hello, now, .. } = *hello;
         let task = TaskId::new(hello.job.as_str(), hello.task);
-        self.chief.check_hello(&self.registry, owns_step, now, hello, &task)?;
         files
             .reserve_client(self)
             .map_err(|error| Refusal::Storage { detail: Detail::clipped(error.to_string()) })?;
-        self.registry.keep_chief(self.chief.client);
+        self.registry.keep(kept.chain(self.chief.client).collect());
         let (incarnation, epoch) = (hello.incarnation, hello.client_epoch);
         self.registry.admit(&task, incarnation, epoch, owns_step, connection, now)
     }

@@ -83,6 +83,11 @@ impl ChiefFence {
     ) -> Result<(), Refusal> {
         let as_chief = hello.role == (Role::Chief {});
         let known = registry.find(task);
+        let has_ended = known.is_some_and(|key| registry.client(key).has_ended());
+        if has_ended && hello.client_epoch != ClientEpoch(0) {
+            // The registry refuses a run that has ended, and says how it goes on.
+            return Ok(());
+        }
         // The same process under the epoch that it was given. If it sends no epoch, its welcome was
         // lost.
         let same = known.filter(|&key| {

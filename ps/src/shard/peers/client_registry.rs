@@ -15,6 +15,7 @@ use crate::checkpoint::ClientWindow;
 use crate::client_key::{ChangedClients, ClientKey};
 use crate::push_window::PushWindow;
 
+use client_entry::ENDED;
 pub(crate) use client_entry::{ClientEntry, ClientPresence, DurableClient};
 
 /// The result of admitting a client.
@@ -60,9 +61,9 @@ pub(crate) struct ClientRegistry {
     newest_epoch: u64,
     /// The newest epoch of a task that was forgotten.
     forgotten: u64,
-    /// The tasks that keep their entries, and the client of the newest chief, which does.
+    /// The tasks that keep their entries, and the clients that do.
     listed: ClusterSpec,
-    chief: Option<ClientKey>,
+    kept: Vec<ClientKey>,
     /// The epoch at which this run of the server began, by its own clock or by that of the step
     /// owner, and when the run began.
     epoch_base: u64,
@@ -83,15 +84,24 @@ pub(crate) const CLIENTS_MAX: usize = 16_384;
 /// network, and continue. One that has left does not continue.
 const LOST_LEASES_KEPT: u32 = 12;
 
-/// The incarnation of a client that has ended. No client draws it.
-const ENDED: Incarnation = Incarnation(0);
-
 /// The limit of all epochs.
 pub(in crate::shard) const EPOCH_LIMIT: u64 = 1 << 63;
 
 /// How far above its own time, in milliseconds, a shard accepts epochs that it does not assign
 /// itself: one day. Hosts whose clocks differ by more have a wrong clock.
 pub(in crate::shard) const EPOCHS_AHEAD: u64 = 24 * 60 * 60 * 1000;
+
+/// Refuses the epoch of a run that has ended, so that its client joins again. Only the step owner
+/// knows that no newer run has replaced it.
+fn ended(epoch: ClientEpoch, is_owner: bool) -> Refusal {
+    match is_owner {
+        true => Refusal::UnknownEpoch { epoch, newest: ClientEpoch(0) },
+        false => {
+            let what = Detail::clipped("runs of this worker that have ended");
+            Refusal::Busy { what, limit: 1 }
+        }
+    }
+}
 
 impl ClientRegistry {
     /// Creates an empty registry. Epochs assigned here are above `epoch_base`. It must be higher
@@ -105,7 +115,7 @@ impl ClientRegistry {
             newest_epoch: epoch_base,
             forgotten: 0,
             listed: ClusterSpec::default(),
-            chief: None,
+            kept: Vec::new(),
             epoch_base,
             started: None,
             changed: ChangedClients::default(),
@@ -121,9 +131,9 @@ impl ClientRegistry {
         ClientRegistry { listed, ..self }
     }
 
-    /// Keeps the entry of the newest chief.
-    pub(crate) fn keep_chief(&mut self, chief: Option<ClientKey>) {
-        self.chief = chief;
+    /// Keeps the entries of these clients, and no longer those of earlier ones.
+    pub(crate) fn keep(&mut self, clients: Vec<ClientKey>) {
+        self.kept = clients;
     }
 
     /// Returns the newest epoch of a task that was forgotten.
@@ -286,27 +296,26 @@ impl ClientRegistry {
             client.incarnation == incarnation || self.planted.has(Bug::NoIncarnation)
         });
         let current_epoch = current.map_or(ClientEpoch(0), |client| client.epoch);
-        let has_ended = current.is_some_and(|client| client.incarnation == ENDED);
+        let has_ended = current.is_some_and(ClientEntry::has_ended);
         let newest = ClientEpoch(self.newest_for(known, mint, now));
         let epoch = match (epoch.0, same) {
             (0, true) => current_epoch,
             (0, false) if mint => self.mint(now)?,
             (1.., _) if epoch < current_epoch && self.planted.has(Bug::StaleEpoch) => epoch,
-            // This run was ended while it was away, and no newer one has joined.
-            _ if mint && epoch.0 != 0 && epoch < current_epoch && has_ended => {
-                return Err(Refusal::UnknownEpoch { epoch, newest: ClientEpoch(0) });
-            }
-            // The step owner says which of both it is.
-            _ if !mint && epoch.0 != 0 && epoch == current_epoch && has_ended => {
-                let what = Detail::clipped("runs of this worker that have ended");
-                return Err(Refusal::Busy { what, limit: 1 });
+            // This run was ended while it was away, and no newer one has joined. The step owner gives
+            // the entry a newer epoch, and others keep that of the run.
+            _ if epoch.0 != 0
+                && has_ended
+                && (if mint { epoch < current_epoch } else { epoch == current_epoch }) =>
+            {
+                return Err(ended(epoch, mint));
             }
             _ if epoch < current_epoch || epoch.0 == 0 || (epoch == current_epoch && !same) => {
                 return Err(Refusal::Fenced { epoch, current: current_epoch });
             }
-            // Its pushes may have counted.
+            // Its pushes may have counted, so it joins again as a new client.
             _ if known.is_none() && epoch.0 <= self.forgotten => {
-                return Err(Refusal::Fenced { epoch, current: ClientEpoch(self.forgotten) });
+                return Err(ended(epoch, mint));
             }
             _ if epoch > newest => return Err(Refusal::UnknownEpoch { epoch, newest }),
             // Each epoch is assigned once.
@@ -382,7 +391,7 @@ impl ClientRegistry {
                 ClientPresence::Left => true,
                 ClientPresence::Lost => client.silent(now) >= kept,
             };
-            let is_kept = self.listed.contains(&client.task) || self.chief == Some(key);
+            let is_kept = self.listed.contains(&client.task) || self.kept.contains(&key);
             is_gone && client.connection.is_none() && !is_kept
         });
         let longest = gone.min_by_key(|&key| {

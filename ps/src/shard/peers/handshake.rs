@@ -290,9 +290,16 @@ impl Shard {
         if let Some(refusal) = lost.or_else(|| self.variables.epoch_refusal(seen)) {
             return Err(refusal);
         }
+        let owns_step = self.steps.owner.is_some();
+        // Only a hello that may join ends an older run of its task.
+        self.peers.check_role(owns_step, &incoming)?;
         self.end_replaced(now, hello)?;
         let Shard { files, peers, intake, steps, out, .. } = self;
-        let admitted = peers.admit(files, steps.owner.is_some(), &incoming)?;
+        // An audit asks what its client has pushed.
+        let tokens = steps.asynchronous_tokens();
+        let audited = tokens.into_iter().flat_map(|tokens| tokens.audits.clients());
+        let audited = audited.map(|(client, _)| client);
+        let admitted = peers.admit(files, owns_step, &incoming, audited)?;
         if let Some(replaced) = admitted.replaced.filter(|&old| old != connection) {
             out.close(replaced);
             intake.drop_client_connection(peers, replaced, admitted.key);

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use pushpull_common::data_set::DataSet;
-use pushpull_common::ids::{RequestId, ShardId};
+use pushpull_common::ids::{ClientEpoch, RequestId, ShardId};
 use pushpull_common::protocol::message::{EndReason, Role};
 use pushpull_common::protocol::{Grant, Message, Outcome, Refusal, message};
 
@@ -162,6 +162,42 @@ fn a_restarted_worker_joins_once_its_older_run_has_ended_on_every_shard() {
         cluster.restart(1);
         cluster.token(1);
     }
+}
+
+/// A chief whose run was ended while it was away joins again, as a worker does.
+#[test]
+fn a_run_that_was_ended_while_it_was_away_is_told_to_join_again() {
+    for (replica, others) in [(0, [1, 2]), (1, [0, 2])] {
+        let mut cluster = cluster();
+        cluster.connect(replica);
+        let grant = cluster.token(replica);
+        push_as(&mut cluster, replica, 0, grant);
+        let old = cluster.replicas[replica].peer.clone();
+        cluster.pass(LEASE * 4, &others);
+        let refusal = cluster.world.try_join(1, &mut old.clone()).unwrap_err();
+        assert!(matches!(refusal, Refusal::Busy { .. }), "replica {replica}: {refusal}");
+        let refusal = cluster.world.try_join(0, &mut old.clone()).unwrap_err();
+        let is_over = matches!(refusal, Refusal::UnknownEpoch { newest: ClientEpoch(0), .. });
+        assert!(is_over, "replica {replica}: {refusal}");
+        cluster.restart(replica);
+        cluster.token(replica);
+    }
+}
+
+/// A process that may not be the chief ends no run of the worker whose task it names.
+#[test]
+fn a_hello_that_is_refused_ends_no_run() {
+    let mut cluster = cluster();
+    let grant = cluster.token(1);
+    push_to(&mut cluster, 0, grant);
+    let mut other = cluster.replicas[1].peer.restarted();
+    other.role = Role::Chief {};
+    let refusal = cluster.world.try_join(0, &mut other).unwrap_err();
+    assert!(matches!(refusal, Refusal::Busy { .. }), "{refusal}");
+    cluster.settle();
+    assert_eq!(reported(&mut cluster), []);
+    push_to(&mut cluster, 1, grant);
+    cluster.token(1);
 }
 
 #[test]

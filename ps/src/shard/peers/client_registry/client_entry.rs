@@ -59,7 +59,15 @@ pub(crate) struct DurableClient {
     pub(crate) reads_data: bool,
 }
 
+/// The incarnation of a client that has ended. No client draws it.
+pub(super) const ENDED: Incarnation = Incarnation(0);
+
 impl ClientEntry {
+    /// Returns whether the run of this entry was ended while it was away.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.incarnation == ENDED
+    }
+
     /// Returns the entry of a client that an earlier process knew. Its lease starts now.
     pub(crate) fn restored(client: DurableClient, now: Instant) -> ClientEntry {
         let DurableClient { task, epoch, incarnation, presence, window, reads_data } = client;

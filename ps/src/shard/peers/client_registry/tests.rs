@@ -149,10 +149,10 @@ fn a_new_task_takes_the_entry_of_one_that_has_left_or_was_lost_for_long() {
     let set = |registry: &mut ClientRegistry, task: u32, presence| {
         registry.client_mut(ClientKey(task)).presence = presence;
     };
-    // A listed task keeps its entry, and so does the newest chief.
+    // A listed task keeps its entry, and so do clients that are named.
     set(&mut registry, 7, ClientPresence::Left);
     set(&mut registry, 8, ClientPresence::Left);
-    registry.keep_chief(Some(ClientKey(8)));
+    registry.keep(vec![ClientKey(8)]);
     assert!(busy(join(&mut registry, NEW, 0, start)));
     // A lost client may come back, until it has been silent for long.
     set(&mut registry, 9, ClientPresence::Lost);
@@ -171,7 +171,7 @@ fn a_new_task_takes_the_entry_of_one_that_has_left_or_was_lost_for_long() {
 }
 
 #[test]
-fn a_forgotten_client_is_fenced_and_joins_again_as_a_new_one() {
+fn a_forgotten_client_is_told_to_join_again_as_a_new_one() {
     let now = Instant::now();
     let mut registry = full("ps=a:1", now);
     let epoch = registry.client(ClientKey(3)).epoch.0;
@@ -181,14 +181,12 @@ fn a_forgotten_client_is_fenced_and_joins_again_as_a_new_one() {
     registry.client_mut(ClientKey(4)).presence = ClientPresence::Left;
     // A push that it sends again could count twice.
     let refused = join(&mut registry, 3, epoch, now).unwrap_err();
-    let current = ClientEpoch(epoch);
-    assert_eq!(refused, Refusal::Fenced { epoch: current, current });
+    let over = Refusal::UnknownEpoch { epoch: ClientEpoch(epoch), newest: ClientEpoch(0) };
+    assert_eq!(refused, over);
     let again = join(&mut registry, 3, 0, now).unwrap();
     assert!(again.epoch.0 > epoch && again.key == ClientKey(4));
     // A shard that has restarted knows it, too.
     let mut restarted = ClientRegistry::new(LEASE, 1 << 20, PlantedBugs::default());
     restarted.restore_forgotten(registry.forgotten());
-    let newest = ClientEpoch(registry.forgotten());
-    let refused = join(&mut restarted, 3, epoch, now).unwrap_err();
-    assert_eq!(refused, Refusal::Fenced { epoch: current, current: newest });
+    assert_eq!(join(&mut restarted, 3, epoch, now).unwrap_err(), over);
 }
