@@ -393,7 +393,7 @@ impl fmt::Display for Event {
                 write!(f, "saved {checkpoint}, but cannot delete older checkpoints: {cause}")
             }
             Event::CheckpointPassedOver { checkpoint, cause, taken } => {
-                write!(f, "skipped the damaged checkpoint {checkpoint}: {cause}; ")?;
+                write!(f, "skipped the checkpoint {checkpoint}, which is not sound: {cause}; ")?;
                 match taken {
                     Some(taken) => write!(f, "used {taken}"),
                     None => write!(f, "no checkpoint is sound"),

@@ -212,7 +212,7 @@ fn checkpoints_keep_master_rows_and_export_half_precision() {
         match since {
             0 => export(storage(), None, &file, true).unwrap(),
             since => export_since(storage(), None, &file, true, since).unwrap(),
-        }
+        };
         let bytes = std::fs::read(&file).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let tensor = |name: &str| tensors.tensor(name).unwrap();

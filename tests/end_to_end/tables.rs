@@ -105,7 +105,7 @@ fn exported(directory: &Path, since: u64) -> (Vec<u64>, BTreeMap<String, Vec<f32
     match since {
         0 => export(storage, None, &file, true).unwrap(),
         since => export_since(storage, None, &file, true, since).unwrap(),
-    }
+    };
     let bytes = std::fs::read(&file).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
     let (mut ids, mut others) = (Vec::new(), BTreeMap::new());

@@ -71,12 +71,15 @@ pub enum CheckpointError {
         /// Every checkpoint, newest first.
         refused: Vec<Refused>,
     },
-    /// There is no checkpoint of this name, or none at all.
+    /// There is no checkpoint of this name.
     #[error("cannot find the checkpoint {name:?}")]
     NotFound {
         /// The requested name.
         name: String,
     },
+    /// There is no checkpoint.
+    #[error("cannot find a checkpoint: there is none")]
+    NoCheckpoint,
     /// The checkpoint has no such variable.
     #[error("cannot restore {variable:?}: the checkpoint {checkpoint} has no such variable")]
     VariableMissing {

@@ -9,7 +9,7 @@ use pushpull_common::ids::{PartitionId, VariableId};
 use pushpull_common::tensor::DType;
 use pushpull_store::StoredStream;
 
-use super::error::CheckpointError;
+use super::error::{CheckpointError, Refused};
 use super::files::HashedFile;
 use super::header::{METADATA, Tensor, head};
 use super::local::ReplacingFile;
@@ -25,15 +25,19 @@ use super::storage::CheckpointStorage;
 /// - A growing table has its rows under its name, in any order, and their 64-bit ids under that
 ///   name and `:ids`.
 ///
-/// `checkpoint` names a checkpoint; without it the newest valid one is taken. The file replaces an
-/// existing one at `to` only once it is complete, and has mode 0600. Needs little more than 1 MiB
-/// of memory, besides the list of variables.
+/// `checkpoint` names a checkpoint; without it the newest valid one is taken, and the newer ones that
+/// are not valid are returned. The file replaces an existing one at `to`, or at the end of a link at
+/// `to`, only once it is complete, and has mode 0600. Needs little more than 1 MiB of memory, besides
+/// the list of variables.
+///
+/// # Errors
+/// [`CheckpointError`], among others if something other than a file exists at `to`.
 pub fn export(
     storage: Arc<dyn CheckpointStorage>,
     checkpoint: Option<&str>,
     to: &Path,
     slots: bool,
-) -> Result<(), CheckpointError> {
+) -> Result<Vec<Refused>, CheckpointError> {
     export_since(storage, checkpoint, to, slots, 0)
 }
 
@@ -49,11 +53,14 @@ pub fn export_since(
     to: &Path,
     slots: bool,
     step: u64,
-) -> Result<(), CheckpointError> {
+) -> Result<Vec<Refused>, CheckpointError> {
     let not_found = |name: &str| CheckpointError::NotFound { name: name.to_owned() };
-    let mut opened = match checkpoint {
-        Some(name) => Opened::open(storage, name.parse().map_err(|_| not_found(name))?)?,
-        None => newest_good(&storage)?.ok_or_else(|| not_found("newest"))?.0,
+    let (mut opened, passed_over) = match checkpoint {
+        Some(name) => {
+            let name = name.parse().map_err(|_| not_found(name))?;
+            (Opened::open(storage, name)?, Vec::new())
+        }
+        None => newest_good(&storage)?.ok_or(CheckpointError::NoCheckpoint)?,
     };
     // All files are verified before the first byte is written, because other programs may not check
     // hashes.
@@ -87,7 +94,7 @@ pub fn export_since(
         }
     }
     out.finish("export")?;
-    Ok(())
+    Ok(passed_over)
 }
 
 /// The part of a variable that a tensor holds.

@@ -81,18 +81,10 @@ impl From<CheckpointError> for CheckpointFault {
             CheckpointError::Storage(_)
             | CheckpointError::Corrupt { .. }
             | CheckpointError::NotFound { .. }
+            | CheckpointError::NoCheckpoint
             | CheckpointError::Memory { .. } => CheckpointFault::Storage(cause),
-            CheckpointError::NoneGood { refused } => {
-                let may_recover = |reason: &CheckpointError| match reason {
-                    CheckpointError::Storage(fault) => !fault.is_not_found(),
-                    _ => false,
-                };
-                match refused.iter().any(|refused| may_recover(&refused.reason)) {
-                    true => CheckpointFault::Storage(cause),
-                    false => CheckpointFault::Unfit(cause),
-                }
-            }
-            CheckpointError::Forked { .. }
+            CheckpointError::NoneGood { .. }
+            | CheckpointError::Forked { .. }
             | CheckpointError::VariableMissing { .. }
             | CheckpointError::DTypeMismatch { .. }
             | CheckpointError::ShapeMismatch { .. }
@@ -147,7 +139,6 @@ mod tests {
             (corrupt(), "Storage"),
             (none_good(corrupt()), "Checkpoint"),
             (none_good(storage(std::io::ErrorKind::NotFound)), "Checkpoint"),
-            (none_good(storage(std::io::ErrorKind::TimedOut)), "Storage"),
             (mismatch, "Checkpoint"),
             (optimizer, "Checkpoint"),
         ] {

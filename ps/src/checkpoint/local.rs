@@ -212,21 +212,30 @@ impl CheckpointStorage for LocalDirectory {
     }
 }
 
-/// A file outside of any checkpoint that replaces an existing file once it is complete.
+/// A file outside of any checkpoint that replaces an existing file once it is complete. Until then
+/// it has another name, and is removed if it is dropped.
 #[derive(Debug)]
 pub(super) struct ReplacingFile {
     path: PathBuf,
     part: LocalFile,
+    is_complete: bool,
 }
 
 impl ReplacingFile {
-    /// Begins a file beside `path`. A partial file that was left there is removed.
+    /// Begins a file beside `path`, or beside the end of a link there. A partial file that was left
+    /// there is removed.
     pub(super) fn create(path: &Path) -> Result<ReplacingFile, StorageFault> {
-        local_path::check(path)
-            .map_err(|source| StorageFault::new("create", path.display(), source))?;
+        let fault = |source| StorageFault::new("create", path.display(), source);
+        let invalid = |why| fault(io::Error::new(io::ErrorKind::InvalidInput, why));
+        local_path::check(path).map_err(fault)?;
+        let path = &match path.canonicalize() {
+            Ok(existing) if existing.is_file() => existing,
+            Ok(_) => return Err(invalid("something is there, and it is no file")),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
+            Err(error) => return Err(fault(error)),
+        };
         let Some(name) = path.file_name() else {
-            let source = io::Error::new(io::ErrorKind::InvalidInput, "the path names no file");
-            return Err(StorageFault::new("create", path.display(), source));
+            return Err(invalid("the path names no file"));
         };
         let mut part_name = OsString::from(".");
         part_name.push(name);
@@ -239,7 +248,17 @@ impl ReplacingFile {
         }
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part);
         let file = file.map_err(fault)?;
-        Ok(ReplacingFile { path: path.to_owned(), part: LocalFile { path: part, file, bytes: 0 } })
+        let part = LocalFile { path: part, file, bytes: 0 };
+        Ok(ReplacingFile { path: path.clone(), part, is_complete: false })
+    }
+}
+
+impl Drop for ReplacingFile {
+    fn drop(&mut self) {
+        if !self.is_complete {
+            // Its failure is that of the file, which was reported.
+            let _ = std::fs::remove_file(&self.part.path);
+        }
     }
 }
 
@@ -253,6 +272,7 @@ impl WriteFile for ReplacingFile {
         self.part.sync()?;
         let fault = |operation, source| StorageFault::new(operation, self.path.display(), source);
         std::fs::rename(&self.part.path, &self.path).map_err(|e| fault("rename to", e))?;
+        self.is_complete = true;
         let parent = match self.path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),

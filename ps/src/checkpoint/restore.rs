@@ -84,6 +84,8 @@ pub(super) fn scan<T>(
 
 /// Opens the newest checkpoint whose files are all valid. Returns it with the newer checkpoints
 /// that are not valid, or `None` if there is no checkpoint at all.
+///
+/// A checkpoint that may be valid is not passed over: the steps after the older one would be lost.
 pub(crate) fn newest_good(
     storage: &Arc<dyn CheckpointStorage>,
 ) -> Result<Option<(Opened, Vec<Refused>)>, CheckpointError> {
@@ -92,12 +94,21 @@ pub(crate) fn newest_good(
         let opened = Opened::open(storage.clone(), name);
         match opened.and_then(|mut opened| opened.verify().map(|()| opened)) {
             Ok(opened) => return Ok(Some((opened, refused))),
-            // An abandoned read says nothing about the checkpoint.
-            Err(reason @ CheckpointError::GivenUp { .. }) => return Err(reason),
+            Err(reason) if may_be_valid(&reason) => return Err(reason),
             Err(reason) => refused.push(Refused { checkpoint: name.to_string(), reason }),
         }
     }
     if refused.is_empty() { Ok(None) } else { Err(CheckpointError::NoneGood { refused }) }
+}
+
+/// Whether an error leaves open whether a checkpoint is valid: it was not read, or another version
+/// can read it.
+fn may_be_valid(error: &CheckpointError) -> bool {
+    match error {
+        CheckpointError::GivenUp { .. } | CheckpointError::OtherFormat { .. } => true,
+        CheckpointError::Storage(fault) => !fault.is_not_found(),
+        _ => false,
+    }
 }
 
 /// A checkpoint whose manifest and catalogue are valid. The file of a shard or of a table's

@@ -9,7 +9,8 @@ use safetensors::SafeTensors;
 
 use super::samples::{SLOTS, check_restored, element, place, save, variables};
 use crate::checkpoint::{
-    CheckpointStorage, LocalDirectory, Retention, export, list, newest_good, retain,
+    CheckpointError, CheckpointStorage, LocalDirectory, Retention, export, list, newest_good,
+    retain,
 };
 
 fn open(path: &Path) -> Arc<dyn CheckpointStorage> {
@@ -142,6 +143,44 @@ fn a_path_with_a_scheme_is_refused() {
     assert!(!Path::new("s3:").exists() && !Path::new("gs:").exists());
 }
 
+/// It may be sound: its storage may answer again.
+#[test]
+fn a_checkpoint_that_cannot_be_read_is_not_passed_over() {
+    let temporary = tempfile::tempdir().unwrap();
+    let storage = open(temporary.path());
+    for step in [1, 6] {
+        save(&storage, &place(variables(1), 1, 1), step).unwrap();
+    }
+    let manifest = temporary.path().join("ckpt-1-6/MANIFEST");
+    fs::remove_file(&manifest).unwrap();
+    let (opened, refused) = newest_good(&storage).unwrap().unwrap();
+    assert_eq!((opened.manifest().checkpoint.global_step, refused.len()), (1, 1));
+    fs::create_dir(&manifest).unwrap();
+    let error = newest_good(&storage).unwrap_err();
+    assert!(matches!(error, CheckpointError::Storage(_)), "{error}");
+}
+
+#[test]
+fn an_export_replaces_files_alone() {
+    let temporary = tempfile::tempdir().unwrap();
+    let storage = open(&temporary.path().join("checkpoints"));
+    save(&storage, &place(variables(1), 1, 1), 1).unwrap();
+    let to = |name| temporary.path().join(name);
+    let socket = std::os::unix::net::UnixListener::bind(to("socket")).unwrap();
+    fs::create_dir(to("folder")).unwrap();
+    for name in ["socket", "folder"] {
+        let error = export(storage.clone(), None, &to(name), false).unwrap_err();
+        assert!(error.to_string().contains("it is no file"), "{error}");
+    }
+    drop(socket);
+    // The file at the end of a link is replaced, and the link stays.
+    fs::write(to("file"), "before").unwrap();
+    std::os::unix::fs::symlink("file", to("link")).unwrap();
+    export(storage, None, &to("link"), false).unwrap();
+    assert!(fs::symlink_metadata(to("link")).unwrap().is_symlink());
+    assert!(SafeTensors::deserialize(&fs::read(to("file")).unwrap()).is_ok());
+}
+
 #[test]
 fn an_export_follows_the_safetensors_format() {
     let temporary = tempfile::tempdir().unwrap();
@@ -214,5 +253,6 @@ fn a_failed_export_leaves_the_existing_file() {
         assert!(error.contains(expected), "{error}");
     }
     assert_eq!(fs::read(&to).unwrap(), b"before");
+    assert!(!temporary.path().join(".out.safetensors.part").exists());
     export(storage, Some("ckpt-1-1"), &to, false).unwrap();
 }

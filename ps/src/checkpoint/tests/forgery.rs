@@ -18,10 +18,11 @@ fn sealed(text: &str) -> Vec<u8> {
 
 fn refusal(memory: &MemoryStorage) -> String {
     let storage: Arc<dyn CheckpointStorage> = Arc::new(memory.clone());
-    let Err(CheckpointError::NoneGood { mut refused }) = newest_good(&storage) else {
-        panic!("accepted")
-    };
-    refused.remove(0).reason.to_string()
+    match newest_good(&storage) {
+        Err(CheckpointError::NoneGood { mut refused }) => refused.remove(0).reason.to_string(),
+        Err(error) => error.to_string(),
+        Ok(_) => panic!("accepted"),
+    }
 }
 
 fn manifest(memory: &MemoryStorage) -> String {
@@ -73,6 +74,16 @@ fn an_inconsistent_manifest_is_refused() {
         memory.put(NAME, "MANIFEST", sealed(odd));
         assert!(refusal(&memory).contains("not a manifest"), "{}", refusal(&memory));
     }
+}
+
+/// The steps since an older checkpoint would be lost, although another version can read them.
+#[test]
+fn a_checkpoint_of_another_format_is_not_passed_over() {
+    let (memory, storage) = saved(&place(variables(2), 2, 1), &[3, 9]);
+    let newer = manifest(&memory).replacen("\"format\":2", "\"format\":3", 1);
+    memory.put(NAME, "MANIFEST", sealed(&newer));
+    let error = newest_good(&storage).unwrap_err();
+    assert!(matches!(error, CheckpointError::OtherFormat { found: 3, .. }), "{error}");
 }
 
 #[test]
