@@ -401,6 +401,26 @@ fn state_with_a_failed_flush_is_reported_and_refused() {
 }
 
 #[test]
+fn what_holds_nothing_to_inspect_is_an_error_that_names_it() {
+    let root = tempfile::tempdir().unwrap();
+    let make = |name: &str| std::fs::create_dir_all(root.path().join(name)).unwrap();
+    ["renamed", "unfinished/ckpt-1-30.tmp", "empty"].into_iter().for_each(make);
+    std::fs::write(root.path().join("renamed/MANIFEST"), "").unwrap();
+    for (name, expected) in [
+        ("renamed", "/renamed has a manifest and not the name of a checkpoint"),
+        ("unfinished", "/unfinished has no checkpoint"),
+        ("empty", "/empty"),
+        ("absent", "cannot list"),
+    ] {
+        let output = tool(&root.path().join(name), false);
+        let errors = String::from_utf8(output.stderr).unwrap();
+        let path = format!("/{name}");
+        assert!(!output.status.success(), "{name}");
+        assert!(errors.contains(expected) && errors.contains(&path), "{name}: {errors}");
+    }
+}
+
+#[test]
 fn a_closed_output_pipe_is_no_error() {
     let folder = tempfile::tempdir().unwrap();
     let runtime = tokio::runtime::Runtime::new().unwrap();

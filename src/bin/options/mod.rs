@@ -4,12 +4,14 @@
 #![allow(dead_code, unused_imports, reason = "each program uses a part")]
 
 mod byte_size;
+mod file_size_signal;
 mod local_path;
 mod mode_options;
 mod task_options;
 mod underscores;
 
 pub(crate) use byte_size::parse_byte_size;
+pub(crate) use file_size_signal::fail_writes_instead;
 pub(crate) use local_path::local_path;
 pub(crate) use mode_options::{ModeOptions, Replicas, listed_workers};
 pub(crate) use task_options::TaskOptions;

@@ -6,12 +6,10 @@ use std::task::Poll;
 use pushpull::server::Metrics;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use super::shared::fail_writes_instead;
+
 /// The signals that end the daemon. They are handled from its start on.
 pub(crate) struct Signals(Vec<Signal>);
-
-/// SIGXFSZ: a file would grow beyond the limit of its size (`ulimit -f`). The number is that of every
-/// Linux architecture that Rust supports, MIPS aside, and of the BSDs.
-const FILE_SIZE_EXCEEDED: i32 = 25;
 
 impl Signals {
     /// Handles SIGINT, SIGTERM, and SIGHUP unless that is already ignored, as under `nohup`.
@@ -22,9 +20,7 @@ impl Signals {
         if status.is_ok_and(|status| !ignores_hangup(&status)) {
             kinds.push(SignalKind::hangup());
         }
-        // By default the signal ends the process. With a handler the write fails, and the save or the
-        // growth that made it reports the error.
-        drop(signal(SignalKind::from_raw(FILE_SIZE_EXCEEDED))?);
+        fail_writes_instead()?;
         kinds.into_iter().map(signal).collect::<Result<_, _>>().map(Signals)
     }
 

@@ -5,11 +5,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
-use pushpull::checkpoint::CheckpointError;
-use pushpull::checkpoint::LocalDirectory;
-use pushpull::checkpoint::export_since;
+use pushpull::checkpoint::{CheckpointError, LocalDirectory, Refused, export_since};
 
 use super::local_path::local_path;
+use super::output::print_error;
 use super::saved::checkpoint_folder;
 
 /// Options of `pushpull export`.
@@ -44,9 +43,15 @@ pub(crate) fn run(options: &ExportOptions) -> Result<(), Box<dyn Error>> {
     };
     let storage = Arc::new(LocalDirectory::open_read_only(&directory)?);
     let exported = export_since(storage, checkpoint.as_deref(), to, *slots, *since);
-    exported.map_err(|error| match (&error, &checkpoint) {
+    let passed_over = exported.map_err(|error| match (&error, &checkpoint) {
         (CheckpointError::NotFound { .. }, Some(name)) => format!("--checkpoint {name}: {error}"),
+        (CheckpointError::NoCheckpoint, _) => {
+            format!("cannot find a checkpoint in {}", directory.display())
+        }
         _ => error.to_string(),
     })?;
+    for Refused { checkpoint, reason, .. } in passed_over {
+        print_error(&format!("skipped {checkpoint}, which is not sound: {reason}"));
+    }
     Ok(())
 }

@@ -5,6 +5,8 @@
 mod bench;
 mod devices;
 mod export;
+#[path = "../options/file_size_signal.rs"]
+mod file_size_signal;
 mod inspect;
 #[path = "../options/local_path.rs"]
 mod local_path;
@@ -12,7 +14,6 @@ mod output;
 mod saved;
 
 use std::error::Error;
-use std::io::Write;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -51,14 +52,18 @@ fn main() -> ExitCode {
         // The reader has closed the pipe, as `head` does: not a failure.
         Err(error) if is_broken_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
-            // If stderr cannot be written either, the error is lost.
-            let _ = writeln!(std::io::stderr(), "pushpull: {error}");
+            output::print_error(&error);
             ExitCode::FAILURE
         }
     }
 }
 
 fn run(command: &Command) -> Result<(), Box<dyn Error>> {
+    {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+        let _context = runtime.enter();
+        file_size_signal::fail_writes_instead()?;
+    }
     match command {
         Command::Bench(options) => bench::run(options),
         Command::Devices(options) => devices::run(options),

@@ -11,9 +11,13 @@ use serde_json::{Value, json};
 use super::output::print_lines;
 
 /// Returns whether the directory has an entry named as a checkpoint, `ckpt-...`.
-pub(crate) fn holds_checkpoints(directory: &Path) -> std::io::Result<bool> {
-    for entry in std::fs::read_dir(directory)? {
-        if entry?.file_name().to_string_lossy().starts_with("ckpt-") {
+///
+/// # Errors
+/// Returns an error that names the directory if it cannot be listed.
+pub(crate) fn holds_checkpoints(directory: &Path) -> Result<bool, String> {
+    let unlisted = |error| format!("cannot list {}: {error}", directory.display());
+    for entry in std::fs::read_dir(directory).map_err(unlisted)? {
+        if entry.map_err(unlisted)?.file_name().to_string_lossy().starts_with("ckpt-") {
             return Ok(true);
         }
     }
@@ -31,7 +35,8 @@ pub(crate) fn checkpoint_folder(path: &Path) -> Option<(PathBuf, String)> {
 }
 
 /// Reads and verifies every checkpoint in full, or the one of a name, prints them, and fails if one
-/// is not sound. The newest is first: the one of the highest restore epoch and step.
+/// is not sound, or if there is none. The newest is first: the one of the highest restore epoch and
+/// step.
 pub(crate) fn run(directory: &Path, only: Option<&str>, json: bool) -> Result<(), Box<dyn Error>> {
     let storage = Arc::new(LocalDirectory::open_read_only(directory)?);
     let mut listed = list(&*storage)?;
@@ -50,6 +55,16 @@ pub(crate) fn run(directory: &Path, only: Option<&str>, json: bool) -> Result<()
         page += &format!("{}\n  not sound  {}\n", refused.checkpoint, refused.reason);
     }
     let path = directory.display().to_string();
+    if values.is_empty() {
+        return Err(match only {
+            Some(name) => format!(
+                "{path}/{name} has a manifest and not the name of a checkpoint, as in ckpt-1-802: a \
+                 folder that was renamed is not restored"
+            ),
+            None => format!("{path} has no checkpoint, only what unfinished saves have left"),
+        }
+        .into());
+    }
     match json {
         true => print_lines(&json!({ "path": path, "checkpoints": values }).to_string())?,
         false => print_lines(page.trim_end())?,
