@@ -71,7 +71,7 @@ pub(crate) async fn run(
     let parsed = command.try_get_matches_from(line);
     let options = parsed.and_then(|matches| Options::from_arg_matches(&matches));
     let options = options.unwrap_or_else(|error| error.exit());
-    let index = options.tasks.task_index;
+    let index = options.tasks.index();
     let pause = Duration::from_millis(options.call_ms);
     let Some(job) = options.tasks.job_name.as_deref() else {
         return tokio::select! {

@@ -76,7 +76,7 @@ pub(crate) async fn run(
     let parsed = command.try_get_matches_from(line);
     let options = parsed.and_then(|matches| Options::from_arg_matches(&matches));
     let options = options.unwrap_or_else(|error| error.exit());
-    let index = options.tasks.task_index;
+    let index = options.tasks.index();
     let cluster = || options.tasks.cluster().map_err(|(flag, error)| format!("{flag}: {error}"));
     let client = async {
         match (&options.tasks.job_name, &options.target) {

@@ -265,6 +265,27 @@ fn a_directory_that_its_group_may_write_is_accepted_by_a_flag() {
     }
 }
 
+#[test]
+fn a_task_that_contradicts_a_whole_tf_config_is_refused() {
+    let config =
+        r#"{"cluster":{"ps":["127.0.0.1:1","127.0.0.1:2"]},"task":{"type":"ps","index":1}}"#;
+    for (flag, value) in [("--task-index", "0"), ("--job-name", "worker")] {
+        let said = Command::new(DAEMON).args(["--cluster", config, flag, value]).output().unwrap();
+        let errors = String::from_utf8(said.stderr).unwrap();
+        let expected = format!("{flag} {value}: the task in --cluster is /job:ps/task:1, another");
+        assert!(!said.status.success() && errors.contains(&expected), "{errors}");
+    }
+    let address = free_address();
+    let config = config.replace("127.0.0.1:2", &address);
+    let mut serving = Command::new(DAEMON);
+    let mut serving = start(serving.args(["--cluster", &config]).stdout(Stdio::piped()));
+    let mut lines = BufReader::new(serving.child.stdout.take().unwrap()).lines();
+    let line = lines.next().unwrap().unwrap();
+    assert!(line.ends_with(&format!("task 1 serves on {address}")), "{line}");
+    serving.signal(Signal::TERM);
+    assert!(serving.finish().0.success());
+}
+
 /// The slots of an optimizer are kept, so other settings are no error.
 #[test]
 fn a_setting_of_the_optimizer_that_changed_since_the_state_was_created_is_reported() {

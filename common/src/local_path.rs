@@ -21,8 +21,9 @@ pub struct UnsupportedScheme {
 /// Returns the path if it names a file or a folder of this machine.
 ///
 /// A path with a scheme is refused: letters, digits, `+`, `-` and `.`, a colon and a slash. That
-/// includes `file`, because a URL escapes characters that a path has. A folder with such a name can
-/// be given as `./s3:/run`.
+/// includes `file`, because a URL escapes characters that a path has. So is any other first part
+/// with a colon and two slashes, such as a URL in quotes. A folder with such a name can be given as
+/// `./s3:/run`.
 ///
 /// # Errors
 /// [`UnsupportedScheme`], in an error of the kind `Unsupported`.
@@ -44,7 +45,10 @@ pub fn check(path: &Path) -> io::Result<&Path> {
 /// Returns the scheme with which a path begins.
 fn scheme(path: &Path) -> Option<String> {
     let text = path.as_os_str().to_string_lossy();
-    let (scheme, _) = text.split_once(":/")?;
+    let (scheme, rest) = text.split_once(":/")?;
+    if rest.starts_with('/') && !scheme.contains('/') {
+        return Some(scheme.trim_matches(|c: char| !c.is_ascii_alphanumeric()).to_owned());
+    }
     let is_inner = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
     let begins = scheme.bytes().next().is_some_and(|byte| byte.is_ascii_alphabetic());
     (begins && scheme.bytes().all(is_inner)).then(|| scheme.to_owned())
@@ -66,6 +70,12 @@ mod tests {
             ("a.b-c1://x", "a.b-c1"),
             ("file:///tmp/run", "file"),
             ("x://y", "x"),
+            ("\"s3://bucket/run\"", "s3"),
+            (" s3://b", "s3"),
+            ("[s3://b]", "s3"),
+            ("s3_a://b", "s3_a"),
+            ("1s3://x", "1s3"),
+            ("://x", ""),
         ] {
             let error = check(Path::new(path)).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::Unsupported);
@@ -91,10 +101,10 @@ mod tests {
             "./s3:/run",
             "s3:",
             "a:b",
-            "://x",
-            "1s3://x",
-            "a b://x",
+            "1s3:/x",
+            "a b:/x",
             "a/b://",
+            "/a b://x",
         ] {
             assert_eq!(check(Path::new(path)).unwrap(), Path::new(path));
         }

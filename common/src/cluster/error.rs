@@ -138,6 +138,12 @@ pub enum ClusterError {
         /// The kind of value found.
         found: &'static str,
     },
+    /// The part `task` of a `TF_CONFIG` names no task.
+    #[error("cannot read the task: expected {{\"type\": JOB, \"index\": INDEX}}, found {found}")]
+    NotTask {
+        /// The part.
+        found: String,
+    },
     /// A job is neither a list nor a map of addresses.
     #[error("cannot read the job {job:?}: expected a list or map of addresses, found {found}")]
     NotTasks {

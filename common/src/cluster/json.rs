@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 
 use super::error::clip;
 use super::{ClusterError, ClusterSpec, Job, is_dense};
+use crate::ids::TaskId;
 
 impl ClusterSpec {
     /// Reads a cluster such as `{"ps": ["a:1", "b:1"], "worker": {"3": "c:1"}}`.
@@ -14,17 +15,27 @@ impl ClusterSpec {
     /// duplicates.
     ///
     /// A whole `TF_CONFIG` is taken as well: of `{"cluster": {...}, "task": {...}}` the part
-    /// `cluster` is the cluster. Its part `task` is not used, for it is no part of the cluster.
+    /// `cluster` is the cluster, and [`ClusterSpec::task_of_json`] returns its task.
     pub fn from_json(text: &str) -> Result<ClusterSpec, ClusterError> {
-        if text.len() > ClusterSpec::TEXT_BYTES_MAX {
-            return Err(ClusterError::TooLong { bytes: text.len() });
+        ClusterSpec::from_json_value(&json_value(text)?)
+    }
+
+    /// Returns the task that a whole `TF_CONFIG` names in its part `task`, such as
+    /// `{"type": "ps", "index": 1}`; `None` if the text is a cluster alone, or names no task.
+    ///
+    /// # Errors
+    /// [`ClusterError::NotTask`], and those of [`ClusterSpec::from_json`] for text that is not JSON.
+    pub fn task_of_json(text: &str) -> Result<Option<TaskId>, ClusterError> {
+        let value = json_value(text)?;
+        let Some(task) = classic_cluster(&value).and_then(|_| value.get("task")) else {
+            return Ok(None);
+        };
+        let job = task.get("type").and_then(Value::as_str);
+        let index = task.get("index").map_or(Some(0), Value::as_u64);
+        match job.zip(index.and_then(|index| u32::try_from(index).ok())) {
+            Some((job, index)) => Ok(Some(TaskId::new(job, index))),
+            None => Err(ClusterError::NotTask { found: clip(&task.to_string()) }),
         }
-        let value = serde_json::from_str(text).map_err(|error| ClusterError::Json {
-            line: error.line(),
-            column: error.column(),
-            reason: error.to_string(),
-        })?;
-        ClusterSpec::from_json_value(&value)
     }
 
     fn from_json_value(value: &Value) -> Result<ClusterSpec, ClusterError> {
@@ -43,6 +54,17 @@ impl ClusterSpec {
         let jobs = self.jobs.iter().map(|(name, job)| (name.to_string(), write_tasks(job)));
         Value::Object(jobs.collect()).to_string()
     }
+}
+
+fn json_value(text: &str) -> Result<Value, ClusterError> {
+    if text.len() > ClusterSpec::TEXT_BYTES_MAX {
+        return Err(ClusterError::TooLong { bytes: text.len() });
+    }
+    serde_json::from_str(text).map_err(|error| ClusterError::Json {
+        line: error.line(),
+        column: error.column(),
+        reason: error.to_string(),
+    })
 }
 
 /// Returns the part `cluster` of a whole `TF_CONFIG`. A job of this name has addresses, no jobs.
@@ -108,6 +130,24 @@ fn kind(value: &Value) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_task_of_a_classic_configuration_is_read() {
+        let of = |task: &str| {
+            ClusterSpec::task_of_json(&format!(r#"{{"cluster":{{"ps":["a:1"]}}{task}}}"#))
+        };
+        assert_eq!(of(""), Ok(None));
+        let ps = r#","task":{"type":"ps","index":1}"#;
+        assert_eq!(of(ps), Ok(Some(TaskId::ps(1))));
+        let chief = r#","environment":"cloud","task":{"type":"chief"}"#;
+        assert_eq!(of(chief), Ok(Some(TaskId::new("chief", 0))));
+        assert_eq!(ClusterSpec::task_of_json(r#"{"ps":["a:1"],"task":["b:1"]}"#), Ok(None));
+        for bad in [r#"{"index":1}"#, r#"{"type":"ps","index":-1}"#, r#"{"type":2}"#, "[]", "3"] {
+            let error = of(&format!(r#","task":{bad}"#)).unwrap_err();
+            assert!(matches!(error, ClusterError::NotTask { .. }), "{error}");
+            assert!(error.to_string().contains(bad), "{error}");
+        }
+    }
 
     #[test]
     fn lists_and_maps_are_read_and_written() {

@@ -22,12 +22,17 @@ pub(crate) struct TaskOptions {
     /// Job of this task
     #[arg(long, value_name = "JOB")]
     pub(crate) job_name: Option<String>,
-    /// Index of this task in its job
-    #[arg(long, value_name = "INDEX", default_value_t = 0)]
-    pub(crate) task_index: u32,
+    /// Index of this task in its job [default: 0]
+    #[arg(long, value_name = "INDEX")]
+    pub(crate) task_index: Option<u32>,
 }
 
 impl TaskOptions {
+    /// Returns the index of this task.
+    pub(crate) fn index(&self) -> u32 {
+        self.task_index.unwrap_or(0)
+    }
+
     /// Returns the cluster of these hosts. Without worker hosts it has no job `worker`.
     ///
     /// # Errors

@@ -90,7 +90,7 @@ async fn run(
     let configuration = |error| (EXIT_CONFIGURATION, error);
     let mut signals = Signals::watch().map_err(|error| configuration(error.to_string().into()))?;
     let cluster = options.cluster.spec(typed).map_err(configuration)?;
-    let task = options.cluster.task(&cluster);
+    let task = options.cluster.task(&cluster, typed).map_err(configuration)?;
     let (flag, own) = options.cluster.address(&cluster, &task, typed).map_err(configuration)?;
     let at = match &options.network.listen {
         Some(address) => ("--listen", &**address),

@@ -51,7 +51,7 @@ pub(crate) struct ClusterOptions {
     /// Accept workers that the cluster does not list
     #[arg(long)]
     elastic_workers: bool,
-    /// Cluster as "ps=a:1,b:1;worker=c:1" or as JSON, in place of the hosts
+    /// Cluster as "ps=a:1,b:1;worker=c:1" or as JSON, or a whole TF_CONFIG, in place of the hosts
     #[arg(long, conflicts_with_all = ["ps_hosts", "worker_hosts"])]
     cluster: Option<String>,
 }
@@ -259,10 +259,33 @@ impl DaemonOptions {
 }
 
 impl ClusterOptions {
-    /// Returns this task. Its job is that of the variables unless a flag names another.
-    pub(crate) fn task(&self, cluster: &ClusterSpec) -> TaskId {
-        let job = self.tasks.job_name.as_deref().or(cluster.variables_job().ok());
-        TaskId::new(job.unwrap_or(TaskId::PS_JOB), self.tasks.task_index)
+    /// Returns this task. Its job is that of the variables unless a flag or the `task` of a
+    /// `TF_CONFIG` names another.
+    ///
+    /// # Errors
+    /// Returns an error that names the flag if it contradicts the `TF_CONFIG`.
+    pub(crate) fn task(
+        &self,
+        cluster: &ClusterSpec,
+        typed: &CommandLine,
+    ) -> Result<TaskId, DaemonError> {
+        let TaskOptions { job_name, task_index, .. } = &self.tasks;
+        let json = self.cluster.as_deref().filter(|text| is_json(text));
+        let named = json.map_or(Ok(None), ClusterSpec::task_of_json);
+        let Some(named) = named.map_err(|error| typed.blame("--cluster", &error))? else {
+            let job = job_name.as_deref().or(cluster.variables_job().ok());
+            return Ok(TaskId::new(job.unwrap_or(TaskId::PS_JOB), self.tasks.index()));
+        };
+        let differs = |flag: &str| {
+            typed.blame(flag, &format_args!("the task in --cluster is {named}, another"))
+        };
+        if job_name.as_ref().is_some_and(|job| **job != *named.job) {
+            return Err(differs("--job-name"));
+        }
+        if task_index.is_some_and(|index| index != named.index) {
+            return Err(differs("--task-index"));
+        }
+        Ok(named)
     }
 
     /// Returns the address of a task in the cluster, and the flag that gives it.
@@ -293,7 +316,7 @@ impl ClusterOptions {
     /// Returns an error that names the flag with the fault.
     pub(crate) fn spec(&self, typed: &CommandLine) -> Result<ClusterSpec, DaemonError> {
         if let Some(text) = &self.cluster {
-            let cluster = match text.trim_start().starts_with('{') {
+            let cluster = match is_json(text) {
                 true => ClusterSpec::from_json(text),
                 false => text.parse(),
             };
@@ -301,6 +324,11 @@ impl ClusterOptions {
         }
         self.tasks.cluster().map_err(|(flag, error)| typed.blame(flag, &error))
     }
+}
+
+/// Whether the text of a cluster is JSON.
+fn is_json(text: &str) -> bool {
+    text.trim_start().starts_with('{')
 }
 
 impl NetworkOptions {
