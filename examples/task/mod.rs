@@ -55,7 +55,7 @@ impl ProcessOptions {
             return Ok(None);
         };
         let cluster = self.tasks.cluster().map_err(|(flag, error)| format!("{flag}: {error}"))?;
-        let index = self.tasks.task_index;
+        let index = self.tasks.index();
         let task = TaskId::new(job.as_str(), index);
         let role = match &**job {
             "ps" => Role::Ps(task, cluster),
@@ -76,6 +76,8 @@ impl ProcessOptions {
         runtime.block_on(async {
             // From the beginning, so that a signal never kills a server that has answered a worker.
             let mut interrupts = signal(SignalKind::interrupt())?;
+            let mut terminations = signal(SignalKind::terminate())?;
+            classic::fail_writes_instead()?;
             let listener = match self.insecure {
                 true => Ps::listen_insecure(address).await?,
                 false => Ps::listen(address).await?,
@@ -86,8 +88,19 @@ impl ProcessOptions {
                 true => config,
                 false => config.exit_when_done(Duration::from_secs(self.exit_grace)),
             };
-            let interrupted = async move { _ = interrupts.recv().await };
-            listener.start(config)?.serve(interrupted).await?;
+            let interrupted = async move {
+                tokio::select! {
+                    _ = interrupts.recv() => {}
+                    _ = terminations.recv() => {}
+                }
+            };
+            let config = config.on_event(|event| _ = writeln!(io::stderr(), "{event}"));
+            let server = listener.start(config)?;
+            let handle = server.handle();
+            server.serve(interrupted).await?;
+            if let Some(error) = handle.saves().last_error {
+                return Err(format!("the last save of a checkpoint failed: {error}").into());
+            }
             let _ = writeln!(io::stdout(), "{task} is done");
             Ok(())
         })

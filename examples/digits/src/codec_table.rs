@@ -31,7 +31,8 @@ const SEEDS: u64 = 3;
 /// Trains with each codec and replaces the table of this dataset in the document: the lines between
 /// `<!-- table: NAME -->` and `<!-- end -->`.
 pub(crate) fn write(options: &DigitsOptions, split: &Split, path: &Path) -> Result<(), TaskError> {
-    let document = fs::read_to_string(path)?;
+    let document = fs::read_to_string(path)
+        .map_err(|error| format!("--codec-table {}: {error}", path.display()))?;
     let name = if options.data.is_some() { "fashion-mnist" } else { "digits" };
     let begin = format!("<!-- table: {name} -->\n");
     let (before, rest) = document

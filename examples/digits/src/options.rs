@@ -31,6 +31,7 @@ pub(crate) struct DigitsOptions {
     #[arg(
         long,
         value_name = "FILE",
+        value_parser = local_path(),
         conflicts_with_all = ["job_name", "codec", "epochs", "checkpoint_dir", "summaries"]
     )]
     pub(crate) codec_table: Option<PathBuf>,
