@@ -286,31 +286,6 @@ fn a_task_that_contradicts_a_whole_tf_config_is_refused() {
     assert!(serving.finish().0.success());
 }
 
-/// The slots of an optimizer are kept, so other settings are no error.
-#[test]
-fn a_setting_of_the_optimizer_that_changed_since_the_state_was_created_is_reported() {
-    let folder = tempfile::tempdir().unwrap();
-    let address = free_address();
-    let serve = |beta1: &str| {
-        let mut command = daemon(&address);
-        command.args(["--optimizer", "adam", "--beta1", beta1, "--bytes-max", "16M"]);
-        command.stderr(Stdio::piped());
-        let mut serving = start(command.arg("--state-dir").arg(folder.path()));
-        train(&address);
-        serving.signal(Signal::TERM);
-        let (status, _, errors) = serving.finish();
-        assert!(status.success(), "{status}: {errors}");
-        errors
-    };
-    let change = "rules of /job:ps/task:0/shard:0 is";
-    let first = serve("0.9");
-    assert!(!first.contains(change), "{first}");
-    let second = serve("0.8");
-    let line = second.lines().find(|line| line.contains(change)).unwrap_or(&second);
-    let values = ["beta1: 0.8", "beta1: 0.9"].map(|value| line.find(value));
-    assert!(values[0].is_some() && values[0] < values[1], "{line}");
-}
-
 /// Checks that `pushpull` names the flag in its errors, as the daemon does.
 #[test]
 fn a_bad_value_for_the_tool_is_reported_with_its_flag() {

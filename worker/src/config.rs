@@ -15,7 +15,7 @@ use crate::compression::CodecRule;
 use crate::error::{ConfigError, UnresponsiveShards};
 use crate::interrupt::Interrupt;
 use crate::runtime::CALLER_SPIN;
-use crate::session::Expectations;
+use crate::session::{Expectations, ExpectedMode};
 
 /// Receives the shards that an operation waits for.
 pub(crate) type ProgressCallback = Arc<dyn Fn(&UnresponsiveShards) + Send + Sync>;
@@ -126,7 +126,19 @@ impl WorkerConfig {
     /// depends on the mode says so: `connect` then fails with [`crate::Error::Unexpected`] at servers
     /// of the other one. Default: either.
     pub fn expect_synchronous(mut self, synchronous: bool) -> Self {
-        self.expectations.synchronous = Some(synchronous);
+        self.expectations.mode = Some(match synchronous {
+            true => ExpectedMode::Synchronous,
+            false => ExpectedMode::Asynchronous,
+        });
+        self
+    }
+
+    /// Expects synchronous steps of this many gradients, of this many replicas
+    /// (`Synchronous::total_num_replicas`). A program whose batches depend on them says so, as by
+    /// [`WorkerConfig::expect_synchronous`], which this replaces.
+    pub fn expect_replicas(mut self, replicas_to_aggregate: u32, total_num_replicas: u32) -> Self {
+        let (aggregate, total) = (replicas_to_aggregate, total_num_replicas);
+        self.expectations.mode = Some(ExpectedMode::Replicas { aggregate, total });
         self
     }
 

@@ -17,7 +17,7 @@ use super::ledger;
 use super::options::DigitsOptions;
 use super::output::{print_error, print_line};
 use super::progress::Progress;
-use super::task::TaskError;
+use super::task::{Replicas, TaskError};
 
 /// The result of a training, reported by the chief.
 #[derive(Debug)]
@@ -120,7 +120,10 @@ fn worker_config(options: &DigitsOptions, cluster: &ClusterSpec, task: &TaskId) 
         .on_progress(Duration::from_secs(5), |shards| {
             print_error(format_args!("waiting for {shards}"))
         });
-    let config = config.expect_synchronous(options.synchronous.is_some());
+    let config = match options.synchronous {
+        Some(Replicas { aggregate, total }) => config.expect_replicas(aggregate, total),
+        None => config.expect_synchronous(false),
+    };
     let config = match options.last_step() {
         Some(step) => config.expect_last_step(step),
         None => config,

@@ -116,9 +116,12 @@ impl FlightsOptions {
 
     /// Returns the configuration of a worker.
     pub(crate) fn worker(&self, cluster: &ClusterSpec, index: u32) -> WorkerConfig {
-        WorkerConfig::new(cluster.clone(), TaskId::worker(index))
-            .codec("*", self.codec)
-            .expect_synchronous(self.synchronous.is_some())
+        let config =
+            WorkerConfig::new(cluster.clone(), TaskId::worker(index)).codec("*", self.codec);
+        match self.synchronous {
+            Some(Replicas { aggregate, total }) => config.expect_replicas(aggregate, total),
+            None => config.expect_synchronous(false),
+        }
     }
 
     /// Returns the number of shards of some parameter servers.

@@ -51,7 +51,7 @@ pub(crate) struct ClusterOptions {
     /// Accept workers that the cluster does not list
     #[arg(long)]
     elastic_workers: bool,
-    /// Cluster as "ps=a:1,b:1;worker=c:1" or as JSON, or a whole TF_CONFIG, in place of the hosts
+    /// Cluster as "ps=a:1,b:1;worker=c:1", as JSON, or as a whole TF_CONFIG
     #[arg(long, conflicts_with_all = ["ps_hosts", "worker_hosts"])]
     cluster: Option<String>,
 }

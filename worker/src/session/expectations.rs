@@ -1,5 +1,7 @@
 //! [`Expectations`]: what a worker expects of the training that it joins.
 
+use std::fmt;
+
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::message::{ModeIs, Welcome};
@@ -9,29 +11,67 @@ use crate::error::Error;
 /// Settings of the step owner that a worker expects. What is `None` may have any value.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Expectations {
-    pub(crate) synchronous: Option<bool>,
+    pub(crate) mode: Option<ExpectedMode>,
     pub(crate) last_step: Option<u64>,
+}
+
+/// The mode that a worker expects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExpectedMode {
+    Asynchronous,
+    /// Synchronous steps, of any number of gradients.
+    Synchronous,
+    /// Synchronous steps of these numbers of gradients and of replicas.
+    Replicas {
+        aggregate: u32,
+        total: u32,
+    },
+}
+
+impl ExpectedMode {
+    fn of(mode: ModeIs) -> ExpectedMode {
+        match mode {
+            ModeIs::Asynchronous { .. } => ExpectedMode::Asynchronous,
+            ModeIs::Synchronous { replicas_to_aggregate: aggregate, total_num_replicas: total } => {
+                ExpectedMode::Replicas { aggregate, total }
+            }
+        }
+    }
+
+    fn accepts(self, found: ExpectedMode) -> bool {
+        let is_synchronous = matches!(found, ExpectedMode::Replicas { .. });
+        self == found || (self == ExpectedMode::Synchronous && is_synchronous)
+    }
+}
+
+impl fmt::Display for ExpectedMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ExpectedMode::Asynchronous => f.write_str("asynchronous"),
+            ExpectedMode::Synchronous => f.write_str("synchronous"),
+            ExpectedMode::Replicas { aggregate, total } => {
+                write!(f, "synchronous, {aggregate} gradients of {total} replicas")
+            }
+        }
+    }
 }
 
 impl Expectations {
     /// Checks the welcome of the step owner.
     pub(super) fn check(self, shard: ShardId, welcome: &Welcome) -> Result<(), Error> {
-        let unexpected = |setting, expected: &str, found: &str| {
-            let expected = expected.to_owned();
-            let found = found.to_owned();
+        let unexpected = |setting, expected: String, found: String| {
             Err(Error::Unexpected { shard, setting, expected, found })
         };
-        let mode = |synchronous| if synchronous { "synchronous" } else { "asynchronous" };
-        let is_synchronous = matches!(welcome.mode, ModeIs::Synchronous { .. });
-        if let Some(expected) = self.synchronous.filter(|&expected| expected != is_synchronous) {
-            return unexpected("mode", mode(expected), mode(is_synchronous));
+        let found = ExpectedMode::of(welcome.mode);
+        if let Some(expected) = self.mode.filter(|expected| !expected.accepts(found)) {
+            return unexpected("mode", expected.to_string(), found.to_string());
         }
         let identity = Identity::from_wire(&welcome.identity);
         // A server that does not name its last step is another implementation.
         if let (Some(expected), Some(found)) = (self.last_step, identity.free_field("last_step"))
             && found != expected.to_string()
         {
-            return unexpected("last_step", &expected.to_string(), found);
+            return unexpected("last_step", expected.to_string(), found.to_owned());
         }
         Ok(())
     }

@@ -30,7 +30,7 @@ use pushpull_common::ids::{RequestId, Sequence};
 use pushpull_common::protocol::{Header, Message, Refusal};
 
 use crate::error::Error;
-pub(crate) use expectations::Expectations;
+pub(crate) use expectations::{Expectations, ExpectedMode};
 pub(crate) use io::{
     GradientCounts, JoinedEpoch, OpId, PushOrder, ReadPoint, Reply, ServerSettings, SessionCommand,
     SessionConfig, SessionInput, SessionOutput,

@@ -10,7 +10,7 @@ use pushpull_common::protocol::{Message, Refusal, message};
 
 use super::world::{OWNER, SessionWorld, grant, ms, order, plan, refused, shard, welcome};
 use crate::error::Error;
-use crate::session::{Expectations, Reply, SessionCommand};
+use crate::session::{Expectations, ExpectedMode, Reply, SessionCommand};
 
 fn open(world: &mut SessionWorld, tasks: u32, timeout: Duration) -> crate::session::OpId {
     world.call_within(SessionCommand::Open { shards: (0..tasks).map(shard).collect() }, timeout)
@@ -69,14 +69,26 @@ fn differing_identities_end_the_session_with_both_values() {
 fn a_worker_that_expects_another_mode_or_last_step_ends_with_both_values() {
     let synchronous = ModeIs::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
     let asynchronous = ModeIs::Asynchronous { owner_first: false };
-    let expects = |synchronous, last_step| Expectations { synchronous, last_step };
+    let expects = |mode, last_step| Expectations { mode, last_step };
+    let replicas = |aggregate, total| Some(ExpectedMode::Replicas { aggregate, total });
+    let any = Some(ExpectedMode::Synchronous);
+    let none = Some(ExpectedMode::Asynchronous);
+    let two = "synchronous, 2 gradients of 2 replicas";
     // The servers' mode and last step, what the worker expects, and what differs.
     let cases = [
-        (asynchronous, "none", expects(Some(true), None), Some(("synchronous", "asynchronous"))),
-        (synchronous, "none", expects(Some(false), None), Some(("asynchronous", "synchronous"))),
+        (asynchronous, "none", expects(any, None), Some(("synchronous", "asynchronous"))),
+        (synchronous, "none", expects(none, None), Some(("asynchronous", two))),
+        (
+            synchronous,
+            "none",
+            expects(replicas(1, 2), None),
+            Some(("synchronous, 1 gradients of 2 replicas", two)),
+        ),
+        (asynchronous, "none", expects(replicas(2, 2), None), Some((two, "asynchronous"))),
+        (synchronous, "none", expects(replicas(2, 2), None), None),
         (synchronous, "none", expects(None, Some(100)), Some(("100", "none"))),
         (synchronous, "90", expects(None, Some(100)), Some(("100", "90"))),
-        (synchronous, "100", expects(Some(true), Some(100)), None),
+        (synchronous, "100", expects(any, Some(100)), None),
         (asynchronous, "7", expects(None, None), None),
     ];
     for (mode, last_step, expectations, differs) in cases {
