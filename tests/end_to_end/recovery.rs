@@ -1,7 +1,8 @@
 //! What a training session tries again and what ends it, and who hears of that.
 
+use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pushpull::blocking::TrainingSession;
 use pushpull::checkpoint::{Checkpoints, LocalDirectory};
@@ -14,6 +15,7 @@ use pushpull::training::{
 use pushpull::{Error, Ps, PsConfig, Sgd, Storage, TaskId, VariableSpec, WorkerConfig};
 
 use super::cluster::{LONG, TestCluster, block_on, listen, spec, vector, wait_for_end};
+use super::proxy::Proxy;
 
 /// Records texts, from any thread.
 #[derive(Clone, Default)]
@@ -228,5 +230,42 @@ fn a_model_that_gives_nothing_but_nan_ends_its_session() {
     let TrainingError::NonFinite { in_a_row: 101, source } = &error else { panic!("{error}") };
     assert!(matches!(source, Error::NonFinite { variable, .. } if variable == "w"), "{error}");
     assert_eq!(cluster.handle().metrics().global_step, 0);
+    cluster.stop();
+}
+
+/// Records when the training fails.
+struct FailedAt(Arc<Mutex<Option<Instant>>>);
+
+impl Hook for FailedAt {
+    fn failed(&mut self, _: &TrainingError) {
+        *self.0.lock().unwrap() = Some(Instant::now());
+    }
+}
+
+#[test]
+fn a_session_that_gives_up_leaves_before_its_timeout() {
+    let cluster = TestCluster::sgd(1, |config| config);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let hidden = spec([listener.local_addr().unwrap().to_string()], 1);
+    let proxy = Proxy::start(listener, cluster.handle().address().to_owned(), 0, 0);
+    let timeout = Duration::from_secs(4);
+    let failed_at = Arc::default();
+    let worker = WorkerConfig::new(hidden, TaskId::worker(0)).timeout(timeout);
+    let config = TrainingConfig::new(worker).variables([vector("w", 4)]);
+    let config =
+        config.recover_for(Duration::from_millis(100)).hook(FailedAt(Arc::clone(&failed_at)));
+    let mut session = TrainingSession::start(config).unwrap();
+    drop(session.step().unwrap());
+    proxy.pause();
+    let error = loop {
+        match session.step() {
+            Ok(step) => drop(step),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, TrainingError::GaveUp { .. }), "{error}");
+    let leave = failed_at.lock().unwrap().unwrap().elapsed();
+    assert!(leave < timeout, "the leave took {leave:?}");
+    proxy.resume();
     cluster.stop();
 }

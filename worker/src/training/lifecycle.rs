@@ -121,9 +121,16 @@ impl Lifecycle {
                 self.replica_values.next_save()
             }
             false => NextAction::Token,
-            true if self.checkpoints.is_under_way => NextAction::AwaitSave,
+            true if self.checkpoints.is_under_way && self.waits_for_save() => NextAction::AwaitSave,
             true => self.next_ending(),
         }
+    }
+
+    /// Whether the end waits for the save under way. A training that fails while its servers do not
+    /// answer leaves at once, unless it wants a checkpoint after an error.
+    fn waits_for_save(&self) -> bool {
+        let may_be_silent = self.ending.has_failed && self.recovery.is_under_way();
+        !may_be_silent || self.settings.final_checkpoint_on_error
     }
 
     fn next_ending(&mut self) -> NextAction {
@@ -435,7 +442,11 @@ impl Lifecycle {
 
     /// Returns until when an operation that begins now may last; `None` if its own timeout decides.
     pub(super) fn deadline(&self, now: Duration) -> Option<Duration> {
-        self.recovery.deadline(now).filter(|_| !self.ending.has_failed)
+        match self.ending.has_failed {
+            // A server that answers needs no longer, and the time to recover may be over.
+            true => self.recovery.deadline_after_failure(now),
+            false => self.recovery.deadline(now),
+        }
     }
 
     /// See [`TrainingRecovery::has_lost_state`].

@@ -37,6 +37,11 @@ impl RecoveryWindow {
         }
     }
 
+    /// Whether a failure has not been followed by progress yet.
+    pub(super) fn is_open(&self) -> bool {
+        self.since.is_some()
+    }
+
     /// Returns how long attempts may still take.
     pub(super) fn remaining(&self, now: Duration) -> Duration {
         let since = self.since.unwrap_or(now);

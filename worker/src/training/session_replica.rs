@@ -113,8 +113,9 @@ impl SessionReplica {
 
     /// Limits all later operations, but for checkpoints, to this moment; `None` removes the limit.
     pub(super) fn limit(&self, limit: Option<Instant>) {
-        if let Some(joined) = &self.joined {
-            joined.worker.client.caller.limit(limit);
+        let joined = self.joined.as_ref().map(|joined| &joined.worker);
+        if let Some(worker) = joined.or(self.leaving.as_ref()) {
+            worker.client.caller.limit(limit);
         }
     }
 

@@ -83,6 +83,17 @@ impl TrainingRecovery {
         self.window.deadline(now).filter(|_| self.has_joined)
     }
 
+    /// Returns until when an operation after the failure of the training may last; `None` if its
+    /// own timeout decides.
+    pub(super) fn deadline_after_failure(&self, now: Duration) -> Option<Duration> {
+        self.is_under_way().then(|| now.saturating_add(LAST_ATTEMPT))
+    }
+
+    /// Whether the servers have failed since the last progress.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.window.is_open()
+    }
+
     /// Takes the failure that the hooks have not heard of.
     pub(super) fn take_retry(&mut self) -> Option<RetryReport> {
         self.retry.take()

@@ -627,6 +627,51 @@ fn a_training_gives_up_with_the_last_error_after_its_time() {
     assert!(matches!(error, TrainingError::GaveUp { attempts: 0, .. }), "{error}");
 }
 
+/// Joins a chief that has asked for a checkpoint, and returns its lifecycle.
+fn with_save_under_way(settings: LifecycleSettings) -> Lifecycle {
+    let mut lifecycle = Lifecycle::new(settings, Vec::new());
+    lifecycle.joined(Duration::ZERO, &buffers().1, None).unwrap();
+    assert_eq!(lifecycle.next_action(Duration::ZERO), NextAction::Save);
+    lifecycle.save_asked(Duration::ZERO);
+    lifecycle
+}
+
+/// A server that never returns would hold the leave for its timeout, and the save for minutes.
+#[test]
+fn a_training_that_gives_up_waits_no_longer_for_its_servers() {
+    let settings = saving(9, 9).settings;
+    let ends = |mut lifecycle: Lifecycle| {
+        let begin = Duration::from_secs(5);
+        lifecycle.token_taken(begin, Err(timeout(None))).unwrap();
+        let end = begin + settings.recover_for;
+        let error = lifecycle.token_taken(end, Err(timeout(None))).unwrap_err();
+        assert!(matches!(error, TrainingError::GaveUp { .. }), "{error}");
+        assert_eq!(lifecycle.deadline(end), Some(end + Duration::from_secs(1)));
+        lifecycle.next_action(end)
+    };
+    assert_eq!(ends(with_save_under_way(settings)), NextAction::Leave);
+    // The program wants a checkpoint after any error, and the other servers may save it.
+    let wanted = LifecycleSettings { final_checkpoint_on_error: true, ..settings };
+    assert_eq!(ends(with_save_under_way(wanted)), NextAction::AwaitSave);
+}
+
+#[test]
+fn an_error_of_the_caller_is_a_reason_for_haste_only_if_the_servers_have_failed() {
+    let settings = saving(9, 9).settings;
+    let now = Duration::from_secs(5);
+    for (has_lost, expected, deadline) in [
+        (false, NextAction::AwaitSave, None),
+        (true, NextAction::Leave, Some(now + Duration::from_secs(1))),
+    ] {
+        let mut lifecycle = with_save_under_way(settings);
+        if has_lost {
+            lifecycle.token_taken(now, Err(timeout(None))).unwrap();
+        }
+        lifecycle.fail(TrainingError::Dropped);
+        assert_eq!((lifecycle.next_action(now), lifecycle.deadline(now)), (expected, deadline));
+    }
+}
+
 #[test]
 fn a_worker_whose_run_was_ended_while_it_was_away_joins_again() {
     let ended = Refusal::UnknownEpoch { epoch: 3.into(), newest: 0.into() };
