@@ -7,7 +7,8 @@ use crate::outcome::SavedCheckpoint;
 
 /// The checkpoints of a session: when one is due, whether one is under way, and which was the last.
 ///
-/// Invariant: at most one is under way, and the final one is not asked for again once it is saved.
+/// Invariant: at most one is under way, and the final one of a join is not asked for again once it
+/// is saved.
 #[derive(Debug)]
 pub(super) struct CheckpointPlan {
     cadence: CheckpointCadence,
@@ -46,6 +47,8 @@ impl CheckpointPlan {
     pub(super) fn joined(&mut self, now: Duration, step: u64, restored: Option<u64>) {
         // The answer to a save of an earlier session does not come.
         self.is_under_way = false;
+        // The training may go on, and end with another final checkpoint.
+        self.last_save = LastSave::Due;
         self.cadence.joined(now, step, restored);
     }
 

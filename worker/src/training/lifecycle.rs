@@ -388,15 +388,46 @@ impl Lifecycle {
         self.ending.finished(is_for_all);
     }
 
-    /// Records that the training has ended on all workers, or that this is not known.
-    pub(super) fn end_awaited(&mut self, is_final: bool) {
-        self.ending.awaited(is_final);
+    /// Records the answer to the wait for the other workers. The end is the end, whichever worker is
+    /// missing and whether or not the servers are still there, unless they have gone back.
+    pub(super) fn end_awaited(
+        &mut self,
+        now: Duration,
+        answer: Result<(), Error>,
+    ) -> Result<(), TrainingError> {
+        let is_final = answer.is_ok();
+        self.follow_restore(now, answer.err())?;
+        if self.phase != LifecyclePhase::Apart {
+            self.ending.awaited(is_final);
+        }
+        Ok(())
     }
 
-    /// Records that the newest values were pulled, or that they could not be.
-    pub(super) fn refreshed(&mut self, step: Option<u64>) {
-        self.ending.refreshed(step.is_some());
-        self.steps.learn(step.unwrap_or(0));
+    /// Records the pull of the newest values. Without them those of the last step stay.
+    pub(super) fn refreshed(
+        &mut self,
+        now: Duration,
+        step: Result<u64, Error>,
+    ) -> Result<(), TrainingError> {
+        let newest = step.as_ref().copied().ok();
+        self.follow_restore(now, step.err())?;
+        if self.phase != LifecyclePhase::Apart {
+            self.ending.refreshed(newest.is_some());
+            self.steps.learn(newest.unwrap_or(0));
+        }
+        Ok(())
+    }
+
+    /// Joins again if this error at the end says that the servers have lost their state or restored
+    /// an older one: a training that had ended for all may go on. A worker that ends alone needs
+    /// nothing from them.
+    fn follow_restore(&mut self, now: Duration, error: Option<Error>) -> Result<(), TrainingError> {
+        let follows = self.ending.is_for_all() && !self.ending.is_interrupted;
+        let needs_join = |error: &Error| follows && error.advice() == Advice::Rejoin;
+        match error.filter(needs_join) {
+            Some(error) => self.recover(now, error, LifecyclePhase::Apart),
+            None => Ok(()),
+        }
     }
 
     /// Ends the training for the hooks, with the values of the end.

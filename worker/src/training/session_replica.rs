@@ -145,17 +145,22 @@ impl SessionReplica {
         finished.is_some_and(|finished| finished.is_ok())
     }
 
-    /// Waits until the training has ended on all workers. Returns whether it has.
-    pub(super) async fn await_end(&mut self) -> bool {
-        let Some(joined) = &mut self.joined else { return false };
-        self.interrupt.race(joined.worker.await_end()).await.is_some_and(|end| end.is_ok())
+    /// Waits until the training has ended on all workers.
+    pub(super) async fn await_end(&mut self) -> Result<(), Error> {
+        let doing = "wait for the end of the training";
+        let Some(joined) = &mut self.joined else { return Err(Error::NotJoined { doing }) };
+        let ended = self.interrupt.race(joined.worker.await_end()).await;
+        ended.unwrap_or(Err(Error::Interrupted { doing }))
     }
 
     /// Pulls the newest values, of this step or a later one, and returns their step. Without an
     /// answer the values of the last step stay.
-    pub(super) async fn refresh(&mut self, at_least: u64) -> Option<u64> {
-        let JoinedWorker { worker, params } = self.joined.as_mut()?;
-        self.interrupt.race(worker.pull_newest(params, at_least)).await?.ok()
+    pub(super) async fn refresh(&mut self, at_least: u64) -> Result<u64, Error> {
+        let doing = "pull";
+        let Some(joined) = &mut self.joined else { return Err(Error::NotJoined { doing }) };
+        let JoinedWorker { worker, params } = joined;
+        let pulled = self.interrupt.race(worker.pull_newest(params, at_least)).await;
+        pulled.unwrap_or(Err(Error::Interrupted { doing }))
     }
 
     /// Ends the use of the values, and returns them. The worker has not left.

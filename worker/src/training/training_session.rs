@@ -451,9 +451,13 @@ impl TrainingSession {
                 return self.lifecycle.saved(self.now(), answer);
             }
             NextAction::Finish => self.lifecycle.finished(self.replica.finish().await),
-            NextAction::AwaitEnd => self.lifecycle.end_awaited(self.replica.await_end().await),
+            NextAction::AwaitEnd => {
+                let ended = self.replica.await_end().await;
+                return self.lifecycle.end_awaited(self.now(), ended);
+            }
             NextAction::Refresh { at_least } => {
-                self.lifecycle.refreshed(self.replica.refresh(at_least).await);
+                let refreshed = self.replica.refresh(at_least).await;
+                return self.lifecycle.refreshed(self.now(), refreshed);
             }
             NextAction::End => {
                 let params = self.replica.end();

@@ -13,10 +13,13 @@ use crate::training::training_end::{StopReason, TrainingEnd};
 /// all, if it does. If the training has ended for all, the others are waited for, so that the
 /// values are final. Then the values are pulled.
 ///
-/// Invariant: the first reason is kept, and a failure or an interrupt is never forgotten.
+/// Invariants: the first reason is kept, unless the servers have gone back to a time before it. A
+/// failure, an interrupt or another reason of this worker is never forgotten.
 #[derive(Debug, Default)]
 pub(super) struct Ending {
     pub(super) reason: Option<StopReason>,
+    /// The first reason of this worker, which no restore of the servers can void.
+    own_reason: Option<StopReason>,
     pub(super) is_interrupted: bool,
     pub(super) has_failed: bool,
     /// Whether the servers grant no more tokens to any worker.
@@ -37,6 +40,9 @@ impl Ending {
         let is_interrupt = reason == StopReason::Interrupted;
         let changes_waits = self.reason.is_none() || is_interrupt;
         self.is_interrupted |= is_interrupt;
+        if !is_of_servers(&reason) {
+            self.own_reason.get_or_insert_with(|| reason.clone());
+        }
         self.reason.get_or_insert(reason);
         changes_waits
     }
@@ -55,8 +61,12 @@ impl Ending {
         }
     }
 
-    /// Records a join: the servers may have gone back to a time before the end.
+    /// Records a join: the servers may have gone back to a time before the end. If they have not,
+    /// the next request for a token is answered with the same end.
     pub(super) fn joined(&mut self) {
+        if self.reason.as_ref().is_some_and(is_of_servers) {
+            self.reason = self.own_reason.clone();
+        }
         (self.is_for_all, self.is_final, self.has_finished) = (false, false, false);
         (self.has_awaited, self.has_refreshed) = (false, false);
     }
@@ -110,8 +120,21 @@ impl Ending {
         self.end.insert(TrainingEnd { step, reason, checkpoint, params, is_final, metrics })
     }
 
+    /// Whether the training has ended for all workers, as far as this one knows.
+    pub(super) fn is_for_all(&self) -> bool {
+        self.is_for_all
+    }
+
     /// Takes how the training ended.
     pub(super) fn take_end(&mut self) -> Option<TrainingEnd> {
         self.end.take()
+    }
+}
+
+/// Whether a reason is a state of the servers, which a restore may undo.
+fn is_of_servers(reason: &StopReason) -> bool {
+    match reason {
+        StopReason::LastStep | StopReason::DataEnd | StopReason::Finished => true,
+        StopReason::Hook { .. } | StopReason::Interrupted | StopReason::Closed => false,
     }
 }

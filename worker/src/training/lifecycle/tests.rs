@@ -191,8 +191,8 @@ impl Script {
             }
             NextAction::Refresh { .. } => {
                 self.note("refresh");
-                lifecycle.refreshed(self.fault("refresh").is_none().then_some(self.step));
-                Ok(())
+                let refreshed = self.fault("refresh").map_or(Ok(self.step), Err);
+                lifecycle.refreshed(self.now, refreshed)
             }
             NextAction::End => {
                 lifecycle.end(Some(params), WorkerMetrics::default(), &Scalars::default())
@@ -204,8 +204,8 @@ impl Script {
             }
             NextAction::AwaitEnd => {
                 self.note("await end");
-                lifecycle.end_awaited(self.fault("await end").is_none());
-                Ok(())
+                let ended = self.fault("await end").map_or(Ok(()), Err);
+                lifecycle.end_awaited(self.now, ended)
             }
             NextAction::Leave => {
                 self.note("leave");
@@ -872,7 +872,7 @@ fn the_final_checkpoint_waits_for_the_accepted_step_and_is_asked_for_once() {
     assert_eq!(lifecycle.next_action(now), NextAction::Token);
     lifecycle.stop(StopReason::Closed);
     assert_eq!(lifecycle.next_action(now), NextAction::Refresh { at_least: 5 });
-    lifecycle.refreshed(Some(5));
+    lifecycle.refreshed(now, Ok(5)).unwrap();
     assert_eq!(lifecycle.next_action(now), NextAction::Save);
     lifecycle.save_asked(now);
     assert_eq!(lifecycle.next_action(now), NextAction::AwaitSave);

@@ -83,13 +83,74 @@ fn only_the_chief_finishes_the_training_and_only_at_a_clean_end() {
     }
 }
 
+/// The servers have lost the last step before it was saved, so the training has not ended.
 #[test]
 fn a_server_that_is_lost_at_the_end_may_have_gone_back() {
+    for (is_chief, place, call) in [
+        (true, "save", 2),
+        (true, "await end", 1),
+        (true, "refresh", 1),
+        (false, "await end", 1),
+        (false, "refresh", 1),
+    ] {
+        let (mut script, hooks) = script(None);
+        script.settings.is_chief = is_chief;
+        script.faults = vec![(place, call, lost())];
+        script.joins = [Ok((0, false)), Ok((1, true))].into();
+        let played = script.play(hooks);
+        assert_eq!(played.count("push"), 3, "{place}: {:?}", played.events);
+        assert_eq!(played.count(&format!("a.hears of {}", lost())), 1, "{place}");
+        let expected = match is_chief {
+            true => AWAITED,
+            false => "await end refresh a.end leave",
+        };
+        assert_eq!(ending(&played), expected, "{place}");
+        let ended = played.ended.unwrap();
+        let values = ended.params.unwrap().step();
+        assert_eq!((ended.is_final, ended.step, values), (true, 2, 2), "{place}");
+        assert_eq!(ended.reason, StopReason::LastStep, "{place}");
+    }
+}
+
+/// The servers still have the last step after a restart.
+#[test]
+fn a_join_after_the_end_asks_whether_the_training_goes_on() {
     let (mut script, hooks) = script(None);
-    script.faults = vec![("save", 2, lost())];
-    script.joins = [Ok((0, false)), Ok((1, true))].into();
+    script.faults = vec![("await end", 1, lost())];
     let played = script.play(hooks);
-    assert_eq!(played.count("await end"), 1, "the others may train again");
+    assert_eq!((played.count("push"), played.count("token")), (2, 4), "{:?}", played.events);
     let ended = played.ended.unwrap();
-    assert_eq!((ended.is_final, ended.params.unwrap().step()), (false, 1));
+    assert_eq!((ended.is_final, ended.step, ended.reason), (true, 2, StopReason::LastStep));
+}
+
+/// A final checkpoint that was asked for in vain is no final one of the training that goes on.
+#[test]
+fn a_training_that_goes_on_saves_its_own_final_checkpoint() {
+    let mut script = saving(2, 5);
+    // The final checkpoint of step 5, which is the fourth.
+    script.faults = vec![("save", 4, lost())];
+    script.joins = [Ok((0, false)), Ok((2, true))].into();
+    let played = script.play(Vec::new());
+    assert_eq!(played.saved(), [0, 2, 4, 5, 4, 5]);
+    assert_eq!(played.ended.unwrap().checkpoint.unwrap().step, 5);
+}
+
+#[test]
+fn a_reason_of_this_worker_survives_a_restore() {
+    let mut ending = Ending::default();
+    ending.stop(StopReason::LastStep);
+    ending.stop(StopReason::Closed);
+    assert_eq!(ending.reason, Some(StopReason::LastStep));
+    ending.joined();
+    assert_eq!(ending.reason, Some(StopReason::Closed));
+    ending.stop(StopReason::Interrupted);
+    ending.joined();
+    assert_eq!((ending.reason, ending.is_interrupted), (Some(StopReason::Closed), true));
+
+    // A worker that ends alone asks nothing more of servers that have gone back.
+    let (mut script, hooks) = script(Some(1));
+    script.settings.is_chief = false;
+    script.faults = vec![("refresh", 1, lost())];
+    let played = script.play(hooks);
+    assert_eq!((played.count("join"), played.ended.unwrap().is_final), (1, false));
 }
