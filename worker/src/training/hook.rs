@@ -118,6 +118,9 @@ pub trait Hook: Send {
     /// Called for each failure from which the session tries to recover, before the pause. The
     /// report has the cause. The training goes on unless the hook ends it.
     ///
+    /// [`Flow::Stop`] ends a session that has no joined worker at once, without a final checkpoint.
+    /// Otherwise the calls of the end are due.
+    ///
     /// A failed save that is only due again after its interval is [`Hook::save_failed`].
     fn retrying(&mut self, retry: &RetryReport) -> Result<Flow, HookError> {
         _ = retry;

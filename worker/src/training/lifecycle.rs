@@ -102,8 +102,10 @@ impl Lifecycle {
             self.phase = LifecyclePhase::Over;
             return NextAction::Over;
         }
-        // An interrupted training waits for no lost server.
-        if self.ending.is_interrupted {
+        // An interrupted training waits for no lost server. Nor does one that a hook has ended
+        // instead of another attempt: its final checkpoint would need the join.
+        if self.ending.is_interrupted || self.ending.is_apart {
+            self.ending.lost_servers();
             return NextAction::End;
         }
         NextAction::Join { within: self.recovery.join_within(now) }
@@ -201,7 +203,7 @@ impl Lifecycle {
         let answer = self.hooks.before_step(&granted).map_err(|error| self.fail(error))?;
         match answer {
             GateAnswer::Begin => self.phase = LifecyclePhase::Granted,
-            GateAnswer::Wait(pause) => self.recovery.pause_for(now, pause),
+            GateAnswer::Wait(pause) => self.recovery.delay_step(now, pause),
             GateAnswer::Stop(reason) => self.stop(reason),
         }
         Ok(self.phase == LifecyclePhase::Granted)
@@ -453,7 +455,11 @@ impl Lifecycle {
     /// Asks for the end. The first reason is kept.
     pub(super) fn stop(&mut self, reason: StopReason) {
         if self.ending.stop(reason) {
-            self.recovery.end_pause();
+            match self.ending.is_interrupted {
+                true => self.recovery.end_pauses(),
+                // The next attempt still has its pause after a failure.
+                false => self.recovery.end_delay(),
+            }
         }
     }
 
@@ -461,7 +467,7 @@ impl Lifecycle {
     pub(super) fn fail(&mut self, error: TrainingError) -> TrainingError {
         self.hooks.failed(&error);
         self.ending.has_failed = true;
-        self.recovery.end_pause();
+        self.recovery.end_pauses();
         self.phase = self.phase.after_step();
         error
     }
@@ -525,10 +531,22 @@ impl Lifecycle {
     fn recovered<R>(&mut self, decided: Result<R, TrainingError>) -> Result<R, TrainingError> {
         let decided = decided.map_err(|error| self.fail(error))?;
         if let Some(retry) = self.recovery.take_retry() {
-            let stop = self.hooks.retrying(&retry);
-            self.follow(stop)?;
+            let stop = self.hooks.retrying(&retry).map_err(|error| self.fail(error))?;
+            if let Some(reason) = stop {
+                self.stop(reason);
+                self.end_attempts_to_join();
+            }
         }
         Ok(decided)
+    }
+
+    /// Follows a hook that ends the training instead of another attempt. An operation with a joined
+    /// worker has no attempt to end: the calls that are due follow.
+    fn end_attempts_to_join(&mut self) {
+        if self.phase == LifecyclePhase::Apart {
+            self.ending.is_apart = true;
+            self.recovery.end_pauses();
+        }
     }
 
     /// Follows the answer of the hooks.

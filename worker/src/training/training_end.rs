@@ -20,7 +20,8 @@ pub struct TrainingEnd {
     /// The newest checkpoint that this session has saved; `None` on workers other than the chief.
     pub checkpoint: Option<SavedCheckpoint>,
     /// The values, pulled again for the end. If the servers could not be reached any more, those of
-    /// the last step; [`Params::step`] tells. `None` if this worker never joined.
+    /// the last step; [`Params::step`] tells. `None` if this worker never joined, or ended while it
+    /// was trying to join again.
     pub params: Option<Params>,
     /// Whether the training has ended on all workers. Then `params` are the final values, the same
     /// on each of them.

@@ -21,6 +21,8 @@ pub(super) struct Ending {
     /// The first reason of this worker, which no restore of the servers can void.
     own_reason: Option<StopReason>,
     pub(super) is_interrupted: bool,
+    /// Whether a hook has ended the training instead of another attempt to join.
+    pub(super) is_apart: bool,
     pub(super) has_failed: bool,
     /// Whether the servers grant no more tokens to any worker.
     is_for_all: bool,
@@ -99,6 +101,12 @@ impl Ending {
     /// Records whether all workers have ended.
     pub(super) fn awaited(&mut self, is_final: bool) {
         (self.has_awaited, self.is_final) = (true, is_final);
+    }
+
+    /// Records that the worker ends without its servers: they may have gone back, and the other
+    /// workers may train on.
+    pub(super) fn lost_servers(&mut self) {
+        self.is_final = false;
     }
 
     /// Records whether the newest values were pulled.

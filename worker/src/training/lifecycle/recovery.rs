@@ -16,13 +16,15 @@ use crate::training::training_error::TrainingError;
 
 /// Decides whether, when and in which phase a training goes on after a failed operation.
 ///
-/// Invariants: no attempt begins within the pause after the last failure, unless the training ends.
-/// The cause of a join is kept until that join.
+/// Invariants: no attempt begins within the pause after the last failure, unless the training fails
+/// or is interrupted. The cause of a join is kept until that join.
 #[derive(Debug)]
 pub(super) struct TrainingRecovery {
     window: RecoveryWindow,
-    /// No action but a wait before this time.
+    /// No action but a wait before this time, because of a failure.
     not_before: Duration,
+    /// No action but a wait before this time, because a hook delays the step.
+    gate_until: Duration,
     has_joined: bool,
     /// How long the first join may take.
     connect_timeout: Duration,
@@ -46,6 +48,7 @@ impl TrainingRecovery {
         TrainingRecovery {
             window: RecoveryWindow::new(settings.recover_for, settings.seed),
             not_before: Duration::ZERO,
+            gate_until: Duration::ZERO,
             has_joined: false,
             connect_timeout: settings.connect_timeout,
             retry: None,
@@ -55,17 +58,23 @@ impl TrainingRecovery {
 
     /// Returns how long to wait for the next action.
     pub(super) fn pause(&self, now: Duration) -> Option<Duration> {
-        (now < self.not_before).then(|| self.not_before - now)
+        let until = self.not_before.max(self.gate_until);
+        (now < until).then(|| until - now)
     }
 
-    /// Begins a pause.
-    pub(super) fn pause_for(&mut self, now: Duration, pause: Duration) {
-        self.not_before = now.saturating_add(pause);
+    /// Begins the pause of a hook that delays the step.
+    pub(super) fn delay_step(&mut self, now: Duration, pause: Duration) {
+        self.gate_until = now.saturating_add(pause);
     }
 
-    /// Ends the pause: the training ends.
-    pub(super) fn end_pause(&mut self) {
-        self.not_before = Duration::ZERO;
+    /// Ends the pause of a hook: no step begins any more.
+    pub(super) fn end_delay(&mut self) {
+        self.gate_until = Duration::ZERO;
+    }
+
+    /// Ends all pauses: the training waits for its servers no longer.
+    pub(super) fn end_pauses(&mut self) {
+        (self.not_before, self.gate_until) = (Duration::ZERO, Duration::ZERO);
     }
 
     /// Returns how long the next attempt to join may take.
@@ -204,7 +213,7 @@ impl TrainingRecovery {
             self.cause = Some(error.clone());
         }
         let pause = self.failed(now, error)?;
-        self.pause_for(now, pause);
+        self.not_before = now.saturating_add(pause);
         Ok(())
     }
 

@@ -881,6 +881,67 @@ fn the_final_checkpoint_waits_for_the_accepted_step_and_is_asked_for_once() {
     assert_eq!(lifecycle.next_action(now), NextAction::End);
 }
 
+/// A hook that ends the training at a failure of this number.
+struct StopAtAttempt(u32);
+
+impl Hook for StopAtAttempt {
+    fn retrying(&mut self, retry: &RetryReport) -> Result<Flow, HookError> {
+        let stops = retry.attempts >= self.0;
+        Ok(if stops { Flow::Stop("enough".to_owned()) } else { Flow::Continue })
+    }
+}
+
+/// A hook that ends the training once a gradient is lost.
+struct StopAtLoss;
+
+impl Hook for StopAtLoss {
+    fn after_step(&mut self, step: &mut FinishedStep<'_>) -> Result<Flow, HookError> {
+        let is_lost = matches!(step.outcome, GradientOutcome::Lost(_));
+        Ok(if is_lost { Flow::Stop("a loss".to_owned()) } else { Flow::Continue })
+    }
+}
+
+/// A training that has ended for its hook must not fail after the window for want of a server.
+#[test]
+fn a_hook_ends_a_training_that_cannot_join_again() {
+    for (place, attempts, last_step, steps) in
+        [("token", 1, 9, 1), ("push", 1, 9, 2), ("pull", 4, 9, 1), ("save", 3, 2, 2)]
+    {
+        let mut script = saving(100, last_step);
+        script.faults = vec![(place, 2, lost())];
+        let refused = (0..100).map(|_| Err(timeout(None)));
+        script.joins = std::iter::once(Ok((0, false))).chain(refused).collect();
+        let recorder = Recorder::boxed("a", &script.log);
+        let played = script.play(vec![recorder, Box::new(StopAtAttempt(attempts))]);
+        let ended = played.ended.as_ref().unwrap();
+        let by_hook =
+            StopReason::Hook { hook: "StopAtAttempt".to_owned(), reason: "enough".to_owned() };
+        let reason = if place == "save" { StopReason::LastStep } else { by_hook };
+        assert_eq!((&ended.reason, ended.is_final), (&reason, false), "{place}");
+        // The first join, and one attempt after each failure but the last.
+        assert_eq!(played.count("join"), attempts as usize, "{place}: {:?}", played.events);
+        assert_eq!((played.count("a.end"), played.count("leave")), (1, 0), "{place}");
+        assert_eq!(played.count("a.after_step"), steps, "{place}: the calls that are due");
+    }
+}
+
+#[test]
+fn the_attempt_after_a_stop_has_its_pause() {
+    // Between two steps the calls of the end are due, and their first attempt comes after a pause.
+    let mut script = saving(100, 9);
+    script.faults = vec![("token", 2, busy())];
+    let played = script.play(vec![Box::new(StopAtAttempt(1))]);
+    assert_eq!(played.saved(), [0, 1]);
+    assert!(played.now >= Duration::from_millis(1050), "{:?}", played.now);
+
+    // A hook stops at the step whose gradient was lost. Its final checkpoint needs the join.
+    let mut script = saving(100, 9);
+    script.faults = vec![("push", 2, lost())];
+    let played = script.play(vec![Box::new(StopAtLoss)]);
+    assert_eq!((played.saved(), played.count("join")), (vec![0, 1], 2));
+    assert!(played.now >= Duration::from_millis(2050), "{:?}", played.now);
+}
+
 #[test]
 fn a_gate_delays_a_step_or_ends_the_training() {
     let script = Script { last_step: 3, ..Script::default() };
