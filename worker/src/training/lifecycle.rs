@@ -385,9 +385,31 @@ impl Lifecycle {
         }
     }
 
-    /// Records that the chief has finished the training for all, or could not.
-    pub(super) fn finished(&mut self, is_for_all: bool) {
-        self.ending.finished(is_for_all);
+    /// Records whether the chief has finished the training for all. It tries again within the window:
+    /// workers that have not heard of the end go on.
+    pub(super) fn finished(
+        &mut self,
+        now: Duration,
+        answer: Result<(), Error>,
+    ) -> Result<(), TrainingError> {
+        let Err(error) = answer else {
+            self.ending.finished(true);
+            return Ok(());
+        };
+        let next = match error.advice() {
+            Advice::Rejoin if !self.ending.is_interrupted => LifecyclePhase::Apart,
+            // A training that the servers have ended for all needs no other try.
+            Advice::Retry | Advice::SkipBatch
+                if !self.ending.is_interrupted && !self.ending.is_for_all() =>
+            {
+                LifecyclePhase::Between
+            }
+            _ => {
+                self.ending.finished(false);
+                return Ok(());
+            }
+        };
+        self.recover(now, error, next)
     }
 
     /// Records the answer to the wait for the other workers. The end is the end, whichever worker is

@@ -137,12 +137,12 @@ impl SessionReplica {
         self.joined.as_ref().map(|joined| joined.worker.start_save(b""))
     }
 
-    /// Finishes the training for all workers. Returns whether the step owner has heard it. If not,
-    /// the other workers go on.
-    pub(super) async fn finish(&mut self) -> bool {
-        let Some(joined) = &mut self.joined else { return false };
+    /// Finishes the training for all workers. Without an answer the other workers may go on.
+    pub(super) async fn finish(&mut self) -> Result<(), Error> {
+        let doing = "finish the training";
+        let Some(joined) = &mut self.joined else { return Err(Error::NotJoined { doing }) };
         let finished = self.interrupt.race_with_grace(joined.worker.finish()).await;
-        finished.is_some_and(|finished| finished.is_ok())
+        finished.unwrap_or(Err(Error::Interrupted { doing }))
     }
 
     /// Waits until the training has ended on all workers.

@@ -450,7 +450,10 @@ impl TrainingSession {
                 self.save = None;
                 return self.lifecycle.saved(self.now(), answer);
             }
-            NextAction::Finish => self.lifecycle.finished(self.replica.finish().await),
+            NextAction::Finish => {
+                let finished = self.replica.finish().await;
+                return self.lifecycle.finished(self.now(), finished);
+            }
             NextAction::AwaitEnd => {
                 let ended = self.replica.await_end().await;
                 return self.lifecycle.end_awaited(self.now(), ended);

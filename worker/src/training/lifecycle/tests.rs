@@ -199,8 +199,8 @@ impl Script {
             }
             NextAction::Finish => {
                 self.note("finish");
-                lifecycle.finished(self.fault("finish").is_none());
-                Ok(())
+                let finished = self.fault("finish").map_or(Ok(()), Err);
+                lifecycle.finished(self.now, finished)
             }
             NextAction::AwaitEnd => {
                 self.note("await end");

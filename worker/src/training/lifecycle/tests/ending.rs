@@ -47,20 +47,58 @@ fn a_worker_that_ends_alone_waits_for_nobody() {
     assert!(!played.ended.unwrap().is_final);
 }
 
+const FINISHED: &str = "await end refresh save at 1 a.saved a.end leave";
+
 #[test]
 fn the_chief_finishes_the_training_for_all_before_it_waits_for_the_others() {
+    let tried = |error: Error| format!("finish a.hears of {error} a.retrying ");
     for (fault, is_final, expected) in [
-        (None, true, "a.after_step finish await end refresh save at 1 a.saved a.end leave"),
-        // The others have not heard of it, so they go on.
-        (Some("finish"), false, "a.after_step finish refresh save at 1 a.saved a.end leave"),
+        (None, true, format!("finish {FINISHED}")),
+        // The second try succeeds, after a pause.
+        (Some(busy()), true, format!("{}finish {FINISHED}", tried(busy()))),
+        (
+            Some(lost()),
+            true,
+            format!("{}join a.rejoins 1 -> 1 a.joined finish {FINISHED}", tried(lost())),
+        ),
+        // The others do not hear of it, so they go on.
+        (Some(Error::Fenced), false, "finish refresh save at 1 a.saved a.end leave".to_owned()),
     ] {
         let (mut script, hooks) = script(Some(1));
         script.settings.finish_for_all = true;
-        script.faults = fault.map(|place| (place, 1, busy())).into_iter().collect();
+        let faults = fault.clone().map(|error| ("finish", 1, error));
+        script.faults = faults.into_iter().collect();
         let played = script.play(hooks);
-        assert_eq!(ending(&played), expected, "{fault:?}");
+        assert_eq!(ending(&played), format!("a.after_step {expected}"), "{fault:?}");
         assert_eq!(played.ended.unwrap().is_final, is_final, "{fault:?}");
     }
+}
+
+#[test]
+fn a_chief_that_cannot_finish_the_training_gives_up_after_its_time() {
+    let failing = || {
+        let (mut script, hooks) = script(Some(1));
+        script.settings.finish_for_all = true;
+        script.faults = (1..200).map(|call| ("finish", call, timeout(None))).collect();
+        (script, hooks)
+    };
+    let (training, hooks) = failing();
+    let played = training.play(hooks);
+    assert!(matches!(played.ended, Err(TrainingError::GaveUp { .. })), "{:?}", played.events);
+    assert!(played.now <= Duration::from_secs(61), "{:?}", played.now);
+
+    // An interrupt ends the attempts.
+    let (training, hooks) = failing();
+    let at = Duration::from_secs(3);
+    let played = Script { interrupt_at: Some(at), ..training }.play(hooks);
+    assert_eq!((played.now, played.ended.unwrap().is_final), (at, false));
+
+    // The last step has ended the training for all, with or without the chief.
+    let (mut training, hooks) = script(None);
+    training.settings.finish_for_all = true;
+    training.faults = vec![("finish", 1, busy())];
+    let played = training.play(hooks);
+    assert_eq!((played.count("finish"), played.ended.unwrap().is_final), (1, true));
 }
 
 #[test]
