@@ -172,13 +172,22 @@ impl HookEntry {
             Ok(Ok(value)) => Ok(value),
             Ok(Err(source)) => {
                 self.is_called = false;
-                Err(TrainingError::Hook { hook: self.name.clone(), place, source })
+                Err(self.failure(place, source))
             }
             Err(panic) => {
                 self.is_called = false;
                 let (hook, message) = (self.name.clone(), message_of(&*panic));
                 Err(TrainingError::HookPanicked { hook, place, message })
             }
+        }
+    }
+
+    /// Returns the error of a hook that has failed. A function of the program that panicked is named
+    /// as everywhere else, whichever hook has called it.
+    fn failure(&self, place: HookPlace, source: HookError) -> TrainingError {
+        match source.downcast_ref::<Error>() {
+            Some(error @ Error::Panicked { .. }) => TrainingError::Worker(error.clone()),
+            _ => TrainingError::Hook { hook: self.name.clone(), place, source },
         }
     }
 

@@ -7,6 +7,7 @@ use pushpull_common::ids::ShardId;
 use super::hook::{Flow, Hook, HookError, RetryReport};
 use crate::config::{ProgressCallback, WorkerConfig};
 use crate::error::{Error, UnresponsiveShard, UnresponsiveShards};
+use crate::panic_message::contained;
 
 /// Reports each failure from which a session tries to recover: a session that waits between two
 /// attempts has no operation that could report.
@@ -39,6 +40,12 @@ impl ProgressHook {
         let address = address.map(|(_, address)| address.to_owned()).unwrap_or_default();
         UnresponsiveShards(vec![UnresponsiveShard { shard, address, last }])
     }
+
+    /// Calls the function. Its panic has the same error as in a report of the session's thread.
+    fn report(&self, error: &Error) -> Result<Flow, HookError> {
+        contained("on_progress", || (self.progress)(&self.shards(error)))?;
+        Ok(Flow::Continue)
+    }
 }
 
 impl Hook for ProgressHook {
@@ -47,12 +54,37 @@ impl Hook for ProgressHook {
     }
 
     fn retrying(&mut self, retry: &RetryReport) -> Result<Flow, HookError> {
-        (self.progress)(&self.shards(&retry.cause));
-        Ok(Flow::Continue)
+        self.report(&retry.cause)
     }
 
     fn save_failed(&mut self, error: &Error) -> Result<Flow, HookError> {
-        (self.progress)(&self.shards(error));
-        Ok(Flow::Continue)
+        self.report(error)
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use pushpull_common::ids::TaskId;
+
+    use super::*;
+    use crate::training::lifecycle::tests::Script;
+    use crate::training::training_error::TrainingError;
+
+    #[test]
+    fn a_panic_of_the_function_is_named_as_in_a_report_of_the_session() {
+        let cluster = "ps=127.0.0.1:1;worker=127.0.0.1:2".parse().unwrap();
+        let config = WorkerConfig::new(cluster, TaskId::worker(0));
+        let config = config.on_progress(Duration::from_secs(1), |_| panic!("a bug"));
+        let mut script = Script { last_step: 3, ..Script::default() };
+        script.faults = vec![("token", 2, Error::StateLost { shard: SHARD })];
+        let ended = script.play(ProgressHook::of(&config).into_iter().collect()).ended;
+        let Err(TrainingError::Worker(Error::Panicked { callback, message })) = ended else {
+            panic!("{ended:?}")
+        };
+        assert_eq!((callback, message.as_str()), ("on_progress", "a bug"));
+    }
+
+    const SHARD: ShardId = ShardId { task: 0, shard: 0 };
 }
