@@ -25,7 +25,7 @@ use super::runtime::client_core::ClientCore;
 use super::server_devices::ServerDevices;
 use super::states::{State, States};
 use super::towers::{GRADIENTS, LOSS};
-use super::trainer::{TrainingStep, function_error};
+use super::trainer::TrainingStep;
 use super::value::Value;
 use super::value_error::ValueError;
 use super::variables::ServerVariables;
@@ -142,9 +142,8 @@ impl Invocation {
         let mut step = self.take_step().await?;
         let awaited = || "the values of the variables".to_owned();
         let pulled = self.waits.during(awaited, step.params());
-        let pulled = self.unless_cancelled(async { pulled.await.map_err(function_error) }).await;
-        pulled.map(|_| ())?;
-        self.step.insert(step).params().await.map_err(function_error)
+        self.unless_cancelled(pulled).await.map(|_| ())?;
+        self.step.insert(step).params().await
     }
 
     /// Waits for a future, unless the call is cancelled meanwhile: nobody waits for the function

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use pushpull_common::protocol::message::EndReason;
 use pushpull_common::protocol::{CallRef, Refusal};
 
 use super::functions::FunctionError;
@@ -49,7 +50,7 @@ impl Trainer {
     }
 
     /// Takes a token.
-    pub(crate) async fn begin_step(self: Arc<Self>) -> Result<TrainingStep, Error> {
+    pub(crate) async fn begin_step(self: Arc<Self>) -> Result<TrainingStep, FunctionError> {
         let token = self.token().await?;
         Ok(TrainingStep { trainer: self, token, params: None })
     }
@@ -59,9 +60,10 @@ impl Trainer {
         self.is_over.load(Ordering::Relaxed)
     }
 
-    async fn token(&self) -> Result<Token, Error> {
+    async fn token(&self) -> Result<Token, FunctionError> {
         let token = lock(&self.worker).request_token();
-        self.noted(token.await)?.ok_or(Error::Ended { doing: "take a token" })
+        let token = self.noted(token.await).map_err(function_error)?;
+        token.ok_or_else(|| training_ended(lock(&self.worker).end_reason()))
     }
 
     /// Records whether an error ends the session.
@@ -91,7 +93,7 @@ pub(crate) struct TrainingStep {
 impl TrainingStep {
     /// Returns the values of the step, which are pulled the first time. A step that passes
     /// meanwhile is replaced by the next.
-    pub(crate) async fn params(&mut self) -> Result<&Params, Error> {
+    pub(crate) async fn params(&mut self) -> Result<&Params, FunctionError> {
         let params = match self.params.take() {
             Some(params) => params,
             None => self.pull().await?,
@@ -99,7 +101,7 @@ impl TrainingStep {
         Ok(self.params.insert(params))
     }
 
-    async fn pull(&mut self) -> Result<Params, Error> {
+    async fn pull(&mut self) -> Result<Params, FunctionError> {
         let mut params = match self.trainer.pool.take() {
             Some(params) => params,
             None => {
@@ -109,7 +111,7 @@ impl TrainingStep {
         };
         loop {
             let pull = lock(&self.trainer.worker).pull(&self.token, &mut params);
-            match self.trainer.noted(pull.await)? {
+            match self.trainer.noted(pull.await).map_err(function_error)? {
                 Pulled::Pulled { .. } => return Ok(params),
                 Pulled::Stale => self.token = self.trainer.token().await?,
             }
@@ -156,6 +158,17 @@ pub(crate) fn counted(push: Push) -> Result<Push, FunctionError> {
     Err(FunctionError::new(text).retryable())
 }
 
+/// Returns the error of a function that asks for a token after the end of the training. It is final:
+/// no other execution gets one.
+fn training_ended(reason: Option<EndReason>) -> FunctionError {
+    let reason = match reason {
+        Some(EndReason::LastStep {}) | None => "the last step is reached",
+        Some(EndReason::DataEnd {}) => "all samples of the last epoch are spent",
+        Some(EndReason::Finished {}) => "the chief or the servers have finished it",
+    };
+    FunctionError::new(format!("the training has ended: {reason}"))
+}
+
 /// Returns the error of a function that has met an error of its parameter servers.
 pub(crate) fn function_error(error: Error) -> FunctionError {
     // Another coordinator has taken the place of the one that has scheduled the call.
@@ -171,6 +184,18 @@ pub(crate) fn function_error(error: Error) -> FunctionError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_function_that_trains_after_the_end_is_not_repeated() {
+        for (reason, text) in [
+            (EndReason::LastStep {}, "the last step is reached"),
+            (EndReason::DataEnd {}, "all samples of the last epoch are spent"),
+            (EndReason::Finished {}, "the chief or the servers have finished it"),
+        ] {
+            let expected = (format!("the training has ended: {text}"), false);
+            assert_eq!(training_ended(Some(reason)).into_parts(), expected);
+        }
+    }
 
     #[test]
     fn a_scheduled_call_whose_push_has_no_effect_is_repeated() {

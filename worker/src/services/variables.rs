@@ -131,7 +131,7 @@ impl ServerVariables {
     ) -> Result<TrainingStep, FunctionError> {
         let trainer = waits.during(|| self.awaited(), self.trainer(waits)).await?;
         let awaited = || "a token of the step owner".to_owned();
-        waits.during(awaited, trainer.begin_step()).await.map_err(function_error)
+        waits.during(awaited, trainer.begin_step()).await
     }
 
     /// Returns the session by which the functions train, which joins if there is none.
