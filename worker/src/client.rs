@@ -20,6 +20,7 @@ use crate::error::{ConfigError, Error, UnresponsiveShard, UnresponsiveShards};
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::outcome::DataBegun;
 use crate::panic_message::contained;
+use crate::pause::Pause;
 use crate::pull_client::PullClient;
 use crate::runtime::{Caller, SessionThread};
 use crate::session::{JoinedEpoch, Reply, ServerSettings, SessionCommand, SessionConfig};
@@ -212,7 +213,9 @@ impl SessionClient {
             }
             match self.adopt(plan, deadline.remaining()).await {
                 // A shard has lost its values since it answered.
-                Err(error) if is_outdated(&error) && !deadline.has_passed() => {}
+                Err(error) if is_outdated(&error) && !deadline.has_passed() => {
+                    deadline.pause().await;
+                }
                 adopted => return adopted,
             }
         }
@@ -312,7 +315,16 @@ impl Deadline {
     pub(crate) fn has_passed(&self) -> bool {
         self.remaining().is_zero()
     }
+
+    /// Waits before another attempt, until the deadline at most: a shard refuses at once, for as
+    /// long as a restore takes.
+    pub(crate) async fn pause(&self) {
+        Pause::new(ATTEMPT_PAUSE.min(self.remaining())).await;
+    }
 }
+
+/// The pause between two attempts to join.
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(50);
 
 async fn open(
     caller: &Caller,
@@ -343,4 +355,16 @@ pub(crate) async fn join_all<F: Future>(futures: impl IntoIterator<Item = F>) ->
     })
     .await;
     outputs.into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn attempts_to_join_have_a_pause() {
+        let since = Instant::now();
+        Deadline::after(Duration::from_secs(9)).pause().await;
+        assert!(since.elapsed() >= ATTEMPT_PAUSE);
+    }
 }

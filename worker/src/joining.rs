@@ -31,7 +31,7 @@ const PASSED_OVER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The chief's attempt to join.
 ///
 /// A server may be killed at any time. If a shard then refuses because its state is not the
-/// declared one, the attempt starts again with the declaration, until the deadline.
+/// declared one, the attempt starts again with the declaration after a pause, until the deadline.
 pub(crate) struct ChiefJoin<'a, F> {
     worker: &'a Worker,
     plan: &'a Arc<ShardingPlan>,
@@ -61,7 +61,9 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
         let deadline = Deadline::after(self.client().config.connect_timeout);
         loop {
             match self.try_join().await {
-                Err(error) if is_outdated(&error) && !deadline.has_passed() => {}
+                Err(error) if is_outdated(&error) && !deadline.has_passed() => {
+                    deadline.pause().await;
+                }
                 result => return result.map(|epoch| (epoch, self.restored)),
             }
         }

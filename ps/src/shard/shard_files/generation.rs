@@ -211,7 +211,8 @@ impl Shard {
 
     fn try_declare(&mut self, digest: [u8; 32], bytes: &[u8]) -> Result<(), Refusal> {
         if self.checkpoints.restoring.is_some() {
-            // A declaration waits until the restore that an older chief requested has ended.
+            // The restore that an older chief requested is under way. The chief declares again after
+            // a pause.
             return Err(Refusal::NotInitialized {});
         }
         let is_busy = !self.applier.jobs.is_empty();
