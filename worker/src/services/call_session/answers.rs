@@ -25,7 +25,7 @@ const HELLO: RequestId = RequestId(u64::MAX);
 impl CallSession {
     pub(super) fn connected(&mut self, now: Instant, connection: u64) {
         let Some(&id) = self.connections.get(&connection) else { return };
-        self.links[id.0].heard = now;
+        self.links[id.0].greeted(now, connection);
         let hello = Hello {
             version_oldest: version::OLDEST,
             version_newest: version::NEWEST,

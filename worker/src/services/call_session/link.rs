@@ -16,6 +16,10 @@ pub(super) const ENDED_MAX: usize = limits::CALLS_ENDED_MAX;
 /// The first and the longest pause before a link is made again.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
 
+/// The longest time between the hello and its answer. A server that accepts connections and says
+/// nothing is tried again after that.
+const WELCOME_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The link to one server.
 #[derive(Debug)]
 pub(super) struct Link {
@@ -54,8 +58,10 @@ pub(super) struct Link {
 pub(super) enum CallLinkStatus {
     /// Nothing needs it.
     Idle,
-    /// A connection is being made, or waits for the answer to its hello.
+    /// A connection is being made.
     Connecting { connection: u64 },
+    /// The hello was sent, and the server has not answered it.
+    AwaitingWelcome { connection: u64, until: Instant },
     /// The server has accepted the client.
     Open { connection: u64 },
     /// It waits before it is made again.
@@ -135,6 +141,27 @@ impl Link {
         self.ended.append(&mut self.pending.disconnected());
     }
 
+    /// Takes it that the hello is sent.
+    pub(super) fn greeted(&mut self, now: Instant, connection: u64) {
+        self.heard = now;
+        self.status = CallLinkStatus::AwaitingWelcome { connection, until: now + WELCOME_TIMEOUT };
+    }
+
+    /// Returns the connection on which the server has been silent for too long, and how.
+    pub(super) fn silence(&self, now: Instant) -> Option<(u64, String)> {
+        match self.status {
+            CallLinkStatus::AwaitingWelcome { connection, until } if until <= now => {
+                Some((connection, format!("no welcome in {WELCOME_TIMEOUT:?}")))
+            }
+            CallLinkStatus::Open { connection } => {
+                let silent = now.saturating_duration_since(self.heard);
+                let is_silent = silent > 2 * self.lease;
+                is_silent.then(|| (connection, format!("it was silent for {silent:?}")))
+            }
+            _ => None,
+        }
+    }
+
     /// Takes it that the server is there.
     pub(super) fn opened(&mut self, now: Instant, connection: u64) {
         (self.failure, self.failures) = (None, 0);
@@ -184,7 +211,9 @@ impl Link {
     pub(super) fn wake_at(&self) -> Option<Instant> {
         let own = match self.status {
             CallLinkStatus::Idle | CallLinkStatus::Connecting { .. } => None,
-            CallLinkStatus::BackOff { until } => Some(until),
+            CallLinkStatus::AwaitingWelcome { until, .. } | CallLinkStatus::BackOff { until } => {
+                Some(until)
+            }
             CallLinkStatus::Open { .. } => Some(
                 self.heartbeat_at().min(self.heard + 2 * self.lease + Duration::from_millis(1)),
             ),

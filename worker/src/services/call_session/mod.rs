@@ -229,6 +229,11 @@ impl CallSession {
     /// Does what is due on a link.
     fn drive(&mut self, now: Instant, id: LinkId) {
         self.time_out(now, id);
+        if let Some((connection, reason)) = self.links[id.0].silence(now) {
+            self.outputs.push_back(CallOutput::Disconnect { connection });
+            self.connections.remove(&connection);
+            return self.link_failed(now, id, reason);
+        }
         let link = &mut self.links[id.0];
         match link.status {
             CallLinkStatus::Idle if link.is_needed() => self.connect(id),
@@ -237,14 +242,6 @@ impl CallSession {
                 false => link.status = CallLinkStatus::Idle,
             },
             CallLinkStatus::Open { connection } => {
-                let silent = now.saturating_duration_since(link.heard);
-                if silent > 2 * link.lease {
-                    let reason = format!("it was silent for {silent:?}");
-                    self.outputs.push_back(CallOutput::Disconnect { connection });
-                    self.connections.remove(&connection);
-                    self.link_failed(now, id, reason);
-                    return;
-                }
                 // A request that is refused leaves its place to another.
                 while self.find_outputs(id) {}
                 self.send_due(now, id, connection);

@@ -116,6 +116,30 @@ fn a_silent_server_is_connected_again() {
 }
 
 #[test]
+fn a_server_that_accepts_and_says_nothing_is_tried_again() {
+    let mut world = world();
+    world.call(order(&[]));
+    let (first, _) = world.connects.pop().unwrap();
+    world.input(CallInput::Connected { connection: first });
+    assert_eq!(world.sent.pop().unwrap().2.name(), "Hello");
+    world.pass(LEASE / 2 - Duration::from_millis(1));
+    assert!(world.disconnects.is_empty());
+    let wake_at = world.session.wake_at().unwrap();
+    assert_eq!(wake_at, world.now + Duration::from_millis(1));
+    world.pass(Duration::from_millis(1));
+    assert_eq!(world.disconnects, [first]);
+    world.pass(Duration::from_millis(20));
+    let (second, _) = world.connects.pop().unwrap();
+    // What the first connection still brings means nothing.
+    world.receive(first, RequestId(u64::MAX), server(7, false), &[]);
+    world.input(CallInput::Connected { connection: second });
+    world.sent.clear();
+    world.pass(LEASE / 2);
+    let error = world.error();
+    assert!(error.ends_with("was not reached for 5.02s: no welcome in 5s"), "{error}");
+}
+
+#[test]
 fn another_task_at_the_address_is_named() {
     let mut world = world();
     world.call(order(&[]));
