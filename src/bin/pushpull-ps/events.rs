@@ -91,8 +91,7 @@ pub(crate) struct Printer {
 }
 
 impl Printer {
-    /// Starts the thread. It ends when the printer and all functions from [`Printer::event_sink`]
-    /// are dropped.
+    /// Starts the thread. It ends when the printer and all its sinks are dropped.
     pub(crate) fn start() -> std::io::Result<Printer> {
         let (events, received) = mpsc::sync_channel(QUEUED_EVENTS_MAX);
         let (end, ended) = mpsc::sync_channel(1);
@@ -110,9 +109,15 @@ impl Printer {
     /// Returns a function that queues an event for the thread and never blocks. If the queue is
     /// full, the event is only counted.
     pub(crate) fn event_sink(&self) -> impl Fn(&Event) + Send + Sync + 'static {
+        let sink = self.line_sink();
+        move |event| sink(event.kind(), event.to_string())
+    }
+
+    /// Returns a function that queues a line of a kind as [`Printer::event_sink`] does.
+    pub(crate) fn line_sink(&self) -> impl Fn(&'static str, String) + Send + Sync + 'static {
         let (events, lost) = (self.events.clone(), self.lost.clone());
-        move |event| {
-            if events.try_send((event.kind(), event.to_string())).is_err() {
+        move |kind, line| {
+            if events.try_send((kind, line)).is_err() {
                 lost.fetch_add(1, Ordering::Relaxed);
             }
         }

@@ -5,6 +5,7 @@ use pushpull::{ClusterSpec, TaskId};
 
 use super::complaint::{CommandLine, DaemonError};
 use super::ending::Signals;
+use super::events::Printer;
 use super::options::{DaemonOptions, NetworkOptions};
 use super::output::{print_error, print_line};
 use super::own_name::loopback_hint;
@@ -44,6 +45,7 @@ pub(crate) async fn run(
     (cluster, task, bytes): (&ClusterSpec, TaskId, u64),
     (flag, address): (&str, &str),
     (options, typed): (&DaemonOptions, &CommandLine),
+    printer: &Printer,
     signals: &mut Signals,
 ) -> Result<(), (u8, DaemonError)> {
     let network = &options.network;
@@ -53,6 +55,10 @@ pub(crate) async fn run(
     let start = async || {
         let listener = listen(network, typed, (flag, address))?;
         let config = config_of(cluster, task.clone(), functions.clone(), bytes).cuda(cuda);
+        let line = printer.line_sink();
+        let config = config.on_out_of_descriptors(move |out| {
+            line("out-of-descriptors", out.to_string());
+        });
         listener.start(config).map_err(|error| error.to_string().into())
     };
     let server = start_after_predecessor(start, signals).await;

@@ -103,7 +103,7 @@ async fn run(
         _ => {
             let bytes = options.bytes_of_functions_alone(typed).map_err(configuration)?;
             let flags = (options, typed);
-            function_server::run((&cluster, task, bytes), at, flags, &mut signals).await
+            function_server::run((&cluster, task, bytes), at, flags, printer, &mut signals).await
         }
     }
 }

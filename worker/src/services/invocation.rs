@@ -22,6 +22,7 @@ use super::gradient_value;
 use super::nested_calls::{NestedCalls, NestedClients};
 use super::outputs::{Outputs, unknown_value};
 use super::runtime::client_core::ClientCore;
+use super::runtime::descriptor_watch::DescriptorWatch;
 use super::server_devices::ServerDevices;
 use super::states::{State, States};
 use super::towers::{GRADIENTS, LOSS};
@@ -39,6 +40,8 @@ pub(crate) struct ServerShared {
     pub(crate) variables: Arc<ServerVariables>,
     /// The clients by which functions call others.
     pub(crate) clients: NestedClients,
+    /// Reports a lack of descriptors.
+    pub(crate) descriptors: DescriptorWatch,
 }
 
 /// One call of a function: its inputs, and what the server offers.

@@ -13,7 +13,7 @@
 // | `value`, `value_body`, `value_error`, `outputs` | tensors and bytes; parts to send, memory to receive |
 // | `invocation`, `cancel`, `execution_waits`, `nested_calls`, `states`, `server_devices` | what a running function is given |
 // | `inputs`, `variables`, `params_pool` | the inputs of an execution, from calls and parameter servers |
-// | `server_config`, `server` | a server: its settings, its start and end |
+// | `server_config`, `server`, `out_of_descriptors` | a server: its settings, its start and end, what it reports |
 // | `description`, `device_name` | what a server says of itself |
 // | `client`, `client_config`, `call`, `kept`, `error`, `blocking`, `block_on` | a client, with and without futures |
 // | `running` | calls under way, as futures |
@@ -45,6 +45,7 @@ mod inputs;
 mod invocation;
 mod kept;
 mod nested_calls;
+mod out_of_descriptors;
 mod outputs;
 mod params_pool;
 mod per_worker;
@@ -76,6 +77,7 @@ pub use error::ServiceError;
 pub use functions::{FunctionError, Functions};
 pub use invocation::Invocation;
 pub use kept::{Keeping, Kept};
+pub use out_of_descriptors::OutOfDescriptors;
 pub use outputs::Outputs;
 pub use per_worker::PerWorker;
 pub use remote_value::RemoteValue;

@@ -22,6 +22,7 @@ use super::inputs::InputResolver;
 use super::invocation::ServerShared;
 use super::nested_calls::NestedClients;
 use super::runtime::client_core::ClientCore;
+use super::runtime::descriptor_watch::DescriptorWatch;
 use super::runtime::door::Door;
 use super::runtime::server_core::ServerCore;
 use super::server_config::ServerConfig;
@@ -369,7 +370,8 @@ fn core_of(
         handle.spawn(async move { timed.run_timer().await });
         client
     });
-    let shared = Arc::new(ServerShared { task, states, devices, variables, clients });
+    let descriptors = DescriptorWatch::new(config.out_of_descriptors.clone());
+    let shared = Arc::new(ServerShared { task, states, devices, variables, clients, descriptors });
     ServerCore::new(service, config.functions.clone(), table, shared, resolver, runtime)
 }
 

@@ -7,6 +7,8 @@ use pushpull_common::device::DeviceFilters;
 use pushpull_common::ids::TaskId;
 
 use super::functions::Functions;
+use super::out_of_descriptors::OutOfDescriptors;
+use super::runtime::descriptor_watch::DescriptorReport;
 use super::server::ServerError;
 
 /// The settings of a server.
@@ -25,6 +27,7 @@ pub struct ServerConfig {
     pub(super) clients_max: usize,
     pub(super) grace: Duration,
     device_filters: DeviceFilters,
+    pub(super) out_of_descriptors: Option<DescriptorReport>,
 }
 
 impl ServerConfig {
@@ -44,6 +47,7 @@ impl ServerConfig {
             clients_max: 1024,
             grace: Duration::from_secs(30),
             device_filters: DeviceFilters::default(),
+            out_of_descriptors: None,
         }
     }
 
@@ -102,6 +106,19 @@ impl ServerConfig {
     /// have left there, and for calls of its functions. Default: all.
     pub fn device_filters(self, filters: DeviceFilters) -> ServerConfig {
         ServerConfig { device_filters: filters, ..self }
+    }
+
+    /// Calls `report` when the process has no file descriptor left for a connection, at most once a
+    /// minute. Newcomers are refused then. A server beside a ps reports nothing of the connections
+    /// that the ps accepts; that has the event `out-of-descriptors`. Default: no reports.
+    ///
+    /// The thread of the server calls `report`, which must not wait for this server. The server goes
+    /// on after a panic in it.
+    pub fn on_out_of_descriptors(
+        self,
+        report: impl Fn(&OutOfDescriptors) + Send + Sync + 'static,
+    ) -> ServerConfig {
+        ServerConfig { out_of_descriptors: Some(DescriptorReport::new(report)), ..self }
     }
 
     /// Returns the device filters, which never exclude the task itself.

@@ -1,5 +1,6 @@
 //! Admits the peers that have said hello to a server of functions.
 
+use std::io;
 use std::sync::Arc;
 
 use pushpull_common::identity::Identity;
@@ -25,13 +26,20 @@ impl PeerReceiver for Door {
     async fn take(&self, peer: ArrivedPeer) {
         ServicePeers::take(self, peer);
     }
+
+    fn out_of_descriptors(&self, error: &io::Error) {
+        self.0.descriptors().check(error);
+    }
 }
 
 /// Serves a peer, or refuses it.
 async fn admit(core: Arc<ServerCore>, peer: ArrivedPeer) {
     let ArrivedPeer { stream, reader, header, hello, origin } = peer;
-    // Attaching fails only if the peer has closed the socket already.
-    let Ok(stream) = Stream::attach(stream) else { return };
+    // Otherwise attaching fails only if the peer has closed the socket already.
+    let stream = match Stream::attach(stream) {
+        Ok(stream) => stream,
+        Err(error) => return core.descriptors().check(&error),
+    };
     let refusal = match hello.agree(Features::ALL) {
         Err(refusal) => Some(refusal),
         Ok(_) if hello.role != (Role::Client {}) => {

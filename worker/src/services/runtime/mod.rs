@@ -1,6 +1,7 @@
 //! Runs services and call sessions: threads, sockets and a clock.
 
 pub(crate) mod client_core;
+pub(crate) mod descriptor_watch;
 pub(crate) mod door;
 pub(crate) mod function_pool;
 mod outbox;

@@ -16,6 +16,7 @@ use pushpull_common::protocol::{
 use pushpull_net::{ConnectionPhase, ConnectionSide, FrameStream, Stream};
 use tokio::sync::{Notify, oneshot, watch};
 
+use super::descriptor_watch::DescriptorWatch;
 use super::function_pool::FunctionPool;
 use super::outbox::CallOutbox;
 use super::timer::Timer;
@@ -90,6 +91,11 @@ impl ServerCore {
     /// The task of the server.
     pub(crate) fn task(&self) -> &TaskId {
         &self.shared.task
+    }
+
+    /// Reports a lack of descriptors.
+    pub(crate) fn descriptors(&self) -> &DescriptorWatch {
+        &self.shared.descriptors
     }
 
     /// Fails the calls that functions make, now and later.
