@@ -415,7 +415,7 @@ impl FrameSink for ClientSide<'_> {
 
 impl ConnectionSide for ClientSide<'_> {
     fn flush(&mut self, stream: &Stream) -> io::Result<bool> {
-        self.outbox.flush(stream)
+        Ok(self.outbox.flush(stream)?.is_left)
     }
 
     fn phase(&self) -> ConnectionPhase {

@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{Incarnation, TaskId};
+use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::message::{BodyCrc, Hello, OutputRef};
 use pushpull_common::protocol::{
     Envelope, Features, FrameEvent, FrameReader, FrameSink, Header, Refusal,
@@ -138,8 +139,17 @@ impl ServerCore {
         let mut frames = FrameStream::new(stream, reader);
         frames.open();
         let mut side = CallServerSide { core: &self, connection, outbox: &outbox };
-        // However the connection ends, the client sees it closed and connects again.
-        let _ = frames.serve(&mut side, drop).await;
+        let lease = lock(&self.service).lease();
+        // However the connection ends, the client sees it closed and connects again. One that does
+        // not read its answers for a lease keeps neither them nor the connection.
+        tokio::select! {
+            served = frames.serve(&mut side, drop) => {
+                if let Err(ReadError::Io(error)) = served {
+                    self.descriptors().check(&error);
+                }
+            }
+            () = outbox.stalled(lease) => {}
+        }
         drop((frames, registration));
     }
 
@@ -469,7 +479,13 @@ impl FrameSink for CallServerSide<'_> {
 
 impl ConnectionSide for CallServerSide<'_> {
     fn flush(&mut self, stream: &Stream) -> io::Result<bool> {
-        self.outbox.flush(stream)
+        let flushed = self.outbox.flush(stream)?;
+        if flushed.drains {
+            // A client that reads a long answer is alive, although its heartbeats are not read.
+            let connection = self.connection;
+            self.core.handle(ServiceInput::Progress { connection });
+        }
+        Ok(flushed.is_left)
     }
 
     fn phase(&self) -> ConnectionPhase {
@@ -478,5 +494,88 @@ impl ConnectionSide for CallServerSide<'_> {
 
     fn changed(&self) -> &Notify {
         self.outbox.changed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpStream;
+
+    use pushpull_common::cluster::ClusterSpec;
+    use pushpull_common::identity::Identity;
+    use pushpull_common::ids::{ClientEpoch, GlobalStep, RequestId, RestoreEpoch, ShardId};
+    use pushpull_common::protocol::message::{Call, CallInputs, FeatureOffer, Role};
+    use pushpull_common::protocol::wire::{List, Text};
+    use pushpull_common::protocol::{BodyStamp, Message, encode, version};
+
+    use super::*;
+    use crate::services::{Server, ServerConfig};
+
+    /// Limit on every wait.
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn frame(request: u64, message: impl Into<Message>) -> Vec<u8> {
+        let envelope = Envelope { request: RequestId(request), ..Envelope::default() };
+        let mut frame = Vec::new();
+        encode(&mut frame, &envelope, &message.into(), BodyStamp::NONE);
+        frame
+    }
+
+    fn hello() -> Hello {
+        Hello {
+            version_oldest: version::OLDEST,
+            version_newest: version::NEWEST,
+            role: Role::Client {},
+            job: Text::clipped("client"),
+            task: 0,
+            shard: ShardId::default(),
+            incarnation: Incarnation(5),
+            client_epoch: ClientEpoch(0),
+            seen_epoch: RestoreEpoch(0),
+            seen_arena: 0,
+            seen_step: GlobalStep(0),
+            catalogue: None,
+            body_crc: BodyCrc::Off {},
+            identity: Identity::new().with_protocol().to_wire(),
+            auth: List::default(),
+            features: FeatureOffer::of(Features::ALL),
+        }
+    }
+
+    #[test]
+    fn a_client_that_reads_no_answers_loses_its_connection_after_a_lease() {
+        let value = Value::zeros::<f32>(&[1 << 18]).unwrap();
+        let functions = Functions::new().add_async("large", move |_| {
+            let value = value.clone();
+            async move { Ok(value) }
+        });
+        let listener = Server::listen("127.0.0.1:0").unwrap();
+        let cluster = ClusterSpec::builder().job("local", [listener.address()]).build().unwrap();
+        let config = ServerConfig::new(cluster, TaskId::new("local", 0), functions);
+        let lease = Duration::from_millis(300);
+        let server = listener.start(config.lease(lease).cuda(false)).unwrap();
+        let mut stream = TcpStream::connect(server.target()).unwrap();
+        stream.set_write_timeout(Some(LONG)).unwrap();
+        stream.write_all(&frame(1, hello())).unwrap();
+        let begun = Instant::now();
+        // It calls, and acknowledges what it does not read, until the server has closed the
+        // connection.
+        let refused = (1..).find(|&number: &u64| {
+            let call = Call {
+                call: number,
+                settled: number.saturating_sub(16),
+                ended: List::default(),
+                depth: 0,
+                function: Text::clipped("large"),
+                device: Text::clipped(""),
+                any_device: false,
+                retain: false,
+                scheduled: None,
+                inputs: CallInputs::default(),
+            };
+            stream.write_all(&frame(1 + number, call)).is_err()
+        });
+        assert!(refused.is_some() && begun.elapsed() < LONG, "{:?}", begun.elapsed());
     }
 }

@@ -102,6 +102,11 @@ impl Service {
         [deadline, fetches, self.leases_at].into_iter().flatten().min()
     }
 
+    /// Returns how long a silent client is remembered.
+    pub(crate) fn lease(&self) -> Duration {
+        self.config.lease
+    }
+
     /// Returns whether a service that drains has nothing left to do.
     pub(crate) fn is_drained(&self) -> bool {
         let waits = |client: &clients::ClientState| client.calls.values().any(|c| !c.has_ended());
