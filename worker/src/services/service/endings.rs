@@ -158,10 +158,13 @@ impl Service {
         let task = &self.config.task;
         let awaited = match &entry.state {
             CallState::Receiving { .. } => format!("the inputs of function {function:?}"),
-            CallState::Queued { .. } => format!(
-                "a thread for function {function:?}: the calls of this client have all {} of theirs",
-                self.config.threads
-            ),
+            CallState::Queued { .. } => {
+                let is_blocking = self.functions.get(function).is_none_or(|f| f.is_blocking());
+                let reason = self.executions.place_awaited(&self.config, client, is_blocking);
+                let reason = reason.unwrap_or_else(|| "other calls come first".to_owned());
+                let place = if is_blocking { "a thread" } else { "a place" };
+                format!("{place} for function {function:?}: {reason}")
+            }
             CallState::Running { execution } => {
                 let awaited = self.executions.get(*execution).and_then(|it| it.awaited.as_ref());
                 let result = || format!("the result of function {function:?}");

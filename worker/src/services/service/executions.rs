@@ -14,7 +14,7 @@ const BLOCKING_MAX: usize = 256;
 const LENT_MAX: usize = 512;
 
 /// The most executions of one client that keep running although nobody waits for them and do not
-/// count among its threads. Beyond that they count.
+/// count among its threads. Beyond that blocking ones count, and no asynchronous one begins.
 const ABANDONED_MAX: usize = 16;
 
 /// A function that runs.
@@ -35,15 +35,29 @@ pub(super) struct Execution {
     held: u64,
 }
 
+/// The executions of one kind, blocking or asynchronous, by whether somebody waits for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct KindLoad {
+    /// Those that take a place.
+    running: usize,
+    /// Those for which nobody waits.
+    abandoned: usize,
+}
+
+impl KindLoad {
+    fn change(&mut self, running: isize, abandoned: isize) {
+        self.running = self.running.saturating_add_signed(running);
+        self.abandoned = self.abandoned.saturating_add_signed(abandoned);
+    }
+}
+
 /// The executions of one client, by what they take.
 #[derive(Clone, Copy, Debug, Default)]
 struct ClientLoad {
     /// All of them.
     total: usize,
-    /// Those that take a thread, and those that need none.
-    blocking: usize,
-    asynchronous: usize,
-    abandoned: usize,
+    blocking: KindLoad,
+    asynchronous: KindLoad,
     held: u64,
 }
 
@@ -53,13 +67,17 @@ struct ClientLoad {
 /// functions of its own server is a client of that, one for each depth of calls, so they do not
 /// wait for each other's threads either.
 ///
+/// An execution for which nobody waits takes no place of its client, up to a limit, but it still has
+/// its thread or its future. So it counts among those of all clients, in whose total there is no
+/// exception for it. A client has few of them, so it keeps no other out.
+///
 /// Invariant: the loads are the sums over all executions.
 #[derive(Debug, Default)]
 pub(super) struct Executions {
     all: BTreeMap<ExecutionId, Execution>,
     loads: HashMap<Incarnation, ClientLoad>,
-    blocking: usize,
-    asynchronous: usize,
+    blocking: KindLoad,
+    asynchronous: KindLoad,
     threads_lent: usize,
     last: u64,
 }
@@ -92,20 +110,21 @@ impl Executions {
             held: 0,
         };
         self.all.insert(ExecutionId(self.last), execution);
-        self.count(client, blocking, 1);
+        self.count(client, blocking, 1, 0);
         self.loads.entry(client).or_default().total += 1;
         ExecutionId(self.last)
     }
 
-    /// Adds to the executions of a client that take a place, or subtracts.
-    fn count(&mut self, client: Incarnation, blocking: bool, change: isize) {
+    /// Adds to the executions of a client that take a place and to those for which nobody waits, or
+    /// subtracts.
+    fn count(&mut self, client: Incarnation, blocking: bool, running: isize, abandoned: isize) {
         let load = self.loads.entry(client).or_default();
         let (own, all) = match blocking {
             true => (&mut load.blocking, &mut self.blocking),
             false => (&mut load.asynchronous, &mut self.asynchronous),
         };
-        *own = own.saturating_add_signed(change);
-        *all = all.saturating_add_signed(change);
+        own.change(running, abandoned);
+        all.change(running, abandoned);
     }
 
     pub(super) fn get(&self, execution: ExecutionId) -> Option<&Execution> {
@@ -117,11 +136,10 @@ impl Executions {
         let execution = self.all.remove(&id)?;
         let client = execution.client;
         self.threads_lent -= usize::from(execution.lends);
-        if execution.runs() {
-            self.count(client, execution.blocking, -1);
-        }
+        let running = -isize::from(execution.runs());
+        let abandoned = -isize::from(execution.abandoned.is_some());
+        self.count(client, execution.blocking, running, abandoned);
         let load = self.loads.entry(client).or_default();
-        load.abandoned -= usize::from(execution.abandoned.is_some());
         load.held -= execution.held;
         load.total -= 1;
         if load.total == 0 {
@@ -142,8 +160,8 @@ impl Executions {
         self.threads_lent = self.threads_lent - usize::from(execution.lends) + usize::from(lends);
         (execution.lends, execution.awaited) = (lends, awaited);
         match (ran, execution.runs()) {
-            (true, false) => self.count(client, blocking, -1),
-            (false, true) => self.count(client, blocking, 1),
+            (true, false) => self.count(client, blocking, -1, 0),
+            (false, true) => self.count(client, blocking, 1, 0),
             _ => {}
         }
     }
@@ -160,35 +178,60 @@ impl Executions {
             return;
         }
         execution.held = held;
-        if ran {
-            self.count(client, blocking, -1);
-        }
-        let load = self.loads.entry(client).or_default();
-        load.abandoned += 1;
-        load.held += held;
+        self.count(client, blocking, -isize::from(ran), 1);
+        self.loads.entry(client).or_default().held += held;
     }
 
     /// Returns whether another function of a client may begin. A client of which none runs may
-    /// always.
+    /// as long as those for which nobody waits leave a place.
     pub(super) fn may_begin(
         &self,
         config: &ServiceConfig,
         client: Incarnation,
         blocking: bool,
     ) -> bool {
+        self.place_awaited(config, client, blocking).is_none()
+    }
+
+    /// Returns why another function of a client may not begin, in words; `None` if it may.
+    pub(super) fn place_awaited(
+        &self,
+        config: &ServiceConfig,
+        client: Incarnation,
+        blocking: bool,
+    ) -> Option<String> {
         let load = self.loads.get(&client).copied().unwrap_or_default();
-        let stuck = load.abandoned.saturating_sub(ABANDONED_MAX);
-        let (own, own_max, all, all_max) = match blocking {
-            true => (load.blocking, config.threads, self.blocking, BLOCKING_MAX),
-            false => (load.asynchronous, usize::MAX, self.asynchronous, config.asynchronous_max),
+        let abandoned = load.blocking.abandoned + load.asynchronous.abandoned;
+        let stuck = abandoned.saturating_sub(ABANDONED_MAX);
+        let (own, all, all_max) = match blocking {
+            true => (load.blocking, self.blocking, BLOCKING_MAX),
+            false => (load.asynchronous, self.asynchronous, config.asynchronous_max),
         };
-        let own = own + stuck;
-        own < own_max && (own == 0 || all < all_max)
+        let own = own.running + stuck;
+        let threads = config.threads;
+        if blocking && own >= threads {
+            return Some(format!("the calls of this client have all {threads} of theirs"));
+        }
+        if !blocking && stuck > 0 {
+            return Some(format!(
+                "{abandoned} executions for this client go on although nobody waits for them"
+            ));
+        }
+        let is_full =
+            all.abandoned >= all_max || (own > 0 && all.running + all.abandoned >= all_max);
+        is_full.then(|| {
+            let (running, abandoned) = (all.running, all.abandoned);
+            format!("{running} run for all clients, and {abandoned} for which nobody waits")
+        })
     }
 
     /// Returns how many executions of a function for a client should have returned.
     pub(super) fn unreturned(&self, now: Instant, client: Incarnation, function: &str) -> usize {
-        if self.loads.get(&client).is_none_or(|load| load.abandoned == 0) {
+        if self
+            .loads
+            .get(&client)
+            .is_none_or(|load| load.blocking.abandoned + load.asynchronous.abandoned == 0)
+        {
             return 0;
         }
         let is_late = |of: &&Execution| of.abandoned.flatten().is_some_and(|until| until <= now);
@@ -211,16 +254,18 @@ impl Executions {
     #[cfg(any(test, feature = "simulation"))]
     pub(super) fn check_invariants(&self) {
         let counts = |blocking: bool, of: Option<Incarnation>| {
-            let all = self.all.values().filter(|it| it.runs() && it.blocking == blocking);
-            all.filter(|it| of.is_none_or(|client| it.client == client)).count()
+            let all = self.all.values().filter(|it| it.blocking == blocking);
+            let mut load = KindLoad::default();
+            for it in all.filter(|it| of.is_none_or(|client| it.client == client)) {
+                load.change(it.runs().into(), it.abandoned.is_some().into());
+            }
+            load
         };
         assert_eq!((self.blocking, self.asynchronous), (counts(true, None), counts(false, None)));
         for (&client, load) in &self.loads {
             let own = self.all.values().filter(|it| it.client == client);
-            let (abandoned, held) = own.fold((0, 0), |(abandoned, held), it| {
-                (abandoned + usize::from(it.abandoned.is_some()), held + it.held)
-            });
-            assert_eq!((load.abandoned, load.held), (abandoned, held), "the load of {client:?}");
+            let held: u64 = own.map(|it| it.held).sum();
+            assert_eq!(load.held, held, "the load of {client:?}");
             let counted = (counts(true, Some(client)), counts(false, Some(client)));
             assert_eq!((load.blocking, load.asynchronous), counted, "the load of {client:?}");
         }
@@ -264,6 +309,35 @@ mod tests {
         executions.remove(first[2]);
         assert!(may_begin(&executions, 2, true));
         executions.check_invariants();
+    }
+
+    #[test]
+    fn executions_for_which_nobody_waits_count_for_all_clients() {
+        for blocking in [true, false] {
+            let config = ServiceConfig { asynchronous_max: BLOCKING_MAX, ..config() };
+            let mut executions = Executions::default();
+            let begin = |executions: &mut Executions, client: u64| {
+                let client = Incarnation(client);
+                let may_begin = executions.may_begin(&config, client, blocking);
+                may_begin.then(|| executions.begin(client, 1, "f", blocking))
+            };
+            // Each client is lost and comes again under another name. Nothing returns.
+            let mut abandoned = Vec::new();
+            for client in 0..100 {
+                while let Some(execution) = begin(&mut executions, client) {
+                    executions.abandon(execution, None, 0);
+                    abandoned.push(execution);
+                    executions.check_invariants();
+                }
+                // A client that behaves has its place until all are taken.
+                let other = begin(&mut executions, 1_000 + client);
+                assert_eq!(other.is_some(), abandoned.len() < BLOCKING_MAX, "{client}");
+                other.map(|other| executions.remove(other));
+            }
+            assert_eq!(abandoned.len(), BLOCKING_MAX);
+            executions.remove(abandoned[0]);
+            assert!(begin(&mut executions, 2_000).is_some(), "one has returned");
+        }
     }
 
     #[test]

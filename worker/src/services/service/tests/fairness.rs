@@ -100,20 +100,30 @@ fn functions_that_do_not_return_are_counted_by_client() {
 
 #[test]
 fn cancelled_functions_that_go_on_are_limited_by_client() {
-    let mut world = world();
-    let (connection, _) = world.connect(1);
-    let mut begun = 0;
-    for number in 1..=40 {
-        world.send(connection, number, call(number, "f"));
-        begun += world.orders.drain(..).count();
-        world.send(connection, 0, CancelCall { call: number });
-        world.send(connection, 0, message::Release { calls: List::new(vec![number]).unwrap() });
-        world.sent.clear();
+    for function in ["f", "async"] {
+        let mut world = world_of(|config| config.asynchronous_max = 1024);
+        let (connection, _) = world.connect(1);
+        let mut begun = 0;
+        for number in 1..=40 {
+            world.send(connection, number, call(number, function));
+            begun += world.orders.drain(..).count();
+            world.send(connection, 0, CancelCall { call: number });
+            world.send(connection, 0, message::Release { calls: List::new(vec![number]).unwrap() });
+            world.sent.clear();
+        }
+        assert_eq!(begun, 17, "16 that go on, and one more");
+        world.send_within(connection, 41, call(41, function), 100, &[]);
+        let (other, _) = world.connect(2);
+        world.send(other, 1, call(1, function));
+        assert_eq!(taken(&mut world), [(2, 1)]);
+        world.pass(Duration::from_millis(100));
+        let refusal = world.refusal().to_string();
+        let expected = match function {
+            "f" => "a thread for function \"f\": the calls of this client have all 1 of theirs",
+            _ => "a place for function \"async\": 17 executions for this client go on",
+        };
+        assert!(refusal.contains(expected), "{refusal}");
     }
-    assert_eq!(begun, 17, "16 that go on, and the one thread");
-    let (other, _) = world.connect(2);
-    world.send(other, 1, call(1, "f"));
-    assert_eq!(taken(&mut world), [(2, 1)]);
 }
 
 #[test]
