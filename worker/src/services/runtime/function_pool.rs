@@ -5,29 +5,39 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender};
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
 /// Something to run on a thread of the pool.
 pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
-/// The threads on which blocking functions run. They are started as they are needed.
+/// The time after which a thread without a job ends, unless few are free.
+const IDLE_TIME: Duration = Duration::from_secs(10);
+
+/// The threads on which blocking functions run. They are started as they are needed. One that is
+/// free for 10 s ends, unless the pool keeps it.
 ///
 /// The service of a server limits how many functions run at once, so jobs do not wait here. When a
 /// function has passed its deadline, another thread takes the place of its thread.
+///
+/// Invariant: `idle` is the number of free threads without those that a job in the queue is for.
 #[derive(Debug)]
 pub(crate) struct FunctionPool {
     name: String,
     jobs: Mutex<Option<Sender<Job>>>,
     queue: Receiver<Job>,
     idle: Arc<AtomicUsize>,
+    /// The most free threads that do not end.
+    kept: usize,
+    idle_time: Duration,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 impl FunctionPool {
-    pub(crate) fn new(name: String) -> FunctionPool {
+    /// Creates a pool that keeps this many free threads.
+    pub(crate) fn new(name: String, kept: usize) -> FunctionPool {
         let (jobs, queue) = crossbeam_channel::unbounded();
-        let (jobs, threads) = (Mutex::new(Some(jobs)), Mutex::default());
-        FunctionPool { name, jobs, queue, idle: Arc::default(), threads }
+        let (jobs, threads, idle) = (Mutex::new(Some(jobs)), Mutex::default(), Arc::default());
+        FunctionPool { name, jobs, queue, idle, kept, idle_time: IDLE_TIME, threads }
     }
 
     /// Runs a job on a thread that is free, or on a new one. Drops it if the system has no thread.
@@ -46,10 +56,24 @@ impl FunctionPool {
 
     fn start_thread(&self) -> bool {
         let (queue, idle) = (self.queue.clone(), self.idle.clone());
+        let (kept, idle_time) = (self.kept, self.idle_time);
         let run = move || {
-            for job in queue {
-                job();
-                idle.fetch_add(1, Ordering::SeqCst);
+            loop {
+                match queue.recv_timeout(idle_time) {
+                    Ok(job) => {
+                        job();
+                        idle.fetch_add(1, Ordering::SeqCst);
+                    }
+                    Err(RecvTimeoutError::Timeout) => {
+                        // It ends only as a free thread: one that a job is for waits for the job.
+                        let is_spare = |idle: usize| (idle > kept).then(|| idle - 1);
+                        let spare = idle.fetch_update(Ordering::SeqCst, Ordering::SeqCst, is_spare);
+                        if spare.is_ok() {
+                            return;
+                        }
+                    }
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
             }
         };
         let thread = std::thread::Builder::new().name(self.name.clone()).spawn(run);
@@ -89,7 +113,7 @@ mod tests {
 
     #[test]
     fn threads_are_used_again_and_end() {
-        let pool = FunctionPool::new("test".to_owned());
+        let pool = FunctionPool::new("test".to_owned(), 2);
         let (sender, receiver) = mpsc::channel();
         for round in 0..100 {
             let sender = sender.clone();
@@ -102,8 +126,42 @@ mod tests {
     }
 
     #[test]
+    fn free_threads_end_but_for_a_few() {
+        let idle_time = Duration::from_millis(10);
+        let pool = FunctionPool { idle_time, ..FunctionPool::new("test".to_owned(), 2) };
+        let (sender, receiver) = mpsc::channel();
+        let releases: Vec<mpsc::Sender<()>> = (0..20)
+            .map(|_| {
+                let (release, held) = mpsc::channel::<()>();
+                pool.run(Box::new(move || _ = held.recv()));
+                release
+            })
+            .collect();
+        assert_eq!(pool.threads.lock().unwrap().len(), 20);
+        drop(releases);
+        let begun = Instant::now();
+        let live = || {
+            let threads = pool.threads.lock().unwrap();
+            threads.iter().filter(|thread| !thread.is_finished()).count()
+        };
+        while live() > 2 {
+            assert!(begun.elapsed() < Duration::from_secs(60), "{} threads are left", live());
+            std::thread::yield_now();
+        }
+        // Jobs run on those that are left, and on new ones.
+        for round in 0..100 {
+            let sender = sender.clone();
+            pool.run(Box::new(move || sender.send(round).unwrap()));
+        }
+        let mut rounds: Vec<i32> = receiver.iter().take(100).collect();
+        rounds.sort_unstable();
+        assert!(rounds.into_iter().eq(0..100));
+        assert_eq!(pool.end(Duration::from_secs(60)), 0);
+    }
+
+    #[test]
     fn a_function_that_does_not_return_keeps_no_other_out() {
-        let pool = FunctionPool::new("test".to_owned());
+        let pool = FunctionPool::new("test".to_owned(), 2);
         let (release, stuck) = mpsc::channel::<()>();
         pool.run(Box::new(move || _ = stuck.recv()));
         let (sender, receiver) = mpsc::channel();

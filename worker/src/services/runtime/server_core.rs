@@ -69,7 +69,8 @@ impl ServerCore {
         resolver: InputResolver,
         runtime: tokio::runtime::Handle,
     ) -> ServerCore {
-        let pool = FunctionPool::new(format!("function-{}-{}", shared.task.job, shared.task.index));
+        let name = format!("function-{}-{}", shared.task.job, shared.task.index);
+        let pool = FunctionPool::new(name, service.threads());
         ServerCore {
             service: Mutex::new(service),
             functions,

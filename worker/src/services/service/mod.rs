@@ -107,6 +107,11 @@ impl Service {
         self.config.lease
     }
 
+    /// Returns how many blocking functions of one client run at once.
+    pub(crate) fn threads(&self) -> usize {
+        self.config.threads
+    }
+
     /// Returns whether a service that drains has nothing left to do.
     pub(crate) fn is_drained(&self) -> bool {
         let waits = |client: &clients::ClientState| client.calls.values().any(|c| !c.has_ended());
