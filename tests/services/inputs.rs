@@ -6,7 +6,7 @@ use pushpull::services::{Call, Functions, Server, ServerConfig, ServiceError, Si
 use pushpull::variable::{DType, Initializer};
 use pushpull::{PsConfig, Sgd, TaskId, VariableSpec};
 
-use crate::cluster::{connect, listen, start_one};
+use crate::cluster::{connect, listen, start, start_one};
 
 #[test]
 fn values_of_every_size_arrive_and_return_equal() {
@@ -132,4 +132,57 @@ fn a_server_keeps_state_between_calls_but_not_over_a_restart() {
     server.stop();
     let again = Server::local(functions).unwrap();
     assert_eq!(count(&connect(again.target())), 1);
+}
+
+/// Starts a parameter server with the variable `big` of 1 MiB, and a server of functions whose clients
+/// may use this many bytes.
+fn start_with_big(bytes: u64) -> (Cluster, Server) {
+    let ps = Cluster::start(1, 1, |cluster, task| PsConfig::new(cluster, task, Sgd::new(1.0)));
+    let ps = ps.unwrap();
+    let listener = listen(1).remove(0);
+    let cluster = pushpull::ClusterSpec::builder()
+        .job("ps", ps.spec().job_tasks("ps").unwrap().into_iter().flatten())
+        .job("worker", [listener.address()])
+        .build()
+        .unwrap();
+    let functions = Functions::new().elementwise();
+    let config = ServerConfig::new(cluster, TaskId::worker(0), functions).client_bytes_max(bytes);
+    let server = listener.start(config).unwrap();
+    let big = VariableSpec::f32("big", [1 << 18]).unwrap().initializer(Initializer::Constant(2.0));
+    connect(server.target()).declare(&[big], |_| ()).unwrap();
+    (ps, server)
+}
+
+#[test]
+fn variables_are_charged_to_the_client_before_they_are_pulled() {
+    let (_ps, server) = start_with_big(3 << 19);
+    let client = connect(server.target());
+    for _ in 0..3 {
+        let mean = client.call(Call::new("mean").variable("x", "big")).unwrap();
+        assert_eq!(mean.view::<f32>().unwrap()[0], 2.0, "what is charged is given back");
+        let twice = Call::new("mean").variable("x", "big").variable("y", "big");
+        let error = client.call(twice).unwrap_err().to_string();
+        let expected = "the inputs of function \"mean\" need 1048576 bytes, and the client may use 524288 more";
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn outputs_of_other_tasks_are_charged_to_the_client_before_they_are_received() {
+    let functions = Functions::new().elementwise();
+    let (_, servers) = start("local", 2, &functions, |config| config.client_bytes_max(3 << 19));
+    let client = connect(servers[0].target());
+    let big = Value::zeros::<f32>(&[1 << 18]).unwrap();
+    let kept = client.keep(Call::new("identity").feed("x", big)).unwrap();
+    let on = |task: u32| Call::new("mean").on(&format!("/job:local/task:{task}"));
+    for _ in 0..3 {
+        client.call(on(1).kept("x", &kept, "x")).unwrap();
+        let twice = |task| on(task).kept("x", &kept, "x").kept("y", &kept, "x");
+        let error = client.call(twice(1)).unwrap_err();
+        assert!(matches!(error, ServiceError::Refused { .. }), "{error:?}");
+        assert!(error.to_string().contains("need 1048576 bytes"), "{error}");
+        // On its own task it is charged once. Its mean needs the rest of the budget.
+        let error = client.call(twice(0)).unwrap_err().to_string();
+        assert!(error.contains("the outputs of function \"mean\""), "{error}");
+    }
 }

@@ -8,6 +8,7 @@ use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::OutputRef;
 use pushpull_common::protocol::refusal::Detail;
 
+use super::call_session::Admission;
 use super::error::ServiceError;
 use super::execution_waits::ExecutionWaits;
 use super::runtime::client_core::ClientCore;
@@ -23,15 +24,17 @@ pub(crate) struct InputResolver {
 }
 
 impl InputResolver {
-    /// Pulls a variable for an input of a function.
+    /// Pulls a variable for an input of a function, if it is admitted.
     pub(crate) async fn variable(
         &self,
         function: &str,
         input: &str,
         variable: &str,
+        admission: &Admission,
         waits: &ExecutionWaits,
     ) -> Result<Value, Failure> {
-        self.variables.pull(variable, waits).await.map_err(|error| match error {
+        let pulled = self.variables.pull(variable, admission, waits).await;
+        pulled.map_err(|error| match error {
             // Servers that cannot be reached may be back for another execution.
             super::variables::VariablePullError::Servers { detail, retry } => {
                 Failure::Failed { retry, detail }
@@ -39,19 +42,21 @@ impl InputResolver {
             super::variables::VariablePullError::Unsuitable { detail } => {
                 unsuitable(function, input, detail)
             }
+            super::variables::VariablePullError::Refused(refusal) => Failure::Refused(refusal),
         })
     }
 
-    /// Fetches an output from another task.
+    /// Fetches an output from another task, if it is admitted.
     pub(crate) async fn fetch(
         &self,
         task: &TaskId,
         of: OutputRef,
         deadline: Option<Instant>,
+        admission: Admission,
     ) -> Result<Value, Failure> {
         let final_failure = |detail| Failure::Failed { retry: false, detail };
         let link = self.client.link_of_task(task).map_err(final_failure)?;
-        let fetched = self.client.fetch(link, of, deadline).await;
+        let fetched = self.client.fetch_admitted(link, of, deadline, Some(admission)).await;
         fetched.map_err(|error| match error {
             ServiceError::Refused { refusal, .. } => Failure::Refused(refusal),
             error => Failure::Failed { retry: true, detail: error.to_string() },

@@ -5,15 +5,17 @@ use std::sync::{Arc, PoisonError};
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::device::DeviceFilters;
 use pushpull_common::ids::TaskId;
-use pushpull_common::tensor::{DType, bf16, f16};
+use pushpull_common::protocol::Refusal;
+use pushpull_common::tensor::{DType, Element, bf16, f16};
 use tokio::sync::Mutex;
 
+use super::call_session::Admission;
 use super::execution_waits::ExecutionWaits;
 use super::functions::FunctionError;
 use super::gradient_value;
 use super::params_pool::ParamsPool;
 use super::trainer::{Trainer, TrainingStep, function_error};
-use super::value::Value;
+use super::value::{Elements, Value, ValueType};
 use crate::config::WorkerConfig;
 use crate::error::Advice;
 use crate::gradients::params::{Gradients, Params};
@@ -26,6 +28,8 @@ pub(crate) enum VariablePullError {
     Servers { detail: String, retry: bool },
     /// There is no such variable, or it is no tensor.
     Unsuitable { detail: String },
+    /// It is larger than the memory that the client of the call may use.
+    Refused(Refusal),
 }
 
 impl From<VariablePullError> for FunctionError {
@@ -36,6 +40,7 @@ impl From<VariablePullError> for FunctionError {
             }
             VariablePullError::Servers { detail, .. }
             | VariablePullError::Unsuitable { detail } => FunctionError::new(detail),
+            VariablePullError::Refused(refusal) => FunctionError::new(refusal.to_string()),
         }
     }
 }
@@ -108,15 +113,16 @@ impl ServerVariables {
         owner.unwrap_or_else(|| awaited.to_owned())
     }
 
-    /// Pulls the newest values of a variable.
+    /// Pulls the newest values of a variable, if they are admitted.
     pub(crate) async fn pull(
         &self,
         name: &str,
+        admission: &Admission,
         waits: &ExecutionWaits,
     ) -> Result<Value, VariablePullError> {
         let reader = self.reader(waits).await?;
         let awaited = || format!("the values of variable {name:?}");
-        let pulled = waits.during(awaited, pull(&reader, name)).await;
+        let pulled = waits.during(awaited, pull(&reader, name, admission)).await;
         if let Err(VariablePullError::Servers { .. }) = &pulled {
             // The next call connects again: the servers may have other variables by then.
             self.reader.lock().await.take_if(|current| Arc::ptr_eq(current, &reader));
@@ -200,7 +206,11 @@ fn trainer_of(task: &TaskId) -> Result<TaskId, FunctionError> {
     })
 }
 
-async fn pull(reader: &Reader, name: &str) -> Result<Value, VariablePullError> {
+async fn pull(
+    reader: &Reader,
+    name: &str,
+    admission: &Admission,
+) -> Result<Value, VariablePullError> {
     let catalogue = reader.catalogue();
     let Some(variable) = catalogue.variables().iter().find(|variable| variable.name() == name)
     else {
@@ -211,10 +221,11 @@ async fn pull(reader: &Reader, name: &str) -> Result<Value, VariablePullError> {
         let detail = format!("the variable {name:?} is read by rows");
         return Err(VariablePullError::Unsuitable { detail });
     }
-    let shape = variable.shape().extents();
     macro_rules! pull_as {
         ($element:ty) => {{
-            let mut value = Value::zeros::<$element>(shape).map_err(unsuitable)?;
+            let is = ValueType::new(Elements::Tensor(<$element>::DTYPE), variable.shape().clone());
+            admission.ask(is.padded_bytes()).map_err(VariablePullError::Refused)?;
+            let mut value = Value::zeroed(is).map_err(unsuitable)?;
             let elements = value.view_mut::<$element>().map_err(unsuitable)?;
             reader.pull_variable(name, elements).await.map_err(of_servers)?;
             Ok(value)

@@ -272,6 +272,13 @@ impl CallSession {
             let error = ServiceError::AnswerTooLarge { doing, task, bytes, limit };
             return self.reply(id, request, Err(error));
         }
+        let admission = match &pending.kind {
+            CallCommand::Fetch { admission, .. } => admission.as_ref(),
+            _ => None,
+        };
+        if let Some(Err(refusal)) = admission.map(|admission| admission.ask(bytes)) {
+            return self.refused(id, request, refusal);
+        }
         let Some(mut values) = IncomingValues::new(types) else {
             let doing = pending.kind.doing();
             return self.reply(id, request, Err(ServiceError::NoMemory { doing, task, bytes }));

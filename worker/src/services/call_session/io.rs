@@ -1,10 +1,12 @@
 //! What goes into a call session, and what comes out.
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Instant;
 
 use pushpull_common::ids::{Incarnation, RequestId, TaskId};
 use pushpull_common::protocol::message::{CallInputs, OutputRef};
-use pushpull_common::protocol::{CallRef, Envelope, Header, Message};
+use pushpull_common::protocol::{CallRef, Envelope, Header, Message, Refusal};
 
 use crate::services::error::ServiceError;
 use crate::services::value::{Value, ValueType};
@@ -46,10 +48,35 @@ pub(crate) struct CallOrder {
 pub(crate) enum CallCommand {
     /// Calls a function. The number is from [`super::CallSession::number_call`].
     Call { number: u64, order: Box<CallOrder> },
-    /// Fetches an output that a call has left.
-    Fetch { of: OutputRef },
+    /// Fetches an output that a call has left. The admission is asked before its memory is
+    /// allocated.
+    Fetch { of: OutputRef, admission: Option<Admission> },
     /// Fetches the description of the server.
     Describe,
+}
+
+/// Decides whether a value of a number of bytes may be received, and charges it.
+///
+/// It is asked again if the value has to be fetched again. It must not use the session that asks.
+#[derive(Clone)]
+pub(crate) struct Admission(Arc<dyn Fn(u64) -> Result<(), Refusal> + Send + Sync>);
+
+impl Admission {
+    pub(crate) fn new(
+        admits: impl Fn(u64) -> Result<(), Refusal> + Send + Sync + 'static,
+    ) -> Admission {
+        Admission(Arc::new(admits))
+    }
+
+    pub(crate) fn ask(&self, bytes: u64) -> Result<(), Refusal> {
+        (self.0)(bytes)
+    }
+}
+
+impl fmt::Debug for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Admission").finish_non_exhaustive()
+    }
 }
 
 /// A call whose outputs stay on its server.
@@ -66,13 +93,18 @@ impl CallCommand {
     /// Returns the operation, as in "cannot call \"add\"".
     pub(crate) fn doing(&self) -> String {
         match self {
-            CallCommand::Call { order, .. } => format!("call {:?}", order.function),
-            CallCommand::Fetch { of } => {
+            CallCommand::Call { order, .. } => doing_call(&order.function),
+            CallCommand::Fetch { of, .. } => {
                 format!("fetch {:?} of call {}", of.output.as_str(), of.call)
             }
             CallCommand::Describe => "describe the server".to_owned(),
         }
     }
+}
+
+/// Returns the operation of a call, as in "cannot call \"add\"".
+pub(crate) fn doing_call(function: &str) -> String {
+    format!("call {function:?}")
 }
 
 /// An event for a session.

@@ -18,7 +18,8 @@ use pushpull_net::SendBody;
 
 use self::io::envelope;
 pub(crate) use self::io::{
-    CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallReply, LinkId, OutputId,
+    Admission, CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallReply, LinkId, OutputId,
+    doing_call,
 };
 use self::link::{CallLinkStatus, Link};
 use self::pending::Pending;

@@ -67,7 +67,7 @@ impl CallCommand {
             (CallCommand::Call { order, .. }, _) => {
                 order.inputs.items().iter().filter_map(of_input).collect()
             }
-            (CallCommand::Fetch { of }, Some(task)) => vec![(task.clone(), of)],
+            (CallCommand::Fetch { of, .. }, Some(task)) => vec![(task.clone(), of)],
             _ => Vec::new(),
         }
     }
@@ -76,7 +76,7 @@ impl CallCommand {
     pub(super) fn needed_outputs_mut(&mut self) -> impl Iterator<Item = &mut OutputRef> {
         let (inputs, fetched) = match self {
             CallCommand::Call { order, .. } => (order.inputs.items_mut(), None),
-            CallCommand::Fetch { of } => (&mut [][..], Some(of)),
+            CallCommand::Fetch { of, .. } => (&mut [][..], Some(of)),
             CallCommand::Describe => (&mut [][..], None),
         };
         let of_inputs = inputs.iter_mut().filter_map(|named| match &mut named.input {
@@ -94,7 +94,7 @@ impl CallCommand {
     pub(super) fn messages(&self, settled: u64, ended: Vec<u64>) -> Vec<(Message, ValueBody)> {
         match self {
             CallCommand::Describe => vec![(message::Describe {}.into(), ValueBody::default())],
-            CallCommand::Fetch { of } => {
+            CallCommand::Fetch { of, .. } => {
                 vec![(FetchOutput { of: of.clone() }.into(), ValueBody::default())]
             }
             CallCommand::Call { number, order } => {

@@ -24,7 +24,8 @@ use crate::error::Error;
 use crate::panic_message::contained;
 use crate::runtime::{Leadership, OpenOperation};
 use crate::services::call_session::{
-    CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallReply, CallSession, LinkId,
+    Admission, CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallReply, CallSession,
+    LinkId, doing_call,
 };
 use crate::services::error::ServiceError;
 use crate::services::execution_waits::ExecutionWaits;
@@ -219,7 +220,18 @@ impl ClientCore {
         of: OutputRef,
         deadline: Option<Instant>,
     ) -> Result<Value, ServiceError> {
-        match self.command(link, CallCommand::Fetch { of }, deadline).await? {
+        self.fetch_admitted(link, of, deadline, None).await
+    }
+
+    /// Fetches an output as [`ClientCore::fetch`] does, if it is admitted.
+    pub(crate) async fn fetch_admitted(
+        &self,
+        link: LinkId,
+        of: OutputRef,
+        deadline: Option<Instant>,
+        admission: Option<Admission>,
+    ) -> Result<Value, ServiceError> {
+        match self.command(link, CallCommand::Fetch { of, admission }, deadline).await? {
             CallReply::Fetched(value) => Ok(value),
             _ => Err(ServiceError::Ended { doing: "fetch an output".to_owned() }),
         }

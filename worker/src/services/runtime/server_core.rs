@@ -22,6 +22,7 @@ use super::function_pool::FunctionPool;
 use super::outbox::CallOutbox;
 use super::timer::Timer;
 use crate::panic_message::message_of;
+use crate::services::call_session::Admission;
 use crate::services::cancel::CancelFlag;
 use crate::services::execution_waits::ExecutionWaits;
 use crate::services::function_table::FunctionTable;
@@ -272,18 +273,24 @@ impl ServerCore {
         order: &mut ExecutionOrder,
         waits: &ExecutionWaits,
     ) -> Result<(), Failure> {
+        let execution = order.execution;
         for (name, source) in &mut order.inputs {
+            let admission = self.admission(execution);
             let value = match source {
                 InputSource::Value(_) => continue,
                 InputSource::Variable(variable) => {
-                    self.resolver.variable(&order.function, name, variable, waits).await?
+                    let function = &order.function;
+                    let pulled =
+                        self.resolver.variable(function, name, variable, &admission, waits);
+                    pulled.await?
                 }
                 InputSource::Output { task, of } if *task == self.shared.task => {
                     let fetched = self.fetch_here(order.client, of.clone(), order.deadline);
                     waits.during(|| output_awaited(of, &self.shared.task), fetched).await?
                 }
                 InputSource::Output { task, of } => {
-                    let fetched = self.resolver.fetch(task, of.clone(), order.deadline);
+                    let (of_task, deadline) = (of.clone(), order.deadline);
+                    let fetched = self.resolver.fetch(task, of_task, deadline, admission);
                     waits.during(|| output_awaited(of, task), fetched).await?
                 }
             };
@@ -303,6 +310,22 @@ impl ServerCore {
         signature.check_inputs(types).map_err(|mismatch| {
             let (input, detail) = (&mismatch.name[..], mismatch.detail);
             crate::services::inputs::unsuitable(&order.function, input, detail)
+        })
+    }
+
+    /// Returns the admission of one input of an execution, which charges it to the client of the
+    /// call.
+    fn admission(self: &Arc<Self>, execution: ExecutionId) -> Admission {
+        let core = self.clone();
+        let charged = OnceLock::new();
+        Admission::new(move |bytes| match charged.get() {
+            // A broken connection has it fetched again.
+            Some(&charged) if bytes <= charged => Ok(()),
+            _ => {
+                lock(&core.service).charge_input(execution, bytes)?;
+                let _ = charged.set(bytes);
+                Ok(())
+            }
         })
     }
 

@@ -287,6 +287,27 @@ impl Service {
         self.outputs.push_back(ServiceOutput::Execute(order));
     }
 
+    /// Charges an input that a call does not bring itself, before its memory is allocated. It is
+    /// charged until the function returns, as those are that the call brings.
+    pub(crate) fn charge_input(
+        &mut self,
+        execution: ExecutionId,
+        bytes: u64,
+    ) -> Result<(), Refusal> {
+        let of = self.executions.get(execution).map(|it| (it.client, it.call, it.function.clone()));
+        // A call that has ended needs no input. Nobody hears of the refusal.
+        let (client, call, function) = of.ok_or(Refusal::Stopping {})?;
+        let entry = self.clients.get(client).and_then(|state| state.calls.get(&call));
+        let charged = entry.filter(|entry| entry.execution() == Some(execution));
+        let charged = charged.map(|entry| entry.bytes).ok_or(Refusal::Stopping {})?;
+        let what = format!("the inputs of function {function:?}");
+        self.check_bytes(client, bytes, 0, &what)?;
+        if let Some(state) = self.clients.get_mut(client) {
+            state.charge(call, charged + bytes);
+        }
+        Ok(())
+    }
+
     /// Checks that a client may be charged `bytes` in place of `charged`: that its budget and the
     /// total of all clients have them left.
     pub(super) fn check_bytes(

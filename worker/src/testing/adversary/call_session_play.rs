@@ -135,7 +135,8 @@ impl<'a> CallSessionPlay<'a> {
             1 => {
                 let (call, output) = (self.choices.number(), Text::clipped("y"));
                 let (owner, server) = (Incarnation(5), Incarnation(0));
-                CallCommand::Fetch { of: OutputRef { owner, server, call, output } }
+                let of = OutputRef { owner, server, call, output };
+                CallCommand::Fetch { of, admission: None }
             }
             _ => {
                 let elements = if self.choices.one_in(8) { 300_000 } else { 3 };

@@ -52,7 +52,7 @@ fn parts_out_of_place_and_answers_of_another_kind_are_breaches() {
     world.receive(connection, request, OutputPart { offset: 16 }, &[0; 8]);
     assert!(world.error().contains("a part of an answer out of place"));
     // The end of a call in answer to a fetch.
-    let fetch = CallCommand::Fetch { of: output_of(Incarnation(1), 1) };
+    let fetch = fetch(output_of(Incarnation(1), 1));
     world.command(fetch, None);
     world.pass(Duration::from_millis(20));
     let connection = world.accept(server(7, true));

@@ -127,7 +127,7 @@ fn outputs_that_stay_are_kept_alive_until_they_are_released() {
 #[test]
 fn fetches_and_descriptions_are_answered_with_values() {
     let mut world = world();
-    let fetch = CallCommand::Fetch { of: output_of(Incarnation(1), 3) };
+    let fetch = fetch(output_of(Incarnation(1), 3));
     world.command(fetch, None);
     let connection = world.accept(server(7, false));
     let (_, envelope, fetch, _) = world.sent.remove(0);
@@ -166,4 +166,28 @@ fn an_answer_beyond_the_limit_is_named_and_discarded() {
     world.receive(connection, request, OutputPart { offset: 1 << 20 }, &vec![0; 1 << 20]);
     world.call(order(&[]));
     assert_eq!(world.sent_calls().len(), 1, "the connection goes on");
+}
+
+#[test]
+fn a_fetched_output_is_received_only_if_it_is_admitted() {
+    let value = Value::tensor(&[2], &[1.0_f32, 2.0]).unwrap();
+    let refusal = Refusal::Memory { what: Text::clipped("the inputs"), bytes: 8, left: 0 };
+    for refused in [false, true] {
+        let mut world = world();
+        let refusal = refusal.clone();
+        let admits = move |bytes| {
+            assert_eq!(bytes, 8);
+            if refused { Err(refusal.clone()) } else { Ok(()) }
+        };
+        let (of, admission) = (output_of(Incarnation(1), 3), Some(Admission::new(admits)));
+        world.command(CallCommand::Fetch { of, admission }, None);
+        let connection = world.accept(server(7, false));
+        let request = world.sent.remove(0).1.request;
+        let fetched = Fetched { is: value.value_type().to_wire() };
+        world.receive(connection, request, fetched, value.as_bytes());
+        match world.reply().1 {
+            Ok(reply) => assert!(!refused && reply == CallReply::Fetched(value.clone())),
+            Err(error) => assert!(refused && error.to_string().contains("the inputs"), "{error}"),
+        }
+    }
 }

@@ -293,7 +293,7 @@ fn a_call_names_the_process_that_has_what_it_needs_from_another_task() {
     assert!(world.sent_calls().is_empty());
     // A fetch is refused as well.
     world.link = maker;
-    world.command(CallCommand::Fetch { of: output_of(OWN, kept) }, None);
+    world.command(fetch(output_of(OWN, kept)), None);
     assert!(world.error().contains("its server has restarted"));
 }
 

@@ -32,6 +32,11 @@ fn output_of(owner: Incarnation, call: u64) -> OutputRef {
     OutputRef { owner, server: Incarnation(0), call, output: Text::clipped("out") }
 }
 
+/// A fetch of an output.
+fn fetch(of: OutputRef) -> CallCommand {
+    CallCommand::Fetch { of, admission: None }
+}
+
 /// A session with one link, the time, and what it has sent.
 struct World {
     session: CallSession,

@@ -153,3 +153,25 @@ fn all_clients_together_have_a_total() {
     world.input(ServiceInput::Message { connection: fourth, header: &header, message });
     assert!(world.sent.is_empty(), "{:?}", world.sent);
 }
+
+#[test]
+fn inputs_that_a_call_does_not_bring_are_charged_before_they_are_there() {
+    let mut world = world_of(|config| config.bytes_max = 1 << 20);
+    let (connection, _) = world.connect(1);
+    world.send(connection, 1, call(1, "async"));
+    world.send(connection, 2, call(2, "async"));
+    let (first, second) = (world.order().execution, world.order().execution);
+    assert_eq!(world.service.charge_input(first, 600 << 10), Ok(()));
+    let what = Text::clipped("the inputs of function \"async\"");
+    let refusal = Refusal::Memory { what, bytes: 600 << 10, left: 424 << 10 };
+    assert_eq!(world.service.charge_input(second, 600 << 10), Err(refusal));
+    assert_eq!(world.service.charge_input(second, 424 << 10), Ok(()));
+    // What nobody waits for holds its inputs until it returns.
+    world.send(connection, 0, CancelCall { call: 1 });
+    assert!(world.service.charge_input(first, 1).is_err());
+    assert!(world.service.charge_input(second, 8).is_err());
+    world.returns(first, 1_i64);
+    assert_eq!(world.service.charge_input(second, 600 << 10), Ok(()));
+    world.returns(second, 1_i64);
+    world.service.check_invariants();
+}
