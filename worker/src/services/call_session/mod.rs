@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{Incarnation, RequestId, TaskId};
 use pushpull_common::protocol::Refusal;
-use pushpull_common::protocol::message::OutputRef;
+use pushpull_common::protocol::message::{CancelCall, OutputRef};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_net::SendBody;
 
@@ -184,6 +184,19 @@ impl CallSession {
         let at = &mut self.links[link.0];
         let Some(pending) = at.pending.remove(request) else { return };
         at.ended.extend(pending.acknowledges);
+        if let CallLinkStatus::Open { connection } = at.status
+            && pending.sent
+            && pending.kind.is_fetch()
+        {
+            // A fetch has no number of a call: its request names it.
+            self.outputs.push_back(CallOutput::Send {
+                connection,
+                envelope: envelope(request, 0),
+                message: CancelCall { call: 0 }.into(),
+                body: ValueBody::default(),
+                crc: false,
+            });
+        }
         if let CallCommand::Call { number, .. } = pending.kind {
             self.unsettled.remove(&number);
             if pending.was_sent {

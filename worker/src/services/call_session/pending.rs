@@ -20,7 +20,7 @@ pub(super) struct Pending {
     pub(super) begun: Instant,
     pub(super) deadline: Option<Instant>,
     /// Whether it was sent on the present connection. [`PendingRequests`] changes it.
-    sent: bool,
+    pub(super) sent: bool,
     /// Whether it was ever sent: the function may have run.
     pub(super) was_sent: bool,
     /// The calls that it acknowledges. Its answer shows that the server knows.
@@ -90,6 +90,10 @@ impl CallCommand {
         matches!(self, CallCommand::Call { .. })
     }
 
+    pub(super) fn is_fetch(&self) -> bool {
+        matches!(self, CallCommand::Fetch { .. })
+    }
+
     /// Returns the messages of the request with their bodies.
     pub(super) fn messages(&self, settled: u64, ended: Vec<u64>) -> Vec<(Message, ValueBody)> {
         match self {
@@ -130,7 +134,8 @@ impl CallCommand {
 /// event needs is found by an index: by deadline, and by whether it is to be sent.
 ///
 /// Invariants: `by_deadline` has the requests with deadlines. `unsent` has those that were not sent
-/// on the present connection, and `calls_sent` counts the calls that were.
+/// on the present connection. `calls_sent` and `fetches_sent` count the calls and the fetches that
+/// were.
 #[derive(Debug, Default)]
 pub(super) struct PendingRequests {
     all: BTreeMap<u64, Pending>,
@@ -139,6 +144,7 @@ pub(super) struct PendingRequests {
     by_deadline: BTreeSet<(Instant, u64)>,
     unsent: UnsentRequests,
     calls_sent: usize,
+    fetches_sent: usize,
     last: u64,
     /// The number of requests that were examined, for the test of the cost of an event.
     #[cfg(test)]
@@ -149,13 +155,18 @@ pub(super) struct PendingRequests {
 #[derive(Debug, Default)]
 struct UnsentRequests {
     calls: BTreeSet<u64>,
-    others: BTreeSet<u64>,
+    fetches: BTreeSet<u64>,
+    descriptions: BTreeSet<u64>,
 }
 
 impl UnsentRequests {
-    /// Returns the set of calls, or that of the other requests.
-    fn of(&mut self, is_call: bool) -> &mut BTreeSet<u64> {
-        if is_call { &mut self.calls } else { &mut self.others }
+    /// Returns the set of the requests of this kind.
+    fn of(&mut self, kind: &CallCommand) -> &mut BTreeSet<u64> {
+        match kind {
+            CallCommand::Call { .. } => &mut self.calls,
+            CallCommand::Fetch { .. } => &mut self.fetches,
+            CallCommand::Describe => &mut self.descriptions,
+        }
     }
 }
 
@@ -169,7 +180,7 @@ impl PendingRequests {
         if let Some(deadline) = pending.deadline {
             self.by_deadline.insert((deadline, request));
         }
-        self.unsent.of(pending.kind.is_call()).insert(request);
+        self.unsent.of(&pending.kind).insert(request);
         self.all.insert(request, pending);
         RequestId(request)
     }
@@ -190,11 +201,11 @@ impl PendingRequests {
         if let Some(deadline) = removed.deadline {
             self.by_deadline.remove(&(deadline, request.0));
         }
-        match (removed.sent, removed.kind.is_call()) {
-            (true, is_call) => self.calls_sent -= usize::from(is_call),
-            (false, is_call) => {
-                self.unsent.of(is_call).remove(&request.0);
-            }
+        if removed.sent {
+            self.calls_sent -= usize::from(removed.kind.is_call());
+            self.fetches_sent -= usize::from(removed.kind.is_fetch());
+        } else {
+            self.unsent.of(&removed.kind).remove(&request.0);
         }
         Some(removed)
     }
@@ -202,10 +213,10 @@ impl PendingRequests {
     /// Takes it that a request is sent, and returns it.
     pub(super) fn send(&mut self, request: RequestId) -> Option<&mut Pending> {
         let pending = self.all.get_mut(&request.0)?;
-        let is_call = pending.kind.is_call();
         if !std::mem::replace(&mut pending.sent, true) {
-            self.unsent.of(is_call).remove(&request.0);
-            self.calls_sent += usize::from(is_call);
+            self.unsent.of(&pending.kind).remove(&request.0);
+            self.calls_sent += usize::from(pending.kind.is_call());
+            self.fetches_sent += usize::from(pending.kind.is_fetch());
         }
         pending.was_sent = true;
         Some(pending)
@@ -218,19 +229,21 @@ impl PendingRequests {
         for (&request, pending) in &mut self.all {
             (pending.sent, pending.answer) = (false, None);
             acknowledged.append(&mut pending.acknowledges);
-            self.unsent.of(pending.kind.is_call()).insert(request);
+            self.unsent.of(&pending.kind).insert(request);
         }
-        self.calls_sent = 0;
+        (self.calls_sent, self.fetches_sent) = (0, 0);
         acknowledged
     }
 
     /// Returns the requests that are to be sent next, in their order. The server has places for
-    /// this many calls.
+    /// this many calls, and for the fetches of outputs of calls that have not ended.
     pub(super) fn next(&self, calls_max: usize) -> Vec<RequestId> {
         let places = calls_max.saturating_sub(self.calls_sent);
         let calls = self.unsent.calls.iter().take(places);
-        let mut next: Vec<RequestId> =
-            calls.chain(&self.unsent.others).copied().map(RequestId).collect();
+        let places = limits::PARKED_PER_CONNECTION_MAX.saturating_sub(self.fetches_sent);
+        let fetches = self.unsent.fetches.iter().take(places);
+        let all = calls.chain(fetches).chain(&self.unsent.descriptions);
+        let mut next: Vec<RequestId> = all.copied().map(RequestId).collect();
         next.sort_unstable();
         self.examine(next.len());
         next

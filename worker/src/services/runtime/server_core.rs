@@ -285,7 +285,8 @@ impl ServerCore {
                     pulled.await?
                 }
                 InputSource::Output { task, of } if *task == self.shared.task => {
-                    let fetched = self.fetch_here(order.client, of.clone(), order.deadline);
+                    let (client, deadline) = (order.client, order.deadline);
+                    let fetched = self.fetch_here(execution, client, of.clone(), deadline);
                     waits.during(|| output_awaited(of, &self.shared.task), fetched).await?
                 }
                 InputSource::Output { task, of } => {
@@ -332,6 +333,7 @@ impl ServerCore {
     /// Fetches an output that a call has left on this server.
     async fn fetch_here(
         self: &Arc<Self>,
+        execution: ExecutionId,
         client: Incarnation,
         of: OutputRef,
         deadline: Option<Instant>,
@@ -339,7 +341,8 @@ impl ServerCore {
         let (sender, receiver) = oneshot::channel();
         let fetch = self.next_fetch.fetch_add(1, Ordering::Relaxed);
         lock(&self.fetches).insert(fetch, sender);
-        self.handle(ServiceInput::LocalFetch { fetch, client, of, deadline });
+        let _open = OpenFetch { core: self, fetch };
+        self.handle(ServiceInput::LocalFetch { fetch, execution, client, of, deadline });
         match receiver.await {
             Ok(result) => result.map_err(Failure::Refused),
             Err(_) => Err(Failure::Cancelled),
@@ -417,6 +420,18 @@ fn output_awaited(of: &OutputRef, task: &TaskId) -> String {
 
 /// How long a stopping server waits for clients that do not read, and for functions.
 const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// A fetch that an execution waits for. Dropping it forgets who waits: the execution is cancelled.
+struct OpenFetch<'a> {
+    core: &'a ServerCore,
+    fetch: u64,
+}
+
+impl Drop for OpenFetch<'_> {
+    fn drop(&mut self) {
+        lock(&self.core.fetches).remove(&self.fetch);
+    }
+}
 
 /// Reports the end of an execution when it is dropped, so that none is lost.
 struct EndedExecution {

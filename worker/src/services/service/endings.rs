@@ -18,6 +18,7 @@ impl Service {
         execution: ExecutionId,
         result: Result<Vec<(String, Value)>, Failure>,
     ) {
+        self.drop_fetches_of(execution);
         let Some(ended) = self.executions.remove(execution) else { return };
         let (client, call) = (ended.client, ended.call);
         let runs = self.clients.get(client).and_then(|state| state.calls.get(&call)).is_some_and(

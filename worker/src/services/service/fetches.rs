@@ -7,6 +7,7 @@ use pushpull_common::protocol::message::{CallOutcome, FetchOutput, Fetched, Outp
 use pushpull_common::protocol::{Header, Refusal, limits};
 
 use super::call_entry::{CallEnd, CallState};
+use super::io::ExecutionId;
 use super::{Service, ServiceOutput, detail, lease_check};
 use crate::services::value::Value;
 
@@ -24,8 +25,8 @@ pub(super) struct ParkedFetch {
 enum Requester {
     /// A request of a connection.
     Connection(u64, RequestId),
-    /// A function of this server.
-    Local(u64),
+    /// A function of this server: the fetch, and the execution that needs it.
+    Local(u64, ExecutionId),
 }
 
 /// Why there is no output: the server has forgotten the client whose call it was.
@@ -70,16 +71,29 @@ impl Service {
         &mut self,
         now: Instant,
         fetch: u64,
+        execution: ExecutionId,
         client: Incarnation,
         of: OutputRef,
         deadline: Option<Instant>,
     ) {
-        let requester = Requester::Local(fetch);
+        let requester = Requester::Local(fetch, execution);
         if of.owner == client && self.clients.get(client).is_none() {
             // The client has called the function that fetches, so it will not come any more.
             return self.refuse_fetch(requester, no_output(&of, CLIENT_GONE));
         }
         self.park(ParkedFetch { requester, of, arrived: now, deadline });
+    }
+
+    /// Drops the fetches of an execution that has ended: nobody waits for them.
+    pub(super) fn drop_fetches_of(&mut self, execution: ExecutionId) {
+        let is_of = |of: Requester| matches!(of, Requester::Local(_, by) if by == execution);
+        self.fetches.retain(|fetch| !is_of(fetch.requester));
+    }
+
+    /// Drops a fetch for which its client does not wait any more.
+    pub(super) fn cancel_fetch(&mut self, connection: u64, request: RequestId) {
+        let cancelled = Requester::Connection(connection, request);
+        self.fetches.retain(|fetch| fetch.requester != cancelled);
     }
 
     /// Answers a fetch, or keeps it until its call has ended.
@@ -93,7 +107,7 @@ impl Service {
     fn refuse_fetch(&mut self, requester: Requester, refusal: Refusal) {
         match requester {
             Requester::Connection(connection, request) => self.refuse(connection, request, refusal),
-            Requester::Local(fetch) => {
+            Requester::Local(fetch, _) => {
                 let result = Err(refusal);
                 self.outputs.push_back(ServiceOutput::LocalFetched { fetch, result });
             }
@@ -106,7 +120,7 @@ impl Service {
                 let is = value.value_type().to_wire();
                 self.send_values(connection, request, Fetched { is }, [&value]);
             }
-            Requester::Local(fetch) => {
+            Requester::Local(fetch, _) => {
                 let result = Ok(value);
                 self.outputs.push_back(ServiceOutput::LocalFetched { fetch, result });
             }

@@ -85,10 +85,12 @@ pub(crate) enum ServiceInput<'a> {
         /// The connection.
         connection: u64,
     },
-    /// A function of this server needs an output.
+    /// A function of this server needs an output. Its fetch ends with its execution.
     LocalFetch {
         /// Numbers the request.
         fetch: u64,
+        /// The execution that needs it.
+        execution: ExecutionId,
         /// The client whose call needs it.
         client: Incarnation,
         /// The output.

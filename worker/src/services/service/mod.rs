@@ -134,8 +134,8 @@ impl Service {
             }
             ServiceInput::Progress { connection } => self.heard(now, connection),
             ServiceInput::Disconnected { connection } => self.disconnected(connection),
-            ServiceInput::LocalFetch { fetch, client, of, deadline } => {
-                self.on_local_fetch(now, fetch, client, of, deadline);
+            ServiceInput::LocalFetch { fetch, execution, client, of, deadline } => {
+                self.on_local_fetch(now, fetch, execution, client, of, deadline);
             }
             ServiceInput::Waits { execution, awaited } => {
                 self.executions.set_awaited(execution, awaited);
@@ -254,7 +254,10 @@ impl Service {
             }
             Message::Call(call) => self.on_call(now, connection, header, call),
             Message::InputPart(part) => self.on_part(connection, client, header, &part),
-            Message::CancelCall(cancel) => self.cancel(client, cancel.call),
+            Message::CancelCall(cancel) => {
+                self.cancel_fetch(connection, request);
+                self.cancel(client, cancel.call);
+            }
             Message::FetchOutput(fetch) => self.on_fetch(now, connection, header, fetch),
             Message::Release(release) => {
                 self.release(client, release.calls.items());

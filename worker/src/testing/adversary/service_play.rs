@@ -200,7 +200,8 @@ impl<'a> ServicePlay<'a> {
         let client = Incarnation(1 + self.choices.below(5) as u64);
         let wait = self.choices.time(LEASE);
         let deadline = self.choices.one_in(2).then(|| self.now + wait);
-        self.input(ServiceInput::LocalFetch { fetch, client, of, deadline });
+        let execution = ExecutionId(1 + self.choices.below(8) as u64);
+        self.input(ServiceInput::LocalFetch { fetch, execution, client, of, deadline });
     }
 
     fn output_ref(&mut self) -> OutputRef {

@@ -355,10 +355,11 @@ impl FunctionServerEndpoint {
             unreachable!("the simulated calls have no variables as inputs")
         };
         assert_eq!(task, self.task, "a per-worker value is on its worker");
-        let (client, deadline) = (order.client, order.deadline);
+        let ExecutionOrder { execution, client, deadline, .. } = order;
         let fetch = self.next_fetch;
         self.next_fetch += 1;
         self.resolving.insert(fetch, (order, index));
-        self.handle(now, ServiceInput::LocalFetch { fetch, client, of, deadline });
+        let fetch = ServiceInput::LocalFetch { fetch, execution, client, of, deadline };
+        self.handle(now, fetch);
     }
 }

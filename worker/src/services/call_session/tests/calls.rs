@@ -191,3 +191,41 @@ fn a_fetched_output_is_received_only_if_it_is_admitted() {
         }
     }
 }
+
+#[test]
+fn fetches_beyond_the_places_of_the_server_are_held_back() {
+    let mut world = world();
+    let places = limits::PARKED_PER_CONNECTION_MAX;
+    let ops: Vec<CallOp> =
+        (0..places + 2).map(|_| world.command(fetch(output_of(Incarnation(1), 3)), None)).collect();
+    let connection = world.accept(server(7, false));
+    let taken = |world: &mut World| {
+        let taken = std::mem::take(&mut world.sent);
+        let name = |(_, envelope, message, _): (_, Envelope, Message, _)| {
+            (envelope.request, message.name())
+        };
+        taken.into_iter().map(name).collect::<Vec<_>>()
+    };
+    let sent = taken(&mut world);
+    assert_eq!(sent.len(), places);
+    // One that nobody waits for leaves its place, once the server knows.
+    world.input(CallInput::Cancelled { op: ops[3] });
+    let next = RequestId(places as u64 + 1);
+    assert_eq!(taken(&mut world), [(sent[3].0, "CancelCall"), (next, "FetchOutput")]);
+    // Nothing is said of one that is answered or was not sent.
+    let value = Value::scalar(2.0_f32);
+    let fetched = Fetched { is: value.value_type().to_wire() };
+    let mut body = value.as_bytes().to_vec();
+    body.resize(8, 0);
+    world.input(CallInput::Cancelled { op: ops[places + 1] });
+    assert!(world.sent.is_empty());
+    world.receive(connection, next, fetched, &body);
+    assert_eq!(world.reply().0, ops[places]);
+    world.input(CallInput::Cancelled { op: ops[places] });
+    assert!(world.sent.is_empty());
+    // Another connection begins with all places.
+    world.breaks(connection);
+    world.pass(Duration::from_millis(20));
+    world.accept(server(7, true));
+    assert_eq!(taken(&mut world).len(), places - 1);
+}

@@ -1,7 +1,7 @@
 //! Outputs that stay on the server.
 
 use pushpull_common::protocol::message::{
-    CallEnded, CallOutcome, FetchOutput, Fetched, OutputRef, Release,
+    CallEnded, CallOutcome, CancelCall, FetchOutput, Fetched, OutputRef, Release,
 };
 
 use super::*;
@@ -65,6 +65,7 @@ fn a_fetch_waits_for_its_call() {
     world.send(owner, 1, keep(1));
     world.input(ServiceInput::LocalFetch {
         fetch: 8,
+        execution: ExecutionId(9),
         client: Incarnation(1),
         of: output_of(1, 1, "value"),
         deadline: None,
@@ -100,8 +101,9 @@ fn a_fetch_waits_a_lease_for_the_client_of_its_call() {
     let mut world = world();
     let (consumer, _) = world.connect(2);
     world.send(consumer, 1, fetch(1, 1, "value"));
-    let (fetch, client, of) = (8, Incarnation(2), output_of(1, 1, "value"));
-    world.input(ServiceInput::LocalFetch { fetch, client, of, deadline: None });
+    let (execution, client) = (ExecutionId(9), Incarnation(2));
+    let (fetch, of) = (8, output_of(1, 1, "value"));
+    world.input(ServiceInput::LocalFetch { fetch, execution, client, of, deadline: None });
     world.pass(LEASE / 2);
     assert!(world.sent.is_empty() && world.local.is_empty());
     world.send(consumer, 2, message::Heartbeat {});
@@ -170,4 +172,43 @@ fn waiting_fetches_of_a_connection_are_limited() {
     assert!(world.sent.is_empty());
     world.send(connection, limit, fetch(1, 1, "value"));
     assert!(matches!(world.refusal(), Refusal::Busy { .. }));
+}
+
+#[test]
+fn a_fetch_ends_with_the_execution_that_waits_for_it() {
+    let mut world = world();
+    let (connection, _) = world.connect(1);
+    world.send(connection, 1, Call { retain: true, ..call(1, "async") });
+    let kept = world.order().execution;
+    for number in 2..100 {
+        world.send(connection, number, call(number, "async"));
+        let ExecutionOrder { execution, client, .. } = world.order();
+        let (fetch, of) = (number, output_of(1, 1, "value"));
+        world.input(ServiceInput::LocalFetch { fetch, execution, client, of, deadline: None });
+        assert_eq!(world.service.fetches.len(), 1);
+        let calls = List::new(vec![number]).unwrap();
+        world.send(connection, 0, Release { calls });
+        let result = Err(Failure::Cancelled);
+        world.input(ServiceInput::Returned { execution, result });
+        assert_eq!(world.service.fetches.len(), 0);
+    }
+    world.sent.clear();
+    world.returns(kept, 3_i64);
+    assert!(world.local.is_empty(), "{:?}", world.local);
+}
+
+#[test]
+fn a_fetch_that_its_client_gives_up_leaves_its_place() {
+    let mut world = world();
+    let (connection, _) = world.connect(2);
+    let (other, _) = world.connect(3);
+    for request in 1..1_000 {
+        world.send(connection, request, fetch(1, 1, "value"));
+        // Another connection may have a request of the same number.
+        world.send(other, request, CancelCall { call: 0 });
+        assert_eq!(world.service.fetches.len(), 1);
+        world.send(connection, request, CancelCall { call: 0 });
+        assert_eq!(world.service.fetches.len(), 0);
+    }
+    assert!(world.sent.is_empty(), "{:?}", world.sent);
 }
