@@ -3,10 +3,15 @@
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use pushpull::blocking::Ps;
 use pushpull::services::blocking::Client;
-use pushpull::services::{Call, ClientConfig, FunctionError, Functions, ServiceError};
+use pushpull::services::{
+    Call, ClientConfig, FunctionError, Functions, ServerConfig, ServiceError,
+};
+use pushpull::variable::Initializer;
+use pushpull::{ClusterSpec, PsConfig, Sgd, TaskId, VariableSpec};
 
-use crate::cluster::{LONG, connect, start, start_one};
+use crate::cluster::{LONG, connect, listen, start, start_one};
 
 #[test]
 fn an_error_or_a_panic_is_that_of_its_call() {
@@ -160,4 +165,39 @@ fn a_client_that_vanishes_in_mid_call_is_forgotten() {
     std::mem::forget(running);
     drop(client);
     assert_eq!(told.recv_timeout(LONG), Ok("cancelled"));
+}
+
+#[test]
+fn functions_use_the_servers_that_take_the_place_of_others() {
+    let listener = Ps::listen("127.0.0.1:0").unwrap();
+    let worker = listen(1).remove(0);
+    let address = listener.address();
+    let cluster = ClusterSpec::builder()
+        .job("ps", [address.clone()])
+        .job("worker", [worker.address()])
+        .build()
+        .unwrap();
+    let functions = Functions::new()
+        .add("train", |call| Ok(call.params()?.view::<f32>("w")?[0]))
+        .add("read", |call| Ok(call.values()?.view::<f32>("w")?[0]));
+    let config = ServerConfig::new(cluster.clone(), TaskId::worker(0), functions);
+    let server = worker.start(config).unwrap();
+    let client = connect(server.target());
+    let start = |listener, shards, value| {
+        let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0)).shards(shards);
+        let ps = Ps::start(listener, config).unwrap();
+        let w = VariableSpec::f32("w", [2]).unwrap().initializer(Initializer::Constant(value));
+        client.declare(&[w], |_| ()).unwrap();
+        ps
+    };
+    let call = |name| client.call(Call::new(name)).and_then(|it| Ok(it.element::<f32>().unwrap()));
+    let first = start(listener, 1, 1.0);
+    assert_eq!((call("train").unwrap(), call("read").unwrap()), (1.0, 1.0));
+    first.stop().unwrap();
+    // Of another number of shards, which the sessions of the first refuse.
+    let _second = start(Ps::listen(&address).unwrap(), 2, 2.0);
+    for name in ["train", "read"] {
+        let _ = call(name);
+        assert_eq!(call(name).unwrap(), 2.0, "{name}");
+    }
 }

@@ -64,6 +64,11 @@ impl Reader {
         self.client.caller.runner()
     }
 
+    /// Whether its session has failed, so that every operation fails.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.client.caller.has_failed()
+    }
+
     /// The variables with their partitions, offsets and digest.
     pub fn catalogue(&self) -> &Catalogue {
         self.plan.catalogue()

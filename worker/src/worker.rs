@@ -122,6 +122,11 @@ impl Worker {
         self.client.caller.runner()
     }
 
+    /// Whether its session has failed, so that every operation fails.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.client.caller.has_failed()
+    }
+
     /// Whether this worker is the chief, the worker task with the lowest index. The chief declares
     /// and initializes the variables, saves checkpoints and may end the training.
     pub fn is_chief(&self) -> bool {

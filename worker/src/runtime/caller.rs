@@ -93,6 +93,11 @@ impl Caller {
         self.unclaimed.end_reason()
     }
 
+    /// Returns whether the session has failed, so that every operation fails.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.unclaimed.has_failed()
+    }
+
     /// Returns the counts and the times of the operations.
     pub(crate) fn times(&self) -> &Arc<OperationTimes> {
         &self.times

@@ -66,9 +66,13 @@ impl Trainer {
         token.ok_or_else(|| training_ended(lock(&self.worker).end_reason()))
     }
 
-    /// Records whether an error ends the session.
+    /// Records whether an error ends the session. One that has failed returns its error for ever,
+    /// also once other servers have taken the place of those that have stopped.
     fn noted<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
-        let ends = |error: &Error| rejoins(error) || error.advice() == Advice::Rejoin;
+        let ends = |error: &Error| {
+            let has_failed = lock(&self.worker).has_failed();
+            has_failed || rejoins(error) || error.advice() == Advice::Rejoin
+        };
         if result.as_ref().is_err_and(ends) {
             self.is_over.store(true, Ordering::Relaxed);
         }

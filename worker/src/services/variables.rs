@@ -190,6 +190,7 @@ impl ServerVariables {
         let unsuitable = |detail: &String| VariablePullError::Unsuitable { detail: detail.clone() };
         let config = self.config.as_ref().map_err(unsuitable)?;
         let mut reader = self.reader.lock().await;
+        reader.take_if(|reader| reader.has_failed());
         if let Some(reader) = &*reader {
             return Ok(reader.clone());
         }

@@ -1,6 +1,7 @@
 //! Tokens: one request at a time, and the tokens that arrive with push answers.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,8 @@ pub(crate) struct UnclaimedTokens {
     queue: Mutex<VecDeque<(Grant, Instant)>>,
     /// Why no more tokens will be granted.
     ended: OnceLock<EndReason>,
+    /// Whether the session has failed, so that every operation fails.
+    has_failed: AtomicBool,
 }
 
 impl UnclaimedTokens {
@@ -59,6 +62,11 @@ impl UnclaimedTokens {
     /// Returns why no more tokens will be granted, once the step owner has said so.
     pub(crate) fn end_reason(&self) -> Option<EndReason> {
         self.ended.get().copied()
+    }
+
+    /// Returns whether the session has failed: every operation returns its error from now on.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
     }
 
     fn end(&self, reason: EndReason) {
@@ -311,6 +319,7 @@ impl Tokens {
     /// Discards all tokens: the session has failed.
     pub(super) fn forget(&mut self) {
         self.unclaimed.clear();
+        self.unclaimed.has_failed.store(true, Ordering::Relaxed);
         *self = Tokens { unclaimed: self.unclaimed.clone(), ..Tokens::default() };
     }
 }
