@@ -199,18 +199,25 @@ impl ClientCore {
         Ok(link)
     }
 
-    /// Calls a function. Returns the number of the call and a future of its reply.
+    /// Calls a function. Returns the number of the call, 0 if it does not begin, and a future of its
+    /// reply.
     pub(crate) fn call(
         &self,
         link: LinkId,
         order: CallOrder,
         deadline: Option<Instant>,
     ) -> (u64, ReplyFuture) {
-        let number = lock(&self.shared.session).number_call();
         let depth = self.outer.as_ref().map_or(0, |outer| outer.depth);
         let order = Box::new(CallOrder { depth, ..order });
-        let command = CallCommand::Call { number, order };
-        (number, self.command(link, command, deadline))
+        let (reply, begins) = self.begin(|| doing_call(&order.function));
+        let mut call = 0;
+        if begins {
+            // A number is settled by the reply to its command, so it is taken with one.
+            let number = lock(&self.shared.session).number_call();
+            call = number;
+            self.submit(reply.op, link, CallCommand::Call { number, order }, deadline);
+        }
+        (call, reply)
     }
 
     /// Fetches an output that a call has left on a task.
@@ -245,28 +252,41 @@ impl ClientCore {
         command: CallCommand,
         deadline: Option<Instant>,
     ) -> ReplyFuture {
+        let (reply, begins) = self.begin(|| command.doing());
+        if begins {
+            self.submit(reply.op, link, command, deadline);
+        }
+        reply
+    }
+
+    /// Returns the future of an operation, and whether it begins. It does not if the client or the
+    /// execution whose client it is has ended: then its future ends at once.
+    fn begin(&self, doing: impl FnOnce() -> String) -> (ReplyFuture, bool) {
         let op = CallOp(self.shared.next_op.fetch_add(1, Ordering::Relaxed));
         let (sender, receiver) = oneshot::channel();
         let open = self.shared.leadership.open();
         let outer = self.outer.as_deref();
         let is_forked = self.shared.home.is_elsewhere();
-        let doing = (is_forked || outer.is_some()).then(|| command.doing());
+        let doing = (is_forked || outer.is_some()).then(doing);
         let may_begin = !is_forked && outer.is_none_or(|outer| outer.begin(op));
         // Without a sender the future ends at once.
-        let is_waiting = match &mut *lock(&self.shared.replies) {
+        let begins = match &mut *lock(&self.shared.replies) {
             Some(replies) if may_begin => replies.insert(op, sender).is_none(),
             _ => false,
         };
-        if is_waiting {
-            let until = outer.and_then(|outer| outer.deadline);
-            let deadline = deadline.into_iter().chain(until).min();
-            self.handle(CallInput::Command { op, link, command, deadline });
-            self.shared.leadership.call();
-            if outer.is_some_and(NestedCalls::is_over) {
-                self.cancel(op);
-            }
+        (ReplyFuture { core: self.clone(), op, receiver, doing, _open: open }, begins)
+    }
+
+    /// Passes the command of an operation to the session.
+    fn submit(&self, op: CallOp, link: LinkId, command: CallCommand, deadline: Option<Instant>) {
+        let outer = self.outer.as_deref();
+        let until = outer.and_then(|outer| outer.deadline);
+        let deadline = deadline.into_iter().chain(until).min();
+        self.handle(CallInput::Command { op, link, command, deadline });
+        self.shared.leadership.call();
+        if outer.is_some_and(NestedCalls::is_over) {
+            self.cancel(op);
         }
-        ReplyFuture { core: self.clone(), op, receiver, doing, _open: open }
     }
 
     /// Gives an operation up. Its future ends.
@@ -478,5 +498,37 @@ impl Drop for ReplyFuture {
             outer.ended(self.op);
         }
         self.core.cancel(self.op);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pushpull_common::protocol::message::CallInputs;
+
+    use super::*;
+
+    #[test]
+    fn a_call_of_a_client_that_has_ended_takes_no_number() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let session = CallSession::new(Incarnation(1), TaskId::new("client", 0), 1 << 20);
+        let tasks = (ClusterSpec::default(), DeviceFilters::default());
+        let core = ClientCore::new(session, tasks, runtime.handle().clone(), Arc::default(), None);
+        let link = core.link_of_address("127.0.0.1:1");
+        core.end();
+        let order = CallOrder {
+            function: "f".to_owned(),
+            device: String::new(),
+            any_device: false,
+            depth: 0,
+            retain: false,
+            scheduled: None,
+            ends_with_connection: false,
+            inputs: CallInputs::default(),
+            values: Vec::new(),
+        };
+        let (call, reply) = core.call(link, order, None);
+        assert!(matches!(runtime.block_on(reply), Err(ServiceError::Ended { .. })));
+        // A number that was taken and never answered would hold the watermark of the calls down.
+        assert_eq!((call, lock(&core.shared.session).number_call()), (0, 1));
     }
 }
