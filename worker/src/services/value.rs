@@ -119,6 +119,9 @@ impl fmt::Display for ValueType {
 /// What values in a body are padded to, so that elements of every type are aligned.
 const ALIGNMENT: u64 = 8;
 
+/// Values of fewer bytes in all keep memory of up to four times this size.
+const SHARED_MEMORY_MIN: u64 = 4096;
+
 /// A tensor or bytes, as a call takes and returns them.
 ///
 /// A clone shares the memory.
@@ -211,6 +214,31 @@ impl Value {
         let end = begin.checked_add(bytes).filter(|&end| end <= memory.bytes().len())?;
         *start = end;
         Some(Value { is, memory: memory.clone(), start: begin })
+    }
+
+    /// Copies the values out of memory of which they are a small part, so that they keep no more
+    /// than they need. What a call brings is in one memory, and a function may return one value of
+    /// it. A value stays where it is if the system has no memory for the copy.
+    pub(crate) fn detach_all<'a>(values: impl IntoIterator<Item = &'a mut Value>) {
+        let mut values: Vec<&mut Value> = values.into_iter().collect();
+        let used = |of: &[&mut Value], memory: &Arc<AlignedBuffer>| {
+            let within = of.iter().filter(|value| Arc::ptr_eq(&value.memory, memory));
+            within.map(|value| value.is.padded_bytes()).sum::<u64>()
+        };
+        let is_small = |of: &[&mut Value], value: &Value| {
+            let whole = value.memory.bytes().len() as u64;
+            whole / 4 > used(of, &value.memory).max(SHARED_MEMORY_MIN)
+        };
+        // All are judged before the first copy changes what the others share.
+        let small: Vec<usize> =
+            (0..values.len()).filter(|&index| is_small(&values, values[index])).collect();
+        for index in small {
+            let value = &mut *values[index];
+            let bytes = value.is.bytes() as usize;
+            let Some(mut copy) = AlignedBuffer::try_of_bytes(bytes) else { continue };
+            copy.bytes_mut()[..bytes].copy_from_slice(value.as_bytes());
+            (value.memory, value.start) = (Arc::new(copy), 0);
+        }
     }
 
     /// The type.
@@ -425,6 +453,25 @@ mod tests {
         assert_eq!((text.as_bytes().len(), tensor.view::<f64>().unwrap().len()), (3, 2));
         assert_eq!(start, 24);
         assert!(Value::of_memory(of(Elements::Bytes, &[1]), &memory, &mut start).is_none());
+    }
+
+    #[test]
+    fn values_that_are_a_small_part_of_their_memory_are_copied_out_of_it() {
+        let memory = Arc::new(AlignedBuffer::of_bytes(1 << 20));
+        let of = |bytes: u64, start: usize| {
+            let is = ValueType::new(Elements::Bytes, Shape::new([bytes]).unwrap());
+            Value::of_memory(is, &memory, &mut { start }).unwrap()
+        };
+        let length = |value: &Value| value.memory.bytes().len();
+        let mut small = [of(9, 0), of(20, 64), Value::from("own")];
+        let before = small.clone();
+        Value::detach_all(&mut small);
+        assert_eq!(small, before);
+        assert!(small.iter().all(|value| length(value) < 100));
+        // Together they are much of it.
+        let mut parts: Vec<Value> = (0..64).map(|part| of(8192, 8192 * part)).collect();
+        Value::detach_all(&mut parts);
+        assert!(parts.iter().all(|value| Arc::ptr_eq(&value.memory, &memory)));
     }
 
     #[test]

@@ -453,7 +453,12 @@ type Panic = Box<dyn std::any::Any + Send>;
 
 fn result_of(result: Result<FunctionResult, Panic>) -> Result<Vec<(String, Value)>, Failure> {
     match result {
-        Ok(Ok(outputs)) => Ok(outputs.into_values()),
+        Ok(Ok(outputs)) => {
+            let mut values = outputs.into_values();
+            // An output is charged by its own size, also while it stays on the server.
+            Value::detach_all(values.iter_mut().map(|(_, value)| value));
+            Ok(values)
+        }
         Ok(Err(error)) => {
             let (detail, retry) = error.into_parts();
             Err(Failure::Failed { retry, detail })
