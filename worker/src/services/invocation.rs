@@ -193,6 +193,8 @@ impl Invocation {
     /// outcome. In a call that a coordinator has scheduled they count once, however often the call
     /// is executed: [`Push::Repeated`] if another execution was first.
     ///
+    /// The wait goes on if the call is cancelled: the servers may have the gradient already.
+    ///
     /// Blocks the thread: an asynchronous function uses [`Invocation::push_async`].
     ///
     /// # Errors
@@ -256,8 +258,8 @@ impl Invocation {
     /// keeps stay as long as one clone of [`super::Kept`] exists.
     ///
     /// A call may be nested in at most 8 others. The functions of a server whose calls have the
-    /// same depth share a client, with its places and its budget on other servers. A blocking
-    /// function lends its thread to other calls while it waits.
+    /// same depth share a client, with its places, its threads and its budget on each server. A
+    /// blocking function lends its thread to other calls while it waits.
     ///
     /// Its operations block the thread. An asynchronous function uses [`Invocation::client_async`];
     /// here it is given [`super::ServiceError::Invalid`].
