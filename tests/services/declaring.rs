@@ -1,5 +1,7 @@
 //! Clients that declare variables, beside functions and workers that train with them.
 
+use std::time::Duration;
+
 use pushpull::blocking::{Reader, Worker};
 use pushpull::local::Cluster;
 use pushpull::services::{Call, Functions, Server, ServerConfig, ServiceError};
@@ -120,4 +122,24 @@ fn clients_that_declare_at_once_agree() {
     let error = connect(server.target()).declare(&[other], |_| ()).unwrap_err().to_string();
     assert!(error.contains("cannot declare the variables: "), "{error}");
     assert!(error.contains("\"w\"") && error.contains("\"other\""), "{error}");
+}
+
+#[test]
+fn the_values_of_a_client_that_another_displaces_while_it_fills_are_not_lost() {
+    let (_ps, cluster, server) = start();
+    std::thread::scope(|scope| {
+        for delay in [Duration::ZERO, Duration::from_millis(500)] {
+            let client = connect(server.target());
+            scope.spawn(move || {
+                std::thread::sleep(delay);
+                // The first is fenced by the second while it fills, and waits for a shorter time.
+                let fill = |values: &mut pushpull::training::InitialValues<'_>| {
+                    std::thread::sleep(Duration::from_secs(3));
+                    values.set("w", &[7.0_f32; 2]);
+                };
+                client.declare(&[variable()], fill).unwrap();
+            });
+        }
+    });
+    assert_eq!(values(&cluster), [7.0; 2]);
 }

@@ -73,6 +73,16 @@ impl<'a> InitialValues<'a> {
         }
     }
 
+    /// Returns the values that are set. An error is kept for [`InitialValues::finish`].
+    pub(crate) fn values(&self) -> &BTreeMap<VariableId, Bytes> {
+        &self.values
+    }
+
+    /// Sets values that were taken from another attempt with the same variables.
+    pub(crate) fn set_values(&mut self, values: BTreeMap<VariableId, Bytes>) {
+        self.values = values;
+    }
+
     /// Returns the values, or the first error.
     pub(crate) fn finish(self) -> Result<BTreeMap<VariableId, Bytes>, Error> {
         match self.fault {

@@ -1,10 +1,12 @@
 //! How a client of functions declares variables.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use pushpull_common::cluster::ClusterSpec;
-use pushpull_common::ids::{ShardId, TaskId};
+use pushpull_common::ids::{ShardId, TaskId, VariableId};
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Role;
 use pushpull_common::variable::VariableSpec;
@@ -39,7 +41,7 @@ pub(crate) async fn declare<F: FnOnce(&mut InitialValues<'_>)>(
     let (_, catalogue) = place(&reader, variables)?;
     let plan = ShardingPlan::new(Arc::new(catalogue));
     let (shards, _) = reader.open(&plan).await?;
-    let mut fill = Some(fill);
+    let mut fill = FirstValues::Closure(fill);
     let mut wait = NO_WAIT;
     while !have_values(&reader, &plan, &shards, wait).await? {
         match join_as_chief(config.clone(), variables, &mut fill).await {
@@ -50,19 +52,33 @@ pub(crate) async fn declare<F: FnOnce(&mut InitialValues<'_>)>(
     Ok(())
 }
 
+/// The first values that the caller sets. A chief that another displaces while it fills them joins
+/// again, and the closure runs once.
+enum FirstValues<F> {
+    /// The closure has not run.
+    Closure(F),
+    /// The values that the closure has set, for every further attempt.
+    Filled(BTreeMap<VariableId, Bytes>),
+}
+
+impl<F: FnOnce(&mut InitialValues<'_>)> FirstValues<F> {
+    /// Sets the values of an attempt.
+    fn fill(&mut self, values: &mut InitialValues<'_>) {
+        match std::mem::replace(self, FirstValues::Filled(BTreeMap::new())) {
+            FirstValues::Closure(fill) => fill(values),
+            FirstValues::Filled(filled) => values.set_values(filled),
+        }
+        *self = FirstValues::Filled(values.values().clone());
+    }
+}
+
 async fn join_as_chief<F: FnOnce(&mut InitialValues<'_>)>(
     config: WorkerConfig,
     variables: &[VariableSpec],
-    fill: &mut Option<F>,
+    fill: &mut FirstValues<F>,
 ) -> Result<(), Error> {
     let mut chief = Worker::connect_client(config).await?;
-    // The values are given once: a chief that was displaced has given them, or will find others.
-    let fill = |values: &mut InitialValues<'_>| {
-        if let Some(fill) = fill.take() {
-            fill(values);
-        }
-    };
-    let _ = chief.join(variables, fill).await?;
+    let _ = chief.join(variables, |values: &mut InitialValues<'_>| fill.fill(values)).await?;
     chief.leave().await
 }
 
