@@ -44,7 +44,7 @@ impl RemoteValue {
     ///
     /// # Errors
     /// The error of the call; [`ServiceError::Cancelled`] if another call had failed before this
-    /// one began; [`ServiceError::EndedBefore`] if it had ended in an earlier run of the
+    /// one began, or before it lost its worker; [`ServiceError::EndedBefore`] if it had ended in an earlier run of the
     /// coordinator.
     pub async fn fetch(&self) -> Result<Outputs, ServiceError> {
         let mut state = self.state.clone();

@@ -52,7 +52,7 @@ pub(crate) enum CallEnding {
     Done,
     /// It has failed for good.
     Failed,
-    /// It was not begun, because another has failed.
+    /// It was not begun, or not again after its worker was lost, because another has failed.
     Cancelled,
 }
 

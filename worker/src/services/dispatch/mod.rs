@@ -236,7 +236,12 @@ impl<E> Dispatch<E> {
         self.enqueue(number);
     }
 
+    /// Puts a call into its queue. While nothing leaves the queue, the call is cancelled instead:
+    /// the program may not look again before the last call has ended.
     fn enqueue(&mut self, number: u64) {
+        if self.is_cancelling() {
+            return self.end(number, CallEnding::Cancelled);
+        }
         let Some(call) = self.calls.get(&number) else { return };
         let queue = match call.pinned {
             None => &mut self.queue,
@@ -295,6 +300,12 @@ impl<E> Dispatch<E> {
         call.failures += 1;
         call.status = CallStatus::BackingOff { last: error };
         self.pauses.insert((now + pause, number));
+    }
+
+    /// Returns whether a call that is not under way is cancelled: there is an error, and the program
+    /// has looked since.
+    fn is_cancelling(&self) -> bool {
+        self.looked && self.error.is_some()
     }
 
     /// A call has failed for good. The first such error is the program's.
@@ -431,6 +442,7 @@ impl<E> Dispatch<E> {
                 CallStatus::BackingOff { .. } => !queued && !runs,
             };
             assert!(consistent, "call {number} is queued: {queued}, runs: {runs}");
+            assert!(runs || !self.is_cancelling(), "call {number} waits and will never begin");
         }
         self.ended.check_invariants();
     }

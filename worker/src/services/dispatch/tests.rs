@@ -172,6 +172,26 @@ fn the_first_final_error_cancels_what_has_not_begun_and_is_given_once() {
 }
 
 #[test]
+fn a_call_that_loses_its_worker_after_the_error_is_cancelled() {
+    for end in [None, Some(AttemptEnd::Lost)] {
+        let mut world = world(2);
+        world.schedule(1);
+        world.schedule(2);
+        let first = world.started[0];
+        let second = world.started[1];
+        world.end(first, AttemptEnd::Final("no such user"));
+        world.input(DispatchInput::Look);
+        assert_eq!(world.dispatch.take_error(), None, "a call is under way");
+        match end {
+            Some(end) => world.end(second, end),
+            None => world.lose(1),
+        }
+        assert_eq!(world.ended, [(1, CallEnding::Failed), (2, CallEnding::Cancelled)]);
+        assert_eq!(world.dispatch.take_error(), Some("no such user"));
+    }
+}
+
+#[test]
 fn a_failure_that_may_pass_is_tried_again_for_a_while() {
     let mut world = world(1);
     world.schedule(1);
@@ -270,8 +290,8 @@ fn every_call_ends_once_while_workers_come_and_go() {
         let (mut next, mut open) = (1, Vec::new());
         for _ in 0..600 {
             open.append(&mut world.started);
-            match chance.below(8) {
-                0 | 1 if next <= 40 => {
+            match chance.below(9) {
+                0 | 1 if next <= 40 && world.dispatch.has_room() => {
                     match chance.below(4) {
                         0 => world.pin(next, chance.below(3) as u32),
                         _ => world.schedule(next),
@@ -284,12 +304,17 @@ fn every_call_ends_once_while_workers_come_and_go() {
                     world.now += Duration::from_millis(chance.below(500));
                     world.input(DispatchInput::Tick);
                 }
+                5 => {
+                    world.input(DispatchInput::Look);
+                    let _ = world.dispatch.take_error();
+                }
                 _ if !open.is_empty() => {
                     let index = chance.below(open.len() as u64) as usize;
                     let attempt: Attempt = open.swap_remove(index);
-                    let end = match chance.below(8) {
-                        0 => AttemptEnd::Lost,
-                        1 => AttemptEnd::Retry("again"),
+                    let end = match chance.below(24) {
+                        0..3 => AttemptEnd::Lost,
+                        3..6 => AttemptEnd::Retry("again"),
+                        6 => AttemptEnd::Final("for good"),
                         _ => AttemptEnd::Done,
                     };
                     world.end(attempt, end);
@@ -302,6 +327,8 @@ fn every_call_ends_once_while_workers_come_and_go() {
             world.up(worker);
         }
         while !world.dispatch.is_idle() {
+            world.input(DispatchInput::Look);
+            let _ = world.dispatch.take_error();
             open.append(&mut world.started);
             match open.pop() {
                 Some(attempt) => world.end(attempt, AttemptEnd::Done),
