@@ -381,3 +381,37 @@ fn a_slow_call_is_tried_again_if_the_program_says_so() {
     let error = hasty.join_blocking().unwrap_err();
     assert!(matches!(error, ServiceError::Timeout { .. }), "{error:?}");
 }
+
+#[test]
+fn a_coordinator_that_is_dropped_executes_nothing_more() {
+    let (sender, opening) = mpsc::channel();
+    let (release, gate) = mpsc::channel::<()>();
+    let gate = Mutex::new(gate);
+    let (ran, runs) = mpsc::channel();
+    let functions = Functions::new()
+        .add("open", move |_| {
+            sender.send(())?;
+            let _ = gate.lock().unwrap_or_else(|poison| poison.into_inner()).recv();
+            Ok(1.0_f64)
+        })
+        .add("use", move |_| {
+            ran.send(())?;
+            Ok(2_i64)
+        });
+    let mut place = place(1, 1);
+    let servers = place.start(&functions);
+    let coordinator = coordinator(servers[0].target(), CoordinatorConfig::new());
+    let data = coordinator.per_worker(Call::new("open")).unwrap();
+    let call = || Call::new("use").per_worker("data", &data, "value");
+    let values = [(); 3].map(|()| coordinator.schedule_blocking(call()).unwrap());
+    opening.recv_timeout(LONG).unwrap();
+    drop(coordinator);
+    for value in values {
+        let error = value.fetch_blocking().unwrap_err();
+        assert!(matches!(error, ServiceError::Ended { .. }), "{error:?}");
+    }
+    // What the calls wait for is there now.
+    drop(release);
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(runs.try_iter().count(), 0);
+}

@@ -169,6 +169,9 @@ impl Coordinator {
         pinned: Option<WorkerId>,
     ) -> Result<Option<RemoteValue>, ServiceError> {
         let mut state = self.shared.lock();
+        if state.is_given_up {
+            return Err(ended());
+        }
         if !state.dispatch.has_room() {
             return Ok(None);
         }
@@ -266,7 +269,7 @@ impl Coordinator {
     /// Lets the program look: returns the error that it is to get.
     fn raise(&self) -> Result<(), ServiceError> {
         if self.client.core().is_over() {
-            return Err(ServiceError::Ended { doing: "coordinate".to_owned() });
+            return Err(ended());
         }
         self.shared.handle(DispatchInput::Look);
         let mut state = self.shared.lock();
@@ -278,6 +281,11 @@ impl Coordinator {
             None => Ok(()),
         }
     }
+}
+
+/// The error after the end of the client.
+fn ended() -> ServiceError {
+    ServiceError::Ended { doing: "coordinate".to_owned() }
 }
 
 impl Drop for Coordinator {

@@ -68,8 +68,12 @@ pub(super) struct CoordinatorState {
     pub(super) makers: Vec<Call>,
     /// What workers have of them.
     made: HashMap<(WorkerId, ResourceId), Kept>,
+    /// The tasks that make them.
+    making: Vec<AbortHandle>,
     /// The signatures of the functions of each worker.
     functions: BTreeMap<TaskId, BTreeMap<String, String>>,
+    /// Whether the coordinator is dropped, or its client has ended: nothing begins any more.
+    pub(super) is_given_up: bool,
 }
 
 impl CoordinatorCore {
@@ -98,18 +102,27 @@ impl CoordinatorCore {
         tasks
     }
 
-    /// Cancels what is under way, and releases what workers have.
+    /// Cancels all calls, and releases what workers have. Nothing begins afterwards: a task that
+    /// makes a per-worker value or asks for a worker may still be about to tell the dispatch.
     pub(super) fn give_up(&self) {
         let mut state = self.lock();
+        state.is_given_up = true;
         state.attempts.drain().for_each(|(_, attempt)| attempt.abort());
-        // Outputs are released without the lock.
+        state.making.drain(..).for_each(|making| making.abort());
+        // Without its sender the value of a call has ended. Calls hold outputs as well as workers
+        // do, and these are released without the lock.
+        let calls = std::mem::take(&mut state.calls);
         let made = std::mem::take(&mut state.made);
         drop(state);
-        drop(made);
+        drop((calls, made));
+        self.changed.notify_waiters();
     }
 
     pub(super) fn handle(self: &Arc<Self>, input: DispatchInput<ServiceError>) {
         let mut state = self.lock();
+        if state.is_given_up {
+            return;
+        }
         state.dispatch.handle(Instant::now(), input);
         let mut ended = false;
         while let Some(output) = state.dispatch.poll_output() {
@@ -166,7 +179,7 @@ impl CoordinatorCore {
     async fn probe(self: Arc<Self>, worker: WorkerId, link: LinkId) {
         loop {
             if self.client.core().is_over() {
-                return self.end_calls();
+                return self.give_up();
             }
             if !self.lock().dispatch.is_up(worker) {
                 let deadline = Instant::now() + PROBE_TIMEOUT;
@@ -178,14 +191,6 @@ impl CoordinatorCore {
             }
             tokio::time::sleep(PROBE_INTERVAL).await;
         }
-    }
-
-    /// Ends all calls, because the client makes no more.
-    fn end_calls(&self) {
-        self.give_up();
-        // Without its sender the value of a call has ended.
-        self.lock().calls.clear();
-        self.changed.notify_waiters();
     }
 
     /// Wakes the dispatch when it asks for it.
@@ -210,19 +215,24 @@ impl CoordinatorCore {
         let device = device.merge(&DeviceSpec::of_task(&task)).to_string();
         let keeping = self.client.keep(call.on(&device).ends_with_connection());
         let shared = self.clone();
-        self.client.core().spawn(async move {
+        let making = self.client.core().spawn(async move {
             let kept = match keeping {
                 Ok(keeping) => keeping.await.map(|(kept, _)| kept),
                 Err(error) => Err(error),
             };
             let end = decisions::making_end(worker, resource, kept.as_ref().err());
+            let mut state = shared.lock();
             let old = match kept {
-                Ok(kept) => shared.lock().made.insert((worker, resource), kept),
-                Err(_) => shared.lock().made.remove(&(worker, resource)),
+                kept if state.is_given_up => kept.ok(),
+                Ok(kept) => state.made.insert((worker, resource), kept),
+                Err(_) => state.made.remove(&(worker, resource)),
             };
+            drop(state);
             drop(old);
             shared.handle(end);
         });
+        state.making.retain(|making| !making.is_finished());
+        state.making.push(making);
     }
 
     fn attempt_ended(self: &Arc<Self>, attempt: Attempt, reply: Result<CallReply, ServiceError>) {
@@ -261,7 +271,9 @@ impl CoordinatorState {
             attempts: HashMap::new(),
             makers: Vec::new(),
             made: HashMap::new(),
+            making: Vec::new(),
             functions: BTreeMap::new(),
+            is_given_up: false,
         }
     }
 
