@@ -182,22 +182,28 @@ impl Link {
         self.ended.clear();
     }
 
-    /// Returns the messages without an answer that are due.
-    pub(super) fn controls(&mut self, now: Instant) -> Vec<Message> {
+    /// Returns the cancellations and releases that are due. They make room for calls.
+    pub(super) fn withdrawals(&mut self) -> Vec<Message> {
         let cancel = |call| CancelCall { call }.into();
         let mut due: Vec<Message> = self.cancels.drain(..).map(cancel).collect();
-        // Acknowledgements wait for the next call, unless there are many or none comes.
-        let idle = self.heartbeat_at() <= now;
-        if idle || self.ended.len() > ENDED_MAX {
-            self.releases.append(&mut self.ended);
-        }
         while !self.releases.is_empty() {
             let some = self.releases.len().min(limits::RELEASES_MAX);
             let calls: Vec<u64> = self.releases.drain(..some).collect();
             self.releasing.push_back(calls.clone());
             due.push(Release { calls: List::new(calls).unwrap_or_default() }.into());
         }
-        if idle && due.is_empty() {
+        due
+    }
+
+    /// Returns the acknowledgements that no call has carried: they wait for the next one, unless
+    /// there are many or none comes. In place of all these messages there is a heartbeat.
+    pub(super) fn acknowledgements(&mut self, now: Instant, has_withdrawn: bool) -> Vec<Message> {
+        let idle = self.heartbeat_at() <= now;
+        if idle || self.ended.len() > ENDED_MAX {
+            self.releases.append(&mut self.ended);
+        }
+        let mut due = self.withdrawals();
+        if idle && !has_withdrawn && due.is_empty() {
             due.push(Heartbeat {}.into());
         }
         due

@@ -365,12 +365,15 @@ impl CallSession {
         }
     }
 
-    /// Sends the requests that are due, and a heartbeat if there was nothing to send for long.
+    /// Sends what is due, and a heartbeat if there was nothing to send for long. The server has few
+    /// places for calls, so it learns which are free before it gets the calls that take them.
     fn send_due(&mut self, now: Instant, id: LinkId, connection: u64) {
         let settled = self.settled();
         let link = &mut self.links[id.0];
         let crc = link.crc;
-        let mut sent = Vec::new();
+        let control = |message| (envelope(RequestId(0), 0), message, ValueBody::default());
+        let mut sent: Vec<_> = link.withdrawals().into_iter().map(control).collect();
+        let has_withdrawn = !sent.is_empty();
         let next = link.next_requests();
         let ended = &mut link.ended;
         for request in next {
@@ -386,11 +389,7 @@ impl CallSession {
                 sent.push((envelope, message, body));
             }
         }
-        sent.extend(
-            link.controls(now)
-                .into_iter()
-                .map(|message| (envelope(RequestId(0), 0), message, ValueBody::default())),
-        );
+        sent.extend(link.acknowledgements(now, has_withdrawn).into_iter().map(control));
         if !sent.is_empty() {
             link.last_sent = now;
         }

@@ -99,6 +99,17 @@ fn a_call_that_nobody_waits_for_is_cancelled() {
 }
 
 #[test]
+fn the_server_learns_of_a_free_place_before_the_call_that_takes_it() {
+    let mut world = world();
+    let ops = [(); 3].map(|()| world.call(order(&[])));
+    world.accept(server(7, false));
+    assert_eq!(world.sent_calls().len(), 2, "the server has two places");
+    world.input(CallInput::Cancelled { op: ops[0] });
+    let sent: Vec<&str> = world.sent.iter().map(|(_, _, message, _)| message.name()).collect();
+    assert_eq!(sent, ["CancelCall", "Release", "Call"]);
+}
+
+#[test]
 fn outputs_that_stay_are_kept_alive_until_they_are_released() {
     let mut world = world();
     world.call(CallOrder { retain: true, ..order(&[]) });
