@@ -24,11 +24,13 @@ pub(crate) const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 /// Returns the dispatch of a coordinator. Calls that have settled on every shard have ended.
 pub(crate) fn dispatch(
     config: &CoordinatorConfig,
+    workers: usize,
     opened: Option<&OpenedCalls>,
 ) -> Dispatch<ServiceError> {
     // Without a name no shard counts the calls, so only the queue limits them.
     let window = opened.map_or(config.queue_max as u64, |_| CALL_WINDOW);
     let settings = DispatchConfig {
+        workers: workers as u32,
         queue_max: config.queue_max,
         calls_per_worker: config.calls_per_worker,
         window,
@@ -73,8 +75,8 @@ pub(crate) fn making_end(
     let end = match error.map(end_of_error) {
         None | Some(AttemptEnd::Done) => MakingEnd::Made,
         Some(AttemptEnd::Lost) => return DispatchInput::WorkerLost { worker },
-        Some(AttemptEnd::Retry(_)) => MakingEnd::Retry,
-        Some(AttemptEnd::TimedOut(_) | AttemptEnd::Final(_)) => MakingEnd::Failed,
+        Some(AttemptEnd::Retry(_) | AttemptEnd::TimedOut(_)) => MakingEnd::Retry,
+        Some(AttemptEnd::Final(error)) => MakingEnd::Failed(error),
     };
     DispatchInput::MakingEnded { worker, resource, end }
 }
@@ -114,6 +116,24 @@ mod tests {
     use pushpull_common::protocol::wire::Text;
 
     use super::*;
+
+    #[test]
+    fn a_per_worker_value_that_takes_too_long_is_made_again() {
+        let (doing, task) = ("call \"open\"".to_owned(), "/job:worker/task:2".to_owned());
+        let (waited, awaited) = (Duration::from_secs(1), "a thread".to_owned());
+        let slow =
+            ServiceError::Timeout { doing: doing.clone(), task: task.clone(), waited, awaited };
+        let detail = "no data".to_owned();
+        let failed = ServiceError::Failed { doing, task, retry: false, detail };
+        for (error, expected) in
+            [(&slow, MakingEnd::Retry), (&failed, MakingEnd::Failed(failed.clone()))]
+        {
+            match making_end(WorkerId(0), ResourceId(0), Some(error)) {
+                DispatchInput::MakingEnded { end, .. } => assert_eq!(end, expected),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
 
     #[test]
     fn only_some_refusals_may_be_met_once() {

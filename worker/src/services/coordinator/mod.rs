@@ -105,7 +105,7 @@ impl Coordinator {
         }
         let opened = named.as_ref().map(|named| &named.opened);
         let digests = named.as_ref().map(|it| CallDigests::new(&it.name, it.opened.digests));
-        let dispatch = decisions::dispatch(&config, opened);
+        let dispatch = decisions::dispatch(&config, workers.len(), opened);
         let state = CoordinatorState::new(dispatch, workers, digests);
         let shared = Arc::new(CoordinatorCore::new(state, client.clone(), named));
         let tasks = shared.start_tasks();
@@ -192,7 +192,8 @@ impl Coordinator {
     /// Has each worker call a function whose outputs stay with it, now and whenever it comes back.
     /// Calls may be given them with [`Call::per_worker`], and run only where they are there.
     ///
-    /// A worker on which the function fails runs no such call.
+    /// A worker on which the function fails runs no such call until it restarts. A call for which
+    /// no worker is left has the error of the function.
     ///
     /// # Errors
     /// [`ServiceError::Invalid`].

@@ -311,6 +311,9 @@ impl CoordinatorState {
             CallEnding::Done | CallEnding::Failed => {
                 self.results.remove(&number).unwrap_or_else(cancelled)
             }
+            CallEnding::WithoutResource { resource } => {
+                self.dispatch.resource_error(resource).cloned().map_or_else(cancelled, Err)
+            }
         };
         // Nobody may hold the value.
         let _ = value.send(Some(result));

@@ -35,6 +35,22 @@ impl CallQueue {
         Some(number)
     }
 
+    /// Removes the calls that need a resource which they cannot have, and returns them with it.
+    pub(super) fn take_unrunnable(
+        &mut self,
+        lacks: impl Fn(&[ResourceId]) -> Option<ResourceId>,
+    ) -> Vec<(u64, ResourceId)> {
+        let mut taken = Vec::new();
+        self.by_resources.retain(|resources, calls| match lacks(resources) {
+            None => true,
+            Some(resource) => {
+                taken.extend(calls.iter().map(|&number| (number, resource)));
+                false
+            }
+        });
+        taken
+    }
+
     pub(super) fn clear(&mut self) {
         self.by_resources.clear();
     }
@@ -64,5 +80,17 @@ mod tests {
         assert_eq!(queue.take(9, lacks_reader), None);
         assert_eq!([queue.take(9, |_| true), queue.take(9, |_| true)], [Some(2), Some(4)]);
         assert_eq!(queue.take(9, |_| true), None);
+    }
+
+    #[test]
+    fn the_calls_that_lack_a_resource_are_taken_with_it() {
+        let mut queue = CallQueue::default();
+        let [table, reader] = [ResourceId(0), ResourceId(1)];
+        queue.insert(5, &[]);
+        queue.insert(3, &[table]);
+        queue.insert(4, &[table, reader]);
+        let lacks = |needed: &[ResourceId]| needed.contains(&reader).then_some(reader);
+        assert_eq!(queue.take_unrunnable(lacks), [(4, reader)]);
+        assert_eq!([queue.take(9, |_| true), queue.take(9, |_| true)], [Some(3), Some(5)]);
     }
 }

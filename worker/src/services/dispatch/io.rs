@@ -35,14 +35,14 @@ pub(crate) enum AttemptEnd<E> {
 }
 
 /// How the call that makes a resource of a worker has ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MakingEnd {
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum MakingEnd<E> {
     /// The worker has the resource.
     Made,
     /// Another call may succeed.
     Retry,
-    /// The worker cannot have the resource.
-    Failed,
+    /// The worker cannot have the resource until it restarts.
+    Failed(E),
 }
 
 /// How a call has ended.
@@ -52,6 +52,9 @@ pub(crate) enum CallEnding {
     Done,
     /// It has failed for good.
     Failed,
+    /// It needs a resource that could be made on no worker that may run it, for the reason in
+    /// [`super::Dispatch::resource_error`].
+    WithoutResource { resource: ResourceId },
     /// It was not begun, or not again after its worker was lost, because another has failed.
     Cancelled,
 }
@@ -77,7 +80,7 @@ pub(crate) enum DispatchInput<E> {
     /// Each worker is to have one of these.
     Resource { resource: ResourceId },
     /// The call that makes a resource of a worker has ended, and not because the worker was lost.
-    MakingEnded { worker: WorkerId, resource: ResourceId, end: MakingEnd },
+    MakingEnded { worker: WorkerId, resource: ResourceId, end: MakingEnd<E> },
     /// An attempt has ended.
     AttemptEnded { attempt: Attempt, end: AttemptEnd<E> },
     /// Time has passed.

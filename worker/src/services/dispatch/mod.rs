@@ -25,6 +25,8 @@ use crate::testing::planted::{PlantedWorkerBugs, WorkerBug};
 /// The settings of a dispatch.
 #[derive(Clone, Debug)]
 pub(crate) struct DispatchConfig {
+    /// The number of workers, whether they are there or not.
+    pub(crate) workers: u32,
     /// The most calls that are scheduled and have not ended.
     pub(crate) queue_max: usize,
     /// The most calls that one worker runs at once.
@@ -52,6 +54,9 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::fro
 /// an error that is final, nothing new begins; the next time that the program looks, what is queued
 /// is cancelled, and once nothing is under way any more the program gets the error, once.
 ///
+/// A call that needs a resource fails once no worker can have it that may run the call. A worker
+/// that is not there may have it once it comes.
+///
 /// **Never**: two attempts of a call are under way at once, as far as the dispatch knows. No call
 /// ends twice. [`Dispatch::settled`] covers no call that may still have an effect.
 #[derive(Debug)]
@@ -64,6 +69,8 @@ pub(crate) struct Dispatch<E> {
     pauses: BTreeSet<(Instant, u64)>,
     workers: BTreeMap<WorkerId, WorkerState>,
     resources: BTreeSet<ResourceId>,
+    /// The last errors of the resources that a worker could not have.
+    resource_errors: BTreeMap<ResourceId, E>,
     ended: EndedCalls,
     next_number: u64,
     next_attempt: u64,
@@ -74,16 +81,18 @@ pub(crate) struct Dispatch<E> {
     outputs: VecDeque<DispatchOutput>,
 }
 
-impl<E> Dispatch<E> {
+impl<E: Clone> Dispatch<E> {
     /// Creates a dispatch. The calls that have settled in the window have ended before.
     pub(crate) fn new(config: DispatchConfig, window: CallWindow) -> Dispatch<E> {
+        let workers = (0..config.workers).map(|index| (WorkerId(index), WorkerState::default()));
         Dispatch {
+            workers: workers.collect(),
             config,
             calls: BTreeMap::new(),
             queue: CallQueue::default(),
             pauses: BTreeSet::new(),
-            workers: BTreeMap::new(),
             resources: BTreeSet::new(),
+            resource_errors: BTreeMap::new(),
             ended: EndedCalls::new(window),
             next_number: 1,
             next_attempt: 1,
@@ -153,6 +162,11 @@ impl<E> Dispatch<E> {
         }
     }
 
+    /// Returns why a resource could not be made, as last seen.
+    pub(crate) fn resource_error(&self, resource: ResourceId) -> Option<&E> {
+        self.resource_errors.get(&resource)
+    }
+
     /// Returns whether a worker is there, as far as the dispatch knows.
     pub(crate) fn is_up(&self, worker: WorkerId) -> bool {
         self.workers.get(&worker).is_some_and(|state| state.is_up)
@@ -178,6 +192,7 @@ impl<E> Dispatch<E> {
         }
         self.end_pauses(now);
         self.make_resources(now);
+        self.fail_unrunnable();
         self.start_calls();
     }
 
@@ -311,6 +326,10 @@ impl<E> Dispatch<E> {
     /// A call has failed for good. The first such error is the program's.
     fn fail(&mut self, number: u64, error: E) {
         self.end(number, CallEnding::Failed);
+        self.set_error(error);
+    }
+
+    fn set_error(&mut self, error: E) {
         if self.error.is_none() {
             self.error = Some(error);
             self.looked = false;
@@ -339,7 +358,7 @@ impl<E> Dispatch<E> {
         now: Instant,
         worker: WorkerId,
         resource: ResourceId,
-        end: MakingEnd,
+        end: MakingEnd<E>,
     ) {
         let Some(state) = self.workers.get_mut(&worker) else { return };
         let failures = match state.resources.get(&resource) {
@@ -348,7 +367,10 @@ impl<E> Dispatch<E> {
         };
         let status = match end {
             MakingEnd::Made => ResourceStatus::Made,
-            MakingEnd::Failed => ResourceStatus::Failed,
+            MakingEnd::Failed(error) => {
+                self.resource_errors.insert(resource, error);
+                ResourceStatus::Failed
+            }
             MakingEnd::Retry => {
                 let until = now + pause_after(failures);
                 ResourceStatus::BackingOff { until, failures: failures + 1 }
@@ -370,6 +392,32 @@ impl<E> Dispatch<E> {
                 };
                 state.resources.insert(resource, ResourceStatus::Making { failures });
                 self.outputs.push_back(DispatchOutput::Make { worker, resource });
+            }
+        }
+    }
+
+    /// Fails the queued calls that no worker can run.
+    fn fail_unrunnable(&mut self) {
+        // After an error what is queued is cancelled.
+        if self.resource_errors.is_empty() || self.error.is_some() {
+            return;
+        }
+        let workers = &self.workers;
+        let lacks_everywhere = |needed: &[ResourceId]| {
+            let failed = |state: &WorkerState| worker_state::failed(&state.resources, needed);
+            let failed: Option<Vec<ResourceId>> = workers.values().map(failed).collect();
+            failed?.pop()
+        };
+        let mut unrunnable = self.queue.take_unrunnable(lacks_everywhere);
+        for WorkerState { pinned, resources, .. } in self.workers.values_mut() {
+            let lacks = |needed: &[ResourceId]| worker_state::failed(resources, needed);
+            unrunnable.append(&mut pinned.take_unrunnable(lacks));
+        }
+        unrunnable.sort_unstable();
+        for (number, resource) in unrunnable {
+            self.end(number, CallEnding::WithoutResource { resource });
+            if let Some(error) = self.resource_errors.get(&resource).cloned() {
+                self.set_error(error);
             }
         }
     }

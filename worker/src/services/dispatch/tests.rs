@@ -24,6 +24,7 @@ fn world(workers: u32) -> World {
 
 fn world_after<const N: usize>(workers: u32, settled: u64, also: [u64; N]) -> World {
     let config = DispatchConfig {
+        workers,
         queue_max: 100,
         calls_per_worker: 1,
         window: 4,
@@ -252,7 +253,7 @@ fn a_worker_runs_what_needs_a_resource_once_it_has_it() {
     world.schedule(2);
     assert_eq!(world.started(), [(2, 0)]);
     let made = |worker, end| DispatchInput::MakingEnded { worker: WorkerId(worker), resource, end };
-    world.input(made(0, MakingEnd::Failed));
+    world.input(made(0, MakingEnd::Failed("no data")));
     world.input(made(1, MakingEnd::Made));
     assert_eq!(world.started(), [(1, 1)]);
     // A worker that comes back makes it again.
@@ -280,6 +281,45 @@ fn a_resource_is_made_again_after_a_failure_that_may_pass() {
     }
     world.input(ended(MakingEnd::Made));
     assert_eq!((world.made.len(), world.started()), (4, vec![(1, 0)]));
+}
+
+#[test]
+fn a_call_fails_once_no_worker_can_have_its_resource() {
+    let mut world = world(2);
+    let resource = ResourceId(1);
+    let resources = || vec![resource];
+    world.input(DispatchInput::Resource { resource });
+    let needs = |number, pinned| DispatchInput::Schedule { number, pinned, resources: resources() };
+    let failed = |worker, error| {
+        let end = MakingEnd::Failed(error);
+        DispatchInput::MakingEnded { worker: WorkerId(worker), resource, end }
+    };
+    world.input(needs(1, None));
+    world.input(failed(0, "no data on 0"));
+    assert_eq!(world.ended, [], "the other may have it");
+    world.lose(1);
+    assert_eq!(world.ended, [], "it may come back");
+    world.up(1);
+    world.input(failed(1, "no data on 1"));
+    let lacks = CallEnding::WithoutResource { resource };
+    assert_eq!((world.started(), &world.ended[..]), (vec![], &[(1, lacks)][..]));
+    assert_eq!(world.dispatch.resource_error(resource), Some(&"no data on 1"));
+    world.input(DispatchInput::Look);
+    assert_eq!(world.dispatch.take_error(), Some("no data on 1"));
+    // Others run, and such a call fails at once. A worker that restarts tries again.
+    world.schedule(2);
+    assert_eq!(world.started(), [(2, 0)]);
+    world.input(needs(3, Some(WorkerId(1))));
+    assert_eq!(world.ended[1..], [(3, lacks)]);
+    world.input(DispatchInput::Look);
+    world.end(Attempt { number: 2, worker: WorkerId(0), attempt: 1 }, AttemptEnd::Done);
+    assert_eq!(world.dispatch.take_error(), Some("no data on 1"));
+    world.up(0);
+    world.input(needs(4, None));
+    assert_eq!(world.ended.len(), 3);
+    let end = MakingEnd::Made;
+    world.input(DispatchInput::MakingEnded { worker: WorkerId(0), resource, end });
+    assert_eq!(world.started(), [(4, 0)]);
 }
 
 #[test]

@@ -40,3 +40,11 @@ pub(super) enum ResourceStatus {
 pub(super) fn has(made: &BTreeMap<ResourceId, ResourceStatus>, needed: &[ResourceId]) -> bool {
     needed.iter().all(|resource| made.get(resource) == Some(&ResourceStatus::Made))
 }
+
+/// Returns a resource that a call needs and that a worker cannot have until it restarts.
+pub(super) fn failed(
+    made: &BTreeMap<ResourceId, ResourceStatus>,
+    needed: &[ResourceId],
+) -> Option<ResourceId> {
+    needed.iter().copied().find(|resource| made.get(resource) == Some(&ResourceStatus::Failed))
+}

@@ -153,9 +153,10 @@ impl CoordinatorEndpoint {
             let link = session.add_link(now, index.to_string(), Some(task.clone()));
             SimulatedWorker { task, link, probe_at: Some(now) }
         });
+        let workers: Vec<_> = workers.collect();
         CoordinatorEndpoint {
-            workers: workers.collect(),
-            dispatch: decisions::dispatch(config, Some(&opened)),
+            dispatch: decisions::dispatch(config, workers.len(), Some(&opened)),
+            workers,
             session,
             opened,
             digests: BTreeMap::new(),
@@ -446,6 +447,10 @@ impl CoordinatorEndpoint {
                         CallEnding::Cancelled => cancelled(),
                         CallEnding::Done | CallEnding::Failed => {
                             self.results.remove(&number).unwrap_or_else(cancelled)
+                        }
+                        CallEnding::WithoutResource { resource } => {
+                            let error = self.dispatch.resource_error(resource).cloned();
+                            error.map_or_else(cancelled, Err)
                         }
                     };
                     self.events.push_back(CoordinatorEvent::Ended { number, result });
