@@ -56,11 +56,28 @@ impl InputResolver {
     ) -> Result<Value, Failure> {
         let final_failure = |detail| Failure::Failed { retry: false, detail };
         let link = self.client.link_of_task(task).map_err(final_failure)?;
+        let awaited = output_awaited(&of, task);
         let fetched = self.client.fetch_admitted(link, of, deadline, Some(admission)).await;
-        fetched.map_err(|error| match error {
-            ServiceError::Refused { refusal, .. } => Failure::Refused(refusal),
-            error => Failure::Failed { retry: true, detail: error.to_string() },
-        })
+        fetched.map_err(|error| fetch_failure(error, awaited))
+    }
+}
+
+/// Returns what an execution waits for that needs an output of another call.
+pub(crate) fn output_awaited(of: &OutputRef, task: &TaskId) -> String {
+    format!("the output {:?} of call {} on {task}", of.output.as_str(), of.call)
+}
+
+/// Returns why an execution has no output of another task. The deadline of that task precedes the
+/// deadline of this one a little, and both are the deadline of the call.
+fn fetch_failure(error: ServiceError, awaited: String) -> Failure {
+    match error {
+        ServiceError::Timeout { waited, .. } => {
+            let waited_ms = u64::try_from(waited.as_millis()).unwrap_or(u64::MAX);
+            let awaited = Detail::shortened(awaited);
+            Failure::Refused(Refusal::Deadline { waited_ms, awaited })
+        }
+        ServiceError::Refused { refusal, .. } => Failure::Refused(refusal),
+        error => Failure::Failed { retry: true, detail: error.to_string() },
     }
 }
 
@@ -71,4 +88,42 @@ pub(crate) fn unsuitable(function: &str, input: &str, detail: String) -> Failure
         input: Detail::clipped(input),
         detail: Detail::clipped(detail),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use pushpull_common::ids::Incarnation;
+    use pushpull_common::protocol::wire::Text;
+
+    use super::*;
+
+    #[test]
+    fn a_deadline_that_passes_while_an_output_is_awaited_is_that_of_the_call() {
+        let task = TaskId::worker(3);
+        let (owner, server, output) = (Incarnation(1), Incarnation(2), Text::clipped("v"));
+        let awaited = output_awaited(&OutputRef { owner, server, call: 7, output }, &task);
+        let (doing, name) = ("fetch \"v\"".to_owned(), task.to_string());
+        let error = |awaited: &str| ServiceError::Timeout {
+            doing: doing.clone(),
+            task: name.clone(),
+            waited: Duration::from_millis(900),
+            awaited: awaited.to_owned(),
+        };
+        for text in ["the answer of /job:worker/task:3", "a connection to /job:worker/task:3"] {
+            match fetch_failure(error(text), awaited.clone()) {
+                Failure::Refused(Refusal::Deadline { waited_ms: 900, awaited }) => {
+                    assert_eq!(
+                        awaited.as_str(),
+                        "the output \"v\" of call 7 on /job:worker/task:3"
+                    );
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        let (reason, waited) = ("refused".to_owned(), Duration::ZERO);
+        let away = ServiceError::Unavailable { doing, task: name, waited, reason };
+        assert!(matches!(fetch_failure(away, awaited), Failure::Failed { retry: true, .. }));
+    }
 }

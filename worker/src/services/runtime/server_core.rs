@@ -27,7 +27,7 @@ use crate::services::cancel::CancelFlag;
 use crate::services::execution_waits::ExecutionWaits;
 use crate::services::function_table::FunctionTable;
 use crate::services::functions::{Body, FunctionResult, Functions};
-use crate::services::inputs::InputResolver;
+use crate::services::inputs::{InputResolver, output_awaited, unsuitable};
 use crate::services::invocation::{Invocation, ServerShared};
 use crate::services::service::{
     ExecutionId, ExecutionOrder, Failure, InputSource, Service, ServiceInput, ServiceOutput,
@@ -310,7 +310,7 @@ impl ServerCore {
         });
         signature.check_inputs(types).map_err(|mismatch| {
             let (input, detail) = (&mismatch.name[..], mismatch.detail);
-            crate::services::inputs::unsuitable(&order.function, input, detail)
+            unsuitable(&order.function, input, detail)
         })
     }
 
@@ -411,11 +411,6 @@ impl ServerCore {
         lock(&self.executions).remove(&execution);
         self.handle(ServiceInput::Returned { execution, result });
     }
-}
-
-/// Returns what an execution waits for that needs an output of another call.
-fn output_awaited(of: &OutputRef, task: &TaskId) -> String {
-    format!("the output {:?} of call {} on {task}", of.output.as_str(), of.call)
 }
 
 /// How long a stopping server waits for clients that do not read, and for functions.
