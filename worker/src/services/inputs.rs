@@ -12,7 +12,7 @@ use super::call_session::Admission;
 use super::error::ServiceError;
 use super::execution_waits::ExecutionWaits;
 use super::runtime::client_core::ClientCore;
-use super::service::Failure;
+use super::service::{Failure, output_awaited};
 use super::value::Value;
 use super::variables::ServerVariables;
 
@@ -60,11 +60,6 @@ impl InputResolver {
         let fetched = self.client.fetch_admitted(link, of, deadline, Some(admission)).await;
         fetched.map_err(|error| fetch_failure(error, awaited))
     }
-}
-
-/// Returns what an execution waits for that needs an output of another call.
-pub(crate) fn output_awaited(of: &OutputRef, task: &TaskId) -> String {
-    format!("the output {:?} of call {} on {task}", of.output.as_str(), of.call)
 }
 
 /// Returns why an execution has no output of another task. The deadline of that task precedes the

@@ -27,10 +27,11 @@ use crate::services::cancel::CancelFlag;
 use crate::services::execution_waits::ExecutionWaits;
 use crate::services::function_table::FunctionTable;
 use crate::services::functions::{Body, FunctionResult, Functions};
-use crate::services::inputs::{InputResolver, output_awaited, unsuitable};
+use crate::services::inputs::{InputResolver, unsuitable};
 use crate::services::invocation::{Invocation, ServerShared};
 use crate::services::service::{
     ExecutionId, ExecutionOrder, Failure, InputSource, Service, ServiceInput, ServiceOutput,
+    output_awaited,
 };
 use crate::services::value::Value;
 

@@ -7,9 +7,11 @@ use pushpull_common::protocol::message::{Call, Input, InputPart};
 use pushpull_common::protocol::{Header, Refusal, limits};
 
 use super::call_entry::{CallEntry, CallState};
+use super::clients::Clients;
 use super::io::{ExecutionId, ExecutionOrder, InputSource, ServiceOutput};
 use super::{Service, detail};
 use crate::services::device_name::find_device;
+use crate::services::function_table::FunctionTable;
 use crate::services::value::ValueType;
 use crate::services::value_body::IncomingValues;
 
@@ -255,11 +257,8 @@ impl Service {
     /// Runs queued calls while threads are free.
     pub(super) fn run_queued(&mut self) {
         loop {
-            let next_is_blocking = |client: Incarnation| {
-                let state = self.clients.get(client)?;
-                let entry = state.calls.get(state.queued.front()?)?;
-                Some(self.functions.get(&entry.function)?.is_blocking())
-            };
+            let next_is_blocking =
+                |client| next_is_blocking(&self.clients, &self.functions, client);
             let may_run = |client| {
                 let blocking = next_is_blocking(client);
                 let may_begin = |it| self.executions.may_begin(&self.config, client, it);
@@ -331,6 +330,17 @@ impl Service {
         };
         Err(Refusal::Memory { what, bytes, left: left.min(left_of_all) })
     }
+}
+
+/// Returns whether the function of a client's next call blocks, if a call is queued.
+pub(super) fn next_is_blocking(
+    clients: &Clients,
+    functions: &FunctionTable,
+    client: Incarnation,
+) -> Option<bool> {
+    let state = clients.get(client)?;
+    let entry = state.calls.get(state.queued.front()?)?;
+    Some(functions.get(&entry.function)?.is_blocking())
 }
 
 /// Bytes at a wrong place of the inputs.

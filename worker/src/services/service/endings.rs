@@ -8,6 +8,7 @@ use pushpull_common::protocol::message::{CallEnded, CallOutcome, CallOutputs, Na
 use pushpull_common::protocol::wire::Text;
 
 use super::call_entry::{CallEnd, CallState};
+use super::calls::next_is_blocking;
 use super::io::{ExecutionId, Failure, ServiceOutput};
 use super::{Service, detail};
 use crate::services::value::Value;
@@ -159,8 +160,10 @@ impl Service {
         let task = &self.config.task;
         let awaited = match &entry.state {
             CallState::Receiving { .. } => format!("the inputs of function {function:?}"),
+            // The calls of a client begin in their order, so it waits for what the first one lacks.
             CallState::Queued { .. } => {
-                let is_blocking = self.functions.get(function).is_none_or(|f| f.is_blocking());
+                let is_blocking = next_is_blocking(&self.clients, &self.functions, client);
+                let is_blocking = is_blocking.unwrap_or(true);
                 let reason = self.executions.place_awaited(&self.config, client, is_blocking);
                 let reason = reason.unwrap_or_else(|| "other calls come first".to_owned());
                 let place = if is_blocking { "a thread" } else { "a place" };

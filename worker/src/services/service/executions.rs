@@ -220,8 +220,12 @@ impl Executions {
         let is_full =
             all.abandoned >= all_max || (own > 0 && all.running + all.abandoned >= all_max);
         is_full.then(|| {
-            let (running, abandoned) = (all.running, all.abandoned);
-            format!("{running} run for all clients, and {abandoned} for which nobody waits")
+            let what = if blocking { "calls" } else { "asynchronous calls" };
+            let abandoned = match all.abandoned {
+                0 => String::new(),
+                abandoned => format!(", and nobody waits for {abandoned} of them"),
+            };
+            format!("the {what} of all clients have all {all_max}{abandoned}")
         })
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use pushpull_common::ids::{Incarnation, RequestId};
+use pushpull_common::ids::{Incarnation, RequestId, TaskId};
 use pushpull_common::protocol::message::{CallOutcome, FetchOutput, Fetched, OutputRef};
 use pushpull_common::protocol::{Header, Refusal, limits};
 
@@ -31,6 +31,11 @@ enum Requester {
 
 /// Why there is no output: the server has forgotten the client whose call it was.
 const CLIENT_GONE: &str = "its client is gone";
+
+/// Returns what a caller waits for that needs an output of another call.
+pub(crate) fn output_awaited(of: &OutputRef, task: &TaskId) -> String {
+    format!("the output {:?} of call {} on {task}", of.output.as_str(), of.call)
+}
 
 fn no_output(of: &OutputRef, reason: &str) -> Refusal {
     let (call, output) = (of.call, detail(of.output.as_str()));
@@ -227,8 +232,7 @@ impl Service {
         let late: Vec<ParkedFetch> = self.fetches.extract_if(.., is_late).collect();
         for fetch in late {
             let waited_ms = now.saturating_duration_since(fetch.arrived).as_millis() as u64;
-            let (output, call) = (fetch.of.output.as_str(), fetch.of.call);
-            let awaited = detail(format!("output {output:?} of call {call}"));
+            let awaited = detail(output_awaited(&fetch.of, &self.config.task));
             let refusal = Refusal::Deadline { waited_ms, awaited };
             self.refuse_fetch(fetch.requester, refusal);
         }

@@ -28,6 +28,7 @@ use self::call_entry::{CallEntry, CallState};
 use self::clients::Clients;
 use self::executions::Executions;
 use self::fetches::ParkedFetch;
+pub(crate) use self::fetches::output_awaited;
 pub(crate) use self::io::{
     ExecutionId, ExecutionOrder, Failure, InputSource, ServiceConfig, ServiceInput, ServiceOutput,
 };

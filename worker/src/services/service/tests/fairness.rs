@@ -81,6 +81,60 @@ fn a_function_lends_its_thread_while_it_waits() {
     assert_eq!(texts.iter().filter(|text| named(text)).count(), 1, "{texts:?}");
 }
 
+/// Returns what the only call waited for whose deadline passes within a second.
+fn awaited(world: &mut World) -> String {
+    world.sent.clear();
+    world.pass(Duration::from_secs(1));
+    match world.refusal() {
+        Refusal::Deadline { awaited, .. } => awaited.as_str().to_owned(),
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_deadline_names_the_limit_for_which_a_call_was_queued() {
+    let mut world = world();
+    let (connection, _) = world.connect(1);
+    world.send(connection, 1, call(1, "f"));
+    world.send_within(connection, 2, call(2, "f"), 1_000, &[]);
+    assert_eq!(
+        awaited(&mut world),
+        "a thread for function \"f\": the calls of this client have all 1 of theirs on \
+         /job:worker/task:1"
+    );
+    for number in 3..=4 {
+        world.send(connection, number, call(number, "async"));
+    }
+    let (other, _) = world.connect(2);
+    // The first call of a client always runs.
+    world.send(other, 1, call(1, "async"));
+    world.send_within(other, 2, call(2, "async"), 1_000, &[]);
+    assert_eq!(
+        awaited(&mut world),
+        "a place for function \"async\": the asynchronous calls of all clients have all 2 on \
+         /job:worker/task:1"
+    );
+    // A call begins behind the earlier ones of its client.
+    world.send(other, 3, call(3, "async"));
+    world.send_within(other, 4, call(4, "f"), 1_000, &[]);
+    let text = awaited(&mut world);
+    assert!(text.starts_with("a place for function \"f\": the asynchronous calls"), "{text}");
+}
+
+#[test]
+fn the_deadline_of_a_fetch_names_its_task() {
+    let mut world = world();
+    let (connection, _) = world.connect(1);
+    let of = message::OutputRef {
+        owner: Incarnation(1),
+        server: Incarnation(0),
+        call: 7,
+        output: Text::clipped("v"),
+    };
+    world.send_within(connection, 1, message::FetchOutput { of }, 1_000, &[]);
+    assert_eq!(awaited(&mut world), "the output \"v\" of call 7 on /job:worker/task:1");
+}
+
 #[test]
 fn functions_that_do_not_return_are_counted_by_client() {
     let mut world = world();
