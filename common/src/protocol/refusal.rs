@@ -368,7 +368,7 @@ wire_enum! {
             /// The limit.
             limit: u8,
         },
-        /// The inputs or outputs of a client need more memory than it may use on this server.
+        /// The inputs of a call need more memory than is left to its client on this server.
         55 => Memory {
             /// What needs it.
             what: Detail,

@@ -62,7 +62,8 @@ pub enum ServiceError {
         /// The reason.
         refusal: Refusal,
     },
-    /// The function has returned an error.
+    /// The function has returned an error, or outputs that the server does not keep: of other types
+    /// than it has declared, or beyond the budget of the client.
     #[error("cannot {doing}: the function failed on {task}: {detail}")]
     Failed {
         /// The operation.

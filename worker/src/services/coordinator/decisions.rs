@@ -100,7 +100,7 @@ fn end_of_error(error: &ServiceError) -> AttemptEnd<ServiceError> {
         ServiceError::Failed { retry: true, .. }
         | ServiceError::Refused {
             refusal:
-                // What other clients hold of the server's total may be free at the next attempt.
+                // Inputs that would fit. What is in their place may be free at the next attempt.
                 Refusal::Memory { .. }
                 | Refusal::Busy { .. }
                 | Refusal::Unreturned { .. }
@@ -139,10 +139,13 @@ mod tests {
     fn only_some_refusals_may_be_met_once() {
         let text = Text::clipped;
         let memory = Refusal::Memory { what: text("inputs"), bytes: 2, left: 1 };
+        let too_large =
+            Refusal::Input { function: text("f"), input: text("x"), detail: text("too large") };
         let table = [
             (Refusal::Stopping {}, true),
             (memory, true),
             (Refusal::Busy { what: text("calls"), limit: 3 }, true),
+            (too_large, false),
             (Refusal::Denied {}, false),
             (Refusal::Role { role: 3, kind: 1 }, false),
         ];

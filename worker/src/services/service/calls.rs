@@ -132,6 +132,15 @@ impl Service {
                 .map_err(|mismatch| unsuitable(&mismatch.name, mismatch.detail))?;
         }
         let bytes = IncomingValues::bytes_of(&types).unwrap_or(u64::MAX);
+        // A refusal for memory is repeated, because it may pass. This one never does.
+        let most = config.bytes_max.min(config.total_bytes_max);
+        let largest = values.iter().zip(&types).max_by_key(|(_, of)| of.padded_bytes());
+        if let Some((&index, _)) = largest.filter(|_| bytes > most) {
+            let problem = format!(
+                "the inputs need {bytes} bytes, and a client may use {most} on this server"
+            );
+            return Err(unsuitable(&inputs[index].0, problem));
+        }
         self.check_bytes(client, bytes, 0, "the inputs")?;
         if header.body_bytes > bytes {
             return Err(misplaced(0, header.body_bytes, bytes));

@@ -55,8 +55,9 @@ impl Service {
         let entry = self.clients.get(client).and_then(|state| state.calls.get(&call));
         let charged = entry.map_or(0, |entry| entry.bytes);
         let what = format!("the outputs of function {function:?}");
+        // The function has run, so this is no refusal: a caller repeats those.
         if let Err(refusal) = self.check_bytes(client, bytes, charged, &what) {
-            return CallEnd::Refused(refusal);
+            return failed(refusal.to_string());
         }
         let mut named = Vec::with_capacity(outputs.len());
         for (name, value) in &outputs {

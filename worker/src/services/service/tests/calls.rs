@@ -72,7 +72,7 @@ fn bad_calls_are_refused_before_anything_runs() {
         let named = call_with(1, "f", &[&pair]).inputs.items()[0].clone();
         Call { inputs: CallInputs::of([named.clone(), named]).unwrap(), ..call(1, "f") }
     };
-    let table: [(Call, &str); 10] = [
+    let table: [(Call, &str); 11] = [
         (call(1, "g"), "no function is named \"g\": there are async, f, typed"),
         (on("/gpu:0"), "there is no device \"/gpu:0\""),
         (on("/job:worker/task:0"), "this server is /job:worker/task:1"),
@@ -82,7 +82,15 @@ fn bad_calls_are_refused_before_anything_runs() {
         (call_with(1, "typed", &[&wide]), "it is f32 [3], not f32 [2]"),
         (call_with(1, "typed", &[&pair, &pair]), "the function has none of this name"),
         (twice, "it is given twice"),
-        (call_with(1, "f", &[&huge]), "need 8388608 bytes, and the client may use 4194304 more"),
+        (
+            call_with(1, "f", &[&huge]),
+            "input \"x\" does not suit function \"f\": the inputs need 8388608 bytes, and a client \
+             may use 4194304 on this server",
+        ),
+        (
+            call_with(1, "f", &[&pair, &huge]),
+            "input \"y\" does not suit function \"f\": the inputs",
+        ),
     ];
     for (call, expected) in table {
         world.send(connection, 5, call);

@@ -198,8 +198,9 @@ fn all_clients_together_have_a_total() {
     world.send(third, 2, call(2, "f"));
     let execution = world.order().execution;
     world.returns(execution, 1_i64);
-    let refusal = world.refusal().to_string();
-    assert!(refusal.contains("the outputs of function \"f\", beside"), "{refusal}");
+    let answer = format!("{:?}", world.answer().1);
+    assert!(answer.contains("Failed { retry: false"), "{answer}");
+    assert!(answer.contains("beside those of other clients"), "{answer}");
     // A client that is forgotten leaves its memory to the others.
     world.pass(LEASE + LEASE / 4);
     let (fourth, _) = world.connect(4);

@@ -150,9 +150,12 @@ fn outputs_are_charged_to_the_client() {
         world.returns(execution, Value::zeros::<f64>(&[5]).unwrap());
     }
     world.sent.remove(0);
-    let refusal = world.refusal();
-    let what = Text::clipped("the outputs of function \"f\"");
-    assert_eq!(refusal, Refusal::Memory { what, bytes: 40, left: 24 });
+    // The function has run, and would run again for nothing.
+    let detail = Text::clipped(
+        "the outputs of function \"f\" need 40 bytes, and the client may use 24 more",
+    );
+    let outcome = CallOutcome::Failed { retry: false, detail };
+    assert_eq!(world.answer().1, CallEnded { outcome }.into());
     world.send(connection, 3, Release { calls: List::new(vec![1]).unwrap() });
     world.sent.clear();
     world.send(connection, 4, keep(3));
