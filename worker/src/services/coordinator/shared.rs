@@ -280,8 +280,14 @@ impl CoordinatorState {
     /// Returns the digest of the next call, which has this number.
     pub(super) fn digest(&mut self, number: u64, call: &Call) -> Result<u64, ServiceError> {
         let Some(digests) = &mut self.digests else { return Ok(0) };
+        // Another thread may have found the difference since this one was told of none.
+        if let Some(differs) = &self.differ {
+            return Err(differs.clone());
+        }
         let digest = digests.next(number, call);
-        self.differ = digest.as_ref().err().cloned();
+        if let Err(differs) = &digest {
+            self.differ = Some(differs.clone());
+        }
         digest
     }
 
@@ -317,5 +323,28 @@ impl CoordinatorState {
         };
         // Nobody may hold the value.
         let _ = value.send(Some(result));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pushpull_common::ids::ShardId;
+
+    use super::*;
+    use crate::calls::RecordedDigests;
+    use crate::services::coordinator::CoordinatorConfig;
+
+    #[test]
+    fn a_difference_outlasts_the_calls_behind_it() {
+        let shard = ShardId::default();
+        let recorded =
+            RecordedDigests { first: Some((shard, 1)), shard, number: CallNumber(1), digest: 1 };
+        let digests = CallDigests::new("trainer", recorded);
+        let dispatch = decisions::dispatch(&CoordinatorConfig::new(), 0, None);
+        let mut state = CoordinatorState::new(dispatch, Vec::new(), Some(digests));
+        let call = Call::new("train");
+        assert!(state.digest(1, &call).is_err(), "the servers know another first call");
+        assert!(state.digest(2, &call).is_err(), "another thread may be about to schedule it");
+        assert!(matches!(state.differ, Some(ServiceError::CallsDiffer { .. })));
     }
 }
