@@ -253,6 +253,30 @@ fn scheduled_increments_count_once_whoever_is_lost() {
     assert_eq!(place.values(), [vec![calls as f32; 3], vec![calls as f32; 3]]);
 }
 
+/// Nothing begins after an error, so a fetch would wait for ever.
+#[test]
+fn a_fetch_of_a_call_that_begins_no_more_says_that_it_is_cancelled() {
+    let functions = Functions::new()
+        .add::<()>("fail", |_| Err(FunctionError::new("no such user")))
+        .add("one", |_| Ok(1_i64));
+    let mut place = place(1, 1);
+    let servers = place.start(&functions);
+    let client = block_on(Client::connect(servers[0].target())).unwrap();
+    let config = CoordinatorConfig::new().calls_per_worker(1);
+    let coordinator = Coordinator::new(client, config).unwrap();
+    let schedule = |name| coordinator.schedule_blocking(Call::new(name)).unwrap();
+    let failed = schedule("fail");
+    let values: Vec<_> = (0..20).map(|_| coordinator.schedule_blocking(Call::new("one"))).collect();
+    let error = failed.fetch_blocking().unwrap_err();
+    assert!(error.to_string().contains("no such user"), "{error}");
+    // What was scheduled before the error is cancelled as soon as it is asked for.
+    for value in values.into_iter().flatten() {
+        let fetched = value.fetch_blocking();
+        assert!(matches!(fetched, Ok(_) | Err(ServiceError::Cancelled { .. })), "{fetched:?}");
+    }
+    assert!(coordinator.join_blocking().unwrap_err().to_string().contains("no such user"));
+}
+
 #[test]
 fn a_program_may_leave_out_what_has_ended() {
     let mut place = place(2, 1);

@@ -190,7 +190,7 @@ fn functions_use_the_servers_that_take_the_place_of_others() {
         client.declare(&[w], |_| ()).unwrap();
         ps
     };
-    let call = |name| client.call(Call::new(name)).and_then(|it| Ok(it.element::<f32>().unwrap()));
+    let call = |name| client.call(Call::new(name)).map(|it| it.element::<f32>().unwrap());
     let first = start(listener, 1, 1.0);
     assert_eq!((call("train").unwrap(), call("read").unwrap()), (1.0, 1.0));
     first.stop().unwrap();

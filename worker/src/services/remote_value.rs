@@ -1,10 +1,13 @@
 //! The value of a scheduled call, which may not be there yet.
 
-use std::sync::Arc;
+use std::collections::btree_map::Entry;
+use std::sync::{Arc, Weak};
 
 use tokio::sync::watch;
 
 use super::block_on::block_on_call;
+use super::coordinator::CoordinatorCore;
+use super::dispatch::DispatchInput;
 use super::error::ServiceError;
 use super::execution_waits::ExecutionWaits;
 use super::outputs::Outputs;
@@ -19,6 +22,34 @@ pub struct RemoteValue {
     state: watch::Receiver<ValueState>,
     /// Those of the function in which the coordinator is.
     waits: Option<Arc<ExecutionWaits>>,
+    coordinator: Weak<CoordinatorCore>,
+}
+
+/// A fetch that waits for a call.
+struct PendingFetch {
+    coordinator: Arc<CoordinatorCore>,
+    number: u64,
+}
+
+impl PendingFetch {
+    fn begin(coordinator: Arc<CoordinatorCore>, number: u64) -> PendingFetch {
+        *coordinator.lock().fetches.entry(number).or_default() += 1;
+        // There may be an error already.
+        coordinator.handle(DispatchInput::Tick);
+        PendingFetch { coordinator, number }
+    }
+}
+
+impl Drop for PendingFetch {
+    fn drop(&mut self) {
+        let fetches = &mut self.coordinator.lock().fetches;
+        if let Entry::Occupied(mut fetch) = fetches.entry(self.number) {
+            *fetch.get_mut() -= 1;
+            if *fetch.get() == 0 {
+                fetch.remove();
+            }
+        }
+    }
 }
 
 impl RemoteValue {
@@ -26,13 +57,14 @@ impl RemoteValue {
         number: u64,
         state: watch::Receiver<ValueState>,
         waits: Option<Arc<ExecutionWaits>>,
+        coordinator: Weak<CoordinatorCore>,
     ) -> RemoteValue {
-        RemoteValue { number, state, waits }
+        RemoteValue { number, state, waits, coordinator }
     }
 
     /// Returns the value of a call that has ended.
     pub(crate) fn ended(number: u64, result: Result<Outputs, ServiceError>) -> RemoteValue {
-        RemoteValue::new(number, watch::channel(Some(result)).1, None)
+        RemoteValue::new(number, watch::channel(Some(result)).1, None, Weak::new())
     }
 
     /// The number of the call among those of its coordinator, from 1.
@@ -44,10 +76,13 @@ impl RemoteValue {
     ///
     /// # Errors
     /// The error of the call; [`ServiceError::Cancelled`] if another call had failed before this
-    /// one began, or before it lost its worker; [`ServiceError::EndedBefore`] if it had ended in an earlier run of the
-    /// coordinator.
+    /// one began, or before it lost its worker; [`ServiceError::EndedBefore`] if it had ended in an
+    /// earlier run of the coordinator.
     pub async fn fetch(&self) -> Result<Outputs, ServiceError> {
         let mut state = self.state.clone();
+        let is_open = state.borrow().is_none();
+        let coordinator = self.coordinator.upgrade().filter(|_| is_open);
+        let _fetch = coordinator.map(|it| PendingFetch::begin(it, self.number));
         let doing = format!("fetch the value of call {}", self.number);
         match state.wait_for(Option::is_some).await {
             Ok(ended) => (*ended).clone().unwrap_or(Err(ServiceError::Ended { doing })),

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use self::call_digests::CallDigests;
-use self::shared::{CoordinatorCore, CoordinatorState, Named, OpenCall};
+use self::shared::{CoordinatorState, Named, OpenCall};
 use super::call::Call;
 use super::client::Client;
 use super::dispatch::{DispatchInput, ResourceId, WorkerId};
@@ -25,6 +25,7 @@ use crate::config::WorkerConfig;
 use crate::reader::Reader;
 
 pub use self::config::CoordinatorConfig;
+pub(crate) use self::shared::CoordinatorCore;
 
 /// Schedules calls on the workers of a cluster: the next call runs on the next worker that is free.
 ///
@@ -186,7 +187,8 @@ impl Coordinator {
         drop(state);
         let resources = call.resources();
         self.shared.handle(DispatchInput::Schedule { number, pinned, resources });
-        Ok(Some(RemoteValue::new(number, receiver, self.client.core().waits().cloned())))
+        let waits = self.client.core().waits().cloned();
+        Ok(Some(RemoteValue::new(number, receiver, waits, Arc::downgrade(&self.shared))))
     }
 
     /// Has each worker call a function whose outputs stay with it, now and whenever it comes back.

@@ -35,7 +35,7 @@ pub(super) struct Named {
 }
 
 /// What the tasks of a coordinator share.
-pub(super) struct CoordinatorCore {
+pub(crate) struct CoordinatorCore {
     state: Mutex<CoordinatorState>,
     client: Arc<Client>,
     pub(super) named: Option<Named>,
@@ -53,7 +53,7 @@ pub(super) struct OpenCall {
 }
 
 /// What a coordinator knows.
-pub(super) struct CoordinatorState {
+pub(crate) struct CoordinatorState {
     pub(super) dispatch: Dispatch<ServiceError>,
     pub(super) workers: Vec<(TaskId, LinkId)>,
     pub(super) calls: BTreeMap<u64, OpenCall>,
@@ -72,6 +72,8 @@ pub(super) struct CoordinatorState {
     making: Vec<AbortHandle>,
     /// The signatures of the functions of each worker.
     functions: BTreeMap<TaskId, BTreeMap<String, String>>,
+    /// The number of fetches that wait for each call.
+    pub(crate) fetches: BTreeMap<u64, usize>,
     /// Whether the coordinator is dropped, or its client has ended: nothing begins any more.
     pub(super) is_given_up: bool,
 }
@@ -86,7 +88,7 @@ impl CoordinatorCore {
         CoordinatorCore { state, client, named, changed, timer }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, CoordinatorState> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, CoordinatorState> {
         // Each change is one input of the dispatch, which keeps its invariants.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -118,12 +120,19 @@ impl CoordinatorCore {
         self.changed.notify_waiters();
     }
 
-    pub(super) fn handle(self: &Arc<Self>, input: DispatchInput<ServiceError>) {
+    pub(crate) fn handle(self: &Arc<Self>, input: DispatchInput<ServiceError>) {
         let mut state = self.lock();
         if state.is_given_up {
             return;
         }
-        state.dispatch.handle(Instant::now(), input);
+        let now = Instant::now();
+        state.dispatch.handle(now, input);
+        // After an error nothing begins before the program looks. One that fetches looks at what
+        // would never begin.
+        let waits = |number: &u64| state.dispatch.waits_for_look(*number);
+        if state.dispatch.has_error() && state.fetches.keys().any(waits) {
+            state.dispatch.handle(now, DispatchInput::Look);
+        }
         let mut ended = false;
         while let Some(output) = state.dispatch.poll_output() {
             match output {
@@ -273,6 +282,7 @@ impl CoordinatorState {
             made: HashMap::new(),
             making: Vec::new(),
             functions: BTreeMap::new(),
+            fetches: BTreeMap::new(),
             is_given_up: false,
         }
     }

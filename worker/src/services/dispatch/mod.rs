@@ -162,6 +162,17 @@ impl<E: Clone> Dispatch<E> {
         }
     }
 
+    /// Returns whether there is an error that the program has not got yet.
+    pub(crate) fn has_error(&self) -> bool {
+        self.error.is_some()
+    }
+
+    /// Returns whether a call begins no more until the program looks.
+    pub(crate) fn waits_for_look(&self, number: u64) -> bool {
+        let call = self.calls.get(&number).filter(|_| self.error.is_some());
+        call.is_some_and(|call| !matches!(call.status, CallStatus::Running { .. }))
+    }
+
     /// Returns why a resource could not be made, as last seen.
     pub(crate) fn resource_error(&self, resource: ResourceId) -> Option<&E> {
         self.resource_errors.get(&resource)
