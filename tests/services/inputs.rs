@@ -134,8 +134,8 @@ fn a_server_keeps_state_between_calls_but_not_over_a_restart() {
     assert_eq!(count(&connect(again.target())), 1);
 }
 
-/// Starts a parameter server with the variable `big` of 1 MiB, and a server of functions whose clients
-/// may use this many bytes.
+/// Starts a parameter server with the variable `big` of 1 MiB, and a server of functions whose
+/// clients may use this many bytes.
 fn start_with_big(bytes: u64) -> (Cluster, Server) {
     let ps = Cluster::start(1, 1, |cluster, task| PsConfig::new(cluster, task, Sgd::new(1.0)));
     let ps = ps.unwrap();
@@ -162,7 +162,8 @@ fn variables_are_charged_to_the_client_before_they_are_pulled() {
         assert_eq!(mean.view::<f32>().unwrap()[0], 2.0, "what is charged is given back");
         let twice = Call::new("mean").variable("x", "big").variable("y", "big");
         let error = client.call(twice).unwrap_err().to_string();
-        let expected = "the inputs of function \"mean\" need 1048576 bytes, and the client may use 524288 more";
+        let expected = "the inputs of function \"mean\" need 1048576 bytes, and the client may \
+                        use 524288 more";
         assert!(error.contains(expected), "{error}");
     }
 }

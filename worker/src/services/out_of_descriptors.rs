@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// The process or the system has no file descriptor left: a server refuses newcomers, and connections
-/// that need another descriptor end.
+/// The process or the system has no file descriptor left: a server refuses newcomers, and
+/// connections that need another descriptor end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OutOfDescriptors {

@@ -112,8 +112,8 @@ impl ServerConfig {
     /// minute. Newcomers are refused then. A server beside a ps reports nothing of the connections
     /// that the ps accepts; that has the event `out-of-descriptors`. Default: no reports.
     ///
-    /// The thread of the server calls `report`, which must not wait for this server. The server goes
-    /// on after a panic in it.
+    /// The thread of the server calls `report`, which must not wait for this server. The server
+    /// goes on after a panic in it.
     pub fn on_out_of_descriptors(
         self,
         report: impl Fn(&OutOfDescriptors) + Send + Sync + 'static,

@@ -199,8 +199,8 @@ impl ClientCore {
         Ok(link)
     }
 
-    /// Calls a function. Returns the number of the call, 0 if it does not begin, and a future of its
-    /// reply.
+    /// Calls a function. Returns the number of the call, 0 if it does not begin, and a future of
+    /// its reply.
     pub(crate) fn call(
         &self,
         link: LinkId,

@@ -67,9 +67,9 @@ struct ClientLoad {
 /// functions of its own server is a client of that, one for each depth of calls, so they do not
 /// wait for each other's threads either.
 ///
-/// An execution for which nobody waits takes no place of its client, up to a limit, but it still has
-/// its thread or its future. So it counts among those of all clients, in whose total there is no
-/// exception for it. A client has few of them, so it keeps no other out.
+/// An execution for which nobody waits takes no place of its client, up to a limit, but it still
+/// has its thread or its future. So it counts among those of all clients, in whose total there is
+/// no exception for it. A client has few of them, so it keeps no other out.
 ///
 /// Invariant: the loads are the sums over all executions.
 #[derive(Debug, Default)]
