@@ -72,10 +72,11 @@ impl HostileCounts {
         self.push_slots += other.push_slots;
     }
 
-    /// Asserts that a quarter of the clients were welcomed and, in asynchronous mode, that some got
-    /// a push slot. Only then do their numbers reach the code behind these checks.
+    /// Asserts that a fifth of the clients were welcomed and, in asynchronous mode, that some got a
+    /// push slot. Only then do their numbers reach the code behind these checks. About 27 in 100 are
+    /// welcomed, so a run of a few hundred connections stays above a fifth.
     pub(crate) fn assert_deep(&self, synchronous: bool) {
-        let welcomed = self.welcomed * 4 >= self.connections && self.messages > 0;
+        let welcomed = self.welcomed * 5 >= self.connections && self.messages > 0;
         assert!(
             welcomed && (synchronous || self.push_slots > 0),
             "hostile clients do not get past the first checks: {self:?}"

@@ -105,7 +105,7 @@ impl ChaosReport {
         let (damages, pushes) = (self.damages + self.damages_of_checkpoints, self.acknowledged);
         format!(
             "{servers} servers and {workers} workers killed, {} stops, {} cuts, {} stalls, {} disk faults, \
-             {damages} damages, {} restores, {pushes} pushes acknowledged, {} unknown, {} stale, {} refused, {} workers retired, {} hostile messages over {} connections",
+             {damages} damages, {} restores, {pushes} pushes acknowledged, {} unknown, {} stale, {} refused, {} workers retired, {} hostile messages over {} connections, of which {} were welcomed",
             self.stops,
             self.cuts,
             self.stalls,
@@ -116,7 +116,8 @@ impl ChaosReport {
             self.refused,
             self.given_up,
             self.hostile.messages,
-            self.hostile.connections
+            self.hostile.connections,
+            self.hostile.welcomed
         )
     }
 

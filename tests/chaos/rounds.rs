@@ -311,6 +311,8 @@ impl ChaosRounds<'_> {
 
     /// Limits the file size of all servers for some time: saves fail and training must continue.
     fn full_disk(&mut self) {
+        // The tables grow at the first pushes. Without room for that nothing goes on.
+        self.await_some_progress();
         self.daemons.limit_files(Some(FULL_BYTES));
         self.await_some_progress();
         // A save that was in progress when the disk became full may still have succeeded.

@@ -142,7 +142,7 @@ mod tests {
         let chief = r#","environment":"cloud","task":{"type":"chief"}"#;
         assert_eq!(of(chief), Ok(Some(TaskId::new("chief", 0))));
         assert_eq!(ClusterSpec::task_of_json(r#"{"ps":["a:1"],"task":["b:1"]}"#), Ok(None));
-        for bad in [r#"{"index":1}"#, r#"{"type":"ps","index":-1}"#, r#"{"type":2}"#, "[]", "3"] {
+        for bad in [r#"{"index":1}"#, r#"{"index":-1,"type":"ps"}"#, r#"{"type":2}"#, "[]", "3"] {
             let error = of(&format!(r#","task":{bad}"#)).unwrap_err();
             assert!(matches!(error, ClusterError::NotTask { .. }), "{error}");
             assert!(error.to_string().contains(bad), "{error}");
