@@ -28,7 +28,9 @@ pub use endpoints::Endpoints;
 pub use frame_stream::{ConnectionPhase, ConnectionSide, FrameStream};
 pub use home_process::HomeProcess;
 pub use listen_error::ListenError;
-pub use open_files::{is_out_of_descriptors, open_files_limit, raise_open_files_limit};
+pub use open_files::{
+    DescriptorShortage, is_out_of_descriptors, open_files_limit, raise_open_files_limit,
+};
 pub use processors::Processors;
 pub use send_queue::{SendBody, SendQueue};
 pub use stream::{DetachedStream, Stream};

@@ -1,6 +1,8 @@
 //! The limit of open files of this process: what it is, and how to raise it.
 
 use std::io;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -30,6 +32,34 @@ pub fn raise_open_files_limit() -> io::Result<Option<u64>> {
 pub fn is_out_of_descriptors(error: &io::Error) -> bool {
     let codes = [Errno::MFILE, Errno::NFILE].map(Errno::raw_os_error);
     error.raw_os_error().is_some_and(|code| codes.contains(&code))
+}
+
+/// The errors of a server for lack of descriptors, of which it reports one in a minute: newcomers
+/// try again every second, each with an error.
+#[derive(Debug, Default)]
+pub struct DescriptorShortage {
+    reported_at: Mutex<Option<Instant>>,
+}
+
+impl DescriptorShortage {
+    const REPORT_INTERVAL: Duration = Duration::from_secs(60);
+
+    /// Returns whether to report an error: it says that no descriptor is left, and none was reported
+    /// in the last minute.
+    pub fn is_news(&self, error: &io::Error) -> bool {
+        if !is_out_of_descriptors(error) {
+            return false;
+        }
+        let now = Instant::now();
+        // A time is one value.
+        let mut reported_at = self.reported_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = reported_at.map(|at| now.saturating_duration_since(at));
+        let is_news = last.is_none_or(|since| since >= Self::REPORT_INTERVAL);
+        if is_news {
+            *reported_at = Some(now);
+        }
+        is_news
+    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,9 @@
 //! [`DescriptorWatch`]: says that the process is out of descriptors.
 
-use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use pushpull_net::{is_out_of_descriptors, open_files_limit};
+use pushpull_net::{DescriptorShortage, is_out_of_descriptors, open_files_limit};
 
 use crate::event::{Event, EventSink};
 use crate::metrics::Counters;
@@ -15,27 +13,20 @@ use crate::metrics::Counters;
 pub(super) struct DescriptorWatch {
     events: EventSink,
     counters: Arc<Counters>,
-    reported_at: Cell<Option<Instant>>,
+    shortage: DescriptorShortage,
 }
-
-/// The shortest time between two reports. Newcomers try again every second, each with an error.
-const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
 impl DescriptorWatch {
     pub(super) fn new(events: EventSink, counters: Arc<Counters>) -> DescriptorWatch {
-        DescriptorWatch { events, counters, reported_at: Cell::default() }
+        DescriptorWatch { events, counters, shortage: DescriptorShortage::default() }
     }
 
-    /// Counts and reports an error, if it says that no descriptor is left.
+    /// Counts an error, if it says that no descriptor is left, and reports it if it is news.
     pub(super) fn check(&self, error: &io::Error) {
-        if !is_out_of_descriptors(error) {
-            return;
+        if is_out_of_descriptors(error) {
+            self.counters.out_of_descriptors.add(1);
         }
-        self.counters.out_of_descriptors.add(1);
-        let now = Instant::now();
-        let last = self.reported_at.get().map(|at| now.saturating_duration_since(at));
-        if last.is_none_or(|since| since >= REPORT_INTERVAL) {
-            self.reported_at.set(Some(now));
+        if self.shortage.is_news(error) {
             let limit = open_files_limit();
             let cause = error.to_string();
             self.events.emit(&Event::OutOfDescriptors { limit, cause });

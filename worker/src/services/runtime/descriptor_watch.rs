@@ -2,16 +2,12 @@
 
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
-use pushpull_net::{is_out_of_descriptors, open_files_limit};
+use pushpull_net::{DescriptorShortage, open_files_limit};
 
 use crate::panic_message::contained;
 use crate::services::out_of_descriptors::OutOfDescriptors;
-
-/// The shortest time between two reports. Newcomers try again every second, each with an error.
-const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Receives the report that a process is out of descriptors.
 #[derive(Clone)]
@@ -33,37 +29,29 @@ impl fmt::Debug for DescriptorReport {
 #[derive(Debug)]
 pub(crate) struct DescriptorWatch {
     report: Option<DescriptorReport>,
-    reported_at: Mutex<Option<Instant>>,
+    shortage: DescriptorShortage,
 }
 
 impl DescriptorWatch {
     pub(crate) fn new(report: Option<DescriptorReport>) -> DescriptorWatch {
-        DescriptorWatch { report, reported_at: Mutex::default() }
+        DescriptorWatch { report, shortage: DescriptorShortage::default() }
     }
 
-    /// Reports an error, if it says that no descriptor is left and no report was made lately.
+    /// Reports an error, if it says that no descriptor is left and is news.
     pub(crate) fn check(&self, error: &io::Error) {
         let Some(DescriptorReport(report)) = &self.report else { return };
-        if !is_out_of_descriptors(error) {
-            return;
+        if self.shortage.is_news(error) {
+            let out = OutOfDescriptors { limit: open_files_limit(), cause: error.to_string() };
+            // The server goes on after a panic in the report. There is nobody to be told.
+            let _ = contained("on_out_of_descriptors", || report(&out));
         }
-        let now = Instant::now();
-        // A time is one value.
-        let mut reported_at = self.reported_at.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = reported_at.map(|at| now.saturating_duration_since(at));
-        if last.is_some_and(|since| since < REPORT_INTERVAL) {
-            return;
-        }
-        *reported_at = Some(now);
-        drop(reported_at);
-        let out = OutOfDescriptors { limit: open_files_limit(), cause: error.to_string() };
-        // The server goes on after a panic in the report. There is nobody to be told.
-        let _ = contained("on_out_of_descriptors", || report(&out));
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
 
     #[test]
