@@ -1,13 +1,11 @@
 //! The value of a scheduled call, which may not be there yet.
 
-use std::collections::btree_map::Entry;
 use std::sync::{Arc, Weak};
 
 use tokio::sync::watch;
 
 use super::block_on::block_on_call;
 use super::coordinator::CoordinatorCore;
-use super::dispatch::DispatchInput;
 use super::error::ServiceError;
 use super::execution_waits::ExecutionWaits;
 use super::outputs::Outputs;
@@ -23,33 +21,6 @@ pub struct RemoteValue {
     /// Those of the function in which the coordinator is.
     waits: Option<Arc<ExecutionWaits>>,
     coordinator: Weak<CoordinatorCore>,
-}
-
-/// A fetch that waits for a call.
-struct PendingFetch {
-    coordinator: Arc<CoordinatorCore>,
-    number: u64,
-}
-
-impl PendingFetch {
-    fn begin(coordinator: Arc<CoordinatorCore>, number: u64) -> PendingFetch {
-        *coordinator.lock().fetches.entry(number).or_default() += 1;
-        // There may be an error already.
-        coordinator.handle(DispatchInput::Tick);
-        PendingFetch { coordinator, number }
-    }
-}
-
-impl Drop for PendingFetch {
-    fn drop(&mut self) {
-        let fetches = &mut self.coordinator.lock().fetches;
-        if let Entry::Occupied(mut fetch) = fetches.entry(self.number) {
-            *fetch.get_mut() -= 1;
-            if *fetch.get() == 0 {
-                fetch.remove();
-            }
-        }
-    }
 }
 
 impl RemoteValue {
@@ -82,7 +53,7 @@ impl RemoteValue {
         let mut state = self.state.clone();
         let is_open = state.borrow().is_none();
         let coordinator = self.coordinator.upgrade().filter(|_| is_open);
-        let _fetch = coordinator.map(|it| PendingFetch::begin(it, self.number));
+        let _fetch = coordinator.map(|coordinator| coordinator.begin_fetch(self.number));
         let doing = format!("fetch the value of call {}", self.number);
         match state.wait_for(Option::is_some).await {
             Ok(ended) => (*ended).clone().unwrap_or(Err(ServiceError::Ended { doing })),

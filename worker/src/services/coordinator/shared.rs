@@ -1,5 +1,6 @@
 //! What the tasks of a coordinator share: they carry out what the dispatch decides.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -53,7 +54,7 @@ pub(super) struct OpenCall {
 }
 
 /// What a coordinator knows.
-pub(crate) struct CoordinatorState {
+pub(super) struct CoordinatorState {
     pub(super) dispatch: Dispatch<ServiceError>,
     pub(super) workers: Vec<(TaskId, LinkId)>,
     pub(super) calls: BTreeMap<u64, OpenCall>,
@@ -73,9 +74,27 @@ pub(crate) struct CoordinatorState {
     /// The signatures of the functions of each worker.
     functions: BTreeMap<TaskId, BTreeMap<String, String>>,
     /// The number of fetches that wait for each call.
-    pub(crate) fetches: BTreeMap<u64, usize>,
+    fetches: BTreeMap<u64, usize>,
     /// Whether the coordinator is dropped, or its client has ended: nothing begins any more.
     pub(super) is_given_up: bool,
+}
+
+/// A fetch that waits for a call.
+pub(crate) struct PendingFetch {
+    coordinator: Arc<CoordinatorCore>,
+    number: u64,
+}
+
+impl Drop for PendingFetch {
+    fn drop(&mut self) {
+        let fetches = &mut self.coordinator.lock().fetches;
+        if let Entry::Occupied(mut fetch) = fetches.entry(self.number) {
+            *fetch.get_mut() -= 1;
+            if *fetch.get() == 0 {
+                fetch.remove();
+            }
+        }
+    }
 }
 
 impl CoordinatorCore {
@@ -88,7 +107,7 @@ impl CoordinatorCore {
         CoordinatorCore { state, client, named, changed, timer }
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, CoordinatorState> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, CoordinatorState> {
         // Each change is one input of the dispatch, which keeps its invariants.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -120,7 +139,15 @@ impl CoordinatorCore {
         self.changed.notify_waiters();
     }
 
-    pub(crate) fn handle(self: &Arc<Self>, input: DispatchInput<ServiceError>) {
+    /// Begins a fetch of the value of a call.
+    pub(crate) fn begin_fetch(self: Arc<Self>, number: u64) -> PendingFetch {
+        *self.lock().fetches.entry(number).or_default() += 1;
+        // There may be an error already.
+        self.handle(DispatchInput::Tick);
+        PendingFetch { coordinator: self, number }
+    }
+
+    pub(super) fn handle(self: &Arc<Self>, input: DispatchInput<ServiceError>) {
         let mut state = self.lock();
         if state.is_given_up {
             return;
@@ -129,8 +156,7 @@ impl CoordinatorCore {
         state.dispatch.handle(now, input);
         // After an error nothing begins before the program looks. One that fetches looks at what
         // would never begin.
-        let waits = |number: &u64| state.dispatch.waits_for_look(*number);
-        if state.dispatch.has_error() && state.fetches.keys().any(waits) {
+        if state.dispatch.await_look(state.fetches.keys()) {
             state.dispatch.handle(now, DispatchInput::Look);
         }
         let mut ended = false;

@@ -162,15 +162,14 @@ impl<E: Clone> Dispatch<E> {
         }
     }
 
-    /// Returns whether there is an error that the program has not got yet.
-    pub(crate) fn has_error(&self) -> bool {
-        self.error.is_some()
-    }
-
-    /// Returns whether a call begins no more until the program looks.
-    pub(crate) fn waits_for_look(&self, number: u64) -> bool {
-        let call = self.calls.get(&number).filter(|_| self.error.is_some());
-        call.is_some_and(|call| !matches!(call.status, CallStatus::Running { .. }))
+    /// Returns whether one of these calls begins only once the program has looked, because of an
+    /// error.
+    pub(crate) fn await_look<'a>(&self, numbers: impl IntoIterator<Item = &'a u64>) -> bool {
+        let waits = |number| {
+            let call = self.calls.get(number);
+            call.is_some_and(|call| !matches!(call.status, CallStatus::Running { .. }))
+        };
+        self.error.is_some() && numbers.into_iter().any(waits)
     }
 
     /// Returns why a resource could not be made, as last seen.
