@@ -61,6 +61,13 @@ struct ClientLoad {
     held: u64,
 }
 
+impl ClientLoad {
+    /// Returns the number of executions for which nobody waits.
+    fn abandoned(&self) -> usize {
+        self.blocking.abandoned + self.asynchronous.abandoned
+    }
+}
+
 /// The functions that run on a server.
 ///
 /// Each client has threads of its own, so its long calls keep no other client out. One that calls
@@ -201,7 +208,7 @@ impl Executions {
         blocking: bool,
     ) -> Option<String> {
         let load = self.loads.get(&client).copied().unwrap_or_default();
-        let abandoned = load.blocking.abandoned + load.asynchronous.abandoned;
+        let abandoned = load.abandoned();
         let stuck = abandoned.saturating_sub(ABANDONED_MAX);
         let (own, all, all_max) = match blocking {
             true => (load.blocking, self.blocking, BLOCKING_MAX),
@@ -231,11 +238,7 @@ impl Executions {
 
     /// Returns how many executions of a function for a client should have returned.
     pub(super) fn unreturned(&self, now: Instant, client: Incarnation, function: &str) -> usize {
-        if self
-            .loads
-            .get(&client)
-            .is_none_or(|load| load.blocking.abandoned + load.asynchronous.abandoned == 0)
-        {
+        if self.loads.get(&client).is_none_or(|load| load.abandoned() == 0) {
             return 0;
         }
         let is_late = |of: &&Execution| of.abandoned.flatten().is_some_and(|until| until <= now);
