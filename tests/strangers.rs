@@ -37,7 +37,7 @@ const COORDINATORS: usize = 64;
 const BYTES_MAX: u64 = 64 << 20;
 /// Names of workers that the strangers may take.
 const STRANGERS: u32 = 50_000;
-/// What the server's code, threads and connections take beside that.
+/// The memory of the server's code, threads and connections, beside that.
 const OWN_BYTES: u64 = 64 << 20;
 /// Steps before the strangers come.
 const STEPS_ALONE: usize = 2000;
@@ -57,7 +57,7 @@ struct Strangers {
     readers: AtomicUsize,
     workers: AtomicUsize,
     coordinators: AtomicUsize,
-    /// How often a client of functions was refused for want of memory.
+    /// The number of refusals of clients of functions for want of memory.
     without_memory: AtomicUsize,
 }
 

@@ -137,8 +137,10 @@ impl WorkerConfig {
     /// (`Synchronous::total_num_replicas`). A program whose batches depend on them says so, as by
     /// [`WorkerConfig::expect_synchronous`], which this replaces.
     pub fn expect_replicas(mut self, replicas_to_aggregate: u32, total_num_replicas: u32) -> Self {
-        let (aggregate, total) = (replicas_to_aggregate, total_num_replicas);
-        self.expectations.mode = Some(ExpectedMode::Replicas { aggregate, total });
+        self.expectations.mode = Some(ExpectedMode::Replicas {
+            aggregate: replicas_to_aggregate,
+            total: total_num_replicas,
+        });
         self
     }
 

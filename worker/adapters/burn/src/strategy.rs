@@ -93,7 +93,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for SharedStrategy {
     }
 }
 
-/// The steps of a scheduler that are looked at. Most schedulers change the rate by then.
+/// The number of steps of a scheduler that are checked. Most schedulers change the rate by then.
 const STEPS_CHECKED: u32 = 1000;
 
 /// Checks that the scheduler of a learner leaves the learning rate as it is.

@@ -36,7 +36,9 @@ impl FunctionPool {
     /// Creates a pool that keeps this many free threads.
     pub(crate) fn new(name: String, kept: usize) -> FunctionPool {
         let (jobs, queue) = crossbeam_channel::unbounded();
-        let (jobs, threads, idle) = (Mutex::new(Some(jobs)), Mutex::default(), Arc::default());
+        let jobs = Mutex::new(Some(jobs));
+        let threads = Mutex::default();
+        let idle = Arc::default();
         FunctionPool { name, jobs, queue, idle, kept, idle_time: IDLE_TIME, threads }
     }
 
@@ -56,7 +58,8 @@ impl FunctionPool {
 
     fn start_thread(&self) -> bool {
         let (queue, idle) = (self.queue.clone(), self.idle.clone());
-        let (kept, idle_time) = (self.kept, self.idle_time);
+        let kept = self.kept;
+        let idle_time = self.idle_time;
         let run = move || {
             loop {
                 match queue.recv_timeout(idle_time) {

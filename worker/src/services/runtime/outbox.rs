@@ -38,7 +38,7 @@ struct UnsentFrames {
     stuck_since: Option<Instant>,
 }
 
-/// What a write has done.
+/// The result of a write.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flushed {
     /// Whether frames are left.

@@ -286,12 +286,14 @@ impl ServerCore {
                     pulled.await?
                 }
                 InputSource::Output { task, of } if *task == self.shared.task => {
-                    let (client, deadline) = (order.client, order.deadline);
+                    let client = order.client;
+                    let deadline = order.deadline;
                     let fetched = self.fetch_here(execution, client, of.clone(), deadline);
                     waits.during(|| output_awaited(of, &self.shared.task), fetched).await?
                 }
                 InputSource::Output { task, of } => {
-                    let (of_task, deadline) = (of.clone(), order.deadline);
+                    let of_task = of.clone();
+                    let deadline = order.deadline;
                     let fetched = self.resolver.fetch(task, of_task, deadline, admission);
                     waits.during(|| output_awaited(of, task), fetched).await?
                 }
