@@ -154,9 +154,10 @@ mod tests {
             let read: Value = serde_json::from_str(&line).unwrap();
             prop_assert_eq!(read["o"][&name].as_str(), Some(&text[..]));
             for (index, number) in [number, f64::from_bits(bits)].into_iter().enumerate() {
-                // That parser rounds the last digit wrongly.
+                // That parser rounds the last digit wrongly: of a subnormal number the last bit.
+                let rounding = (number.abs() * 1e-15).max(f64::from_bits(1));
                 match read["n"][index].as_f64() {
-                    Some(read) => prop_assert!((read - number).abs() <= number.abs() * 1e-15),
+                    Some(read) => prop_assert!((read - number).abs() <= rounding),
                     None => prop_assert!(!number.is_finite()),
                 }
             }
