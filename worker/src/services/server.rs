@@ -414,3 +414,51 @@ async fn serve(
         () = timers => {}
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, mpsc};
+
+    use super::*;
+    use crate::services::{Call, Client, ServiceError};
+
+    #[test]
+    fn calls_for_which_no_thread_can_be_started_may_be_repeated() {
+        let (release, gate) = mpsc::channel::<()>();
+        let gate = Mutex::new(gate);
+        let functions = Functions::new().add("f", |_| Ok(1_i64)).add("wait", move |_| {
+            let _ = gate.lock().unwrap().recv();
+            Ok(2_i64)
+        });
+        let listener = Server::listen("127.0.0.1:0").unwrap();
+        let cluster = ClusterSpec::builder().job("local", [listener.address()]).build().unwrap();
+        let task = TaskId::new("local", 0);
+        let config = ServerConfig::new(cluster, task.clone(), functions);
+        let server = listener.start(config.threads(1).calls_max(4096).cuda(false)).unwrap();
+        let client = block_on(Client::connect(server.target())).unwrap();
+        let waits = client.start(Call::new("wait")).unwrap();
+        // A thread's stack has no room for as many calls that begin inside each other.
+        let calls: Vec<_> = (0..2_000).map(|_| client.start(Call::new("f")).unwrap()).collect();
+        // The server has queued them by the time that it answers.
+        block_on(client.describe(&task)).unwrap();
+        let pool = server.handle.core.pool();
+        pool.refuse(true);
+        drop(release);
+        assert!(block_on(waits).is_ok());
+        // The thread that waited is free, and may take some of them.
+        let mut without_thread = 0;
+        for call in calls {
+            match block_on(call) {
+                Ok(_) => {}
+                Err(ServiceError::Failed { retry: true, detail, .. }) => {
+                    assert!(detail.contains("no thread could be started"), "{detail}");
+                    without_thread += 1;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(without_thread > 0);
+        pool.refuse(false);
+        assert!(block_on(client.call(Call::new("f"))).is_ok());
+    }
+}

@@ -1,5 +1,8 @@
 //! The threads on which blocking functions run.
 
+use std::io;
+#[cfg(test)]
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -7,8 +10,17 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
-/// Something to run on a thread of the pool.
-pub(crate) type Job = Box<dyn FnOnce() + Send>;
+/// Something to run on a thread of the pool. It is told why if it has no thread.
+pub(crate) type Job = Box<dyn FnOnce(Result<(), NoThread>) + Send>;
+
+/// Why a job has no thread.
+#[derive(Debug)]
+pub(crate) enum NoThread {
+    /// The pool has ended.
+    Ended,
+    /// The operating system refused to start one.
+    Refused(io::Error),
+}
 
 /// The time after which a thread without a job ends, unless few are free.
 const IDLE_TIME: Duration = Duration::from_secs(10);
@@ -30,33 +42,52 @@ pub(crate) struct FunctionPool {
     kept: usize,
     idle_time: Duration,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Whether the operating system is taken to have no thread.
+    #[cfg(test)]
+    refuses: AtomicBool,
 }
 
 impl FunctionPool {
     /// Creates a pool that keeps this many free threads.
     pub(crate) fn new(name: String, kept: usize) -> FunctionPool {
         let (jobs, queue) = crossbeam_channel::unbounded();
-        let jobs = Mutex::new(Some(jobs));
-        let threads = Mutex::default();
-        let idle = Arc::default();
-        FunctionPool { name, jobs, queue, idle, kept, idle_time: IDLE_TIME, threads }
+        FunctionPool {
+            name,
+            jobs: Mutex::new(Some(jobs)),
+            queue,
+            idle: Arc::default(),
+            kept,
+            idle_time: IDLE_TIME,
+            threads: Mutex::default(),
+            #[cfg(test)]
+            refuses: AtomicBool::new(false),
+        }
     }
 
-    /// Runs a job on a thread that is free, or on a new one. Drops it if the system has no thread.
-    pub(crate) fn run(&self, job: Job) {
+    /// Runs a job on a thread that is free, or on a new one. Returns a job that has no thread, and
+    /// why.
+    pub(crate) fn run(&self, job: Job) -> Result<(), (Job, NoThread)> {
+        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(jobs) = jobs else {
+            return Err((job, NoThread::Ended));
+        };
         let claimed =
             self.idle.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |idle| idle.checked_sub(1));
-        if claimed.is_err() && !self.start_thread() {
-            return;
+        if claimed.is_err()
+            && let Err(error) = self.start_thread()
+        {
+            return Err((job, NoThread::Refused(error)));
         }
-        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(jobs) = &*jobs {
-            // The pool holds a receiver, so the channel is open.
-            let _ = jobs.send(job);
-        }
+        // The pool holds a receiver, so the channel is open.
+        let _ = jobs.send(job);
+        Ok(())
     }
 
-    fn start_thread(&self) -> bool {
+    fn start_thread(&self) -> io::Result<()> {
+        #[cfg(test)]
+        if self.refuses.load(Ordering::SeqCst) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
         let (queue, idle) = (self.queue.clone(), self.idle.clone());
         let kept = self.kept;
         let idle_time = self.idle_time;
@@ -64,7 +95,7 @@ impl FunctionPool {
             loop {
                 match queue.recv_timeout(idle_time) {
                     Ok(job) => {
-                        job();
+                        job(Ok(()));
                         idle.fetch_add(1, Ordering::SeqCst);
                     }
                     Err(RecvTimeoutError::Timeout) => {
@@ -82,7 +113,13 @@ impl FunctionPool {
         let thread = std::thread::Builder::new().name(self.name.clone()).spawn(run);
         let mut threads = self.threads.lock().unwrap_or_else(PoisonError::into_inner);
         threads.retain(|thread| !thread.is_finished());
-        thread.map(|thread| threads.push(thread)).is_ok()
+        thread.map(|thread| threads.push(thread))
+    }
+
+    /// Lets no thread be started, or again any.
+    #[cfg(test)]
+    pub(crate) fn refuse(&self, refuses: bool) {
+        self.refuses.store(refuses, Ordering::SeqCst);
     }
 
     /// Ends the threads that are free, and the others as soon as they are. Waits for them for at
@@ -114,18 +151,27 @@ mod tests {
 
     use super::*;
 
+    fn run(pool: &FunctionPool, job: impl FnOnce() + Send + 'static) {
+        let job = Box::new(|thread: Result<(), NoThread>| {
+            thread.unwrap();
+            job();
+        });
+        assert!(pool.run(job).is_ok());
+    }
+
     #[test]
     fn threads_are_used_again_and_end() {
         let pool = FunctionPool::new("test".to_owned(), 2);
         let (sender, receiver) = mpsc::channel();
         for round in 0..100 {
             let sender = sender.clone();
-            pool.run(Box::new(move || sender.send(round).unwrap()));
+            run(&pool, move || sender.send(round).unwrap());
             assert_eq!(receiver.recv().unwrap(), round);
         }
         assert!(pool.threads.lock().unwrap().len() <= 100);
         assert_eq!(pool.end(Duration::from_secs(60)), 0);
-        pool.run(Box::new(|| panic!("a job after the end")));
+        let after = pool.run(Box::new(|_| panic!("a job after the end")));
+        assert!(matches!(after, Err((_, NoThread::Ended))));
     }
 
     #[test]
@@ -136,7 +182,7 @@ mod tests {
         let releases: Vec<mpsc::Sender<()>> = (0..20)
             .map(|_| {
                 let (release, held) = mpsc::channel::<()>();
-                pool.run(Box::new(move || _ = held.recv()));
+                run(&pool, move || _ = held.recv());
                 release
             })
             .collect();
@@ -154,7 +200,7 @@ mod tests {
         // Jobs run on those that are left, and on new ones.
         for round in 0..100 {
             let sender = sender.clone();
-            pool.run(Box::new(move || sender.send(round).unwrap()));
+            run(&pool, move || sender.send(round).unwrap());
         }
         let mut rounds: Vec<i32> = receiver.iter().take(100).collect();
         rounds.sort_unstable();
@@ -166,9 +212,9 @@ mod tests {
     fn a_function_that_does_not_return_keeps_no_other_out() {
         let pool = FunctionPool::new("test".to_owned(), 2);
         let (release, stuck) = mpsc::channel::<()>();
-        pool.run(Box::new(move || _ = stuck.recv()));
+        run(&pool, move || _ = stuck.recv());
         let (sender, receiver) = mpsc::channel();
-        pool.run(Box::new(move || sender.send(7).unwrap()));
+        run(&pool, move || sender.send(7).unwrap());
         assert_eq!(receiver.recv(), Ok(7));
         assert_eq!(pool.end(Duration::ZERO).min(1), 1, "the stuck thread runs on");
         drop(release);

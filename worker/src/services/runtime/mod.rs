@@ -3,6 +3,7 @@
 pub(crate) mod client_core;
 pub(crate) mod descriptor_watch;
 pub(crate) mod door;
+mod ended_execution;
 pub(crate) mod function_pool;
 mod outbox;
 pub(crate) mod server_core;

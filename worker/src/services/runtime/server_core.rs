@@ -5,7 +5,6 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{Incarnation, TaskId};
@@ -18,15 +17,15 @@ use pushpull_net::{ConnectionPhase, ConnectionSide, FrameStream, Stream};
 use tokio::sync::{Notify, oneshot, watch};
 
 use super::descriptor_watch::DescriptorWatch;
-use super::function_pool::FunctionPool;
+use super::ended_execution::{CatchUnwind, EndedExecution, failure_without, result_of};
+use super::function_pool::{FunctionPool, Job};
 use super::outbox::CallOutbox;
 use super::timer::Timer;
-use crate::panic_message::message_of;
 use crate::services::call_session::Admission;
 use crate::services::cancel::CancelFlag;
 use crate::services::execution_waits::ExecutionWaits;
 use crate::services::function_table::FunctionTable;
-use crate::services::functions::{Body, FunctionResult, Functions};
+use crate::services::functions::{Body, Functions};
 use crate::services::inputs::{InputResolver, unsuitable};
 use crate::services::invocation::{Invocation, ServerShared};
 use crate::services::service::{
@@ -95,6 +94,12 @@ impl ServerCore {
     /// The task of the server.
     pub(crate) fn task(&self) -> &TaskId {
         &self.shared.task
+    }
+
+    /// The threads of blocking functions.
+    #[cfg(test)]
+    pub(crate) fn pool(&self) -> &FunctionPool {
+        &self.pool
     }
 
     /// Reports a lack of descriptors.
@@ -382,12 +387,19 @@ impl ServerCore {
             Some(Body::Blocking(body)) => {
                 let (core, body) = (self.clone(), body.clone());
                 let ended = EndedExecution { core, execution, result: None };
-                self.pool.run(Box::new(move || {
+                let job: Job = Box::new(move |thread| {
                     let (mut call, mut ended) = (call, ended);
-                    let result = catch_unwind(AssertUnwindSafe(|| body(&mut call)));
-                    ended.result = Some(result_of(result));
+                    ended.result = Some(match thread {
+                        Ok(()) => result_of(catch_unwind(AssertUnwindSafe(|| body(&mut call)))),
+                        Err(reason) => Err(failure_without(reason)),
+                    });
                     drop(call);
-                }));
+                });
+                if let Err((job, reason)) = self.pool.run(job) {
+                    // The end of an execution begins the next call, of which thousands may wait:
+                    // they must not begin inside each other.
+                    self.runtime.spawn(async move { job(Err(reason)) });
+                }
             }
             Some(Body::Asynchronous(body)) => {
                 let (core, body) = (self.clone(), body.clone());
@@ -406,7 +418,7 @@ impl ServerCore {
         }
     }
 
-    fn returned(
+    pub(super) fn returned(
         self: &Arc<Self>,
         execution: ExecutionId,
         result: Result<Vec<(String, Value)>, Failure>,
@@ -428,56 +440,6 @@ struct OpenFetch<'a> {
 impl Drop for OpenFetch<'_> {
     fn drop(&mut self) {
         lock(&self.core.fetches).remove(&self.fetch);
-    }
-}
-
-/// Reports the end of an execution when it is dropped, so that none is lost.
-struct EndedExecution {
-    core: Arc<ServerCore>,
-    execution: ExecutionId,
-    result: Option<Result<Vec<(String, Value)>, Failure>>,
-}
-
-impl Drop for EndedExecution {
-    fn drop(&mut self) {
-        // Without a result the function did not begin, or its future was dropped.
-        let result = self.result.take().unwrap_or(Err(Failure::Cancelled));
-        self.core.returned(self.execution, result);
-    }
-}
-
-/// What a panic carries.
-type Panic = Box<dyn std::any::Any + Send>;
-
-fn result_of(result: Result<FunctionResult, Panic>) -> Result<Vec<(String, Value)>, Failure> {
-    match result {
-        Ok(Ok(outputs)) => {
-            let mut values = outputs.into_values();
-            // An output is charged by its own size, also while it stays on the server.
-            Value::detach_all(values.iter_mut().map(|(_, value)| value));
-            Ok(values)
-        }
-        Ok(Err(error)) => {
-            let (detail, retry) = error.into_parts();
-            Err(Failure::Failed { retry, detail })
-        }
-        Err(panic) => Err(Failure::Panicked { detail: message_of(&*panic) }),
-    }
-}
-
-/// A future whose panics are values.
-struct CatchUnwind<F>(F);
-
-impl<F: Future + Unpin> Future for CatchUnwind<F> {
-    type Output = Result<F::Output, Panic>;
-
-    fn poll(mut self: std::pin::Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let future = std::pin::Pin::new(&mut self.0);
-        match catch_unwind(AssertUnwindSafe(|| future.poll(context))) {
-            Ok(Poll::Pending) => Poll::Pending,
-            Ok(Poll::Ready(output)) => Poll::Ready(Ok(output)),
-            Err(panic) => Poll::Ready(Err(panic)),
-        }
     }
 }
 
