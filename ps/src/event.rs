@@ -253,6 +253,10 @@ pub enum Event {
         step: u64,
         /// The restore epoch that begins.
         epoch: u32,
+        /// How many gradients one shard's part has more than another's. In asynchronous mode each
+        /// shard cuts its part at its own time; that many gradients at least are on some shards
+        /// only.
+        gradients_apart: u64,
     },
     /// A shard has refused what the chief needs to begin or to continue: to declare, restore or
     /// save the variables. Reported for each attempt. The chief ends, or tries again, by the cause.
@@ -491,8 +495,15 @@ impl fmt::Display for Event {
             Event::CheckpointSaved { checkpoint, step } => {
                 write!(f, "saved {checkpoint} of step {step}")
             }
-            Event::CheckpointRestored { checkpoint, step, epoch } => {
-                write!(f, "restored {checkpoint}: resumes at step {step} in restore epoch {epoch}")
+            Event::CheckpointRestored { checkpoint, step, epoch, gradients_apart } => {
+                write!(
+                    f,
+                    "restored {checkpoint}: resumes at step {step} in restore epoch {epoch}"
+                )?;
+                match gradients_apart {
+                    0 => Ok(()),
+                    apart => write!(f, "; its shards are {apart} gradients apart"),
+                }
             }
             Event::ChiefRefused { shard, request, cause } => {
                 write!(f, "{shard} has refused the chief, which asked to {request}: {cause}")
@@ -573,8 +584,13 @@ mod tests {
             ),
             (Event::OwnerLost { shard, cause: cause.clone() }, &*lost),
             (
-                Event::CheckpointRestored { checkpoint: cause.clone(), step: 7, epoch: 2 },
-                "resumes at step 7 in restore epoch 2",
+                Event::CheckpointRestored {
+                    checkpoint: cause.clone(),
+                    step: 7,
+                    epoch: 2,
+                    gradients_apart: 3,
+                },
+                "resumes at step 7 in restore epoch 2; its shards are 3 gradients apart",
             ),
             (Event::CheckpointSaved { checkpoint: cause.clone(), step: 7 }, "of step 7"),
             (Event::NeverTrained { shard, variable: cause, updates: 100 }, &*lost),

@@ -21,6 +21,8 @@ pub(crate) struct RestoredShard {
     pub(crate) version: u64,
     /// The number of gradients it has applied.
     pub(crate) gradients: u64,
+    /// How many gradients one shard of the checkpoint has applied more than another.
+    pub(crate) gradients_apart: u64,
     /// The push windows of its clients; empty if the layout has changed.
     pub(crate) clients: Vec<ClientWindow>,
     /// The data position of the checkpoint.
@@ -206,6 +208,16 @@ impl Opened {
         Ok(streams)
     }
 
+    /// Returns the difference between the most and the fewest gradients that a shard with variables
+    /// has applied.
+    fn gradients_apart(&self) -> u64 {
+        // Every gradient has a share, if an empty one, on each of them.
+        let saved = self.catalogue().shards().filter_map(|shard| self.manifest().shard(shard));
+        let counts: Vec<u64> = saved.map(|shard| shard.gradients).collect();
+        let (fewest, most) = (counts.iter().min(), counts.iter().max());
+        most.zip(fewest).map_or(0, |(most, fewest)| most - fewest)
+    }
+
     /// Returns the counts and windows of a restored shard.
     ///
     /// With an unchanged catalogue, a shard gets its own back. With another one, it takes the
@@ -215,16 +227,18 @@ impl Opened {
     fn counts(&self, target: &Catalogue, shard: ShardId) -> RestoredShard {
         let mut data = self.manifest().shards.iter().filter_map(|shard| shard.data.clone());
         let data = data.next();
+        let gradients_apart = self.gradients_apart();
         let same = target.digest() == self.catalogue().digest();
         if let Some(entry) = self.manifest().shard(shard).filter(|_| same) {
             let (version, gradients) = (entry.version, entry.gradients);
             let (clients, calls) = (entry.clients.clone(), entry.calls.clone());
-            return RestoredShard { version, gradients, clients, data, calls };
+            return RestoredShard { version, gradients, gradients_apart, clients, data, calls };
         }
         let shards = &self.manifest().shards;
         RestoredShard {
             version: shards.iter().map(|shard| shard.version).max().unwrap_or(0),
             gradients: shards.iter().map(|shard| shard.gradients).max().unwrap_or(0),
+            gradients_apart,
             clients: Vec::new(),
             data,
             calls: calls_entry::of_every_shard(shards.iter().map(|shard| shard.calls.as_slice())),

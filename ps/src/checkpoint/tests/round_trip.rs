@@ -21,6 +21,7 @@ fn the_same_layout_restores_everything() {
     let restored = check_restored(&mut opened, &catalogue, &SLOTS, 9);
     let counts: Vec<_> = restored.iter().map(|r| (r.version, r.gradients)).collect();
     assert_eq!(counts, [(9, 18), (10, 19), (19, 28), (20, 29)], "each shard has its own counts");
+    assert!(restored.iter().all(|restored| restored.gradients_apart == 29 - 18));
     assert!(restored.iter().all(|restored| restored.clients.len() == 1));
     assert_eq!(opened.manifest().user, [0, 255, 10]);
     let older = CheckpointName::new(RestoreEpoch(1), GlobalStep(5), 0);
@@ -40,6 +41,7 @@ fn another_layout_restores_the_same_elements() {
         let target = place(variables(parts), tasks, shards);
         for restored in check_restored(&mut opened, &target, &SLOTS, 4) {
             assert_eq!((restored.version, restored.gradients), (14, 18), "the largest of all");
+            assert_eq!(restored.gradients_apart, 18 - 8, "also in another layout");
             assert!(restored.clients.is_empty());
         }
         // Slots are found by name, even if there are fewer, or the order differs.

@@ -318,7 +318,8 @@ impl Shard {
         self.stamp_answers();
         let checkpoint = checkpoint.name.to_string();
         let (step, epoch) = (step.0, epoch.0);
-        self.report(Event::CheckpointRestored { checkpoint, step, epoch });
+        let gradients_apart = counts.gradients_apart;
+        self.report(Event::CheckpointRestored { checkpoint, step, epoch, gradients_apart });
         self.peers.announce_ready(&self.variables, &mut self.out, connection, request);
     }
 }
