@@ -1,6 +1,6 @@
 //! The cost of a call of a function (`cargo bench -p benches --bench services`): its round trip
-//! beside a ping-pong of the same number of bytes over the same transport, calls per second, and a
-//! step of a tower beside the same gradients pushed directly.
+//! beside a ping-pong of the same number of bytes over the same transport, calls per second, many
+//! calls that are open at once, and a step of a tower beside the same gradients pushed directly.
 //!
 //! The ceiling is two threads that block on a socket: no runtime, no state, no wake-up of a third.
 
@@ -84,6 +84,23 @@ fn calls(rounds: usize, count: usize) {
     row("blocking, 16 in flight", blocking_16);
 }
 
+/// Starts this many calls at once and waits for all of them. The client holds back what the server
+/// does not accept yet.
+fn open_calls(count: usize) {
+    let functions = Functions::new().add_async("async", |_| async { Ok(()) });
+    let server = Server::local(functions).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let client = runtime.block_on(Client::connect(server.target())).unwrap();
+    let begun = Instant::now();
+    let started: Vec<_> = (0..count).map(|_| client.start(Call::new("async")).unwrap()).collect();
+    let all_started = begun.elapsed();
+    for call in started {
+        let _ = runtime.block_on(call).unwrap();
+    }
+    let (started, ended) = (all_started.as_secs_f64(), begun.elapsed().as_secs_f64());
+    println!("{count} calls at once: started after {started:.3} s, ended after {ended:.3} s");
+}
+
 /// A step of one tower beside the push of the same gradients by a worker.
 fn towers(rounds: usize, elements: usize) {
     let start = |cluster, task| PsConfig::new(cluster, task, Sgd::new(0.1)).elastic_workers(true);
@@ -135,6 +152,7 @@ fn towers(rounds: usize, elements: usize) {
 fn main() {
     let (rounds, count) = if is_test() { (1, 16) } else { (15, 2_000) };
     calls(rounds, count);
+    open_calls(10 * count);
     for elements in [1 << 10, 1 << 18, 1 << 20] {
         towers(if is_test() { 1 } else { 41 }, elements);
     }
