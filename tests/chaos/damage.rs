@@ -77,7 +77,7 @@ pub(crate) struct DamagedName {
 }
 
 impl DamagedName {
-    fn of(text: &str) -> Option<DamagedName> {
+    pub(crate) fn of(text: &str) -> Option<DamagedName> {
         let (epoch, rest) = text.strip_prefix("ckpt-")?.split_once('-')?;
         let (step, revision) = rest.split_once('.').unwrap_or((rest, "0"));
         let number = |text: &str| text.parse().ok();

@@ -23,6 +23,9 @@ pub(crate) struct LedgerVerdict {
     /// Pushes that only some of the shards have applied. In asynchronous mode a push whose worker
     /// was killed before it received the outcome does not count.
     pub(crate) half_applied: u64,
+    /// Such pushes of killed workers, in asynchronous mode, in one judgement. The step owner must
+    /// know of them.
+    partly_applied: u64,
     /// Rows that were pushed and then evicted for others.
     pub(crate) evicted: u64,
     /// Descriptions of the first faults.
@@ -44,6 +47,17 @@ impl LedgerVerdict {
         self.half_applied += other.half_applied;
         self.evicted += other.evicted;
         other.names.into_iter().for_each(|name| self.name(name));
+    }
+
+    /// Judges the number of partly applied gradients by which the step owner refuses final values.
+    pub(crate) fn told(&mut self, counted: u64) {
+        let found = self.partly_applied;
+        if found > counted {
+            self.half_applied += found - counted;
+            self.name(format!(
+                "{found} pushes are on some shards only, the step owner knows {counted}"
+            ));
+        }
     }
 
     fn name(&mut self, name: String) {
@@ -92,6 +106,8 @@ impl LedgerVerdict {
         if synchronous || values.iter().any(|value| !bounds.contains(value)) {
             self.half_applied += 1;
             self.name(format!("{} is {values:?} on the shards after {entry:?}", name()));
+        } else {
+            self.partly_applied += 1;
         }
     }
 

@@ -10,9 +10,14 @@
 //! and the slots of Adam and momentum must follow from the ledger, to the bit. Workers log every
 //! push that they start and its outcome, so at the end every push can be checked.
 //!
+//! At each restore the state is lost twice: the second time on some servers or all, before the next
+//! checkpoint, while a worker that has joined in between is away and must be told. Where links are
+//! cut, a session starts the training, and a server is killed while its first checkpoint is written.
+//!
 //! A refused push is on no shard. A push without an outcome, because its worker was killed or was
 //! retired after three leases of absence, is on all shards or on none in synchronous mode. In
-//! asynchronous mode it may be on some of the shards.
+//! asynchronous mode it may be on some of the shards, and the step owner must count it: then the
+//! training has no final values.
 //!
 //! Run it with `cargo test --release --test chaos`:
 //!
@@ -29,6 +34,7 @@
 mod chance;
 mod daemons;
 mod damage;
+mod first_save;
 mod history;
 mod hostile;
 mod ledger;

@@ -26,6 +26,12 @@ pub(crate) struct ChaosReport {
     pub(crate) damages_refused: u64,
     pub(crate) damages_of_checkpoints: u64,
     pub(crate) restores: u64,
+    /// Restores after which the state was lost again before the next checkpoint.
+    pub(crate) second_losses: u64,
+    /// First saves of a session during which a server was killed.
+    pub(crate) first_saves: u64,
+    /// Gradients of killed workers that are on some shards only, as the step owners count them.
+    pub(crate) partly_applied: u64,
     /// The checkpoints that were found, with the folders of their clusters.
     pub(crate) checkpoints: BTreeSet<(PathBuf, DamagedName)>,
     /// Server kills (`kills`) with a push in flight.
@@ -70,6 +76,9 @@ impl ChaosReport {
         self.damages_refused += other.damages_refused;
         self.damages_of_checkpoints += other.damages_of_checkpoints;
         self.restores += other.restores;
+        self.second_losses += other.second_losses;
+        self.partly_applied += other.partly_applied;
+        self.first_saves += other.first_saves;
         self.checkpoints.extend(other.checkpoints);
         self.refused += other.refused;
         self.panics += other.panics;
@@ -167,8 +176,8 @@ impl ChaosReport {
         format!(
             "{{\"test\":\"chaos\",\"kills\":{},\"in_flight_at_kill\":{},\"worker_kills\":{},\
              \"given_up\":{},\"stops\":{},\"cuts\":{},\"stalls\":{},\"disk_faults\":{},\"damages\":{},\"refused_damages\":{},\
-             \"checkpoints\":{},\"restores\":{},\"acknowledged\":{},\"unknown\":{},\"stale\":{},\"refused\":{},\
-             \"lost\":{},\"duplicated\":{},\"torn\":{},\"half_applied\":{},\"evicted\":{},\"panics\":{},\
+             \"checkpoints\":{},\"restores\":{},\"second_losses\":{},\"first_saves\":{},\"acknowledged\":{},\"unknown\":{},\"stale\":{},\"refused\":{},\
+             \"lost\":{},\"duplicated\":{},\"torn\":{},\"half_applied\":{},\"partly_applied\":{},\"evicted\":{},\"panics\":{},\
              \"hostile_connections\":{},\"hostile_messages\":{},\"slots_lost\":{},\
              \"recovery_p50_ms\":{},\"recovery_p99_ms\":{}}}",
             self.kills + self.other_kills,
@@ -183,6 +192,8 @@ impl ChaosReport {
             self.damages_refused + self.damages_of_checkpoints,
             self.checkpoints.len(),
             self.restores,
+            self.second_losses,
+            self.first_saves,
             self.acknowledged,
             self.unknown,
             self.stale,
@@ -191,6 +202,7 @@ impl ChaosReport {
             self.verdict.duplicated,
             self.verdict.torn,
             self.verdict.half_applied,
+            self.partly_applied,
             self.verdict.evicted,
             self.panics,
             self.hostile.connections,

@@ -6,10 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
+use pushpull::protocol::Refusal;
+use pushpull::training::Advice;
 
 use crate::chance::Chance;
 use crate::daemons::{DaemonTransport, Daemons};
 use crate::damage;
+use crate::first_save;
 use crate::history::{Entry, History};
 use crate::hostile::HostileClients;
 use crate::ledger::{Found, LedgerVerdict, judge};
@@ -95,12 +98,20 @@ pub(crate) fn run(plan: &Plan, folder: &Path, chance: &mut Chance) -> ChaosRepor
     let links = plan.has_links.then(|| Arc::new(Links::start(&hosts, WORKERS as usize)));
     let (synchronous, expires) = (plan.synchronous, plan.has_links);
     let setting = ChaosSetting { hosts, chunks: chunks(plan), synchronous, expires, folder };
+    let mut report = ChaosReport::default();
+    let mut daemons = Daemons::start(&setting, links.clone());
+    if plan.has_links && plan.counts.kills > 0 {
+        let victim = chance.below(daemons.tasks() as u64) as usize;
+        first_save::kill_during(&setting, &mut daemons, victim);
+        report.other_kills += 1;
+        report.first_saves += 1;
+    }
     let mut rounds = ChaosRounds {
-        daemons: Daemons::start(&setting, links.clone()),
+        daemons,
         workers: Workers::start(&setting, links.clone()),
         setting: setting.clone(),
         links,
-        report: ChaosReport::default(),
+        report,
         chance,
     };
     // Faults begin with the training. Other tests kill servers before there are variables.
@@ -125,7 +136,11 @@ pub(crate) fn run(plan: &Plan, folder: &Path, chance: &mut Chance) -> ChaosRepor
     report.refused = histories.iter().map(|history| history.refused).sum();
     let invoked: u64 = histories.iter().map(|history| history.invoked).sum();
     report.unknown = invoked - report.acknowledged - report.stale - report.refused;
-    report.verdict.add(judge_now_and_later(plan, &setting, &mut daemons, &histories));
+    let (mut verdict, _) = read_and_judge(&setting, &histories, None);
+    report.partly_applied = partly_applied(&setting);
+    verdict.told(report.partly_applied);
+    verdict.add(judge_later(plan, &setting, &mut daemons, &histories));
+    report.verdict.add(verdict);
     report.panics = daemons.panics();
     println!("{}: {seconds:.1} s, {}", plan.name, report.summary());
     report
@@ -444,12 +459,42 @@ impl ChaosRounds<'_> {
         let (verdict, found) =
             read_and_judge(&self.setting, &self.workers.histories, Some(&floors));
         self.report.verdict.add(verdict);
+        self.lose_again(&found);
         self.workers.note_restore();
         for (history, found) in self.workers.histories.iter_mut().zip(found) {
             history.base = found;
         }
         self.report.restores += 1;
         self.workers.start_all();
+    }
+
+    /// Loses the state of one server or of all again, before anybody has trained since the restore.
+    /// The chief restores the same values. A worker that has joined in between and was away must be
+    /// told.
+    fn lose_again(&mut self, restored: &Found) {
+        let mut away = Worker::connect(self.setting.worker_config(1)).expect("servers are up");
+        away.join(&self.setting.variables(), |_| ()).expect("the variables have values");
+        let tasks = self.daemons.tasks();
+        let lost: Vec<usize> = match self.chance.once_in(2) {
+            true => (0..tasks).collect(),
+            false => vec![self.chance.below(tasks as u64) as usize],
+        };
+        lost.iter().for_each(|&task| self.daemons.kill(task));
+        self.report.other_kills += lost.len() as u64;
+        for &task in &lost {
+            fs::remove_dir_all(self.daemons.state(task)).expect("a state can be removed");
+        }
+        lost.iter().for_each(|&task| _ = self.daemons.restart(task));
+        self.restore_as_chief();
+        match away.token() {
+            Err(error) if error.advice() == Advice::Rejoin => {}
+            told => panic!("{lost:?} were restored again, and a worker is told {told:?}"),
+        }
+        let (verdict, found) = read_and_judge(&self.setting, &self.workers.histories, None);
+        assert_eq!(&found, restored, "{lost:?} were restored again with other values");
+        // Acknowledged pushes that the checkpoint lacks were judged at the first restore.
+        self.report.verdict.torn += verdict.torn;
+        self.report.second_losses += 1;
     }
 
     /// Joins as the chief until the variables have values. Returns the name of the restored
@@ -529,16 +574,16 @@ impl ChaosRounds<'_> {
 /// The exit code of a server that cannot start.
 const REFUSED: i32 = 2;
 
-/// Judges the values, again after one more kill, and again after an orderly restart if the servers
-/// keep their state through one.
-fn judge_now_and_later(
+/// Judges the values after one more kill, and again after an orderly restart if the servers keep
+/// their state through one.
+fn judge_later(
     plan: &Plan,
     setting: &ChaosSetting,
     daemons: &mut Daemons,
     histories: &[History],
 ) -> LedgerVerdict {
     let judge = || read_and_judge(setting, histories, None).0;
-    let mut verdict = judge();
+    let mut verdict = LedgerVerdict::default();
     let tasks = 0..daemons.tasks();
     if plan.counts.kills > 0 {
         tasks.clone().for_each(|task| daemons.kill(task));
@@ -552,6 +597,22 @@ fn judge_now_and_later(
         daemons.stop();
     }
     verdict
+}
+
+/// Finishes the training as the chief. Returns the number of gradients for which the step owner
+/// refuses final values, because they are on some shards only.
+fn partly_applied(setting: &ChaosSetting) -> u64 {
+    let mut chief = Worker::connect(setting.worker_config(0)).expect("servers are up");
+    let joined = chief.join(&setting.variables(), |_| ());
+    let mut params = joined.expect("the variables have values");
+    chief.finish().expect("the chief may end the training");
+    let partly = match chief.pull_final(&mut params) {
+        Ok(_) => 0,
+        Err(pushpull::Error::Refused { refusal: Refusal::NotFinal { pushes }, .. }) => pushes,
+        Err(error) => panic!("the training does not end: {error}"),
+    };
+    chief.leave().expect("a chief may leave");
+    partly
 }
 
 fn restart_all(daemons: &mut Daemons) {
