@@ -8,11 +8,13 @@ use pushpull::blocking::TrainingSession;
 use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::error::TrainingError;
 use pushpull::protocol::Refusal;
-use pushpull::server::Listener;
+use pushpull::server::{Listener, OnLoss};
 use pushpull::training::{
     Flow, Hook, HookError, JoinReport, RetryReport, TrainingConfig, TrainingEnd,
 };
-use pushpull::{Error, Ps, PsConfig, Sgd, Storage, TaskId, VariableSpec, WorkerConfig};
+use pushpull::{
+    Error, Ps, PsConfig, Sgd, Storage, Synchronous, TaskId, VariableSpec, WorkerConfig,
+};
 
 use super::cluster::{LONG, TestCluster, block_on, listen, spec, vector, wait_for_end};
 use super::proxy::Proxy;
@@ -170,6 +172,29 @@ fn a_server_that_is_away_during_the_first_save_ends_no_session() {
         server.handle().stop();
         wait_for_end(server).unwrap();
     }
+}
+
+#[test]
+fn a_replica_that_is_absent_ends_a_session_at_once_if_the_policy_says_so() {
+    let mode = Synchronous::new(2).on_loss(OnLoss::Fail);
+    let cluster = TestCluster::sgd(2, |config| config.mode(mode));
+    let retries = Texts::default();
+    let config = TrainingConfig::new(cluster.config(0)).variables([vector("w", 3)]);
+    let session = TrainingSession::start(config.hook(Causes(retries.clone(), || ()))).unwrap();
+    let mut other = cluster.worker(1);
+    let _ = other.join(&[vector("w", 3)], |_| ()).unwrap();
+    other.leave().unwrap();
+    let ended = session.run(|step| {
+        step.parts().1.view_mut::<f32>("w")?.fill(1.0);
+        Ok::<(), HookError>(())
+    });
+    let error = ended.unwrap_err();
+    let Some(Error::ReplicasAbsent { awaited, .. }) = error.worker_error() else {
+        panic!("{error}")
+    };
+    assert!(awaited.contains("/job:worker/task:1 (left"), "{error}");
+    assert!(retries.0.lock().unwrap().is_empty(), "another attempt would end the same way");
+    cluster.stop();
 }
 
 /// The directory is a file for a while, so the first save fails.

@@ -374,6 +374,7 @@ impl Trainer {
             Error::Refused { refusal: Refusal::Deadline { awaited, .. }, .. } => {
                 awaited.to_string()
             }
+            Error::ReplicasAbsent { awaited, .. } => awaited.clone(),
             _ => return false,
         };
         // Shards answer a little before the deadline, so that the answer arrives in time.
@@ -430,7 +431,10 @@ impl Trainer {
         match reply {
             Ok(WorkerAnswer::Pushed(outcome)) => checker.settled(token, outcome),
             Err(Error::Refused { shard, .. }) => checker.refused(token, shard),
-            Err(error @ Error::Timeout { sequence: Some(_), .. }) => {
+            Err(
+                error @ (Error::Timeout { sequence: Some(_), .. }
+                | Error::ReplicasAbsent { sequence: Some(_), .. }),
+            ) => {
                 self.resumed += 1;
                 let op = endpoint.submit(now, WorkerOperation::Resume(error), self.timeout);
                 self.slow = Some(SlowGradient::StreamingPush(op, token));
@@ -459,7 +463,11 @@ impl Trainer {
                 checker.not_final(pushes);
                 self.leave(now, endpoint, endpoint.shards().into());
             }
-            (Phase::StreamingPush(_), error @ Error::Timeout { sequence: Some(_), .. }) => {
+            (
+                Phase::StreamingPush(_),
+                error @ (Error::Timeout { sequence: Some(_), .. }
+                | Error::ReplicasAbsent { sequence: Some(_), .. }),
+            ) => {
                 self.resumed += 1;
                 self.ask(now, endpoint, WorkerOperation::Resume(error));
             }
@@ -474,7 +482,10 @@ impl Trainer {
                 endpoint.drop_token(now, grant);
                 self.continue_training(now, endpoint);
             }
-            (Phase::Asking, Error::Timeout { .. } | Error::Refused { .. }) => {
+            (
+                Phase::Asking,
+                Error::Timeout { .. } | Error::Refused { .. } | Error::ReplicasAbsent { .. },
+            ) => {
                 self.continue_training(now, endpoint);
             }
             (Phase::AwaitingEnd, _) if timed_out => self.await_end(now, endpoint),

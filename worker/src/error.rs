@@ -148,6 +148,23 @@ pub enum Error {
         /// The sequence number of the push, if the operation was one.
         sequence: Option<Sequence>,
     },
+    /// Too few replicas are left for a synchronous step, and the policy of the servers
+    /// (`OnLoss::Wait` or `OnLoss::Fail`) ends the wait for others. A training session ends. A push
+    /// stays: [`crate::Worker::outcome`] and [`crate::Worker::wait`] ask for it by its sequence
+    /// number.
+    #[error(
+        "cannot {doing}: too few replicas for {waited:?}, and on_loss ends the wait for {awaited}"
+    )]
+    ReplicasAbsent {
+        /// The operation, as in "cannot push".
+        doing: &'static str,
+        /// How long the step has had too few replicas.
+        waited: Duration,
+        /// What the step waits for, with the absent replicas.
+        awaited: String,
+        /// The sequence number of the push, if the operation was one.
+        sequence: Option<Sequence>,
+    },
     /// A server refused the operation.
     #[error("cannot {doing}: {shard} refuses: {refusal}")]
     Refused {
@@ -394,7 +411,8 @@ impl Error {
             | Error::Overflow { .. }
             | Error::Encode { error: CodecError::NonFinite { .. }, .. }
             | Error::DroppedVariable => Advice::SkipBatch,
-            Error::Config(_)
+            Error::ReplicasAbsent { .. }
+            | Error::Config(_)
             | Error::Device(_)
             | Error::View(_)
             | Error::Load(_)

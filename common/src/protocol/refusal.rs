@@ -329,6 +329,14 @@ wire_enum! {
             /// The shard and the reason.
             detail: Detail,
         },
+        /// Too few replicas are left for a synchronous step, and the policy of the servers ends the
+        /// wait for others.
+        46 => ReplicasAbsent {
+            /// The time for which the step has lacked them, in milliseconds.
+            waited_ms: u64,
+            /// What the step waits for, with the absent replicas.
+            awaited: Detail,
+        },
         /// The server has no function of this name.
         50 => UnknownFunction {
             /// The function in the call.
@@ -483,6 +491,13 @@ impl std::fmt::Display for Refusal {
             }
             Refusal::Deadline { waited_ms, awaited } => {
                 write!(f, "waited {waited_ms} ms for {awaited}")
+            }
+            Refusal::ReplicasAbsent { waited_ms, awaited } => {
+                write!(
+                    f,
+                    "the step has lacked replicas for {waited_ms} ms, and on_loss ends the "
+                )?;
+                write!(f, "wait for {awaited}")
             }
             Refusal::Busy { what, limit } => write!(f, "too many {what}: the limit is {limit}"),
             Refusal::Unsupported { kind, detail } => {

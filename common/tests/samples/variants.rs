@@ -145,6 +145,7 @@ variants! {
         "not_final" => Refusal::NotFinal { pushes: 2 },
         "feature" => Refusal::Feature { number: 40, has: Features(0x3) },
         "checkpoint" => Refusal::Checkpoint { detail: detail("it has other variables") },
+        "replicas_absent" => Refusal::ReplicasAbsent { waited_ms: 250, awaited: detail("a replica") },
         "unavailable" => Refusal::Unavailable { detail: detail("ps task 1 is away") },
         "unknown_function" => Refusal::UnknownFunction {
             function: detail("f"), known: detail("g, h"),

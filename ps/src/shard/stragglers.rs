@@ -25,12 +25,17 @@ impl Stragglers {
         self.first_join.get_or_insert(now);
     }
 
-    /// Records whether the step has too few replicas. Returns whether it has had too few for
-    /// `timeout`.
-    fn are_overdue(&mut self, now: Instant, is_short: bool, timeout: Option<Duration>) -> bool {
+    /// Records whether the step has too few replicas. Returns for how long it has had too few, once
+    /// that is `timeout`.
+    fn overdue(
+        &mut self,
+        now: Instant,
+        is_short: bool,
+        timeout: Option<Duration>,
+    ) -> Option<Duration> {
         self.short_since = self.short_since.filter(|_| is_short).or(is_short.then_some(now));
-        let short_since = self.short_since.zip(timeout);
-        short_since.is_some_and(|(since, timeout)| now.saturating_duration_since(since) >= timeout)
+        let (since, timeout) = self.short_since.zip(timeout)?;
+        Some(now.saturating_duration_since(since)).filter(|&short| short >= timeout)
     }
 
     /// Returns how long replicas have had to join.
@@ -51,18 +56,18 @@ impl Shard {
             Some(OnLoss::Fail) => Some(Duration::ZERO),
             Some(OnLoss::Shrink { .. }) | None => None,
         };
-        let all = self.steps.stragglers.are_overdue(now, is_short, timeout);
-        self.end_waits_of_pushes(now, all);
-        if !all {
-            return;
-        }
-        let awaited = Detail::clipped(self.awaited_step(now).unwrap_or_default().text);
+        let short = self.steps.stragglers.overdue(now, is_short, timeout);
+        self.end_waits_of_pushes(now, short);
+        let Some(short) = short else { return };
+        let refusal = self.replicas_absent(now, short);
         for entry in self.peers.parked.take(|entry| matches!(entry.wait, WaitReason::Token)) {
-            let waited_ms = now.saturating_duration_since(entry.request.since).as_millis() as u64;
-            let awaited = awaited.clone();
-            let refusal = Refusal::Deadline { waited_ms, awaited };
-            entry.request.refuse(&mut self.out, refusal);
+            entry.request.refuse(&mut self.out, refusal.clone());
         }
+    }
+
+    fn replicas_absent(&self, now: Instant, short: Duration) -> Refusal {
+        let awaited = Detail::clipped(self.awaited_step(now).unwrap_or_default().text);
+        Refusal::ReplicasAbsent { waited_ms: short.as_millis() as u64, awaited }
     }
 
     /// Describes what a pull waits for.
@@ -78,9 +83,10 @@ impl Shard {
         format!("global step {step}{found}")
     }
 
-    /// Answers the clients of held and undecided pushes whose wait has ended. The pushes stay.
-    fn end_waits_of_pushes(&mut self, now: Instant, all: bool) {
-        let ended = self.intake.inbox.as_mut().map(|inbox| inbox.take_waits(now, all));
+    /// Answers the clients of held and undecided pushes whose wait has ended: by their deadlines, or
+    /// all of them if the step has been `short` of replicas for too long. The pushes stay.
+    fn end_waits_of_pushes(&mut self, now: Instant, short: Option<Duration>) {
+        let ended = self.intake.inbox.as_mut().map(|inbox| inbox.take_waits(now, short.is_some()));
         for (push_slot, whole) in ended.unwrap_or_default() {
             let Some(inbox) = &self.intake.inbox else { return };
             let (Some(push), Some(client)) = (inbox.arrival(push_slot), inbox.holder(push_slot))
@@ -90,12 +96,18 @@ impl Shard {
             if self.peers.registry.client(client).connection != Some(whole.connection) {
                 continue;
             }
-            let awaited = Detail::clipped(self.awaited_step(now).unwrap_or_default().text);
-            let waited = whole.since.map_or(Duration::ZERO, |since| now.duration_since(since));
-            let waited_ms = waited.as_millis() as u64;
             let (request, sequence) = (whole.request, push.sequence);
             let request = Envelope { request, sequence, ..Envelope::default() };
-            let refusal = Refusal::Deadline { waited_ms, awaited };
+            let refusal = match short {
+                Some(short) => self.replicas_absent(now, short),
+                None => {
+                    let awaited = self.awaited_step(now).unwrap_or_default().text;
+                    let waited =
+                        whole.since.map_or(Duration::ZERO, |since| now.duration_since(since));
+                    let waited_ms = waited.as_millis() as u64;
+                    Refusal::Deadline { waited_ms, awaited: Detail::clipped(awaited) }
+                }
+            };
             self.out.refuse(whole.connection, request, refusal);
         }
     }

@@ -103,6 +103,7 @@ fn refusals() -> Vec<(Refusal, Advice)> {
         (Refusal::Feature { number: 1, has: Features(0) }, Stop),
         // Another shape, optimizer or set of variables; no place for checkpoints; none is sound.
         (Refusal::Checkpoint { detail: text("it has no w") }, Stop),
+        (Refusal::ReplicasAbsent { waited_ms: 1, awaited: text("a replica") }, Stop),
         (Refusal::Unavailable { detail: text("ps task 1 was killed") }, Retry),
         (Refusal::UnknownFunction { function: text("f"), known: text("g") }, Stop),
         (Refusal::Input { function: text("f"), input: text("x"), detail: text("no") }, Stop),
@@ -171,6 +172,7 @@ fn an_error_has_the_advice_that_its_text_gives() {
             },
             Stop,
         ),
+        (Error::ReplicasAbsent { doing, waited, awaited: name(), sequence: None }, Stop),
         (Error::Fenced, Stop),
         (Error::RolledBack { from_step: 2, to_step: 1 }, Rejoin),
         (Error::ServerStopped { shard: SHARD }, Stop),

@@ -36,7 +36,8 @@ pub(crate) use io::{
     SessionConfig, SessionInput, SessionOutput,
 };
 use links::{BodyTarget, LinkFault, LinkStatus, OutgoingFrame, PendingRequest, SessionLinks};
-use membership::Membership;
+use membership::{Membership, refused};
+use operations::PendingOperation;
 use progress::ProgressReports;
 use pulls::PullEvent;
 use pushes::PushEvent;
@@ -405,10 +406,19 @@ impl Session {
         match event {
             PushEvent::Ignored => return,
             PushEvent::Advanced => {}
-            PushEvent::Undecided { completed_at, awaited } => {
-                let awaited = self.reports.undecided(now, index, awaited.as_str(), &self.links);
-                let outputs = &mut self.outputs;
-                self.work.push_undecided(now, sequence, completed_at, &awaited, outputs);
+            PushEvent::Undecided { completed_at, refusal } => {
+                let reports = &self.reports;
+                let links = &self.links;
+                let error = |operation: &PendingOperation| match &refusal {
+                    Refusal::ReplicasAbsent { waited_ms, awaited } => {
+                        let waited = Duration::from_millis(*waited_ms);
+                        operation.without_replicas(waited, awaited.to_string())
+                    }
+                    Refusal::Deadline { awaited, .. } => operation
+                        .timeout(now, reports.undecided(now, index, awaited.as_str(), links)),
+                    other => refused(operation.doing, links[index].shard, other.clone()),
+                };
+                self.work.push_undecided(sequence, completed_at, error, &mut self.outputs);
             }
         }
         self.drive(now);

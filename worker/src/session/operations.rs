@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pushpull_common::ids::Sequence;
 
@@ -50,12 +50,23 @@ impl PendingOperation {
 
     /// Returns the error of an operation that has waited in vain.
     pub(super) fn timeout(&self, now: Instant, awaited: UnresponsiveShards) -> Error {
-        let sequence = match self.kind {
-            OperationKind::Push { sequence, .. } => Some(sequence),
-            _ => None,
-        };
+        let sequence = self.sequence();
         let waited = now.saturating_duration_since(self.since);
         Error::Timeout { doing: self.doing, waited, awaited, sequence }
+    }
+
+    /// Returns the error of an operation that waits for a step with too few replicas.
+    pub(super) fn without_replicas(&self, waited: Duration, awaited: String) -> Error {
+        let sequence = self.sequence();
+        Error::ReplicasAbsent { doing: self.doing, waited, awaited, sequence }
+    }
+
+    /// The sequence number of the push that it waits for.
+    fn sequence(&self) -> Option<Sequence> {
+        match self.kind {
+            OperationKind::Push { sequence, .. } => Some(sequence),
+            _ => None,
+        }
     }
 
     fn waits_for(&self, push: Sequence) -> bool {

@@ -1,7 +1,7 @@
 //! The operations, and what is under way for them: requests, pushes, pulls, tokens.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{Sequence, ShardId};
 use pushpull_common::protocol::limits::WINDOW;
@@ -367,7 +367,14 @@ impl SessionWork {
             }
             (refusal, ..) => refusal,
         };
-        self.finish(id, Err(refused("take a token", link.shard, refusal)), outputs);
+        let error = match (refusal, self.operations.get(id)) {
+            (Refusal::ReplicasAbsent { waited_ms, awaited }, Some(operation)) => {
+                let waited = Duration::from_millis(waited_ms);
+                operation.without_replicas(waited, awaited.to_string())
+            }
+            (refusal, _) => refused("take a token", link.shard, refusal),
+        };
+        self.finish(id, Err(error), outputs);
     }
 
     /// Handles the shard of link `index`, which has refused a request of a pull. The operation
@@ -395,10 +402,9 @@ impl SessionWork {
     /// asked again for the later ones.
     pub(super) fn push_undecided(
         &mut self,
-        now: Instant,
         sequence: Sequence,
         completed_at: Option<Instant>,
-        awaited: &UnresponsiveShards,
+        error: impl Fn(&PendingOperation) -> Error,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
         let waiting: Vec<OpId> = self.operations.waiting_for(sequence).collect();
@@ -408,7 +414,7 @@ impl SessionWork {
                 self.pushes.query_undecided();
                 continue;
             }
-            let error = operation.timeout(now, awaited.clone());
+            let error = error(operation);
             self.finish(id, Err(error), outputs);
         }
     }

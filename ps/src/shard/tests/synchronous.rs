@@ -870,7 +870,11 @@ fn a_wait_for_a_lost_replica_ends_and_names_it() {
         let Some(Message::Refused(refused)) = cluster.world.answer(line, request) else {
             panic!("the request is not refused")
         };
-        let Refusal::Deadline { awaited, .. } = refused.refusal else { panic!("{refused:?}") };
+        let Refusal::ReplicasAbsent { waited_ms, awaited } = refused.refusal else {
+            panic!("{refused:?}")
+        };
+        let waited = Duration::from_millis(waited_ms);
+        assert!((timeout..timeout + 4 * TICK).contains(&waited), "since the loss: {waited:?}");
         assert!(awaited.as_str().contains("/job:worker/task:1 (lost"), "{awaited}");
         assert!(awaited.as_str().contains("1 of 2 gradients"), "{awaited}");
         assert_eq!(cluster.world.answer(line, request), None, "the request is refused once");
@@ -893,7 +897,9 @@ fn absent_replicas_are_named_if_they_left_or_contributed_or_never_came() {
         let Some(Message::Refused(refused)) = cluster.world.answer(line, request) else {
             panic!("the request is not refused")
         };
-        let Refusal::Deadline { awaited, .. } = refused.refusal else { panic!("{refused:?}") };
+        let Refusal::ReplicasAbsent { awaited, .. } = refused.refusal else {
+            panic!("{refused:?}")
+        };
         awaited.to_string()
     };
     let mut cluster = ShardCluster::new(1, synchronous(2, 2).on_loss(fails), |config| config);

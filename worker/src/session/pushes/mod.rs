@@ -11,7 +11,6 @@ use std::time::Instant;
 use pushpull_common::ids::{GlobalStep, Sequence, ShardId};
 use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::message::Operation;
-use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Grant, Message, Outcome, PushState, Refusal};
 
 use super::links::{LinkFault, SessionLinks};
@@ -55,8 +54,8 @@ pub(super) enum PushEvent {
     Ignored,
     /// More can be sent, or the push may be settled.
     Advanced,
-    /// The step owner did not decide in time about a push completed then. It waits for this.
-    Undecided { completed_at: Option<Instant>, awaited: Detail },
+    /// The step owner did not decide in time about a push completed then, for this reason.
+    Undecided { completed_at: Option<Instant>, refusal: Refusal },
 }
 
 /// A push that has been settled.
@@ -211,12 +210,12 @@ impl PendingPushes {
                         links[link].push_slot = 0;
                     }
                 }
-                Refusal::Deadline { awaited, .. }
+                refusal @ (Refusal::Deadline { .. } | Refusal::ReplicasAbsent { .. })
                     if synchronous && is_owner && share.phase == SharePhase::Sent =>
                 {
                     (share.phase, share.request) = (SharePhase::Undecided, None);
                     let completed_at = share.completed_at;
-                    return Ok(PushEvent::Undecided { completed_at, awaited });
+                    return Ok(PushEvent::Undecided { completed_at, refusal });
                 }
                 refusal => share.phase = SharePhase::Settled(Err(refusal)),
             },

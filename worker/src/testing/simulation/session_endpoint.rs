@@ -260,7 +260,8 @@ impl SessionEndpoint {
             }
             WorkerOperation::End(sequence) => SessionCommand::End { sequence },
             WorkerOperation::Resume(error) => match error {
-                Error::Timeout { sequence: Some(sequence), .. } => {
+                Error::Timeout { sequence: Some(sequence), .. }
+                | Error::ReplicasAbsent { sequence: Some(sequence), .. } => {
                     SessionCommand::Await { sequence }
                 }
                 other => panic!("cannot resume a push after {other}"),
