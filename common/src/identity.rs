@@ -31,8 +31,12 @@ impl Identity {
     /// The name of the fact of all optimizers with their hyperparameters and schedules.
     pub const RULES: &'static str = "rules";
 
-    /// The name of the fact of all settings of the update mode.
+    /// The name of the fact of all settings of the update mode. A difference is one of
+    /// [`Identity::MODE`], the setting that has them.
     pub const MODE_SETTINGS: &'static str = "mode_settings";
+
+    /// The name of the fact of the update mode without the settings that may change between runs.
+    pub const MODE: &'static str = "mode";
 
     /// The first character of the names of facts that may differ.
     pub const MAY_DIFFER: char = '~';
@@ -64,7 +68,7 @@ impl Identity {
     pub fn with_long(mut self, name: &str, value: &str) -> Self {
         let mut rest = value;
         for part in 1..=Identity::PARTS_MAX {
-            let name = if part == 1 { name.to_owned() } else { format!("{name} {part}") };
+            let name = if part == 1 { name.to_owned() } else { part_name(name, part) };
             if part == Identity::PARTS_MAX || rest.len() <= limits::IDENTITY_VALUE_BYTES_MAX {
                 return self.with(&name, rest);
             }
@@ -134,39 +138,51 @@ impl Identity {
         hasher.finalize().into()
     }
 
-    /// Returns the first fact known to both that must agree and does not: name, own value, other
-    /// value.
-    pub fn difference<'a>(&'a self, other: &'a Identity) -> Option<(&'a str, &'a str, &'a str)> {
-        self.differences(other).find(|(name, ..)| !name.starts_with(Identity::MAY_DIFFER))
+    /// Returns the first fact known to both that must agree and does not.
+    pub fn difference(&self, other: &Identity) -> Option<FactDifference> {
+        let mut names = self.names().filter(|name| !name.starts_with(Identity::MAY_DIFFER));
+        names.find_map(|name| self.difference_in(name, other))
     }
 
-    /// Returns the facts that may differ and do: name, own value, other value.
-    pub fn free_differences<'a>(
-        &'a self,
-        other: &'a Identity,
-    ) -> impl Iterator<Item = (&'a str, &'a str, &'a str)> {
-        let differences = self.differences(other);
-        differences.filter_map(|(name, ours, theirs)| {
-            Some((name.strip_prefix(Identity::MAY_DIFFER)?, ours, theirs))
-        })
+    /// Returns the facts that may differ and do.
+    pub fn free_differences(&self, other: &Identity) -> impl Iterator<Item = FactDifference> {
+        let names = self.names().filter(|name| name.starts_with(Identity::MAY_DIFFER));
+        names.filter_map(|name| self.difference_in(name, other))
     }
 
-    fn differences<'a>(
-        &'a self,
-        other: &'a Identity,
-    ) -> impl Iterator<Item = (&'a str, &'a str, &'a str)> {
-        self.fields.iter().filter_map(|(name, ours)| {
-            let theirs = other.field(name)?;
-            (ours != theirs).then_some((name.as_str(), ours.as_str(), theirs))
-        })
+    /// Returns the names of facts, without those of the further parts of long values.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        self.fields.keys().map(String::as_str).filter(|name| !name.contains(' '))
+    }
+
+    /// Returns the whole value of a fact, of which a long one has several parts.
+    fn value(&self, name: &str) -> Option<String> {
+        let mut value = self.field(name)?.to_owned();
+        let parts = (2..=Identity::PARTS_MAX).map_while(|part| self.field(&part_name(name, part)));
+        parts.for_each(|part| value.push_str(part));
+        Some(value)
+    }
+
+    fn difference_in(&self, name: &str, other: &Identity) -> Option<FactDifference> {
+        let ours = self.value(name)?;
+        let theirs = other.value(name)?;
+        if ours == theirs {
+            return None;
+        }
+        let setting = match name.trim_start_matches(Identity::MAY_DIFFER) {
+            Identity::MODE_SETTINGS => Identity::MODE,
+            setting => setting,
+        };
+        let (ours, theirs) = excerpts(&ours, &theirs);
+        Some(FactDifference { setting: setting.to_owned(), ours, theirs })
     }
 
     /// Returns the refusal for a client whose identity differs from this server's; `None` if they
     /// agree.
     pub fn refusal(&self, client: &Identity) -> Option<Refusal> {
-        let (field, ours, theirs) = self.difference(client)?;
+        let FactDifference { setting, ours, theirs } = self.difference(client)?;
         Some(Refusal::Identity {
-            field: Detail::clipped(field),
+            field: Detail::clipped(setting),
             server: Detail::clipped(ours),
             client: Detail::clipped(theirs),
             server_hash: self.hash(),
@@ -191,9 +207,64 @@ impl Identity {
     }
 }
 
+/// A fact whose values differ.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FactDifference {
+    /// The name of the setting.
+    pub setting: String,
+    /// This side's value; of a long one, the text around the first difference.
+    pub ours: String,
+    /// The other side's value, likewise.
+    pub theirs: String,
+}
+
+/// The name of a further part of a long value.
+fn part_name(name: &str, part: usize) -> String {
+    format!("{name} {part}")
+}
+
+/// Cuts two texts that differ around their first difference, if one is too long for an error.
+fn excerpts(ours: &str, theirs: &str) -> (String, String) {
+    if ours.len().max(theirs.len()) <= EXCERPT_BYTES_MAX {
+        return (ours.to_owned(), theirs.to_owned());
+    }
+    let mut pairs = ours.char_indices().zip(theirs.chars());
+    let at = pairs.find(|((_, a), b)| a != b).map(|((at, _), _)| at);
+    let at = at.unwrap_or(ours.len().min(theirs.len()));
+    // The text before is the same on both sides. The cut is behind the end of a setting.
+    let from = boundary(ours, at.saturating_sub(EXCERPT_BYTES_BEFORE));
+    let start = match ours[from..at].find(", ") {
+        Some(end) if from > 0 => from + end + 2,
+        _ => from,
+    };
+    let excerpt = |text: &str| {
+        let end = boundary(text, text.len().min(start + EXCERPT_BYTES_MAX));
+        let before = if start > 0 { ".. " } else { "" };
+        let after = if end < text.len() { " .." } else { "" };
+        format!("{before}{}{after}", &text[start..end])
+    };
+    (excerpt(ours), excerpt(theirs))
+}
+
+/// Returns the last border of a character that is not behind a position.
+fn boundary(text: &str, at: usize) -> usize {
+    (0..=at).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
+}
+
+/// The longest text of a difference that is not cut.
+const EXCERPT_BYTES_MAX: usize = 240;
+
+/// The bytes before a difference that give it a context.
+const EXCERPT_BYTES_BEFORE: usize = 80;
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn difference(setting: &str, ours: &str, theirs: &str) -> FactDifference {
+        let [setting, ours, theirs] = [setting, ours, theirs].map(str::to_owned);
+        FactDifference { setting, ours, theirs }
+    }
 
     #[test]
     fn only_facts_known_to_both_are_compared() {
@@ -201,7 +272,7 @@ mod tests {
         let worker = Identity::new().with("ps", "0,1").with("placement", "round robin");
         assert_eq!(server.difference(&worker), None);
         let other = Identity::new().with("optimizer", "sgd");
-        assert_eq!(server.difference(&other), Some(("optimizer", "adam", "sgd")));
+        assert_eq!(server.difference(&other), Some(difference("optimizer", "adam", "sgd")));
         assert_ne!(server.hash(), other.hash());
         assert!(server.refusal(&other).unwrap().to_string().contains("optimizer"));
     }
@@ -212,25 +283,53 @@ mod tests {
         let theirs = Identity::new().with("ps", "0").with_free("lease_ms", "800");
         assert_eq!(ours.difference(&theirs), None);
         let found: Vec<_> = ours.free_differences(&theirs).collect();
-        assert_eq!(found, [("lease_ms", "5000", "800")]);
+        assert_eq!(found, [difference("lease_ms", "5000", "800")]);
     }
 
     #[test]
-    fn a_long_value_is_named_in_parts() {
-        let of = |beta: &str| format!("{} beta1: {beta}", "schedule ".repeat(30));
+    fn a_long_value_is_named_as_one_setting() {
+        let of = |beta: &str| format!("{} beta1: {beta}", "schedule, ".repeat(30));
         let identity = |beta| Identity::new().with_long(Identity::RULES, &of(beta));
-        let ours = identity("0.9");
-        let theirs = identity("0.8");
-        let (name, ours_is, theirs_is) = ours.difference(&theirs).unwrap();
-        assert_eq!(name, "rules 2");
-        assert!(ours_is.contains("beta1: 0.9") && theirs_is.contains("beta1: 0.8"));
-        assert_eq!(
-            identity("0.9").difference(&Identity::new().with_long("rules", &of("0.9"))),
-            None
-        );
+        assert!(identity("0.9").field("rules 2").is_some());
+        let before = ".. ".to_owned() + &"schedule, ".repeat(6);
+        let expected =
+            difference("rules", &format!("{before} beta1: 0.9"), &format!("{before} beta1: 0.8"));
+        assert_eq!(identity("0.9").difference(&identity("0.8")), Some(expected));
+        let same = Identity::new().with_long("rules", &of("0.9"));
+        assert_eq!(identity("0.9").difference(&same), None);
+        // One value is the start of the other, at the end of a part.
+        let whole = "r".repeat(limits::IDENTITY_VALUE_BYTES_MAX);
+        let ours = Identity::new().with_long("rules", &whole);
+        let theirs = Identity::new().with_long("rules", &format!("{whole}, more"));
+        let found = ours.difference(&theirs).unwrap();
+        assert_eq!(found, difference("rules", &whole, &format!("{whole}, more")));
         let endless = Identity::new().with_long("rules", &"x".repeat(10_000));
         assert_eq!(endless.fields().count(), Identity::PARTS_MAX);
         assert!(endless.field("rules 5").unwrap().starts_with("sha256:"));
+    }
+
+    #[test]
+    fn a_setting_of_the_mode_is_named_by_the_mode() {
+        let of = |count: u64| {
+            let settings = "a_setting_with_a_long_name: Some(Duration(60s)), ".repeat(8);
+            let text = format!("Synchronous {{ {settings}backup_workers: {count} }}");
+            Identity::new().with("mode", "synchronous").with_long(Identity::MODE_SETTINGS, &text)
+        };
+        let refusal = of(1).refusal(&of(2)).unwrap().to_string();
+        assert!(refusal.starts_with("the identities differ in mode: "), "{refusal}");
+        assert!(!refusal.contains("mode_settings"), "{refusal}");
+        for value in ["backup_workers: 1 }", "backup_workers: 2 }"] {
+            assert!(refusal.contains(value), "{refusal}");
+        }
+        let settings = |name: &str| Identity::new().with_long(Identity::MODE_SETTINGS, name);
+        let german = difference("mode", "größe", "größer");
+        assert_eq!(settings("größe").difference(&settings("größer")), Some(german));
+        // Cuts are at the borders of characters.
+        for length in 150..170 {
+            let text =
+                |end: &str| settings(&format!("{}{}{end}", "x".repeat(length), "ö".repeat(200)));
+            assert!(text("a").difference(&text("b")).is_some());
+        }
     }
 
     #[test]

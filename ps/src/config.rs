@@ -347,7 +347,7 @@ impl PsConfig {
             .with("shards", self.shards.to_string())
             .with("optimizer", self.rules.default().kind())
             .with("optimizer_for", self.rules.exceptions())
-            .with("mode", mode)
+            .with(Identity::MODE, mode)
             .with("clips", if clips { "by global norm" } else { "" })
             .with(Identity::WHOLE_VARIABLES, if sums_whole { Identity::YES } else { "" })
     }
@@ -413,6 +413,7 @@ const LAST_STEP: &str = "last_step";
 
 #[cfg(test)]
 mod tests {
+    use pushpull_common::identity::FactDifference;
     use pushpull_optim::optimizer::{Adam, Lamb, Schedule, Sgd};
 
     use super::*;
@@ -440,6 +441,11 @@ mod tests {
         assert_eq!(event("ps=a:1", 5, false), None);
     }
 
+    fn texts(difference: FactDifference) -> [String; 3] {
+        let FactDifference { setting, ours, theirs } = difference;
+        [setting, ours, theirs]
+    }
+
     #[test]
     fn servers_agree_on_every_setting_that_changes_values_and_report_the_others() {
         let cluster: ClusterSpec = "ps=a:1,b:1;worker=c:1".parse().unwrap();
@@ -453,14 +459,14 @@ mod tests {
             (ours().optimizer_for("w*", Adam::new(0.5)), "optimizer_for", "\"w*\": adam"),
             (ours().rate_for("w*", 0.25), "rules", "0.25"),
             (ours().non_finite(NonFinite::Allow), "non_finite", "Allow"),
-            (ours().mode(Asynchronous::default().reject_older(3)), "mode_settings", "3"),
+            (ours().mode(Asynchronous::default().reject_older(3)), "mode", "reject_older: Some(3)"),
         ];
         for (other, name, value) in refused {
             let ours = ours().identity();
             let other = other.identity();
-            let (found, _, theirs) = ours.difference(&other).unwrap();
-            assert_eq!(found, name);
-            assert!(theirs.contains(value), "{theirs}");
+            let found = ours.difference(&other).unwrap();
+            assert_eq!(found.setting, name);
+            assert!(found.theirs.contains(value), "{found:?}");
         }
         let reported = [
             (ours().last_step(7), ("last_step", "none", "7")),
@@ -471,7 +477,9 @@ mod tests {
             let ours = ours().identity();
             let other = other.identity();
             assert_eq!(ours.difference(&other), None);
-            assert_eq!(ours.free_differences(&other).collect::<Vec<_>>(), [difference]);
+            let found: Vec<_> = ours.free_differences(&other).map(texts).collect();
+            let (setting, here, there) = difference;
+            assert_eq!(found, [[setting, here, there].map(str::to_owned)]);
         }
     }
 
@@ -483,7 +491,7 @@ mod tests {
         let rates = config().optimizer_for("w*", Sgd::new(0.5)).rate_for("*", 0.5);
         let rates = rates.identity().of_state();
         assert_eq!(ours.difference(&rates), None);
-        let (name, ours_is, theirs_is) = ours.free_differences(&rates).next().unwrap();
+        let [name, ours_is, theirs_is] = ours.free_differences(&rates).map(texts).next().unwrap();
         assert_eq!(name, "rules");
         assert!(ours_is.contains("0.1") && theirs_is.contains("0.5"), "{ours_is} {theirs_is}");
         let others = [
@@ -492,12 +500,14 @@ mod tests {
             (config().optimizer_for("w*", Adam::new(0.1)), "\"w*\": adam"),
         ];
         for (other, found) in others {
-            let expected = ("optimizer_for", "\"w*\": sgd", found);
-            assert_eq!(ours.difference(&other.identity().of_state()), Some(expected));
+            let expected = ["optimizer_for", "\"w*\": sgd", found].map(str::to_owned);
+            let found = ours.difference(&other.identity().of_state());
+            assert_eq!(found.map(texts), Some(expected));
         }
         let local = "local=a:1".parse().unwrap();
         let local = PsConfig::new(local, TaskId::new("local", 0), Sgd::new(0.1)).identity();
-        assert_eq!(config().identity().difference(&local), Some(("ps", "0", "local:0")));
+        let found = config().identity().difference(&local).map(texts);
+        assert_eq!(found, Some(["ps", "0", "local:0"].map(str::to_owned)));
         let whole =
             |identity: Identity| identity.field(Identity::WHOLE_VARIABLES) == Some(Identity::YES);
         assert!(!whole(ours) && whole(config().optimizer_for("w", Lamb::new(0.1)).identity()));

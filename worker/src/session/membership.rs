@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pushpull_common::cluster::ClusterSpec;
-use pushpull_common::identity::Identity;
+use pushpull_common::identity::{FactDifference, Identity};
 use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{
     BodyCrc, CatalogueState, FeatureOffer, Hello, ModeIs, Welcome,
@@ -333,13 +333,14 @@ pub(super) fn refused(doing: &'static str, shard: ShardId, refusal: Refusal) -> 
 fn disagreement(links: &SessionLinks, index: usize, identity: &Identity) -> Option<Error> {
     let others = links.iter().enumerate().filter(|&(other, _)| other != index);
     others.into_iter().find_map(|(_, other)| {
-        let (field, left_value, right_value) = other.identity.difference(identity)?;
+        let difference = other.identity.difference(identity)?;
+        let FactDifference { setting: field, ours: left_value, theirs: right_value } = difference;
         Some(Error::Identity {
             left: other.shard,
             right: links[index].shard,
-            field: field.to_owned(),
-            left_value: left_value.to_owned(),
-            right_value: right_value.to_owned(),
+            field,
+            left_value,
+            right_value,
             left_hash: short_hash(&other.identity.hash()),
             right_hash: short_hash(&identity.hash()),
         })

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use pushpull_common::codec::Encodings;
-use pushpull_common::identity::Identity;
+use pushpull_common::identity::{FactDifference, Identity};
 use pushpull_common::ids::{ClientEpoch, RestoreEpoch, TaskId};
 use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
@@ -215,17 +215,14 @@ impl Shard {
     fn report_differences(&mut self, hello: &Hello) {
         let theirs = Identity::from_wire(&hello.identity);
         let Shard { id, identity, peers, out, .. } = self;
-        for (setting, here, there) in identity.free_differences(&theirs) {
-            let reported = peers.differing.entry((hello.task, setting.to_owned())).or_default();
-            if reported != there {
+        for difference in identity.free_differences(&theirs) {
+            let FactDifference { setting, ours: here, theirs: there } = difference;
+            let reported = peers.differing.entry((hello.task, setting.clone())).or_default();
+            if *reported != there {
                 there.clone_into(reported);
-                out.push(ShardOutput::Event(Event::SettingsDiffer {
-                    shard: *id,
-                    task: TaskId::new(hello.job.as_str(), hello.task),
-                    setting: setting.to_owned(),
-                    here: here.to_owned(),
-                    there: there.to_owned(),
-                }));
+                let task = TaskId::new(hello.job.as_str(), hello.task);
+                let event = Event::SettingsDiffer { shard: *id, task, setting, here, there };
+                out.push(ShardOutput::Event(event));
             }
         }
     }

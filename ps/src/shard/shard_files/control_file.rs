@@ -1,7 +1,7 @@
 //! Opens the control file of an arena: checks its boot and configuration, and after a reboot
 //! restores the files from the durable image.
 
-use pushpull_common::identity::Identity;
+use pushpull_common::identity::{FactDifference, Identity};
 use pushpull_common::protocol::message::IdentityFields;
 use pushpull_common::protocol::wire::{FieldReader, Wire};
 use pushpull_store::arena::{Arena, ArenaStorage, Memory, file_name};
@@ -108,18 +108,13 @@ fn check_text(
     let identity = identity.of_state();
     let fields = control_fields(text).map_err(|fault| storage.corrupt(name, fault));
     let (boot, found) = fields?;
-    if let Some((field, expected, found)) = identity.difference(&found) {
-        return Err(StorageError::Foreign {
-            path: storage.path(name),
-            field: field.to_owned(),
-            expected: expected.to_owned(),
-            found: found.to_owned(),
-        });
+    if let Some(difference) = identity.difference(&found) {
+        let FactDifference { setting: field, ours: expected, theirs: found } = difference;
+        return Err(StorageError::Foreign { path: storage.path(name), field, expected, found });
     }
-    let changed = identity.free_differences(&found).map(|(setting, now, before)| SettingChange {
-        setting: setting.to_owned(),
-        before: before.to_owned(),
-        now: now.to_owned(),
+    let changed = identity.free_differences(&found).map(|difference| {
+        let FactDifference { setting, ours: now, theirs: before } = difference;
+        SettingChange { setting, before, now }
     });
     Ok((boot, changed.collect()))
 }
