@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use pushpull_common::byte_size::ByteSize;
 use pushpull_common::catalogue::{Catalogue, ShardLayout};
 use pushpull_common::ids::{RestoreEpoch, ShardId};
 use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
@@ -112,20 +113,18 @@ impl Generation {
         let (of_values, of_slots) = self.geometry.need_by_kind();
         let inbox = Inbox::need(&self.layout, self.push_slots);
         let rest = need.saturating_sub(of_values).saturating_sub(of_slots).saturating_sub(inbox);
-        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         format!(
-            "{:.1} times the {:.1} MiB of its values: {:.1} MiB for them with the copies that updates and \
-             pulls need, {:.1} MiB for {} optimizer slots likewise, {:.1} MiB for {} push slots \
-             (--inbox-pushes), {:.1} MiB for tables and the rest; raise bytes_max (--bytes-max), or add \
-             shards or ps tasks",
+            "{:.1} times the {} of its values: {} for them with the copies that updates and pulls need, \
+             {} for {} optimizer slots likewise, {} for {} push slots (--inbox-pushes), {} for tables and \
+             the rest; raise bytes_max (--bytes-max), or add shards or ps tasks",
             need as f64 / values as f64,
-            mib(values),
-            mib(of_values),
-            mib(of_slots),
+            ByteSize(values),
+            ByteSize(of_values),
+            ByteSize(of_slots),
             self.geometry.slots,
-            mib(inbox),
+            ByteSize(inbox),
             self.push_slots,
-            mib(rest)
+            ByteSize(rest)
         )
     }
 

@@ -39,15 +39,27 @@ fn a_declaration_that_does_not_fit_is_refused_with_need_and_limit() {
     };
     let made_of = made_of.to_string();
     for part in [
-        "13.5 times the 1.0 MiB of its values",
+        "13.5 times the 1 MiB of its values",
         "3.0 MiB for them",
         "6.0 MiB for 2 optimizer slots",
-        "4.0 MiB for 4 push slots (--inbox-pushes)",
+        "4 MiB for 4 push slots (--inbox-pushes)",
         "bytes_max (--bytes-max)",
     ] {
         assert!(made_of.contains(part), "{part}: {made_of}");
     }
     assert!((13 << 20..14 << 20).contains(&need) && found == limit, "{need} {found}");
+    // The sizes of a small model have smaller units.
+    let storage = Storage::memory().bytes_max(300 << 10);
+    let mut tight =
+        World::bare(variables(), Adam::new(0.1), |config| config.storage(storage.clone()));
+    let tight_line = tight.join(0, &mut chief());
+    let tiny = place(vec![VariableSpec::f32("w", [3]).unwrap()], 1);
+    let Message::Refused(refused) = tight.declare(tight_line, &tiny) else {
+        panic!("the declaration is accepted")
+    };
+    let text = refused.refusal.to_string();
+    assert!(text.contains(" bytes of its values: ") && text.contains(" KiB for "), "{text}");
+    assert!(!text.contains(" 0.0 "), "{text}");
     let refusal = world.refused(line, message::FetchCatalogue {}.into());
     assert_eq!(refusal, Refusal::NotInitialized {});
     let small = world.catalogue.clone();
