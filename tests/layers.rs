@@ -120,7 +120,6 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/src/training/summary/json_line.rs", &[]),
     ("worker/src/training/summary/protobuf_writer.rs", &[]),
     ("worker/src/training/tasks/task_ledger.rs", &[]),
-    ("worker/src/training/tfrecord/record_head.rs", &[]),
     ("worker/src/training/data/permutation.rs", &[]),
     ("worker/src/training/backoff.rs", &[]),
     ("worker/src/training/checkpoint_cadence.rs", &[]),

@@ -1,17 +1,20 @@
 //! [`SafetensorsFile`]: reads tensors from a file that nobody has checked.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use pushpull_common::file_kind::{FIRST_BYTES, FileKind};
 use pushpull_common::local_path;
 use pushpull_common::tensor::{DType, bf16, f16};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::Value;
 
 use crate::error::LoadError;
-use crate::file_kind::{FIRST_BYTES, FileKind};
+use crate::regular_file::not_regular;
 
 /// An open file in the safetensors format: 8 bytes with the length of a JSON header, the header,
 /// and the elements of the tensors without gaps.
@@ -30,6 +33,9 @@ pub(crate) struct SafetensorsFile {
 /// The most bytes of a header, as in the reference implementation.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
 
+/// The key of a header that is no tensor.
+const METADATA: &str = "__metadata__";
+
 /// The bytes of the header's length.
 const LENGTH_BYTES: u64 = 8;
 
@@ -43,15 +49,15 @@ impl SafetensorsFile {
         let format = |reason: String| LoadError::Format { path: path.to_owned(), reason };
         // Opening a pipe would wait for its writer.
         let found = local_path::check(path).and_then(std::fs::metadata).map_err(read)?;
-        if !found.is_file() {
-            return Err(format("it is not a regular file".to_owned()));
+        if let Some(found) = not_regular(&found) {
+            return Err(format(format!("it is {found}, expected a regular file")));
         }
         let mut file = File::open(path).map_err(read)?;
         let bytes = file.metadata().map_err(read)?.len();
         let mut first = Vec::with_capacity(FIRST_BYTES);
         (&file).take(FIRST_BYTES as u64).read_to_end(&mut first).map_err(read)?;
         let other = |reason: String| match FileKind::of(&first) {
-            Some(kind) if !is_header(&first) => format(format!("it is {}", kind.into_text())),
+            Some(kind) if !kind.is_safetensors() => format(format!("it is {}", kind.into_text())),
             _ => format(reason),
         };
         let Some(after_length) = bytes.checked_sub(LENGTH_BYTES) else {
@@ -62,9 +68,15 @@ impl SafetensorsFile {
         let mut length = [0; LENGTH_BYTES as usize];
         file.rewind().and_then(|()| file.read_exact(&mut length)).map_err(read)?;
         let length = u64::from_le_bytes(length);
-        let limit = after_length.min(HEADER_BYTES_MAX);
-        if length > limit {
-            return Err(other(format!("its header has {length} bytes, the limit is {limit}")));
+        if length > after_length {
+            return Err(other(format!(
+                "its header has {length} bytes, and {after_length} are behind its length"
+            )));
+        }
+        if length > HEADER_BYTES_MAX {
+            return Err(other(format!(
+                "its header has {length} bytes, the limit is {HEADER_BYTES_MAX}"
+            )));
         }
         let mut header = vec![0; length as usize];
         file.read_exact(&mut header).map_err(read)?;
@@ -74,11 +86,19 @@ impl SafetensorsFile {
         if let Some([name, ..]) = names.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(format(format!("its header repeats the tensor {name:?}")));
         }
-        let metadata: Metadata = serde_json::from_slice(&header).map_err(invalid)?;
+        let metadata: Metadata =
+            serde_json::from_slice(&header).map_err(|error| match fault_of_tensors(&header) {
+                Some(fault) => format(fault),
+                None => invalid(error),
+            })?;
         let (data, expected) = (after_length - length, metadata.data_len() as u64);
         if data != expected {
+            let mut names = metadata.offset_keys().into_iter();
+            let end = |name: &String| metadata.info(name).map_or(0, |info| info.data_offsets.1);
+            let cut = names.find(|name| end(name) as u64 > data);
+            let cut = cut.map_or_else(String::new, |name| format!(": the tensor {name:?} is cut"));
             return Err(format(format!(
-                "it has {data} bytes of elements, and its header describes {expected}"
+                "it has {data} bytes of elements, and its header describes {expected}{cut}"
             )));
         }
         let start = LENGTH_BYTES + length;
@@ -138,10 +158,60 @@ impl SafetensorsFile {
         match read {
             Ok(()) => Ok(padded),
             Err(error) => {
-                Err(LoadError::Read { path: self.path.clone(), reason: error.to_string() })
+                let reason = format!("its tensor {name:?} cannot be read: {error}");
+                Err(LoadError::Read { path: self.path.clone(), reason })
             }
         }
     }
+}
+
+/// Names the first tensor of a header that is not possible, and why. The crate of the format does
+/// not name it.
+fn fault_of_tensors(header: &[u8]) -> Option<String> {
+    let tensors: BTreeMap<String, Value> = serde_json::from_slice(header).ok()?;
+    let mut ranges = Vec::new();
+    for (name, info) in tensors.iter().filter(|(name, _)| *name != METADATA) {
+        let fault = |fault: String| Some(format!("its tensor {name:?} {fault}"));
+        for field in ["dtype", "shape", "data_offsets"] {
+            if info.get(field).is_none() {
+                return fault(format!("has no {field}"));
+            }
+        }
+        let Ok(dtype) = Dtype::deserialize(&info["dtype"]) else {
+            return fault(format!("has elements of {}, an unknown type", info["dtype"]));
+        };
+        let Ok(shape) = Vec::<u64>::deserialize(&info["shape"]) else {
+            return fault(format!("has {} as its shape", info["shape"]));
+        };
+        let Ok((begin, end)) = <(u64, u64)>::deserialize(&info["data_offsets"]) else {
+            return fault(format!("has {} as its data_offsets", info["data_offsets"]));
+        };
+        let elements =
+            shape.iter().try_fold(1_u64, |elements, &extent| elements.checked_mul(extent));
+        let bits = elements.and_then(|elements| elements.checked_mul(dtype.bitsize() as u64));
+        let Some(bytes) = bits.map(|bits| bits.div_ceil(8)) else {
+            return fault(format!(
+                "of {dtype} and shape {shape:?} has more bytes than can be counted"
+            ));
+        };
+        if end.checked_sub(begin) != Some(bytes) {
+            return fault(format!(
+                "of {dtype} and shape {shape:?} has {bytes} bytes, and its data_offsets are {begin} to {end}"
+            ));
+        }
+        ranges.push((begin, end, name));
+    }
+    ranges.sort_unstable();
+    let mut expected = 0;
+    for (begin, end, name) in ranges {
+        if begin != expected {
+            return Some(format!(
+                "its tensor {name:?} begins at byte {begin} of the elements, expected {expected}"
+            ));
+        }
+        expected = end;
+    }
+    None
 }
 
 /// Whether elements of one type can be cast to another: numbers with fractions.
@@ -184,11 +254,6 @@ fn append(dtype: DType, number: f64, bytes: &mut Vec<u8>) -> bool {
             number.is_finite()
         }
     }
-}
-
-/// Whether a file begins with the length of a header, and JSON.
-fn is_header(first: &[u8]) -> bool {
-    first.get(LENGTH_BYTES as usize) == Some(&b'{')
 }
 
 /// The keys of a JSON object, in their order. A map would keep one of those that are repeated.

@@ -31,13 +31,11 @@
 
 mod error;
 mod reader;
-mod record_head;
 mod source;
 mod writer;
 
 pub use error::TfRecordError;
 pub use reader::{TfRecordReader, TornTail};
-pub(crate) use record_head::RecordHead;
 pub use source::TfRecordSource;
 pub use writer::TfRecordWriter;
 

@@ -5,12 +5,13 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use pushpull_common::file_kind::FileKind;
+
 use super::csv_row::CsvColumns;
 use super::csv_scanner::{RowIndex, RowScanner};
 use super::data_file::{DataFile, MEMORY_BYTES_MAX};
 use super::file_bytes::FileBytes;
 use super::{CsvRow, Source, SourceError};
-use crate::file_kind::FileKind;
 
 /// The rows of a CSV file (RFC 4180), by their number.
 ///
@@ -198,7 +199,7 @@ impl CsvSource {
         }
         let file = DataFile::open(path)?;
         let first = file.first_bytes()?;
-        if let Some(kind) = FileKind::of_binary(&first) {
+        if let Some(kind) = FileKind::of(&first).filter(|kind| !kind.is_text()) {
             return Err(file.other_format(kind, "a table of text".to_owned()));
         }
         let bytes = file.load(None, format.memory_bytes_max)?;

@@ -2,13 +2,15 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use pushpull_common::file_kind::{FIRST_BYTES, FileKind, PACKED};
 use pushpull_common::local_path;
 
 use super::SourceError;
 use super::file_bytes::FileBytes;
-use crate::file_kind::{FIRST_BYTES, FileKind};
+use crate::regular_file::not_regular;
 
 /// An open regular file. Its first bytes tell whether it is packed; its name does not matter.
 pub(super) struct DataFile {
@@ -24,8 +26,8 @@ impl DataFile {
     pub(super) fn open(path: &Path) -> Result<DataFile, SourceError> {
         let failed = |source| SourceError::Read { file: path.to_owned(), source };
         local_path::check(path).map_err(failed)?;
-        if !fs::metadata(path).map_err(failed)?.is_file() {
-            return Err(SourceError::NotRegular { file: path.to_owned() });
+        if let Some(found) = not_regular(&fs::metadata(path).map_err(failed)?) {
+            return Err(SourceError::NotRegular { file: path.to_owned(), found });
         }
         let file = File::open(path).map_err(failed)?;
         let len = file.metadata().map_err(failed)?.len();
@@ -39,6 +41,15 @@ impl DataFile {
         &self.path
     }
 
+    /// Whether another open file is this one, under whichever name.
+    pub(super) fn is_same(&self, other: &DataFile) -> Result<bool, SourceError> {
+        let id = |file: &DataFile| {
+            let metadata = file.file.metadata().map_err(|source| file.failed(source))?;
+            Ok((metadata.dev(), metadata.ino()))
+        };
+        Ok(id(self)? == id(other)?)
+    }
+
     /// Returns the first unpacked bytes, which tell what the file is.
     pub(super) fn first_bytes(&self) -> Result<Vec<u8>, SourceError> {
         let mut first = Vec::with_capacity(FIRST_BYTES);
@@ -49,7 +60,12 @@ impl DataFile {
 
     /// The error of a file of another format.
     pub(super) fn other_format(&self, kind: FileKind, expected: String) -> SourceError {
-        SourceError::OtherFormat { file: self.path.clone(), found: kind.into_text(), expected }
+        let file = self.path.clone();
+        let found = match (self.is_packed, kind.into_text()) {
+            (true, text) if text == PACKED => format!("{PACKED} twice"),
+            (_, text) => text,
+        };
+        SourceError::OtherFormat { file, found, expected }
     }
 
     /// Returns a reader of the unpacked bytes, from the start.
@@ -79,7 +95,11 @@ impl DataFile {
 
     /// The error of the operating system, or of the decompressor.
     pub(super) fn failed(&self, source: io::Error) -> SourceError {
-        SourceError::Read { file: self.path.clone(), source }
+        let file = self.path.clone();
+        match self.is_packed && source.raw_os_error().is_none() {
+            true => SourceError::Unpack { file, source },
+            false => SourceError::Read { file, source },
+        }
     }
 
     fn load_plain(

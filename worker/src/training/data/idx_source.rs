@@ -12,11 +12,11 @@ use std::io::Read;
 use std::path::Path;
 
 use bytes::Bytes;
+use pushpull_common::file_kind::{FileKind, idx_samples};
 
 use super::data_file::{DataFile, MEMORY_BYTES_MAX};
 use super::file_bytes::FileBytes;
 use super::{Source, SourceError};
-use crate::file_kind::FileKind;
 
 /// The samples of one IDX file, with the labels of another.
 ///
@@ -49,8 +49,10 @@ impl IdxSource {
     /// The lengths in the headers are compared with the files before memory is allocated.
     ///
     /// # Errors
-    /// [`SourceError::Header`], [`SourceError::Length`] and [`SourceError::Counts`] if the files
-    /// are damaged or do not belong together; those of reading files.
+    /// [`SourceError::OtherFormat`] says what a file is, and [`SourceError::Exchanged`] that the
+    /// first has the labels; [`SourceError::SameFile`], [`SourceError::Header`],
+    /// [`SourceError::Length`] and [`SourceError::Counts`] if the files are damaged or do not belong
+    /// together; those of reading files.
     pub fn open(
         samples: impl AsRef<Path>,
         labels: impl AsRef<Path>,
@@ -70,8 +72,11 @@ impl IdxSource {
     ) -> Result<IdxSource, SourceError> {
         let path = samples.as_ref();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let samples = IdxFile::open(path, 4, memory_bytes_max)?;
-        let labels = IdxFile::open(labels.as_ref(), 1, memory_bytes_max)?;
+        let samples = IdxHead::read(path)?;
+        let labels = IdxHead::read(labels.as_ref())?;
+        check_pair(&samples, &labels)?;
+        let samples = samples.load(memory_bytes_max)?;
+        let labels = labels.load(memory_bytes_max)?;
         if samples.count != labels.count {
             return Err(SourceError::Counts {
                 file: samples.bytes.path().to_owned(),
@@ -129,39 +134,6 @@ struct IdxFile {
 }
 
 impl IdxFile {
-    /// Opens a file of 1 to `dimensions_max` dimensions.
-    fn open(
-        path: &Path,
-        dimensions_max: u32,
-        memory_bytes_max: u64,
-    ) -> Result<IdxFile, SourceError> {
-        let file = DataFile::open(path)?;
-        check_format(&file)?;
-        let mut header = IdxHeader { file: &file, reader: file.reader()?, len: 0 };
-        let magics = MAGIC_OF_BYTES + 1..=MAGIC_OF_BYTES + dimensions_max;
-        let magic = header.word()?;
-        if !magics.contains(&magic) {
-            let (low, high) = magics.into_inner();
-            let expected = if low == high { low.to_string() } else { format!("{low} to {high}") };
-            return Err(header.impossible("the magic number", magic.into(), expected));
-        }
-        let count = header.dimension("the number of samples")?;
-        let dimensions = (1..magic - MAGIC_OF_BYTES).map(|_| header.dimension("a dimension"));
-        let shape = dimensions.collect::<Result<Vec<u64>, _>>()?;
-        let product = |factors: &[u64]| factors.iter().try_fold(1_u64, |a, &b| a.checked_mul(b));
-        let len = header.len;
-        let sample = product(&shape).filter(|&bytes| isize::try_from(bytes).is_ok());
-        let total = sample.and_then(|sample| sample.checked_mul(count)?.checked_add(len));
-        let (Some(sample), Some(total)) = (sample, total) else {
-            let expected = format!("samples of {shape:?} bytes in fewer than 2^64");
-            return Err(header.impossible("the number of samples", count, expected));
-        };
-        drop(header);
-        let bytes = file.load(Some(total), memory_bytes_max)?;
-        let shape = shape.into_iter().map(|dimension| dimension as usize).collect();
-        Ok(IdxFile { bytes, header: len, count, shape, sample: sample as usize })
-    }
-
     /// Reads the bytes of a sample, whose index is below the count.
     fn sample(&self, index: u64) -> Result<Bytes, SourceError> {
         // The product is less than the length of the file.
@@ -169,13 +141,103 @@ impl IdxFile {
     }
 }
 
+/// A file of 1 to [`DIMENSIONS_MAX`] dimensions whose header has been read.
+struct IdxHead {
+    file: DataFile,
+    /// The dimensions: the number of samples, and those of a sample.
+    extents: Vec<u32>,
+    /// The length of the header.
+    header: u64,
+    /// The bytes of a sample: the product of its dimensions.
+    sample: u64,
+    /// The length of the file.
+    total: u64,
+}
+
+impl IdxHead {
+    fn read(path: &Path) -> Result<IdxHead, SourceError> {
+        let file = DataFile::open(path)?;
+        check_format(&file)?;
+        let mut header = IdxHeader { file: &file, reader: file.reader()?, len: 0 };
+        let magics = MAGIC_OF_BYTES + 1..=MAGIC_OF_BYTES + DIMENSIONS_MAX;
+        let magic = header.word()?;
+        if !magics.contains(&magic) {
+            let order = match magics.contains(&magic.swap_bytes()) {
+                true => " in big-endian order",
+                false => "",
+            };
+            let expected = format!("{} to {}{order}", magics.start(), magics.end());
+            return Err(header.impossible("the magic number", magic.into(), expected));
+        }
+        let count = header.dimension("the number of samples")?;
+        let dimensions = (1..magic - MAGIC_OF_BYTES).map(|_| header.dimension("a dimension"));
+        let shape = dimensions.collect::<Result<Vec<u32>, _>>()?;
+        let len = header.len;
+        let sample =
+            shape.iter().try_fold(1_u64, |bytes, &extent| bytes.checked_mul(extent.into()));
+        let sample = sample.filter(|&bytes| isize::try_from(bytes).is_ok());
+        let total = sample.and_then(|sample| sample.checked_mul(count.into())?.checked_add(len));
+        let (Some(sample), Some(total)) = (sample, total) else {
+            let expected = format!("samples of {shape:?} bytes in fewer than 2^64");
+            return Err(header.impossible("the number of samples", count.into(), expected));
+        };
+        drop(header);
+        let extents = [&[count], &shape[..]].concat();
+        Ok(IdxHead { file, extents, header: len, sample, total })
+    }
+
+    /// Whether a sample is one byte, as a label is.
+    fn is_labels(&self) -> bool {
+        self.extents.len() == 1
+    }
+
+    /// Says what the file has, such as "60000 labels".
+    fn contents(&self) -> String {
+        idx_samples(&self.extents, "unsigned bytes")
+    }
+
+    fn load(self, memory_bytes_max: u64) -> Result<IdxFile, SourceError> {
+        let IdxHead { file, extents, header, sample, total } = self;
+        let bytes = file.load(Some(total), memory_bytes_max)?;
+        let count = extents[0].into();
+        let shape = extents[1..].iter().map(|&extent| extent as usize).collect();
+        Ok(IdxFile { bytes, header, count, shape, sample: sample as usize })
+    }
+}
+
+/// Refuses two files of which the second has no labels, or that are one file.
+fn check_pair(samples: &IdxHead, labels: &IdxHead) -> Result<(), SourceError> {
+    let file = samples.file.path().to_owned();
+    let labels_file = labels.file.path().to_owned();
+    if samples.file.is_same(&labels.file)? {
+        return Err(SourceError::SameFile { file, labels_file, found: labels.contents() });
+    }
+    match (samples.is_labels(), labels.is_labels()) {
+        (_, true) => Ok(()),
+        (true, false) => {
+            let (found, labels_found) = (samples.contents(), labels.contents());
+            Err(SourceError::Exchanged { file, found, labels_file, labels_found })
+        }
+        (false, false) => {
+            let found = format!("an IDX file of {}", labels.contents());
+            let expected = "an IDX file of labels".to_owned();
+            Err(SourceError::OtherFormat { file: labels_file, found, expected })
+        }
+    }
+}
+
 /// Refuses a file that is known to be another one than an IDX file of unsigned bytes.
 fn check_format(file: &DataFile) -> Result<(), SourceError> {
     let first = file.first_bytes()?;
-    match FileKind::of(&first).filter(|_| !first.starts_with(&[0, 0, 8])) {
-        None => Ok(()),
-        Some(kind) => Err(file.other_format(kind, "an IDX file of unsigned bytes".to_owned())),
-    }
+    let dimensions = first.strip_prefix(&[0, 0, 8]).map(|rest| rest.first().copied());
+    let expected = match dimensions {
+        None => "an IDX file of unsigned bytes".to_owned(),
+        Some(dimensions) if dimensions.is_none_or(|found| u32::from(found) <= DIMENSIONS_MAX) => {
+            return Ok(());
+        }
+        Some(_) => format!("an IDX file of at most {DIMENSIONS_MAX} dimensions"),
+    };
+    FileKind::of(&first).map_or(Ok(()), |kind| Err(file.other_format(kind, expected)))
 }
 
 /// The header of a file, read word by word.
@@ -201,10 +263,10 @@ impl IdxHeader<'_> {
     }
 
     /// Reads a dimension, which is not 0.
-    fn dimension(&mut self, field: &'static str) -> Result<u64, SourceError> {
+    fn dimension(&mut self, field: &'static str) -> Result<u32, SourceError> {
         match self.word()? {
             0 => Err(self.impossible(field, 0, "at least 1".to_owned())),
-            dimension => Ok(dimension.into()),
+            dimension => Ok(dimension),
         }
     }
 
@@ -215,3 +277,6 @@ impl IdxHeader<'_> {
 
 /// The first word of a file of unsigned bytes, without its number of dimensions.
 const MAGIC_OF_BYTES: u32 = 0x0000_0800;
+
+/// The most dimensions, with that of the samples.
+const DIMENSIONS_MAX: u32 = 4;

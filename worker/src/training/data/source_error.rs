@@ -30,7 +30,7 @@ pub enum SourceError {
         /// The number of labels.
         labels: usize,
     },
-    /// The operating system cannot read the file, or its gzip stream is damaged.
+    /// The operating system cannot read the file.
     #[error("cannot read {}: {source}", file.display())]
     Read {
         /// The file.
@@ -38,11 +38,28 @@ pub enum SourceError {
         /// The cause.
         source: io::Error,
     },
+    /// The file is packed with gzip, and its stream is damaged, cut, or has other bytes behind it.
+    #[error(
+        "cannot unpack {}: its gzip stream is {}: {source}",
+        file.display(),
+        match source.kind() {
+            io::ErrorKind::UnexpectedEof => "cut, or has other bytes behind it",
+            _ => "damaged, or has other bytes behind it",
+        }
+    )]
+    Unpack {
+        /// The file.
+        file: PathBuf,
+        /// The error of the decompressor.
+        source: io::Error,
+    },
     /// The path is a directory, a pipe or a device.
-    #[error("cannot read {}: it is not a regular file", file.display())]
+    #[error("cannot read {}: it is {found}, expected a regular file", file.display())]
     NotRegular {
         /// The path.
         file: PathBuf,
+        /// What it is, as the rest of a sentence.
+        found: &'static str,
     },
     /// The file is packed with gzip, and the feature `gz` is not compiled in.
     #[error("cannot read {}: it is packed with gzip, which needs the feature gz", file.display())]
@@ -59,7 +76,11 @@ pub enum SourceError {
         bytes_max: u64,
     },
     /// The file is shorter or longer than expected. It is damaged, or changed while it was open.
-    #[error("cannot read {}: it has {found} bytes, expected {expected}", file.display())]
+    #[error(
+        "cannot read {}: it has {found} byte{}, expected {expected}",
+        file.display(),
+        if *found == 1 { "" } else { "s" }
+    )]
     Length {
         /// The file.
         file: PathBuf,
@@ -89,6 +110,37 @@ pub enum SourceError {
         found: String,
         /// What the source reads.
         expected: String,
+    },
+    /// The file that is given for the samples has labels, and the one for the labels has samples.
+    #[error(
+        "cannot pair {} with {}: the first has {found}, and the second {labels_found}; exchange \
+         the paths",
+        file.display(),
+        labels_file.display()
+    )]
+    Exchanged {
+        /// The path of the samples.
+        file: PathBuf,
+        /// What its file has, such as "60000 labels".
+        found: String,
+        /// The path of the labels.
+        labels_file: PathBuf,
+        /// What its file has, such as "60000 images of 28x28".
+        labels_found: String,
+    },
+    /// The samples and the labels are one file.
+    #[error(
+        "cannot pair {} with {}: they are the same file, of {found}",
+        file.display(),
+        labels_file.display()
+    )]
+    SameFile {
+        /// The path of the samples.
+        file: PathBuf,
+        /// The path of the labels.
+        labels_file: PathBuf,
+        /// What the file has, such as "60000 labels".
+        found: String,
     },
     /// Two files that belong together differ in their number of samples.
     #[error(

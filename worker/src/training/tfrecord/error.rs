@@ -28,10 +28,12 @@ pub enum TfRecordError {
         source: io::Error,
     },
     /// The path is a directory, a pipe or a device.
-    #[error("cannot open {path}: it is not a regular file")]
+    #[error("cannot open {path}: it is {found}, expected a regular file")]
     NotRegular {
         /// The path.
         path: PathBuf,
+        /// What it is, as the rest of a sentence.
+        found: &'static str,
     },
     /// The buffered records cannot be written. They remain in the buffer.
     #[error("cannot write records to {path}: {source}")]
@@ -85,6 +87,18 @@ pub enum TfRecordError {
         /// What it is, as the rest of a sentence.
         found: String,
     },
+    /// A record begins as another format: files were joined, or the disk has lost the data.
+    #[error("cannot read record {record} at byte {offset} of {path}: it is {found}")]
+    OtherData {
+        /// The file.
+        path: PathBuf,
+        /// Index of the record, and the number of records before it.
+        record: u64,
+        /// Where its frame begins.
+        offset: u64,
+        /// What begins there, as the rest of a sentence.
+        found: String,
+    },
     /// The length of a record differs from its checksum. The records behind it cannot be found.
     #[error(
         "cannot read record {record} at byte {offset} of {path}: its length differs from the \
@@ -129,9 +143,11 @@ pub enum TfRecordError {
     },
     /// The file ends with an incomplete record.
     #[error(
-        "cannot use {path}: behind {} records it ends with {} bytes of another",
+        "cannot use {path}: behind {} record{} it ends with {} byte{} of another",
         tail.records,
-        tail.bytes
+        if tail.records == 1 { "" } else { "s" },
+        tail.bytes,
+        if tail.bytes == 1 { "" } else { "s" },
     )]
     Torn {
         /// The file.

@@ -4,12 +4,13 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use pushpull_common::file_kind::{FIRST_BYTES, FileKind};
 use pushpull_common::local_path;
+use pushpull_common::record_head::{RecordHead, masked_crc32c};
 
 use super::RECORD_BYTES_MAX;
 use super::error::TfRecordError;
-use super::record_head::{RecordHead, masked_crc32c};
-use crate::file_kind::{FIRST_BYTES, FileKind};
+use crate::regular_file::not_regular;
 
 /// Random access to the records of a TFRecord file.
 ///
@@ -44,17 +45,19 @@ pub struct TornTail {
 impl TfRecordReader {
     /// Opens a file and builds the index of its records.
     ///
-    /// An incomplete record at the end is no error; see [`torn_tail`](Self::torn_tail).
+    /// An incomplete record at the end is no error; see [`torn_tail`](Self::torn_tail). Neither is
+    /// an empty file, which has no records: a writer that has appended nothing leaves one.
     ///
     /// # Errors
-    /// If the file cannot be read, or if a length differs from its checksum
+    /// If the file cannot be read, if its first bytes are those of another format
+    /// ([`TfRecordError::OtherFormat`]), or if a length differs from its checksum
     /// ([`TfRecordError::DamagedLength`]).
     pub fn open(path: impl Into<PathBuf>) -> Result<TfRecordReader, TfRecordError> {
         let path = path.into();
         // The open of a pipe would wait for a writer.
-        match local_path::check(&path).and_then(fs::metadata) {
-            Ok(metadata) if !metadata.is_file() => return Err(TfRecordError::NotRegular { path }),
-            Ok(_) => {}
+        match local_path::check(&path).and_then(fs::metadata).map(|found| not_regular(&found)) {
+            Ok(Some(found)) => return Err(TfRecordError::NotRegular { path, found }),
+            Ok(None) => {}
             Err(source) => return Err(TfRecordError::Open { path, source }),
         }
         let opened = File::open(&path).and_then(|file| Ok((file.metadata()?.len(), file)));
@@ -181,6 +184,9 @@ impl RecordIndex<'_> {
     /// has that many bytes. Returns the torn tail.
     fn build(&mut self) -> Result<Option<TornTail>, TfRecordError> {
         let (mut offset, mut length) = (0, 0);
+        if (1..RecordHead::OVERHEAD_BYTES).contains(&self.size) {
+            self.check_format_of_short_file()?;
+        }
         while self.size - offset >= RecordHead::OVERHEAD_BYTES {
             let head = self.head(offset, length)?;
             let Some(found) = head.length() else {
@@ -197,15 +203,34 @@ impl RecordIndex<'_> {
         Ok((bytes > 0).then_some(TornTail { records: self.records(), offset, bytes }))
     }
 
-    /// The error of a head whose checksum differs. The first bytes may tell what the file is.
+    /// Refuses a file that is shorter than a record, if its first bytes tell another format. Fewer
+    /// than [`TELLING_BYTES`] may as well be those of a length.
+    fn check_format_of_short_file(&self) -> Result<(), TfRecordError> {
+        match self.kind_at(0).filter(|kind| !kind.is_records()) {
+            Some(kind) if self.size >= TELLING_BYTES => {
+                let path = self.path.to_owned();
+                Err(TfRecordError::OtherFormat { path, found: kind.into_text() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The error of a head whose checksum differs. The bytes may tell what begins there.
     fn damaged_length(&self, offset: u64) -> TfRecordError {
         let path = self.path.to_owned();
         let record = self.records();
-        let first = &self.window[..self.window.len().min(FIRST_BYTES)];
-        match FileKind::of(first).filter(|_| offset == 0) {
+        match self.kind_at(offset).map(FileKind::into_text) {
             None => TfRecordError::DamagedLength { path, record, offset },
-            Some(kind) => TfRecordError::OtherFormat { path, found: kind.into_text() },
+            Some(found) if offset == 0 => TfRecordError::OtherFormat { path, found },
+            Some(found) => TfRecordError::OtherData { path, record, offset, found },
         }
+    }
+
+    /// Recognizes what begins at an offset, if it can be read.
+    fn kind_at(&self, offset: u64) -> Option<FileKind> {
+        let mut first = vec![0; (self.size - offset).min(FIRST_BYTES as u64) as usize];
+        self.file.read_exact_at(&mut first, offset).ok()?;
+        FileKind::of(&first)
     }
 
     /// Reads a head behind a record of a length. Behind a long record, only the head is read: the
@@ -236,6 +261,10 @@ impl RecordIndex<'_> {
         self.offsets.len() as u64 - 1
     }
 }
+
+/// The fewest bytes that tell what a short file is. The length of a torn record has zeros among
+/// them, unless it is 16 MiB or more.
+const TELLING_BYTES: u64 = 4;
 
 /// Size of the window through which the index pass reads heads of short records.
 const WINDOW_BYTES: u64 = 16 << 10;

@@ -5,10 +5,10 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use pushpull_common::local_path;
+use pushpull_common::record_head::{RecordHead, masked_crc32c};
 
 use super::RECORD_BYTES_MAX;
 use super::error::TfRecordError;
-use super::record_head::{RecordHead, masked_crc32c};
 use crate::training::append_buffer::AppendBuffer;
 
 /// Writes records to a new TFRecord file, or to any [`Write`].

@@ -316,7 +316,7 @@ fn packed_files_are_refused_beyond_the_memory_and_if_damaged() {
     assert_eq!(table.text(&error), expected);
     for len in [3, 12, bytes.len() / 2, bytes.len() - 1] {
         let refusal = table.refusal(&bytes[..len]);
-        assert!(refusal.starts_with("cannot read table.csv: "), "{refusal}");
+        assert!(refusal.starts_with("cannot unpack table.csv: "), "{refusal}");
     }
 }
 

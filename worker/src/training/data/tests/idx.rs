@@ -94,7 +94,18 @@ fn refusals_name_file_field_and_expectation() {
         (
             idx(&[0x0805, 3], &[]),
             labels(),
-            "cannot read images: the magic number is 2053, expected 2049 to 2052",
+            "cannot read images: it is an IDX file of 5 dimensions, whose elements are unsigned bytes, \
+             expected an IDX file of at most 4 dimensions",
+        ),
+        (
+            idx(&[0x0308_0000, 0x0300_0000], &[0; 12]),
+            labels(),
+            "cannot read images: the magic number is 50855936, expected 2049 to 2052 in big-endian order",
+        ),
+        (
+            idx(&[0x0800, 3], &[]),
+            labels(),
+            "cannot read images: the magic number is 2048, expected 2049 to 2052",
         ),
         (
             idx(&[0x0d03, 3], &[]),
@@ -102,7 +113,29 @@ fn refusals_name_file_field_and_expectation() {
             "cannot read images: it is an IDX file of 3 dimensions, whose elements are f32, expected \
              an IDX file of unsigned bytes",
         ),
-        (images(), images(), "cannot read labels: the magic number is 2051, expected 2049"),
+        (
+            images(),
+            images(),
+            "cannot read labels: it is an IDX file of 3 images of 2x2, expected an IDX file of labels",
+        ),
+        (
+            labels(),
+            images(),
+            "cannot pair images with labels: the first has 3 labels, and the second 3 images of 2x2; \
+             exchange the paths",
+        ),
+        (
+            gzip(&labels()),
+            gzip(&idx(&[0x0802, 3, 2], &[0; 6])),
+            "cannot pair images with labels: the first has 3 labels, and the second 3 samples of 2, \
+             whose elements are unsigned bytes; exchange the paths",
+        ),
+        (
+            images(),
+            idx(&[0x0c01, 3], &[0; 12]),
+            "cannot read labels: it is an IDX file of 3 numbers, whose type is i32, expected an IDX file \
+             of unsigned bytes",
+        ),
         (
             idx(&[IMAGES, 0, 2, 2], &[]),
             labels(),
@@ -180,12 +213,18 @@ fn every_truncation_is_reported() {
     // Without a byte it is empty.
     for len in 1..images().len() {
         let refusal = pair.refusal(&images()[..len], &labels());
-        assert!(refusal.starts_with(&format!("cannot read images: it has {len} bytes, ")));
+        let plural = if len == 1 { "" } else { "s" };
+        assert!(refusal.starts_with(&format!("cannot read images: it has {len} byte{plural}, ")));
     }
     let packed = gzip(&images());
     for len in 0..packed.len() {
         let refusal = pair.refusal(&packed[..len], &labels());
-        assert!(refusal.starts_with("cannot read images: "), "{refusal}");
+        let expected = match len {
+            0 => "cannot read images: it is empty, ",
+            1 => "cannot read images: it has 1 byte, ",
+            _ => "cannot unpack images: its gzip stream is ",
+        };
+        assert!(refusal.starts_with(expected), "{refusal}");
     }
 }
 
@@ -213,7 +252,24 @@ fn what_is_not_a_file_is_refused() {
     let text = || IdxSource::open(&images, &labels).unwrap_err().to_string();
     assert!(text().contains("images: No such file"), "{}", text());
     fs::create_dir(&images).unwrap();
-    assert!(text().ends_with("images: it is not a regular file"), "{}", text());
+    assert!(text().ends_with("images: it is a directory, expected a regular file"), "{}", text());
+}
+
+#[test]
+fn one_file_is_not_samples_and_labels() {
+    let pair = Pair::new();
+    let (images_path, labels_path) = pair.paths();
+    fs::write(&labels_path, labels()).unwrap();
+    std::os::unix::fs::symlink(&labels_path, &images_path).unwrap();
+    for path in [&labels_path, &images_path] {
+        let error = IdxSource::open(path, &labels_path).unwrap_err().to_string();
+        let expected = format!(
+            "cannot pair {} with {}: they are the same file, of 3 labels",
+            path.display(),
+            labels_path.display()
+        );
+        assert_eq!(error, expected);
+    }
 }
 
 #[test]

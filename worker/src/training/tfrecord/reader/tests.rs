@@ -49,9 +49,17 @@ fn only_a_regular_file_is_opened() {
     let pipe = directory.path().join("pipe");
     let mode = rustix::fs::Mode::RUSR;
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).unwrap();
-    for path in [directory.path().to_owned(), pipe, "/dev/zero".into()] {
+    let socket = directory.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    for (path, kind) in [
+        (directory.path().to_owned(), "a directory"),
+        (pipe, "a pipe"),
+        (socket, "a socket"),
+        ("/dev/zero".into(), "a device"),
+    ] {
         let error = TfRecordReader::open(&path).unwrap_err().to_string();
-        assert_eq!(error, format!("cannot open {}: it is not a regular file", path.display()));
+        let path = path.display();
+        assert_eq!(error, format!("cannot open {path}: it is {kind}, expected a regular file"));
     }
 }
 
@@ -114,7 +122,13 @@ fn appended_records_appear_at_the_next_open() {
 
 #[test]
 fn a_file_of_another_format_is_named() {
-    let cases: [(&[u8], &str); 4] = [
+    let cases: [(&[u8], &str); 10] = [
+        (b"\x1f\x8b\x08\0", "packed with gzip"),
+        (b"text", "text"),
+        (b"id,x\n1,2\n", "text"),
+        (b"{\"x\": 1}\n", "JSON"),
+        (b"PK\x05\x06\0\0\0\0\0\0\0\0\0\0\0", "an empty zip archive"),
+        (&[0; 30], "filled with zeros, as a file whose writer was interrupted is"),
         (b"\x1f\x8b\x08\0\0\0\0\0\x02\x03cf\x80\x80\x0d3", "packed with gzip"),
         (b"<html><body>not found</body></html>", "an HTML page, perhaps an error of a download"),
         (b"\x37\0\0\0\0\0\0\0{\"w\":{\"dtype\":", "a safetensors file"),
@@ -127,6 +141,27 @@ fn a_file_of_another_format_is_named() {
             matches!(&error, TfRecordError::OtherFormat { found, .. } if found == kind),
             "{error}"
         );
+    }
+    // Behind a long record, only the head is read.
+    for record in [vec![1; 5], vec![1; 20_000]] {
+        for (tail, kind) in [
+            (vec![0; 64], "filled with zeros, as a file whose writer was interrupted is"),
+            (b"a line of text\nand another\n".to_vec(), "text"),
+            (b"\x1f\x8b\x08\0\0\0\0\0\x02\x03cf\x80\x80\x0d3".to_vec(), "packed with gzip"),
+        ] {
+            let bytes = [encode(std::slice::from_ref(&record)), tail].concat();
+            let file = file_with(&bytes);
+            let error = TfRecordReader::open(file.path()).unwrap_err().to_string();
+            let path = file.path().display();
+            let at = record.len() + 16;
+            let expected = format!("cannot read record 1 at byte {at} of {path}: it is {kind}");
+            assert_eq!(error, expected);
+        }
+    }
+    // The first bytes of a record that was cut may be letters.
+    for bytes in [&b"tex"[..], b"t\0\0\0", &encode(&[vec![1; 0x7465]])[..11]] {
+        let reader = TfRecordReader::open(file_with(bytes).path()).unwrap();
+        assert_eq!(reader.torn_tail().map(|tail| tail.bytes), Some(bytes.len() as u64));
     }
     let error = TfRecordReader::open("gs://bucket/x.tfrecord").unwrap_err().to_string();
     assert!(error.contains("the scheme \"gs\" of \"gs://bucket/x.tfrecord\""), "{error}");

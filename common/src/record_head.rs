@@ -2,20 +2,20 @@
 
 /// The first 12 bytes of a record's frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RecordHead(pub(crate) [u8; RecordHead::BYTES]);
+pub struct RecordHead(pub [u8; RecordHead::BYTES]);
 
 impl RecordHead {
     /// Size of a head.
-    pub(crate) const BYTES: usize = 12;
+    pub const BYTES: usize = 12;
 
     /// Size of the checksum behind the data.
-    pub(crate) const CHECKSUM_BYTES: usize = 4;
+    pub const CHECKSUM_BYTES: usize = 4;
 
     /// Bytes of a frame beside its data.
-    pub(crate) const OVERHEAD_BYTES: u64 = (Self::BYTES + Self::CHECKSUM_BYTES) as u64;
+    pub const OVERHEAD_BYTES: u64 = (Self::BYTES + Self::CHECKSUM_BYTES) as u64;
 
     /// Makes the head of a record with a length.
-    pub(crate) fn new(length: u64) -> RecordHead {
+    pub fn new(length: u64) -> RecordHead {
         let length = length.to_le_bytes();
         let mut head = [0; Self::BYTES];
         head[..8].copy_from_slice(&length);
@@ -24,7 +24,7 @@ impl RecordHead {
     }
 
     /// Returns the length of the data, or nothing if its checksum differs.
-    pub(crate) fn length(self) -> Option<u64> {
+    pub fn length(self) -> Option<u64> {
         let [a, b, c, d, e, f, g, h, checksum @ ..] = self.0;
         let length = [a, b, c, d, e, f, g, h];
         let is_intact = masked_crc32c(&length) == u32::from_le_bytes(checksum);
@@ -34,7 +34,7 @@ impl RecordHead {
 
 /// Returns the checksum of a record's length or data: its CRC32C, rotated right by 15 bits, plus a
 /// constant. The mask keeps the CRC of data that contains its own CRC from being a constant.
-pub(crate) fn masked_crc32c(bytes: &[u8]) -> u32 {
+pub fn masked_crc32c(bytes: &[u8]) -> u32 {
     crc32c::crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
