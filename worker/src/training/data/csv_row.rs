@@ -68,6 +68,7 @@ impl CsvRow {
         let index = index.ok_or_else(|| SourceError::Column {
             file: self.columns.file.clone(),
             column: column.to_owned(),
+            columns: listed(&self.columns.names),
         })?;
         self.utf8(index)
     }
@@ -131,11 +132,14 @@ impl CsvRow {
         Ok(values)
     }
 
-    /// Returns the texts of all fields, with replacements for what is not UTF-8.
-    pub(super) fn lossy_texts(&self) -> Vec<String> {
-        let text = |span: &Span| &self.text[span.start as usize..span.end as usize];
-        let lossy = |span| String::from_utf8_lossy(text(span)).into_owned();
-        self.fields.iter().map(lossy).collect()
+    /// Returns the texts of all fields, or the position and the text of the first that is not UTF-8.
+    pub(super) fn into_texts(self) -> Result<Vec<String>, (usize, String)> {
+        let text = |(position, span): (usize, &Span)| {
+            let bytes = &self.text[span.start as usize..span.end as usize];
+            let text = std::str::from_utf8(bytes).map(str::to_owned);
+            text.map_err(|_| (position, cut(&String::from_utf8_lossy(bytes))))
+        };
+        self.fields.iter().enumerate().map(text).collect()
     }
 
     /// Splits the bytes of one row, which may have empty lines before it.
@@ -185,10 +189,27 @@ impl CsvRow {
             file: self.columns.file.clone(),
             row: self.row,
             column: column.to_owned(),
-            text: text.chars().take(64).collect(),
+            text: cut(text),
             expected,
         }
     }
+}
+
+/// Lists the names of columns, for errors: the first of them, and the number of the others.
+pub(super) fn listed(names: &[String]) -> String {
+    let mut texts: Vec<String> =
+        names.iter().take(NAMES_MAX).map(|name| format!("{:?}", cut(name))).collect();
+    match names.len() {
+        0 => return "none".to_owned(),
+        count if count > NAMES_MAX => texts.push(format!("and {} more", count - NAMES_MAX)),
+        _ => {}
+    }
+    texts.join(", ")
+}
+
+/// The first characters of a text, for errors.
+pub(super) fn cut(text: &str) -> String {
+    text.chars().take(64).collect()
 }
 
 /// The place of a field in the text of its row, which has fewer than 2^32 bytes.
@@ -275,6 +296,9 @@ fn is_line_end(byte: u8) -> bool {
 }
 
 pub(super) const QUOTE: u8 = b'"';
+
+/// The names of columns that an error lists.
+const NAMES_MAX: usize = 8;
 
 /// The limit of the columns that are split without branches: a power of two.
 const WIDTH_MAX: usize = 64;

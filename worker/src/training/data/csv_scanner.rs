@@ -5,8 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use pushpull_common::file_kind::BYTE_ORDER_MARK;
 
-use super::csv_row::{CsvColumns, CsvRow, QUOTE};
+use super::csv_row::{CsvColumns, CsvRow, QUOTE, cut};
+use super::row_mark::{MarkKind, RowMark};
+use super::suspect_delimiter::SuspectDelimiter;
 use super::{CsvFormat, CsvSource, SourceError};
 
 /// What one pass over a file finds.
@@ -42,6 +45,12 @@ pub(super) struct RowScanner<'a> {
     quote_line: u64,
     /// The bytes of the first row, until it is complete.
     first_row: Vec<u8>,
+    /// What a row may be that is none.
+    marks: [RowMark; 4],
+    /// Another delimiter that the header has, until a row tells.
+    suspect: Option<SuspectDelimiter>,
+    /// Whether a mark agrees with the row so far, or delimiters are counted.
+    is_compared: bool,
     index: RowIndex,
 }
 
@@ -89,6 +98,15 @@ impl<'a> RowScanner<'a> {
             delimiters: 0,
             quote_line: 0,
             first_row: Vec::new(),
+            marks: [
+                // There is no header yet.
+                RowMark::new(MarkKind::Header, &[]),
+                RowMark::new(MarkKind::ByteOrder, &BYTE_ORDER_MARK),
+                RowMark::new(MarkKind::EndOfFile, b"\x1a"),
+                RowMark::new(MarkKind::Conflict, b"<<<<<<< "),
+            ],
+            suspect: None,
+            is_compared: true,
             index: RowIndex { header: Vec::new(), offsets: Vec::new(), has_quotes: false },
         }
     }
@@ -130,6 +148,9 @@ impl<'a> RowScanner<'a> {
             if !self.has_first_row() {
                 self.first_row.extend_from_slice(taken);
             }
+            if self.is_compared {
+                self.compare(taken);
+            }
             match run {
                 0 => self.take(*byte)?,
                 _ => self.is_after_return = false,
@@ -140,6 +161,22 @@ impl<'a> RowScanner<'a> {
             rest = left;
         }
         Ok(())
+    }
+
+    /// Compares the next bytes of a row, or the end of a line, with what the row must not be.
+    fn compare(&mut self, bytes: &[u8]) {
+        let ends_line = self.state != ScanState::Quoted
+            && bytes
+                .first()
+                .is_some_and(|byte| self.classes[usize::from(*byte)] == ByteClass::LineEnd);
+        if ends_line {
+            return;
+        }
+        self.marks.iter_mut().for_each(|mark| mark.compare(bytes));
+        if let Some(suspect) = &mut self.suspect {
+            suspect.count_in(bytes);
+        }
+        self.is_compared = self.suspect.is_some() || self.marks.iter().any(RowMark::agrees);
     }
 
     fn take(&mut self, byte: u8) -> Result<(), SourceError> {
@@ -191,7 +228,12 @@ impl<'a> RowScanner<'a> {
                 );
             }
             ScanState::RowStart if self.has_first_row() => {}
-            ScanState::RowStart => return Err(self.wrong_width(0)),
+            ScanState::RowStart => {
+                let file = self.path.to_owned();
+                let found = "empty but for line ends".to_owned();
+                let expected = "a table of text".to_owned();
+                return Err(SourceError::OtherFormat { file, found, expected });
+            }
             _ => self.end_row()?,
         }
         Ok(self.index)
@@ -200,14 +242,27 @@ impl<'a> RowScanner<'a> {
     /// Ends a row at the position.
     fn end_row(&mut self) -> Result<(), SourceError> {
         let fields = self.delimiters + 1;
-        let is_header = !self.has_first_row() && self.format.has_header;
-        if !self.has_first_row() {
+        let is_first = !self.has_first_row();
+        let is_header = is_first && self.format.has_header;
+        if let Some(mark) = self.marks.iter().find(|mark| mark.is_row()) {
+            return Err(self.malformed(mark.problem()));
+        }
+        if is_first {
             self.begin_table(fields)?;
         }
         let rows = self.rows();
         let expected = self.index.header.len();
         if fields != expected {
-            return Err(self.malformed(&format!("has {fields} fields, expected {expected}")));
+            let plural = if fields == 1 { "" } else { "s" };
+            let mut problem = format!("has {fields} field{plural}, expected {expected}");
+            if rows == 0 && expected == 1 && self.format.has_header {
+                // The first line may be a title or a remark.
+                problem += &format!(" as in the header {:?}", cut(&self.index.header[0]));
+            }
+            return Err(self.malformed(&problem));
+        }
+        if !is_header {
+            self.check_suspect()?;
         }
         if rows == self.rows_max && !is_header {
             let file = self.path.to_owned();
@@ -218,7 +273,26 @@ impl<'a> RowScanner<'a> {
         self.row_start = self.position;
         self.delimiters = 0;
         self.state = ScanState::RowStart;
+        self.marks.iter_mut().for_each(RowMark::begin_row);
+        self.is_compared = true;
         Ok(())
+    }
+
+    /// Refuses a header of one column that another delimiter separates into as many names as it does
+    /// the first row into fields: a table of one column would be other data than its author has seen.
+    fn check_suspect(&mut self) -> Result<(), SourceError> {
+        match self.suspect {
+            Some(suspect) if suspect.separates() => {
+                let file = self.path.to_owned();
+                let name = cut(&self.index.header[0]);
+                let problem = format!("is one column, {name:?}{}", suspect.advice());
+                Err(SourceError::HeaderRow { file, problem })
+            }
+            _ => {
+                self.suspect = None;
+                Ok(())
+            }
+        }
     }
 
     /// Takes the names of the columns from the first row, or numbers them.
@@ -240,8 +314,35 @@ impl<'a> RowScanner<'a> {
             names: self.index.header.clone(),
             positions: (0..fields).collect(),
         };
-        self.index.header = CsvRow::split(&Arc::new(columns), 0, first_row)?.lossy_texts();
-        Ok(())
+        let is_line_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
+        let start = first_row.iter().position(|byte| !is_line_end(byte)).unwrap_or(0);
+        let header = &first_row[start..];
+        let header = header.strip_suffix(b"\n").or(header.strip_suffix(b"\r")).unwrap_or(header);
+        if header.len() == 5 && header.to_ascii_lowercase().starts_with(b"sep=") {
+            let line = String::from_utf8_lossy(header);
+            let problem =
+                format!("is {line:?}, a line for Excel: remove it, and see CsvFormat::delimiter");
+            return Err(SourceError::HeaderRow { file: self.path.to_owned(), problem });
+        }
+        self.suspect =
+            (fields == 1).then(|| SuspectDelimiter::find(header, self.format.delimiter)).flatten();
+        if !self.format.allows_repeated_header {
+            self.marks[0] = RowMark::new(MarkKind::Header, header);
+        }
+        let names = CsvRow::split(&Arc::new(columns), 0, first_row)?.into_texts();
+        self.index.header = names.map_err(|(position, name)| SourceError::HeaderRow {
+            file: self.path.to_owned(),
+            problem: format!("names column {position} {name:?}, which is not UTF-8"),
+        })?;
+        match number_in(&self.index.header).filter(|_| self.format.checks_header) {
+            None => Ok(()),
+            Some(number) => {
+                let file = self.path.to_owned();
+                let problem =
+                    format!("names a column {number:?}, as a row does; see CsvFormat::has_header");
+                Err(SourceError::HeaderRow { file, problem })
+            }
+        }
     }
 
     fn has_first_row(&self) -> bool {
@@ -278,16 +379,35 @@ impl<'a> RowScanner<'a> {
     /// The error of the current row.
     fn malformed(&self, problem: &str) -> SourceError {
         let file = self.path.to_owned();
-        let problem = problem.to_owned();
-        match !self.has_first_row() && self.format.has_header {
+        let is_header = !self.has_first_row() && self.format.has_header;
+        // Quotes and decimals of another format look malformed in this one.
+        let suspect = match is_header && self.delimiters == 0 {
+            true => SuspectDelimiter::find(&self.first_row, self.format.delimiter),
+            false => self.suspect.filter(SuspectDelimiter::is_in_row),
+        };
+        let advice = suspect.map_or_else(String::new, SuspectDelimiter::advice);
+        let problem = format!("{problem}{advice}");
+        match is_header {
             true => SourceError::HeaderRow { file, problem },
             false => SourceError::Row { file, row: self.rows(), problem },
         }
     }
 }
 
-/// The first bytes of some files in UTF-8.
-const BYTE_ORDER_MARK: [u8; 3] = [0xef, 0xbb, 0xbf];
+/// Returns a name that shows that the names of columns are a row of numbers: one with a fraction or
+/// a sign, or the first if all are whole numbers, but not those that count the columns.
+fn number_in(names: &[String]) -> Option<&str> {
+    let is_number = |name: &&String| {
+        name.starts_with(|first: char| first.is_ascii_digit() || "+-.".contains(first))
+            && name.parse::<f64>().is_ok()
+    };
+    let whole = |name: &String| name.bytes().all(|byte| byte.is_ascii_digit());
+    let counts_from =
+        |first: usize| names.iter().zip(first..).all(|(name, at)| *name == at.to_string());
+    let number = names.iter().filter(is_number).find(|name| !whole(name));
+    let is_row = || names.iter().all(|name| is_number(&name)) && !counts_from(0) && !counts_from(1);
+    number.or_else(|| names.first().filter(|_| is_row())).map(String::as_str)
+}
 
 /// The bytes that are read at once.
 const BUFFER: usize = 1 << 16;

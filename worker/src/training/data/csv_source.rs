@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use pushpull_common::file_kind::FileKind;
 
-use super::csv_row::CsvColumns;
+use super::csv_row::{CsvColumns, listed};
 use super::csv_scanner::{RowIndex, RowScanner};
 use super::data_file::{DataFile, MEMORY_BYTES_MAX};
 use super::file_bytes::FileBytes;
@@ -19,7 +19,9 @@ use super::{CsvRow, Source, SourceError};
 /// row is read directly. All rows must have as many fields as the first, and at most 1 MiB. Empty
 /// lines are no rows. A file that is malformed would be other data than its author has seen, so it
 /// is refused: a quote that is not closed, text behind a closing quote, a quote inside a field
-/// without quotes, a column name that is repeated, and a zero byte. [`CsvFormat`] relaxes some.
+/// without quotes, a column name that is repeated or is not UTF-8, a header that is repeated, a byte
+/// order mark before a later row, a zero byte, and a table of one column whose fields are separated
+/// by semicolons or tabs. [`CsvFormat`] relaxes some.
 ///
 /// A file of up to 1 GiB ([`CsvFormat::memory_bytes_max`]) is kept in memory. A longer plain file
 /// stays on the disk, which costs a system call for each row. A file may be packed with gzip
@@ -63,8 +65,11 @@ pub struct CsvSource {
 pub struct CsvFormat {
     pub(super) delimiter: u8,
     pub(super) has_header: bool,
+    /// Whether a header that looks like a row is refused.
+    pub(super) checks_header: bool,
     pub(super) has_lenient_quotes: bool,
     pub(super) has_blank_rows: bool,
+    pub(super) allows_repeated_header: bool,
     allows_repeated_names: bool,
     memory_bytes_max: u64,
 }
@@ -75,8 +80,10 @@ impl CsvFormat {
         CsvFormat {
             delimiter: b',',
             has_header: true,
+            checks_header: true,
             has_lenient_quotes: false,
             has_blank_rows: false,
+            allows_repeated_header: false,
             allows_repeated_names: false,
             memory_bytes_max: MEMORY_BYTES_MAX,
         }
@@ -87,10 +94,11 @@ impl CsvFormat {
         CsvFormat { delimiter, ..self }
     }
 
-    /// Whether the first row has the names of the columns. Default: yes. Without it the columns are
-    /// named by their position: `0`, `1` and so on.
+    /// Whether the first row has the names of the columns. Without it the columns are named by their
+    /// position: `0`, `1` and so on. Default: yes, but names that are numbers are refused, because
+    /// they seem to be a row; a call with `true` accepts them.
     pub fn has_header(self, has_header: bool) -> CsvFormat {
-        CsvFormat { has_header, ..self }
+        CsvFormat { has_header, checks_header: false, ..self }
     }
 
     /// Whether quotes inside a field without quotes, and text behind a closing quote, belong to the
@@ -110,6 +118,12 @@ impl CsvFormat {
     /// Whether several columns may have one name. None of them can be selected then. Default: no.
     pub fn repeated_names(self, allowed: bool) -> CsvFormat {
         CsvFormat { allows_repeated_names: allowed, ..self }
+    }
+
+    /// Whether a row that equals the header is a row. Files that were joined have the header of each,
+    /// which would be a sample of names. Default: no, it is refused.
+    pub fn repeated_header(self, allowed: bool) -> CsvFormat {
+        CsvFormat { allows_repeated_header: allowed, ..self }
     }
 
     /// Sets the most bytes, unpacked, of a file that is kept in memory. Default: 1 GiB.
@@ -135,7 +149,7 @@ impl CsvSource {
     /// Opens a file with the default [`CsvFormat`], and selects all columns.
     ///
     /// # Errors
-    /// [`SourceError::OtherFormat`] if the file is no text in UTF-8; [`SourceError::HeaderRow`] and
+    /// [`SourceError::OtherFormat`] if the file is no table of text; [`SourceError::HeaderRow`] and
     /// [`SourceError::RepeatedColumn`] for the names; [`SourceError::Row`] names the first malformed
     /// row; those of reading files, and [`SourceError::TooManyRows`].
     pub fn open(path: impl AsRef<Path>) -> Result<CsvSource, SourceError> {
@@ -164,7 +178,9 @@ impl CsvSource {
             let mut positions = (0..self.header.len()).filter(|&at| self.header[at] == *column);
             let (file, column) = (self.columns.file.clone(), column.clone());
             match (positions.next(), positions.next()) {
-                (None, _) => Err(SourceError::Column { file, column }),
+                (None, _) => {
+                    Err(SourceError::Column { file, column, columns: listed(&self.header) })
+                }
                 (Some(position), None) => Ok(position),
                 (Some(first), Some(second)) => {
                     Err(SourceError::RepeatedColumn { file, column, first, second })

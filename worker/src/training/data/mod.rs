@@ -38,11 +38,15 @@ mod loader;
 mod loader_threads;
 mod permutation;
 mod pipeline;
+#[cfg(feature = "csv")]
+mod row_mark;
 mod samples;
 mod slice_source;
 mod source;
 mod source_error;
 mod static_split;
+#[cfg(feature = "csv")]
+mod suspect_delimiter;
 #[cfg(test)]
 mod tests;
 

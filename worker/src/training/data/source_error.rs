@@ -159,12 +159,14 @@ pub enum SourceError {
         labels: u64,
     },
     /// A table has no column of this name, or the selection does not have it.
-    #[error("cannot read {}: there is no column {column:?}", file.display())]
+    #[error("cannot read {}: there is no column {column:?} among {columns}", file.display())]
     Column {
         /// The file.
         file: PathBuf,
         /// The name.
         column: String,
+        /// The columns that there are: the first names, and the number of the others.
+        columns: String,
     },
     /// Two columns of a table have one name.
     #[error(

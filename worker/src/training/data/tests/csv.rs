@@ -85,11 +85,11 @@ fn rows_are_read_by_their_number() {
 fn a_file_without_a_header_numbers_its_columns() {
     let table = Table::new();
     for mark in ["", "\u{feff}"] {
-        let bytes = format!("{mark}5;6\n\u{feff}7;8\n");
+        let bytes = format!("{mark}5;6\n7;8\n");
         let format = CsvFormat::new().has_header(false).delimiter(b';');
         let source = table.open_as(bytes, format).unwrap().columns(["1", "0"]).unwrap();
         assert_eq!(source.get(0).unwrap().parse_all::<u32>().unwrap(), [6, 5]);
-        assert_eq!(source.get(1).unwrap().text("0").unwrap(), "\u{feff}7", "only the first mark");
+        assert_eq!(source.get(1).unwrap().text("0").unwrap(), "7");
     }
 }
 
@@ -125,9 +125,15 @@ fn columns_are_selected_by_name() {
     assert_eq!(row.parse_all::<f32>().unwrap(), [3.0, 2.0, 3.0]);
     assert_eq!((row.parse::<u8>("b").unwrap(), row.text("c").unwrap()), (2, "3"));
     let error = row.text("a").unwrap_err();
-    assert_eq!(table.text(&error), "cannot read table.csv: there is no column \"a\"");
+    assert_eq!(
+        table.text(&error),
+        "cannot read table.csv: there is no column \"a\" among \"c\", \"b\", \"c\""
+    );
     let error = source.columns(["a", "d"]).unwrap_err();
-    assert_eq!(table.text(&error), "cannot read table.csv: there is no column \"d\"");
+    assert_eq!(
+        table.text(&error),
+        "cannot read table.csv: there is no column \"d\" among \"a\", \"b\", \"c\", \"d2\""
+    );
     assert_eq!(row.texts().unwrap(), ["3", "2", "3"]);
     let error = row.texts::<2>().unwrap_err();
     let expected = "cannot read table.csv: row 0 has 3 selected fields, asked for 2";
@@ -172,8 +178,9 @@ fn malformed_files_are_refused_by_row() {
     let unclosed = |before: &str| [before.as_bytes(), &vec![b'x'; limit + 9][..]].concat();
     let refusals = [
         (b"".to_vec(), "it is empty, expected a table of text"),
-        (b"\n\r\n".to_vec(), "the number of columns is 0, expected 1 to 65536"),
-        (b"a,b\n1,2\n3\n".to_vec(), "row 1 has 1 fields, expected 2"),
+        (b"\n\r\n".to_vec(), "it is empty but for line ends, expected a table of text"),
+        (b"\xef\xbb\xbf\n".to_vec(), "it is empty but for line ends, expected a table of text"),
+        (b"a,b\n1,2\n3\n".to_vec(), "row 1 has 1 field, expected 2"),
         (b"a,b\n1,2,3\n".to_vec(), "row 0 has 3 fields, expected 2"),
         (vec![b','; 1 << 16], "the number of columns is 65537, expected 1 to 65536"),
         (unclosed("a,b\n1,2\n3,4"), "row 1 has more than 1048576 bytes, the limit"),
@@ -201,6 +208,117 @@ fn malformed_files_are_refused_by_row() {
     // The closing quote is the byte beyond the limit.
     let expected = "cannot read table.csv: row 0 has more than 1048576 bytes, the limit";
     assert_eq!(table.refusal(over), expected);
+}
+
+/// Files that were joined, or written for another program.
+#[test]
+fn rows_that_are_none_of_the_table_are_refused() {
+    let table = Table::new();
+    let joined = "repeats the header, as in files that were joined; see CsvFormat::repeated_header";
+    let mark = "begins with a byte order mark, as in files that were joined";
+    let advice = |name: &str| {
+        format!("; its fields seem to be separated by {name}, see CsvFormat::delimiter")
+    };
+    let conflict = "begins with <<<<<<<, as a conflict of Git that is not resolved";
+    let number = |name: &str| {
+        format!("the header names a column {name:?}, as a row does; see CsvFormat::has_header")
+    };
+    let excel =
+        "the header is \"sep=;\", a line for Excel: remove it, and see CsvFormat::delimiter";
+    let refusals: [(&[u8], String); 30] = [
+        (b"5.1,3.5,setosa\n4.9,3.0,setosa\n", number("5.1")),
+        (b"a,-1\n1,2\n", number("-1")),
+        (b"7,0,0\n2,0,1\n", number("7")),
+        (b"5\n3\n", number("5")),
+        (b"a\n<<<<<<< HEAD\n1\n=======\n2\n>>>>>>> b\n", format!("row 0 {conflict}")),
+        (b"a,b\n1,2\n<<<<<<< HEAD\n1,3\n", format!("row 1 {conflict}")),
+        (b"sep=;\na;b\n1;2\n", excel.to_owned()),
+        (
+            b"# a remark\na,b\n1,2\n",
+            "row 0 has 2 fields, expected 1 as in the header \"# a remark\"".to_owned(),
+        ),
+        (b"a,b\n1,2\na,b\n3,4\n", format!("row 1 {joined}")),
+        (b"a,b\r\n1,2\r\na,b\r\n3,4\r\n", format!("row 1 {joined}")),
+        (b"a,b\r1,2\ra,b", format!("row 1 {joined}")),
+        (b"\n\na,\"b\nc\"\n1,2\n\na,\"b\nc\"\n", format!("row 1 {joined}")),
+        (b"a\na\n", format!("row 0 {joined}")),
+        (b"\xef\xbb\xbfa,b\n1,2\n\xef\xbb\xbfa,b\n", format!("row 1 {mark}")),
+        (b"a,b\n1,2\n\n\xef\xbb\xbf3,4\n", format!("row 1 {mark}")),
+        (b"a\n1\n\xef\xbb\xbf", format!("row 1 {mark}")),
+        (b"\xef\xbb\xbf\xef\xbb\xbfa,b\n1,2\n", format!("the header {mark}")),
+        (b"a\n1\n\x1a", "row 1 is the byte 0x1a, which ends a file on DOS".to_owned()),
+        (b"a,b\n1,2\n\x1a", "row 1 is the byte 0x1a, which ends a file on DOS".to_owned()),
+        (
+            b"a,gr\xf6\xdfe\n1,2\n",
+            "the header names column 1 \"gr\u{fffd}\u{fffd}e\", which is not UTF-8".to_owned(),
+        ),
+        (b"a;b\n1;2\n", format!("the header is one column, \"a;b\"{}", advice("semicolons"))),
+        (
+            b"a\tb\tc\n1\t2\t3\n",
+            format!("the header is one column, \"a\\tb\\tc\"{}", advice("tabs")),
+        ),
+        (b"a|b\n1|2", format!("the header is one column, \"a|b\"{}", advice("bars"))),
+        (
+            b"a;b\n1,5;2,5\n",
+            format!(
+                "row 0 has 3 fields, expected 1 as in the header \"a;b\"{}",
+                advice("semicolons")
+            ),
+        ),
+        (
+            b"a;b\n\"x\";2\n",
+            format!("row 0 has text behind a closing quote{}", advice("semicolons")),
+        ),
+        (
+            b"a;b\n1;\"x\"\n",
+            format!("row 0 has a quote inside a field without quotes{}", advice("semicolons")),
+        ),
+        (
+            b"\"a\";\"b\"\n1;2\n",
+            format!("the header has text behind a closing quote{}", advice("semicolons")),
+        ),
+        (
+            b"a\t\"b\"\n1\t2\n",
+            format!("the header has a quote inside a field without quotes{}", advice("tabs")),
+        ),
+        (b"\"a\",b\"\n1;2\n", "the header has a quote inside a field without quotes".to_owned()),
+        (b"a,b\n1,2\n3", "row 1 has 1 field, expected 2".to_owned()),
+    ];
+    for (bytes, expected) in refusals {
+        let expected = format!("cannot read table.csv: {expected}");
+        assert_eq!(table.refusal(bytes), expected, "{:?}", String::from_utf8_lossy(bytes));
+        for memory_bytes_max in [1 << 20, 0] {
+            let format = CsvFormat::new().memory_bytes_max(memory_bytes_max);
+            assert_eq!(table.text(&table.open_as(bytes, format).unwrap_err()), expected);
+        }
+    }
+    // Over two reads of the file, at every place of the border.
+    for length in 65_520..65_534_usize {
+        let rows = format!("ab,cd\n{}", "1,2\n".repeat(length.div_ceil(4)));
+        let rows = &rows[rows.len() - length..];
+        let rows = &rows[rows.find('\n').unwrap() + 1..];
+        let count = rows.lines().count();
+        for (row, problem) in [("ab,cd", joined), ("\u{feff}ab,cd", mark)] {
+            let padding = "\n".repeat(length - rows.len());
+            let text = format!("{padding}ab,cd\n{rows}{row}\n1,2\n");
+            let expected = format!("cannot read table.csv: row {count} {problem}");
+            assert_eq!(table.refusal(text), expected, "{length}");
+        }
+    }
+    let format = CsvFormat::new().repeated_header(true);
+    assert_eq!(rows(&table.open_as("a\na\n", format).unwrap()), [["a"]]);
+    // These are other rows, and texts of one column.
+    for text in ["a,b\na,bc\na,\nb,a\nba,b\n", "a;b\nx\ny;z\n", "x\n1;2\n3;4\n", "a;b\n"] {
+        table.open(text);
+    }
+    // These names are none of a row, or the caller knows it.
+    for header in ["0,1,2", "1,2,3", "0", "1", "x,7", "1x,2y", ",0,1", "nan,inf", "1990,x", "-,+"] {
+        assert_eq!(table.open(format!("{header}\n{header}0\n")).len(), 1);
+    }
+    let sure = CsvFormat::new().has_header(true);
+    assert_eq!(rows(&table.open_as("0.5,0.9\n1,2\n", sure).unwrap()), [["1", "2"]]);
+    let headerless = CsvFormat::new().has_header(false);
+    assert_eq!(rows(&table.open_as("a\na\n", headerless).unwrap()), [["a"], ["a"]]);
 }
 
 /// Text that a lenient reader takes for other data than its author saw.
@@ -272,9 +390,16 @@ fn an_empty_line_may_be_a_row_of_one_column() {
 fn a_file_of_another_format_is_named() {
     let table = Table::new();
     let utf16: Vec<u8> = "\u{feff}a,b\n1,2\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
-    let cases: [(&[u8], &str); 6] = [
+    let cases: [(&[u8], &str); 13] = [
+        (b"{\"a\": 1, \"b\": 2}\n", "JSON"),
+        (b"\xef\xbb\xbf{\"a\": 1}\n{\"a\": 2}\n", "JSON, with a value in each line"),
+        (b"[[1, 2], [3, 4]]\n", "JSON"),
+        (b"\x80\x04\x95\x10\0\0\0", "a pickle of Python, which is never loaded"),
+        (b"II\x2a\0\x08\0\0\0", "a TIFF image"),
+        (&[0; 40], "filled with zeros, as a file whose writer was interrupted is"),
         (&utf16, "text in UTF-16, and UTF-8 is read"),
         (&utf16[2..], "text in UTF-16, and UTF-8 is read"),
+        (&gzip(&gzip(b"a,b\n1,2\n")), "packed with gzip twice"),
         (b"\x28\xb5\x2f\xfd\0\0", "packed with zstd"),
         (b"PAR1\x15\x04\x15\x10", "a Parquet file"),
         (b"<!DOCTYPE html>\n<p>not found", "an HTML page, perhaps an error of a download"),
@@ -316,8 +441,17 @@ fn packed_files_are_refused_beyond_the_memory_and_if_damaged() {
     assert_eq!(table.text(&error), expected);
     for len in [3, 12, bytes.len() / 2, bytes.len() - 1] {
         let refusal = table.refusal(&bytes[..len]);
-        assert!(refusal.starts_with("cannot unpack table.csv: "), "{refusal}");
+        let expected =
+            "cannot unpack table.csv: its gzip stream is cut, or has other bytes behind it: ";
+        assert!(refusal.starts_with(expected), "{refusal}");
     }
+    let behind = [&bytes[..], b"garbage that is long enough for a header"].concat();
+    let expected =
+        "cannot unpack table.csv: its gzip stream is damaged, or has other bytes behind it: ";
+    assert!(table.refusal(&behind).starts_with(expected), "{}", table.refusal(&behind));
+    let mut damaged = bytes.clone();
+    damaged[bytes.len() - 6] ^= 1;
+    assert!(table.refusal(&damaged).starts_with(expected), "{}", table.refusal(&damaged));
 }
 
 #[test]
@@ -369,8 +503,14 @@ proptest! {
                 });
                 match found {
                     Ok(found) => prop_assert_eq!(Some(&found), expected.as_ref()),
-                    // Only quotes are refused that the csv crate takes.
-                    Err(error) => prop_assert!(expected.is_none() || error.to_string().contains("quote")),
+                    // These are refused although the csv crate takes them.
+                    Err(error) => {
+                        let text = error.to_string();
+                        let stricter = ["quote", "repeats the header", "byte order mark"];
+                        prop_assert!(
+                            expected.is_none() || stricter.iter().any(|problem| text.contains(problem))
+                        );
+                    }
                 }
             }
         }
