@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use pushpull_common::file_kind::{FIRST_BYTES, FileKind};
 use pushpull_common::ids::ShardId;
 use pushpull_common::tensor::{DType, Shape};
 use thiserror::Error;
@@ -51,6 +52,14 @@ pub enum CheckpointError {
         /// The contents found.
         found: String,
     },
+    /// The first bytes of a file are those of another format: it stands in for the file.
+    #[error("cannot trust {file}: it is {found}")]
+    OtherFile {
+        /// The file, with its folder.
+        file: String,
+        /// What it is, as the rest of a sentence.
+        found: String,
+    },
     /// The checkpoint was saved in another format, by an older or a newer server. It is intact.
     #[error(
         "cannot restore {checkpoint}: it has format {found}, and this version reads format {format}; \
@@ -89,20 +98,28 @@ pub enum CheckpointError {
         checkpoint: String,
     },
     /// The variable has another type.
-    #[error("cannot restore {variable:?}: the checkpoint has it as {found}, not {expected}")]
+    #[error(
+        "cannot restore {variable:?}: the checkpoint {checkpoint} has it as {found}, not {expected}"
+    )]
     DTypeMismatch {
         /// The variable.
         variable: String,
+        /// The checkpoint.
+        checkpoint: String,
         /// Its type in the checkpoint.
         found: DType,
         /// The requested type.
         expected: DType,
     },
     /// The variable has another shape.
-    #[error("cannot restore {variable:?}: the checkpoint has the shape {found}, not {expected}")]
+    #[error(
+        "cannot restore {variable:?}: the checkpoint {checkpoint} has the shape {found}, not {expected}"
+    )]
     ShapeMismatch {
         /// The variable.
         variable: String,
+        /// The checkpoint.
+        checkpoint: String,
         /// Its shape in the checkpoint.
         found: Shape,
         /// The requested shape.
@@ -110,31 +127,42 @@ pub enum CheckpointError {
     },
     /// The variable is a growing table only in the checkpoint, or only in the cluster.
     #[error(
-        "cannot restore {variable:?}: in the checkpoint it is {}a growing table, and here it is {}",
+        "cannot restore {variable:?}: in the checkpoint {checkpoint} it is {}a growing table, and here \
+         it is {}",
         if *found { "" } else { "not " },
         if *found { "not" } else { "one" }
     )]
     TableMismatch {
         /// The variable.
         variable: String,
+        /// The checkpoint.
+        checkpoint: String,
         /// Whether it is a growing table in the checkpoint.
         found: bool,
     },
     /// The checkpoint has more rows of a table than this shard can hold.
-    #[error("cannot restore the table {variable:?}: this shard holds at most {limit} of its rows")]
+    #[error(
+        "cannot restore the table {variable:?} of {checkpoint}: this shard holds at most {limit} of \
+         its rows"
+    )]
     TableFull {
         /// The variable.
         variable: String,
+        /// The checkpoint.
+        checkpoint: String,
         /// The maximum number of rows on the shard.
         limit: u64,
     },
     /// The variable was trained by another optimizer, so its slots have another meaning.
     #[error(
-        "cannot restore {variable:?}: the checkpoint has it trained by {found}, not {expected}"
+        "cannot restore {variable:?}: the checkpoint {checkpoint} has it trained by {found}, not \
+         {expected}"
     )]
     OptimizerMismatch {
         /// The variable.
         variable: String,
+        /// The checkpoint.
+        checkpoint: String,
         /// The kind of the optimizer that it was saved with.
         found: String,
         /// The kind of the optimizer that is to train it.
@@ -143,11 +171,14 @@ pub enum CheckpointError {
     /// The checkpoint lacks a slot: when it was saved, the optimizer kept others, or the variable
     /// was not trained.
     #[error(
-        "cannot restore {variable:?}: the checkpoint has the slots {found:?}, not {expected:?}"
+        "cannot restore {variable:?}: the checkpoint {checkpoint} has the slots {found:?}, not \
+         {expected:?}"
     )]
     SlotMissing {
         /// The variable.
         variable: String,
+        /// The checkpoint.
+        checkpoint: String,
         /// Its slots in the checkpoint.
         found: Vec<String>,
         /// The requested slot.
@@ -234,6 +265,16 @@ impl fmt::Display for AllRefused<'_> {
             .iter()
             .try_for_each(|refused| write!(f, "; {}: {}", refused.checkpoint, refused.reason))
     }
+}
+
+/// Returns what a file is whose first bytes are those of a format that no file of a checkpoint has,
+/// such as a pointer of Git LFS.
+pub(super) fn foreign(first: &[u8]) -> Option<String> {
+    let first = &first[..first.len().min(FIRST_BYTES)];
+    let is_own =
+        |kind: &FileKind| kind.is_text() || kind.is_safetensors() || first.starts_with(b"{");
+    let kind = FileKind::of(first).filter(|kind| !first.is_empty() && !is_own(kind));
+    kind.map(FileKind::into_text)
 }
 
 /// Returns the error for a file whose contents at `offset` are not the expected ones.

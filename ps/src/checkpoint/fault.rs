@@ -80,6 +80,7 @@ impl From<CheckpointError> for CheckpointFault {
             // The next search finds another checkpoint, if one was damaged or deleted meanwhile.
             CheckpointError::Storage(_)
             | CheckpointError::Corrupt { .. }
+            | CheckpointError::OtherFile { .. }
             | CheckpointError::NotFound { .. }
             | CheckpointError::NoCheckpoint
             | CheckpointError::Memory { .. } => CheckpointFault::Storage(cause),
@@ -125,11 +126,13 @@ mod tests {
         };
         let mismatch = CheckpointError::ShapeMismatch {
             variable: "w".to_owned(),
+            checkpoint: "ckpt-1-2".to_owned(),
             found: Shape::new([2]).unwrap(),
             expected: Shape::new([3]).unwrap(),
         };
         let optimizer = CheckpointError::OptimizerMismatch {
             variable: "w".to_owned(),
+            checkpoint: "ckpt-1-2".to_owned(),
             found: "adam".to_owned(),
             expected: "sgd".to_owned(),
         };

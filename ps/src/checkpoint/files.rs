@@ -1,9 +1,10 @@
 //! Files with a known size and hash: writing, reading back and verifying them.
 
+use pushpull_common::file_kind::FIRST_BYTES;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::error::{CheckpointError, corrupt};
+use super::error::{CheckpointError, corrupt, foreign};
 use super::hex;
 use super::manifest::MANIFEST;
 use super::storage::{CheckpointStorage, ReadFile, WriteFile};
@@ -120,7 +121,8 @@ pub(super) fn verify(
     if found != entry.sha256 {
         let text = |hash: &[u8]| format!("bytes of SHA-256 {}", hex::encode(hash));
         let path = format!("{folder}/{}", entry.file);
-        return Err(corrupt(&path, 0, text(&entry.sha256), text(&found)));
+        let error = corrupt(&path, 0, text(&entry.sha256), text(&found));
+        return Err(foreign_or(&*file, path, error));
     }
     Ok(file)
 }
@@ -136,9 +138,19 @@ pub(super) fn open_sized(
     if found != expected {
         let path = format!("{folder}/{}", entry.file);
         let text = |end: u64| format!("an end at byte {end}");
-        return Err(corrupt(&path, found.min(expected), text(expected), text(found)));
+        let error = corrupt(&path, found.min(expected), text(expected), text(found));
+        return Err(foreign_or(&*file, path, error));
     }
     Ok(file)
+}
+
+/// Returns the error of a file of another format, or else the one that was found.
+fn foreign_or(file: &dyn ReadFile, path: String, error: CheckpointError) -> CheckpointError {
+    let mut first = vec![0; file.bytes().min(FIRST_BYTES as u64) as usize];
+    match file.read(0, &mut first).ok().and_then(|()| foreign(&first)) {
+        Some(found) => CheckpointError::OtherFile { file: path, found },
+        None => error,
+    }
 }
 
 /// Reads `bytes` bytes from `offset` on, in pieces of at most [`PIECE_BYTES`].

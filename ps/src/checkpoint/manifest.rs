@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use super::calls_entry::{self, CallsEntry};
 use super::data_entry::DataEntry;
-use super::error::{CheckpointError, corrupt};
+use super::error::{CheckpointError, corrupt, foreign};
 use super::hex;
 use super::name::CheckpointName;
 use super::shard_file::{file_name, tensor_name};
@@ -205,6 +205,9 @@ impl Manifest {
         let (text, seal) = bytes.split_at(bytes.len().saturating_sub(SEAL_BYTES));
         let expected = seal_of(text);
         if seal != expected {
+            if let Some(found) = foreign(bytes) {
+                return Err(CheckpointError::OtherFile { file, found });
+            }
             let found = String::from_utf8_lossy(seal);
             let expected = String::from_utf8_lossy(&expected);
             return refuse(text.len(), &format!("{expected:?}"), &format!("{found:?}"));

@@ -72,6 +72,7 @@ impl Opened {
         let tables = layout.tables().iter().zip(of_tables).zip(row_limits);
         for ((part, streams), &limit) in tables {
             let Some((variable, ..)) = streams.first() else { continue };
+            let checkpoint = self.manifest().checkpoint.to_string();
             let mut rows = 0;
             self.read_buckets(*variable, part, &[], &mut |_, _| {
                 rows += 1;
@@ -79,7 +80,8 @@ impl Opened {
                     return Ok(());
                 }
                 let variable = target.variable(part.variable).name().to_owned();
-                Err(CheckpointError::TableFull { variable, limit })
+                let checkpoint = checkpoint.clone();
+                Err(CheckpointError::TableFull { variable, checkpoint, limit })
             })?;
         }
         Ok(())
@@ -170,23 +172,23 @@ impl Opened {
     ) -> Result<PlannedStreams, CheckpointError> {
         let wanted = target.variable(part.variable);
         let variable = wanted.name().to_owned();
+        let checkpoint = self.manifest().checkpoint.to_string();
         let Some(id) = self.catalogue().find(&variable) else {
-            let checkpoint = self.manifest().checkpoint.to_string();
             return Err(CheckpointError::VariableMissing { variable, checkpoint });
         };
         let saved = self.catalogue().variable(id);
         // A checkpoint holds master values; those of half types are f32.
         if saved.dtype().master() != wanted.dtype().master() {
             let (found, expected) = (saved.dtype(), wanted.dtype());
-            return Err(CheckpointError::DTypeMismatch { variable, found, expected });
+            return Err(CheckpointError::DTypeMismatch { variable, checkpoint, found, expected });
         }
         if saved.as_table().is_some() != wanted.as_table().is_some() {
             let found = saved.as_table().is_some();
-            return Err(CheckpointError::TableMismatch { variable, found });
+            return Err(CheckpointError::TableMismatch { variable, checkpoint, found });
         }
         if saved.shape() != wanted.shape() {
             let (found, expected) = (saved.shape().clone(), wanted.shape().clone());
-            return Err(CheckpointError::ShapeMismatch { variable, found, expected });
+            return Err(CheckpointError::ShapeMismatch { variable, checkpoint, found, expected });
         }
         let saved_by = self.manifest().training.optimizer(id);
         let trained_by = training.optimizer(part.variable);
@@ -194,14 +196,19 @@ impl Opened {
             && saved_by.kind != trained_by.kind
         {
             let (found, expected) = (saved_by.kind.clone(), trained_by.kind.clone());
-            return Err(CheckpointError::OptimizerMismatch { variable, found, expected });
+            return Err(CheckpointError::OptimizerMismatch {
+                variable,
+                checkpoint,
+                found,
+                expected,
+            });
         }
         let mut streams = vec![(id, StoredStream::Values, StoredStream::Values)];
         let held = self.manifest().training.slots(id);
         for (index, slot) in training.slots_of(part).iter().enumerate() {
             let Some(from) = held.iter().position(|held| held == slot) else {
                 let (found, expected) = (held.to_vec(), slot.to_owned());
-                return Err(CheckpointError::SlotMissing { variable, found, expected });
+                return Err(CheckpointError::SlotMissing { variable, checkpoint, found, expected });
             };
             streams.push((id, StoredStream::Slot(from), StoredStream::Slot(index)));
         }

@@ -16,7 +16,7 @@ fn check_refused(memory: &MemoryStorage, file: &str, case: &str) -> CheckpointEr
     let refused = refused.pop().unwrap_or_else(|| panic!("accepted: {case}"));
     assert_eq!(refused.checkpoint, NEWEST, "{case}");
     let named = match &refused.reason {
-        CheckpointError::Corrupt { file, .. } => file,
+        CheckpointError::Corrupt { file, .. } | CheckpointError::OtherFile { file, .. } => file,
         CheckpointError::Storage(fault) => &fault.path,
         other => panic!("{case}: {other}"),
     };
@@ -100,6 +100,25 @@ fn files_of_other_checkpoints_and_shards_are_refused() {
     assert_eq!(opened.manifest().checkpoint.global_step, 5);
     let reason = refused[0].reason.to_string();
     assert_eq!(reason, "cannot trust ckpt-1-10/MANIFEST: at byte 0 it has ckpt-1-9, not ckpt-1-10");
+}
+
+#[test]
+fn a_file_that_stands_in_for_another_is_named() {
+    let memory = two_checkpoints();
+    let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\n".to_vec();
+    for file in memory.list(Some(NEWEST)).unwrap() {
+        let whole = memory.bytes_of(NEWEST, &file);
+        for (bytes, kind) in [
+            (pointer.clone(), "a pointer of Git LFS: fetch the file with `git lfs pull`"),
+            (b"\x1f\x8b\x08\0\0\0\0\0\0\x03".to_vec(), "packed with gzip"),
+            (vec![0; whole.len()], "filled with zeros, as a file whose writer was interrupted is"),
+        ] {
+            memory.put(NEWEST, &file, bytes);
+            let reason = check_refused(&memory, &file, kind).to_string();
+            assert_eq!(reason, format!("cannot trust {NEWEST}/{file}: it is {kind}"));
+        }
+        memory.put(NEWEST, &file, whole);
+    }
 }
 
 #[test]

@@ -70,7 +70,7 @@ fn incompatible_variables_are_refused_by_name() {
     let (_, storage) = saved(&place(variables(3), 2, 1), &[4]);
     let (mut opened, _) = newest_good(&storage).unwrap().unwrap();
     let f64s = |extents: [u64; 2]| Shape::new(extents).unwrap();
-    let text = "the checkpoint has";
+    let text = "the checkpoint ckpt-1-4 has";
     let cases = [
         (VariableSpec::f32("other", [1]), "\"other\": the checkpoint ckpt-1-4 has no such".into()),
         (VariableSpec::f32("layer/w", [11, 4]), format!("{text} the shape [11, 3], not [11, 4]")),
@@ -96,12 +96,12 @@ fn incompatible_variables_are_refused_by_name() {
         opened.restore_shard(&target, shard, training, &mut sink).unwrap_err()
     };
     let error = refused(&CheckpointTraining::by_one(&target, "adam", &["momentum"]));
-    let CheckpointError::SlotMissing { variable, found, expected } = error else {
+    let CheckpointError::SlotMissing { variable, found, expected, .. } = error else {
         panic!("{error}")
     };
     assert_eq!((variable.as_str(), found, expected.as_str()), ("layer/w", slots(), "momentum"));
     let error = refused(&CheckpointTraining::by_one(&target, "adagrad", &SLOTS));
-    let CheckpointError::OptimizerMismatch { variable, found, expected } = error else {
+    let CheckpointError::OptimizerMismatch { variable, found, expected, .. } = error else {
         panic!("{error}")
     };
     assert_eq!((&*variable, &*found, &*expected), ("layer/w", "adam", "adagrad"));

@@ -421,7 +421,7 @@ fn a_checkpoint_with_impossible_counts_is_refused_by_name() {
     let gradients = |contents: &mut Contents| contents.shards[0].gradients = u64::MAX;
     let nothing = |_: &mut Contents| ();
     let cases: [(u64, Forge<'_>, &str); 4] = [
-        (1, &optimizer, "\"w\": the checkpoint has it trained by adam, not sgd"),
+        (1, &optimizer, "\"w\": the checkpoint NAME has it trained by adam, not sgd"),
         (2, &version, "NAME: its version is 36028797018963968, not below 36028797018963968"),
         (
             3,
