@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::error::{ListenError, StartError, ViewError};
+use pushpull::error::{ConfigError, ListenError, StartError, ViewError};
 use pushpull::protocol::Refusal;
 use pushpull::server::{Network, NonFinite};
 use pushpull::variable::{DType, Partitioner, Shape};
@@ -34,9 +34,14 @@ fn addresses_beyond_loopback_need_listen_insecure() {
         assert!(matches!(error, ListenError::Exposed { .. }), "{error}");
     }
     block_on(Ps::listen_insecure("0.0.0.0:0")).unwrap();
-    for address in ["nonsense", "127.0.0.1", "unix:", "127.0.0.1:99999"] {
-        block_on(Ps::listen(address)).unwrap_err();
+    let bad = ["nonsense", "127.0.0.1", "unix:", "127.0.0.1:99999", "http://127.0.0.1:0"];
+    for address in bad.into_iter().chain(["grpc://grpc://127.0.0.1:0", "http://127.0.0.1:0/"]) {
+        let error = block_on(Ps::listen(address)).unwrap_err();
+        assert!(matches!(error, ListenError::Address { .. }), "{error}");
     }
+    // The classic scheme is accepted, as in a target of a client.
+    let listener = block_on(Ps::listen("grpc://127.0.0.1:0")).unwrap();
+    assert!(listener.address().starts_with("127.0.0.1:"), "{}", listener.address());
 }
 
 #[test]
@@ -403,9 +408,15 @@ fn a_regular_file_at_a_socket_path_is_kept() {
     let address = format!("unix:{}", path.display());
     let error = block_on(Ps::listen(&address)).unwrap_err();
     assert!(
-        matches!(&error, ListenError::InUse { address: named } if *named == address),
+        matches!(&error, ListenError::Occupied { address: named, .. } if *named == address),
         "{error}"
     );
+    // No server will ever listen there, so a worker does not wait for it.
+    let cluster = ClusterSpec::builder().job("ps", [&address]).workers(1).build().unwrap();
+    let error = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap_err();
+    assert!(matches!(error, Error::Config(ConfigError::NoServer { .. })), "{error}");
+    let expected = format!("a plain file has the path of {address}");
+    assert!(error.to_string().contains(&expected), "{error}");
     assert_eq!(std::fs::read(&path).unwrap(), b"keep");
     // A socket without a listener is replaced; a socket with one is not.
     let orphan = directory.path().join("orphan.sock");

@@ -14,6 +14,7 @@ use pushpull_common::identity::Identity;
 use pushpull_common::ids::{Incarnation, ShardId, TaskId};
 use pushpull_common::protocol::message::{EndReason, Role};
 use pushpull_common::protocol::{Features, Message, Refusal, message};
+use pushpull_net::Connector;
 
 use crate::config::WorkerConfig;
 use crate::error::{ConfigError, Error, UnresponsiveShard, UnresponsiveShards};
@@ -47,6 +48,13 @@ impl SessionClient {
             return Err(ConfigError::NoVariablesJob { task, source }.into());
         }
         let owner: TaskId = cluster.step_owner().ok_or(ConfigError::NoPs { task: task.clone() })?;
+        for (_, address) in cluster.ps_tasks() {
+            let checked = Connector::new(address).check_path();
+            checked.map_err(|error| ConfigError::NoServer {
+                task: task.clone(),
+                reason: error.to_string(),
+            })?;
+        }
         let addresses = cluster.ps_tasks().map(|(index, address)| (index, address.to_owned()));
         let owner = ShardId { task: owner.index, shard: 0 };
         let start = SessionConfig {

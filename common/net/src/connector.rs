@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use tokio::task::JoinSet;
 
 use crate::Stream;
 use crate::connect_race::{AttemptEnd, ConnectRace, KnownAddresses, RaceStep};
+use crate::socket_path::{occupant, socket_path};
 
 /// The scheme that classic targets have before `host:port`.
 const GRPC_SCHEME: &str = "grpc://";
@@ -69,6 +71,14 @@ pub enum ConnectError {
         /// The addresses of the name, and what became of the attempt to connect to each.
         attempts: Vec<(SocketAddr, AttemptEnd)>,
     },
+    /// The path of a Unix socket belongs to something else, so no server can listen there.
+    #[error("a {found} has the path of {address}, which must be a socket")]
+    Occupied {
+        /// The address.
+        address: String,
+        /// What has the path, such as a plain file.
+        found: &'static str,
+    },
     /// The Unix socket has not accepted.
     #[error("{source}")]
     Unix {
@@ -78,10 +88,10 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether the name of the server means no address: it may be misspelt, or the server is not
-    /// registered yet.
+    /// Whether the address means no server: its name has no address, because it is misspelt or not
+    /// registered yet, or its path is no socket.
     pub fn is_unresolved(&self) -> bool {
-        matches!(self, ConnectError::Unresolved { .. })
+        matches!(self, ConnectError::Unresolved { .. } | ConnectError::Occupied { .. })
     }
 }
 
@@ -119,13 +129,25 @@ impl Connector {
 
     /// Returns a connector to this address. Nothing is resolved yet.
     pub fn new(address: &str) -> Connector {
-        let plain = address.strip_prefix(GRPC_SCHEME).unwrap_or(address);
-        Connector { address: plain.to_owned(), known: Mutex::default() }
+        Connector { address: without_scheme(address).to_owned(), known: Mutex::default() }
     }
 
     /// Returns the address, without the scheme.
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// Checks that something else than a socket does not have the path of a Unix socket. Resolves
+    /// nothing.
+    ///
+    /// # Errors
+    /// [`ConnectError::Occupied`].
+    pub fn check_path(&self) -> Result<(), ConnectError> {
+        let address = || self.address.clone();
+        match socket_path(&self.address).and_then(|path| occupant(Path::new(path))) {
+            Some(found) => Err(ConnectError::Occupied { address: address(), found }),
+            None => Ok(()),
+        }
     }
 
     /// Connects within `limit`. Cancel-safe.
@@ -139,7 +161,13 @@ impl Connector {
                 Ok(connected) => connected.and_then(Stream::unix),
                 Err(_) => Err(io::ErrorKind::TimedOut.into()),
             };
-            let stream = connected.map_err(|source| ConnectError::Unix { source })?;
+            let stream = match connected {
+                Ok(stream) => stream,
+                Err(source) => {
+                    self.check_path()?;
+                    return Err(ConnectError::Unix { source });
+                }
+            };
             return Ok(Connected { stream, address: None });
         }
         let resolved = self.resolve(limit).await?;
@@ -239,10 +267,9 @@ fn not_itself(stream: TcpStream) -> io::Result<TcpStream> {
     }
 }
 
-/// Returns the path of a Unix socket's address. `unix:1234` is the port of a host called "unix".
-fn socket_path(address: &str) -> Option<&str> {
-    let path = address.strip_prefix("unix:")?;
-    path.parse::<u16>().is_err().then_some(path)
+/// Returns an address without the scheme of classic targets.
+pub(crate) fn without_scheme(address: &str) -> &str {
+    address.strip_prefix(GRPC_SCHEME).unwrap_or(address)
 }
 
 /// Returns the host and the port of an address.
@@ -344,6 +371,26 @@ mod tests {
         assert!(error.is_unresolved(), "{error:?}");
         let text = error.to_string();
         assert!(text.starts_with("cannot resolve \"no-such-host.invalid:1\": "), "{text}");
+    }
+
+    #[test]
+    fn a_path_that_is_no_socket_is_refused_by_what_it_is() {
+        let file = std::env::temp_dir().join(format!("pushpull-file-{}", std::process::id()));
+        std::fs::write(&file, "").unwrap();
+        let address = format!("unix:{}", file.display());
+        let connector = Connector::new(&address);
+        let checked = connector.check_path().unwrap_err().to_string();
+        let error = block_on(connector.connect(Connector::LIMIT)).unwrap_err();
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(
+            checked,
+            format!("a plain file has the path of {address}, which must be a socket")
+        );
+        assert!(error.is_unresolved() && error.to_string() == checked, "{error}");
+        // A server may still come.
+        assert!(connector.check_path().is_ok());
+        let error = block_on(connector.connect(Connector::LIMIT)).unwrap_err();
+        assert!(matches!(error, ConnectError::Unix { .. }), "{error}");
     }
 
     #[test]

@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
+use crate::connector::without_scheme;
 use crate::home_process::HomeProcess;
 use crate::listen_error::ListenError;
+use crate::socket_path::{occupant, socket_path};
 
 /// The requested backlog; the kernel caps it at `somaxconn`. A client that finds it full retries
 /// after a second.
@@ -57,13 +59,14 @@ impl Drop for SocketFile {
 }
 
 impl Endpoints {
-    /// Binds an address: `host:port` or `unix:/path`. Port 0 takes a free one. `insecure` allows an
-    /// address that other machines can reach.
+    /// Binds an address: `host:port`, which may be written `grpc://host:port`, or `unix:/path`. Port
+    /// 0 takes a free one. `insecure` allows an address that other machines can reach.
     ///
     /// # Errors
     /// Every [`ListenError`].
     pub fn bind(address: &str, insecure: bool) -> Result<Endpoints, ListenError> {
-        let endpoint = match address.strip_prefix("unix:") {
+        let address = without_scheme(address);
+        let endpoint = match socket_path(address) {
             Some(path) => bind_unix(address, Path::new(path))?,
             None => bind_tcp(address, insecure)?,
         };
@@ -100,6 +103,10 @@ impl Endpoints {
 
 fn bind_tcp(address: &str, insecure: bool) -> Result<Endpoint, ListenError> {
     let named = || address.to_owned();
+    // A resolver would be asked for `http://host`.
+    if address.contains('/') {
+        return Err(ListenError::Address { address: named() });
+    }
     let resolved = address.to_socket_addrs().map_err(|source| match source.kind() {
         io::ErrorKind::InvalidInput => ListenError::Address { address: named() },
         _ => ListenError::Io { address: named(), source },
@@ -148,6 +155,10 @@ fn bind_unix(address: &str, path: &Path) -> Result<Endpoint, ListenError> {
                 .and_then(|()| bind())
                 .map_err(|error| listen_error(address, error))
         }
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => match occupant(path) {
+            Some(found) => Err(ListenError::Occupied { address: address.to_owned(), found }),
+            None => Err(listen_error(address, error)),
+        },
         result => result.map_err(|error| listen_error(address, error)),
     }
 }

@@ -17,6 +17,7 @@ mod listen_error;
 mod open_files;
 mod processors;
 mod send_queue;
+mod socket_path;
 mod stream;
 mod waiting;
 

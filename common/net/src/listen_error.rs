@@ -29,6 +29,14 @@ pub enum ListenError {
         /// The requested address.
         address: String,
     },
+    /// The path of a Unix socket belongs to something else, which a server does not remove.
+    #[error("cannot listen on {address}: a {found} has this path; remove it, or give another path")]
+    Occupied {
+        /// The requested address.
+        address: String,
+        /// What has the path, such as a file.
+        found: &'static str,
+    },
     /// The name means addresses that this machine does not have, such as that of a load balancer or of
     /// another machine.
     #[error(

@@ -22,6 +22,9 @@ pub enum AddressProblem {
     /// The text does not end in `:port`.
     #[error("it is neither host:port, [v6]:port nor unix:/path")]
     NoPort,
+    /// The text is a URL.
+    #[error("it begins with a scheme: write host:port alone")]
+    Scheme,
     /// The host before the port is empty.
     #[error("its host is empty")]
     EmptyHost,
@@ -63,6 +66,9 @@ pub(super) fn canonical(address: &str) -> Result<String, AddressProblem> {
         if path.parse::<u16>().is_err() {
             return check_path(path).map(|()| address.to_owned());
         }
+    }
+    if address.contains("://") {
+        return Err(AddressProblem::Scheme);
     }
     let (host, port) = address.rsplit_once(':').ok_or(AddressProblem::NoPort)?;
     let host = canonical_host(host)?;
@@ -146,6 +152,8 @@ mod tests {
             ("a b:1", Host { character: ' ' }),
             ("1@a:1", Host { character: '@' }),
             ("::1:80", Host { character: ':' }),
+            ("http://a:1", Scheme),
+            ("grpc://a:1", Scheme),
             ("[::1:80", Ipv6),
             ("[]:80", Ipv6),
             ("[::1]", Ipv6),

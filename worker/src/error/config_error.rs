@@ -25,6 +25,14 @@ pub enum ConfigError {
         /// The cause.
         source: ClusterError,
     },
+    /// No server can have the address of a ps task: something else has the path of its Unix socket.
+    #[error("cannot connect {task}: {reason}")]
+    NoServer {
+        /// The worker's task.
+        task: TaskId,
+        /// The address, and what has its path.
+        reason: String,
+    },
     /// The cluster does not have this task.
     #[error("cannot connect {task}: {source}")]
     UnknownTask {

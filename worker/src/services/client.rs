@@ -302,12 +302,18 @@ impl Client {
     }
 }
 
-/// Checks the syntax of a target: an address as in a cluster, which may have a scheme.
+/// Checks the syntax of a target, an address as in a cluster, which may have a scheme; and that the
+/// path of a Unix socket is no other file.
 fn check_target(target: &str) -> Result<(), ServiceError> {
-    ClusterSpec::check_address(Connector::new(target).address()).map_err(|problem| {
+    let connector = Connector::new(target);
+    let invalid = |reason| {
         let doing = format!("connect to {target:?}");
-        ServiceError::Invalid { doing, reason: problem.to_string() }
-    })
+        Err(ServiceError::Invalid { doing, reason })
+    };
+    if let Err(problem) = ClusterSpec::check_address(connector.address()) {
+        return invalid(problem.to_string());
+    }
+    connector.check_path().or_else(|error| invalid(error.to_string()))
 }
 
 /// Returns the description of the first server that answers.
@@ -450,7 +456,9 @@ mod tests {
         }
         let bad =
             ["", "a", "a:", ":1", "a:0", "a:65536", "http://a:1", "grpc://", "grpc://grpc://a:1"];
-        for target in bad.into_iter().chain(["unix:", "::1:80", "[::1]", "[a]:1", "grpc:///:1"]) {
+        let paths = ["unix:", "unix:/", "unix:/dev/null"];
+        let hosts = ["::1:80", "[::1]", "[a]:1", "grpc:///:1"];
+        for target in bad.into_iter().chain(paths).chain(hosts) {
             let error = block_on(Client::connect(target)).unwrap_err();
             assert!(matches!(error, ServiceError::Invalid { .. }), "{error:?}");
             assert!(error.to_string().contains(&format!("{target:?}")), "{error}");
