@@ -3,6 +3,8 @@
 //! checkpoint as a safetensors file, and `pushpull devices` lists what a worker can compute on.
 
 mod bench;
+#[path = "../options/byte_size.rs"]
+mod byte_size;
 mod devices;
 mod export;
 #[path = "../options/file_size_signal.rs"]

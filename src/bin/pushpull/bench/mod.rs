@@ -29,6 +29,8 @@ use pushpull::server::Network;
 
 pub(crate) use self::options::BenchOptions;
 
+use super::byte_size::parse_byte_size;
+
 use self::options::Suite;
 use self::report::Report;
 use self::turns::Pace;
@@ -147,28 +149,20 @@ fn quick(options: &BenchOptions, report: &mut Report) -> Result<(), BenchError> 
 
 /// Validates a size on the command line and returns its text.
 fn size(text: &str) -> Result<String, String> {
-    bytes_of(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+    let bytes = bytes_of(text).map_err(|error| error.to_string())?;
+    let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
+    let whole = units.into_iter().find(|(_, shift)| bytes.trailing_zeros() >= *shift);
+    let (unit, shift) = whole.unwrap_or(("B", 0));
+    Ok(format!("{}{unit}", bytes >> shift))
 }
 
-/// Parses a size with a unit, such as 4KiB, to bytes.
+/// Parses a size, such as 4K, to bytes.
 fn bytes_of(size: &str) -> Result<usize, BenchError> {
-    let digits = size.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let unit = match &size[digits.len()..] {
-        "B" => 1,
-        "KiB" => 1 << 10,
-        "MiB" => 1 << 20,
-        "GiB" => 1 << 30,
-        _ => {
-            return Err(
-                format!("cannot read the size {size:?}: say 64B, 4KiB, 4MiB or 1GiB").into()
-            );
-        }
-    };
-    let bytes = digits.parse::<usize>()?.saturating_mul(unit);
+    let bytes = parse_byte_size(size)?;
     if bytes == 0 || bytes % 8 != 0 || bytes > 1 << 33 {
-        return Err(format!("cannot measure {size}: not a multiple of 8 up to 8GiB").into());
+        return Err(format!("cannot measure {size}: not a multiple of 8 bytes up to 8G").into());
     }
-    Ok(bytes)
+    Ok(usize::try_from(bytes)?)
 }
 
 /// A private folder, removed with its contents on drop. On tmpfs if /dev/shm exists.
@@ -200,12 +194,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_need_a_unit_and_a_multiple_of_eight_bytes() {
-        for (size, bytes) in [("64B", 64), ("4KiB", 4096), ("2MiB", 2 << 20), ("8GiB", 8 << 30)] {
-            assert_eq!(bytes_of(size).unwrap(), bytes);
+    fn sizes_are_those_of_the_daemon_and_multiples_of_eight_bytes() {
+        let cases = [
+            ("64B", 64, "64B"),
+            ("4096", 4096, "4KiB"),
+            ("64K", 64 << 10, "64KiB"),
+            ("4KB", 4000, "4000B"),
+            ("1536KiB", 3 << 19, "1536KiB"),
+            ("2m", 2 << 20, "2MiB"),
+            ("8G", 8 << 30, "8GiB"),
+        ];
+        for (text, bytes, name) in cases {
+            assert_eq!(bytes_of(text).unwrap(), bytes, "{text}");
+            assert_eq!(size(text).unwrap(), name, "{text}");
+            assert_eq!(bytes_of(name).unwrap(), bytes, "{text}");
         }
-        for size in ["", "4", "4kb", "0B", "12B", "9GiB", "-8B", "99999999999999999999B"] {
-            assert!(bytes_of(size).is_err(), "{size}");
+        for text in ["", "4", "4kx", "0B", "12B", "9GiB", "-8B", "99999999999999999999B"] {
+            assert!(size(text).is_err(), "{text}");
         }
     }
 }

@@ -67,6 +67,7 @@ pub(super) struct TransportSuite {
         long,
         value_delimiter = ',',
         value_parser = size,
+        allow_hyphen_values = true,
         default_values = ["64B", "4KiB", "64KiB", "1MiB", "4MiB", "64MiB"]
     )]
     pub(super) sizes: Vec<String>,
@@ -107,7 +108,13 @@ pub(super) struct TransportSuite {
 #[command(next_help_heading = "Other suites")]
 pub(super) struct SuiteSizes {
     /// Size of the variable of apply
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "256MiB")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        value_parser = size,
+        allow_hyphen_values = true,
+        default_value = "256MiB"
+    )]
     pub(super) apply_size: String,
     /// Sizes of the state of restart
     #[arg(
@@ -115,14 +122,27 @@ pub(super) struct SuiteSizes {
         value_name = "SIZES",
         value_delimiter = ',',
         value_parser = size,
+        allow_hyphen_values = true,
         default_values = ["64MiB", "1GiB", "4GiB"]
     )]
     pub(super) restart_sizes: Vec<String>,
     /// Size of the values of memory
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "256MiB")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        value_parser = size,
+        allow_hyphen_values = true,
+        default_value = "256MiB"
+    )]
     pub(super) memory_size: String,
     /// Size of the pull of memory whose reader stops
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "1GiB")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        value_parser = size,
+        allow_hyphen_values = true,
+        default_value = "1GiB"
+    )]
     pub(super) stalled_size: String,
     /// Largest number of variables of scale
     #[arg(
@@ -141,7 +161,13 @@ pub(super) struct SuiteSizes {
     )]
     pub(super) scale_connections: u32,
     /// Size of the variable of checkpoint
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "256MiB")]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        value_parser = size,
+        allow_hyphen_values = true,
+        default_value = "256MiB"
+    )]
     pub(super) checkpoint_size: String,
 }
 
@@ -198,6 +224,7 @@ Transports:
   uds  a Unix socket without shared memory
   shm  memory that the server shares over a Unix socket
 
-A size is a number with B, KiB, MiB or GiB. The daemons of --address must run --optimizer sgd in
-asynchronous mode, and hold no variables or those of an earlier run with the same options.
+A size may end in K, M or G, powers of 1024, or in KB, MB or GB, powers of 1000. The daemons of
+--address must run --optimizer sgd in asynchronous mode, and hold no variables or those of an
+earlier run with the same options.
 ";
