@@ -60,6 +60,8 @@ const BAD: &[(&str, &str, &[&str])] = &[
     ("--listen", "nowhere", &[]),
     ("--listen", "0.0.0.0:0", &["--job-name=worker", "--worker-hosts=127.0.0.1:8"]),
     ("--listen", "0.0.0.0:0", &[]),
+    ("--listen", "http://127.0.0.1:0", &[]),
+    ("--ps-hosts", "http://127.0.0.1:7", &[]),
     ("--unix-socket", "/dev/null/socket", &[]),
     ("--shards", "0", &[]),
     ("--shards", "257", &[]),
@@ -67,7 +69,6 @@ const BAD: &[(&str, &str, &[&str])] = &[
     ("--state-dir", "/dev/null", &[]),
     ("--state-dir", "s3://bucket/state", &[]),
     ("--durability", "eternal", &[]),
-    ("--durability", "power", &[]),
     ("--checkpoint-dir", "/dev/null", &[]),
     ("--checkpoint-dir", "s3://bucket/run", &[]),
     ("--checkpoint-every-ms", "9", &["--checkpoint-dir"]),
@@ -75,6 +76,7 @@ const BAD: &[(&str, &str, &[&str])] = &[
     ("--keep-every-hours", "x", &[]),
     ("--bytes-max", "16X", &[]),
     ("--bytes-max", "1.5G", &[]),
+    ("--bytes-max", "-1G", &[]),
     ("--bytes-max", "99999999999T", &[]),
     ("--cuda", "on", &[]),
     ("--calls-kept-hours", "-1", &[]),
@@ -125,7 +127,7 @@ const BAD: &[(&str, &str, &[&str])] = &[
     ("--connections-max", "0", &[]),
     ("--busy-poll-us", "-1", &[]),
     ("--inbox-pushes", "0", &[]),
-    ("--pin-bytes-max", "-1", &[]),
+    ("--pin-bytes-max", "-64K", &[]),
     ("--exit-grace-ms", "-1", &[]),
 ];
 
@@ -154,6 +156,52 @@ fn a_bad_value_is_reported_with_its_flag_as_typed() {
         let by_us = by_us.is_some_and(|said| said.starts_with(flag) && said.contains(value));
         let by_parser = first.contains(&format!("error: invalid value '{value}' for '{flag} <"));
         assert!(by_us || by_parser, "{flag} {value}: {said}");
+    }
+}
+
+/// Flags without an effect beside the others, and the flag that they lack or that takes it from
+/// them.
+const UNUSED: &[(&[&str], &str)] = &[
+    (&["--checkpoint-every-ms=1000"], "--checkpoint-dir"),
+    (&["--max-to-keep=3"], "--checkpoint-dir"),
+    (&["--keep-every-hours=3"], "--checkpoint-dir"),
+    (&["--keep-every-hours=3", "--max-to-keep=0", "--checkpoint-dir"], "--max-to-keep 0"),
+    (&["--group-writable"], "--state-dir <DIR>|--checkpoint-dir <DIR>"),
+    (&["--integrity-full"], "--state-dir"),
+    (&["--durability=power"], "--state-dir"),
+    (&["--durability=process"], "--state-dir"),
+    (&["--exit-grace-ms=1000"], "--exit-when-done"),
+    (&["--cuda=off", "--no-functions"], "--no-functions"),
+    (&["--on-loss=fail"], "--synchronous"),
+    (&["--join-timeout-ms=1000"], "--synchronous"),
+    (&["--deterministic"], "--synchronous"),
+    (&["--clip-by-global-norm=1"], "--synchronous"),
+    (&["--sparse-reduction=sum"], "--synchronous"),
+    (&["--staleness=damp", "--synchronous=2/2"], "--synchronous"),
+    (&["--wait-ahead=1", "--synchronous=2/2"], "--synchronous"),
+    (&["--reject-older=1", "--synchronous=2/2"], "--synchronous"),
+    (&["--beta1=0.5"], "--optimizer sgd"),
+    (&["--schedule=cosine:0/9", "--job-name=worker"], "/job:worker/task:0"),
+    (&["--shards=2", "--job-name=worker"], "/job:worker/task:0"),
+    (&["--last-step=9", "--job-name=worker"], "/job:worker/task:0"),
+    (&["--elastic-workers", "--job-name=worker"], "/job:worker/task:0"),
+    (&["--no-functions", "--job-name=worker"], "/job:worker/task:0"),
+];
+
+#[test]
+fn a_flag_without_an_effect_is_refused_with_what_takes_it() {
+    let folder = tempfile::tempdir().unwrap();
+    for &(line, named) in UNUSED {
+        let mut command = Command::new(DAEMON);
+        command.args(["--ps-hosts=127.0.0.1:7", "--worker-hosts=127.0.0.1:8"]);
+        command.arg("--listen=127.0.0.1:0").args(line);
+        if line.last() == Some(&"--checkpoint-dir") {
+            command.arg(folder.path());
+        }
+        let (status, _, said) = start(command.stderr(Stdio::piped())).finish();
+        assert_eq!(status.code(), Some(2), "{line:?}: {said}");
+        let flag = line[0].split('=').next().unwrap();
+        assert!(said.contains(flag) && said.contains(named), "{line:?}: {said}");
     }
 }
 
@@ -286,6 +334,30 @@ fn a_task_that_contradicts_a_whole_tf_config_is_refused() {
     assert!(serving.finish().0.success());
 }
 
+#[test]
+fn a_limit_of_open_files_that_is_too_low_is_named_with_what_is_needed() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 16; exec \"$@\"", "sh", DAEMON, "--ps-hosts", "127.0.0.1:7"]);
+    let (status, _, said) = start(command.stderr(Stdio::piped())).finish();
+    assert_eq!(status.code(), Some(2), "{said}");
+    let expected = "pushpull-ps: RLIMIT_NOFILE (ulimit -n) is 16: a task with --shards 1 needs 36";
+    assert!(said.starts_with(expected), "{said}");
+}
+
+#[test]
+fn a_socket_path_that_is_a_plain_file_is_refused_at_once() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut command = daemon(&free_address());
+    command.arg("--unix-socket").arg(file.path()).stderr(Stdio::piped());
+    let (status, _, said) = start(&mut command).finish();
+    assert_eq!(status.code(), Some(2), "{said}");
+    let path = file.path().display();
+    let expected = format!(
+        "pushpull-ps: --unix-socket {path}: cannot listen on unix:{path}: a plain file has this path"
+    );
+    assert!(said.starts_with(&expected), "nothing is waited for: {said}");
+}
+
 /// Checks that `pushpull` names the flag in its errors, as the daemon does.
 #[test]
 fn a_bad_value_for_the_tool_is_reported_with_its_flag() {
@@ -295,12 +367,13 @@ fn a_bad_value_for_the_tool_is_reported_with_its_flag() {
     let export = vec!["export", empty, "--to", "/dev/null", "--checkpoint", "none"];
     let few = ["--sizes", "8B", "--rounds", "5", "--round-ms", "1"];
     let lines = [
-        bench("--sizes", "4kb"),
+        bench("--sizes", "4kx"),
+        bench("--sizes", "-4K"),
         bench("--apply-size", "12B"),
         bench("--restart-sizes", "0B"),
         bench("--memory-size", "x"),
         bench("--stalled-size", "9GiB"),
-        bench("--checkpoint-size", "8"),
+        bench("--checkpoint-size", "7"),
         bench("--rounds", "4"),
         bench("--round-ms", "0"),
         bench("--replicas", "257"),

@@ -1,6 +1,8 @@
 //! Errors of the daemon, which name the flags as the user typed them.
 
+use std::any::TypeId;
 use std::fmt;
+use std::path::PathBuf;
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches};
@@ -58,11 +60,14 @@ impl CommandLine {
         }
     }
 
+    /// Returns whether a flag was typed.
+    pub(crate) fn has(&self, flag: &str) -> bool {
+        self.0.value_source(&id_of(flag)) == Some(ValueSource::CommandLine)
+    }
+
     /// Returns the values that were typed for a flag.
     fn values(&self, flag: &str) -> Vec<String> {
-        let id = flag.trim_start_matches('-').replace('-', "_");
-        let was_typed = self.0.value_source(&id) == Some(ValueSource::CommandLine);
-        let values = self.0.get_raw(&id).filter(|_| was_typed);
+        let values = self.0.get_raw(&id_of(flag)).filter(|_| self.has(flag));
         values.into_iter().flatten().map(|value| value.to_string_lossy().into_owned()).collect()
     }
 
@@ -155,11 +160,19 @@ pub(crate) fn with_group_hint(error: &dyn fmt::Display) -> String {
     }
 }
 
-/// Lets a flag take a negative number as its value. Otherwise clap takes `-1` for another flag and
-/// cannot report the value.
-pub(crate) fn takes_negative(flag: Arg) -> Arg {
-    let takes_values = flag.get_action().takes_values();
-    flag.allow_negative_numbers(takes_values)
+/// Lets a flag whose value is parsed take one that begins with a hyphen. Otherwise clap takes `-1`
+/// or `-1G` for another flag and cannot report the value. A path or a name may not: it would accept
+/// the next flag.
+pub(crate) fn takes_hyphen(flag: Arg) -> Arg {
+    let found = flag.get_value_parser().type_id();
+    let texts = [TypeId::of::<String>(), TypeId::of::<PathBuf>()];
+    let is_parsed = flag.get_action().takes_values() && !texts.iter().any(|text| found == *text);
+    flag.allow_hyphen_values(is_parsed)
+}
+
+/// Returns the name by which the parser knows a flag.
+fn id_of(flag: &str) -> String {
+    flag.trim_start_matches('-').replace('-', "_")
 }
 
 /// Returns the flag of a setting that has the same name.

@@ -8,7 +8,7 @@ use super::ending::Signals;
 use super::events::Printer;
 use super::options::{DaemonOptions, NetworkOptions};
 use super::output::{print_error, print_line};
-use super::own_name::loopback_hint;
+use super::own_name::{insecure_line, loopback_hint};
 use super::{EXIT_CONFIGURATION, start_after_predecessor};
 
 /// Starts the server of functions whose clients the ps of this task accepts. Their inputs and
@@ -67,9 +67,7 @@ pub(crate) async fn run(
     if let Some(hint) = loopback_hint(flag, named, address) {
         print_error(&hint);
     } else if network.insecure {
-        print_error(&format_args!(
-            "insecure: every machine that reaches {address} can call the functions"
-        ));
+        print_error(&insecure_line(address, "call the functions"));
     }
     print_line(format_args!("{task} has the functions {}", functions.names().join(", ")));
     print_line(format_args!("{task} serves on {address}"));

@@ -14,6 +14,7 @@ mod schedule;
 #[path = "../options/mod.rs"]
 mod shared;
 mod training;
+mod unused;
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -22,12 +23,12 @@ use clap::{CommandFactory, FromArgMatches};
 use pushpull::server::{Listener, raise_open_files_limit};
 use pushpull::{ClusterSpec, Mode, Ps, TaskId};
 
-use complaint::{CommandLine, DaemonError, takes_negative};
+use complaint::{CommandLine, DaemonError, takes_hyphen};
 use ending::{Signals, WorkSummary};
 use events::Printer;
 use options::DaemonOptions;
 use output::{print_error, print_line};
-use own_name::loopback_hint;
+use own_name::{insecure_line, loopback_hint};
 use shared::accepts_underscores;
 
 /// Maximum time to wait for the address, socket and state of a predecessor. A killed process holds
@@ -46,7 +47,7 @@ const EXIT_SERVING: u8 = 1;
 const EXIT_UNSAVED: u8 = 3;
 
 fn main() -> ExitCode {
-    let command = DaemonOptions::command().mut_args(takes_negative).mut_args(accepts_underscores);
+    let command = DaemonOptions::command().mut_args(takes_hyphen).mut_args(accepts_underscores);
     let parsed = command.try_get_matches();
     let parsed =
         parsed.and_then(|typed| Ok((DaemonOptions::from_arg_matches(&typed)?, CommandLine(typed))));
@@ -59,8 +60,16 @@ fn main() -> ExitCode {
             return ExitCode::from(said.map_or(EXIT_SERVING, |()| code));
         }
     };
-    if let Err(error) = raise_open_files_limit() {
-        print_error(&format_args!("the limit of open files stays as it is: {error}"));
+    match raise_open_files_limit() {
+        Ok(limit) => {
+            if let Err(error) = options.check_open_files(limit) {
+                print_error(&error);
+                return ExitCode::from(EXIT_CONFIGURATION);
+            }
+        }
+        Err(error) => {
+            print_error(&format_args!("the limit of open files stays as it is: {error}"));
+        }
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let ended = match (runtime, Printer::start()) {
@@ -101,7 +110,7 @@ async fn run(
             run_ps((options, typed), (&cluster, task), at, printer, &mut signals).await
         }
         _ => {
-            let bytes = options.bytes_of_functions_alone(typed).map_err(configuration)?;
+            let bytes = options.bytes_of_functions_alone(typed, &task).map_err(configuration)?;
             let flags = (options, typed);
             function_server::run((&cluster, task, bytes), at, flags, printer, &mut signals).await
         }
@@ -140,10 +149,7 @@ async fn run_ps(
     if let Some(hint) = loopback_hint(at.0, at.1, handle.address()) {
         print_error(&hint);
     } else if options.network.insecure {
-        let address = handle.address();
-        print_error(&format_args!(
-            "insecure: every machine that reaches {address} can change the variables"
-        ));
+        print_error(&insecure_line(handle.address(), "change the variables"));
     }
     print_line(format_args!("task {task} serves on {}", handle.address()));
     let served = ps.serve(async {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, ValueEnum};
+use clap::{ArgGroup, Args, Parser, ValueEnum};
 use pushpull::checkpoint::{Checkpoints, LocalDirectory, Retention};
 use pushpull::server::{Durability, Network, NonFinite};
 use pushpull::{ClusterSpec, Mode, PsConfig, Storage, TaskId};
@@ -13,10 +13,12 @@ use super::modes::{AsynchronousOptions, SynchronousOptions};
 use super::rule::optimizer_list;
 use super::shared::{TaskOptions, local_path, parse_byte_size};
 use super::training::TrainingOptions;
+use super::unused::{check_functions_alone, check_retention};
 
 /// Serve one task of a pushpull cluster until SIGINT, SIGTERM or SIGHUP.
 #[derive(Debug, Parser)]
 #[command(name = "pushpull-ps", version, after_help = details())]
+#[command(group(ArgGroup::new("directory").args(["state_dir", "checkpoint_dir"]).multiple(true)))]
 pub(crate) struct DaemonOptions {
     #[command(flatten)]
     pub(crate) cluster: ClusterOptions,
@@ -37,6 +39,11 @@ pub(crate) struct DaemonOptions {
     #[command(flatten)]
     pub(crate) functions: FunctionOptions,
 }
+
+/// The open files of a task without its shards and connections, and those of each shard, rounded up
+/// from `/proc/PID/fd`: runtimes of threads, listeners, mapped files and a checkpoint.
+const FILES_OF_TASK: u64 = 24;
+const FILES_OF_SHARD: u64 = 12;
 
 /// The divisor of the memory limit that gives the share of functions beside variables.
 const FUNCTIONS_SHARE: u64 = 16;
@@ -98,7 +105,7 @@ pub(crate) struct StorageOptions {
     #[arg(long, value_name = "BYTES", value_parser = parse_byte_size)]
     bytes_max: Option<u64>,
     /// Accept directories that their group may write, as on a volume with fsGroup
-    #[arg(long)]
+    #[arg(long, requires = "directory")]
     pub(crate) group_writable: bool,
     /// Loss that an acknowledged push survives: process or power
     #[arg(
@@ -106,7 +113,8 @@ pub(crate) struct StorageOptions {
         value_name = "FAILURE",
         value_enum,
         default_value_t = DurabilityOption::Process,
-        hide_possible_values = true
+        hide_possible_values = true,
+        requires = "state_dir"
     )]
     durability: DurabilityOption,
     /// Keep checksums of all blocks, and verify them at the start
@@ -130,10 +138,10 @@ pub(crate) struct CheckpointOptions {
     #[arg(long, value_name = "MS", default_value_t = 0, requires = "checkpoint_dir")]
     checkpoint_every_ms: u64,
     /// Number of newest checkpoints to keep; 0 keeps all
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value_t = 5, requires = "checkpoint_dir")]
     max_to_keep: usize,
     /// Period of which one checkpoint is kept for good, in hours; 0 for none
-    #[arg(long, value_name = "HOURS", default_value_t = 10_000)]
+    #[arg(long, value_name = "HOURS", default_value_t = 10_000, requires = "checkpoint_dir")]
     keep_every_hours: u32,
 }
 
@@ -165,7 +173,7 @@ struct RunOptions {
     #[arg(long)]
     exit_when_done: bool,
     /// Time that --exit-when-done waits for another worker, in ms
-    #[arg(long, value_name = "MS", default_value_t = 10_000)]
+    #[arg(long, value_name = "MS", default_value_t = 10_000, requires = "exit_when_done")]
     exit_grace_ms: u64,
 }
 
@@ -176,7 +184,14 @@ pub(crate) struct FunctionOptions {
     #[arg(long)]
     no_functions: bool,
     /// Whether functions may use CUDA devices: auto (not for the job ps) or off
-    #[arg(long, value_name = "WHEN", value_enum, default_value_t = CudaOption::Auto, hide_possible_values = true)]
+    #[arg(
+        long,
+        value_name = "WHEN",
+        value_enum,
+        default_value_t = CudaOption::Auto,
+        hide_possible_values = true,
+        conflicts_with = "no_functions"
+    )]
     cuda: CudaOption,
 }
 
@@ -226,6 +241,23 @@ impl DaemonOptions {
         Ok(self.run.apply(config.mode(mode)))
     }
 
+    /// Checks that the process may open the files of a server.
+    ///
+    /// # Errors
+    /// Returns an error that names the limit and the number of files.
+    pub(crate) fn check_open_files(&self, limit: Option<u64>) -> Result<(), DaemonError> {
+        let shards = self.storage.shards;
+        let needed = FILES_OF_TASK + FILES_OF_SHARD * u64::from(shards);
+        match limit.filter(|&limit| limit < needed) {
+            None => Ok(()),
+            Some(limit) => Err(format!(
+                "RLIMIT_NOFILE (ulimit -n) is {limit}: a task with --shards {shards} needs {needed} \
+                 open files, and one more for each connection"
+            )
+            .into()),
+        }
+    }
+
     /// Returns the memory of the functions beside the variables, a part of `--bytes-max`; `None`
     /// with `--no-functions`.
     pub(crate) fn function_bytes(&self) -> Option<u64> {
@@ -235,12 +267,15 @@ impl DaemonOptions {
     /// Returns the memory of a task that serves functions alone.
     ///
     /// # Errors
-    /// Returns an error that names `--no-functions`: the task would serve nothing.
-    pub(crate) fn bytes_of_functions_alone(&self, typed: &CommandLine) -> Result<u64, DaemonError> {
-        match self.functions.no_functions {
-            true => Err(typed.blame("--no-functions", &"this task holds no variables")),
-            false => Ok(self.storage.limit()),
-        }
+    /// Returns an error that names a flag without an effect in such a task. With `--no-functions`
+    /// it would serve nothing.
+    pub(crate) fn bytes_of_functions_alone(
+        &self,
+        typed: &CommandLine,
+        task: &TaskId,
+    ) -> Result<u64, DaemonError> {
+        check_functions_alone(typed, task)?;
+        Ok(self.storage.limit())
     }
 
     /// Returns the update mode.
@@ -372,7 +407,8 @@ impl CheckpointOptions {
     /// Adds the checkpoints to a configuration. Creates their directory.
     ///
     /// # Errors
-    /// Returns an error that names the flag if the directory cannot be used.
+    /// Returns an error that names the flag if the directory cannot be used, or if a flag has no
+    /// effect.
     pub(crate) fn apply(
         &self,
         config: PsConfig,
@@ -382,6 +418,7 @@ impl CheckpointOptions {
         let Some(directory) = &self.checkpoint_dir else {
             return Ok(config);
         };
+        check_retention(typed, self.max_to_keep, self.keep_every_hours)?;
         let mut retention = Retention::default();
         retention.max_to_keep = self.max_to_keep;
         retention.keep_every_hours = self.keep_every_hours;
@@ -432,7 +469,7 @@ Jobs:
   the only candidate      serves variables and functions if the cluster has no job ps; candidates are the jobs
                           whose tasks all have addresses, except chief, worker and evaluator
   any other               serves functions alone; only --listen, --unix-socket, --insecure, --cuda, --bytes-max
-                          and the flags under Cluster have an effect, and --no-functions is an error
+                          and the flags under Cluster but --elastic-workers are accepted
   The functions are add, mul, div, mean and identity of tensors.
 
 Sizes:

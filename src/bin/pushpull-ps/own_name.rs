@@ -1,4 +1,4 @@
-//! Hints for a task whose own name in the cluster is not the address that others reach it at.
+//! Lines about the machines that reach a task, and those that do not.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -27,9 +27,34 @@ pub(crate) fn elsewhere_advice(named: &str) -> String {
     format!("give --listen 0.0.0.0:{port} --insecure, if others reach this task there all the same")
 }
 
+/// Returns the line of a task with `--insecure`: which machines can do this.
+pub(crate) fn insecure_line(bound: &str, can: &str) -> String {
+    let ip = bound.parse::<SocketAddr>().map(|bound| bound.ip().to_canonical());
+    match ip.map_or(bound.starts_with("unix:"), |ip| ip.is_loopback()) {
+        true => format!("--insecure has no effect: no other machine reaches {bound}"),
+        false => format!("insecure: every machine that reaches {bound} can {can}"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_insecure_task_tells_who_reaches_it() {
+        for address in ["127.0.0.1:1", "127.0.1.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1", "unix:/a"]
+        {
+            let line = insecure_line(address, "change the variables");
+            assert_eq!(
+                line,
+                format!("--insecure has no effect: no other machine reaches {address}")
+            );
+        }
+        for address in ["0.0.0.0:1", "10.0.0.1:1", "[::]:1"] {
+            let line = insecure_line(address, "call the functions");
+            assert!(line.ends_with(&format!("that reaches {address} can call the functions")));
+        }
+    }
 
     #[test]
     fn an_own_name_that_means_loopback_is_told() {

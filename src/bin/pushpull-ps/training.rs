@@ -5,7 +5,7 @@ use std::str::FromStr;
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
 use pushpull::{ClusterSpec, PsConfig, TaskId};
 
-use super::complaint::takes_negative;
+use super::complaint::takes_hyphen;
 use super::rule::RuleOptions;
 
 /// Update rule of all variables, with exceptions for some.
@@ -67,7 +67,7 @@ impl FromStr for RuleFor {
     fn from_str(text: &str) -> Result<Self, String> {
         let (names, rule) = text.split_once('=').ok_or("no '=' after the names")?;
         let line = ["--optimizer-for", "--optimizer"].into_iter().chain(rule.split_whitespace());
-        let line = RuleLine::command().mut_args(takes_negative).try_get_matches_from(line);
+        let line = RuleLine::command().mut_args(takes_hyphen).try_get_matches_from(line);
         let line = line.and_then(|line| RuleLine::from_arg_matches(&line)).map_err(|error| {
             // The usage is left out: it describes `RuleLine` and not the command line of the
             // daemon.
