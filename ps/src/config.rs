@@ -89,7 +89,8 @@ pub enum NonFinite {
 /// of the job, the number of shards, the optimizers with their hyperparameters and schedules, the
 /// mode with its settings, and the treatment of NaN must be the same on all ps tasks. A worker
 /// refuses to train with servers that differ in one of them, and so do the servers. A difference in
-/// the last step, the lease or the token timeout is reported ([`Event::SettingsDiffer`]).
+/// the last step, the lease or the token timeout is reported, and that only some have a place for
+/// checkpoints ([`Event::SettingsDiffer`]).
 ///
 /// Settings that belong together are one value: the mode, the storage and the network.
 ///
@@ -330,6 +331,10 @@ impl PsConfig {
             .with_free(LAST_STEP, text(self.last_step))
             .with_free("lease_ms", self.lease.as_millis().to_string())
             .with_free("token_timeout_ms", text(self.token_timeout.map(|t| t.as_millis() as u64)))
+            .with_free(
+                "checkpoints",
+                if self.checkpoints.is_some() { "configured" } else { "none" },
+            )
     }
 
     /// Returns the facts that change neither while a cluster runs nor while its state exists.

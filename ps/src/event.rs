@@ -100,8 +100,8 @@ pub enum Event {
         /// The bytes of that variable on the task.
         variable_bytes: u64,
     },
-    /// A shard has had no connection to the step owner for a lease, or the owner's name has no
-    /// address. In synchronous mode it takes part in no step meanwhile. It keeps reconnecting.
+    /// A shard has had no connection to the step owner for a lease, the owner's name has no address,
+    /// or the owner refuses this server for its settings. In synchronous mode it takes part in no step meanwhile. It keeps reconnecting.
     OwnerLost {
         /// The shard.
         shard: ShardId,
@@ -419,7 +419,7 @@ impl fmt::Display for Event {
                  or cut it by a partitioner"
             ),
             Event::OwnerLost { shard, cause } => {
-                write!(f, "{shard} has lost its connection to the step owner: {cause}")
+                write!(f, "{shard} has no connection to the step owner: {cause}")
             }
             Event::OwnerFound { shard, away } => {
                 let away = away.as_millis();

@@ -5,7 +5,9 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use pushpull::blocking::{TrainingSession, Worker};
+use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::error::DataError;
+use pushpull::protocol::Refusal;
 use pushpull::training::TrainingConfig;
 use pushpull::training::data::{GrantedBatches, Pipeline, SliceSource};
 use pushpull::{
@@ -51,7 +53,7 @@ fn servers_with_another_hyperparameter_or_schedule_are_refused_with_both_values(
         [(Adam::new(0.01), "Constant(0.01)"), (Adam::new(0.001).betas(0.8, 0.999), "beta1: 0.8")];
     for (other, value) in others {
         let same = |config: PsConfig| config;
-        let (servers, cluster, _) = serve(&[&same, &same], &[Adam::new(0.001), other]);
+        let (servers, cluster, events) = serve(&[&same, &same], &[Adam::new(0.001), other]);
         let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
         let error = worker.join(&[vector("a", 1), vector("b", 1)], |_| ()).unwrap_err();
         let Error::Identity { field, left_value, right_value, .. } = &error else {
@@ -59,6 +61,9 @@ fn servers_with_another_hyperparameter_or_schedule_are_refused_with_both_values(
         };
         assert_eq!(field, "rules");
         assert!(left_value.contains("Constant(0.001)") && right_value.contains(value), "{error}");
+        let refused =
+            "/job:ps/task:1/shard:0 has no connection to the step owner: it refuses this task";
+        await_event(&events, &[refused, value]);
         drop(servers);
     }
 }
@@ -72,6 +77,51 @@ fn servers_with_another_lease_or_last_step_report_it() {
     drop(servers);
     let (servers, _, events) = serve(&[&first, &second], &[Adam::new(0.1), Adam::new(0.1)]);
     await_event(&events, &["lease_ms is \"5000\"", "\"4000\"", "/job:ps/task:1"]);
+    drop(servers);
+}
+
+#[test]
+fn servers_of_which_only_some_save_checkpoints_report_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let saves = |config: PsConfig| {
+        config.checkpoints(Checkpoints::new(LocalDirectory::create(directory.path()).unwrap()))
+    };
+    let same = |config: PsConfig| config;
+    let (servers, cluster, events) = serve(&[&saves, &same], &[Adam::new(0.1), Adam::new(0.1)]);
+    await_event(&events, &["checkpoints is \"configured\"", "\"none\" on /job:ps/task:1"]);
+    let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
+    worker.join(&[vector("a", 1), vector("b", 1)], |_| ()).unwrap();
+    let error = worker.save(b"").unwrap_err();
+    let expected =
+        "has not saved its part: no place for checkpoints is configured (--checkpoint-dir)";
+    assert!(error.to_string().contains(expected), "{error}");
+    assert!(error.to_string().contains("/job:ps/task:1/shard:0 at "), "{error}");
+    drop(servers);
+}
+
+#[test]
+fn a_save_ends_if_the_servers_have_different_directories() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let [first, second] = folders.each_ref().map(|folder| {
+        move |config: PsConfig| {
+            config.checkpoints(Checkpoints::new(LocalDirectory::create(folder.path()).unwrap()))
+        }
+    });
+    let (servers, cluster, _) = serve(&[&first, &second], &[Adam::new(0.1), Adam::new(0.1)]);
+    let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
+    worker.join(&[vector("a", 1), vector("b", 1)], |_| ()).unwrap();
+    let error = worker.save(b"").unwrap_err();
+    assert!(
+        matches!(error, Error::Refused { refusal: Refusal::Checkpoint { .. }, .. }),
+        "a retry cannot help: {error}"
+    );
+    for named in [
+        "/job:ps/task:1/shard:0 at ",
+        folders[1].path().to_str().unwrap(),
+        "/job:ps/task:0 has created this folder in another directory",
+    ] {
+        assert!(error.to_string().contains(named), "{named}: {error}");
+    }
     drop(servers);
 }
 
@@ -107,7 +157,11 @@ fn a_worker_that_expects_another_mode_or_an_end_is_refused_with_both_values() {
         assert!(matches!(error, Error::Unexpected { .. }), "{error}");
         assert!(error.to_string().contains(text), "{error}");
     }
-    Worker::connect(cluster.config(0).expect_synchronous(false)).unwrap();
+    Worker::connect(cluster.config(0).expect_synchronous(false).expect_no_last_step()).unwrap();
+    cluster.stop();
+    let cluster = TestCluster::sgd(1, |config| config.last_step(7));
+    let error = Worker::connect(cluster.config(0).expect_no_last_step()).unwrap_err();
+    assert!(error.to_string().contains("is 7, and this worker expects none"), "{error}");
     cluster.stop();
 }
 

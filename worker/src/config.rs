@@ -148,7 +148,14 @@ impl WorkerConfig {
     /// [`crate::Error::Unexpected`] if the step owner has another last step, or none, with which the
     /// training would not end. Default: any.
     pub fn expect_last_step(mut self, step: u64) -> Self {
-        self.expectations.last_step = Some(step);
+        self.expectations.last_step = Some(Some(step));
+        self
+    }
+
+    /// Expects the servers to set no last step: the training ends by order or with its data. Replaces
+    /// [`WorkerConfig::expect_last_step`].
+    pub fn expect_no_last_step(mut self) -> Self {
+        self.expectations.last_step = Some(None);
         self
     }
 

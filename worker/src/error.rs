@@ -50,7 +50,8 @@ pub enum Error {
         differs: String,
     },
     /// The servers have another setting than this worker expects:
-    /// [`crate::WorkerConfig::expect_synchronous`] or [`crate::WorkerConfig::expect_last_step`].
+    /// [`crate::WorkerConfig::expect_synchronous`], [`crate::WorkerConfig::expect_last_step`] or
+    /// [`crate::WorkerConfig::expect_no_last_step`].
     #[error("cannot join: the {setting} of {shard} is {found}, and this worker expects {expected}")]
     Unexpected {
         /// The step owner.

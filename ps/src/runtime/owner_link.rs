@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use pushpull_common::ids::{ClientEpoch, ShardId};
 use pushpull_common::protocol::message::Heartbeat;
-use pushpull_common::protocol::{BodyStamp, Envelope, Features, Message, encode_for};
+use pushpull_common::protocol::{BodyStamp, Envelope, Features, Message, Refusal, encode_for};
 use pushpull_net::Connector;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::peer::PeerConnection;
+use super::peer::{NoWelcome, PeerConnection};
 use super::shard_thread::ShardCore;
 use crate::event::Event;
 use crate::peer_hello::PeerHello;
@@ -100,8 +100,9 @@ pub(super) async fn run(core: Rc<ShardCore>, owner: OwnerAddress) {
 /// The reason why there is no connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum LinkEnd {
-    /// The name of the step owner has no address. A typing error, or the server is not known yet.
-    Unresolved(String),
+    /// The name of the step owner has no address, because of a typing error or because the server is
+    /// not known yet; or the step owner refuses this server for its settings.
+    Misconfigured(String),
     /// The step owner was not reached, or its connection was lost.
     Lost(String),
 }
@@ -109,7 +110,8 @@ enum LinkEnd {
 /// A period without a connection.
 ///
 /// It is reported once it has lasted for a lease: a step owner that restarts is back sooner, and
-/// one that ends with the training is not missed. A name without an address is reported at once.
+/// one that ends with the training is not missed. A name without an address and a refusal for
+/// different settings are reported at once.
 #[derive(Debug)]
 struct Absence {
     shard: ShardId,
@@ -127,7 +129,7 @@ impl Absence {
     fn lasts(&mut self, now: Instant, end: LinkEnd) -> Option<Event> {
         let is_short = now.saturating_duration_since(self.since) < self.lease;
         let cause = match end {
-            LinkEnd::Unresolved(cause) => cause,
+            LinkEnd::Misconfigured(cause) => cause,
             LinkEnd::Lost(_) if is_short => return None,
             LinkEnd::Lost(cause) => cause,
         };
@@ -155,12 +157,12 @@ async fn connect(
     let limit = Connector::LIMIT.min(owner.lease);
     let mut connection =
         PeerConnection::connect(connector, limit).await.map_err(|error| match error {
-            error if error.is_unresolved() => LinkEnd::Unresolved(error.to_string()),
+            error if error.is_unresolved() => LinkEnd::Misconfigured(error.to_string()),
             error => LinkEnd::Lost(format!("cannot connect: {error}")),
         })?;
     let greeted = connection.greet(&owner.peer_hello, owner.shard, newest);
     let epoch = match tokio::time::timeout(limit, greeted).await {
-        Ok(greeted) => greeted.map_err(LinkEnd::Lost)?,
+        Ok(greeted) => greeted.map_err(refused)?,
         Err(_) => {
             let cause = format!("{} does not answer within {limit:?}", owner.address);
             return Err(LinkEnd::Lost(cause));
@@ -168,6 +170,20 @@ async fn connect(
     };
     connector.answered(connection.address());
     Ok((connection, epoch))
+}
+
+/// Returns the end of a connection on which the step owner has not welcomed this shard.
+fn refused(error: NoWelcome) -> LinkEnd {
+    match error {
+        NoWelcome::Refused(
+            Refusal::Identity { .. }
+            | Refusal::Feature { .. }
+            | Refusal::Version { .. }
+            | Refusal::WrongShard { .. },
+        ) => LinkEnd::Misconfigured(error.to_string()),
+        // A server that starts or stops refuses, too.
+        error => LinkEnd::Lost(error.to_string()),
+    }
 }
 
 async fn serve(
@@ -202,6 +218,8 @@ async fn serve(
 
 #[cfg(test)]
 mod tests {
+    use pushpull_common::protocol::refusal::Detail;
+
     use super::*;
 
     #[test]
@@ -223,9 +241,14 @@ mod tests {
         // A name that may never have an address is reported at once.
         let mut misspelt = Absence::new(shard, lease, start);
         let cause = "cannot resolve \"p0:1\"".to_owned();
-        let reported = misspelt.lasts(start, LinkEnd::Unresolved(cause.clone()));
+        let reported = misspelt.lasts(start, LinkEnd::Misconfigured(cause.clone()));
         assert_eq!(reported, Some(Event::OwnerLost { shard, cause }));
         assert_eq!(misspelt.lasts(start + lease, lost()), None);
+        let busy = Refusal::Busy { what: Detail::clipped("connections"), limit: 1 };
+        assert!(matches!(refused(NoWelcome::Refused(busy)), LinkEnd::Lost(_)));
+        let other = Refusal::Version { oldest: 1, newest: 1 };
+        let LinkEnd::Misconfigured(cause) = refused(NoWelcome::Refused(other)) else { panic!() };
+        assert!(cause.starts_with("it refuses this task: "), "{cause}");
         assert!(misspelt.ends(start + 2 * lease).is_some());
     }
 }

@@ -1,6 +1,7 @@
 //! A ps task as a client of shards: the step owner's task has each shard write its part of a
 //! checkpoint.
 
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::message;
 use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{
-    BodyStamp, Envelope, Features, FrameReader, Header, Message, encode_for,
+    BodyStamp, Envelope, Features, FrameReader, Header, Message, Refusal, encode_for,
 };
 use pushpull_net::{ConnectError, Connected, Connector, FrameStream};
 
@@ -19,6 +20,24 @@ use crate::peer_hello::PeerHello;
 
 /// How long a shard may take to write its part before the save fails.
 const SHARD_SAVE_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// The reason why a shard has not welcomed this task.
+#[derive(Clone, Debug)]
+pub(super) enum NoWelcome {
+    /// The shard refuses this task, until one of the two is corrected or has another state.
+    Refused(Refusal),
+    /// The shard has not answered, or has answered something else.
+    Lost(String),
+}
+
+impl fmt::Display for NoWelcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            NoWelcome::Refused(refusal) => write!(f, "it refuses this task: {refusal}"),
+            NoWelcome::Lost(cause) => f.write_str(cause),
+        }
+    }
+}
 
 /// Has a shard write its part of a checkpoint and returns its entry for the manifest. The shard
 /// refuses if its restore epoch is another.
@@ -35,7 +54,8 @@ pub(super) async fn save_shard(
         let unavailable = |cause: String| CheckpointFault::Unavailable(cause);
         let mut connection =
             connected.map_err(|error| unavailable(format!("cannot connect: {error}")))?;
-        connection.greet(peer_hello, shard, ClientEpoch(0)).await.map_err(unavailable)?;
+        let greeted = connection.greet(peer_hello, shard, ClientEpoch(0)).await;
+        greeted.map_err(|error| unavailable(error.to_string()))?;
         let save = message::SaveShard { name: Text::clipped(checkpoint) };
         let answer = connection.ask(save.into(), epoch).await;
         match answer.map_err(CheckpointFault::Unavailable)? {
@@ -116,14 +136,16 @@ impl PeerConnection {
         peer_hello: &PeerHello,
         shard: ShardId,
         newest: ClientEpoch,
-    ) -> Result<ClientEpoch, String> {
+    ) -> Result<ClientEpoch, NoWelcome> {
         self.frames.set_features(peer_hello.features);
-        match self.ask(peer_hello.hello(shard, newest).into(), RestoreEpoch(0)).await? {
+        let hello = peer_hello.hello(shard, newest).into();
+        match self.ask(hello, RestoreEpoch(0)).await.map_err(NoWelcome::Lost)? {
             (Message::Welcome(welcome), _) => {
                 self.frames.open();
                 Ok(welcome.client_epoch)
             }
-            (message, _) => Err(unexpected(message)),
+            (Message::Refused(refused), _) => Err(NoWelcome::Refused(refused.refusal)),
+            (message, _) => Err(NoWelcome::Lost(unexpected(message))),
         }
     }
 

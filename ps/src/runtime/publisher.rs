@@ -156,7 +156,14 @@ impl Publisher {
         catalogue: Arc<Catalogue>,
         epoch: RestoreEpoch,
     ) -> Result<PublishedSave, CheckpointFault> {
-        let shards = self.save_parts(&catalogue, save.name(), epoch).await?;
+        let parts = self.save_parts(&catalogue, save.name(), epoch).await;
+        let shards = match parts {
+            // A part may be missing because the directory was removed, for which a retry helps.
+            Err(CheckpointFault::Unfit(cause)) if !self.has_folder(save.name()).await => {
+                return Err(CheckpointFault::Storage(cause));
+            }
+            parts => parts?,
+        };
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let contents = Contents {
             saved_unix_ms: u64::try_from(since.as_millis()).unwrap_or(u64::MAX),
@@ -172,6 +179,13 @@ impl Publisher {
             Ok(PublishedSave { checkpoint: identify(published.name()), retained })
         })
         .await
+    }
+
+    /// Returns whether the folder of a save is where this task has created it.
+    async fn has_folder(&self, name: CheckpointName) -> bool {
+        let storage = self.storage.clone();
+        let listed = blocking(move || Ok(storage.list(None)?)).await;
+        listed.is_ok_and(|folders| folders.contains(&name.temporary()))
     }
 
     async fn save_parts(

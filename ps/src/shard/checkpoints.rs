@@ -121,6 +121,7 @@ impl ShardCheckpoints {
             training: CheckpointTraining::new(&catalogue, &variables.rules),
             catalogue,
             shard: self.id,
+            step_owner: self.config.cluster.step_owner().unwrap_or(self.config.task.clone()),
             cut,
             abandon_flag: abandon_flag.clone(),
             planted: self.config.planted,
@@ -296,7 +297,7 @@ impl ShardCheckpoints {
 }
 
 /// The reason why a server without a checkpoint storage saves and restores nothing.
-const NO_PLACE: &str = "no place for checkpoints is configured";
+const NO_PLACE: &str = "no place for checkpoints is configured (--checkpoint-dir)";
 
 /// Answers with the checkpoint that was found.
 fn checkpoint_found(

@@ -12,7 +12,8 @@ use crate::error::Error;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Expectations {
     pub(crate) mode: Option<ExpectedMode>,
-    pub(crate) last_step: Option<u64>,
+    /// The last step; `Some(None)` if there may be none.
+    pub(crate) last_step: Option<Option<u64>>,
 }
 
 /// The mode that a worker expects.
@@ -68,10 +69,11 @@ impl Expectations {
         }
         let identity = Identity::from_wire(&welcome.identity);
         // A server that does not name its last step is another implementation.
-        if let (Some(expected), Some(found)) = (self.last_step, identity.free_field("last_step"))
-            && found != expected.to_string()
-        {
-            return unexpected("last_step", expected.to_string(), found.to_owned());
+        if let (Some(expected), Some(found)) = (self.last_step, identity.free_field("last_step")) {
+            let expected = expected.map_or("none".to_owned(), |step| step.to_string());
+            if found != expected {
+                return unexpected("last_step", expected, found.to_owned());
+            }
         }
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::ids::ShardId;
+use pushpull_common::ids::{ShardId, TaskId};
 use pushpull_common::protocol::Envelope;
 use pushpull_store::testing::planted::PlantedBugs;
 
@@ -23,6 +23,8 @@ pub(crate) struct ShardSave {
     pub(in crate::shard) name: CheckpointName,
     pub(in crate::shard) catalogue: Arc<Catalogue>,
     pub(in crate::shard) shard: ShardId,
+    /// The task that has asked for the part.
+    pub(in crate::shard) step_owner: TaskId,
     pub(in crate::shard) training: CheckpointTraining,
     pub(in crate::shard) cut: CheckpointCut,
     pub(in crate::shard) abandon_flag: AbandonFlag,
@@ -41,7 +43,7 @@ impl ShardSave {
         let CheckpointCut { mut image, version, gradients, clients, data, calls, .. } = self.cut;
         let tables = std::mem::take(&mut image.tables);
         let file = write_shard(storage, self.name, catalogue, shard, training, image, self.planted);
-        let file = file?;
+        let file = file.map_err(|error| part_fault(&self.step_owner, error))?;
         let layout = catalogue.layout(shard);
         let tables = layout.tables().iter().zip(tables).map(|(partition, source)| {
             write_table(storage, self.name, catalogue, partition, training, source)
@@ -59,6 +61,18 @@ impl ShardSave {
             calls,
         };
         serde_json::to_vec(&entry).map_err(|error| CheckpointFault::Storage(error.to_string()))
+    }
+}
+
+/// Returns the fault of a part that was not written. The step owner has created the folder before it
+/// asked for the part: if there is none here, the two tasks have different directories.
+fn part_fault(step_owner: &TaskId, error: CheckpointError) -> CheckpointFault {
+    match &error {
+        CheckpointError::Storage(fault) if fault.is_not_found() => CheckpointFault::Unfit(format!(
+            "{error}; {step_owner} has created this folder in another directory: all ps tasks \
+                 need one (--checkpoint-dir)"
+        )),
+        _ => error.into(),
     }
 }
 
