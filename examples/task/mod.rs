@@ -6,7 +6,8 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::time::Duration;
 
-use clap::{Arg, Args, CommandFactory, FromArgMatches};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches};
 use pushpull::{ClusterSpec, Ps, PsConfig, TaskId};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -25,18 +26,64 @@ pub(crate) type TaskError = Box<dyn Error + Send + Sync>;
 #[command(mut_arg("ps_hosts", |hosts: Arg| hosts.requires("job_name")))]
 #[command(mut_arg("worker_hosts", |hosts: Arg| hosts.requires("job_name")))]
 #[command(mut_arg("job_name", |job: Arg| job.requires("ps_hosts").requires("worker_hosts")))]
+#[command(mut_arg("task_index", |index: Arg| index.requires("job_name")))]
 pub(crate) struct ProcessOptions {
     #[command(flatten)]
     tasks: classic::TaskOptions,
     /// Keep a parameter server running when all workers have left
-    #[arg(long)]
+    #[arg(long, requires = "job_name")]
     keep_serving: bool,
     /// Time for which a parameter server then waits for another worker, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, conflicts_with = "keep_serving")]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 10,
+        requires = "job_name",
+        conflicts_with = "keep_serving"
+    )]
     exit_grace: u64,
     /// Listen where other machines can reach it, without authentication
-    #[arg(long)]
+    #[arg(long, requires = "job_name")]
     insecure: bool,
+}
+
+/// The flags of [`ProcessOptions`] that have an effect on a ps task alone.
+const PROCESS_FLAGS_OF_PS: [&str; 3] = ["--keep-serving", "--exit-grace", "--insecure"];
+
+/// The flags that were given on a command line.
+#[derive(Clone, Debug)]
+pub(crate) struct GivenFlags(ArgMatches);
+
+/// The flags of an example that have an effect in the tasks of one job alone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct JobFlags {
+    /// Those of a ps task.
+    pub(crate) ps: &'static [&'static str],
+    /// Those of a worker.
+    pub(crate) worker: &'static [&'static str],
+}
+
+impl GivenFlags {
+    /// Refuses a flag that has no effect in the task of this process.
+    pub(crate) fn check(&self, role: Option<&Role>, flags: JobFlags) -> Result<(), TaskError> {
+        let (unused, job) = match role {
+            None => return Ok(()),
+            Some(Role::Ps(..)) => (flags.worker.to_vec(), "workers"),
+            Some(Role::Worker(..)) => ([flags.ps, &PROCESS_FLAGS_OF_PS].concat(), "ps tasks"),
+        };
+        match (role, unused.into_iter().find(|flag| self.has(flag))) {
+            (Some(role), Some(flag)) => {
+                let task = role.task();
+                Err(format!("{flag}: it has no effect in {task}: give it to {job} alone").into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn has(&self, flag: &str) -> bool {
+        let id = flag.trim_start_matches('-').replace('-', "_");
+        self.0.value_source(&id) == Some(ValueSource::CommandLine)
+    }
 }
 
 /// What a process of a cluster does.
@@ -131,9 +178,9 @@ pub(crate) fn workers(role: Option<&Role>, here: u32) -> u32 {
 /// exits, as [`clap::Parser::parse_from`] does.
 pub(crate) fn parse<T: CommandFactory + FromArgMatches>(
     line: impl IntoIterator<Item = impl Into<OsString> + Clone>,
-) -> T {
+) -> (T, GivenFlags) {
     let command = T::command().mut_args(classic::accepts_underscores);
     let parsed = command.try_get_matches_from(line);
-    let parsed = parsed.and_then(|matches| T::from_arg_matches(&matches));
+    let parsed = parsed.and_then(|given| Ok((T::from_arg_matches(&given)?, GivenFlags(given))));
     parsed.unwrap_or_else(|error| error.exit())
 }

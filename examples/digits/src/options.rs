@@ -11,14 +11,17 @@ use pushpull::{Adam, ClusterSpec, Mode, PsConfig, Storage, TaskId};
 
 use super::data::{CLASSES, Split};
 use super::ledger;
-use super::task::{self, ModeOptions, ProcessOptions, Replicas, Role, TaskError, local_path};
+use super::task::{
+    self, JobFlags, ModeOptions, ProcessOptions, Replicas, Role, TaskError, local_path,
+};
 use super::train;
 
 /// Train a small network on handwritten digits over a parameter server.
 ///
 /// Without --job-name the whole cluster runs in this process: two parameter servers and two
 /// workers, or with --synchronous A/R as many workers as R. With --job-name, give all processes the
-/// same hosts and the same mode. A step is made of --batch rows in either mode, so the same number
+/// same hosts, the same mode and the same end: --steps, --epochs or neither. A flag without an
+/// effect on the job of a process is an error. A step is made of --batch rows in either mode, so the same number
 /// of steps reaches the same accuracy.
 #[derive(Clone, Debug, Parser)]
 pub(crate) struct DigitsOptions {
@@ -44,7 +47,8 @@ pub(crate) struct DigitsOptions {
     /// Global step at which training ends. [default: 2000, or with --epochs none]
     #[arg(long)]
     steps: Option<u64>,
-    /// Number of times that each row is trained on, exactly. [default: until the last step]
+    /// Number of times that each row is trained on, exactly. A ps task then has no last step but that
+    /// of --steps. [default: until the last step]
     #[arg(long)]
     pub(crate) epochs: Option<u64>,
     /// Rows in a step. A gradient is of all of them, or with --synchronous A/R of an A-th, rounded
@@ -112,8 +116,9 @@ impl DigitsOptions {
     pub(crate) fn parse_with_role(
         line: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     ) -> Result<(DigitsOptions, Option<Role>), TaskError> {
-        let mut options: DigitsOptions = task::parse(line);
+        let (mut options, given) = task::parse::<DigitsOptions>(line);
         let role = options.process.role()?;
+        given.check(role.as_ref(), JOB_FLAGS)?;
         let here = options.mode.synchronous.map_or(2, |replicas| replicas.total);
         options.synchronous = options.mode.replicas(task::workers(role.as_ref(), here))?;
         Ok((options, role))
@@ -186,3 +191,19 @@ impl DigitsOptions {
 
 /// The last step, unless the flags set another or the number of epochs.
 const STEPS: u64 = 2000;
+
+/// The flags that have an effect in the tasks of one job alone.
+const JOB_FLAGS: JobFlags = JobFlags {
+    ps: &["--learning-rate", "--decay-steps", "--state-dir"],
+    worker: &[
+        "--codec",
+        "--data",
+        "--seed",
+        "--batch",
+        "--hidden",
+        "--device",
+        "--checkpoint-steps",
+        "--summaries",
+        "--step-delay-ms",
+    ],
+};

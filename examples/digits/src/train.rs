@@ -126,7 +126,7 @@ fn worker_config(options: &DigitsOptions, cluster: &ClusterSpec, task: &TaskId) 
     };
     let config = match options.last_step() {
         Some(step) => config.expect_last_step(step),
-        None => config,
+        None => config.expect_no_last_step(),
     };
     match options.codec {
         Some(codec) => config.codec("*", codec),

@@ -66,11 +66,12 @@ impl KilledCluster {
             .args(["--ps-hosts", &self.hosts[..2].join(",")])
             .args(["--worker-hosts", &self.hosts[2..].join(",")])
             .args(["--job-name", job, "--task-index", &index.to_string()])
-            .args(["--epochs", &EPOCHS.to_string(), "--batch", "1", "--synchronous", "1/3"])
-            .args(["--learning-rate", "3e-3", "--decay-steps", &LAST_STEP.to_string()])
-            .args(["--ledger", "--step-delay-ms", &self.step_delay_ms.to_string()]);
+            .args(["--epochs", &EPOCHS.to_string(), "--synchronous", "1/3", "--ledger"]);
         if job == "ps" {
+            command.args(["--learning-rate", "3e-3", "--decay-steps", &LAST_STEP.to_string()]);
             command.arg("--keep-serving");
+        } else {
+            command.args(["--batch", "1", "--step-delay-ms", &self.step_delay_ms.to_string()]);
         }
         match self.kept {
             Kept::State if job == "ps" => {
@@ -80,7 +81,10 @@ impl KilledCluster {
             Kept::State => {}
             Kept::Checkpoints => {
                 let checkpoints = self.folder.path().join("checkpoints");
-                command.args(["--checkpoint-steps", "100", "--checkpoint-dir"]).arg(checkpoints);
+                command.arg("--checkpoint-dir").arg(checkpoints);
+                if job == "worker" {
+                    command.args(["--checkpoint-steps", "100"]);
+                }
             }
         }
         let log = File::options().create(true).append(true).open(self.log(task)).unwrap();

@@ -117,6 +117,7 @@ fn a_worker_of_another_mode_or_last_step_than_the_servers_fails_with_both_values
     for (flags, text) in [
         (["--issync=1", "--steps=2000"], "is asynchronous, and this worker expects synchronous"),
         (["--issync=0", "--steps=100"], "is 2000, and this worker expects 100"),
+        (["--issync=0", "--epochs=4"], "is 2000, and this worker expects none"),
     ] {
         let (status, _, errors) = task("worker", &flags).finish();
         assert!(!status.success() && errors.contains(text), "{status}: {errors}");
@@ -218,6 +219,7 @@ fn contradictory_and_unknown_flags_are_named() {
     let hosts = ["--ps_hosts=127.0.0.1:7", "--worker_hosts=127.0.0.1:8,127.0.0.1:9"];
     let worker = [&hosts[..], &["--job_name=worker"]].concat();
     let with = |lines: &[&'static str]| [&worker[..], lines].concat();
+    let of_ps = |lines: &[&'static str]| [&hosts[..], &["--job_name=ps"], lines].concat();
     let cases = [
         (with(&["--issync=1", "--synchronous=2/3"]), "--issync 1 --synchronous 2/3: "),
         (with(&["--issync=0", "--synchronous=2/2"]), "--issync 0 --synchronous 2/2: "),
@@ -226,6 +228,14 @@ fn contradictory_and_unknown_flags_are_named() {
         ([&hosts[..], &["--job_name=chief"]].concat(), "--job-name chief: "),
         (hosts.to_vec(), "--job-name"),
         (vec!["--job_name=ps"], "--ps-hosts"),
+        (with(&["--learning-rate=0.1"]), "--learning-rate: it has no effect in /job:worker/task:0"),
+        (with(&["--decay-steps=9"]), "--decay-steps: it has no effect in /job:worker/task:0"),
+        (with(&["--state-dir=x"]), "--state-dir: it has no effect in /job:worker/task:0"),
+        (with(&["--keep-serving"]), "--keep-serving: it has no effect in /job:worker/task:0"),
+        (of_ps(&["--batch=9"]), "--batch: it has no effect in /job:ps/task:0"),
+        (of_ps(&["--codec=f16"]), "--codec: it has no effect in /job:ps/task:0"),
+        (vec!["--task_index=1"], "--job-name"),
+        (vec!["--insecure"], "--job-name"),
     ];
     for (line, expected) in cases {
         let output = digits().args(&line).output().unwrap();

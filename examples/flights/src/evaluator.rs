@@ -3,13 +3,13 @@
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::Reader;
-use pushpull::{Params, WorkerConfig};
+use pushpull::{Params, TaskId, WorkerConfig};
 
 use super::data::FlightData;
 use super::model::{FlightModel, Weights};
 use super::score::Score;
 use super::task::TaskError;
-use super::variables::{FINISHED_COUNT, ModelVariables, TABLE};
+use super::variables::{FINISHED, ModelVariables, TABLE};
 
 /// Reads the values without taking part in training.
 #[derive(Debug)]
@@ -54,22 +54,43 @@ impl<M> Evaluator<M> {
         Ok(Score::of(&mut self.model, weights, dataset))
     }
 
-    /// Waits until `workers` workers have trained on their shares, and returns the global step.
-    /// Continues without the rest once no step has been made for a minute.
-    pub(crate) fn await_finished(&mut self, workers: usize) -> Result<u64, TaskError> {
+    /// Waits until the workers with these indices have trained on their shares, and returns the
+    /// global step. Prints the workers that it waits for. Continues without them once no step has
+    /// been made for [`PATIENCE`].
+    pub(crate) fn await_finished(&mut self, workers: &[u32]) -> Result<u64, TaskError> {
         let (mut last_step, mut last_progress) = (0, Instant::now());
+        let mut awaited = Vec::new();
         loop {
             let step = self.reader.pull(&mut self.params)?;
-            let [finished] = *self.params.view::<i64>(FINISHED_COUNT)? else {
-                return Err("the count of workers is not a scalar".into());
-            };
+            let finished = self.params.view::<i64>(FINISHED)?;
+            let unfinished = workers.iter().zip(finished).filter(|(_, finished)| **finished == 0);
+            let unfinished: Vec<u32> = unfinished.map(|(&index, _)| index).collect();
             if step > last_step {
                 (last_step, last_progress) = (step, Instant::now());
             }
-            if finished >= workers as i64 || last_progress.elapsed() >= Duration::from_secs(60) {
+            if unfinished.is_empty() {
                 return Ok(step);
+            }
+            let names = names(&unfinished);
+            if last_progress.elapsed() >= PATIENCE {
+                eprintln!("goes on without {names}: no step was made for {PATIENCE:?}");
+                return Ok(step);
+            }
+            if unfinished != awaited {
+                eprintln!("waits for {names}, until no step is made for {PATIENCE:?}");
+                awaited = unfinished;
             }
             std::thread::sleep(Duration::from_millis(50));
         }
     }
 }
+
+/// Returns the names of the workers with these indices.
+fn names(workers: &[u32]) -> String {
+    let names: Vec<String> =
+        workers.iter().map(|&index| TaskId::worker(index).to_string()).collect();
+    names.join(", ")
+}
+
+/// How long the chief waits for a step of the workers that have not finished.
+const PATIENCE: Duration = Duration::from_secs(60);

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use pushpull::optim::Adagrad;
@@ -10,7 +11,9 @@ use pushpull::training::Codec;
 use pushpull::{ClusterSpec, Mode, PsConfig, TaskId, WorkerConfig};
 
 use super::cluster::Size;
-use super::task::{self, ModeOptions, ProcessOptions, Replicas, Role, TaskError, local_path};
+use super::task::{
+    self, JobFlags, ModeOptions, ProcessOptions, Replicas, Role, TaskError, local_path,
+};
 
 /// The model to train.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -37,7 +40,8 @@ impl ModelKind {
 /// Fails if the areas under the ROC curves differ by more than 0.005 at the end.
 ///
 /// With --job-name this process is one task of a cluster, which trains without the comparison: give
-/// all processes the same hosts and the same mode.
+/// all processes the same hosts and the same mode. A flag without an effect on the job of a process
+/// is an error.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "flights", version)]
 pub(crate) struct FlightsOptions {
@@ -92,8 +96,9 @@ impl FlightsOptions {
     pub(crate) fn parse_with_role(
         line: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     ) -> Result<(FlightsOptions, Option<Role>), TaskError> {
-        let mut options: FlightsOptions = task::parse(line);
+        let (mut options, given) = task::parse::<FlightsOptions>(line);
         let role = options.process.role()?;
+        given.check(role.as_ref(), JOB_FLAGS)?;
         let here = options.workers.get();
         options.synchronous = options.mode.replicas(task::workers(role.as_ref(), here))?;
         match (&role, options.synchronous) {
@@ -116,8 +121,9 @@ impl FlightsOptions {
 
     /// Returns the configuration of a worker.
     pub(crate) fn worker(&self, cluster: &ClusterSpec, index: u32) -> WorkerConfig {
-        let config =
-            WorkerConfig::new(cluster.clone(), TaskId::worker(index)).codec("*", self.codec);
+        let config = WorkerConfig::new(cluster.clone(), TaskId::worker(index))
+            .on_progress(Duration::from_secs(5), |shards| eprintln!("waits for {shards}"))
+            .codec("*", self.codec);
         match self.synchronous {
             Some(Replicas { aggregate, total }) => config.expect_replicas(aggregate, total),
             None => config.expect_synchronous(false),
@@ -134,3 +140,9 @@ impl FlightsOptions {
         Size { workers: self.workers, servers: self.servers, shards: self.shards }
     }
 }
+
+/// The flags that have an effect in the tasks of one job alone.
+const JOB_FLAGS: JobFlags = JobFlags {
+    ps: &["--learning-rate"],
+    worker: &["--model", "--data", "--epochs", "--batch", "--codec", "--seed"],
+};

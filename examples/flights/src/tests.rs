@@ -4,6 +4,8 @@ use std::net::TcpListener;
 use std::num::{NonZeroU16, NonZeroU32, NonZeroUsize};
 use std::path::Path;
 
+use pushpull::PsConfig;
+use pushpull::local::Cluster;
 use pushpull::training::Codec;
 
 use super::cluster::{RunningCluster, Size};
@@ -12,6 +14,7 @@ use super::model::{EmbeddingNetwork, FlightModel, Logistic};
 use super::options::FlightsOptions;
 use super::random::SplitMix64;
 use super::reference::Reference;
+use super::replica::TrainingReplica;
 use super::score::Score;
 use super::task::Role;
 use super::variables::ModelVariables;
@@ -127,17 +130,19 @@ fn four_tasks_train_by_their_classic_command_lines() {
         let listeners = [(); 4].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let hosts = listeners.map(|listener| listener.local_addr().unwrap().to_string());
         let line = |job: &str, index: usize| {
-            [
+            let all = [
                 "trainer".to_owned(),
                 format!("--ps_hosts={}", hosts[..2].join(",")),
                 format!("--worker_hosts={}", hosts[2..].join(",")),
                 format!("--job_name={job}"),
                 format!("--task_index={index}"),
                 format!("--issync={issync}"),
-                "--exit_grace=1".to_owned(),
-                "--batch=32".to_owned(),
-                "--epochs=4".to_owned(),
-            ]
+            ];
+            let of_job = match job {
+                "ps" => &["--exit_grace=1"][..],
+                _ => &["--batch=32", "--epochs=4"],
+            };
+            all.into_iter().chain(of_job.iter().map(|&flag| flag.to_owned())).collect::<Vec<_>>()
         };
         let report = std::thread::scope(|scope| {
             let run = |job: &'static str, index: usize| {
@@ -166,5 +171,38 @@ fn four_tasks_train_by_their_classic_command_lines() {
         // A synchronous step has a batch of each worker.
         let expected = if issync == "0" { batches } else { batches.div_ceil(2) };
         assert_eq!(report.0, 4 * expected);
+    }
+}
+
+#[test]
+fn a_flag_of_another_job_is_refused_by_its_name() {
+    let line = ["trainer", "--ps_hosts=127.0.0.1:7", "--worker_hosts=127.0.0.1:8"];
+    for (job, flag) in [("worker", "--learning-rate"), ("ps", "--epochs"), ("ps", "--batch")] {
+        let job_name = format!("--job_name={job}");
+        let line = line.into_iter().chain([&*job_name, flag, "1"]);
+        let error = FlightsOptions::parse_with_role(line).unwrap_err().to_string();
+        let expected = format!("{flag}: it has no effect in /job:{job}/task:0: ");
+        assert!(error.starts_with(&expected), "{error}");
+    }
+}
+
+#[test]
+fn a_worker_with_other_epochs_or_batches_is_refused_with_both_values() {
+    let cluster = Cluster::start(1, 2, |cluster, task| {
+        PsConfig::new(cluster, task, pushpull::optim::Adagrad::new(0.1))
+    })
+    .unwrap();
+    let model = Logistic::new(FIELDS);
+    let join = |worker, epochs, rows| {
+        let variables = ModelVariables::of(&model, 9, 1, 1).unwrap();
+        let variables = variables.with_tasks(2, epochs, NonZeroUsize::new(rows).unwrap()).unwrap();
+        TrainingReplica::join(cluster.worker_config(worker), model.clone(), &variables)
+    };
+    let _chief = join(0, 3, 256).unwrap();
+    for (epochs, rows, named) in
+        [(4, 256, ["\"epochs\"", "4", "3"]), (3, 99, ["\"batch\"", "99", "256"])]
+    {
+        let error = join(1, epochs, rows).unwrap_err().to_string();
+        assert!(named.iter().all(|part| error.contains(part)), "{error}");
     }
 }

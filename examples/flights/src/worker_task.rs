@@ -11,7 +11,7 @@ use super::options::FlightsOptions;
 use super::replica::TrainingReplica;
 use super::score::Score;
 use super::task::TaskError;
-use super::variables::{FINISHED_COUNT, ModelVariables};
+use super::variables::{FINISHED, ModelVariables};
 
 /// The result of a training, reported by the chief.
 #[derive(Debug)]
@@ -33,9 +33,10 @@ pub(crate) fn work<M: FlightModel<N>, const N: usize>(
     (task, cluster): (&TaskId, &ClusterSpec),
 ) -> Result<Option<WorkerReport>, TaskError> {
     let parts = options.shards_of(cluster.num_tasks("ps")?);
-    let variables = ModelVariables::of(&model, split.ids, parts, options.seed)?;
-    let config = options.worker(cluster, task.index);
     let indices = cluster.task_indices("worker")?;
+    let variables = ModelVariables::of(&model, split.ids, parts, options.seed)?;
+    let variables = variables.with_tasks(indices.len(), options.epochs, options.batch)?;
+    let config = options.worker(cluster, task.index);
     let place = indices.iter().position(|&index| index == task.index);
     let place = place.ok_or("the cluster does not list this worker")?;
 
@@ -46,7 +47,8 @@ pub(crate) fn work<M: FlightModel<N>, const N: usize>(
         let mut share = epoch.share(place, indices.len());
         share.try_for_each(|rows| replica.step(&split.train, rows))?;
     }
-    replica.worker.assign_add(FINISHED_COUNT, &[1_i64])?;
+    let finished: Vec<i64> = (0..indices.len()).map(|other| i64::from(other == place)).collect();
+    replica.worker.assign_add(FINISHED, &finished)?;
     let is_chief = replica.worker.is_chief();
     // Synchronous steps go on without this worker only once it has left.
     replica.worker.leave()?;
@@ -54,7 +56,7 @@ pub(crate) fn work<M: FlightModel<N>, const N: usize>(
         return Ok(None);
     }
     let mut evaluator = Evaluator::connect(config, model, &variables)?;
-    let steps = evaluator.await_finished(indices.len())?;
+    let steps = evaluator.await_finished(&indices)?;
     let seconds = start.elapsed().as_secs_f64();
     let score = evaluator.score(&split.test)?.ok_or("training has diverged")?;
     Ok(Some(WorkerReport { score, steps, seconds }))
