@@ -224,7 +224,7 @@ Transports:
   uds  a Unix socket without shared memory
   shm  memory that the server shares over a Unix socket
 
-A size may end in K, M or G, powers of 1024, or in KB, MB or GB, powers of 1000. The daemons of
---address must run --optimizer sgd in asynchronous mode, and hold no variables or those of an
-earlier run with the same options.
+A size may end in K, M or G, powers of 1024, or in KB, MB or GB, powers of 1000.
+The daemons of --address must run --optimizer sgd in asynchronous mode, and hold no variables or
+those of an earlier run with the same options.
 ";
