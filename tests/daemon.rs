@@ -102,6 +102,7 @@ const BAD: &[(&str, &str, &[&str])] = &[
     ("--l2-shrinkage", "-1", &["--optimizer=ftrl"]),
     ("--beta", "-1", &["--optimizer=ftrl"]),
     ("--last-step", "-1", &[]),
+    ("--last-step", "0", &[]),
     ("--synchronous", "0/4", &[]),
     ("--synchronous", "2000/2000", &[]),
     ("--synchronous", "2/3", &["--deterministic"]),
@@ -202,6 +203,29 @@ fn a_flag_without_an_effect_is_refused_with_what_takes_it() {
         assert_eq!(status.code(), Some(2), "{line:?}: {said}");
         let flag = line[0].split('=').next().unwrap();
         assert!(said.contains(flag) && said.contains(named), "{line:?}: {said}");
+    }
+}
+
+#[test]
+fn a_flag_that_repeats_another_is_refused_with_that() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("one").display().to_string();
+    let unix = format!("unix:{path}");
+    let address = "127.0.0.1:7";
+    for (line, named) in [
+        (vec!["--ps-hosts", address, "--elastic-workers"], "lists no workers"),
+        (vec!["--ps-hosts", &unix, "--unix-socket", &path], "it is the address of --ps-hosts"),
+        (
+            vec!["--ps-hosts", address, "--state-dir", &path, "--checkpoint-dir", &path],
+            "it is the --state-dir",
+        ),
+    ] {
+        let (status, _, said) =
+            start(Command::new(DAEMON).args(&line).stderr(Stdio::piped())).finish();
+        assert_eq!(status.code(), Some(2), "{line:?}: {said}");
+        let flag = line.iter().rfind(|argument| argument.starts_with("--")).unwrap();
+        let expected = format!("pushpull-ps: {flag}");
+        assert!(said.starts_with(&expected) && said.contains(named), "{line:?}: {said}");
     }
 }
 

@@ -9,6 +9,7 @@ use super::events::Printer;
 use super::options::{DaemonOptions, NetworkOptions};
 use super::output::{print_error, print_line};
 use super::own_name::{insecure_line, loopback_hint};
+use super::unused::check_socket;
 use super::{EXIT_CONFIGURATION, start_after_predecessor};
 
 /// Starts the server of functions whose clients the ps of this task accepts. Their inputs and
@@ -101,6 +102,7 @@ fn listen(
     let Some(path) = &network.unix_socket else {
         return Ok(listener);
     };
+    check_socket(typed, (flag, address), path)?;
     let unix = Server::listen(&format!("unix:{}", path.display()));
     Ok(listener.also(unix.map_err(|error| failed("--unix-socket", error))?))
 }

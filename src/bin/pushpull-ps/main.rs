@@ -30,6 +30,7 @@ use options::DaemonOptions;
 use output::{print_error, print_line};
 use own_name::{insecure_line, loopback_hint};
 use shared::accepts_underscores;
+use unused::check_socket;
 
 /// Maximum time to wait for the address, socket and state of a predecessor. A killed process holds
 /// them until its memory is torn down.
@@ -135,7 +136,7 @@ async fn run_ps(
     let beside = |bytes| function_server::start_beside(cluster, ps_task.clone(), cuda, bytes);
     let functions = options.function_bytes().map(beside).transpose().map_err(configuration)?;
     let start = async || {
-        let config = options.config(cluster.clone(), ps_task.clone(), mode)?;
+        let config = options.config(cluster.clone(), ps_task.clone(), mode, typed)?;
         let config = config.on_event(printer.event_sink());
         let mut listener = listen(options, typed, at).await?;
         if let Some(functions) = &functions {
@@ -224,6 +225,7 @@ async fn listen(
     let Some(path) = &options.network.unix_socket else {
         return Ok(listener);
     };
+    check_socket(typed, (flag, address), path)?;
     let unix = Ps::listen(&format!("unix:{}", path.display())).await;
     Ok(listener.also(unix.map_err(|error| typed.cannot_listen("--unix-socket", &error))?))
 }

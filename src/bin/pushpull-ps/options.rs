@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{ArgGroup, Args, Parser, ValueEnum};
+use clap::{ArgGroup, Args, Parser, ValueEnum, value_parser};
 use pushpull::checkpoint::{Checkpoints, LocalDirectory, Retention};
 use pushpull::server::{Durability, Network, NonFinite};
 use pushpull::{ClusterSpec, Mode, PsConfig, Storage, TaskId};
@@ -13,7 +13,7 @@ use super::modes::{AsynchronousOptions, SynchronousOptions};
 use super::rule::optimizer_list;
 use super::shared::{TaskOptions, local_path, parse_byte_size};
 use super::training::TrainingOptions;
-use super::unused::{check_functions_alone, check_retention};
+use super::unused::{check_directories, check_elastic, check_functions_alone, check_retention};
 
 /// Serve one task of a pushpull cluster until SIGINT, SIGTERM or SIGHUP.
 #[derive(Debug, Parser)]
@@ -149,7 +149,7 @@ pub(crate) struct CheckpointOptions {
 #[command(next_help_heading = "Training")]
 struct RunOptions {
     /// Global step at which training ends [default: none]
-    #[arg(long, value_name = "STEP")]
+    #[arg(long, value_name = "STEP", value_parser = value_parser!(u64).range(1..))]
     last_step: Option<u64>,
     /// Time after which a silent worker is lost, in ms
     #[arg(long, value_name = "MS", default_value_t = 5000)]
@@ -226,13 +226,17 @@ impl DaemonOptions {
     /// Returns the configuration of the server, without its checkpoints.
     ///
     /// # Errors
-    /// Returns the text to print if the flags of an update rule are invalid.
+    /// Returns an error that names a flag: of an update rule that is invalid, or without an effect.
     pub(crate) fn config(
         &self,
         cluster: ClusterSpec,
         task: TaskId,
         mode: Mode,
-    ) -> Result<PsConfig, String> {
+        typed: &CommandLine,
+    ) -> Result<PsConfig, DaemonError> {
+        check_elastic(typed, &cluster)?;
+        let directories = [&self.storage.state_dir, &self.checkpoints.checkpoint_dir];
+        check_directories(typed, directories.map(|directory| directory.as_deref()))?;
         let config = self.training.config(cluster, task)?;
         let config = config.elastic_workers(self.cluster.elastic_workers);
         let storage = &self.storage;

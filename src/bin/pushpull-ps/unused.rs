@@ -1,7 +1,9 @@
-//! Flags that parse, and have no effect beside the others: they are refused by name.
+//! Flags that parse, and have no effect or a useless one beside the others: they are refused by name.
+
+use std::path::Path;
 
 use clap::CommandFactory;
-use pushpull::TaskId;
+use pushpull::{ClusterSpec, TaskId};
 
 use super::complaint::{CommandLine, DaemonError};
 use super::options::DaemonOptions;
@@ -48,6 +50,59 @@ pub(crate) fn check_retention(
     let flag = "--keep-every-hours";
     match max_to_keep == 0 && keep_every_hours > 0 && typed.has(flag) {
         true => Err(typed.blame(flag, &"it has no effect, --max-to-keep 0 keeps all checkpoints")),
+        false => Ok(()),
+    }
+}
+
+/// Checks that `--elastic-workers` lets in more workers than the cluster does by itself.
+///
+/// # Errors
+/// Returns an error that names the flag if the cluster lists ps tasks alone.
+pub(crate) fn check_elastic(typed: &CommandLine, cluster: &ClusterSpec) -> Result<(), DaemonError> {
+    let flag = "--elastic-workers";
+    match typed.has(flag) && cluster.jobs().count() == 1 {
+        true => {
+            let fault = "it has no effect, a cluster that lists no workers accepts all of them";
+            Err(typed.blame(flag, &fault))
+        }
+        false => Ok(()),
+    }
+}
+
+/// Checks that checkpoints outlive the state: they are kept for the case that it is lost.
+///
+/// # Errors
+/// Returns an error that names `--checkpoint-dir` if it is the state directory.
+pub(crate) fn check_directories(
+    typed: &CommandLine,
+    [state, checkpoints]: [Option<&Path>; 2],
+) -> Result<(), DaemonError> {
+    let is_one = |state: &Path, checkpoints: &Path| {
+        let real = |path: &Path| path.canonicalize();
+        state == checkpoints
+            || real(state).ok().is_some_and(|it| real(checkpoints).ok() == Some(it))
+    };
+    match state.zip(checkpoints).is_some_and(|(state, checkpoints)| is_one(state, checkpoints)) {
+        true => {
+            let fault = "it is the --state-dir, and is lost with it: give another directory";
+            Err(typed.blame("--checkpoint-dir", &fault))
+        }
+        false => Ok(()),
+    }
+}
+
+/// Checks that `--unix-socket` is another path than the address that a flag gives. The task would
+/// wait for itself.
+///
+/// # Errors
+/// Returns an error that names `--unix-socket`.
+pub(crate) fn check_socket(
+    typed: &CommandLine,
+    (flag, address): (&str, &str),
+    path: &Path,
+) -> Result<(), DaemonError> {
+    match address.strip_prefix("unix:").is_some_and(|own| Path::new(own) == path) {
+        true => Err(typed.blame("--unix-socket", &format_args!("it is the address of {flag}"))),
         false => Ok(()),
     }
 }
