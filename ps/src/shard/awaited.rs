@@ -132,7 +132,8 @@ impl Shard {
             || format!("{chief} (not joined yet)"),
             |key| self.peers.registry.describe(now, key),
         );
-        format!("the chief {chief} to initialize the variables")
+        let refusal = self.out.chief_refusal().map(|refusal| format!("; {refusal}"));
+        format!("the chief {chief} to initialize the variables{}", refusal.unwrap_or_default())
     }
 
     /// Describes replicas that have not joined, by their tasks if the cluster lists them.

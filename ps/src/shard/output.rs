@@ -97,6 +97,8 @@ pub(crate) enum ShardOutput {
 pub(super) struct ShardOutputs {
     pub(super) queue: VecDeque<ShardOutput>,
     stamp: (GlobalStep, RestoreEpoch),
+    /// The cause of the last refusal of the chief, until a declaration is accepted.
+    chief_refusal: Option<String>,
 }
 
 impl ShardOutputs {
@@ -168,9 +170,20 @@ impl ShardOutputs {
         );
         if !is_routine {
             let cause = refusal.to_string();
+            self.chief_refusal = Some(format!("{shard} has refused to {asked}: {cause}"));
             self.push(ShardOutput::Event(Event::ChiefRefused { shard, request: asked, cause }));
         }
         self.refuse(connection, request, refusal);
+    }
+
+    /// Records that a declaration of the chief was accepted.
+    pub(super) fn chief_accepted(&mut self) {
+        self.chief_refusal = None;
+    }
+
+    /// Returns what the chief was refused last, with the cause; `None` once it was accepted.
+    pub(super) fn chief_refusal(&self) -> Option<&str> {
+        self.chief_refusal.as_deref()
     }
 
     pub(super) fn refuse_storage(&mut self, connection: u64, request: Envelope, error: &str) {

@@ -195,6 +195,7 @@ impl Shard {
     ) {
         match self.try_declare(digest, bytes) {
             Ok(()) => {
+                self.out.chief_accepted();
                 let state = self.variables.catalogue_state();
                 let restore_epoch = self.variables.epoch;
                 let trained = self.steps.owner.as_ref().is_some_and(TokenIssuer::has_trained);

@@ -68,6 +68,22 @@ fn the_phase_follows_the_training() {
 }
 
 #[test]
+fn a_worker_that_waits_for_a_refused_chief_is_told_the_refusal() {
+    let configure = |config: PsConfig| with_workers(config, 2).rate_for("typo*", 0.5);
+    let mut world = World::bare(variables(), Sgd::new(1.0), configure);
+    let line = world.join(0, &mut chief());
+    let catalogue = world.catalogue.clone();
+    let refused = world.declare(line, &catalogue);
+    assert!(matches!(refused, Message::Refused(_)), "{refused:?}");
+    let early = world.join(0, &mut worker(1));
+    world.say(early, message::AwaitReady {}.into());
+    let reason = status(&world).waiting.expect("a worker waits for the chief").reason;
+    let expected = "to initialize the variables; /job:ps/task:0/shard:0 has refused to declare the \
+                    variables: ";
+    assert!(reason.contains(expected) && reason.contains("typo*"), "{reason}");
+}
+
+#[test]
 fn a_chief_or_the_server_ends_a_training() {
     for synchronous_steps in [false, true] {
         let mode = |config: PsConfig| match synchronous_steps {
