@@ -86,10 +86,12 @@ fn a_worker_that_expects_another_mode_or_last_step_ends_with_both_values() {
         ),
         (asynchronous, "none", expects(replicas(2, 2), None), Some((two, "asynchronous"))),
         (synchronous, "none", expects(replicas(2, 2), None), None),
-        (synchronous, "none", expects(None, Some(100)), Some(("100", "none"))),
-        (synchronous, "90", expects(None, Some(100)), Some(("100", "90"))),
-        (synchronous, "100", expects(any, Some(100)), None),
+        (synchronous, "none", expects(None, Some(Some(100))), Some(("100", "none"))),
+        (synchronous, "90", expects(None, Some(Some(100))), Some(("100", "90"))),
+        (synchronous, "100", expects(any, Some(Some(100))), None),
         (asynchronous, "7", expects(None, None), None),
+        (asynchronous, "7", expects(None, Some(None)), Some(("none", "7"))),
+        (asynchronous, "none", expects(None, Some(None)), None),
     ];
     for (mode, last_step, expectations, differs) in cases {
         let mut world = SessionWorld::with(|config| config.expectations = expectations);
