@@ -14,6 +14,9 @@ use crate::panic_message::contained;
 pub(super) struct ProgressHook {
     progress: ProgressCallback,
     cluster: ClusterSpec,
+    /// The save that has failed last, until its next attempt is announced: a final one is tried again
+    /// at once, and is one failure.
+    failed_save: Option<Error>,
 }
 
 impl ProgressHook {
@@ -21,7 +24,7 @@ impl ProgressHook {
     pub(super) fn of(config: &WorkerConfig) -> Option<Box<dyn Hook>> {
         let progress = config.progress.clone()?;
         let cluster = config.cluster.clone();
-        Some(Box::new(ProgressHook { progress, cluster }))
+        Some(Box::new(ProgressHook { progress, cluster, failed_save: None }))
     }
 
     /// Returns the shards that an error is about, the step owner if it names none.
@@ -54,22 +57,28 @@ impl Hook for ProgressHook {
     }
 
     fn retrying(&mut self, retry: &RetryReport) -> Result<Flow, HookError> {
-        self.report(&retry.cause)
+        match self.failed_save.take().is_some_and(|reported| reported == retry.cause) {
+            true => Ok(Flow::Continue),
+            false => self.report(&retry.cause),
+        }
     }
 
     fn save_failed(&mut self, error: &Error) -> Result<Flow, HookError> {
+        self.failed_save = Some(error.clone());
         self.report(error)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
     use pushpull_common::ids::TaskId;
 
     use super::*;
-    use crate::training::lifecycle::tests::Script;
+    use crate::training::lifecycle::tests::{Script, busy, saving};
     use crate::training::training_error::TrainingError;
 
     #[test]
@@ -84,6 +93,23 @@ mod tests {
             panic!("{ended:?}")
         };
         assert_eq!((callback, message.as_str()), ("on_progress", "a bug"));
+    }
+
+    /// The second save is due again after its interval, the fourth is the final one.
+    #[test]
+    fn each_failed_save_is_reported_once() {
+        let cluster = "ps=127.0.0.1:1;worker=127.0.0.1:2".parse().unwrap();
+        let reports = Arc::new(AtomicUsize::new(0));
+        let counted = reports.clone();
+        let config = WorkerConfig::new(cluster, TaskId::worker(0));
+        let config = config.on_progress(Duration::from_secs(1), move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+        });
+        let mut script = saving(2, 5);
+        script.faults = vec![("save", 2, busy()), ("save", 4, busy())];
+        let played = script.play(ProgressHook::of(&config).into_iter().collect());
+        assert!(played.ended.is_ok(), "{:?}", played.ended);
+        assert_eq!(reports.load(Ordering::Relaxed), 2);
     }
 
     const SHARD: ShardId = ShardId { task: 0, shard: 0 };

@@ -380,12 +380,12 @@ fn refused(refusal: Refusal) -> Error {
     Error::Refused { doing: "save a checkpoint", shard: SHARD, refusal }
 }
 
-fn busy() -> Error {
+pub(in crate::training) fn busy() -> Error {
     refused(Refusal::Busy { what: Text::clipped("saves"), limit: 1 })
 }
 
 /// A script that saves checkpoints after this many steps.
-fn saving(every: u64, last_step: u64) -> Script {
+pub(in crate::training) fn saving(every: u64, last_step: u64) -> Script {
     let checkpoints = Some(CheckpointInterval::Steps(every));
     let settings = LifecycleSettings { checkpoints, ..Script::default().settings };
     Script { settings, last_step, ..Script::default() }
