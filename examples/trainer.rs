@@ -135,12 +135,30 @@ fn block_on<F: Future>(future: F) -> Result<F::Output, TrainerError> {
     Ok(runtime.block_on(future))
 }
 
+/// The flags, each as `--name=value`.
+const FLAGS: [&str; 5] = ["ps_hosts", "worker_hosts", "job_name", "task_index", "checkpoint_dir"];
+
+/// Refuses every argument that is none of the flags.
+fn check_arguments() -> Result<(), TrainerError> {
+    let name =
+        |argument: &String| argument.strip_prefix("--")?.split_once('=').map(|it| it.0.to_owned());
+    let is_flag = |argument: &String| name(argument).is_some_and(|name| FLAGS.contains(&&*name));
+    match std::env::args().skip(1).find(|argument| !is_flag(argument)) {
+        Some(argument) => Err(format!("{argument:?} is none of --{}=", FLAGS.join("=, --")).into()),
+        None => Ok(()),
+    }
+}
+
 fn main() -> Result<(), TrainerError> {
+    check_arguments()?;
     let flag = |name: &str| {
         let prefix = format!("--{name}=");
         std::env::args().find_map(|argument| argument.strip_prefix(&prefix).map(str::to_owned))
     };
     let Some(job) = flag("job_name") else {
+        if std::env::args().len() > 1 {
+            return Err("--job_name is missing".into());
+        }
         for end in train_in_one_process()? {
             println!("ended at step {}: {}", end.step, end.reason);
         }
@@ -153,6 +171,9 @@ fn main() -> Result<(), TrainerError> {
         .job("worker", workers.split(','))
         .build()?;
     let (index, checkpoints) = (hosts("task_index")?.parse()?, flag("checkpoint_dir"));
+    if job != "ps" && job != "worker" {
+        return Err(format!("--job_name={job}: the jobs are ps and worker").into());
+    }
     if job == "ps" {
         let listener = block_on(Ps::listen(cluster.task_address("ps", index)?))??;
         return serve(cluster, TaskId::ps(index), listener, checkpoints);

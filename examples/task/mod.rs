@@ -179,7 +179,8 @@ pub(crate) fn workers(role: Option<&Role>, here: u32) -> u32 {
 pub(crate) fn parse<T: CommandFactory + FromArgMatches>(
     line: impl IntoIterator<Item = impl Into<OsString> + Clone>,
 ) -> (T, GivenFlags) {
-    let command = T::command().mut_args(classic::accepts_underscores);
+    let command =
+        T::command().mut_args(classic::takes_hyphen).mut_args(classic::accepts_underscores);
     let parsed = command.try_get_matches_from(line);
     let parsed = parsed.and_then(|given| Ok((T::from_arg_matches(&given)?, GivenFlags(given))));
     parsed.unwrap_or_else(|error| error.exit())

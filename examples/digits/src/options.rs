@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Parser;
+use clap::builder::RangedU64ValueParser;
 use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::optim::Schedule;
 use pushpull::training::Codec;
@@ -56,9 +57,9 @@ pub(crate) struct DigitsOptions {
     #[arg(long, default_value_t = 32)]
     batch: u32,
     /// Number of units in the hidden layer.
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 128, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub(crate) hidden: usize,
-    /// Where the gradients are computed: auto, cpu, cpu:THREADS or cuda:INDEX.
+    /// Where the gradients are computed: auto, cpu, cpu:THREADS or cuda:INDEX. With --towers, cpu.
     #[arg(long, default_value = "auto")]
     pub(crate) device: String,
     /// Learning rate of Adam.
@@ -89,8 +90,8 @@ pub(crate) struct DigitsOptions {
         value_name = "K",
         value_parser = clap::value_parser!(u32).range(1..=32),
         conflicts_with_all = [
-            "job_name", "synchronous", "issync", "codec", "codec_table", "checkpoint_dir", "summaries",
-            "ledger"
+            "job_name", "synchronous", "issync", "codec", "codec_table", "device", "checkpoint_dir",
+            "summaries", "ledger"
         ]
     )]
     pub(crate) towers: Option<u32>,

@@ -234,6 +234,10 @@ fn contradictory_and_unknown_flags_are_named() {
         (with(&["--keep-serving"]), "--keep-serving: it has no effect in /job:worker/task:0"),
         (of_ps(&["--batch=9"]), "--batch: it has no effect in /job:ps/task:0"),
         (of_ps(&["--codec=f16"]), "--codec: it has no effect in /job:ps/task:0"),
+        (vec!["--hidden=0"], "invalid value '0' for '--hidden <HIDDEN>'"),
+        (vec!["--learning-rate", "-1"], "learning_rate = -1: it must be"),
+        (vec!["--batch", "-1"], "invalid value '-1' for '--batch <BATCH>'"),
+        (vec!["--towers=4", "--device=cpu"], "'--device <DEVICE>'"),
         (vec!["--task_index=1"], "--job-name"),
         (vec!["--insecure"], "--job-name"),
     ];

@@ -1,10 +1,11 @@
 //! The flags of classic trainers, for the daemon and the examples: the tasks of the cluster, the
-//! update mode, and spellings with underscores.
+//! update mode, spellings with underscores, and values with hyphens.
 
 #![allow(dead_code, unused_imports, reason = "each program uses a part")]
 
 mod byte_size;
 mod file_size_signal;
+mod hyphens;
 mod local_path;
 mod mode_options;
 mod task_options;
@@ -12,6 +13,7 @@ mod underscores;
 
 pub(crate) use byte_size::parse_byte_size;
 pub(crate) use file_size_signal::fail_writes_instead;
+pub(crate) use hyphens::takes_hyphen;
 pub(crate) use local_path::local_path;
 pub(crate) use mode_options::{ModeOptions, Replicas, listed_workers};
 pub(crate) use task_options::TaskOptions;

@@ -1,11 +1,9 @@
 //! Errors of the daemon, which name the flags as the user typed them.
 
-use std::any::TypeId;
 use std::fmt;
-use std::path::PathBuf;
 
+use clap::ArgMatches;
 use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches};
 use pushpull::error::{ListenError, StartError, StorageError};
 
 use super::own_name::elsewhere_advice;
@@ -158,16 +156,6 @@ pub(crate) fn with_group_hint(error: &dyn fmt::Display) -> String {
         true => format!("{text}: give --group-writable for a volume with fsGroup"),
         false => text,
     }
-}
-
-/// Lets a flag whose value is parsed take one that begins with a hyphen. Otherwise clap takes `-1`
-/// or `-1G` for another flag and cannot report the value. A path or a name may not: it would accept
-/// the next flag.
-pub(crate) fn takes_hyphen(flag: Arg) -> Arg {
-    let found = flag.get_value_parser().type_id();
-    let texts = [TypeId::of::<String>(), TypeId::of::<PathBuf>()];
-    let is_parsed = flag.get_action().takes_values() && !texts.iter().any(|text| found == *text);
-    flag.allow_hyphen_values(is_parsed)
 }
 
 /// Returns the name by which the parser knows a flag.

@@ -23,13 +23,13 @@ use clap::{CommandFactory, FromArgMatches};
 use pushpull::server::{Listener, raise_open_files_limit};
 use pushpull::{ClusterSpec, Mode, Ps, TaskId};
 
-use complaint::{CommandLine, DaemonError, takes_hyphen};
+use complaint::{CommandLine, DaemonError};
 use ending::{Signals, WorkSummary};
 use events::Printer;
 use options::DaemonOptions;
 use output::{print_error, print_line};
 use own_name::{insecure_line, loopback_hint};
-use shared::accepts_underscores;
+use shared::{accepts_underscores, takes_hyphen};
 use unused::check_socket;
 
 /// Maximum time to wait for the address, socket and state of a predecessor. A killed process holds

@@ -5,8 +5,8 @@ use std::str::FromStr;
 use clap::{Args, CommandFactory, FromArgMatches, Parser};
 use pushpull::{ClusterSpec, PsConfig, TaskId};
 
-use super::complaint::takes_hyphen;
 use super::rule::RuleOptions;
+use super::shared::takes_hyphen;
 
 /// Update rule of all variables, with exceptions for some.
 #[derive(Debug, Args)]
