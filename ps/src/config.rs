@@ -397,6 +397,16 @@ impl PsConfig {
             .then_some(Event::FewerWorkers { total_num_replicas: total, workers })
     }
 
+    /// Returns [`Event::MoreWorkers`] if the cluster lists more workers than the mode expects
+    /// replicas. Other jobs than `chief` and `worker` may have no replica.
+    pub(crate) fn more_workers(&self) -> Option<Event> {
+        let total = self.mode.synchronous()?.total_num_replicas;
+        let jobs = ["chief", "worker"].into_iter().filter(|&job| job != self.job());
+        let workers: usize = jobs.filter_map(|job| self.cluster.num_tasks(job).ok()).sum();
+        let workers = u32::try_from(workers).unwrap_or(u32::MAX);
+        (workers > total).then_some(Event::MoreWorkers { total_num_replicas: total, workers })
+    }
+
     /// Returns the number of push slots of each shard.
     pub(crate) fn push_slots(&self) -> usize {
         self.inbox_pushes.saturating_add(self.rule().map_or(0, |rule| rule.push_slots))
@@ -449,6 +459,20 @@ mod tests {
     fn texts(difference: FactDifference) -> [String; 3] {
         let FactDifference { setting, ours, theirs } = difference;
         [setting, ours, theirs]
+    }
+
+    #[test]
+    fn more_workers_than_replicas_are_reported() {
+        let event = |cluster: &str, mode: Mode| {
+            let config = PsConfig::new(cluster.parse().unwrap(), TaskId::ps(0), Sgd::new(0.1));
+            config.mode(mode).more_workers().map(|event| event.to_string())
+        };
+        let three = "ps=a:1;chief=d:1;worker=b:1,c:1;evaluator=e:1";
+        let found = event(three, Synchronous::new(2).into()).unwrap();
+        assert!(found.contains("3 workers") && found.contains("expect 2 replicas"), "{found}");
+        assert_eq!(event(three, Synchronous::new(3).into()), None);
+        assert_eq!(event(three, Synchronous::new(2).total_num_replicas(3).into()), None);
+        assert_eq!(event(three, Mode::default()), None);
     }
 
     #[test]

@@ -152,6 +152,15 @@ pub enum Event {
         /// The number of workers that the cluster lists.
         workers: u32,
     },
+    /// The cluster lists more workers than the synchronous mode expects replicas, so each step is made
+    /// without some of them. Reported at the start of the step owner.
+    #[non_exhaustive]
+    MoreWorkers {
+        /// The number of expected replicas.
+        total_num_replicas: u32,
+        /// The number of workers that the cluster lists, its chief included.
+        workers: u32,
+    },
     /// A worker has joined, or come back after it had left or was lost.
     #[non_exhaustive]
     WorkerJoined {
@@ -355,6 +364,7 @@ impl Event {
             Event::SettingsDiffer { .. } => "settings-differ",
             Event::SettingChanged { .. } => "setting-changed",
             Event::FewerWorkers { .. } => "fewer-workers",
+            Event::MoreWorkers { .. } => "more-workers",
             Event::WorkerJoined { .. } => "worker-joined",
             Event::WorkerLeft { .. } => "worker-left",
             Event::WorkerLost { .. } => "worker-lost",
@@ -433,6 +443,11 @@ impl fmt::Display for Event {
             Event::SettingChanged { shard, setting, before, now } => write!(
                 f,
                 "{setting} of {shard} is {now:?} now, and was {before:?} when its state was created"
+            ),
+            Event::MoreWorkers { total_num_replicas, workers } => write!(
+                f,
+                "the cluster has {workers} workers, and synchronous steps expect \
+                 {total_num_replicas} replicas: each step is made without some of them"
             ),
             Event::FewerWorkers { total_num_replicas, workers } => write!(
                 f,

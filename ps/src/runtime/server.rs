@@ -208,7 +208,8 @@ impl Listener {
             home: HomeProcess::current(),
             event_readers,
         };
-        if let Some(event) = config.fewer_workers().filter(|_| config.owns_step()) {
+        let unequal = [config.fewer_workers(), config.more_workers()];
+        for event in unequal.into_iter().flatten().filter(|_| config.owns_step()) {
             config.events.emit(&event);
         }
         let (end, ended) = mpsc::channel(1);
