@@ -274,8 +274,8 @@ fn two_sessions_go_on_from_a_checkpoint_when_a_server_has_lost_its_state() {
         let (step, w) = values.recv().unwrap();
         assert_eq!(w, vec![-(step as f32); 3], "synchronous {synchronous}");
         let joins = joins.0.lock().unwrap().clone();
-        let [(None, 0), (Some(from), to)] = joins[..] else { panic!("{joins:?}") };
-        assert!(to % 5 <= 4 && to <= from, "{joins:?}");
+        // The other may have trained by the time that the chief hears of its own join.
+        let [(None, _), (Some(12..), _)] = joins[..] else { panic!("{joins:?}") };
         block_on(server.serve(async {})).unwrap();
     }
 }
