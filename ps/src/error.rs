@@ -9,6 +9,8 @@ pub use pushpull_net::ListenError;
 pub use pushpull_store::StorageError;
 use thiserror::Error;
 
+use crate::checkpoint::StorageFault;
+
 /// An error that prevents a server from starting.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -50,6 +52,15 @@ pub enum StartError {
     /// The memory or the state of a shard could not be set up.
     #[error(transparent)]
     Storage(#[from] StorageError),
+    /// Another cluster saves its checkpoints in the same storage. Each would delete those of the
+    /// other as older ones of its own.
+    #[error("cannot start {task}: {source}")]
+    CheckpointsInUse {
+        /// The configured task.
+        task: TaskId,
+        /// The storage.
+        source: StorageFault,
+    },
     /// A thread could not be created.
     #[error("cannot start the thread {thread}: {source}")]
     Thread {

@@ -11,6 +11,7 @@ use pushpull::blocking::{Reader, Worker};
 use pushpull::checkpoint::{CheckpointStorage, Checkpoints, LocalDirectory, Retention};
 use pushpull::checkpoint::{ReadFile, StorageFault, WriteFile, export, list};
 use pushpull::cluster::ShardId;
+use pushpull::error::StartError;
 use pushpull::server::Event;
 use pushpull::variable::Partitioner;
 use pushpull::{
@@ -19,7 +20,7 @@ use pushpull::{
 };
 use safetensors::SafeTensors;
 
-use crate::cluster::{LONG, TestCluster, block_on, listen, spec, vector};
+use crate::cluster::{LONG, TestCluster, block_on, listen, spec, vector, wait_for_end};
 use crate::proxy::Proxy;
 
 const ROWS: u64 = 37;
@@ -42,6 +43,25 @@ fn cluster(ps: usize, directory: &Path) -> TestCluster {
     TestCluster::start(ps, 2, Adam::new(0.25), |config| {
         config.shards(2).checkpoints(Checkpoints::new(storage(directory)))
     })
+}
+
+#[test]
+fn another_cluster_does_not_start_on_checkpoints_that_one_saves() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = cluster(1, folder.path());
+    let listener = listen();
+    let spec = spec([listener.address()], 1);
+    let config = PsConfig::new(spec, TaskId::ps(0), Sgd::new(1.0));
+    let config = config.checkpoints(Checkpoints::new(storage(folder.path())));
+    let error = listener.start(config.clone()).unwrap_err();
+    assert!(matches!(error, StartError::CheckpointsInUse { .. }), "{error}");
+    let folder = folder.path().display().to_string();
+    let text = format!("cannot use {folder}: another cluster saves its checkpoints there");
+    assert!(error.to_string().ends_with(&text), "{error}");
+    first.stop();
+    let second = listen().start(config).unwrap();
+    second.handle().stop();
+    wait_for_end(second).unwrap();
 }
 
 /// Trains these steps, each with different gradients.

@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 
 use pushpull_common::local_path;
 use pushpull_store::permissions::{self, Writers};
-use rustix::fs::{AtFlags, Dir, Mode, OFlags};
+use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
 
-use super::storage::{CheckpointStorage, ReadFile, StorageFault, WriteFile, is_valid_name};
+use super::storage::{
+    CheckpointStorage, ReadFile, StorageClaim, StorageFault, WriteFile, is_valid_name,
+};
 
 /// A directory that holds checkpoints.
 ///
@@ -150,6 +152,20 @@ impl CheckpointStorage for LocalDirectory {
         })?;
         // Entries with other names are not ours, and are not checkpoints.
         Ok(entries.into_iter().filter(|name| is_valid_name(name)).collect())
+    }
+
+    /// Locks the directory. A file system that cannot lock claims nothing.
+    fn claim(&self) -> Result<StorageClaim, StorageFault> {
+        let root = self.root()?;
+        match rustix::fs::flock(&root, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(StorageClaim::held_by(root)),
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let text = "another cluster saves its checkpoints there";
+                let error = io::Error::new(io::ErrorKind::WouldBlock, text);
+                Err(StorageFault::new("use", self.path.display(), error))
+            }
+            Err(_) => Ok(StorageClaim::default()),
+        }
     }
 
     fn create_folder(&self, folder: &str) -> Result<(), StorageFault> {

@@ -34,7 +34,7 @@ pub use export::{export, export_since};
 pub use local::LocalDirectory;
 pub use restore::{CheckpointSummary, Listing, list};
 pub use retain::Retention;
-pub use storage::{CheckpointStorage, ReadFile, StorageFault, WriteFile};
+pub use storage::{CheckpointStorage, ReadFile, StorageClaim, StorageFault, WriteFile};
 
 pub(crate) use abandon::AbandonFlag;
 pub(crate) use calls_entry::CallsEntry;

@@ -24,6 +24,11 @@ impl StorageFault {
         StorageFault { operation, path: path.to_string(), source }
     }
 
+    /// Returns whether another process has the object.
+    pub(crate) fn is_in_use(&self) -> bool {
+        self.source.kind() == io::ErrorKind::WouldBlock
+    }
+
     /// Returns whether the object does not exist.
     pub fn is_not_found(&self) -> bool {
         self.source.kind() == io::ErrorKind::NotFound
@@ -59,6 +64,28 @@ pub trait CheckpointStorage: fmt::Debug + Send + Sync {
 
     /// Makes the names of the files in a folder durable, or the names of all folders.
     fn sync(&self, folder: Option<&str>) -> Result<(), StorageFault>;
+
+    /// Claims the storage for the cluster that saves there, until the claim is dropped or its
+    /// process ends. Fails with [`io::ErrorKind::WouldBlock`] if another one has it.
+    ///
+    /// The default claims nothing: it cannot tell another cluster, which would delete checkpoints of
+    /// this one as older ones of its own.
+    fn claim(&self) -> Result<StorageClaim, StorageFault> {
+        Ok(StorageClaim::default())
+    }
+}
+
+/// The right of a cluster to save checkpoints in a storage: see [`CheckpointStorage::claim`].
+#[derive(Debug, Default)]
+pub struct StorageClaim {
+    _held: Option<Box<dyn fmt::Debug + Send + Sync>>,
+}
+
+impl StorageClaim {
+    /// Returns a claim that lasts until this value is dropped.
+    pub fn held_by(value: impl fmt::Debug + Send + Sync + 'static) -> StorageClaim {
+        StorageClaim { _held: Some(Box::new(value)) }
+    }
 }
 
 /// A file that is being written, from its start to its end.

@@ -25,7 +25,7 @@ use super::owner_link::OwnerAddress;
 use super::publisher::Publisher;
 use super::saver::{self, Saver};
 use super::shard_thread::{self, ShardLinks};
-use crate::checkpoint::AbandonFlag;
+use crate::checkpoint::{AbandonFlag, StorageClaim};
 use crate::config::{Durability, PsConfig};
 use crate::error::{ListenError, ServeError, StartError, StorageError};
 use crate::metrics::{Counters, SaveRecord};
@@ -66,6 +66,8 @@ pub struct Ps {
     /// Closed when every thread has ended.
     ended: mpsc::Receiver<()>,
     _state: Option<StateDirectory>,
+    /// Keeps other clusters out of the checkpoints.
+    _claim: StorageClaim,
 }
 
 impl Ps {
@@ -190,6 +192,14 @@ impl Listener {
         let (stop, addresses) = (CancellationToken::new(), self.endpoints.addresses().into());
         let ending = Arc::new(ServerEnd::default());
         let saves = config.checkpoints.clone().filter(|_| config.owns_step());
+        let claim = match saves.as_ref().map(|checkpoints| checkpoints.storage.claim()) {
+            Some(Ok(claim)) => claim,
+            Some(Err(source)) if source.is_in_use() => {
+                return Err(StartError::CheckpointsInUse { task: config.task.clone(), source });
+            }
+            // A storage that fails now is reported by the save that meets it.
+            Some(Err(_)) | None => StorageClaim::default(),
+        };
         let (save_waiters, waiter_receiver) = mpsc::channel(ORDERS_MAX);
         let save_waiters = saves.is_some().then_some(save_waiters);
         let counted = counters.clone();
@@ -214,7 +224,7 @@ impl Listener {
         }
         let (end, ended) = mpsc::channel(1);
         let note = state.as_ref().map(StateDirectory::save_note);
-        let mut ps = Ps { handle, threads: Vec::new(), ended, _state: state };
+        let mut ps = Ps { handle, threads: Vec::new(), ended, _state: state, _claim: claim };
 
         let mut saver = None;
         if let Some(checkpoints) = saves {

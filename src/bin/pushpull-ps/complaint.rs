@@ -110,6 +110,9 @@ impl CommandLine {
         match error {
             StartError::Setting { setting, value, reason } => self.setting(setting, value, reason),
             StartError::Storage(error) => self.storage(error),
+            StartError::CheckpointsInUse { source, .. } => {
+                DaemonError { is_transient: true, ..self.blame("--checkpoint-dir", source) }
+            }
             error => error.to_string().into(),
         }
     }
