@@ -140,7 +140,7 @@ fn many_variables_and_connections_are_measured() {
 fn invalid_arguments_are_refused() {
     for (arguments, reason) in [
         (&["--rounds", "4"][..], "4 is not in 5..=1000"),
-        (&["--sizes", "64kb"], "say 64B, 4KiB, 4MiB or 1GiB"),
+        (&["--sizes", "64x"], "\"x\" is no unit of bytes"),
         (&["--sizes", "64B", "--variables", "17"], "--variables 17: 64 bytes have fewer elements"),
         (&["--learning-rate", "1"], "--address"),
     ] {
