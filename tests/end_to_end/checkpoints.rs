@@ -323,6 +323,78 @@ fn one_server_without_state_takes_all_back_to_one_checkpoint() {
     }
 }
 
+/// One of two servers loses its state, and the other lives, with the values of step 5 in part. No
+/// worker may go on with values of step 3 as if nothing had happened.
+#[test]
+fn a_state_lost_by_one_of_two_servers_is_told_to_every_worker() {
+    let folder = tempfile::tempdir().unwrap();
+    let addresses: Vec<String> =
+        (0..2).map(|i| format!("unix:{}/{i}.sock", folder.path().display())).collect();
+    let cluster = spec(addresses.clone(), 3);
+    let start = |index: u32| {
+        let config = PsConfig::new(cluster.clone(), TaskId::ps(index), Adam::new(0.25))
+            .checkpoints(Checkpoints::new(storage(&folder.path().join("checkpoints"))));
+        block_on(Ps::listen(&addresses[index as usize])).unwrap().start(config).unwrap()
+    };
+    let lives = start(0);
+    let forgets = start(1);
+    let connect =
+        |index| Worker::connect(WorkerConfig::new(cluster.clone(), TaskId::worker(index))).unwrap();
+    let mut workers: Vec<(Worker, Params)> = (0..3)
+        .map(|index| {
+            let mut worker = connect(index);
+            let params = worker.join(&variables(2), |_| ()).unwrap();
+            (worker, params)
+        })
+        .collect();
+    train(&mut workers[0].0, 0..3);
+    workers[0].0.save(b"").unwrap();
+    train(&mut workers[0].0, 3..5);
+    let mut seen = Vec::new();
+    for (worker, params) in &mut workers {
+        seen = values(worker, params);
+    }
+    // A worker reads until it is told. What it reads meanwhile is what it has seen before.
+    let told = |(worker, params): &mut (Worker, Params)| loop {
+        let token = worker.token();
+        match token.and_then(|token| worker.pull(&token.unwrap(), params)) {
+            Ok(_) => {
+                let found =
+                    ["matrix", "bias", "count"].map(|name| params.view::<f32>(name).unwrap());
+                assert!(found.iter().zip(&seen).all(|(found, seen)| found == seen), "lower values");
+            }
+            Err(error) => return error,
+        }
+    };
+    block_on(forgets.serve(async {})).unwrap();
+    let forgets = start(1);
+    let lost = Error::StateLost { shard: ShardId { task: 1, shard: 0 } };
+    let back = Error::RolledBack { from_step: 5, to_step: 3 };
+    // The last worker asks only after the restore.
+    let mut late = workers.pop().unwrap();
+    for (index, worker) in workers.iter_mut().enumerate() {
+        assert_eq!(told(worker), lost, "worker {index}");
+    }
+    drop(workers);
+    let mut chief = connect(0);
+    chief.join(&variables(2), |_| panic!("already restored")).unwrap();
+    let restored = chief.restored().unwrap();
+    assert_eq!((restored.step, restored.epoch), (3, 2));
+    let error = told(&mut late);
+    assert!(error == lost || error == back, "{error:?}");
+    drop(late);
+    // With another session each of them goes on.
+    let mut late = connect(2);
+    let mut params = late.join(&variables(2), |_| ()).unwrap();
+    let mut of_chief = params.clone();
+    train(&mut late, 3..5);
+    assert!(values(&mut late, &mut params) == seen, "the steps are made again");
+    assert!(values(&mut chief, &mut of_chief) == seen);
+    for server in [lives, forgets] {
+        block_on(server.serve(async {})).unwrap();
+    }
+}
+
 /// Starts a server with automatic saves every 30 ms, and its worker.
 fn auto_saving(directory: &Path) -> (TestCluster, Worker) {
     let every = Duration::from_millis(30);
