@@ -454,6 +454,33 @@ fn automatic_saves_are_made_only_after_new_steps() {
     clock.stop();
 }
 
+/// The clock would overflow at the first of these periods, and not at the second.
+#[test]
+fn a_period_that_does_not_pass_saves_nothing_and_delays_no_stop() {
+    let folder = tempfile::tempdir().unwrap();
+    let (clock, mut ticking) = auto_saving(&folder.path().join("clock"));
+    for (run, never) in [Duration::MAX, Duration::from_secs(1 << 62)].into_iter().enumerate() {
+        let directory = folder.path().join(run.to_string());
+        let cluster = TestCluster::start(1, 1, Adam::new(0.25), |config| {
+            config.checkpoints(Checkpoints::new(storage(&directory)).every(never))
+        });
+        let mut worker = cluster.worker(0);
+        worker.join(&variables(1), |_| ()).unwrap();
+        train(&mut worker, 0..2);
+        for step in 0..3 {
+            let saved = clock.handle().metrics().checkpoints_saved;
+            train(&mut ticking, step..step + 1);
+            wait_for_more_than(saved, &clock);
+        }
+        let counts = cluster.handle().metrics();
+        assert_eq!((counts.checkpoints_saved, counts.saves_failed_in_a_row), (0, 0), "{never:?}");
+        assert_eq!(block_on(cluster.handle().save(b"")).unwrap(), "ckpt-1-2");
+        train(&mut worker, 2..3);
+        cluster.stop();
+    }
+    clock.stop();
+}
+
 #[test]
 fn failing_automatic_saves_are_reported_until_the_directory_is_back() {
     let folder = tempfile::tempdir().unwrap();
