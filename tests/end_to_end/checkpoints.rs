@@ -1,7 +1,9 @@
 //! Checkpoints of whole clusters: saved, restored into other layouts, and rolled back to.
 
 use std::collections::BTreeMap;
+use std::fs::Permissions;
 use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -863,4 +865,37 @@ fn the_tool_exports_for_other_programs_and_inspects_checkpoints() {
     let inspected = tool(&["inspect", from]);
     let page = String::from_utf8(inspected.stdout).unwrap();
     assert!(!inspected.status.success() && page.contains("shard-1-0.safetensors"), "{page}");
+}
+
+/// Directories that a server refuses: their group may write, or they belong to another user.
+#[test]
+fn the_tool_reads_checkpoints_of_a_group_and_of_another_user() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("checkpoints");
+    let cluster = cluster(1, &directory);
+    let mut worker = cluster.worker(0);
+    worker.join(&variables(1), |_| ()).unwrap();
+    train(&mut worker, 0..2);
+    worker.save(b"").unwrap();
+    cluster.stop();
+    let check = |of: &str| {
+        let refused = LocalDirectory::open(&directory).unwrap_err().to_string();
+        assert!(refused.contains(of), "{refused}");
+        let (from, to) = (directory.to_str().unwrap(), folder.path().join("model.safetensors"));
+        for arguments in [&["inspect", from][..], &["export", from, "--to", to.to_str().unwrap()]] {
+            let mut tool = std::process::Command::new(env!("CARGO_BIN_EXE_pushpull"));
+            let read = tool.args(arguments).output().unwrap();
+            assert!(read.status.success(), "{of}: {read:?}");
+        }
+        std::fs::remove_file(to).unwrap();
+    };
+    std::fs::set_permissions(&directory, Permissions::from_mode(0o770)).unwrap();
+    check("mode 770");
+    std::fs::set_permissions(&directory, Permissions::from_mode(0o700)).unwrap();
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root can give a directory to another user");
+        return;
+    }
+    chown(&directory, Some(65_534), None).unwrap();
+    check("65534");
 }
