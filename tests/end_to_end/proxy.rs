@@ -27,6 +27,8 @@ struct Shared {
     rate: AtomicU64,
     /// Nothing is forwarded while this is set.
     is_paused: AtomicBool,
+    /// Connections end at their next bytes, which are discarded.
+    is_cut: AtomicBool,
 }
 
 impl Proxy {
@@ -43,6 +45,7 @@ impl Proxy {
             stopping: AtomicBool::new(false),
             rate: AtomicU64::new(0),
             is_paused: AtomicBool::new(false),
+            is_cut: AtomicBool::new(false),
         });
         let accept_thread = std::thread::spawn({
             let shared = shared.clone();
@@ -92,6 +95,12 @@ impl Proxy {
         self.shared.is_paused.store(false, Ordering::SeqCst);
     }
 
+    /// Ends each connection at its next bytes, also if they wait for [`Proxy::resume`].
+    pub(crate) fn cut_all(&self) {
+        self.shared.is_cut.store(true, Ordering::SeqCst);
+        self.resume();
+    }
+
     /// Disables cuts for connections that are opened from now on.
     pub(crate) fn heal(&self) {
         self.shared.cut_after.store(0, Ordering::Relaxed);
@@ -138,6 +147,9 @@ impl Shared {
         while let Ok(count @ 1..) = from.read(&mut buffer) {
             while self.is_paused.load(Ordering::SeqCst) {
                 std::thread::yield_now();
+            }
+            if self.is_cut.load(Ordering::SeqCst) {
+                break;
             }
             let rate = self.rate.load(Ordering::SeqCst);
             if upwards && rate > 0 {

@@ -1,13 +1,20 @@
 //! The end of the training on all workers: final values, and readers that learn of it.
 
+use std::net::TcpListener;
+use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
+use pushpull::cluster::ShardId;
+use pushpull::server::Event;
 use pushpull::training::{EndReason, StopReason, TrainingConfig, TrainingSession};
-use pushpull::{Asynchronous, Params, Ps, PsConfig, Sgd, Storage, Synchronous, TaskId, Token};
+use pushpull::{
+    Asynchronous, Params, Ps, PsConfig, Sgd, Storage, Synchronous, TaskId, Token, WorkerConfig,
+};
 
-use super::cluster::{TestCluster, block_on, vector};
+use super::cluster::{LONG, TestCluster, block_on, spec, vector};
+use super::proxy::Proxy;
 
 /// Variables on both servers.
 const NAMES: [&str; 2] = ["a", "b"];
@@ -153,4 +160,75 @@ fn sessions_that_are_finished_by_a_server_have_its_final_values() {
         assert_eq!((&end.reason, end.is_final), (&StopReason::Finished, true));
         assert!(is_all(&end.params.unwrap(), -(steps[0] as f32)));
     }
+}
+
+/// Waits until a condition holds.
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let since = Instant::now();
+    while !holds() {
+        assert!(since.elapsed() < LONG, "{what}");
+        thread::yield_now();
+    }
+}
+
+/// A worker dies when one of two servers has its gradient, and the other nothing of it.
+#[test]
+fn a_gradient_on_one_server_alone_is_reported_and_the_values_are_not_final() {
+    let events: Arc<Mutex<Vec<Event>>> = Arc::default();
+    let cluster = TestCluster::sgd_of(2, 2, |config| {
+        let events = events.clone();
+        config.last_step(2).on_event(move |event| events.lock().unwrap().push(event.clone()))
+    });
+    let handle = cluster.handle();
+    let config = TrainingConfig::new(cluster.config(0)).variables(NAMES.map(|it| vector(it, 100)));
+    let mut session = pushpull::blocking::TrainingSession::start(config).unwrap();
+    // The way from the worker to the second server.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let hidden = listener.local_addr().unwrap().to_string();
+    let second = cluster.servers[1].handle().address().to_owned();
+    let proxy = Proxy::start(listener, second, 0, 0);
+    let hosts = spec([handle.address().to_owned(), hidden], 2);
+    block_on(async {
+        let config = WorkerConfig::new(hosts, TaskId::worker(1));
+        let mut dying = pushpull::Worker::connect(config).await.unwrap();
+        dying.join(&NAMES.map(|name| vector(name, 100)), |_| ()).await.unwrap();
+        let token = dying.token().await.unwrap().unwrap();
+        let mut gradients = dying.gradients();
+        for name in NAMES {
+            gradients.view_mut::<f32>(name).unwrap().fill(1.0);
+        }
+        proxy.pause();
+        let pushing = dying.push(token, gradients);
+        let counted = tokio::task::spawn_blocking({
+            let handle = handle.clone();
+            move || wait_until("no gradient arrives", || handle.metrics().global_step == 1)
+        });
+        tokio::select! {
+            pushed = pushing => panic!("{pushed:?}"),
+            counted = counted => counted.unwrap(),
+        }
+    });
+    proxy.cut_all();
+    // The next run of the task ends the last one on both servers.
+    let mut again = cluster.worker(1);
+    join(&mut again);
+    again.leave().unwrap();
+    let reported = |event: &Event| matches!(event, Event::PartlyApplied { .. });
+    wait_until("nothing is reported", || events.lock().unwrap().iter().any(reported));
+    let events: Vec<Event> =
+        events.lock().unwrap().iter().filter(|it| reported(it)).cloned().collect();
+    let [Event::PartlyApplied { task, applied, missing, unknown, .. }] = &events[..] else {
+        panic!("{events:?}")
+    };
+    assert_eq!((task, events[0].kind()), (&TaskId::worker(1), "partly-applied"));
+    let shards = [0, 1].map(|task| vec![ShardId { task, shard: 0 }]);
+    assert_eq!([applied, missing, unknown], [&shards[0], &shards[1], &vec![]]);
+    assert_eq!(handle.metrics().gradients_partly_applied, 1);
+    while let Some(mut step) = session.step().unwrap() {
+        step.parts().1.view_mut::<f32>("a").unwrap().fill(1.0);
+        step.push().unwrap();
+    }
+    let end = session.close().unwrap();
+    assert_eq!((&end.reason, end.step, end.is_final), (&StopReason::LastStep, 2, false));
+    cluster.stop();
 }
