@@ -1,5 +1,5 @@
 //! What a rule counts is one count of the training: values depend neither on the placement, nor on
-//! which variables a push contains, nor on a restore into another layout.
+//! which variables a push contains, nor on a restore into another layout, nor on which worker pushes.
 
 use std::ops::Range;
 use std::path::Path;
@@ -116,9 +116,12 @@ fn number(numbers: &[u64]) -> f32 {
     (noise(numbers) % 1000) as f32 / 500.0 - 1.0
 }
 
-/// Pushes the gradients of these steps. Each contains a subset of the variables: most, few or one.
-fn train(worker: &mut Worker, variables: &[VariableSpec], seed: u64, steps: Range<u64>) {
+/// Pushes the gradients of these steps, each by the next worker. Each contains a subset of the
+/// variables: most, few or one.
+fn train(workers: &mut [Worker], variables: &[VariableSpec], seed: u64, steps: Range<u64>) {
     for step in steps {
+        let turn = step as usize % workers.len();
+        let worker = &mut workers[turn];
         let token = worker.token().unwrap().unwrap();
         let mut gradients = worker.gradients();
         let sparsity = [2, 10, 1000][noise(&[seed, step]) as usize % 3];
@@ -168,7 +171,7 @@ fn bits(cluster: &TestCluster, variables: &[VariableSpec]) -> Vec<(String, Vec<u
 }
 
 fn start(layout: Layout, mode: Mode, directory: &Path) -> TestCluster {
-    TestCluster::start(layout.tasks, 1, Sgd::new(0.1), |config| {
+    TestCluster::start(layout.tasks, 2, Sgd::new(0.1), |config| {
         let checkpoints = Checkpoints::new(LocalDirectory::create(directory).unwrap());
         let config = config.shards(layout.shards).mode(mode).checkpoints(checkpoints);
         let assign = |config, rule: TrainedBy| (rule.assign)(config, &format!("{}/*", rule.name));
@@ -176,22 +179,30 @@ fn start(layout: Layout, mode: Mode, directory: &Path) -> TestCluster {
     })
 }
 
-/// Trains in these layouts, one after the other, each up to a step, with a restore in between.
-fn trained(layouts: &[(Layout, u64)], mode: Mode, seed: u64) -> Vec<(String, Vec<u32>)> {
+/// Trains in these layouts, one after the other, each up to a step, with a restore in between. The
+/// workers push in turns.
+fn trained(
+    layouts: &[(Layout, u64)],
+    mode: Mode,
+    workers: u32,
+    seed: u64,
+) -> Vec<(String, Vec<u32>)> {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("checkpoints");
     let mut from = 0;
     let mut values = Vec::new();
     for &(layout, to) in layouts {
         let cluster = start(layout, mode, &directory);
-        let mut worker = cluster.worker(0);
+        let mut workers: Vec<Worker> = (0..workers).map(|index| cluster.worker(index)).collect();
         let variables = variables(layout);
-        worker.join(&variables, |_| ()).unwrap();
-        assert_eq!(worker.restored().map_or(0, |restored| restored.step), from);
-        train(&mut worker, &variables, seed, from..to);
-        worker.save(b"").unwrap();
+        for worker in &mut workers {
+            worker.join(&variables, |_| ()).unwrap();
+        }
+        assert_eq!(workers[0].restored().map_or(0, |restored| restored.step), from);
+        train(&mut workers, &variables, seed, from..to);
+        workers[0].save(b"").unwrap();
         values = bits(&cluster, &variables);
-        worker.leave().unwrap();
+        workers.into_iter().for_each(|worker| worker.leave().unwrap());
         cluster.stop();
         from = to;
     }
@@ -206,25 +217,27 @@ fn assert_equal(found: &[(String, Vec<u32>)], expected: &[(String, Vec<u32>)], c
     assert!(differ.is_empty(), "{differ:?} differ for {case}");
 }
 
-/// Placements x subsets x rules x restores.
+/// Placements x subsets x rules x restores x workers.
 #[test]
-fn values_do_not_depend_on_placement_subset_or_restore() {
+fn values_do_not_depend_on_placement_subset_restore_or_worker() {
     let synchronous = Mode::from(Synchronous::new(1));
     for seed in 0..3 {
-        let expected = trained(&[(LAYOUTS[0], STEPS)], Mode::default(), seed);
+        let expected = trained(&[(LAYOUTS[0], STEPS)], Mode::default(), 1, seed);
         for (number, layout) in LAYOUTS.into_iter().enumerate().skip(1) {
             let mode = if (seed as usize + number).is_multiple_of(2) {
                 synchronous
             } else {
                 Mode::default()
             };
-            let found = trained(&[(layout, STEPS)], mode, seed);
+            // In synchronous mode each step here takes one gradient of its only replica.
+            let workers = if mode == synchronous { 1 } else { 2 };
+            let found = trained(&[(layout, STEPS)], mode, workers, seed);
             assert_equal(&found, &expected, &format!("{layout:?}, {mode:?}, seed {seed}"));
         }
         let cuts = [1 + noise(&[seed, 10]) % 8, 10 + noise(&[seed, 11]) % 8];
         let at = |n: u64| LAYOUTS[noise(&[seed, 12, n]) as usize % LAYOUTS.len()];
         let chain = [(at(0), cuts[0]), (at(1), cuts[1]), (at(2), STEPS)];
-        let found = trained(&chain, Mode::default(), seed);
+        let found = trained(&chain, Mode::default(), 2, seed);
         assert_equal(&found, &expected, &format!("{chain:?}, seed {seed}"));
     }
 }
