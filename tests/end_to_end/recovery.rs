@@ -258,6 +258,25 @@ fn a_model_that_gives_nothing_but_nan_ends_its_session() {
     cluster.stop();
 }
 
+/// One shard alone checks a push itself. With two the worker checks it before it sends.
+#[test]
+fn gradients_with_nan_are_counted_by_their_worker() {
+    for servers in [1, 2] {
+        let cluster = TestCluster::sgd_of(servers, 1, |config| config.last_step(4));
+        let config = TrainingConfig::new(cluster.config(0)).variables([vector("w", 3)]);
+        let mut bad = 3;
+        let ended = TrainingSession::start(config).unwrap().run(|step| {
+            let gradient = if bad > 0 { f32::NAN } else { 1.0 };
+            bad -= i32::from(bad > 0);
+            step.parts().1.view_mut::<f32>("w")?.fill(gradient);
+            Ok::<(), HookError>(())
+        });
+        let metrics = ended.unwrap().metrics;
+        assert_eq!((metrics.pushes, metrics.pushes_non_finite), (4, 3), "{servers} servers");
+        cluster.stop();
+    }
+}
+
 /// Records when the training fails.
 struct FailedAt(Arc<Mutex<Option<Instant>>>);
 
