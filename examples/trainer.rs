@@ -52,7 +52,7 @@ impl Hook for LowLoss {
 }
 
 /// A ps task: holds variables until all workers have left.
-fn serve(
+pub(crate) fn serve(
     cluster: ClusterSpec,
     task: TaskId,
     listener: Listener,

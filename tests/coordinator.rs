@@ -50,6 +50,19 @@ fn one_process_counts_alone() {
     assert!(output.contains("\n50 50\n"), "{output}");
 }
 
+#[test]
+fn a_state_directory_with_a_scheme_is_refused_and_none_is_made() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let address = free_addresses(1).remove(0);
+    let line =
+        ["coordinator", "--job_name=ps", "--ps_hosts", &address, "--state-dir", "s3://b/run"];
+    let line = line.map(str::to_owned);
+    let error = runtime.block_on(coordinator::run(line, std::future::ready(()))).unwrap_err();
+    let expected = "the scheme \"s3\" of \"s3://b/run\" is not supported";
+    assert!(error.to_string().contains(expected), "{error}");
+    assert!(!std::path::Path::new("s3:").exists());
+}
+
 /// Kills a process, and starts another in its place.
 fn replace(process: &mut TestProcess, start: impl Fn() -> TestProcess) {
     process.child.kill().unwrap();

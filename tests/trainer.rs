@@ -7,6 +7,7 @@
 mod trainer;
 
 use pushpull::training::StopReason;
+use pushpull::{ClusterSpec, Ps, TaskId};
 
 #[test]
 fn the_trainer_ends_by_its_hook_or_at_its_last_step() {
@@ -20,4 +21,16 @@ fn the_trainer_ends_by_its_hook_or_at_its_last_step() {
         }
         assert!(end.step > 20, "{end:?}");
     }
+}
+
+#[test]
+fn a_checkpoint_directory_with_a_scheme_is_refused_and_none_is_made() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let listener = runtime.block_on(Ps::listen("127.0.0.1:0")).unwrap();
+    let cluster = ClusterSpec::builder().job("ps", [listener.address()]).build().unwrap();
+    let directory = Some("s3://b/run".to_owned());
+    let error = trainer::serve(cluster, TaskId::ps(0), listener, directory).unwrap_err();
+    let expected = "the scheme \"s3\" of \"s3://b/run\" is not supported";
+    assert!(error.to_string().contains(expected), "{error}");
+    assert!(!std::path::Path::new("s3:").exists());
 }

@@ -214,6 +214,22 @@ fn each_worker_writes_summaries_of_its_own() {
     }
 }
 
+/// A remote directory would become a folder `s3:` here, and be lost with the machine.
+#[test]
+fn a_directory_with_a_scheme_is_refused_and_none_is_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let hosts = ["--ps_hosts=127.0.0.1:7", "--worker_hosts=127.0.0.1:8"];
+    for flag in ["--checkpoint-dir", "--summaries", "--state-dir"] {
+        let mut command = digits();
+        command.current_dir(&folder).args(hosts).args(["--job_name=ps", flag, "s3://b/run"]);
+        let output = command.output().unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        let expected = "the scheme \"s3\" of \"s3://b/run\" is not supported";
+        assert!(!output.status.success() && errors.contains(expected), "{flag}: {errors}");
+    }
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+}
+
 #[test]
 fn contradictory_and_unknown_flags_are_named() {
     let hosts = ["--ps_hosts=127.0.0.1:7", "--worker_hosts=127.0.0.1:8,127.0.0.1:9"];

@@ -149,3 +149,13 @@ fn lines_that_cannot_be_written_are_an_error() {
     assert!(error.to_string().starts_with("cannot write lines to disk/lines: "), "{error}");
     assert_eq!((writer.accepted(), writer.buffered(), writer.events.buffered()), (1, 1, 0));
 }
+
+/// A remote directory would become a folder `s3:` here, and be lost with the machine.
+#[test]
+fn a_directory_with_a_scheme_is_refused_and_none_is_made() {
+    let error = SummaryWriter::create("s3://bucket/run", SummaryConfig::new()).unwrap_err();
+    assert!(matches!(&error, SummaryError::Directory { .. }), "{error:?}");
+    let expected = "the scheme \"s3\" of \"s3://bucket/run\" is not supported";
+    assert!(error.to_string().contains(expected), "{error}");
+    assert!(!Path::new("s3:").exists());
+}
