@@ -399,9 +399,23 @@ macro_rules! scalars {
 }
 scalars!(f32, f64, i64);
 
+/// The type of a value that is larger than the address space of a process.
+#[cfg(test)]
+pub(crate) fn beyond_memory() -> ValueType {
+    let shape = Shape::new([Shape::ELEMENTS_MAX]).expect("the largest shape");
+    ValueType { elements: Elements::Tensor(DType::F64), shape }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_value_that_the_system_has_no_memory_for_is_an_error() {
+        let shape = Vec::from(beyond_memory().shape().extents());
+        let error = Value::zeros::<f64>(&shape).unwrap_err();
+        assert_eq!(error, ValueError::Memory { bytes: 1 << 51 });
+    }
 
     #[test]
     fn views_and_texts_check_the_elements() {

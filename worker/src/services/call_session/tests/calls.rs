@@ -7,6 +7,7 @@ use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Refusal, limits};
 
 use super::*;
+use crate::services::value::beyond_memory;
 
 #[test]
 fn a_call_is_sent_once_the_server_is_there_and_its_outputs_are_the_reply() {
@@ -175,6 +176,21 @@ fn an_answer_beyond_the_limit_is_named_and_discarded() {
         "cannot call \"f\": the answer of /job:worker/task:2 has 2097152 bytes, the limit is 1048576"
     );
     world.receive(connection, request, OutputPart { offset: 1 << 20 }, &vec![0; 1 << 20]);
+    world.call(order(&[]));
+    assert_eq!(world.sent_calls().len(), 1, "the connection goes on");
+}
+
+/// The limit of a client may allow more than the machine has.
+#[test]
+fn an_answer_that_the_system_has_no_memory_for_is_an_error() {
+    let mut world = world_of(1 << 60);
+    world.command(fetch(output_of(Incarnation(1), 3)), None);
+    let connection = world.accept(server(7, false));
+    let request = world.sent.remove(0).1.request;
+    let fetched = Fetched { is: beyond_memory().to_wire() };
+    world.receive(connection, request, fetched, &vec![0; 1 << 20]);
+    let error = world.reply().1.unwrap_err();
+    assert!(matches!(error, ServiceError::NoMemory { bytes, .. } if bytes == 1 << 51), "{error:?}");
     world.call(order(&[]));
     assert_eq!(world.sent_calls().len(), 1, "the connection goes on");
 }

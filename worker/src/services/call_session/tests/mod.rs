@@ -50,7 +50,12 @@ struct World {
 }
 
 fn world() -> World {
-    let mut session = CallSession::new(OWN, TaskId::new("client", 0), 1 << 20);
+    world_of(1 << 20)
+}
+
+/// A world whose session takes answers of at most this many bytes.
+fn world_of(answer_bytes_max: u64) -> World {
+    let mut session = CallSession::new(OWN, TaskId::new("client", 0), answer_bytes_max);
     let link = session.add_link(Instant::now(), "there:1".to_owned(), Some(TaskId::worker(2)));
     World {
         session,

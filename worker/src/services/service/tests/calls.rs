@@ -60,6 +60,27 @@ fn a_number_is_executed_once() {
     assert_eq!(world.refusal(), Refusal::Settled { call: 1, settled: 1 });
 }
 
+/// The budget of a client may allow more than the machine has.
+#[test]
+fn inputs_that_the_system_has_no_memory_for_are_refused() {
+    let mut world = world_of(|config| {
+        config.bytes_max = 1 << 60;
+        config.total_bytes_max = 1 << 60;
+    });
+    let (connection, _) = world.connect(1);
+    let name = Text::clipped("x");
+    let input = NamedInput { name, input: Input::Value { is: beyond_memory().to_wire() } };
+    let inputs = CallInputs::of([input]).unwrap();
+    world.send(connection, 5, Call { inputs, ..call(1, "f") });
+    let what = Text::clipped("the inputs, for which the system has no memory,");
+    let bytes = beyond_memory().bytes();
+    assert_eq!(world.refusal(), Refusal::Memory { what, bytes, left: 0 });
+    // The refused call takes no memory of the budget, and its number is free.
+    world.send(connection, 6, call(1, "f"));
+    assert_eq!(world.order().call, 1);
+    assert_eq!(world.service.clients.bytes(), 0);
+}
+
 #[test]
 fn bad_calls_are_refused_before_anything_runs() {
     let mut world = world();

@@ -22,7 +22,7 @@ use super::*;
 use crate::services::device_name::TaskDevice;
 use crate::services::function_table::FunctionFacts;
 use crate::services::signature::Signature;
-use crate::services::value::Value;
+use crate::services::value::{Value, beyond_memory};
 use crate::testing::planted::PlantedWorkerBugs;
 
 /// How long a silent client is remembered here.
