@@ -9,14 +9,15 @@ impl Storage {
     /// The limit of all shards of the task together, in bytes: [`Storage::bytes_max`] or its
     /// default.
     pub fn limit(&self) -> u64 {
-        self.bytes_max.unwrap_or_else(default_bytes_max)
+        self.bytes_max.unwrap_or_else(|| default_bytes_max(Path::new("/")))
     }
 }
 
-/// Returns the default of `bytes_max`: [`Storage::BYTES_MAX`], but at most three quarters of the
-/// memory limit of this process. The rest is for threads, connections, checkpoints and functions.
-fn default_bytes_max() -> u64 {
-    let limit = memory_limit(Path::new("/"));
+/// Returns the default of `bytes_max`, with a file system at `root`: [`Storage::BYTES_MAX`], but at
+/// most three quarters of the memory limit of this process. The rest is for threads, connections,
+/// checkpoints and functions.
+fn default_bytes_max(root: &Path) -> u64 {
+    let limit = memory_limit(root);
     limit.map_or(Storage::BYTES_MAX, |limit| (limit / 4 * 3).min(Storage::BYTES_MAX))
 }
 
@@ -100,15 +101,20 @@ fn mount_of(line: &str, is_second: bool) -> Option<(&str, PathBuf)> {
 mod tests {
     use super::*;
 
-    /// Returns the limit on a system with these files.
-    fn limit(files: &[(&str, &str)]) -> Option<u64> {
+    /// Returns the root of a file system with these files.
+    fn system(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
             let path = under(root.path(), path);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        memory_limit(root.path())
+        root
+    }
+
+    /// Returns the limit on a system with these files.
+    fn limit(files: &[(&str, &str)]) -> Option<u64> {
+        memory_limit(system(files).path())
     }
 
     const CGROUP: &str = "/proc/self/cgroup";
@@ -130,6 +136,19 @@ mod tests {
         assert_eq!(of("max\n", "1073741824\n"), Some(1 << 30));
         assert_eq!(of("536870912\n", "1073741824\n"), Some(512 << 20));
         assert_eq!(of("max\n", "max\n"), None);
+    }
+
+    #[test]
+    fn the_default_leaves_a_quarter_of_the_limit_to_others() {
+        let of = |limit_text: &str| {
+            let limit_file = ("/sys/fs/cgroup/memory.max", limit_text);
+            default_bytes_max(system(&[(CGROUP, "0::/\n"), (MOUNTS, SECOND), limit_file]).path())
+        };
+        assert_eq!(of("1073741824\n"), 768 << 20);
+        assert_eq!(of("21474836480\n"), 15 << 30);
+        // Three quarters of 32 GiB are more than the maximum. The last system has no limit.
+        assert_eq!(of("34359738368\n"), Storage::BYTES_MAX);
+        assert_eq!(of("max\n"), Storage::BYTES_MAX);
     }
 
     #[test]
