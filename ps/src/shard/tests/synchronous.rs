@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::ids::TokenId;
 use pushpull_common::protocol::message::{self, Role};
 use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal};
@@ -886,22 +887,52 @@ fn a_wait_for_a_lost_replica_ends_and_names_it() {
     }
 }
 
+/// Requests a second token as the first replica. Returns what the refusal says is awaited.
+fn wait_text(cluster: &mut ShardCluster) -> String {
+    let line = cluster.replicas[0].lines[0];
+    let newest = cluster.token(0).token;
+    let request = cluster.world.say(line, message::TokenRequest { newest }.into());
+    cluster.pass(2 * TICK, &[0]);
+    let Some(Message::Refused(refused)) = cluster.world.answer(line, request) else {
+        panic!("the request is not refused")
+    };
+    let Refusal::ReplicasAbsent { awaited, .. } = refused.refusal else { panic!("{refused:?}") };
+    awaited.to_string()
+}
+
+/// The replicas that have not joined are named by their tasks, as far as the cluster lists them.
+#[test]
+fn replicas_that_have_not_joined_are_named_by_their_tasks() {
+    let tasks = |range: std::ops::Range<u32>| {
+        let names: Vec<String> = range.map(|index| format!("/job:worker/task:{index}")).collect();
+        names.join(", ")
+    };
+    for (listed, total, expected) in [
+        (1, 2, "1 not joined yet".to_owned()),
+        (2, 2, format!("{} (not joined yet)", tasks(1..2))),
+        (4, 3, format!("2 of {} (not joined yet)", tasks(1..4))),
+        (10, 10, format!("{} and others (not joined yet)", tasks(1..9))),
+        (12, 11, format!("10 of {} and others (not joined yet)", tasks(1..9))),
+    ] {
+        let workers: Vec<String> = (0..listed).map(|index| format!("w{index}:1")).collect();
+        let spec: ClusterSpec = format!("ps=a:1;worker={}", workers.join(",")).parse().unwrap();
+        let mode = synchronous(total, total).on_loss(OnLoss::Fail).join_timeout(TICK);
+        // One replica joins; the mode is that of many.
+        let mut cluster = ShardCluster::new(1, synchronous(1, 1), |config| PsConfig {
+            cluster: spec.clone(),
+            ..config.mode(mode)
+        });
+        cluster.pass(2 * TICK, &[0]);
+        let awaited = wait_text(&mut cluster);
+        let begin = format!("step 0, which has 0 of {total} gradients; ");
+        assert!(awaited.starts_with(&begin), "{awaited}");
+        assert!(awaited.ends_with(&format!(" and {expected}")), "{awaited}");
+    }
+}
+
 #[test]
 fn absent_replicas_are_named_if_they_left_or_contributed_or_never_came() {
     let fails = OnLoss::Fail;
-    let wait_text = |cluster: &mut ShardCluster| {
-        let line = cluster.replicas[0].lines[0];
-        let newest = cluster.token(0).token;
-        let request = cluster.world.say(line, message::TokenRequest { newest }.into());
-        cluster.pass(2 * TICK, &[0]);
-        let Some(Message::Refused(refused)) = cluster.world.answer(line, request) else {
-            panic!("the request is not refused")
-        };
-        let Refusal::ReplicasAbsent { awaited, .. } = refused.refusal else {
-            panic!("{refused:?}")
-        };
-        awaited.to_string()
-    };
     let mut cluster = ShardCluster::new(1, synchronous(2, 2).on_loss(fails), |config| config);
     cluster.leave(1);
     let awaited = wait_text(&mut cluster);
