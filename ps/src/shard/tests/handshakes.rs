@@ -13,8 +13,8 @@ use pushpull_common::protocol::{Features, Message, Refusal, version};
 use pushpull_optim::optimizer::Sgd;
 use pushpull_store::testing::planted::PlantedBugs;
 
-use super::peers::{Peer, identity, variables, worker};
-use super::world::World;
+use super::peers::{Peer, chief, identity, variables, worker};
+use super::world::{LIFE, World};
 use crate::config::{Network, PsConfig};
 use crate::shard::TICK;
 
@@ -239,6 +239,31 @@ fn the_welcome_states_the_agreed_settings() {
         assert_eq!((welcome.lease_ms, welcome.shards), (5000, 1));
         assert_eq!(welcome.catalogue, CatalogueState::Absent {});
         world.disconnect(line);
+    }
+}
+
+/// A server that lost its state may count the same restore epoch again.
+#[test]
+fn a_client_of_another_state_in_the_same_epoch_is_told_so() {
+    let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
+    let epoch = RestoreEpoch(1);
+    let seen = |peer: &Peer, seen_arena| Hello { seen_epoch: epoch, seen_arena, ..peer.hello(0) };
+    let mut member = worker(1);
+    world.join(0, &mut member);
+    for peer in [&member, &worker(2), &chief()] {
+        let refusal = world.handshake(0, seen(peer, LIFE.arena + 1), false).unwrap_err();
+        let (found, current, step) = (epoch, epoch, GlobalStep(0));
+        assert_eq!(refusal, Refusal::RestoreEpoch { found, current, step }, "{:?}", peer.role);
+    }
+    let (line, welcome) = world.handshake(0, seen(&member, LIFE.arena), false).unwrap();
+    assert_eq!((welcome.restore_epoch, welcome.arena), (epoch, LIFE.arena));
+    world.disconnect(line);
+    // A client that has not joined knows no state. A reader compares the states itself.
+    let newcomer = Hello { seen_arena: LIFE.arena + 1, ..worker(2).hello(0) };
+    let reader = Peer { role: Role::Reader {}, ..worker(3) };
+    for hello in [newcomer, seen(&reader, LIFE.arena + 1)] {
+        let (_, welcome) = world.handshake(0, hello, false).unwrap();
+        assert_eq!((welcome.restore_epoch, welcome.arena), (epoch, LIFE.arena));
     }
 }
 
