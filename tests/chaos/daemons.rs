@@ -80,10 +80,8 @@ impl Daemons {
             Some(links) => links.of_server(task, &setting.hosts[task]),
             None => setting.hosts.clone(),
         };
-        // With SIGXFSZ ignored, a write beyond the file size limit fails, as on a full disk.
-        let mut command = Command::new("sh");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull-ps"));
         command
-            .args(["-c", "trap '' XFSZ; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_pushpull-ps")])
             .args(["--ps-hosts", &hosts.join(",")])
             .args(["--worker-hosts", &worker_hosts().join(",")])
             .args(["--task-index", &task.to_string()])
