@@ -12,11 +12,11 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 
-use pushpull::blocking::Worker;
-use pushpull::services::Call;
+use pushpull::blocking::{Reader, Worker};
 use pushpull::services::blocking::Client;
+use pushpull::services::{Call, ServiceError};
 use pushpull::{ClusterSpec, TaskId, VariableSpec, WorkerConfig};
-use rustix::process::Signal;
+use rustix::process::{Resource, Signal, getrlimit};
 use test_process::{TestProcess, free_addresses, unwritable};
 
 const DAEMON: &str = env!("CARGO_BIN_EXE_pushpull-ps");
@@ -35,12 +35,28 @@ fn daemon(address: &str) -> Command {
     command
 }
 
+/// Starts the daemon from a shell, after this line.
+fn daemon_after(line: &str, address: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("{line} && exec \"$0\" \"$@\""), DAEMON]);
+    command.args(["--ps-hosts", address, "--worker-hosts", "127.0.0.1:1", "--last-step", "5"]);
+    command
+}
+
+/// Returns the configuration of the only worker.
+fn worker_config(address: &str) -> WorkerConfig {
+    let cluster = ClusterSpec::builder().job("ps", [address]).job("worker", ["127.0.0.1:1"]);
+    WorkerConfig::new(cluster.build().unwrap(), TaskId::worker(0))
+}
+
 /// Trains to the last step.
 fn train(address: &str) {
-    let cluster = ClusterSpec::builder().job("ps", [address]).job("worker", ["127.0.0.1:1"]);
-    let config = WorkerConfig::new(cluster.build().unwrap(), TaskId::worker(0));
-    let mut worker = Worker::connect(config).unwrap();
+    let mut worker = Worker::connect(worker_config(address)).unwrap();
     worker.join(&[VariableSpec::f32("w", [10]).unwrap()], |_| ()).unwrap();
+    train_to_the_end(&mut worker);
+}
+
+fn train_to_the_end(worker: &mut Worker) {
     while let Some(token) = worker.token().unwrap() {
         let mut gradients = worker.gradients();
         gradients.view_mut::<f32>("w").unwrap().fill(1.0);
@@ -280,6 +296,38 @@ fn a_task_of_every_job_serves_functions() {
     assert_eq!(daemons[1].succeed(), expected);
 }
 
+/// The hosts are also known by the classic names in the singular.
+#[test]
+fn a_task_that_may_use_no_device_offers_none() {
+    let addresses = free_addresses(2);
+    for [ps, worker] in [["--ps_host", "--worker_host"], ["--ps-host", "--worker-host"]] {
+        let mut command = Command::new(DAEMON);
+        command.args([ps, &addresses[0], worker, &addresses[1], "--cuda", "off"]);
+        command.args(["--job-name", "worker"]);
+        let mut daemon = start(command.stdout(Stdio::piped()));
+        let description =
+            Client::connect(&addresses[1]).unwrap().describe(&TaskId::worker(0)).unwrap();
+        let names: Vec<&String> = description.devices.iter().map(|(name, _)| name).collect();
+        assert!(!names.is_empty() && !names.iter().any(|name| name.contains("GPU")), "{names:?}");
+        daemon.signal(Signal::TERM);
+        daemon.succeed();
+    }
+}
+
+#[test]
+fn clients_of_a_daemon_without_functions_are_refused() {
+    let address = free_address();
+    let mut daemon = daemon(&address);
+    let mut daemon = start(daemon.arg("--no-functions"));
+    let error = Client::connect(&address).unwrap_err();
+    assert!(matches!(error, ServiceError::Refused { .. }), "{error:?}");
+    assert!(error.to_string().contains("this server offers no functions"), "{error}");
+    // The variables are served.
+    train(&address);
+    daemon.signal(Signal::TERM);
+    daemon.succeed();
+}
+
 #[test]
 fn every_flag_with_a_value_has_a_bad_value() {
     let help = Command::new(DAEMON).arg("--help").output().unwrap();
@@ -474,6 +522,61 @@ fn the_daemon_exits_cleanly_on_each_of_its_signals() {
         assert!(status.success(), "{signal:?}: {status}, {output}");
         assert!(output.contains("is done at step 5: 5 gradients"), "{signal:?}: {output}");
     }
+}
+
+/// Checks that SIGXFSZ, which would end the process by default, only fails the save.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_file_size_limit_fails_the_save_and_the_training_goes_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let address = free_address();
+    // The unit of the limit is 512 or 1024 bytes. The values have 1 MiB.
+    let mut command = daemon_after("ulimit -f 64", &address);
+    command.arg("--checkpoint-dir").arg(folder.path().join("checkpoints"));
+    let mut daemon = start(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+    let mut worker = Worker::connect(worker_config(&address)).unwrap();
+    worker.join(&[VariableSpec::f32("w", [1 << 18]).unwrap()], |_| ()).unwrap();
+    let error = worker.save(b"").unwrap_err().to_string();
+    assert!(error.contains("File too large"), "{error}");
+    train_to_the_end(&mut worker);
+    drop(worker);
+    daemon.signal(Signal::TERM);
+    let (status, output, errors) = daemon.finish();
+    let event = "cannot save a checkpoint: ";
+    let reported =
+        errors.lines().any(|line| line.contains(event) && line.contains("(os error 27)"));
+    assert!(reported, "{errors}");
+    assert_eq!(status.code(), Some(3), "the last save failed: {output}{errors}");
+    assert!(output.contains("is done at step 5: 5 gradients"), "{output}");
+}
+
+/// A connection needs a descriptor, and the usual soft limit is lower than `--connections-max`.
+#[test]
+#[cfg(target_os = "linux")]
+fn the_soft_limit_of_open_files_does_not_limit_the_connections() {
+    const CONNECTIONS: usize = 100;
+    let hard = getrlimit(Resource::Nofile).maximum;
+    if hard.is_some_and(|hard| hard < 4 * CONNECTIONS as u64) {
+        println!("SKIPPED: the hard limit of open files is {hard:?}");
+        return;
+    }
+    let address = free_address();
+    let mut command = daemon_after("ulimit -S -n 64", &address);
+    let mut daemon = start(command.stderr(Stdio::piped()));
+    let mut worker = Worker::connect(worker_config(&address)).unwrap();
+    worker.join(&[VariableSpec::f32("w", [10]).unwrap()], |_| ()).unwrap();
+    let connect = |_| Reader::connect(worker_config(&address)).unwrap();
+    let mut readers: Vec<Reader> = (0..CONNECTIONS).map(connect).collect();
+    train_to_the_end(&mut worker);
+    for reader in &mut readers {
+        let mut params = reader.params();
+        reader.pull(&mut params).unwrap();
+        assert_eq!(params.step(), 5);
+    }
+    drop(readers);
+    daemon.signal(Signal::TERM);
+    let (status, _, errors) = daemon.finish();
+    assert!(status.success() && !errors.contains("can be accepted"), "{status}: {errors}");
 }
 
 /// Whether this process ignores the hangup signal. Its children inherit that.
