@@ -17,7 +17,7 @@ use pushpull::services::blocking::Client;
 use pushpull::services::{Call, ServiceError};
 use pushpull::{ClusterSpec, TaskId, VariableSpec, WorkerConfig};
 use rustix::process::{Resource, Signal, getrlimit};
-use test_process::{TestProcess, free_addresses, unwritable};
+use test_process::{LONG, TestProcess, free_addresses, unwritable};
 
 const DAEMON: &str = env!("CARGO_BIN_EXE_pushpull-ps");
 
@@ -43,10 +43,12 @@ fn daemon_after(line: &str, address: &str) -> Command {
     command
 }
 
-/// Returns the configuration of the only worker.
+/// Returns the configuration of the only worker. Its deadline ends the wait for a daemon that has
+/// ended.
 fn worker_config(address: &str) -> WorkerConfig {
     let cluster = ClusterSpec::builder().job("ps", [address]).job("worker", ["127.0.0.1:1"]);
-    WorkerConfig::new(cluster.build().unwrap(), TaskId::worker(0))
+    let config = WorkerConfig::new(cluster.build().unwrap(), TaskId::worker(0));
+    config.connect_timeout(LONG / 4).timeout(LONG / 4).save_timeout(LONG / 4)
 }
 
 /// Trains to the last step.
