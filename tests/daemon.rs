@@ -89,6 +89,8 @@ const BAD: &[(&str, &str, &[&str])] = &[
     ("--durability", "eternal", &[]),
     ("--checkpoint-dir", "/dev/null", &[]),
     ("--checkpoint-dir", "s3://bucket/run", &[]),
+    ("--checkpoint-dir", "~/run", &[]),
+    ("--checkpoint-dir", "$HOME/run", &[]),
     ("--checkpoint-every-ms", "9", &["--checkpoint-dir"]),
     ("--max-to-keep", "-5", &[]),
     ("--keep-every-hours", "x", &[]),
@@ -367,6 +369,24 @@ fn a_path_with_a_scheme_is_refused_and_nothing_is_made() {
 
 /// The volumes of a pod with `fsGroup` may be written by their group, again at each mount.
 #[test]
+#[test]
+fn a_path_that_no_shell_has_expanded_is_refused_and_nothing_is_made() {
+    let folder = tempfile::tempdir().unwrap();
+    for (path, expected) in [
+        ("~/run", "\"~\" of \"~/run\" was not expanded by a shell"),
+        ("$HOME/run", "\"$HOME\" of \"$HOME/run\" was not expanded by a shell"),
+        ("", "the path is empty"),
+    ] {
+        for flag in ["--checkpoint-dir", "--state-dir"] {
+            let mut command = daemon(&free_address());
+            let said = command.current_dir(&folder).args([flag, path]).output().unwrap();
+            let errors = String::from_utf8(said.stderr).unwrap();
+            assert!(!said.status.success() && errors.contains(expected), "{flag}: {errors}");
+        }
+    }
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
+}
+
 fn a_directory_that_its_group_may_write_is_accepted_by_a_flag() {
     for flag in ["--state-dir", "--checkpoint-dir"] {
         let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Paths that are URLs of a storage, such as `s3://bucket/run`, and name no file of this machine.
+//! Paths that name no file of this machine: URLs of a storage, such as `s3://bucket/run`, texts that
+//! a shell has not expanded, such as `~/run`, and the empty path.
 
 use std::io;
 use std::path::Path;
@@ -25,9 +26,25 @@ pub struct UnsupportedScheme {
 /// with a colon and two slashes, such as a URL in quotes. A folder with such a name can be given as
 /// `./s3:/run`.
 ///
+/// An empty path is refused, and so is one whose first part is `~` or begins with the name of a
+/// variable, such as `$HOME` or `${HOME}`: a shell expands these only outside of quotes. A folder
+/// with such a name can be given as `./~`.
+///
 /// # Errors
-/// [`UnsupportedScheme`], in an error of the kind `Unsupported`.
+/// [`UnsupportedScheme`], in an error of the kind `Unsupported`; an error of the kind `InvalidInput`
+/// for the other paths.
 pub fn check(path: &Path) -> io::Result<&Path> {
+    if path.as_os_str().is_empty() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "the path is empty"));
+    }
+    if let Some(part) = unexpanded(path) {
+        let text = path.to_string_lossy();
+        let why = format!(
+            "{part:?} of {text:?} was not expanded by a shell: give the whole path, or ./{text} for \
+             this name"
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
     match scheme(path) {
         None => Ok(path),
         Some(scheme) => {
@@ -40,6 +57,17 @@ pub fn check(path: &Path) -> io::Result<&Path> {
             Err(io::Error::new(io::ErrorKind::Unsupported, error))
         }
     }
+}
+
+/// Returns the first part of a path if a shell would have replaced it.
+fn unexpanded(path: &Path) -> Option<String> {
+    let text = path.as_os_str().to_string_lossy();
+    let first = text.split('/').next()?;
+    let is_variable = first.strip_prefix('$').is_some_and(|name| {
+        let begins = |c: char| c.is_ascii_alphabetic() || matches!(c, '_' | '{');
+        name.starts_with(begins)
+    });
+    (first == "~" || is_variable).then(|| first.to_owned())
 }
 
 /// Returns the scheme with which a path begins.
@@ -93,9 +121,37 @@ mod tests {
     }
 
     #[test]
+    fn paths_that_no_shell_has_expanded_are_refused() {
+        for (path, part) in [
+            ("~", "~"),
+            ("~/ck", "~"),
+            ("$HOME/ck", "$HOME"),
+            ("${HOME}/ck", "${HOME}"),
+            ("$_run", "$_run"),
+        ] {
+            let error = check(Path::new(path)).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{path}");
+            let text = error.to_string();
+            let expected = format!("{part:?} of {path:?} was not expanded by a shell: ");
+            assert!(text.starts_with(&expected), "{text}");
+            assert!(text.ends_with(&format!("or ./{path} for this name")), "{text}");
+        }
+        let error = check(Path::new("")).unwrap_err();
+        assert_eq!(
+            (error.kind(), &*error.to_string()),
+            (io::ErrorKind::InvalidInput, "the path is empty")
+        );
+    }
+
+    #[test]
     fn other_paths_are_taken() {
         for path in [
-            "",
+            "~backup/x",
+            "./~/x",
+            "/~/$HOME",
+            "$",
+            "$1/x",
+            "C$/x",
             "run",
             "/mnt/s3://x",
             "./s3:/run",
