@@ -1,16 +1,19 @@
 //! Checkpoints in a directory of this machine, local or mounted.
 
 use std::ffi::OsString;
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, DirEntry, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use pushpull_common::local_path;
+use pushpull_store::arena::file_name;
+use pushpull_store::layout::Kind;
 use pushpull_store::permissions::{self, Writers};
 use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
 
+use super::manifest::MANIFEST;
 use super::storage::{
     CheckpointStorage, ReadFile, StorageClaim, StorageFault, WriteFile, is_valid_name,
 };
@@ -239,19 +242,24 @@ pub(super) struct ReplacingFile {
 
 impl ReplacingFile {
     /// Begins a file beside `path`, or beside the end of a link there. A partial file that was left
-    /// there is removed.
+    /// there is removed. Fails in the folder of a checkpoint and in a state directory, whose files
+    /// are not to be replaced.
     pub(super) fn create(path: &Path) -> Result<ReplacingFile, StorageFault> {
         let fault = |source| StorageFault::new("create", path.display(), source);
-        let invalid = |why| fault(io::Error::new(io::ErrorKind::InvalidInput, why));
+        let invalid = |why: String| fault(io::Error::new(io::ErrorKind::InvalidInput, why));
         local_path::check(path).map_err(fault)?;
         let path = &match path.canonicalize() {
             Ok(existing) if existing.is_file() => existing,
-            Ok(_) => return Err(invalid("something is there, and it is no file")),
+            Ok(_) => return Err(invalid("something is there, and it is no file".to_owned())),
             Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
             Err(error) => return Err(fault(error)),
         };
         let Some(name) = path.file_name() else {
-            return Err(invalid("the path names no file"));
+            return Err(invalid("the path names no file".to_owned()));
+        };
+        let parent = match path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
         };
         let mut part_name = OsString::from(".");
         part_name.push(name);
@@ -266,6 +274,10 @@ impl ReplacingFile {
         let file = file.map_err(fault)?;
         let part = LocalFile { path: part, file, bytes: 0 };
         Ok(ReplacingFile { path: path.clone(), part, is_complete: false })
+        if let Some(kind) = precious_folder(parent) {
+            let why = format!("{} is {kind}, and a file in it may be replaced", parent.display());
+            return Err(invalid(why));
+        }
     }
 }
 
@@ -309,6 +321,28 @@ impl WriteFile for LocalFile {
         let written = self.file.write_all(bytes);
         written.map_err(|source| StorageFault::new("write", self.path.display(), source))
     }
+
+/// Returns what a folder is if its files are a checkpoint or the state of a server.
+fn precious_folder(folder: &Path) -> Option<&'static str> {
+    if is_checkpoint(folder) {
+        return Some("the folder of a checkpoint");
+    }
+    let number = |name: &str| name.strip_prefix("shard-")?.parse::<u16>().ok();
+    let is_shard = |entry: &DirEntry| {
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        is_folder && entry.file_name().to_str().and_then(number).is_some()
+    };
+    let has_shard = || folder.read_dir().is_ok_and(|all| all.flatten().any(|it| is_shard(&it)));
+    match folder.join(file_name(Kind::Control, 0)).is_file() || has_shard() {
+        true => Some("the state directory of a server"),
+        false => None,
+    }
+}
+
+/// Returns whether a folder is that of one complete checkpoint.
+fn is_checkpoint(folder: &Path) -> bool {
+    folder.join(MANIFEST).is_file()
+}
 
     fn sync(&mut self) -> Result<(), StorageFault> {
         sync_to_disk(&self.file, &self.path)?;

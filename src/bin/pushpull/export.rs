@@ -33,6 +33,9 @@ pub(crate) struct ExportOptions {
 
 pub(crate) fn run(options: &ExportOptions) -> Result<(), Box<dyn Error>> {
     let ExportOptions { directory, checkpoint, to, slots, since } = options;
+    if to.as_os_str() == "-" {
+        return Err("--to -: give the name of a file, or ./- for this name".into());
+    }
     let (directory, checkpoint) = match (checkpoint_folder(directory), checkpoint) {
         (None, checkpoint) => (directory.clone(), checkpoint.clone()),
         (Some((parent, name)), None) => (parent, Some(name)),

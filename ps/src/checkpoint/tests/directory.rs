@@ -161,6 +161,51 @@ fn a_checkpoint_that_cannot_be_read_is_not_passed_over() {
 }
 
 #[test]
+fn the_folder_of_one_checkpoint_is_no_directory_of_checkpoints() {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().canonicalize().unwrap();
+    save(&open(&path), &place(variables(1), 1, 1), 60).unwrap();
+    let folder = path.join("ckpt-1-60");
+    let expected =
+        format!("it is the folder of one checkpoint: give its parent, {}", path.display());
+    for opened in [LocalDirectory::create(&folder), LocalDirectory::open(&folder)] {
+        let error = opened.unwrap_err().to_string();
+        assert!(error.ends_with(&expected) && error.contains("ckpt-1-60"), "{error}");
+    }
+    LocalDirectory::open_read_only(&folder).unwrap();
+    LocalDirectory::open(&path).unwrap();
+}
+
+#[test]
+fn an_export_into_a_checkpoint_or_a_state_is_refused() {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().canonicalize().unwrap();
+    let storage = open(&path.join("saved"));
+    save(&storage, &place(variables(1), 1, 1), 60).unwrap();
+    let [shard, state] = ["state/shard-0", "state"].map(|folder| path.join(folder));
+    fs::create_dir_all(&shard).unwrap();
+    fs::write(shard.join("control"), "").unwrap();
+    let checkpoint = path.join("saved/ckpt-1-60");
+    let before = fs::read_dir(&checkpoint).unwrap().count();
+    symlink(checkpoint.join("MANIFEST"), path.join("link")).unwrap();
+    for (to, folder, kind) in [
+        (checkpoint.join("MANIFEST"), &checkpoint, "the folder of a checkpoint"),
+        (checkpoint.join("new.safetensors"), &checkpoint, "the folder of a checkpoint"),
+        (path.join("link"), &checkpoint, "the folder of a checkpoint"),
+        (shard.join("control"), &shard, "the state directory of a server"),
+        (state.join("new.safetensors"), &state, "the state directory of a server"),
+    ] {
+        let error = export(storage.clone(), None, &to, false).unwrap_err().to_string();
+        let expected = format!("{} is {kind}, and a file in it may be replaced", folder.display());
+        assert!(error.contains(&expected), "{error}");
+    }
+    assert_eq!(fs::read_dir(&checkpoint).unwrap().count(), before);
+    newest_good(&storage).unwrap().unwrap();
+    // Beside the checkpoints.
+    export(storage, None, &path.join("saved/model.safetensors"), false).unwrap();
+}
+
+#[test]
 fn an_export_replaces_files_alone() {
     let temporary = tempfile::tempdir().unwrap();
     let storage = open(&temporary.path().join("checkpoints"));
