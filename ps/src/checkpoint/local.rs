@@ -45,7 +45,7 @@ enum DirectoryAccess {
 
 impl LocalDirectory {
     /// Opens a directory, or creates it and its parents with mode 0700. If it is removed later, the
-    /// next operation creates it again.
+    /// next operation creates it again. Fails for the folder of one checkpoint.
     pub fn create(path: impl Into<PathBuf>) -> Result<LocalDirectory, StorageFault> {
         LocalDirectory::at(path.into(), DirectoryAccess::Create(Writers::Owner))
     }
@@ -63,8 +63,8 @@ impl LocalDirectory {
         LocalDirectory::at(path.into(), DirectoryAccess::Read)
     }
 
-    /// Opens a directory. Fails if it does not exist, belongs to another user, or lets others
-    /// write.
+    /// Opens a directory. Fails if it does not exist, belongs to another user, lets others write, or
+    /// is the folder of one checkpoint.
     pub fn open(path: impl Into<PathBuf>) -> Result<LocalDirectory, StorageFault> {
         LocalDirectory::at(path.into(), DirectoryAccess::Write(Writers::Owner))
     }
@@ -77,7 +77,20 @@ impl LocalDirectory {
             .map_err(|source| StorageFault::new("open", path.display(), source))?;
         let directory = LocalDirectory { path, access };
         directory.root()?;
+        directory.check_parent()?;
         Ok(directory)
+    }
+
+    /// Checks that the directory is not the folder of one checkpoint, if it is to be written. It has
+    /// no other checkpoints, so a training that is to resume would begin at step 0.
+    fn check_parent(&self) -> Result<(), StorageFault> {
+        if self.access == DirectoryAccess::Read || !is_checkpoint(&self.path) {
+            return Ok(());
+        }
+        let parent = self.path.parent().unwrap_or(&self.path).display();
+        let why = format!("it is the folder of one checkpoint: give its parent, {parent}");
+        let error = io::Error::new(io::ErrorKind::InvalidInput, why);
+        Err(StorageFault::new("open", self.path.display(), error))
     }
 
     /// Opens the directory as it is now, and checks its permissions.
@@ -261,6 +274,10 @@ impl ReplacingFile {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
+        if let Some(kind) = precious_folder(parent) {
+            let why = format!("{} is {kind}, and a file in it may be replaced", parent.display());
+            return Err(invalid(why));
+        }
         let mut part_name = OsString::from(".");
         part_name.push(name);
         part_name.push(".part");
@@ -274,10 +291,6 @@ impl ReplacingFile {
         let file = file.map_err(fault)?;
         let part = LocalFile { path: part, file, bytes: 0 };
         Ok(ReplacingFile { path: path.clone(), part, is_complete: false })
-        if let Some(kind) = precious_folder(parent) {
-            let why = format!("{} is {kind}, and a file in it may be replaced", parent.display());
-            return Err(invalid(why));
-        }
     }
 }
 
@@ -309,19 +322,6 @@ impl WriteFile for ReplacingFile {
     }
 }
 
-#[derive(Debug)]
-struct LocalFile {
-    path: PathBuf,
-    file: File,
-    bytes: u64,
-}
-
-impl WriteFile for LocalFile {
-    fn write(&mut self, bytes: &[u8]) -> Result<(), StorageFault> {
-        let written = self.file.write_all(bytes);
-        written.map_err(|source| StorageFault::new("write", self.path.display(), source))
-    }
-
 /// Returns what a folder is if its files are a checkpoint or the state of a server.
 fn precious_folder(folder: &Path) -> Option<&'static str> {
     if is_checkpoint(folder) {
@@ -343,6 +343,19 @@ fn precious_folder(folder: &Path) -> Option<&'static str> {
 fn is_checkpoint(folder: &Path) -> bool {
     folder.join(MANIFEST).is_file()
 }
+
+#[derive(Debug)]
+struct LocalFile {
+    path: PathBuf,
+    file: File,
+    bytes: u64,
+}
+
+impl WriteFile for LocalFile {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), StorageFault> {
+        let written = self.file.write_all(bytes);
+        written.map_err(|source| StorageFault::new("write", self.path.display(), source))
+    }
 
     fn sync(&mut self) -> Result<(), StorageFault> {
         sync_to_disk(&self.file, &self.path)?;
