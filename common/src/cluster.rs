@@ -12,6 +12,7 @@ mod builder;
 mod error;
 mod json;
 mod text;
+mod unique_keys;
 
 pub use address::AddressProblem;
 pub use builder::ClusterSpecBuilder;

@@ -144,6 +144,23 @@ pub enum ClusterError {
         /// The part.
         found: String,
     },
+    /// The part `task` of a `TF_CONFIG` has no index, and its job has several tasks.
+    #[error("cannot read the task: its index is missing, and the job {job} has {tasks} tasks")]
+    NoTaskIndex {
+        /// The job's name, clipped.
+        job: String,
+        /// The number of its tasks.
+        tasks: usize,
+    },
+    /// A `TF_CONFIG` has another part and no `cluster`.
+    #[error(
+        "cannot read the cluster: expected {{\"cluster\": JOBS, \"task\": TASK}} or jobs alone, found \
+         {found:?} and no \"cluster\""
+    )]
+    NoCluster {
+        /// The part that it has.
+        found: String,
+    },
     /// A job is neither a list nor a map of addresses.
     #[error("cannot read the job {job:?}: expected a list or map of addresses, found {found}")]
     NotTasks {

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::error::clip;
+use super::unique_keys::UniqueKeys;
 use super::{ClusterError, ClusterSpec, Job, is_dense};
 use crate::ids::TaskId;
 
@@ -10,27 +11,33 @@ impl ClusterSpec {
     /// Reads a cluster such as `{"ps": ["a:1", "b:1"], "worker": {"3": "c:1"}}`.
     ///
     /// A job is a list of addresses or a map from index to address. Any other value is an error
-    /// that names the job. Text that is not JSON is an error with its line and column. If a key is
-    /// repeated word for word, its last value counts, as usual for JSON; `"1"` and `"01"` are
-    /// duplicates.
+    /// that names the job. Text that is not JSON is an error with its line and column, and so is a
+    /// repeated key; `"1"` and `"01"` are duplicates as well.
     ///
     /// A whole `TF_CONFIG` is taken as well: of `{"cluster": {...}, "task": {...}}` the part
-    /// `cluster` is the cluster, and [`ClusterSpec::task_of_json`] returns its task.
+    /// `cluster` is the cluster, and [`ClusterSpec::task_of_json`] returns its task. A `task` without
+    /// a `cluster` is [`ClusterError::NoCluster`].
     pub fn from_json(text: &str) -> Result<ClusterSpec, ClusterError> {
         ClusterSpec::from_json_value(&json_value(text)?)
     }
 
     /// Returns the task that a whole `TF_CONFIG` names in its part `task`, such as
-    /// `{"type": "ps", "index": 1}`; `None` if the text is a cluster alone, or names no task.
+    /// `{"type": "ps", "index": 1}`; `None` if the text is a cluster alone, or names no task. The
+    /// index of the only task of a job may be left out, and is then 0.
     ///
     /// # Errors
-    /// [`ClusterError::NotTask`], and those of [`ClusterSpec::from_json`] for text that is not JSON.
+    /// [`ClusterError::NotTask`] and [`ClusterError::NoTaskIndex`], and those of
+    /// [`ClusterSpec::from_json`] for text that is not JSON.
     pub fn task_of_json(text: &str) -> Result<Option<TaskId>, ClusterError> {
         let value = json_value(text)?;
-        let Some(task) = classic_cluster(&value).and_then(|_| value.get("task")) else {
+        let Some((jobs, task)) = classic_cluster(&value).zip(value.get("task")) else {
             return Ok(None);
         };
         let job = task.get("type").and_then(Value::as_str);
+        let tasks = job.and_then(|job| jobs.get(job)).map_or(0, num_entries);
+        if let Some(job) = job.filter(|_| tasks > 1 && task.get("index").is_none()) {
+            return Err(ClusterError::NoTaskIndex { job: clip(job), tasks });
+        }
         let index = task.get("index").map_or(Some(0), Value::as_u64);
         match job.zip(index.and_then(|index| u32::try_from(index).ok())) {
             Some((job, index)) => Ok(Some(TaskId::new(job, index))),
@@ -42,6 +49,7 @@ impl ClusterSpec {
         let Value::Object(jobs) = classic_cluster(value).unwrap_or(value) else {
             return Err(ClusterError::NotJobs { found: kind(value) });
         };
+        check_parts(jobs)?;
         let mut builder = ClusterSpec::builder();
         for (name, job) in jobs {
             builder = builder.sparse_job(name, read_tasks(name, job)?);
@@ -60,18 +68,51 @@ fn json_value(text: &str) -> Result<Value, ClusterError> {
     if text.len() > ClusterSpec::TEXT_BYTES_MAX {
         return Err(ClusterError::TooLong { bytes: text.len() });
     }
-    serde_json::from_str(text).map_err(|error| ClusterError::Json {
+    let parsed: Result<UniqueKeys, _> = serde_json::from_str(text);
+    parsed.map(|UniqueKeys(value)| value).map_err(|error| ClusterError::Json {
         line: error.line(),
         column: error.column(),
         reason: error.to_string(),
     })
 }
 
-/// Returns the part `cluster` of a whole `TF_CONFIG`. A job of this name has addresses, no jobs.
+/// Returns the part `cluster` of a whole `TF_CONFIG`. A job of this name has numbered addresses.
 fn classic_cluster(value: &Value) -> Option<&Value> {
-    let cluster = value.get("cluster")?;
+    let parts = value.as_object()?;
+    let cluster = parts.get("cluster")?;
+    let jobs = cluster.as_object()?;
     let is_job = |job: &Value| job.is_array() || job.is_object();
-    cluster.as_object().filter(|jobs| jobs.values().any(is_job)).map(|_| cluster)
+    let is_classic = match jobs.is_empty() {
+        // A cluster without jobs, unless other jobs are beside it.
+        true => !parts.values().any(Value::is_array),
+        false => names_no_index(jobs) || jobs.values().any(is_job),
+    };
+    is_classic.then_some(cluster)
+}
+
+/// Returns an error if the value is a `TF_CONFIG` without its part `cluster`, and not the jobs of a
+/// cluster.
+fn check_parts(parts: &Map<String, Value>) -> Result<(), ClusterError> {
+    let is_part = |part: &Value| part.as_object().is_some_and(names_no_index);
+    let is_misspelt = |name: &str| name != "cluster" && name.eq_ignore_ascii_case("cluster");
+    let misspelt = parts.iter().find(|(name, part)| is_misspelt(name) && is_part(part));
+    match misspelt {
+        Some((name, _)) => Err(ClusterError::NoCluster { found: name.clone() }),
+        None if parts.get("task").is_some_and(is_part) => {
+            Err(ClusterError::NoCluster { found: "task".to_owned() })
+        }
+        None => Ok(()),
+    }
+}
+
+/// Returns whether a map has a key that is no index.
+fn names_no_index(map: &Map<String, Value>) -> bool {
+    !map.keys().all(|key| is_index(key))
+}
+
+/// Returns the number of entries of a list or a map.
+fn num_entries(value: &Value) -> usize {
+    value.as_array().map(Vec::len).or(value.as_object().map(Map::len)).unwrap_or(0)
 }
 
 fn read_tasks<'a>(name: &str, job: &'a Value) -> Result<Vec<(u32, &'a str)>, ClusterError> {
@@ -90,11 +131,14 @@ fn read_tasks<'a>(name: &str, job: &'a Value) -> Result<Vec<(u32, &'a str)>, Clu
 
 /// Parses a task index: decimal digits only.
 pub(super) fn read_index(job: &str, text: &str) -> Result<u32, ClusterError> {
-    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match text.parse() {
-        Ok(index) if digits => Ok(index),
+        Ok(index) if is_index(text) => Ok(index),
         _ => Err(ClusterError::Index { job: clip(job), index: clip(text) }),
     }
+}
+
+fn is_index(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 fn read_address<'a>(job: &str, index: &str, value: &'a Value) -> Result<&'a str, ClusterError> {
@@ -142,6 +186,16 @@ mod tests {
         let chief = r#","environment":"cloud","task":{"type":"chief"}"#;
         assert_eq!(of(chief), Ok(Some(TaskId::new("chief", 0))));
         assert_eq!(ClusterSpec::task_of_json(r#"{"ps":["a:1"],"task":["b:1"]}"#), Ok(None));
+        let of_two = |task: &str| {
+            let cluster = r#"{"cluster":{"ps":["a:1","b:1"],"w":{"3":"c:1","5":"d:1"}},"task":"#;
+            ClusterSpec::task_of_json(&format!("{cluster}{task}}}"))
+        };
+        assert_eq!(of_two(r#"{"type":"ps","index":1}"#), Ok(Some(TaskId::ps(1))));
+        for job in ["ps", "w"] {
+            let error = of_two(&format!(r#"{{"type":"{job}"}}"#)).unwrap_err().to_string();
+            let expected = "cannot read the task: its index is missing, and the job ";
+            assert_eq!(error, format!("{expected}{job} has 2 tasks"));
+        }
         for bad in [r#"{"index":1}"#, r#"{"index":-1,"type":"ps"}"#, r#"{"type":2}"#, "[]", "3"] {
             let error = of(&format!(r#","task":{bad}"#)).unwrap_err();
             assert!(matches!(error, ClusterError::NotTask { .. }), "{error}");
@@ -178,6 +232,48 @@ mod tests {
         let expected =
             "cannot read the job \"worker\": expected a list or map of addresses, found a number";
         assert_eq!(error.to_string(), expected);
+    }
+
+    #[test]
+    fn a_repeated_key_is_refused_by_name() {
+        for (text, key, position) in [
+            (r#"{"ps":["a:1"],"ps":["b:1"]}"#, "ps", "line 1 column 18"),
+            (r#"{"ps":{"0":"a:1","0":"b:1"}}"#, "0", "line 1 column 20"),
+            (r#"{"cluster":{"ps":["a:1"]},"task":{"type":"ps","type":"ps"}}"#, "type", "line 1"),
+        ] {
+            let error = ClusterSpec::from_json(text).unwrap_err().to_string();
+            let expected =
+                format!("cannot read the cluster as JSON: the key {key:?} was given before at ");
+            assert!(error.starts_with(&(expected + position)), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_without_its_cluster_is_named_as_such() {
+        let text = |json: &str| ClusterSpec::from_json(json).unwrap_err().to_string();
+        let expected = "cannot read the cluster: expected {\"cluster\": JOBS, \"task\": TASK} or jobs \
+                        alone, found ";
+        assert_eq!(
+            text(r#"{"task":{"type":"ps","index":0}}"#),
+            format!("{expected}\"task\" and no \"cluster\"")
+        );
+        assert_eq!(
+            text(r#"{"Cluster":{"ps":["a:1"]},"task":{"type":"ps"}}"#),
+            format!("{expected}\"Cluster\" and no \"cluster\"")
+        );
+        assert_eq!(
+            text(r#"{"cluster":{"ps":"a:1"},"task":{"type":"ps"}}"#),
+            "cannot read the job \"ps\": expected a list or map of addresses, found a text"
+        );
+        for empty in [r#"{"cluster":{},"task":{"type":"ps","index":0}}"#, r#"{"cluster":{}}"#] {
+            assert!(ClusterSpec::from_json(empty).unwrap().is_empty());
+        }
+        // Jobs may have these names.
+        for jobs in [r#"{"task":["a:1"]}"#, r#"{"task":{"3":"a:1"}}"#, r#"{"Cluster":["a:1"]}"#] {
+            assert_eq!(ClusterSpec::from_json(jobs).unwrap().jobs().count(), 1, "{jobs}");
+        }
+        let beside = ClusterSpec::from_json(r#"{"cluster":{},"ps":["a:1"]}"#).unwrap();
+        assert_eq!(beside.to_string(), "cluster=;ps=a:1");
     }
 
     #[test]
