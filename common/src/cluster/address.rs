@@ -56,8 +56,10 @@ pub enum AddressProblem {
 
 /// Checks an address and returns its canonical spelling, equal for all spellings of one address.
 ///
-/// Host names are compared without case and IPv6 addresses by value. Names are not resolved.
+/// Host names are compared without case and IPv6 addresses by value. Names are not resolved. The
+/// scheme `grpc` is left out.
 pub(super) fn canonical(address: &str) -> Result<String, AddressProblem> {
+    let address = without_scheme(address);
     if address.len() > ClusterSpec::ADDRESS_BYTES_MAX {
         return Err(AddressProblem::TooLong { bytes: address.len() });
     }
@@ -73,6 +75,11 @@ pub(super) fn canonical(address: &str) -> Result<String, AddressProblem> {
     let (host, port) = address.rsplit_once(':').ok_or(AddressProblem::NoPort)?;
     let host = canonical_host(host)?;
     Ok(format!("{host}:{}", check_port(port)?))
+}
+
+/// Returns an address without the scheme that classic targets have.
+pub(super) fn without_scheme(address: &str) -> &str {
+    address.strip_prefix("grpc://").unwrap_or(address)
 }
 
 fn canonical_host(host: &str) -> Result<String, AddressProblem> {
@@ -130,6 +137,7 @@ mod tests {
             ("[0:0:0:0:0:0:0:1]:80", "[::1]:80"),
             ("unix:/run/ps 0.sock", "unix:/run/ps 0.sock"),
             ("unix:80", "unix:80"),
+            ("grpc://a:1", "a:1"),
         ];
         for (address, expected) in table {
             assert_eq!(canonical(address).as_deref(), Ok(expected), "{address}");
@@ -153,7 +161,9 @@ mod tests {
             ("1@a:1", Host { character: '@' }),
             ("::1:80", Host { character: ':' }),
             ("http://a:1", Scheme),
-            ("grpc://a:1", Scheme),
+            ("grpc://grpc://a:1", Scheme),
+            ("grpc://http://a:1", Scheme),
+            ("grpc://", NoPort),
             ("[::1:80", Ipv6),
             ("[]:80", Ipv6),
             ("[::1]", Ipv6),

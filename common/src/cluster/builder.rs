@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::address::canonical;
+use super::address::{canonical, without_scheme};
 use super::error::clip;
 use super::{AddressProblem, ClusterError, ClusterSpec, Job, is_job_name};
 use crate::ids::TaskId;
@@ -74,11 +74,12 @@ fn check_job(
     }
     let mut job = Job::new();
     for (index, address) in tasks {
+        let address = without_scheme(&address);
         if index >= ClusterSpec::INDEX_LIMIT {
             return Err(ClusterError::Index { job: name.to_string(), index: index.to_string() });
         }
         let task = TaskId { job: name.clone(), index };
-        let key = match &*address {
+        let key = match address {
             ClusterSpec::NO_ADDRESS if *task.job == *TaskId::PS_JOB => Err(AddressProblem::Absent),
             ClusterSpec::NO_ADDRESS => Ok(None),
             address => canonical(address).map(Some),
@@ -86,15 +87,16 @@ fn check_job(
         let key = match key {
             Ok(key) => key,
             Err(problem) => {
-                return Err(ClusterError::Address { task, address: clip(&address), problem });
+                return Err(ClusterError::Address { task, address: clip(address), problem });
             }
         };
         // Check the index first: a task that is listed twice often has the same address twice, and
         // the duplicate index is the better error.
-        if job.insert(index, address.as_str().into()).is_some() {
+        if job.insert(index, address.into()).is_some() {
             return Err(ClusterError::DuplicateIndex { task });
         }
         if let Some(first) = key.and_then(|key| owners.insert(key, task.clone())) {
+            let address = address.to_owned();
             return Err(ClusterError::DuplicateAddress { address, first, second: task });
         }
     }
@@ -122,6 +124,15 @@ mod tests {
         let map = ClusterSpec::builder().sparse_job("a", [(1, "y:1"), (0, "x:1")]).build();
         assert_eq!(list, map);
         assert!(list.is_ok());
+    }
+
+    #[test]
+    fn the_scheme_of_classic_targets_is_left_out() {
+        let build = |address: &str| ClusterSpec::builder().job("ps", [address]).build();
+        assert_eq!(build("grpc://a:1"), build("a:1"));
+        let error = build("http://a:1").unwrap_err().to_string();
+        let expected = "cannot use the address \"http://a:1\" of /job:ps/task:0: ";
+        assert!(error.starts_with(expected) && error.contains("scheme"), "{error}");
     }
 
     #[test]
