@@ -97,6 +97,8 @@ const BAD: &[(&str, &str, &[&str])] = &[
     ("--bytes-max", "16X", &[]),
     ("--bytes-max", "1.5G", &[]),
     ("--bytes-max", "-1G", &[]),
+    ("--bytes-max", "0", &[]),
+    ("--bytes-max", "1", &[]),
     ("--bytes-max", "99999999999T", &[]),
     ("--cuda", "on", &[]),
     ("--calls-kept-hours", "-1", &[]),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pushpull_store::change::SLOTS_MAX;
 
-use super::{Durability, Network, OnLoss, PsConfig, StalenessPolicy};
+use super::{Durability, Network, OnLoss, PsConfig, StalenessPolicy, Storage};
 use crate::error::StartError;
 
 impl PsConfig {
@@ -27,6 +27,10 @@ impl PsConfig {
             |setting, value: String, reason| Err(StartError::Setting { setting, value, reason });
         if !(1..=PsConfig::SHARDS_MAX).contains(&self.shards) {
             return setting("shards", self.shards.to_string(), "it must be 1 to 256");
+        }
+        let bytes_max = self.storage.bytes_max;
+        if let Some(bytes) = bytes_max.filter(|&bytes| bytes < Storage::BYTES_MAX_MIN) {
+            return setting("bytes_max", bytes.to_string(), "it must be at least 65536 (64K)");
         }
         if !(1..=PsConfig::INBOX_PUSHES_MAX).contains(&self.inbox_pushes) {
             return setting("inbox_pushes", self.inbox_pushes.to_string(), "it must be 1 to 1024");
@@ -196,9 +200,11 @@ mod tests {
     #[test]
     fn invalid_settings_are_rejected_by_name() {
         type Change = fn(PsConfig) -> PsConfig;
-        let changes: [(Change, &str); 25] = [
+        let changes: [(Change, &str); 27] = [
             (|c| c.shards(0), "shards"),
             (|c| c.shards(257), "shards"),
+            (|c| c.storage(Storage::memory().bytes_max(0)), "bytes_max"),
+            (|c| c.storage(Storage::memory().bytes_max((64 << 10) - 1)), "bytes_max"),
             (|c| c.inbox_pushes(0), "inbox_pushes"),
             (|c| c.mode(synchronous(0, 2)), "mode"),
             (|c| c.mode(synchronous(2, 0)), "mode"),

@@ -22,6 +22,9 @@ impl Storage {
     /// default is three quarters of that.
     pub const BYTES_MAX: u64 = 16 << 30;
 
+    /// The least memory limit: 64 KiB. A server with less holds no variable beside its own state.
+    pub const BYTES_MAX_MIN: u64 = 64 << 10;
+
     /// Configures anonymous memory, lost with the process.
     pub const fn memory() -> Self {
         Storage {
@@ -48,7 +51,7 @@ impl Storage {
 
     /// Sets the limit for all shards of the task together, in bytes. Default
     /// [`Storage::BYTES_MAX`], or three quarters of the memory limit of this process's control group
-    /// if that is less.
+    /// if that is less. At least [`Storage::BYTES_MAX_MIN`].
     pub fn bytes_max(self, bytes: u64) -> Self {
         Storage { bytes_max: Some(bytes), ..self }
     }

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::TypedValueParser;
 use clap::{ArgGroup, Args, Parser, ValueEnum, value_parser};
 use pushpull::checkpoint::{Checkpoints, LocalDirectory, Retention};
 use pushpull::server::{Durability, Network, NonFinite};
@@ -49,6 +50,9 @@ const FILES_OF_SHARD: u64 = 12;
 const FUNCTIONS_SHARE: u64 = 16;
 
 #[derive(Debug, Args)]
+/// The least memory limit of a task.
+const LIMIT_MIN: u64 = 2 * Storage::BYTES_MAX_MIN;
+
 #[command(next_help_heading = "Cluster")]
 #[command(mut_arg("ps_hosts", |hosts| hosts.required_unless_present("cluster")))]
 #[command(mut_arg("job_name", |job| job.help("Job of this task [default: that of the variables]")))]
@@ -96,13 +100,13 @@ pub(crate) struct NetworkOptions {
 #[command(next_help_heading = "Storage")]
 pub(crate) struct StorageOptions {
     /// Number of shards, each with a thread of its own
-    #[arg(long, value_name = "N", default_value_t = 1)]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = shards())]
     shards: u16,
     /// Directory of the state, best on tmpfs [default: anonymous memory]
     #[arg(long, value_name = "DIR", value_parser = local_path())]
     state_dir: Option<PathBuf>,
     /// Memory limit of shards and functions [default: 16G, or 3/4 of the container's memory]
-    #[arg(long, value_name = "BYTES", value_parser = parse_byte_size)]
+    #[arg(long, value_name = "BYTES", value_parser = parse_limit)]
     bytes_max: Option<u64>,
     /// Accept directories that their group may write, as on a volume with fsGroup
     #[arg(long, requires = "directory")]
@@ -474,6 +478,20 @@ Jobs:
                           whose tasks all have addresses, except chief, worker and evaluator
   any other               serves functions alone; only --listen, --unix-socket, --insecure, --cuda, --bytes-max
                           and the flags under Cluster but --elastic-workers are accepted
+/// Parses the memory limit of a task. A part of the least one is left for functions.
+fn parse_limit(text: &str) -> Result<u64, String> {
+    let bytes = parse_byte_size(text).map_err(|error| error.to_string())?;
+    match bytes < LIMIT_MIN {
+        true => Err(format!("it must be at least {LIMIT_MIN} ({}K)", LIMIT_MIN >> 10)),
+        false => Ok(bytes),
+    }
+}
+
+/// Parses a number of shards.
+fn shards() -> impl TypedValueParser<Value = u16> {
+    value_parser!(u16).range(1..=i64::from(PsConfig::SHARDS_MAX))
+}
+
   The functions are add, mul, div, mean and identity of tensors.
 
 Sizes:
