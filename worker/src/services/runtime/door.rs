@@ -4,8 +4,10 @@ use std::io;
 use std::sync::Arc;
 
 use pushpull_common::identity::Identity;
+use pushpull_common::ids::TaskId;
 use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::message::{BodyCrc, Refused, Role};
+use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{BodyStamp, Envelope, Features, Refusal, encode};
 use pushpull_net::{ArrivedPeer, FrameStream, PeerReceiver, ServicePeers, Stream};
 
@@ -32,6 +34,13 @@ impl PeerReceiver for Door {
     }
 }
 
+/// Returns the refusal of a peer that is no client of functions, such as a worker whose cluster
+/// lists this server as a ps task.
+fn functions_only(task: &TaskId, kind: u16) -> Refusal {
+    let detail = format!("{task} serves functions only, and holds no variables");
+    Refusal::Unsupported { kind, detail: Detail::clipped(&detail) }
+}
+
 /// Serves a peer, or refuses it.
 async fn admit(core: Arc<ServerCore>, peer: ArrivedPeer) {
     let ArrivedPeer { stream, reader, header, hello, origin } = peer;
@@ -42,9 +51,7 @@ async fn admit(core: Arc<ServerCore>, peer: ArrivedPeer) {
     };
     let refusal = match hello.agree(Features::ALL) {
         Err(refusal) => Some(refusal),
-        Ok(_) if hello.role != (Role::Client {}) => {
-            Some(Refusal::Role { role: hello.role.code(), kind: header.kind })
-        }
+        Ok(_) if hello.role != (Role::Client {}) => Some(functions_only(core.task(), header.kind)),
         // Another revision of the unreleased protocol.
         Ok(_) => Identity::new().with_protocol().refusal(&Identity::from_wire(&hello.identity)),
     };
@@ -62,4 +69,16 @@ async fn admit(core: Arc<ServerCore>, peer: ArrivedPeer) {
         chosen => chosen,
     };
     core.serve(stream, reader, header, hello, body_crc).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_is_told_what_the_server_is() {
+        let text = functions_only(&TaskId::worker(3), 1).to_string();
+        let expected = "/job:worker/task:3 serves functions only, and holds no variables";
+        assert!(text.ends_with(expected), "{text}");
+    }
 }
