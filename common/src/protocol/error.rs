@@ -7,7 +7,10 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum ProtocolError {
     /// The first four bytes are not pushpull's.
-    #[error("cannot read a frame: its magic is {found:#010x}, not {:#010x}", super::header::MAGIC)]
+    #[error(
+        "cannot read a frame: the peer does not speak pushpull, it sent \"{}\"",
+        .found.to_le_bytes().escape_ascii()
+    )]
     Magic {
         /// The four bytes, little-endian.
         found: u32,
@@ -96,4 +99,17 @@ pub enum ProtocolError {
         /// The state in which it arrived.
         when: &'static str,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_of_another_protocol_is_named_by_its_first_bytes() {
+        let text = |bytes| ProtocolError::Magic { found: u32::from_le_bytes(bytes) }.to_string();
+        let expected = "cannot read a frame: the peer does not speak pushpull, it sent ";
+        assert_eq!(text(*b"HTTP"), format!("{expected}\"HTTP\""));
+        assert_eq!(text([0x16, 3, 1, b'"']), format!("{expected}\"\\x16\\x03\\x01\\\"\""));
+    }
 }
