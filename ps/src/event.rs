@@ -505,7 +505,10 @@ impl fmt::Display for Event {
             }
             Event::StepShrunk { step, gradients, aggregate, absent } => {
                 write!(f, "step {step} has {gradients} of {aggregate} gradients: ")?;
-                write!(f, "absent are {}", Names(absent))
+                match absent.is_empty() {
+                    true => f.write_str("the cluster lists too few workers"),
+                    false => write!(f, "absent are {}", Names(absent)),
+                }
             }
             Event::CheckpointSaved { checkpoint, step } => {
                 write!(f, "saved {checkpoint} of step {step}")
@@ -679,6 +682,10 @@ mod tests {
             (
                 Event::StepShrunk { step, gradients: 1, aggregate: 2, absent: tasks(3..4) },
                 "step 7 has 1 of 2 gradients: absent are /job:worker/task:3",
+            ),
+            (
+                Event::StepShrunk { step, gradients: 2, aggregate: 4, absent: vec![] },
+                "step 7 has 2 of 4 gradients: the cluster lists too few workers",
             ),
             (
                 Event::TrainingEnded { step, phase: TrainingPhase::LastStep },

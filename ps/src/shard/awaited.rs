@@ -1,6 +1,7 @@
 //! What requests wait for: as the text that a waiting worker gets, and as the tasks and shards that
 //! it names.
 
+use std::cmp::Ordering;
 use std::time::Instant;
 
 use pushpull_common::ids::{ShardId, TaskId};
@@ -138,15 +139,10 @@ impl Shard {
 
     /// Describes replicas that have not joined, by their tasks if the cluster lists them.
     fn not_joined(&self, count: u32) -> String {
-        let listed: Vec<TaskId> = self.peers.registry.never_joined(&self.config.cluster).collect();
-        let names: Vec<String> = listed.iter().take(NAMES_MAX).map(TaskId::to_string).collect();
-        let others = if listed.len() > NAMES_MAX { " and others" } else { "" };
-        let names = names.join(", ");
-        match listed.len() {
-            0 => format!("{count} not joined yet"),
-            found if found == count as usize => format!("{names}{others} (not joined yet)"),
-            _ => format!("{count} of {names}{others} (not joined yet)"),
-        }
+        let cluster = &self.config.cluster;
+        let listed: Vec<TaskId> = self.peers.registry.never_joined(cluster).collect();
+        let lists_workers = cluster.chief().is_some();
+        describe_not_joined(count, &listed, lists_workers && !self.config.elastic_workers)
     }
 
     /// Returns the shards with these indices among those that take part.
@@ -162,5 +158,51 @@ impl Shard {
             return Some(self.applier.with_growth(format!("{shard} itself")));
         }
         Some(self.steps.shards.describe(now, shard))
+    }
+}
+
+/// Describes replicas that have not joined, of which the cluster lists some. It may list all workers
+/// that can join.
+fn describe_not_joined(count: u32, listed: &[TaskId], lists_all: bool) -> String {
+    let names: Vec<String> = listed.iter().take(NAMES_MAX).map(TaskId::to_string).collect();
+    let names = names.join(", ");
+    let others = if listed.len() > NAMES_MAX { " and others" } else { "" };
+    let unlisted = usize::try_from(count).unwrap_or(usize::MAX).saturating_sub(listed.len());
+    let unlisted = match lists_all {
+        true => format!("{unlisted} more than the cluster lists"),
+        false => format!("{unlisted} more"),
+    };
+    match (count as usize).cmp(&listed.len()) {
+        Ordering::Less => format!("{count} of {names}{others} (not joined yet)"),
+        Ordering::Equal => format!("{names}{others} (not joined yet)"),
+        Ordering::Greater if listed.is_empty() && !lists_all => format!("{count} not joined yet"),
+        Ordering::Greater if listed.is_empty() => unlisted,
+        Ordering::Greater => format!("{names}{others} (not joined yet) and {unlisted}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replicas_that_have_not_joined_are_named_or_counted() {
+        let listed = [TaskId::worker(2), TaskId::worker(3)];
+        let names = "/job:worker/task:2, /job:worker/task:3";
+        for (count, listed, lists_all, expected) in [
+            (1, &listed[..], true, format!("1 of {names} (not joined yet)")),
+            (2, &listed, true, format!("{names} (not joined yet)")),
+            (
+                5,
+                &listed,
+                true,
+                format!("{names} (not joined yet) and 3 more than the cluster lists"),
+            ),
+            (5, &listed, false, format!("{names} (not joined yet) and 3 more")),
+            (2, &[], true, "2 more than the cluster lists".to_owned()),
+            (2, &[], false, "2 not joined yet".to_owned()),
+        ] {
+            assert_eq!(describe_not_joined(count, listed, lists_all), expected);
+        }
     }
 }
