@@ -9,13 +9,12 @@ use std::time::Duration;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches};
 use pushpull::{ClusterSpec, Ps, PsConfig, TaskId};
-use tokio::signal::unix::{SignalKind, signal};
 
 #[path = "../../src/bin/options/mod.rs"]
 mod classic;
 
 #[allow(unused_imports, reason = "each example uses a part")]
-pub(crate) use classic::{ModeOptions, Replicas, local_path};
+pub(crate) use classic::{EndSignals, ModeOptions, Replicas, local_path};
 
 /// An error of any thread.
 pub(crate) type TaskError = Box<dyn Error + Send + Sync>;
@@ -115,16 +114,14 @@ impl ProcessOptions {
     }
 
     /// Runs the parameter server of a ps task: until all workers have left, or with
-    /// `--keep-serving` until Ctrl-C.
+    /// `--keep-serving` until a signal, such as Ctrl-C.
     pub(crate) fn serve(&self, config: PsConfig, role: &Role) -> Result<(), TaskError> {
         let (task, cluster) = (role.task(), role.cluster());
         let address = cluster.task_address(&task.job, task.index)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
             // From the beginning, so that a signal never kills a server that has answered a worker.
-            let mut interrupts = signal(SignalKind::interrupt())?;
-            let mut terminations = signal(SignalKind::terminate())?;
-            classic::fail_writes_instead()?;
+            let mut signals = EndSignals::watch()?;
             let listener = match self.insecure {
                 true => Ps::listen_insecure(address).await?,
                 false => Ps::listen(address).await?,
@@ -135,16 +132,10 @@ impl ProcessOptions {
                 true => config,
                 false => config.exit_when_done(Duration::from_secs(self.exit_grace)),
             };
-            let interrupted = async move {
-                tokio::select! {
-                    _ = interrupts.recv() => {}
-                    _ = terminations.recv() => {}
-                }
-            };
             let config = config.on_event(|event| _ = writeln!(io::stderr(), "{event}"));
             let server = listener.start(config)?;
             let handle = server.handle();
-            server.serve(interrupted).await?;
+            server.serve(async move { signals.any().await }).await?;
             if let Some(error) = handle.saves().last_error {
                 return Err(format!("the last save of a checkpoint failed: {error}").into());
             }

@@ -24,12 +24,11 @@ use std::time::{Duration, Instant};
 use pushpull::local::Cluster;
 use pushpull::training::Interrupt;
 use pushpull::{ClusterSpec, TaskId};
-use tokio::signal::unix::{SignalKind, signal};
 
 use data::Split;
 use options::DigitsOptions;
 use output::{print_error, print_line};
-use task::{Replicas, Role, TaskError};
+use task::{EndSignals, Replicas, Role, TaskError};
 use train::Outcome;
 
 fn main() -> ExitCode {
@@ -59,7 +58,7 @@ fn all_in_one(options: &DigitsOptions) -> Result<(), TaskError> {
         (None, Some(towers)) => {
             report(options, &split, Some(towers::train(options, &split, towers)?))
         }
-        (None, None) => report(options, &split, train_here(options, &split, &on_ctrl_c()?)?),
+        (None, None) => report(options, &split, train_here(options, &split, &on_signal()?)?),
     }
 }
 
@@ -120,17 +119,17 @@ impl TrainingRun {
 fn work(options: &DigitsOptions, task: TaskId, cluster: ClusterSpec) -> Result<(), TaskError> {
     let split = load(options)?;
     let start = Instant::now();
-    let outcome = train::run(options, &cluster, task, &split, &on_ctrl_c()?)?;
+    let outcome = train::run(options, &cluster, task, &split, &on_signal()?)?;
     // The servers run in other processes, so their byte counts are not known here.
     report(options, &split, TrainingRun::new(outcome, &cluster, start.elapsed(), 0)?)
 }
 
-/// Returns an interrupt that Ctrl-C raises.
-fn on_ctrl_c() -> Result<Interrupt, TaskError> {
+/// Returns an interrupt that the signals which end a process raise: Ctrl-C, SIGTERM and SIGHUP.
+fn on_signal() -> Result<Interrupt, TaskError> {
     let interrupt = Interrupt::new();
     let raised = interrupt.clone();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let mut signals = runtime.block_on(async { signal(SignalKind::interrupt()) })?;
+    let mut signals = runtime.block_on(async { EndSignals::watch() })?;
     std::thread::spawn(move || {
         runtime.block_on(signals.recv());
         raised.raise();

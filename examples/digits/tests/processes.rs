@@ -159,6 +159,39 @@ fn all_in_one(checkpoints: &Path) -> TestProcess {
     TestProcess::start("digits", &mut command)
 }
 
+/// The worker that waits for the chief would fail later, with less to say.
+#[test]
+fn a_chief_that_is_refused_ends_the_training_with_its_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |steps: &str, hidden: &str| {
+        let mut command = digits();
+        command.args(["--steps", steps, "--hidden", hidden, "--checkpoint-steps", "5"]);
+        command.arg("--checkpoint-dir").arg(folder.path());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        TestProcess::start("digits", &mut command).finish()
+    };
+    let (status, _, errors) = run("10", "16");
+    assert!(status.success(), "{errors}");
+    let (status, _, errors) = run("20", "7");
+    let last = errors.lines().last().unwrap();
+    assert!(!status.success() && last.starts_with("digits: "), "{errors}");
+    assert!(!last.contains("waited") && last.contains("hidden"), "{errors}");
+}
+
+#[test]
+fn a_termination_saves_a_checkpoint_as_ctrl_c_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut process = all_in_one(folder.path());
+    let errors = BufReader::new(process.child.stderr.take().unwrap());
+    let mut errors = errors.lines().map(Result::unwrap);
+    errors.find(|line| line.starts_with("step ")).expect("the training is in progress");
+    process.signal(Signal::TERM);
+    let errors: Vec<String> = errors.collect();
+    let step = last_line(&process.succeed())["steps"].as_u64().unwrap();
+    assert!(errors.last().unwrap().ends_with(": interrupted"), "{errors:?}");
+    assert!(folder.path().join(format!("ckpt-1-{step}")).is_dir(), "{step}");
+}
+
 #[test]
 fn ctrl_c_saves_a_checkpoint_and_the_same_command_resumes() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,9 +1,10 @@
 //! The flags of classic trainers, for the daemon and the examples: the tasks of the cluster, the
-//! update mode, spellings with underscores, and values with hyphens.
+//! update mode, spellings with underscores, values with hyphens, and the signals that end them.
 
 #![allow(dead_code, unused_imports, reason = "each program uses a part")]
 
 mod byte_size;
+mod end_signals;
 mod file_size_signal;
 mod hyphens;
 mod local_path;
@@ -12,6 +13,7 @@ mod task_options;
 mod underscores;
 
 pub(crate) use byte_size::parse_byte_size;
+pub(crate) use end_signals::EndSignals;
 pub(crate) use file_size_signal::fail_writes_instead;
 pub(crate) use hyphens::takes_hyphen;
 pub(crate) use local_path::local_path;

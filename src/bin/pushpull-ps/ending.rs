@@ -1,46 +1,6 @@
-//! The end of the daemon: the signals that end it, and the summary it prints.
-
-use std::io;
-use std::task::Poll;
+//! The end of the daemon: the summary that it prints.
 
 use pushpull::server::Metrics;
-use tokio::signal::unix::{Signal, SignalKind, signal};
-
-use super::shared::fail_writes_instead;
-
-/// The signals that end the daemon. They are handled from its start on.
-pub(crate) struct Signals(Vec<Signal>);
-
-impl Signals {
-    /// Handles SIGINT, SIGTERM, and SIGHUP unless that is already ignored, as under `nohup`.
-    pub(crate) fn watch() -> io::Result<Signals> {
-        let mut kinds = vec![SignalKind::interrupt(), SignalKind::terminate()];
-        // If /proc does not say whether SIGHUP is ignored, its disposition is left alone.
-        let status = std::fs::read_to_string("/proc/self/status");
-        if status.is_ok_and(|status| !ignores_hangup(&status)) {
-            kinds.push(SignalKind::hangup());
-        }
-        fail_writes_instead()?;
-        kinds.into_iter().map(signal).collect::<Result<_, _>>().map(Signals)
-    }
-
-    /// Completes when one of the signals has arrived.
-    pub(crate) async fn any(&mut self) {
-        std::future::poll_fn(|context| {
-            let came = self.0.iter_mut().any(|signal| signal.poll_recv(context).is_ready());
-            if came { Poll::Ready(()) } else { Poll::Pending }
-        })
-        .await;
-    }
-}
-
-/// Returns whether a process ignores SIGHUP, from the text of its `/proc/PID/status`: bit 0 of the
-/// `SigIgn` mask is SIGHUP. Without such a mask SIGHUP counts as ignored.
-fn ignores_hangup(status: &str) -> bool {
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.is_none_or(|mask| mask & 1 == 1)
-}
 
 /// The task, its role and its mode, for the last line that it prints.
 #[derive(Clone, Copy, Debug)]
@@ -94,10 +54,16 @@ mod tests {
     }
 
     #[test]
-    fn the_first_bit_of_the_signal_mask_is_the_hangup() {
-        let status = |mask| format!("Name:\tx\nSigIgn:\t{mask}\nSigCgt:\t0000000000000001\n");
-        assert!(ignores_hangup(&status("0000000000001001")));
-        assert!(!ignores_hangup(&status("0000000000001000")));
-        assert!(ignores_hangup("Name:\tx\n"));
+    fn steps_that_no_checkpoint_has_are_counted() {
+        let line = |step, newest| unsaved_line(2, step, newest);
+        let text = "task 2: the last 7 steps are in no checkpoint, ";
+        assert_eq!(
+            line(67, Some(("ckpt-1-60", 60))),
+            Some(format!("{text}the newest is ckpt-1-60"))
+        );
+        assert_eq!(line(7, None), Some(format!("{text}there is none")));
+        assert_eq!(line(60, Some(("ckpt-1-60", 60))), None);
+        // Another cluster's checkpoint, or one of values that were never served.
+        assert_eq!((line(5, Some(("ckpt-1-60", 60))), line(0, None)), (None, None));
     }
 }

@@ -4,11 +4,11 @@ use pushpull::services::{Functions, Server, ServerConfig, ServerError, ServerLis
 use pushpull::{ClusterSpec, TaskId};
 
 use super::complaint::{CommandLine, DaemonError};
-use super::ending::Signals;
 use super::events::Printer;
 use super::options::{DaemonOptions, NetworkOptions};
 use super::output::{print_error, print_line};
 use super::own_name::{insecure_line, loopback_hint};
+use super::shared::EndSignals;
 use super::unused::check_socket;
 use super::{EXIT_CONFIGURATION, start_after_predecessor};
 
@@ -47,7 +47,7 @@ pub(crate) async fn run(
     (flag, address): (&str, &str),
     (options, typed): (&DaemonOptions, &CommandLine),
     printer: &Printer,
-    signals: &mut Signals,
+    signals: &mut EndSignals,
 ) -> Result<(), (u8, DaemonError)> {
     let network = &options.network;
     let functions = functions();

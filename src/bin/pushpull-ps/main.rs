@@ -24,12 +24,12 @@ use pushpull::server::{Listener, raise_open_files_limit};
 use pushpull::{ClusterSpec, Mode, Ps, TaskId};
 
 use complaint::{CommandLine, DaemonError};
-use ending::{Signals, WorkSummary};
+use ending::WorkSummary;
 use events::Printer;
 use options::DaemonOptions;
 use output::{print_error, print_line};
 use own_name::{insecure_line, loopback_hint};
-use shared::{accepts_underscores, takes_hyphen};
+use shared::{EndSignals, accepts_underscores, takes_hyphen};
 use unused::check_socket;
 
 /// Maximum time to wait for the address, socket and state of a predecessor. A killed process holds
@@ -98,7 +98,8 @@ async fn run(
     printer: &Printer,
 ) -> Result<(), (u8, DaemonError)> {
     let configuration = |error| (EXIT_CONFIGURATION, error);
-    let mut signals = Signals::watch().map_err(|error| configuration(error.to_string().into()))?;
+    let mut signals =
+        EndSignals::watch().map_err(|error| configuration(error.to_string().into()))?;
     let cluster = options.cluster.spec(typed).map_err(configuration)?;
     let task = options.cluster.task(&cluster, typed).map_err(configuration)?;
     let (flag, own) = options.cluster.address(&cluster, &task, typed).map_err(configuration)?;
@@ -124,7 +125,7 @@ async fn run_ps(
     (cluster, ps_task): (&ClusterSpec, TaskId),
     at: (&str, &str),
     printer: &Printer,
-    signals: &mut Signals,
+    signals: &mut EndSignals,
 ) -> Result<(), (u8, DaemonError)> {
     let configuration = |error| (EXIT_CONFIGURATION, error);
     let task = ps_task.index;
@@ -191,7 +192,7 @@ async fn run_ps(
 /// what it needs.
 async fn start_after_predecessor<S>(
     start: impl AsyncFn() -> Result<S, DaemonError>,
-    signals: &mut Signals,
+    signals: &mut EndSignals,
 ) -> Result<S, DaemonError> {
     let (began, mut reported) = (Instant::now(), false);
     loop {
