@@ -19,6 +19,7 @@ mod towers;
 mod train;
 
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use pushpull::local::Cluster;
@@ -84,17 +85,27 @@ fn train_here(
         options.server(&cluster, task, checkpoints.clone())
     })?;
     let start = Instant::now();
+    let first_error = Mutex::new(None);
     let outcome = std::thread::scope(|scope| {
-        let spec = cluster.spec();
-        let run = move |index| train::run(options, spec, TaskId::worker(index), split, interrupt);
+        let (spec, first_error) = (cluster.spec(), &first_error);
+        let run = move |index| {
+            let outcome = train::run(options, spec, TaskId::worker(index), split, interrupt);
+            outcome.unwrap_or_else(|error| {
+                // The others may wait for this worker, until they fail because of it.
+                first_error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                interrupt.raise();
+                None
+            })
+        };
         let others: Vec<_> =
             (1..options.workers()).map(|index| scope.spawn(move || run(index))).collect();
-        let first = run(0);
-        for other in others {
-            other.join().map_err(|_| "a worker panicked")??;
-        }
-        first
+        let outcome = run(0);
+        let all_ended = others.into_iter().all(|other| other.join().is_ok());
+        all_ended.then_some(outcome).ok_or("a worker panicked")
     })?;
+    if let Some(error) = first_error.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(error);
+    }
     let elapsed = start.elapsed();
     let push_bytes = cluster.handles().iter().map(|server| server.metrics().push_bytes).sum();
     let run = TrainingRun::new(outcome, cluster.spec(), elapsed, push_bytes)?;
@@ -131,7 +142,7 @@ fn on_signal() -> Result<Interrupt, TaskError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut signals = runtime.block_on(async { EndSignals::watch() })?;
     std::thread::spawn(move || {
-        runtime.block_on(signals.recv());
+        runtime.block_on(signals.any());
         raised.raise();
     });
     Ok(interrupt)
