@@ -369,8 +369,6 @@ fn a_path_with_a_scheme_is_refused_and_nothing_is_made() {
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
 }
 
-/// The volumes of a pod with `fsGroup` may be written by their group, again at each mount.
-#[test]
 #[test]
 fn a_path_that_no_shell_has_expanded_is_refused_and_nothing_is_made() {
     let folder = tempfile::tempdir().unwrap();
@@ -389,6 +387,8 @@ fn a_path_that_no_shell_has_expanded_is_refused_and_nothing_is_made() {
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
 }
 
+/// The volumes of a pod with `fsGroup` may be written by their group, again at each mount.
+#[test]
 fn a_directory_that_its_group_may_write_is_accepted_by_a_flag() {
     for flag in ["--state-dir", "--checkpoint-dir"] {
         let folder = tempfile::tempdir().unwrap();
@@ -529,6 +529,29 @@ fn the_tool_reports_that_its_output_cannot_be_written() {
         let (status, _, said) = start(&mut command).finish();
         assert!(status.success() && said.is_empty(), "{arguments:?}: {status}, {said}");
     }
+}
+
+/// Only a chief saves at its end. The steps since its last checkpoint end with the memory.
+#[test]
+fn a_daemon_says_at_its_end_which_steps_are_in_no_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let ended = |flags: &[&str]| {
+        let address = free_address();
+        let mut command = daemon(&address);
+        command.arg("--checkpoint-dir").arg(folder.path().join("saved")).args(flags);
+        let mut daemon = start(command.stdout(Stdio::piped()));
+        train(&address);
+        daemon.signal(Signal::TERM);
+        let (status, output, _) = daemon.finish();
+        assert!(status.success(), "{status}, {output}");
+        output
+    };
+    let line = "task 0: the last 5 steps are in no checkpoint, there is none\n";
+    let output = ended(&[]);
+    assert!(output.contains(line), "{output}");
+    let state = folder.path().join("state").display().to_string();
+    let output = ended(&["--state-dir", &state]);
+    assert!(!output.contains("in no checkpoint"), "{output}");
 }
 
 #[test]

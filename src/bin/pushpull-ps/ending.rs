@@ -29,6 +29,16 @@ impl WorkSummary {
     }
 }
 
+/// Returns the line about steps that no checkpoint has, from the name and the step of the newest one;
+/// nothing if it has all of them.
+pub(crate) fn unsaved_line(task: u32, step: u64, newest: Option<(&str, u64)>) -> Option<String> {
+    let saved = newest.map_or(0, |(_, step)| step);
+    let unsaved = step.checked_sub(saved).filter(|&unsaved| unsaved > 0)?;
+    let newest = newest
+        .map_or_else(|| "there is none".to_owned(), |(name, _)| format!("the newest is {name}"));
+    Some(format!("task {task}: the last {unsaved} steps are in no checkpoint, {newest}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -167,6 +167,9 @@ async fn run_ps(
     served.map_err(|error| (EXIT_SERVING, error.to_string().into()))?;
     let metrics = handle.metrics();
     print_line(format_args!("{}", summary.line(&metrics, &handle.metrics_by_shard())));
+    if let Some(line) = options.unsaved(summary, metrics.global_step) {
+        print_line(format_args!("{line}"));
+    }
     if let Some(first) = &metrics.first_overflow {
         let overflows = metrics.overflows;
         print_line(format_args!("task {task}: {overflows} updates overflowed, the first: {first}"));

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use clap::builder::TypedValueParser;
 use clap::{ArgGroup, Args, Parser, ValueEnum, value_parser};
-use pushpull::checkpoint::{Checkpoints, LocalDirectory, Retention};
+use pushpull::checkpoint::{Checkpoints, LocalDirectory, Retention, list};
 use pushpull::server::{Durability, Network, NonFinite};
 use pushpull::{ClusterSpec, Mode, PsConfig, Storage, TaskId};
 
 use super::complaint::{CommandLine, DaemonError, with_group_hint};
+use super::ending::{WorkSummary, unsaved_line};
 use super::modes::{AsynchronousOptions, SynchronousOptions};
 use super::rule::optimizer_list;
 use super::shared::{TaskOptions, local_path, parse_byte_size};
@@ -49,10 +50,10 @@ const FILES_OF_SHARD: u64 = 12;
 /// The divisor of the memory limit that gives the share of functions beside variables.
 const FUNCTIONS_SHARE: u64 = 16;
 
-#[derive(Debug, Args)]
 /// The least memory limit of a task.
 const LIMIT_MIN: u64 = 2 * Storage::BYTES_MAX_MIN;
 
+#[derive(Debug, Args)]
 #[command(next_help_heading = "Cluster")]
 #[command(mut_arg("ps_hosts", |hosts| hosts.required_unless_present("cluster")))]
 #[command(mut_arg("job_name", |job| job.help("Job of this task [default: that of the variables]")))]
@@ -286,6 +287,17 @@ impl DaemonOptions {
         Ok(self.storage.limit())
     }
 
+    /// Returns the line about steps that are lost with the memory of an ending server, because no
+    /// checkpoint has them: on the step owner, with a directory of checkpoints and none of the state.
+    pub(crate) fn unsaved(&self, summary: WorkSummary, step: u64) -> Option<String> {
+        let directory = self.checkpoints.checkpoint_dir.as_ref();
+        let is_lost = summary.owns_step && self.storage.state_dir.is_none();
+        let directory = LocalDirectory::open_read_only(directory.filter(|_| is_lost)?).ok()?;
+        let saved = list(&directory).ok()?.checkpoints;
+        let newest = saved.first().map(|saved| (&*saved.name, saved.global_step));
+        unsaved_line(summary.task, step, newest)
+    }
+
     /// Returns the update mode.
     ///
     /// # Errors
@@ -466,18 +478,6 @@ impl RunOptions {
     }
 }
 
-/// Returns what the help explains after the flags.
-fn details() -> String {
-    format!("{DETAILS}\nOptimizers, with the flags that each accepts:\n{}", optimizer_list())
-}
-
-const DETAILS: &str = "\
-Jobs:
-  ps                      serves variables and functions
-  the only candidate      serves variables and functions if the cluster has no job ps; candidates are the jobs
-                          whose tasks all have addresses, except chief, worker and evaluator
-  any other               serves functions alone; only --listen, --unix-socket, --insecure, --cuda, --bytes-max
-                          and the flags under Cluster but --elastic-workers are accepted
 /// Parses the memory limit of a task. A part of the least one is left for functions.
 fn parse_limit(text: &str) -> Result<u64, String> {
     let bytes = parse_byte_size(text).map_err(|error| error.to_string())?;
@@ -492,6 +492,18 @@ fn shards() -> impl TypedValueParser<Value = u16> {
     value_parser!(u16).range(1..=i64::from(PsConfig::SHARDS_MAX))
 }
 
+/// Returns what the help explains after the flags.
+fn details() -> String {
+    format!("{DETAILS}\nOptimizers, with the flags that each accepts:\n{}", optimizer_list())
+}
+
+const DETAILS: &str = "\
+Jobs:
+  ps                      serves variables and functions
+  the only candidate      serves variables and functions if the cluster has no job ps; candidates are the jobs
+                          whose tasks all have addresses, except chief, worker and evaluator
+  any other               serves functions alone; only --listen, --unix-socket, --insecure, --cuda, --bytes-max
+                          and the flags under Cluster but --elastic-workers are accepted
   The functions are add, mul, div, mean and identity of tensors.
 
 Sizes:
