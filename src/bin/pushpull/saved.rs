@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pushpull::checkpoint::LocalDirectory;
-use pushpull::checkpoint::{CheckpointContents, CheckpointSummary, contents, list};
+use pushpull::checkpoint::{CheckpointContents, CheckpointSummary, Refused, contents, list};
 use serde_json::{Value, json};
 
 use super::output::print_lines;
@@ -39,18 +39,15 @@ pub(crate) fn checkpoint_folder(path: &Path) -> Option<(PathBuf, String)> {
 /// step.
 pub(crate) fn run(directory: &Path, only: Option<&str>, json: bool) -> Result<(), Box<dyn Error>> {
     let storage = Arc::new(LocalDirectory::open_read_only(directory)?);
-    let mut listed = list(&*storage)?;
-    listed.checkpoints.retain(|saved| only.is_none_or(|name| saved.name == name));
-    listed.refused.retain(|refused| only.is_none_or(|name| refused.checkpoint == name));
-    let mut unsound = listed.refused.len();
+    let found = read(&storage, directory, only)?;
+    let mut unsound = found.refused.len();
     let (mut values, mut page) = (Vec::new(), String::new());
-    for summary in &listed.checkpoints {
-        let found = contents(storage.clone(), &summary.name).map_err(|error| error.to_string());
-        unsound += usize::from(found.is_err());
-        values.push(json_of(summary, &found));
-        page += &page_of(summary, &found);
+    for (summary, contents) in &found.checkpoints {
+        unsound += usize::from(contents.is_err());
+        values.push(json_of(summary, contents));
+        page += &page_of(summary, contents);
     }
-    for refused in &listed.refused {
+    for refused in &found.refused {
         values.push(json!({ "name": refused.checkpoint, "sound": false, "fault": refused.reason.to_string() }));
         page += &format!("{}\n  not sound  {}\n", refused.checkpoint, refused.reason);
     }
@@ -73,6 +70,44 @@ pub(crate) fn run(directory: &Path, only: Option<&str>, json: bool) -> Result<()
         0 => Ok(()),
         _ => Err(format!("{} of {} checkpoints are not sound", unsound, values.len()).into()),
     }
+}
+
+/// The checkpoints of a directory.
+struct Found {
+    /// Each with its contents, or with what is wrong with it.
+    checkpoints: Vec<(CheckpointSummary, Result<CheckpointContents, String>)>,
+    /// Those whose manifest cannot be read.
+    refused: Vec<Refused>,
+}
+
+/// The most times that a directory is listed in which checkpoints are deleted meanwhile.
+const LISTINGS_MAX: u32 = 20;
+
+/// Reads every checkpoint of a directory, or the one of a name. The servers may delete one
+/// meanwhile: if its folder is gone, the directory is listed again.
+fn read(
+    storage: &Arc<LocalDirectory>,
+    directory: &Path,
+    only: Option<&str>,
+) -> Result<Found, Box<dyn Error>> {
+    for listing in 1.. {
+        let mut listed = list(&**storage)?;
+        listed.checkpoints.retain(|saved| only.is_none_or(|name| saved.name == name));
+        listed.refused.retain(|refused| only.is_none_or(|name| refused.checkpoint == name));
+        let read = |summary: CheckpointSummary| {
+            let found = contents(storage.clone(), &summary.name);
+            (summary, found.map_err(|error| error.to_string()))
+        };
+        let checkpoints: Vec<_> = listed.checkpoints.into_iter().map(read).collect();
+        let faulty = checkpoints.iter().filter(|(_, found)| found.is_err());
+        let faulty = faulty.map(|(summary, _)| &summary.name);
+        let mut named = faulty.chain(listed.refused.iter().map(|refused| &refused.checkpoint));
+        let is_gone = named.any(|name| !directory.join(name).is_dir());
+        if !is_gone || listing == LISTINGS_MAX {
+            return Ok(Found { checkpoints, refused: listed.refused });
+        }
+    }
+    unreachable!("the last listing returns")
 }
 
 fn page_of(summary: &CheckpointSummary, found: &Result<CheckpointContents, String>) -> String {
