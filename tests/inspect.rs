@@ -253,6 +253,16 @@ fn a_running_server_and_its_stopped_state_are_reported() {
     assert!(page.contains("data       \"train\", 100000 samples in batches of 32; 20"), "{page}");
     assert_eq!(written(&state), before, "inspect writes nothing");
 
+    // A state without one of its shards is not sound, but the folder of the other is.
+    std::fs::rename(state.join("shard-1"), root.path().join("shard-1")).unwrap();
+    let missing = state.join("shard-1").display().to_string();
+    let report = json(&state);
+    assert_eq!((&report["sound"], &report["missing"][0]), (&Value::Bool(false), &missing.into()));
+    let said = tool(&state, false);
+    let page = String::from_utf8(said.stdout).unwrap();
+    assert!(page.contains("MISSING: ") && said.status.code() == Some(1), "{page}");
+    assert!(tool(&state.join("shard-0"), false).status.success());
+
     let error = tool(root.path(), false);
     assert!(!error.status.success());
     assert!(String::from_utf8_lossy(&error.stderr).contains("holds neither"));

@@ -15,6 +15,7 @@ use pushpull_common::local_path;
 use pushpull_store::arena::{ArenaStorage, Folder, SaveNote, file_name, is_locked};
 use pushpull_store::layout::Kind;
 
+use crate::config::PsConfig;
 use crate::error::StorageError;
 pub use crate::status::Presence;
 use reader::ShardReader;
@@ -38,7 +39,8 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Inspection, StorageError> {
         StorageError::Io { doing: "open", path, source }
     })?;
     let name = file_name(Kind::Control, 0);
-    let (directory, folders) = match path.join(&name).exists() {
+    let is_shard = path.join(&name).exists();
+    let (directory, folders) = match is_shard {
         true => (path.parent().unwrap_or(path), vec![path.to_owned()]),
         false => (path, shard_folders(path)?),
     };
@@ -46,12 +48,27 @@ pub fn inspect(path: impl AsRef<Path>) -> Result<Inspection, StorageError> {
         return Err(StorageError::NoState { path: path.to_owned() });
     }
     let live = is_locked(directory);
-    let shards =
+    let shards: Vec<ShardInspection> =
         folders.iter().map(|folder| inspect_shard(folder, live)).collect::<Result<_, _>>()?;
+    let missing = if is_shard { Vec::new() } else { missing_folders(path, &shards) };
     let saves_failing = SaveNote::of(directory).read();
     let saves_failing = saves_failing.map(|(in_a_row, cause)| SavesFailing { in_a_row, cause });
-    Ok(Inspection { path: path.to_owned(), live, saves_failing, shards })
+    Ok(Inspection { path: path.to_owned(), live, saves_failing, shards, missing })
 }
+
+/// Returns the folders that a directory lacks of the shards of its task.
+fn missing_folders(directory: &Path, shards: &[ShardInspection]) -> Vec<PathBuf> {
+    let count = |shard: &ShardInspection| {
+        let (_, count) = shard.arena.as_ref()?.identity.iter().find(|(name, _)| name == SHARDS)?;
+        count.parse::<u16>().ok()
+    };
+    let count = shards.iter().filter_map(count).max().unwrap_or(0).min(PsConfig::SHARDS_MAX);
+    let folders = (0..count).map(|shard| directory.join(format!("shard-{shard}")));
+    folders.filter(|folder| !folder.is_dir()).collect()
+}
+
+/// The fact of an identity that is the number of shards of a task.
+const SHARDS: &str = "shards";
 
 /// Returns the folders of the shards, by shard number.
 fn shard_folders(path: &Path) -> Result<Vec<PathBuf>, StorageError> {

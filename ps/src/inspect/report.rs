@@ -25,19 +25,24 @@ pub struct Inspection {
     pub saves_failing: Option<SavesFailing>,
     /// The shards, in ascending order.
     pub shards: Vec<ShardInspection>,
+    /// The folders that are missing of the shards that the identity of the others counts. Empty for
+    /// the folder of one shard.
+    pub missing: Vec<PathBuf>,
 }
 
 impl Inspection {
-    /// Returns whether all files are sound and no shard is poisoned.
+    /// Returns whether all files are sound, no shard is poisoned, and none is missing.
     ///
     /// After a reboot poisoning no longer counts: the contents of the disk decide.
     pub fn is_sound(&self) -> bool {
-        self.shards.iter().all(|shard| {
-            // After a reboot, the contents of the disk decide.
-            let decides = shard.arena.as_ref().is_some_and(|arena| !arena.this_boot);
-            let sound = shard.files.iter().all(|file| file.verdict.is_sound());
-            sound && (decides || shard.poisoned.is_none())
-        })
+        let is_whole = self.missing.is_empty();
+        is_whole
+            && self.shards.iter().all(|shard| {
+                // After a reboot, the contents of the disk decide.
+                let decides = shard.arena.as_ref().is_some_and(|arena| !arena.this_boot);
+                let sound = shard.files.iter().all(|file| file.verdict.is_sound());
+                sound && (decides || shard.poisoned.is_none())
+            })
     }
 }
 

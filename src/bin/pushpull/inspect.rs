@@ -52,6 +52,9 @@ fn page_of(found: &Inspection) -> Result<String, std::fmt::Error> {
     if let Some(SavesFailing { in_a_row, cause, .. }) = &found.saves_failing {
         writeln!(page, "CHECKPOINTS FAIL: the last {in_a_row} were not saved: {cause}")?;
     }
+    for folder in &found.missing {
+        writeln!(page, "MISSING: {}, a shard of the same task", folder.display())?;
+    }
     for shard in &found.shards {
         writeln!(page, "\n{}", shard.path.display())?;
         if let Some(arena) = &shard.arena {
@@ -226,6 +229,7 @@ fn json_of(found: &Inspection) -> Value {
             "in_a_row": saves.in_a_row,
             "cause": saves.cause,
         })),
+        "missing": found.missing.iter().map(|folder| folder.display().to_string()).collect::<Vec<_>>(),
         "shards": found.shards.iter().map(json_of_shard).collect::<Vec<_>>(),
     })
 }
