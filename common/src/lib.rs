@@ -26,6 +26,7 @@ pub mod peer_origin;
 pub mod placement;
 pub mod protocol;
 pub mod record_head;
+pub mod rounding;
 pub mod rows;
 pub mod shared_values;
 pub mod table;

@@ -11,6 +11,7 @@ use std::time::Duration;
 use pushpull_common::codec::{Codec, CodecError};
 use pushpull_common::ids::{Sequence, ShardId, TaskId};
 use pushpull_common::protocol::Refusal;
+use pushpull_common::rounding::rounded;
 use pushpull_device::ComputeError;
 use thiserror::Error;
 
@@ -138,7 +139,7 @@ pub enum Error {
     },
     /// The deadline has passed. A push continues in the background: see [`crate::Worker::outcome`]
     /// and [`crate::Worker::resume`].
-    #[error("cannot {doing}: waited {waited:?} for {awaited}")]
+    #[error("cannot {doing}: waited {:?} for {awaited}", rounded(.waited))]
     Timeout {
         /// The operation, as in "cannot push".
         doing: &'static str,

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::Refusal;
+use pushpull_common::rounding::rounded;
 use thiserror::Error;
 
 use super::value_error::ValueError;
@@ -15,7 +16,7 @@ use super::value_error::ValueError;
 #[non_exhaustive]
 pub enum ServiceError {
     /// The server of a task could not be reached. The function has not run.
-    #[error("cannot {doing}: {task} was not reached for {waited:?}: {reason}")]
+    #[error("cannot {doing}: {task} was not reached for {:?}: {reason}", rounded(.waited))]
     Unavailable {
         /// The operation, as in "cannot call \"add\"".
         doing: String,
@@ -39,7 +40,7 @@ pub enum ServiceError {
     },
     /// The deadline has passed. The function may run, or have run, unless the call waited for a
     /// thread or its inputs.
-    #[error("cannot {doing}: waited {waited:?} for {awaited}")]
+    #[error("cannot {doing}: waited {:?} for {awaited}", rounded(.waited))]
     Timeout {
         /// The operation.
         doing: String,

@@ -8,6 +8,7 @@ use super::links::SessionLinks;
 use super::operations::{OperationKind, PendingOperation};
 use super::work::SessionWork;
 use crate::error::{UnresponsiveShard, UnresponsiveShards};
+use pushpull_common::rounding::rounded;
 
 /// When the next report is due, and the addresses that reports name.
 ///
@@ -167,7 +168,7 @@ impl ProgressReports {
         links: &SessionLinks,
     ) -> UnresponsiveShard {
         let link = &links[index];
-        let silence = now.saturating_duration_since(link.last_received);
+        let silence = rounded(&now.saturating_duration_since(link.last_received));
         let last = if link.is_up() {
             if awaits_restore(index, links) {
                 "connected, has not been restored yet".to_owned()

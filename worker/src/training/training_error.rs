@@ -7,6 +7,7 @@ use thiserror::Error as ThisError;
 
 use super::hook::HookError;
 use crate::error::Error;
+use pushpull_common::rounding::rounded;
 
 /// Why a training failed. Hooks have heard of it before the caller.
 #[derive(Debug, ThisError)]
@@ -18,7 +19,10 @@ pub enum TrainingError {
     Worker(#[from] Error),
     /// The training failed again and again for longer than
     /// [`TrainingConfig::recover_for`](super::TrainingConfig::recover_for).
-    #[error("cannot recover: gave up after {attempts} attempts in {waited:?}: {source}")]
+    #[error(
+        "cannot recover: gave up after {attempts} attempts in {:?}: {source}",
+        rounded(.waited)
+    )]
     GaveUp {
         /// The number of attempts.
         attempts: u32,

@@ -7,6 +7,7 @@ use pushpull_common::ids::{Incarnation, RequestId, TaskId};
 use pushpull_common::protocol::message::{self, CancelCall, Heartbeat, Release};
 use pushpull_common::protocol::wire::List;
 use pushpull_common::protocol::{Message, limits};
+use pushpull_common::rounding::rounded;
 
 use super::pending::PendingRequests;
 
@@ -156,7 +157,7 @@ impl Link {
             CallLinkStatus::Open { connection } => {
                 let silent = now.saturating_duration_since(self.heard);
                 let is_silent = silent > 2 * self.lease;
-                is_silent.then(|| (connection, format!("it was silent for {silent:?}")))
+                is_silent.then(|| (connection, format!("it was silent for {:?}", rounded(&silent))))
             }
             _ => None,
         }
