@@ -254,7 +254,7 @@ fn a_running_server_and_its_stopped_state_are_reported() {
     assert_eq!(written(&state), before, "inspect writes nothing");
 
     // A state without one of its shards is not sound, but the folder of the other is.
-    std::fs::rename(state.join("shard-1"), root.path().join("shard-1")).unwrap();
+    std::fs::rename(state.join("shard-1"), root.path().join("elsewhere")).unwrap();
     let missing = state.join("shard-1").display().to_string();
     let report = json(&state);
     assert_eq!((&report["sound"], &report["missing"][0]), (&Value::Bool(false), &missing.into()));

@@ -14,7 +14,7 @@ mod json;
 mod text;
 mod unique_keys;
 
-pub use address::AddressProblem;
+pub use address::{AddressProblem, without_scheme};
 pub use builder::ClusterSpecBuilder;
 pub use error::ClusterError;
 

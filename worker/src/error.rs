@@ -155,7 +155,8 @@ pub enum Error {
     /// stays: [`crate::Worker::outcome`] and [`crate::Worker::wait`] ask for it by its sequence
     /// number.
     #[error(
-        "cannot {doing}: too few replicas for {waited:?}, and on_loss ends the wait for {awaited}"
+        "cannot {doing}: too few replicas for {waited:?}, and on_loss ends the wait for {awaited}",
+        waited = rounded(waited)
     )]
     ReplicasAbsent {
         /// The operation, as in "cannot push".

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use pushpull_common::cluster::without_scheme;
 use thiserror::Error;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinSet;
@@ -14,9 +15,6 @@ use tokio::task::JoinSet;
 use crate::Stream;
 use crate::connect_race::{AttemptEnd, ConnectRace, KnownAddresses, RaceStep};
 use crate::socket_path::{occupant, socket_path};
-
-/// The scheme that classic targets have before `host:port`.
-const GRPC_SCHEME: &str = "grpc://";
 
 /// The most addresses of one name that are tried.
 const ADDRESSES_MAX: usize = 64;
@@ -265,11 +263,6 @@ fn not_itself(stream: TcpStream) -> io::Result<TcpStream> {
         true => Err(io::ErrorKind::ConnectionRefused.into()),
         false => Ok(stream),
     }
-}
-
-/// Returns an address without the scheme of classic targets.
-pub(crate) fn without_scheme(address: &str) -> &str {
-    address.strip_prefix(GRPC_SCHEME).unwrap_or(address)
 }
 
 /// Returns the host and the port of an address.

@@ -7,9 +7,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
+use pushpull_common::cluster::without_scheme;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use crate::connector::without_scheme;
 use crate::home_process::HomeProcess;
 use crate::listen_error::ListenError;
 use crate::socket_path::{occupant, socket_path};

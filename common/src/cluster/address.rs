@@ -78,7 +78,7 @@ pub(super) fn canonical(address: &str) -> Result<String, AddressProblem> {
 }
 
 /// Returns an address without the scheme that classic targets have.
-pub(super) fn without_scheme(address: &str) -> &str {
+pub fn without_scheme(address: &str) -> &str {
     address.strip_prefix("grpc://").unwrap_or(address)
 }
 

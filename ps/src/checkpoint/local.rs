@@ -1,15 +1,13 @@
 //! Checkpoints in a directory of this machine, local or mounted.
 
 use std::ffi::OsString;
-use std::fs::{DirBuilder, DirEntry, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use pushpull_common::local_path;
-use pushpull_store::arena::file_name;
-use pushpull_store::layout::Kind;
 use pushpull_store::permissions::{self, Writers};
 use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
 
@@ -327,16 +325,7 @@ fn precious_folder(folder: &Path) -> Option<&'static str> {
     if is_checkpoint(folder) {
         return Some("the folder of a checkpoint");
     }
-    let number = |name: &str| name.strip_prefix("shard-")?.parse::<u16>().ok();
-    let is_shard = |entry: &DirEntry| {
-        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        is_folder && entry.file_name().to_str().and_then(number).is_some()
-    };
-    let has_shard = || folder.read_dir().is_ok_and(|all| all.flatten().any(|it| is_shard(&it)));
-    match folder.join(file_name(Kind::Control, 0)).is_file() || has_shard() {
-        true => Some("the state directory of a server"),
-        false => None,
-    }
+    pushpull_store::is_state(folder).then_some("the state directory of a server")
 }
 
 /// Returns whether a folder is that of one complete checkpoint.

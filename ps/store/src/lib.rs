@@ -24,6 +24,7 @@ pub mod table;
 pub mod testing;
 pub mod undo;
 
+pub use arena::is_state;
 pub use change::StoredStream;
 pub use error::StorageError;
 pub use table::RowHead;

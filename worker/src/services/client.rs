@@ -310,7 +310,7 @@ fn check_target(target: &str) -> Result<(), ServiceError> {
         let doing = format!("connect to {target:?}");
         Err(ServiceError::Invalid { doing, reason })
     };
-    if let Err(problem) = ClusterSpec::check_address(connector.address()) {
+    if let Err(problem) = ClusterSpec::check_address(target) {
         return invalid(problem.to_string());
     }
     connector.check_path().or_else(|error| invalid(error.to_string()))

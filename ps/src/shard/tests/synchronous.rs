@@ -908,7 +908,7 @@ fn replicas_that_have_not_joined_are_named_by_their_tasks() {
         names.join(", ")
     };
     for (listed, total, expected) in [
-        (1, 2, "1 not joined yet".to_owned()),
+        (1, 2, "1 more than the cluster lists".to_owned()),
         (2, 2, format!("{} (not joined yet)", tasks(1..2))),
         (4, 3, format!("2 of {} (not joined yet)", tasks(1..4))),
         (10, 10, format!("{} and others (not joined yet)", tasks(1..9))),

@@ -1,14 +1,15 @@
 //! The state directory: private, locked, and with a folder for each shard.
 
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, DirEntry, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use pushpull_common::local_path;
 
-use super::{SaveNote, reserve};
+use super::{SaveNote, file_name, reserve};
 use crate::error::StorageError;
+use crate::layout::Kind;
 use crate::permissions::{self, Writers};
 
 /// A locked state directory, which only this server uses.
@@ -18,6 +19,17 @@ pub struct StateDirectory {
     writers: Writers,
     /// Holds the lock. The kernel releases it however the process ends.
     _lock: File,
+}
+
+/// Returns whether a folder is a state directory, or the folder of a shard in one.
+pub fn is_state(folder: &Path) -> bool {
+    let number = |name: &str| name.strip_prefix("shard-")?.parse::<u16>().ok();
+    let is_shard = |entry: &DirEntry| {
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        is_folder && entry.file_name().to_str().and_then(number).is_some()
+    };
+    let has_shard = || folder.read_dir().is_ok_and(|all| all.flatten().any(|it| is_shard(&it)));
+    folder.join(file_name(Kind::Control, 0)).is_file() || has_shard()
 }
 
 /// Returns whether a server holds the lock of a state directory. The check takes the lock for an
