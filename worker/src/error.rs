@@ -152,7 +152,7 @@ pub enum Error {
     },
     /// Too few replicas are left for a synchronous step, and the policy of the servers
     /// (`OnLoss::Wait` or `OnLoss::Fail`) ends the wait for others. A training session ends. A push
-    /// stays: [`crate::Worker::outcome`] and [`crate::Worker::wait`] ask for it by its sequence
+    /// stays: [`crate::Worker::outcome`] and [`crate::Worker::resume`] ask for it by its sequence
     /// number.
     #[error(
         "cannot {doing}: too few replicas for {waited:?}, and on_loss ends the wait for {awaited}",
