@@ -36,7 +36,7 @@ pub(crate) use io::{
     SessionConfig, SessionInput, SessionOutput,
 };
 use links::{BodyTarget, LinkFault, LinkStatus, OutgoingFrame, PendingRequest, SessionLinks};
-use membership::{Membership, refused};
+use membership::Membership;
 use operations::PendingOperation;
 use progress::ProgressReports;
 use pulls::PullEvent;
@@ -406,17 +406,13 @@ impl Session {
         match event {
             PushEvent::Ignored => return,
             PushEvent::Advanced => {}
-            PushEvent::Undecided { completed_at, refusal } => {
+            PushEvent::Undecided { completed_at, short, awaited } => {
                 let reports = &self.reports;
                 let links = &self.links;
-                let error = |operation: &PendingOperation| match &refusal {
-                    Refusal::ReplicasAbsent { waited_ms, awaited } => {
-                        let waited = Duration::from_millis(*waited_ms);
-                        operation.without_replicas(waited, awaited.to_string())
-                    }
-                    Refusal::Deadline { awaited, .. } => operation
+                let error = |operation: &PendingOperation| match short {
+                    Some(short) => operation.without_replicas(short, awaited.to_string()),
+                    None => operation
                         .timeout(now, reports.undecided(now, index, awaited.as_str(), links)),
-                    other => refused(operation.doing, links[index].shard, other.clone()),
                 };
                 self.work.push_undecided(sequence, completed_at, error, &mut self.outputs);
             }

@@ -242,8 +242,8 @@ impl Tokens {
     }
 
     /// Records what the owner waited for, if it refused a request that asked for only a part of the
-    /// caller's time, and returns it. `None` if the refusal is final: the servers' policy does not
-    /// allow the wait.
+    /// caller's time, and returns it. `None` if the refusal is final, as one is that comes before that
+    /// part has passed.
     pub(super) fn record_partial_wait(&mut self, refusal: &Refusal) -> Option<&str> {
         let (Refusal::Deadline { waited_ms, awaited }, Some(asked_ms)) =
             (refusal, self.partial_wait_ms)

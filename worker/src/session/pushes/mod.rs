@@ -6,11 +6,12 @@ mod push;
 use std::collections::BTreeSet;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{GlobalStep, Sequence, ShardId};
 use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::message::Operation;
+use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Grant, Message, Outcome, PushState, Refusal};
 
 use super::links::{LinkFault, SessionLinks};
@@ -54,8 +55,9 @@ pub(super) enum PushEvent {
     Ignored,
     /// More can be sent, or the push may be settled.
     Advanced,
-    /// The step owner did not decide in time about a push completed then, for this reason.
-    Undecided { completed_at: Option<Instant>, refusal: Refusal },
+    /// The step owner did not decide in time about a push completed then. It waits for `awaited`;
+    /// its policy ends the wait if the step has been `short` of replicas.
+    Undecided { completed_at: Option<Instant>, short: Option<Duration>, awaited: Detail },
 }
 
 /// A push that has been settled.
@@ -186,6 +188,7 @@ impl PendingPushes {
         let (synchronous, has_call) = (push.synchronous, push.call.is_some());
         let is_allowed = |outcome| is_allowed_outcome(outcome, synchronous, has_call, is_owner);
         let Some(share) = push.share_on(link) else { return Ok(PushEvent::Ignored) };
+        let awaits_decision = synchronous && is_owner && share.phase == SharePhase::Sent;
         match message {
             Message::Reserved(reserved) if share.phase == SharePhase::Reserving => {
                 (share.push_slot, share.request) = (reserved.push_slot, None);
@@ -197,6 +200,15 @@ impl PendingPushes {
                 share.phase = SharePhase::Settled(Ok(answer.outcome));
             }
             Message::Refused(refused) => match refused.refusal {
+                Refusal::Deadline { awaited, .. } if awaits_decision => {
+                    let completed_at = share.undecided();
+                    return Ok(PushEvent::Undecided { completed_at, short: None, awaited });
+                }
+                Refusal::ReplicasAbsent { waited_ms, awaited } if awaits_decision => {
+                    let completed_at = share.undecided();
+                    let short = Some(Duration::from_millis(waited_ms));
+                    return Ok(PushEvent::Undecided { completed_at, short, awaited });
+                }
                 // The slot belongs to another push: reserve another one and send all parts again. A
                 // reservation answered in the meantime may have returned the same slot. Parts sent
                 // into that one would be taken for the rest of the refused parts, and be skipped.
@@ -209,13 +221,6 @@ impl PendingPushes {
                     if links[link].push_slot == push_slot {
                         links[link].push_slot = 0;
                     }
-                }
-                refusal @ (Refusal::Deadline { .. } | Refusal::ReplicasAbsent { .. })
-                    if synchronous && is_owner && share.phase == SharePhase::Sent =>
-                {
-                    (share.phase, share.request) = (SharePhase::Undecided, None);
-                    let completed_at = share.completed_at;
-                    return Ok(PushEvent::Undecided { completed_at, refusal });
                 }
                 refusal => share.phase = SharePhase::Settled(Err(refusal)),
             },

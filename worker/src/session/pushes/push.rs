@@ -97,6 +97,12 @@ impl PushShare {
         self.uses_push_buffer = false;
     }
 
+    /// Records that the step owner has not decided in time. Returns when the push was complete.
+    pub(super) fn undecided(&mut self) -> Option<Instant> {
+        (self.phase, self.request) = (SharePhase::Undecided, None);
+        self.completed_at
+    }
+
     /// Updates the share after the loss of its connection: frames in flight are lost.
     pub(super) fn lost(&mut self) {
         (self.request, self.uses_push_buffer) = (None, false);
