@@ -163,7 +163,7 @@ pub enum Error {
         doing: &'static str,
         /// How long the step has had too few replicas.
         waited: Duration,
-        /// What the step waits for, with the absent replicas.
+        /// The step that waits, with the absent replicas.
         awaited: String,
         /// The sequence number of the push, if the operation was one.
         sequence: Option<Sequence>,

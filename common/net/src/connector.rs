@@ -74,7 +74,7 @@ pub enum ConnectError {
     Occupied {
         /// The address.
         address: String,
-        /// What has the path, such as a plain file.
+        /// The kind of thing that has the path, such as a plain file.
         found: &'static str,
     },
     /// The Unix socket has not accepted.

@@ -34,7 +34,7 @@ pub enum ListenError {
     Occupied {
         /// The requested address.
         address: String,
-        /// What has the path, such as a file.
+        /// The kind of thing that has the path, such as a file.
         found: &'static str,
     },
     /// The name means addresses that this machine does not have, such as that of a load balancer or of

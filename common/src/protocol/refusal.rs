@@ -334,7 +334,7 @@ wire_enum! {
         46 => ReplicasAbsent {
             /// The time for which the step has lacked them, in milliseconds.
             waited_ms: u64,
-            /// What the step waits for, with the absent replicas.
+            /// The step that waits, with the absent replicas.
             awaited: Detail,
         },
         /// The server has no function of this name.

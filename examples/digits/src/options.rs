@@ -59,7 +59,7 @@ pub(crate) struct DigitsOptions {
     /// Number of units in the hidden layer.
     #[arg(long, default_value_t = 128, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     pub(crate) hidden: usize,
-    /// Where the gradients are computed: auto, cpu, cpu:THREADS or cuda:INDEX. With --towers, cpu.
+    /// Device that computes the gradients: auto, cpu, cpu:THREADS or cuda:INDEX. With --towers, cpu.
     #[arg(long, default_value = "auto")]
     pub(crate) device: String,
     /// Learning rate of Adam.

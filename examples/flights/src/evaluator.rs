@@ -92,5 +92,5 @@ fn names(workers: &[u32]) -> String {
     names.join(", ")
 }
 
-/// How long the chief waits for a step of the workers that have not finished.
+/// The longest wait of the chief for a step of the workers that have not finished.
 const PATIENCE: Duration = Duration::from_secs(60);
