@@ -7,7 +7,7 @@ pub(super) mod handshake;
 pub(super) mod parked_requests;
 pub(super) mod peer_request;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,7 +41,7 @@ use peer_request::PeerRequest;
 #[derive(Debug)]
 pub(super) struct Peers {
     pub(super) config: Arc<PsConfig>,
-    pub(super) connections: HashMap<u64, ConnectionState>,
+    pub(super) connections: BTreeMap<u64, ConnectionState>,
     pub(super) registry: ClientRegistry,
     pub(super) chief: ChiefFence,
     pub(super) parked: ParkedRequests,
@@ -91,7 +91,7 @@ pub(super) fn unsupported(kind: u16, why: &str) -> Refusal {
 impl Peers {
     pub(super) fn new(config: Arc<PsConfig>, registry: ClientRegistry) -> Peers {
         Peers {
-            connections: HashMap::new(),
+            connections: BTreeMap::new(),
             registry,
             chief: ChiefFence::new(config.planted),
             config,
