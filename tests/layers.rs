@@ -301,6 +301,18 @@ const ORDERS: &[(&str, &[&str])] = &[(
     ],
 )];
 
+/// For a folder, the modules that own a part of its state, of which none may name another, and the
+/// modules above them, which none of them may name.
+const OWNERS: &[(&str, &[&str], &[&str])] = &[(
+    "ps/src/shard",
+    &["peers", "intake", "steps", "values", "pulls", "checkpoints", "shard_files"],
+    &["Shard", "dispatch", "opening"],
+)];
+
+/// For a folder, its modules below the owners, which may name no owner.
+const BELOW_OWNERS: &[(&str, &[&str])] =
+    &[("ps/src/shard", &["request", "file_work", "output", "input"])];
+
 /// The files that may hold `unsafe`.
 const UNSAFE: &[&str] = &[
     "common/net/src/stream.rs",
@@ -387,7 +399,7 @@ fn names(code: &str, word: &str) -> bool {
     code.match_indices(word).any(|(at, _)| {
         let before = code[..at].chars().next_back();
         let after = code[at + word.len()..].chars().next();
-        let open = word.ends_with(':') || !after.is_some_and(part);
+        let open = word.ends_with([':', '{']) || !after.is_some_and(part);
         !before.is_some_and(|c| part(c) || c == '\'') && open
     })
 }
@@ -432,6 +444,21 @@ fn check_order(folder: &str, file: &str, text: &str, order: &[&str]) -> Vec<Viol
     check_words(file, text, &names, &[])
 }
 
+/// Checks that a module of a folder names none of these other modules of it.
+fn check_strangers(folder: &str, file: &str, text: &str, others: &[&str]) -> Vec<Violation> {
+    let parent = Path::new(folder).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    // A file of the folder itself names its siblings by `super`; one below it, by `crate`.
+    let is_direct =
+        Path::new(file).parent() == Some(Path::new(folder)) || file.ends_with("/mod.rs");
+    let names = others.iter().flat_map(|other| {
+        let by_super = is_direct.then(|| format!("super::{other}"));
+        by_super.into_iter().chain([format!("{parent}::{other}")])
+    });
+    let names: Vec<String> = names.chain([format!("{parent}::{{")]).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    check_words(file, text, &names, &[])
+}
+
 fn check_unsafe(file: &str, text: &str) -> Vec<Violation> {
     let held = names(&code(text), "unsafe") && !UNSAFE.contains(&file);
     if held { vec![format!("{file} holds unsafe")] } else { Vec::new() }
@@ -459,6 +486,27 @@ fn modules_name_only_lower_modules() {
     for (part, forbidden) in MODULES {
         for (file, text) in sources(part).iter().filter(|(file, _)| !is_test(file)) {
             assert_eq!(check_words(file, text, forbidden, &[]), Vec::<Violation>::new());
+        }
+    }
+}
+
+#[test]
+fn owners_do_not_name_each_other() {
+    let files_of = |folder: &str, module: &str| {
+        let path = format!("{folder}/{module}");
+        let below = root().join(&path).is_dir();
+        sources(&if below { path } else { path + ".rs" })
+    };
+    for &(folder, owners, above) in OWNERS {
+        let lower = BELOW_OWNERS.iter().filter(|(of, _)| *of == folder);
+        let lower: Vec<&str> = lower.flat_map(|(_, modules)| modules.iter().copied()).collect();
+        for module in owners.iter().chain(&lower) {
+            let others = owners.iter().filter(|other| *other != module).chain(above);
+            let others: Vec<&str> = others.copied().collect();
+            for (file, text) in files_of(folder, module).iter().filter(|(file, _)| !is_test(file)) {
+                let broken = check_strangers(folder, file, text, &others);
+                assert_eq!(broken, Vec::<Violation>::new());
+            }
         }
     }
 }
@@ -541,6 +589,12 @@ fn planted_violations_are_found() {
         check_order("a/b", "a/b/new.rs", "", &order),
         ["a/b/new.rs is not in the order of a/b"]
     );
+
+    let check = |text| check_strangers("a/b", "a/b/peers/mod.rs", text, &["intake", "Shard"]);
+    assert!(check("use super::output::Outputs;\nuse crate::b::request::Request;\n").is_empty());
+    assert_eq!(check("use super::intake::Intake;\n"), ["a/b/peers/mod.rs names super::intake"]);
+    assert_eq!(check("use crate::b::Shard;\n"), ["a/b/peers/mod.rs names b::Shard"]);
+    assert_eq!(check("use crate::b::{intake, output};\n"), ["a/b/peers/mod.rs names b::{"]);
 
     let held = "fn f() { unsafe { g() } }\n";
     assert_eq!(check_unsafe("ps/src/shard/mod.rs", held), ["ps/src/shard/mod.rs holds unsafe"]);

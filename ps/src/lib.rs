@@ -26,6 +26,7 @@ pub mod blocking;
 mod call_sources;
 pub mod checkpoint;
 mod checkpoint_source;
+mod client_entry;
 mod client_key;
 mod config;
 mod error;

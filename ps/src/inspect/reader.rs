@@ -23,17 +23,17 @@ use super::report::{
     ShardState, VariableReport, VariablesStage, Verdict,
 };
 use crate::call_sources::CallSourceEntry;
+use crate::client_entry::ClientPresence;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
 use crate::runtime::boot;
-use crate::shard::peers::client_registry::ClientPresence;
+use crate::shard::file_work::flush::{image_name, read_image};
+use crate::shard::opening::control_file::control_fields;
 use crate::shard::shard_files::call_record::CallRecord;
 use crate::shard::shard_files::client_record::ClientRecord;
-use crate::shard::shard_files::control_file::control_fields;
 use crate::shard::shard_files::data_record::DataRecord;
 use crate::shard::shard_files::generation::{open_catalogue, table_words};
 use crate::shard::shard_files::poison::PoisonRecord;
-use crate::shard::shard_files::power::{image_name, read_image};
 use crate::shard::shard_files::record::{ShardRecord, ShardStage};
 use crate::status::Presence;
 

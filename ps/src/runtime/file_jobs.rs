@@ -9,9 +9,9 @@ use tokio::task::spawn_blocking;
 
 use crate::checkpoint::CheckpointStorage;
 use crate::shard::ShardInput;
-use crate::shard::checkpoints::shard_restore::RestoreWork;
-use crate::shard::checkpoints::shard_save::ShardSave;
-use crate::shard::shard_files::power::Flush;
+use crate::shard::file_work::flush::Flush;
+use crate::shard::file_work::restore_work::RestoreWork;
+use crate::shard::file_work::shard_save::ShardSave;
 
 /// The file jobs of a shard that have not begun.
 ///

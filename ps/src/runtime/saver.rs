@@ -25,9 +25,7 @@ use super::publisher::{CheckpointSearch, FailedSave, PublishedSave, Publisher};
 use crate::checkpoint::{AbandonFlag, CheckpointFault, CheckpointName};
 use crate::event::{Event, EventSink};
 use crate::metrics::{Counters, SaveRecord};
-use crate::shard::checkpoints::saver_order::{
-    PERIODIC_SAVE, SaveRequester, SaverEvent, SaverOrder,
-};
+use crate::shard::file_work::saver_order::{PERIODIC_SAVE, SaveRequester, SaverEvent, SaverOrder};
 
 /// A save requested in this process: the user's bytes, and the channel for the result.
 pub(super) type SaveWaiter = (Vec<u8>, oneshot::Sender<Result<CheckpointId, CheckpointFault>>);

@@ -31,7 +31,7 @@ use crate::error::{ListenError, ServeError, StartError, StorageError};
 use crate::metrics::{Counters, SaveRecord};
 use crate::peer_hello::PeerHello;
 use crate::shard::Shard;
-use crate::shard::shard_files::shard_setup::{ServerRun, ShardSetup};
+use crate::shard::opening::shard_setup::{ServerRun, ShardSetup};
 use pushpull_net::{AcceptLimits, HomeProcess};
 
 /// The capacity of the channels of orders to the saver and of events from it.

@@ -23,9 +23,9 @@ use super::peer_polling::PeerPolling;
 use super::saver::SaverOrders;
 use crate::config::PsConfig;
 use crate::event::EventSink;
-use crate::shard::applier::WorkOutcome;
-use crate::shard::checkpoints::saver_order::{SaverEvent, SaverOrder};
+use crate::shard::file_work::saver_order::{SaverEvent, SaverOrder};
 use crate::shard::output::ShardOutput;
+use crate::shard::values::applier::WorkOutcome;
 use crate::shard::{Shard, ShardInput, TICK};
 use crate::status::Status;
 

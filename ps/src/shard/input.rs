@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use pushpull_common::ids::ClientEpoch;
+use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::message::Hello;
 use pushpull_common::protocol::{Envelope, FrameEvent, Header, Message};
 
-use super::PeerOrigin;
-use super::checkpoints::saver_order::SaverEvent;
-use super::checkpoints::shard_restore::RestoreResult;
+use super::file_work::restore_work::RestoreResult;
+use super::file_work::saver_order::SaverEvent;
 use crate::checkpoint::CheckpointFault;
 
 /// An input of a shard.

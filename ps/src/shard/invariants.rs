@@ -12,12 +12,12 @@ use pushpull_common::protocol::Envelope;
 use pushpull_common::protocol::message::Operation;
 
 use super::Shard;
-use super::applier::ShardJob;
-use super::peers::client_registry::ClientPresence;
-use super::peers::parked_requests::WaitReason;
+use super::request::parked_request::{ParkedRequest, WaitReason};
 #[cfg(any(test, fuzzing))]
 use super::shard_files::record::ShardRecord;
+use super::values::applier::ShardJob;
 use crate::aggregate::current_step::PerPush;
+use crate::client_entry::ClientPresence;
 use crate::inbox::PushArrival;
 
 /// The state of a shard that a kill must not change: its own words, its clients with the newest
@@ -37,12 +37,7 @@ impl Shard {
     pub(crate) fn durable_state(&self) -> DurableState {
         // Each process increments `lives`. The goal of a step follows from the present clients.
         let (lives, goal, applying) = (0, 0, false);
-        let record = ShardRecord {
-            lives,
-            goal,
-            applying,
-            ..self.files.record(&self.variables, &self.peers, &self.intake, &self.steps)
-        };
+        let record = ShardRecord { lives, goal, applying, ..self.record() };
         let clients = self.peers.registry.keys().map(|key| {
             let client = self.peers.registry.client(key);
             // Recovery may settle held gradients.
@@ -128,8 +123,8 @@ impl Shard {
         self.check_tokens();
         #[cfg(any(test, fuzzing))]
         {
-            self.files.check_windows_are_saved(&self.peers);
-            self.files.check_calls_are_saved(&self.steps);
+            self.check_windows_are_saved();
+            self.check_calls_are_saved();
         }
     }
 
@@ -146,13 +141,13 @@ impl Shard {
         }
         let none_for =
             |client| self.steps.owner.as_ref().is_some_and(|owner| owner.has_none_for(client));
-        let in_vain = |entry: &super::ParkedRequest| {
+        let in_vain = |entry: &ParkedRequest| {
             matches!(entry.wait, WaitReason::Token) && !entry.request.client.is_some_and(none_for)
         };
         assert!(!self.peers.parked.any(in_vain), "a request waits although a token is available");
         let waits_for_end = self.peers.parked.any(|entry| matches!(entry.wait, WaitReason::End));
         assert!(
-            !(waits_for_end && self.steps.ended_for_all(&self.peers).is_some()),
+            !(waits_for_end && self.ended_for_all().is_some()),
             "a request waits although the training has ended on all workers"
         );
         let waits_for_ready =
@@ -166,7 +161,7 @@ impl Shard {
             !self.peers.parked.any(|entry| !listens(entry.request.connection)),
             "a parked request has no connection"
         );
-        let current = |entry: &super::ParkedRequest| {
+        let current = |entry: &ParkedRequest| {
             entry.request.client.is_none_or(|client| {
                 let connection = self.peers.registry.client(client).connection;
                 connection.is_none_or(|connection| connection == entry.request.connection)

@@ -10,16 +10,16 @@ use pushpull_common::catalogue::{Catalogue, ValueEncoding};
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{Pulled, PulledEncoded, PushAnswer};
+use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{
     BodyStamp, Envelope, Features, Message, Outcome, Refusal, encode_for, message,
 };
 use pushpull_store::store::Snapshot;
 
-use super::Detail;
-use super::checkpoints::saver_order::SaverOrder;
-use super::checkpoints::shard_restore::RestoreWork;
-use super::checkpoints::shard_save::ShardSave;
-use super::shard_files::power::Flush;
+use super::file_work::flush::Flush;
+use super::file_work::restore_work::RestoreWork;
+use super::file_work::saver_order::SaverOrder;
+use super::file_work::shard_save::ShardSave;
 use crate::event::Event;
 
 /// An output of a shard.

@@ -6,30 +6,23 @@ use std::sync::Arc;
 
 use pushpull_common::catalogue::ValueEncoding;
 use pushpull_common::codec::Codec;
-use pushpull_common::ids::PartitionId;
+use pushpull_common::ids::{PartitionId, ShardId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::Selection;
+use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Header, Refusal, message};
 use pushpull_common::rows;
 use pushpull_common::rows::Numbers;
 use pushpull_common::tensor::{DType, Element, elements_of};
-use pushpull_store::arena::Budget;
 use pushpull_store::commit::Journal;
+use pushpull_store::store::Store;
 
-use super::Detail;
-use super::buffer_pool::BufferPool;
 use super::output::{
     AnswerBody, EncodeBuffers, PullEncoder, PulledParts, ShardOutput, ShardOutputs,
 };
-use super::peers::Peers;
-use super::peers::client_registry::ClientPresence;
-use super::peers::parked_requests::{ParkedRequest, WaitReason};
-use super::shard_files::ShardFiles;
-use super::staleness::LastPulls;
-use super::steps::Steps;
-use super::variables::Variables;
-use crate::client_key::ClientKey;
-use crate::config::PsConfig;
+use super::request::PeerRequest;
+use super::request::buffer_pool::BufferPool;
+use super::request::parked_request::{ParkedRequest, WaitReason};
 use crate::metrics::Counters;
 
 /// The most [`EncodeBuffers`] that are kept for later pulls.
@@ -38,7 +31,7 @@ const ENCODE_BUFFERS_MAX: usize = 8;
 /// The pulls of a shard.
 #[derive(Debug)]
 pub(super) struct Pulls {
-    config: Arc<PsConfig>,
+    id: ShardId,
     counters: Arc<Counters>,
     /// Pooled buffers for row numbers and rows.
     row_buffers: BufferPool,
@@ -46,31 +39,40 @@ pub(super) struct Pulls {
     encode_buffers: Vec<EncodeBuffers>,
     /// Scratch memory for initial rows of tables.
     tile: Vec<u64>,
-    /// The values of each client's last pull, for delay compensation.
-    pub(super) last_pulls: LastPulls,
+}
+
+/// The values that a pull is answered from.
+#[derive(Clone, Copy)]
+pub(super) struct PullSource<'a> {
+    pub(super) store: &'a Store,
+    pub(super) journal: &'a Journal,
+    /// The pushes and the gradients that have been applied to them.
+    pub(super) version: u64,
+    pub(super) gradients: u64,
+    /// Whether the bodies have a checksum.
+    pub(super) crc: bool,
 }
 
 impl Pulls {
-    pub(super) fn new(config: Arc<PsConfig>, counters: Arc<Counters>) -> Pulls {
+    pub(super) fn new(id: ShardId, counters: Arc<Counters>) -> Pulls {
         Pulls {
-            config,
+            id,
             counters,
             row_buffers: BufferPool::default(),
             encode_buffers: Vec::new(),
             tile: Vec::new(),
-            last_pulls: LastPulls::default(),
         }
     }
 
     /// Returns what a pull of rows waits for: first its row numbers, which follow as the body.
     pub(super) fn wait_for_rows(
         &mut self,
-        variables: &Variables,
+        store: Option<&Store>,
         header: &Header,
         id: PartitionId,
         codec: Option<Codec>,
     ) -> Result<WaitReason, Refusal> {
-        let store = variables.ready().ok_or(Refusal::NotInitialized {})?;
+        let store = store.ok_or(Refusal::NotInitialized {})?;
         let partition =
             store.partition_of_rows(id).ok_or(Refusal::UnknownPartition { partition: id })?;
         let unfit = |codec: Codec| match partition.own_encoding {
@@ -99,148 +101,90 @@ impl Pulls {
         Ok(WaitReason::Rows { at_least, partition: id, numbers, codec, answer_bytes })
     }
 
-    /// Answers a pull, or parks it until its step is served.
-    pub(super) fn serve(
+    /// Answers a pull whose step is served. Returns whether the answer has all dense values.
+    pub(super) fn send(
         &mut self,
-        variables: &Variables,
-        files: &ShardFiles,
-        peers: &mut Peers,
-        steps: &Steps,
+        source: PullSource<'_>,
         out: &mut ShardOutputs,
         entry: ParkedRequest,
-    ) {
-        match entry.wait.is_served(steps.served_step()) {
-            true => self.send(variables, files, peers, out, entry),
-            false => peers.park(out, entry),
-        }
-    }
-
-    /// Answers the parked pulls whose step is served.
-    pub(super) fn send_parked(
-        &mut self,
-        variables: &Variables,
-        files: &ShardFiles,
-        peers: &mut Peers,
-        steps: &Steps,
-        out: &mut ShardOutputs,
-    ) {
-        let served = steps.served_step();
-        for entry in peers.parked.take(|entry| entry.wait.is_served(served)) {
-            self.send(variables, files, peers, out, entry);
-        }
-    }
-
-    fn send(
-        &mut self,
-        variables: &Variables,
-        files: &ShardFiles,
-        peers: &Peers,
-        out: &mut ShardOutputs,
-        entry: ParkedRequest,
-    ) {
-        match entry.wait {
-            WaitReason::Rows { .. } => {
-                self.send_rows(variables, &files.journal, peers, out, entry);
+    ) -> bool {
+        let ParkedRequest { request, wait } = entry;
+        match wait {
+            WaitReason::Pull { ranges, form, .. } => {
+                self.send_values(source, out, &request, ranges, form)
             }
-            _ => self.send_values(variables, peers, &files.budget, out, entry),
+            WaitReason::Rows { partition, numbers, codec, answer_bytes, .. } => {
+                let mut rows = self.row_buffers.take(answer_bytes as usize);
+                let gathered = self.gather(source, (partition, &numbers), codec, &mut rows);
+                self.row_buffers.put(numbers);
+                match gathered {
+                    Ok(()) => self.send_rows(source, out, &request, rows),
+                    Err(refusal) => {
+                        self.row_buffers.put(rows);
+                        request.refuse(out, refusal);
+                    }
+                }
+                false
+            }
+            WaitReason::Ready | WaitReason::Token | WaitReason::PushSlot | WaitReason::End => false,
         }
     }
 
-    /// Sends the values that a pull has requested.
+    /// Sends the values that a pull has requested. Returns whether these are all dense ones.
     fn send_values(
         &mut self,
-        variables: &Variables,
-        peers: &Peers,
-        budget: &Budget,
+        source: PullSource<'_>,
         out: &mut ShardOutputs,
-        entry: ParkedRequest,
-    ) {
-        let ParkedRequest { request, wait: WaitReason::Pull { ranges, form, .. } } = entry else {
-            return;
-        };
+        request: &PeerRequest,
+        ranges: Vec<Range<u64>>,
+        form: Option<ValueEncoding>,
+    ) -> bool {
+        let store = source.store;
         let encoded = form.and_then(|_| self.encode_buffers.pop()).unwrap_or_default();
-        let Some(store) = variables.store() else { return };
         let snapshot = store.snapshot(&ranges);
         let bytes = |range: &Range<u64>| match form {
             None => range.end - range.start,
             Some(form) => store.layout().encoded_bytes(form, range.clone()),
         };
         let bytes = ranges.iter().map(bytes).sum();
-        let (catalogue, shard) = (store.catalogue(), variables.id);
+        let catalogue = store.catalogue();
+        let shard = self.id;
         let encoder = form.map(|form| PullEncoder { catalogue: catalogue.clone(), shard, form });
-        let all = ranges == store.layout().dense();
-        if let Some(client) = request.client.filter(|_| all) {
-            // Values of a client that has left would never be dropped.
-            let present = peers.registry.client(client).presence == ClientPresence::Present;
-            self.keep_last_pull(variables, budget, client, present);
-        }
+        let are_all = ranges == store.layout().dense();
         self.counters.pulls.add(1);
         self.counters.pull_bytes.add(bytes);
-        let crc = peers.connections.get(&request.connection).is_some_and(|c| c.crc);
         let envelope = out.stamped(request.envelope);
-        let counts = (variables.version, variables.gradients);
-        let parts = PulledParts::new(snapshot, ranges, envelope, counts, crc, (encoder, encoded));
+        let counts = (source.version, source.gradients);
+        let encoding = (encoder, encoded);
+        let parts = PulledParts::new(snapshot, ranges, envelope, counts, source.crc, encoding);
         out.push(ShardOutput::Stream { connection: request.connection, parts });
-    }
-
-    /// Stores the values of a pull if its client's next gradient may need compensation.
-    fn keep_last_pull(
-        &mut self,
-        variables: &Variables,
-        budget: &Budget,
-        client: ClientKey,
-        present: bool,
-    ) {
-        let compensates = self.config.compensates();
-        // Rows are read by other pulls, and a copy of all of them would be too large.
-        if let Some(store) = variables.ready()
-            && compensates
-            && present
-            && store.layout().sparse().len() == 0
-        {
-            self.last_pulls.keep(client, store, variables.gradients, budget);
-        }
+        are_all
     }
 
     /// Sends the rows that a pull has requested.
     fn send_rows(
         &mut self,
-        variables: &Variables,
-        journal: &Journal,
-        peers: &Peers,
+        source: PullSource<'_>,
         out: &mut ShardOutputs,
-        entry: ParkedRequest,
+        request: &PeerRequest,
+        rows: Vec<u8>,
     ) {
-        let ParkedRequest { request, wait } = entry;
-        let WaitReason::Rows { partition, numbers, codec, answer_bytes, .. } = wait else {
-            return;
-        };
-        let mut rows = self.row_buffers.take(answer_bytes as usize);
-        let gathered = self.gather(variables, journal, (partition, &numbers), codec, &mut rows);
-        self.row_buffers.put(numbers);
-        if let Err(refusal) = gathered {
-            self.row_buffers.put(rows);
-            return request.refuse(out, refusal);
-        }
         self.counters.pulls.add(1);
         self.counters.pull_bytes.add(rows.len() as u64);
-        let message = message::Rows { version: variables.version, gradients: variables.gradients };
-        let checked = peers.connections.get(&request.connection).is_some_and(|c| c.crc);
-        let crc = checked.then(|| crc32c::crc32c(&rows));
-        let (connection, body) = (request.connection, AnswerBody::Rows(rows));
-        out.answer_with(connection, request.envelope, message.into(), body, crc);
+        let message = message::Rows { version: source.version, gradients: source.gradients };
+        let crc = source.crc.then(|| crc32c::crc32c(&rows));
+        let body = AnswerBody::Rows(rows);
+        out.answer_with(request.connection, request.envelope, message.into(), body, crc);
     }
 
     /// Appends the rows with these numbers, in the order of the numbers.
     fn gather(
         &mut self,
-        variables: &Variables,
-        journal: &Journal,
+        PullSource { store, journal, .. }: PullSource<'_>,
         (id, numbers): (PartitionId, &[u8]),
         codec: Option<Codec>,
         rows: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
-        let store = variables.store().ok_or(Refusal::NotInitialized {})?;
         // The variables may have been declared again since the request.
         let partition =
             store.partition_of_rows(id).ok_or(Refusal::UnknownPartition { partition: id })?;
@@ -280,12 +224,12 @@ impl Pulls {
 
 /// Returns what a pull of values waits for.
 pub(super) fn wait_for_values(
-    variables: &Variables,
+    store: Option<&Store>,
     header: &Header,
     selection: &Selection,
     form: Option<ValueEncoding>,
 ) -> Result<WaitReason, Refusal> {
-    let store = variables.ready().ok_or(Refusal::NotInitialized {})?;
+    let store = store.ok_or(Refusal::NotInitialized {})?;
     let mut ranges = Vec::new();
     match selection {
         Selection::All {} => ranges.push(0..store.layout().bytes()),

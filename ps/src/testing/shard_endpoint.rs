@@ -25,10 +25,11 @@ use crate::config::PsConfig;
 use crate::event::Event;
 use crate::metrics::{Counters, Metrics};
 use crate::peer_hello::PeerHello;
-use crate::shard::applier::WorkOutcome;
+use crate::shard::opening::shard_setup::{ServerRun, ShardSetup};
 use crate::shard::output::ShardOutput;
-use crate::shard::shard_files::shard_setup::{ServerRun, ShardSetup};
-use crate::shard::{PeerOrigin, Shard, ShardInput};
+use crate::shard::values::applier::WorkOutcome;
+use crate::shard::{Shard, ShardInput};
+use pushpull_common::peer_origin::PeerOrigin;
 
 /// The interval at which a shard needs [`ShardEndpoint::tick`].
 pub const TICK: Duration = crate::shard::TICK;

@@ -1,80 +1,39 @@
-//! The check of a checkpoint before it is restored. Another thread, which may wait for a disk, does
-//! the work, and the shard trains on meanwhile.
+//! The check of a checkpoint before it is restored, and the restore that follows.
 
 use std::sync::Arc;
 
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::ids::ShardId;
-use pushpull_common::protocol::Refusal;
-use pushpull_common::protocol::message::{self, CheckpointId, PrepareRestore};
+use pushpull_common::ids::RestoreEpoch;
+use pushpull_common::protocol::message::{CheckpointId, PrepareRestore, Restore};
+use pushpull_common::protocol::{Envelope, Refusal};
+use pushpull_store::store::Store;
 
-use crate::checkpoint::{
-    AbandonFlag, CheckpointError, CheckpointFault, CheckpointName, CheckpointStorage,
-    CheckpointTraining, Opened,
+use super::ShardCheckpoints;
+use crate::checkpoint::{AbandonFlag, CheckpointFault, CheckpointTraining, Opened};
+use crate::shard::file_work::restore_work::{
+    RestoreCheck, RestoreChecked, RestoreWork, ShardRestore,
 };
-use crate::shard::Shard;
-use crate::shard::checkpoints::ShardCheckpoints;
-use crate::shard::checkpoints::shard_restore::{RestoreOrder, RestoreWork, refuse_restore};
-use crate::shard::output::{ShardOutput, ShardOutputs};
-use crate::shard::peers::peer_request::PeerRequest;
-use crate::shard::shard_files::record::RESTORED_LIMIT;
-use crate::shard::variables::Variables;
+use crate::shard::output::ShardOutputs;
+use crate::shard::request::PeerRequest;
 
-/// The work of checking a shard's part of a checkpoint: its manifest, that the part fits the shard,
-/// and the hashes of the files that have some of it.
-#[derive(Debug)]
-pub(crate) struct RestoreCheck {
-    number: u64,
-    shard: ShardId,
-    checkpoint: CheckpointId,
-    catalogue: Arc<Catalogue>,
-    training: CheckpointTraining,
-    /// The most rows of each table of the shard.
-    row_limits: Vec<u64>,
-    abandon_flag: AbandonFlag,
+/// The checkpoint to restore, and the epoch that begins.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::shard) struct RestoreOrder {
+    pub(in crate::shard) checkpoint: CheckpointId,
+    pub(in crate::shard) epoch: RestoreEpoch,
 }
 
-/// The result of [`RestoreCheck::run`].
-#[derive(Debug)]
-pub(crate) struct RestoreChecked {
-    number: u64,
-    pub(super) result: Result<Opened, CheckpointFault>,
-}
-
-impl RestoreCheck {
-    /// Checks the part. May wait for a disk.
-    pub(super) fn run(self, storage: Arc<dyn CheckpointStorage>) -> RestoreChecked {
-        let storage = self.abandon_flag.watch(storage);
-        let result = self.open(storage).map_err(CheckpointFault::from);
-        RestoreChecked { number: self.number, result }
+impl From<Restore> for RestoreOrder {
+    fn from(restore: Restore) -> RestoreOrder {
+        let Restore { checkpoint, epoch } = restore;
+        RestoreOrder { checkpoint, epoch }
     }
+}
 
-    fn open(&self, storage: Arc<dyn CheckpointStorage>) -> Result<Opened, CheckpointError> {
-        let name = self.checkpoint.name.as_str();
-        let parsed = name.parse::<CheckpointName>();
-        let unfit = |what, expected: String, found: String| {
-            let checkpoint = name.to_owned();
-            CheckpointError::Unfit { checkpoint, what, expected, found }
-        };
-        let parsed = parsed.map_err(|_| unfit("name", "a checkpoint's".into(), name.into()))?;
-        // The name must match the epoch and the step that the chief knows and the shard will
-        // continue from.
-        let epoch = self.checkpoint.epoch;
-        let step = self.checkpoint.step;
-        if (parsed.restore_epoch, parsed.global_step) != (epoch.0, step.0) {
-            return Err(unfit("name", format!("of epoch {epoch} and step {step}"), name.into()));
-        }
-        let mut opened = Opened::open(storage, parsed)?;
-        let shards = opened.manifest().shards.iter();
-        let counts =
-            shards.flat_map(|s| [("version", s.version), ("count of gradients", s.gradients)]);
-        for (what, found) in counts.chain([("step", step.0)]) {
-            if found >= RESTORED_LIMIT {
-                return Err(unfit(what, format!("below {RESTORED_LIMIT}"), found.to_string()));
-            }
-        }
-        opened.check_shard(&self.catalogue, self.shard, &self.training, &self.row_limits)?;
-        Ok(opened)
+impl From<PrepareRestore> for RestoreOrder {
+    fn from(prepare: PrepareRestore) -> RestoreOrder {
+        let PrepareRestore { checkpoint, epoch } = prepare;
+        RestoreOrder { checkpoint, epoch }
     }
 }
 
@@ -82,13 +41,13 @@ impl RestoreCheck {
 #[derive(Debug)]
 pub(in crate::shard) struct CheckInProgress {
     number: u64,
-    request: PeerRequest,
-    order: RestoreOrder,
+    pub(in crate::shard) request: PeerRequest,
+    pub(in crate::shard) order: RestoreOrder,
     /// The digest of the catalogue that the checkpoint is checked against.
-    digest: [u8; 32],
+    pub(in crate::shard) digest: [u8; 32],
     /// Whether the restore is to begin after the check.
-    restores: bool,
-    pub(super) abandon_flag: AbandonFlag,
+    pub(in crate::shard) restores: bool,
+    pub(in crate::shard) abandon_flag: AbandonFlag,
 }
 
 /// A checkpoint that was checked for the chief of a connection. Its files stay open, so a restore
@@ -98,52 +57,89 @@ pub(in crate::shard) struct CheckedCheckpoint {
     pub(super) connection: u64,
     checkpoint: CheckpointId,
     digest: [u8; 32],
-    pub(super) opened: Opened,
+    opened: Opened,
     pub(super) abandon_flag: AbandonFlag,
 }
 
+/// A restore that is running.
+#[derive(Debug)]
+pub(in crate::shard) struct RestoreInProgress {
+    pub(super) abandon_flag: AbandonFlag,
+    pub(in crate::shard) connection: u64,
+    pub(in crate::shard) request: Envelope,
+    pub(in crate::shard) checkpoint: CheckpointId,
+    pub(in crate::shard) epoch: RestoreEpoch,
+}
+
+/// The name of the request, in refusals of a restore.
+const RESTORE: &str = "restore the variables";
+
 impl ShardCheckpoints {
-    /// Takes the checkpoint that was checked for this chief, if it is the one to restore.
-    pub(super) fn take_checked(
+    /// Returns the answer to a request to restore while a restore is running: whether the request
+    /// has joined it, or its refusal.
+    pub(in crate::shard) fn join_restore(
         &mut self,
-        variables: &Variables,
+        request: &PeerRequest,
+        order: &RestoreOrder,
+    ) -> Option<Result<(), Refusal>> {
+        let restoring = self.restoring.as_mut()?;
+        // A chief that has reconnected asks again.
+        if restoring.epoch == order.epoch && restoring.checkpoint == order.checkpoint {
+            (restoring.connection, restoring.request) = (request.connection, request.envelope);
+            return Some(Ok(()));
+        }
+        // An earlier chief has requested it. Its successor begins again once this restore has ended.
+        Some(Err(Refusal::NotInitialized {}))
+    }
+
+    /// Takes the checkpoint that was checked for this chief, if it is the one to restore into the
+    /// variables of this digest.
+    pub(in crate::shard) fn take_checked(
+        &mut self,
+        digest: Option<[u8; 32]>,
         connection: u64,
         checkpoint: &CheckpointId,
     ) -> Option<CheckedCheckpoint> {
         self.checked.take_if(|checked| {
             checked.connection == connection
                 && checked.checkpoint == *checkpoint
-                && variables.digest() == Some(checked.digest)
+                && digest == Some(checked.digest)
                 && checked.abandon_flag.reason().is_none()
         })
     }
 
-    /// Begins to check a checkpoint for the declared variables. Abandons the check of another one.
-    pub(super) fn begin_check(
+    /// Returns whether this order is being checked. The request is answered with its result then: a
+    /// chief that has reconnected asks again.
+    pub(in crate::shard) fn join_check(
         &mut self,
-        variables: &Variables,
-        out: &mut ShardOutputs,
+        request: PeerRequest,
+        order: &RestoreOrder,
+        restores: bool,
+    ) -> bool {
+        let Some(check) = self.checking.as_mut().filter(|check| check.order == *order) else {
+            return false;
+        };
+        (check.request, check.restores) = (request, restores);
+        true
+    }
+
+    /// Begins to check a checkpoint for the declared variables, whose tables have these limits of
+    /// rows. Returns the work.
+    pub(in crate::shard) fn begin_check(
+        &mut self,
         request: PeerRequest,
         order: RestoreOrder,
         restores: bool,
-    ) {
-        if let Some(check) = self.checking.as_mut().filter(|check| check.order == order) {
-            // A chief that has reconnected asks again.
-            (check.request, check.restores) = (request, restores);
-            return;
-        }
-        self.drop_check(out, "another checkpoint is to be restored");
-        let Some(store) = variables.store() else {
-            return request.refuse(out, Refusal::NotInitialized {});
-        };
+        (catalogue, training): (Arc<Catalogue>, CheckpointTraining),
+        row_limits: Vec<u64>,
+    ) -> RestoreWork {
         self.checks += 1;
-        let catalogue = store.catalogue().clone();
         let check = RestoreCheck {
             number: self.checks,
             shard: self.id,
             checkpoint: order.checkpoint.clone(),
-            training: CheckpointTraining::new(&catalogue, &variables.rules),
-            row_limits: store.tables().iter().map(|table| table.limit()).collect(),
+            training,
+            row_limits,
             abandon_flag: AbandonFlag::default(),
             catalogue,
         };
@@ -155,76 +151,80 @@ impl ShardCheckpoints {
             restores,
             abandon_flag: check.abandon_flag.clone(),
         });
-        out.push(ShardOutput::RestoreShard(Box::new(RestoreWork::Check(check))));
+        RestoreWork::Check(check)
     }
 
     /// Abandons the check that is running, and forgets the checked checkpoint.
-    pub(super) fn drop_check(&mut self, out: &mut ShardOutputs, reason: &'static str) {
+    pub(in crate::shard) fn drop_check(&mut self, out: &mut ShardOutputs, reason: &'static str) {
         self.checked = None;
         if let Some(check) = self.checking.take() {
             check.abandon_flag.abandon(reason);
-            refuse_restore(out, self.id, &check.request, abandoned(reason));
+            self.refuse_restore(out, &check.request, abandoned(reason));
         }
     }
 
-    /// Forgets the checkpoint that was checked for a connection that has ended.
-    pub(in crate::shard) fn forget_checked_for(&mut self, connection: u64) {
-        self.checked.take_if(|checked| checked.connection == connection);
+    /// Ends the check of this result. `None` if another one has displaced it, and it was answered.
+    pub(in crate::shard) fn end_check(
+        &mut self,
+        checked: &RestoreChecked,
+    ) -> Option<CheckInProgress> {
+        self.checking.take_if(|check| check.number == checked.number)
+    }
+
+    /// Keeps a checked checkpoint until its chief has it restored.
+    pub(in crate::shard) fn keep_checked(&mut self, check: &CheckInProgress, opened: Opened) {
+        self.checked = Some(CheckedCheckpoint {
+            connection: check.request.connection,
+            checkpoint: check.order.checkpoint.clone(),
+            digest: check.digest,
+            opened,
+            abandon_flag: check.abandon_flag.clone(),
+        });
+    }
+
+    /// Begins to read a checked checkpoint into a store without values. Returns the work.
+    pub(in crate::shard) fn begin_restore(
+        &mut self,
+        store: Box<Store>,
+        training: CheckpointTraining,
+        request: &PeerRequest,
+        order: RestoreOrder,
+        checked: CheckedCheckpoint,
+    ) -> RestoreWork {
+        let RestoreOrder { checkpoint, epoch } = order;
+        let CheckedCheckpoint { opened, abandon_flag, .. } = checked;
+        self.restoring = Some(RestoreInProgress {
+            connection: request.connection,
+            request: request.envelope,
+            checkpoint,
+            epoch,
+            abandon_flag,
+        });
+        RestoreWork::Read(Box::new(ShardRestore { store, shard: self.id, training, opened }))
+    }
+
+    /// Refuses to restore a checkpoint or to prepare that.
+    pub(in crate::shard) fn refuse_restore(
+        &self,
+        out: &mut ShardOutputs,
+        request: &PeerRequest,
+        refusal: Refusal,
+    ) {
+        out.refuse_chief((request.connection, request.envelope), self.id, RESTORE, refusal);
+    }
+
+    /// Refuses the restore that has failed.
+    pub(in crate::shard) fn refuse_restored(
+        &self,
+        out: &mut ShardOutputs,
+        of: (u64, Envelope),
+        refusal: Refusal,
+    ) {
+        out.refuse_chief(of, self.id, RESTORE, refusal);
     }
 }
 
 /// Returns the refusal of a check that was abandoned.
-fn abandoned(reason: &str) -> Refusal {
+pub(in crate::shard) fn abandoned(reason: &str) -> Refusal {
     CheckpointFault::Unavailable(format!("abandoned because {reason}")).refusal()
-}
-
-impl Shard {
-    /// Checks a checkpoint before all shards restore it. The training goes on.
-    pub(in crate::shard) fn prepare_restore(
-        &mut self,
-        request: PeerRequest,
-        prepare: PrepareRestore,
-    ) {
-        let PrepareRestore { checkpoint, epoch } = prepare;
-        let order = RestoreOrder { checkpoint, epoch };
-        let Shard { variables, checkpoints, out, .. } = self;
-        match checkpoints.check_restore(variables, out, &request, &order) {
-            Ok(true) => checkpoints.begin_check(variables, out, request, order, false),
-            Ok(false) => {}
-            Err(refusal) => refuse_restore(out, checkpoints.id, &request, refusal),
-        }
-    }
-
-    /// Takes the result of a check: begins the restore if it was requested, or keeps the checkpoint
-    /// for the request.
-    pub(in crate::shard) fn restore_checked(&mut self, checked: RestoreChecked) {
-        let Shard { variables, files, peers, checkpoints, out, .. } = self;
-        let is_it = |check: &mut CheckInProgress| check.number == checked.number;
-        // A check that another one has displaced was answered.
-        let Some(check) = checkpoints.checking.take_if(is_it) else { return };
-        let CheckInProgress { request, order, digest, restores, abandon_flag, .. } = check;
-        let opened = match checked.result {
-            Ok(opened) => opened,
-            Err(fault) => return refuse_restore(out, checkpoints.id, &request, fault.refusal()),
-        };
-        if let Some(reason) = abandon_flag.reason() {
-            return refuse_restore(out, checkpoints.id, &request, abandoned(reason));
-        }
-        let connection = request.connection;
-        let refusal = files.poisoned().or_else(|| peers.chief_refusal(connection));
-        if let Some(refusal) = refusal {
-            return request.refuse(out, refusal);
-        }
-        if variables.digest() != Some(digest) || !peers.connections.contains_key(&connection) {
-            // The chief declares the variables and asks again.
-            return request.refuse(out, Refusal::NotInitialized {});
-        }
-        let checkpoint = order.checkpoint.clone();
-        checkpoints.checked =
-            Some(CheckedCheckpoint { connection, checkpoint, digest, opened, abandon_flag });
-        match restores {
-            true => self.restore(request, order),
-            false => request.answer(out, message::RestorePrepared {}.into()),
-        }
-    }
 }

@@ -23,7 +23,8 @@ use pushpull_common::protocol::message::{Hello, Role};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
-use super::client_registry::{ClientPresence, ClientRegistry};
+use super::client_registry::ClientRegistry;
+use crate::client_entry::ClientPresence;
 use crate::client_key::ClientKey;
 
 /// The newest chief. Older chiefs are fenced.

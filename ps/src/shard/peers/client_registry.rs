@@ -1,7 +1,5 @@
 //! The registry of a shard's clients: epochs, incarnations and leases.
 
-mod client_entry;
-
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -12,11 +10,11 @@ use pushpull_common::protocol::refusal::Detail;
 use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
 use crate::checkpoint::ClientWindow;
+use crate::client_entry::{
+    CLIENTS_MAX, ClientEntry, ClientPresence, DurableClient, ENDED, EPOCH_LIMIT,
+};
 use crate::client_key::{ChangedClients, ClientKey};
 use crate::push_window::PushWindow;
-
-use client_entry::ENDED;
-pub(crate) use client_entry::{ClientEntry, ClientPresence, DurableClient};
 
 /// The result of admitting a client.
 #[derive(Debug)]
@@ -76,16 +74,9 @@ pub(crate) struct ClientRegistry {
     planted: PlantedBugs,
 }
 
-/// The most tasks with an entry. If all entries are taken, a new task takes that of one which the
-/// cluster does not list and which has been gone for longest.
-pub(crate) const CLIENTS_MAX: usize = 16_384;
-
 /// For how many leases the entry of a lost client is kept. It may come back after a cut of the
 /// network, and continue. One that has left does not continue.
 const LOST_LEASES_KEPT: u32 = 12;
-
-/// The limit of all epochs.
-pub(in crate::shard) const EPOCH_LIMIT: u64 = 1 << 63;
 
 /// How far above its own time, in milliseconds, a shard accepts epochs that it does not assign
 /// itself: one day. Hosts whose clocks differ by more have a wrong clock.

@@ -8,14 +8,13 @@ use pushpull_store::testing::planted::PlantedBugs;
 
 use super::call_record::CallRecord;
 use super::data_record::DataRecord;
-use super::record::{COUNT_LIMIT, wrong};
+use super::record::wrong;
 use crate::aggregate::bounded_staleness::ReplicaProgress;
 use crate::aggregate::data_position::DataBatch;
 use crate::aggregate::token_ledger::Issued;
+use crate::client_entry::{ClientEntry, ClientPresence, DurableClient, EPOCH_LIMIT};
 use crate::push_window::PushWindow;
-use crate::shard::peers::client_registry::{
-    ClientEntry, ClientPresence, DurableClient, EPOCH_LIMIT,
-};
+use crate::shard::file_work::COUNT_LIMIT;
 
 /// The durable state of one client, in its own cell of the control file.
 #[derive(Debug)]

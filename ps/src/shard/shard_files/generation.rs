@@ -7,10 +7,8 @@ use std::sync::Arc;
 
 use pushpull_common::byte_size::ByteSize;
 use pushpull_common::catalogue::{Catalogue, ShardLayout};
-use pushpull_common::ids::{RestoreEpoch, ShardId};
+use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
-use pushpull_common::protocol::message::Declared;
-use pushpull_common::protocol::{Envelope, Refusal};
 use pushpull_optim::optimizer::VariableRules;
 use pushpull_store::arena::{Arena, Reservation, file_name};
 use pushpull_store::commit::table_bytes;
@@ -19,15 +17,10 @@ use pushpull_store::store::{Store, StoreGeometry, StorePlan};
 use pushpull_store::table::Table;
 
 use super::record::{ShardRecord, admitted_words};
-use crate::aggregate::token_issuer::TokenIssuer;
 use crate::config::PsConfig;
 use crate::error::StorageError;
-use crate::event::Event;
 use crate::inbox::{Inbox, map_words};
-use crate::shard::peers::peer_request::PeerRequest;
-use crate::shard::shard_files::{ShardFiles, storage_refusal, transaction_words};
-use crate::shard::variables::VariablesState;
-use crate::shard::{Shard, ShardOutput};
+use crate::shard::shard_files::{ShardFiles, transaction_words};
 
 /// The variables of one declaration on a shard, and the sizes of their files.
 #[derive(Debug)]
@@ -99,7 +92,7 @@ impl Generation {
 
     /// Returns the bytes that the variables need. Embedding tables allocate memory as they grow;
     /// this counts what each needs at least.
-    fn bytes_min(&self, is_synchronous: bool) -> u64 {
+    pub(in crate::shard) fn bytes_min(&self, is_synchronous: bool) -> u64 {
         let together = if is_synchronous { self.push_slots as u64 } else { 1 };
         let tables = self.layout.tables().iter().map(|partition| {
             Table::need(&self.catalogue, partition, self.rules.slots(partition), together)
@@ -108,7 +101,7 @@ impl Generation {
     }
 
     /// Says what the bytes that the variables need are for, and which setting allows more.
-    fn made_of(&self, need: u64) -> String {
+    pub(in crate::shard) fn made_of(&self, need: u64) -> String {
         let values = self.layout.bytes().max(1);
         let (of_values, of_slots) = self.geometry.need_by_kind();
         let inbox = Inbox::need(&self.layout, self.push_slots);
@@ -150,7 +143,7 @@ impl Generation {
 
     /// Creates the files of a new generation. The next transaction names them. The inbox numbers
     /// its push slots from `first_push_slot`.
-    fn create(
+    pub(in crate::shard) fn create(
         &self,
         files: &mut ShardFiles,
         first_push_slot: u32,
@@ -182,120 +175,6 @@ impl Generation {
         })?;
         files.generation = generation;
         Ok((Box::new(store), inbox))
-    }
-}
-
-impl Shard {
-    /// Handles the declaration of a chief, whose catalogue has arrived.
-    pub(in crate::shard) fn declare(
-        &mut self,
-        request: &PeerRequest,
-        digest: [u8; 32],
-        bytes: &[u8],
-    ) {
-        match self.try_declare(digest, bytes) {
-            Ok(()) => {
-                self.out.chief_accepted();
-                let state = self.variables.catalogue_state();
-                let restore_epoch = self.variables.epoch;
-                let trained = self.steps.owner.as_ref().is_some_and(TokenIssuer::has_trained);
-                let declared = Declared { state, restore_epoch, trained };
-                request.answer(&mut self.out, declared.into());
-            }
-            Err(refusal) => {
-                let of = (request.connection, request.envelope);
-                self.out.refuse_chief(of, self.id, "declare the variables", refusal);
-            }
-        }
-    }
-
-    fn try_declare(&mut self, digest: [u8; 32], bytes: &[u8]) -> Result<(), Refusal> {
-        if self.checkpoints.restoring.is_some() {
-            // The restore that an older chief requested is under way. The chief declares again after
-            // a pause.
-            return Err(Refusal::NotInitialized {});
-        }
-        let is_busy = !self.applier.jobs.is_empty();
-        match self.variables.check_declaration(digest, bytes, is_busy)? {
-            None => Ok(()),
-            Some(catalogue) => {
-                let catalogue = Arc::new(catalogue);
-                self.replace_variables(catalogue.clone()).map_err(storage_refusal)?;
-                self.report_skew(&catalogue);
-                Ok(())
-            }
-        }
-    }
-
-    /// Reports an uneven placement. The step owner does, because each shard sees the whole of it.
-    fn report_skew(&mut self, catalogue: &Catalogue) {
-        if self.steps.owner.is_none() {
-            return;
-        }
-        let tasks: Vec<u32> = self.config.cluster.ps_tasks().map(|(index, _)| index).collect();
-        if let Some(event) = Event::skewed_placement(catalogue, &tasks) {
-            self.counters.skewed_placements.add(1);
-            self.out.push(ShardOutput::Event(event));
-        }
-    }
-
-    /// Replaces the variables by those of a catalogue, without values.
-    fn replace_variables(&mut self, catalogue: Arc<Catalogue>) -> Result<(), StorageError> {
-        let generation = Generation::new(self.id, &self.config, catalogue);
-        // The check covers everything that the shard needs, so that a refusal names the sum. It
-        // comes first, so that a refusal changes nothing.
-        let need = generation.bytes_min(self.steps.is_synchronous());
-        let limit = self.files.budget.left() + self.variables.store().map_or(0, Store::reserved);
-        if need > limit {
-            let made_of = generation.made_of(need);
-            return Err(StorageError::ModelDoesNotFit { need, limit, made_of });
-        }
-        // The memory of an earlier declaration is released first, because both may not fit.
-        self.forget_variables()?;
-        self.make_variables(generation)
-    }
-
-    /// Creates the files of a new generation of variables, and switches to them.
-    pub(in crate::shard) fn make_variables(
-        &mut self,
-        generation: Generation,
-    ) -> Result<(), StorageError> {
-        let (store, inbox) = generation.create(&mut self.files, self.intake.next_push_slot)?;
-        self.intake.inbox = Some(inbox);
-        self.steps.count_participants(store.catalogue().shards());
-        self.variables.install(VariablesState::Declared(store), generation.rules);
-        Ok(())
-    }
-
-    /// The initial values are complete.
-    pub(in crate::shard) fn initialized(
-        &mut self,
-        connection: u64,
-        request: Envelope,
-        epoch: RestoreEpoch,
-    ) {
-        let Shard { files, variables, steps, .. } = self;
-        variables.initialized(files, steps.step(), epoch);
-        self.stamp_answers();
-        self.peers.announce_ready(&self.variables, &mut self.out, connection, request);
-    }
-
-    /// Forgets the variables durably, and then removes their files.
-    pub(in crate::shard) fn forget_variables(&mut self) -> Result<(), StorageError> {
-        self.variables.state = VariablesState::Absent;
-        if let Some(owner) = self.steps.owner.as_mut() {
-            // Its tokens have been forgotten. A restore brings the position of its checkpoint.
-            owner.set_data(None);
-        }
-        self.steps.calls.clear();
-        self.steps.set_participants(std::iter::empty());
-        self.pulls.last_pulls.clear();
-        if let Some(inbox) = self.intake.inbox.take() {
-            self.intake.next_push_slot = inbox.next_number();
-        }
-        self.variables.assigned.clear();
-        self.persist();
-        self.files.remove_forgotten()
     }
 }
 

@@ -28,9 +28,10 @@ use crate::aggregate::clipping::BitwiseF64;
 use crate::aggregate::current_step::AdmittedPush;
 use crate::aggregate::data_position::DataBatch;
 use crate::aggregate::token_ledger::StepState;
+use crate::client_entry::{CLIENTS_MAX, EPOCH_LIMIT};
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
-use crate::shard::peers::client_registry::{CLIENTS_MAX, EPOCH_LIMIT};
+use crate::shard::file_work::COUNT_LIMIT;
 
 /// How far the declaration of a shard's variables has progressed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -132,14 +133,6 @@ enum RecordWord {
     /// The number of words.
     Count,
 }
-
-/// The limit of every count. No machine runs long enough to reach it. It leaves bits for sums, and
-/// for values packed beside a count.
-pub(in crate::shard) const COUNT_LIMIT: u64 = 1 << 56;
-
-/// The limit of counts from a checkpoint. Counts that continue from it stay below [`COUNT_LIMIT`],
-/// so that the arena can be opened again.
-pub(crate) const RESTORED_LIMIT: u64 = COUNT_LIMIT / 2;
 
 const _: () = assert!(ShardRecord::WORDS <= FIRST_WORDS);
 
@@ -313,6 +306,7 @@ pub(in crate::shard) mod tests {
 
     use super::*;
     use crate::aggregate::clipping;
+    use crate::shard::file_work::RESTORED_LIMIT;
 
     /// A count that increases by one at a time, starting from that of a checkpoint.
     pub(in crate::shard) fn count() -> impl Strategy<Value = u64> {

@@ -20,7 +20,7 @@ use super::peers::{Push, bytes_of, worker};
 use super::world::{ConnectionId, LIFE, World};
 use crate::config::{PsConfig, Storage};
 use crate::error::StorageError;
-use crate::shard::shard_files::shard_setup::ServerRun;
+use crate::shard::opening::shard_setup::ServerRun;
 use crate::shard::{Shard, VariablesState};
 
 /// Files by name.

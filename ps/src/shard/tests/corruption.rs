@@ -18,7 +18,7 @@ use super::arenas::{Decoded, Files, files_of, images, train, world};
 use super::random::{PrintSeedOnPanic, Random, is_thorough};
 use super::world::{LIFE, World};
 use crate::error::StorageError;
-use crate::shard::shard_files::shard_setup::ServerRun;
+use crate::shard::opening::shard_setup::ServerRun;
 
 /// The results of all cases of one kind of file.
 #[derive(Debug, Default)]

@@ -18,9 +18,7 @@ use crate::checkpoint::{
 };
 use crate::config::{Checkpoints, Mode};
 use crate::shard::ShardInput;
-use crate::shard::checkpoints::saver_order::{
-    PERIODIC_SAVE, SaveRequester, SaverEvent, SaverOrder,
-};
+use crate::shard::file_work::saver_order::{PERIODIC_SAVE, SaveRequester, SaverEvent, SaverOrder};
 
 /// Two shards and two replicas, with checkpoint storage.
 fn cluster(folder: &std::path::Path) -> (ShardCluster, Arc<dyn CheckpointStorage>) {

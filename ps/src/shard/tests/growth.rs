@@ -13,7 +13,7 @@ use pushpull_optim::optimizer::Sgd;
 use super::peers::{Push, bytes_of, index_of, worker};
 use super::world::{ConnectionId, World};
 use crate::event::Event;
-use crate::shard::applier::WorkOutcome;
+use crate::shard::values::applier::WorkOutcome;
 use crate::shard::{ShardInput, TICK};
 
 /// A world with the table `users` alone (rows of 2 f32), which has no records yet.

@@ -17,7 +17,7 @@ use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::metrics::Counters;
 use crate::push_window::PushWindow;
-use crate::shard::shard_files::shard_setup::ShardSetup;
+use crate::shard::opening::shard_setup::ShardSetup;
 use crate::shard::{Shard, VariablesState};
 
 /// The files of a shard, by name.

@@ -19,9 +19,10 @@ use pushpull_optim::optimizer::Sgd;
 use super::peers::{Peer, Push, bytes_of, chief, f32s, index_of, pack, variables, worker};
 use super::world::{ConnectionId, World};
 use crate::checkpoint::{CheckpointStorage, LocalDirectory};
+use crate::client_entry::CLIENTS_MAX;
 use crate::config::{Checkpoints, PsConfig};
-use crate::shard::peers::client_registry::CLIENTS_MAX;
-use crate::shard::{PeerOrigin, ShardInput};
+use crate::shard::ShardInput;
+use pushpull_common::peer_origin::PeerOrigin;
 
 const PAGE: &str = include_str!("../../../../docs/protocol.md");
 

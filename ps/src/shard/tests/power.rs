@@ -20,7 +20,7 @@ use super::synchronous::synchronous;
 use super::world::{ConnectionId, LIFE, World};
 use crate::config::{Durability, PsConfig, Storage};
 use crate::error::StorageError;
-use crate::shard::checkpoints::saver_order::{SaverEvent, SaverOrder};
+use crate::shard::file_work::saver_order::{SaverEvent, SaverOrder};
 use crate::shard::{Shard, ShardInput};
 
 const ELEMENTS: u64 = 4000;

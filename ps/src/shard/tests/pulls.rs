@@ -9,7 +9,7 @@ use pushpull_optim::optimizer::Sgd;
 use super::peers::{Push, bytes_of, f32s, unpack, variables, worker};
 use super::world::{ConnectionId, World};
 use crate::config::Storage;
-use crate::shard::applier::WorkOutcome;
+use crate::shard::values::applier::WorkOutcome;
 
 /// Five slices of values.
 const LARGE: usize = 5 << 18;

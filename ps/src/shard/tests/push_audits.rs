@@ -96,7 +96,7 @@ fn the_end_waits_for_a_gradient_of_a_lost_worker_that_another_shard_lacks() {
     let requests = end(&mut cluster);
     assert!(answers(&mut cluster, requests).is_empty(), "the values may still change");
     let shard = &cluster.world.shards[0];
-    let awaited = shard.steps.awaited_end(&shard.peers, cluster.world.now).text;
+    let awaited = shard.awaited_end(cluster.world.now).text;
     let expected = "the gradients of lost workers on all shards: /job:worker/task:1 (lost";
     assert!(awaited.starts_with(expected), "{awaited}");
     // The worker comes back and completes its push.

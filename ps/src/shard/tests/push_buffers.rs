@@ -29,8 +29,8 @@ use super::synchronous::synchronous;
 use super::world::{ConnectionId, World};
 use crate::config::{Asynchronous, Network, NonFinite, PsConfig, StalenessPolicy, Storage};
 use crate::metrics::Counters;
-use crate::shard::PeerOrigin;
-use crate::shard::scan::{NonFiniteScan, ScanningInput};
+use crate::shard::values::scan::{NonFiniteScan, ScanningInput};
+use pushpull_common::peer_origin::PeerOrigin;
 
 /// The push buffer of a client.
 pub(super) struct MappedBuffer {
@@ -543,7 +543,7 @@ fn a_whole_push_is_applied_although_its_client_is_gone() {
     let (line, _) = whole(&mut world, 1, &mut worker(6));
     world.disconnect(line);
     world.pass(Duration::from_secs(60), &[chief]);
-    assert_eq!(world.work(), crate::shard::applier::WorkOutcome::Idle);
+    assert_eq!(world.work(), crate::shard::values::applier::WorkOutcome::Idle);
     let (line, _) = whole(&mut world, 1, &mut worker(7));
     assert!(matches!(world.ask(line, message::Leave {}.into()), Message::Left(_)));
     let mut older = worker(8);

@@ -13,7 +13,7 @@ use super::synchronous::{ACCEPTED, STALE, ShardCluster, synchronous};
 use super::world::World;
 use crate::config::{PsConfig, Synchronous};
 use crate::shard::ShardInput;
-use crate::shard::applier::WorkOutcome;
+use crate::shard::values::applier::WorkOutcome;
 
 /// A cluster whose replicas have push buffers.
 pub(super) struct SharedBuffers {

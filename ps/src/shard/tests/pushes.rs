@@ -11,7 +11,7 @@ use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Push, bytes_of, f32s, f64s, variables, worker};
 use super::world::{ConnectionId, World};
-use crate::shard::applier::WorkOutcome;
+use crate::shard::values::applier::WorkOutcome;
 
 fn ready() -> (World, ConnectionId) {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);

@@ -94,7 +94,7 @@ fn a_token_is_not_taken_back_while_a_shard_cannot_be_asked() {
     cluster.pass(LEASE * 4, &[0, 2]);
     assert_eq!((taken_back(&cluster), cluster.world.metrics().clients_retired), (0, 0));
     let shard = &cluster.world.shards[0];
-    let awaited = shard.steps.awaited_tokens(&shard.peers, cluster.world.now, None).text;
+    let awaited = shard.awaited_tokens(cluster.world.now, None).text;
     assert!(
         awaited.starts_with("the answers of /job:ps/task:0/shard:1 (not connected"),
         "{awaited}"

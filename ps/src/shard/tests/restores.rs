@@ -19,8 +19,8 @@ use crate::checkpoint::{
     CheckpointStorage, CheckpointTraining, Contents, LocalDirectory, Save, ShardEntry,
 };
 use crate::config::Checkpoints;
-use crate::shard::shard_files::record::RESTORED_LIMIT;
-use crate::shard::{Shard, ShardInput};
+use crate::shard::ShardInput;
+use crate::shard::file_work::RESTORED_LIMIT;
 
 const ELEMENTS: u64 = 4;
 
@@ -115,8 +115,7 @@ fn save_forged(
     let name = Text::clipped(save.name().to_string());
     let line = world.join(0, &mut Peer { role: Role::Peer {}, ..worker(9) });
     let now = world.now;
-    let Shard { checkpoints, variables, peers, steps, .. } = &mut world.shards[0];
-    checkpoints.keep_cut_as_of(variables, peers, steps, now, step);
+    world.shards[0].keep_cut_as_of(now, step);
     let request = world.say(line, message::SaveShard { name: name.clone() }.into());
     let entry = world.answer_body(line, request);
     let entry: ShardEntry = serde_json::from_slice(&entry).unwrap();

@@ -17,9 +17,10 @@ use pushpull_store::arena::{ArenaStorage, Memory, SharedWords, StateDirectory};
 use super::peers::{Peer, Push, bytes_of, chief, f32s, variables, worker};
 use super::world::{ConnectionId, LIFE, World};
 use crate::config::{Asynchronous, Durability, Network, PsConfig, StalenessPolicy, Storage};
-use crate::shard::applier::WorkOutcome;
-use crate::shard::shard_files::shard_setup::ServerRun;
-use crate::shard::{PeerOrigin, Shard};
+use crate::shard::Shard;
+use crate::shard::opening::shard_setup::ServerRun;
+use crate::shard::values::applier::WorkOutcome;
+use pushpull_common::peer_origin::PeerOrigin;
 
 /// Elements that fill eighty blocks.
 pub(super) const LARGE: usize = 80 << 14;

@@ -13,7 +13,8 @@ use super::push_buffers_synchronous::SharedBuffers;
 use super::shared_values::LARGE;
 use super::synchronous::{ACCEPTED, STALE, synchronous};
 use crate::config::{NonFinite, PsConfig};
-use crate::shard::applier::{SLICE_BYTES, WorkOutcome};
+use crate::shard::values::SLICE_BYTES;
+use crate::shard::values::applier::WorkOutcome;
 
 const BYTES: u64 = 4 * LARGE as u64;
 

@@ -21,14 +21,15 @@ use crate::checkpoint::CheckpointStorage;
 use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::metrics::{Counters, Metrics};
-use crate::shard::applier::WorkOutcome;
-use crate::shard::checkpoints::saver_order::SaverOrder;
-use crate::shard::checkpoints::shard_restore::RestoreWork;
-use crate::shard::checkpoints::shard_save::ShardSave;
+use crate::shard::file_work::flush::Flush;
+use crate::shard::file_work::restore_work::RestoreWork;
+use crate::shard::file_work::saver_order::SaverOrder;
+use crate::shard::file_work::shard_save::ShardSave;
+use crate::shard::opening::shard_setup::{ServerRun, ShardSetup};
 use crate::shard::output::{PulledParts, ShardOutput};
-use crate::shard::shard_files::power::Flush;
-use crate::shard::shard_files::shard_setup::{ServerRun, ShardSetup};
-use crate::shard::{PeerOrigin, Shard, ShardInput, TICK};
+use crate::shard::values::applier::WorkOutcome;
+use crate::shard::{Shard, ShardInput, TICK};
+use pushpull_common::peer_origin::PeerOrigin;
 
 /// A connection to one of the world's shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

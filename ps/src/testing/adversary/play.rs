@@ -19,9 +19,10 @@ use super::messages::{MessageDraw, framed};
 use super::setting::{LEASE, ShardSetting};
 use crate::aggregate::token_ledger::generation_of;
 use crate::metrics::Counters;
-use crate::shard::applier::WorkOutcome;
 use crate::shard::output::{PulledParts, ShardOutput};
-use crate::shard::{PeerOrigin, Shard, ShardInput, TICK};
+use crate::shard::values::applier::WorkOutcome;
+use crate::shard::{Shard, ShardInput, TICK};
+use pushpull_common::peer_origin::PeerOrigin;
 
 /// More outputs than one input can cause with at most six connections.
 const OUTPUTS_MAX: usize = 4096;

@@ -21,7 +21,7 @@ use crate::config::{
 };
 use crate::metrics::Counters;
 use crate::shard::Shard;
-use crate::shard::shard_files::shard_setup::{ServerRun, ShardSetup};
+use crate::shard::opening::shard_setup::{ServerRun, ShardSetup};
 
 /// The maximum memory of the shard.
 const BYTES_MAX: u64 = 16 << 20;

@@ -1,0 +1,328 @@
+//! Messages: checks the rights of their senders, and hands each to the owner of what it asks for.
+
+use std::time::Instant;
+
+use pushpull_common::catalogue::ValueEncoding;
+use pushpull_common::codec::Encoding;
+use pushpull_common::protocol::message::{Operation, Role};
+use pushpull_common::protocol::refusal::Detail;
+use pushpull_common::protocol::{Header, Message, Refusal, message};
+
+use super::calls::CoordinatorRequest;
+use super::data::DataDeclaration;
+use super::tokens::ClientTokenRequest;
+use crate::shard::Shard;
+use crate::shard::peers::{ExpectedBody, Peers};
+use crate::shard::pulls::{wait_for_values, wrong_encoding};
+use crate::shard::request::PeerRequest;
+use crate::shard::request::encoded_part::PartEncoding;
+use crate::shard::request::parked_request::{ParkedRequest, WaitReason};
+
+/// The rights that a message needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MessageRights {
+    /// The roles that may send it.
+    senders: Senders,
+    /// Whether it only reads. A shard that has failed to flush accepts nothing else.
+    reads: bool,
+    /// Whether it asks for something that only a present member may hold. A client that has left
+    /// has no lease, so its tokens and push slots would never return.
+    needs_lease: bool,
+    /// Whether a chief sends it as the chief. Older chiefs are fenced.
+    acts_as_chief: bool,
+}
+
+/// The roles that may send a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Senders {
+    /// Every role of a shard's peers.
+    All,
+    /// Every role except a shard.
+    Clients,
+    /// Workers and chiefs.
+    Members,
+    /// The chief.
+    Chief,
+    /// Other shards.
+    Shards,
+    /// No role: the message is a server's.
+    Nobody,
+}
+
+impl MessageRights {
+    /// Returns the rights that this message needs.
+    fn of(message: &Message) -> MessageRights {
+        match message {
+            Message::Heartbeat(_)
+            | Message::Pull(_)
+            | Message::PullEncoded(_)
+            | Message::PullRows(_)
+            | Message::PullRowsEncoded(_)
+            | Message::FetchCatalogue(_) => Senders::All.rights().read_only(),
+            Message::AwaitReady(_) => Senders::All.rights(),
+            Message::ShareValues(_) => Senders::Clients.rights().read_only(),
+            Message::AwaitEnd(_) => Senders::Clients.rights(),
+            Message::TokenRequest(_)
+            | Message::DeclareData(_)
+            | Message::Reserve(_)
+            | Message::SharePushBuffer(_) => Senders::Members.rights().with_lease(),
+            Message::PushPart(part) => MessageRights::of_push(part.operation),
+            Message::PushEncoded(encoded) => MessageRights::of_push(encoded.part.operation),
+            Message::PushShared(shared) => MessageRights::of_push(shared.operation),
+            Message::CallPart(of) => MessageRights::of_push(of.part.operation),
+            Message::CallEncoded(of) => MessageRights::of_push(of.encoded.part.operation),
+            Message::CallShared(of) => MessageRights::of_push(of.shared.operation),
+            // Calls outlive the client that has opened them: they need no lease.
+            Message::OpenCalls(_) | Message::CallsQuery(_) | Message::CloseCalls(_) => {
+                Senders::Clients.rights()
+            }
+            // Querying the outcome of a push is not a read: the answer could report a push that is
+            // not on disk.
+            Message::ReturnToken(_)
+            | Message::SkipBatch(_)
+            | Message::Withdraw(_)
+            | Message::OutcomeQuery(_) => Senders::Members.rights(),
+            Message::Leave(_) => Senders::Members.rights().read_only(),
+            Message::Declare(_)
+            | Message::Initialize(_)
+            | Message::FindCheckpoint(_)
+            | Message::PassedOverQuery(_)
+            | Message::PrepareRestore(_)
+            | Message::Restore(_)
+            | Message::Save(_)
+            | Message::Finish(_) => Senders::Chief.rights().as_chief(),
+            Message::SaveShard(_)
+            | Message::Held(_)
+            | Message::StepApplied(_)
+            | Message::Recalled(_)
+            | Message::PushesAudited(_) => Senders::Shards.rights(),
+            _ => Senders::Nobody.rights(),
+        }
+    }
+
+    /// Returns the rights that a part of a push needs. The chief assigns the first values.
+    fn of_push(operation: Operation) -> MessageRights {
+        let acts_as_chief = operation == Operation::Assign {};
+        MessageRights { acts_as_chief, ..Senders::Members.rights().with_lease() }
+    }
+
+    /// Returns the refusal of a message that needs the lease of a client that has left.
+    fn lease_refusal(self, peers: &Peers, request: &PeerRequest) -> Option<Refusal> {
+        let client = request.client.filter(|_| self.needs_lease)?;
+        if peers.is_present(client) {
+            return None;
+        }
+        let detail = Detail::clipped("this client has left; it may connect again");
+        Some(Refusal::Unsupported { kind: request.kind, detail })
+    }
+
+    /// Returns the refusal of a message that its sender may not send.
+    fn role_refusal(self, peers: &Peers, request: &PeerRequest) -> Option<Refusal> {
+        let &PeerRequest { connection, role, kind, .. } = request;
+        if !self.allow(role) {
+            return Some(Refusal::Role { role: role.code(), kind });
+        }
+        peers.chief_refusal(connection).filter(|_| self.acts_as_chief)
+    }
+
+    /// Returns whether a peer with this role may send the message.
+    fn allow(self, role: Role) -> bool {
+        // Named functions are not called on a shard, which admits neither this role nor an admin.
+        if matches!(role, Role::Client {} | Role::Admin {}) {
+            return false;
+        }
+        match self.senders {
+            Senders::All => true,
+            Senders::Clients => role != Role::Peer {},
+            Senders::Members => role.is_member(),
+            Senders::Chief => role == Role::Chief {},
+            Senders::Shards => role == Role::Peer {},
+            Senders::Nobody => false,
+        }
+    }
+
+    fn read_only(self) -> MessageRights {
+        MessageRights { reads: true, ..self }
+    }
+
+    fn with_lease(self) -> MessageRights {
+        MessageRights { needs_lease: true, ..self }
+    }
+
+    fn as_chief(self) -> MessageRights {
+        MessageRights { acts_as_chief: true, ..self }
+    }
+}
+
+impl Senders {
+    fn rights(self) -> MessageRights {
+        let (reads, needs_lease, acts_as_chief) = (false, false, false);
+        MessageRights { senders: self, reads, needs_lease, acts_as_chief }
+    }
+}
+
+impl Shard {
+    /// Checks the rights of a message, and hands it to its owner.
+    pub(in crate::shard) fn message(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        header: &Header,
+        message: Message,
+    ) {
+        let Shard { variables, files, peers, out, .. } = self;
+        let Some(request) = peers.begin_request(out, now, connection, header) else { return };
+        let rights = MessageRights::of(&message);
+        let refusal = rights
+            .lease_refusal(peers, &request)
+            .or_else(|| files.poisoned().filter(|_| !rights.reads))
+            .or_else(|| rights.role_refusal(peers, &request))
+            .or_else(|| variables.epoch_refusal(header.restore_epoch));
+        match refusal {
+            Some(refusal) => request.refuse(out, refusal),
+            None => self.dispatch(request, header, message),
+        }
+    }
+
+    /// Hands a message to the owner of what it asks for.
+    fn dispatch(&mut self, request: PeerRequest, header: &Header, message: Message) {
+        let connection = request.connection;
+        let now = request.since;
+        match (message, request.client) {
+            (Message::Heartbeat(_), _) => match self.applier.growth_refusal() {
+                None => request.answer(&mut self.out, message::HeartbeatAnswer {}.into()),
+                Some(refusal) => request.refuse(&mut self.out, refusal),
+            },
+            (Message::ShareValues(asked), _) => self.share_values(&request, asked.wants),
+            (Message::Declare(declare), _) => {
+                let digest = declare.digest;
+                let bytes = vec![0; header.body_bytes as usize];
+                let catalogue = ExpectedBody::Catalogue { request, digest, bytes };
+                self.receive(&request, header, catalogue);
+            }
+            (Message::Initialize(asked), _) => self.initialize(request, asked.epoch),
+            (Message::FindCheckpoint(_), _) => self.find_checkpoint(&request),
+            (Message::PassedOverQuery(_), _) => {
+                self.checkpoints.answer_passed_over(&mut self.out, &request);
+            }
+            (Message::PrepareRestore(prepare), _) => self.prepare_restore(request, prepare.into()),
+            (Message::Restore(restore), _) => self.restore(request, restore.into()),
+            (Message::Save(_), _) => {
+                let bytes = vec![0; header.body_bytes as usize];
+                self.receive(&request, header, ExpectedBody::User { request, bytes });
+            }
+            (Message::SaveShard(save), _) => self.save_shard(&request, save.name.as_str()),
+            (Message::AwaitReady(_), _) => self.await_ready(request),
+            (Message::FetchCatalogue(_), _) => {
+                self.variables.send_catalogue(&mut self.out, &request);
+            }
+            (Message::Pull(pull), _) => {
+                let wait = wait_for_values(self.variables.ready(), header, &pull.selection, None);
+                self.pull(request, wait);
+            }
+            (Message::PullEncoded(asked), _) => {
+                let form = ValueEncoding::from_code(asked.encoding)
+                    .ok_or_else(|| wrong_encoding(header, asked.encoding));
+                let selection = &asked.pull.selection;
+                let store = self.variables.ready();
+                let wait =
+                    form.and_then(|form| wait_for_values(store, header, selection, Some(form)));
+                self.pull(request, wait);
+            }
+            (Message::PullRows(pull), _) => {
+                let store = self.variables.ready();
+                let wait = self.pulls.wait_for_rows(store, header, pull.partition, None);
+                self.receive_row_numbers(request, header, wait);
+            }
+            (Message::PullRowsEncoded(asked), _) => {
+                let codec = Encoding::from_code(asked.encoding)
+                    .and_then(Encoding::codec_of_values)
+                    .ok_or_else(|| wrong_encoding(header, asked.encoding));
+                let store = self.variables.ready();
+                let partition = asked.pull.partition;
+                let wait = codec.and_then(|codec| {
+                    self.pulls.wait_for_rows(store, header, partition, Some(codec))
+                });
+                self.receive_row_numbers(request, header, wait);
+            }
+            (Message::TokenRequest(token), Some(_)) => {
+                if self.checkpoints.restoring.is_some() {
+                    return request.refuse(&mut self.out, Refusal::NotInitialized {});
+                }
+                let entry = ParkedRequest { request, wait: WaitReason::Token };
+                self.request_token(now, ClientTokenRequest { entry, newest: token.newest });
+            }
+            (Message::ReturnToken(token), Some(client)) => {
+                self.return_token(&request, client, &token);
+            }
+            (Message::SkipBatch(skipped), Some(client)) => {
+                self.skip_batch(&request, client, &skipped);
+            }
+            (Message::DeclareData(declared), Some(client)) => {
+                self.declare_data(&DataDeclaration { request, client, declared });
+            }
+            (Message::Reserve(_), Some(client)) => self.reserve(request, client),
+            (Message::PushPart(part), Some(client)) => {
+                self.part(header, request, client, (part, None), None);
+            }
+            (Message::PushEncoded(encoded), Some(client)) => {
+                let form = PartEncoding::of(&encoded);
+                self.part(header, request, client, (encoded.part, None), Some(form));
+            }
+            (Message::CallPart(message::CallPart { part, call }), Some(client)) => {
+                self.part(header, request, client, (part, Some(call)), None);
+            }
+            (Message::CallEncoded(message::CallEncoded { encoded, call }), Some(client)) => {
+                let form = PartEncoding::of(&encoded);
+                self.part(header, request, client, (encoded.part, Some(call)), Some(form));
+            }
+            (Message::SharePushBuffer(_), Some(client)) => {
+                self.share_push_buffer(&request, client);
+            }
+            (Message::PushShared(shared), Some(client)) => {
+                self.push_shared(request, client, &shared, None);
+            }
+            (Message::CallShared(message::CallShared { shared, call }), Some(client)) => {
+                self.push_shared(request, client, &shared, Some(call));
+            }
+            (Message::OpenCalls(open), _) => {
+                self.answer_coordinator(&request, CoordinatorRequest::Open(open));
+            }
+            (Message::CallsQuery(query), _) => {
+                let name = query.name.as_str().to_owned();
+                self.answer_coordinator(&request, CoordinatorRequest::Query { name });
+            }
+            (Message::CloseCalls(close), _) => {
+                self.answer_coordinator(&request, CoordinatorRequest::Close(close));
+            }
+            (Message::Withdraw(_), Some(client)) => self.withdraw(&request, client),
+            (Message::OutcomeQuery(_), Some(client)) => self.answer_outcome(&request, client),
+            (Message::Held(held), _) => self.shard_holds(now, connection, &held),
+            (Message::StepApplied(applied), _) => {
+                self.shard_has_applied(now, connection, applied.shard, header.step.0);
+            }
+            (Message::Recalled(answer), _) => self.recall_answered(now, connection, &answer),
+            (Message::PushesAudited(answer), _) => {
+                self.push_audit_answered(now, connection, &answer);
+            }
+            (Message::Finish(_), _) => {
+                self.finish();
+                request.answer(&mut self.out, message::Finished {}.into());
+            }
+            (Message::AwaitEnd(_), _) => self.await_end(request),
+            (Message::Leave(_), Some(client)) => {
+                self.client_leaves(now, client);
+                request.answer(&mut self.out, message::Left {}.into());
+            }
+            (message, _) => {
+                let detail =
+                    Detail::clipped(format!("a server does not accept {}", message.name()));
+                let refusal = Refusal::Unsupported { kind: request.kind, detail };
+                request.refuse(&mut self.out, refusal);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

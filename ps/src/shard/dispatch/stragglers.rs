@@ -1,0 +1,66 @@
+//! Stragglers: ends waits for absent replicas, and names them to those who wait.
+
+use std::time::{Duration, Instant};
+
+use pushpull_common::protocol::refusal::Detail;
+use pushpull_common::protocol::{Envelope, Refusal};
+
+use crate::config::OnLoss;
+use crate::shard::Shard;
+use crate::shard::request::parked_request::WaitReason;
+
+impl Shard {
+    /// Ends the waits of clients for a step that needs more gradients than the present replicas can
+    /// give, if so configured. Also ends the waits of pushes whose deadline has passed. Held pushes
+    /// stay without a waiting client.
+    pub(in crate::shard) fn end_straggler_waits(&mut self, now: Instant) {
+        let Some(coordinator) = self.steps.coordinator() else { return };
+        let is_short = coordinator.is_short();
+        let timeout = match self.config.mode.synchronous().map(|mode| mode.on_loss) {
+            Some(OnLoss::Wait { timeout }) => Some(timeout),
+            Some(OnLoss::Fail) => Some(Duration::ZERO),
+            Some(OnLoss::Shrink { .. }) | None => None,
+        };
+        let short = self.steps.stragglers.overdue(now, is_short, timeout);
+        self.end_waits_of_pushes(now, short);
+        let Some(short) = short else { return };
+        let refusal = self.replicas_absent(now, short);
+        for entry in self.peers.parked.take(|entry| matches!(entry.wait, WaitReason::Token)) {
+            entry.request.refuse(&mut self.out, refusal.clone());
+        }
+    }
+
+    fn replicas_absent(&self, now: Instant, short: Duration) -> Refusal {
+        let awaited = Detail::clipped(self.awaited_step(now).unwrap_or_default().text);
+        Refusal::ReplicasAbsent { waited_ms: short.as_millis() as u64, awaited }
+    }
+
+    /// Answers the clients of held and undecided pushes whose wait has ended: by their deadlines, or
+    /// all of them if the step has been `short` of replicas for too long. The pushes stay.
+    fn end_waits_of_pushes(&mut self, now: Instant, short: Option<Duration>) {
+        let ended = self.intake.inbox.as_mut().map(|inbox| inbox.take_waits(now, short.is_some()));
+        for (push_slot, whole) in ended.unwrap_or_default() {
+            let Some(inbox) = &self.intake.inbox else { return };
+            let (Some(push), Some(client)) = (inbox.arrival(push_slot), inbox.holder(push_slot))
+            else {
+                continue;
+            };
+            if self.peers.registry.client(client).connection != Some(whole.connection) {
+                continue;
+            }
+            let (request, sequence) = (whole.request, push.sequence);
+            let request = Envelope { request, sequence, ..Envelope::default() };
+            let refusal = match short {
+                Some(short) => self.replicas_absent(now, short),
+                None => {
+                    let awaited = self.awaited_step(now).unwrap_or_default().text;
+                    let waited =
+                        whole.since.map_or(Duration::ZERO, |since| now.duration_since(since));
+                    let waited_ms = waited.as_millis() as u64;
+                    Refusal::Deadline { waited_ms, awaited: Detail::clipped(awaited) }
+                }
+            };
+            self.out.refuse(whole.connection, request, refusal);
+        }
+    }
+}
