@@ -321,7 +321,7 @@ impl CallSources {
     }
 
     /// Returns the places that [`CallSources::take_changed`] would return.
-    #[cfg(any(test, fuzzing))]
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn changed(&self) -> u64 {
         self.changed
     }

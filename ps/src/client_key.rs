@@ -24,6 +24,12 @@ impl ChangedClients {
         }
     }
 
+    /// Returns whether no client has changed.
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.listed.is_empty()
+    }
+
     /// Appends the clients to `all`, and clears the set.
     pub(crate) fn append_to(&mut self, all: &mut Vec<ClientKey>) {
         self.listed.iter().for_each(|client| self.is_listed[client.0 as usize] = false);

@@ -134,17 +134,19 @@ impl Inbox {
         }
     }
 
-    /// Reclaims every slot whose push has made no progress for `limit`, and returns their number. A
-    /// requested slot that is unused for that long becomes reclaimable.
-    pub(crate) fn reclaim_stalled(&mut self, now: Instant, limit: Duration) -> usize {
+    /// Reclaims every slot whose push has made no progress for `limit`. A requested slot that is
+    /// unused for that long becomes reclaimable. Returns the number of dropped pushes, and whether
+    /// any slot has changed.
+    pub(crate) fn reclaim_stalled(&mut self, now: Instant, limit: Duration) -> (usize, bool) {
         let mut count = 0;
+        let mut has_changed = false;
         for slot in &mut self.push_slots {
             let Some(push_slot) = slot else { continue };
             if now.saturating_duration_since(push_slot.last_progress) < limit {
                 continue;
             }
             match &push_slot.arrival {
-                None => push_slot.requested = false,
+                None => has_changed |= std::mem::take(&mut push_slot.requested),
                 Some(push) if push.whole.is_some() => {}
                 Some(_) => {
                     *slot = None;
@@ -152,7 +154,7 @@ impl Inbox {
                 }
             }
         }
-        count
+        (count, has_changed || count > 0)
     }
 
     /// Extends all deadlines by a pause of this server, during which no client could make progress.

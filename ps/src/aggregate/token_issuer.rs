@@ -155,6 +155,12 @@ impl TokenIssuer {
         }
     }
 
+    /// Returns whether a holder has changed since the last commit.
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
+    pub(crate) fn has_changed(&self) -> bool {
+        !self.ledger().changed.is_empty() || self.ledger().data_replaced
+    }
+
     /// Appends to `all` the holders that have changed since the last call.
     pub(crate) fn append_changed(&mut self, all: &mut Vec<ClientKey>) {
         self.ledger_mut().changed.append_to(all);

@@ -161,7 +161,7 @@ fn whole_pushes_outlive_their_client() {
     assert!(inbox.holds(A, whole) && !inbox.holds(A, half));
     inbox.orphan_whole(A);
     assert_eq!((inbox.find(A, Sequence(1)), inbox.holds(A, whole)), (None, false));
-    assert_eq!(inbox.reclaim_stalled(now + Duration::from_secs(9), Duration::ZERO), 0);
+    assert_eq!(inbox.reclaim_stalled(now + Duration::from_secs(9), Duration::ZERO).0, 0);
     assert!(!inbox.reclaim_offered());
     let (client, push) = inbox.take(whole).unwrap();
     assert_eq!((client, push.sequence), (None, Sequence(1)));

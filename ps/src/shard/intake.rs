@@ -137,12 +137,12 @@ impl Intake {
     }
 
     /// Drops the pushes that have made no progress for a lease. Their push slots go to others.
-    /// Returns whether there were any.
+    /// Returns whether any slot has changed.
     pub(super) fn reclaim_stalled(&mut self, now: Instant) -> bool {
         let Some(inbox) = &mut self.inbox else { return false };
-        let stalled = inbox.reclaim_stalled(now, self.config.lease);
+        let (stalled, has_changed) = inbox.reclaim_stalled(now, self.config.lease);
         self.counters.pushes_dropped.add(stalled as u64);
-        stalled > 0
+        has_changed
     }
 
     /// Drops the incomplete pushes of a client whose connection has ended or was replaced.

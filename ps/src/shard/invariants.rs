@@ -128,6 +128,13 @@ impl Shard {
         }
     }
 
+    /// Asserts that an input that is said to have changed nothing has changed no durable word, and
+    /// has freed nothing that a request waits for.
+    pub(super) fn check_unchanged(&mut self) {
+        self.check_waits();
+        assert!(self.has_no_change_to_save(), "an input has changed durable words unnoticed");
+    }
+
     /// Asserts that no request waits for something that is available.
     fn check_waits(&self) {
         let waits_for_push_slot =
@@ -155,6 +162,16 @@ impl Shard {
         assert!(
             !(waits_for_ready && self.variables.is_ready()),
             "a request waits although the variables are ready"
+        );
+        let served = self.steps.served_step();
+        assert!(
+            !self.peers.parked.any(|entry| entry.wait.is_served(served)),
+            "a pull waits although its step is served"
+        );
+        let is_behind = self.steps.coordinator().is_some_and(|it| it.is_behind());
+        assert!(
+            is_behind || !self.checkpoints.requests.are_due(),
+            "a save waits although it may begin"
         );
         let listens = |connection| self.peers.connections.contains_key(&connection);
         assert!(

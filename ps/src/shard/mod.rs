@@ -8,8 +8,8 @@
 //!
 //! From the bottom up:
 //!
-//! - `request`, `input`, `output`, `file_work`: the vocabulary of what comes in, what goes out, and
-//!   the work that other threads do. Every owner may name it.
+//! - `request`, `input`, `output`, `file_work`, `changes`: the vocabulary of what comes in, what goes
+//!   out, the work that other threads do, and what has changed. Every owner may name it.
 //! - The owners, each a plain struct with its own state, none of which names another:
 //!   [`Peers`], connections, clients with their leases, and requests that wait;
 //!   [`Intake`], push slots and the parts on their way into them;
@@ -21,6 +21,7 @@
 //! - `dispatch`: what each input has the owners do.
 //! - `opening`: makes a shard of the files that an earlier process left.
 
+mod changes;
 pub(crate) mod checkpoints;
 mod dispatch;
 pub(crate) mod file_work;
@@ -51,6 +52,7 @@ use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::metrics::Counters;
 use crate::status::{HeldToken, MemberStatus, Status, TrainingPhase};
+use changes::Changes;
 use checkpoints::ShardCheckpoints;
 use intake::Intake;
 use output::{EncodeBuffers, ShardOutput, ShardOutputs};
@@ -113,15 +115,24 @@ impl Shard {
     /// Handles an input.
     pub(crate) fn handle(&mut self, now: Instant, input: ShardInput<'_>) {
         self.persist_late();
+        let changes = self.dispatch(now, input);
+        self.follow_up(now, changes);
+    }
+
+    /// Has the owners do what an input asks for. Returns what that has changed.
+    fn dispatch(&mut self, now: Instant, input: ShardInput<'_>) -> Changes {
         match input {
             ShardInput::Connected { connection, hello, header, origin } => {
                 self.connected(IncomingHello { connection, hello, origin, now }, header);
             }
             ShardInput::Message { connection, header, message } => {
-                self.message(now, connection, header, message);
+                return self.message(now, connection, header, message);
             }
-            ShardInput::Progress { connection } => self.progress(now, connection),
-            ShardInput::Body { connection } => self.body(now, connection),
+            ShardInput::Progress { connection } => {
+                self.progress(now, connection);
+                return Changes::NONE;
+            }
+            ShardInput::Body { connection } => return self.body(now, connection),
             ShardInput::Disconnected { connection } => self.disconnected(connection),
             ShardInput::SaverEvent(event) => self.on_saver_event(now, event),
             ShardInput::ShardSaved { connection, request, result } => {
@@ -134,9 +145,9 @@ impl Shard {
             ShardInput::Finish => self.finish(),
             ShardInput::Goodbye => self.peers.say_goodbye(&mut self.out),
             ShardInput::Owner { header, message } => self.on_owner_message(now, header, message),
-            ShardInput::Tick => self.tick(now),
+            ShardInput::Tick => return self.tick(now),
         }
-        self.follow_up(now);
+        Changes::ALL
     }
 
     /// Calls `receive` with [`Shard::body_target`].
@@ -226,29 +237,57 @@ impl Shard {
         self.counters.connections_faulted.add(1);
     }
 
-    /// Makes everything that an input or a job has made possible, and commits it. Push slots and
-    /// tokens that it freed go to the requests that wait for them.
-    fn follow_up(&mut self, now: Instant) {
-        self.applier.drop_stale_streaming(self.intake.inbox.as_ref(), &mut self.variables);
+    /// Makes everything that these changes have made possible, and commits them. Push slots and
+    /// tokens that were freed go to the requests that wait for them.
+    fn follow_up(&mut self, now: Instant, changes: Changes) {
+        if changes == Changes::NONE {
+            self.hold_outputs();
+            #[cfg(any(test, fuzzing, feature = "simulation"))]
+            self.check_unchanged();
+            return;
+        }
+        if changes.any(Changes::SLOTS) {
+            let inbox = self.intake.inbox.as_ref();
+            self.applier.drop_stale_streaming(inbox, &mut self.variables);
+        }
         // A shard that has failed to flush trains no more. Its saves still report their failure.
         let trains = self.files.poisoned().is_none();
-        if trains {
+        let is_synchronous = self.steps.is_synchronous();
+        if trains && is_synchronous {
             self.decide(now);
         }
-        self.begin_requested_save(now);
-        if trains {
-            self.give_parked_push_slots(now);
-            self.grant_parked_tokens(now);
-            self.announce_end();
+        // In synchronous mode a save begins when every shard has applied the same steps.
+        if changes.any(Changes::FILES) || is_synchronous {
+            self.begin_requested_save(now);
         }
-        self.send_parked();
-        self.peers.report_members(&mut self.out);
+        if trains {
+            if changes.any(Changes::SLOTS | Changes::MEMBERS) {
+                self.give_parked_push_slots(now);
+            }
+            if changes.any(Changes::TOKENS | Changes::STEP | Changes::MEMBERS) {
+                self.grant_parked_tokens(now);
+                self.announce_end();
+            }
+        }
+        if changes.any(Changes::STEP | Changes::VALUES) {
+            self.send_parked();
+        }
+        if changes.any(Changes::MEMBERS) {
+            self.peers.report_members(&mut self.out);
+        }
         if !self.config.planted.has(Bug::AcknowledgeBeforeCommit) {
             self.persist();
         }
-        self.files.hold_outputs(self.variables.store_mut(), &mut self.out);
+        self.hold_outputs();
         #[cfg(any(test, fuzzing))]
         self.check_invariants();
+    }
+
+    /// Holds outputs back until their commit is on disk, if answers must survive a loss of power.
+    fn hold_outputs(&mut self) {
+        if self.files.power.is_some() {
+            self.files.hold_outputs(self.variables.store_mut(), &mut self.out);
+        }
     }
 
     fn persist_late(&mut self) {

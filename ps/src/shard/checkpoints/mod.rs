@@ -133,6 +133,11 @@ impl ShardCheckpoints {
         }
     }
 
+    /// Returns whether a cut or a request to save waits.
+    pub(super) fn waits(&self) -> bool {
+        self.kept_cut.is_some() || !self.requests.waiting.is_empty()
+    }
+
     /// Whether the part of a checkpoint is being written for this connection.
     pub(super) fn is_saving_for(&self, connection: u64) -> bool {
         self.saving.as_ref().is_some_and(|saving| saving.connection == connection)

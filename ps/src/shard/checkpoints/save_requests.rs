@@ -11,7 +11,7 @@ use crate::shard::file_work::saver_order::SaveRequester;
 pub(in crate::shard) struct SaveRequests {
     /// Whether a save is running.
     is_running: bool,
-    waiting: VecDeque<SaveRequest>,
+    pub(super) waiting: VecDeque<SaveRequest>,
 }
 
 /// A request to save a checkpoint.

@@ -5,6 +5,7 @@ use std::time::Instant;
 use pushpull_common::protocol::{Header, Refusal};
 
 use crate::shard::Shard;
+use crate::shard::changes::Changes;
 use crate::shard::file_work::saver_order::SaveRequester;
 use crate::shard::peers::ExpectedBody;
 use crate::shard::request::PeerRequest;
@@ -13,17 +14,19 @@ use crate::shard::request::parked_request::{ParkedRequest, WaitReason};
 
 impl Shard {
     /// Stores the use of the body that follows a request. A message without a body is complete.
+    /// Returns what has changed.
     pub(super) fn receive(
         &mut self,
         request: &PeerRequest,
         header: &Header,
         expected_body: ExpectedBody,
-    ) {
+    ) -> Changes {
         if let Some(state) = self.peers.connections.get_mut(&request.connection) {
             state.expected_body = Some(expected_body);
         }
-        if header.body_bytes == 0 {
-            self.body(request.since, request.connection);
+        match header.body_bytes {
+            0 => self.body(request.since, request.connection),
+            _ => Changes::NONE,
         }
     }
 
@@ -33,13 +36,16 @@ impl Shard {
         request: PeerRequest,
         header: &Header,
         wait: Result<WaitReason, Refusal>,
-    ) {
+    ) -> Changes {
         match wait {
             Ok(wait) => {
                 let rows = ExpectedBody::Rows(ParkedRequest { request, wait });
-                self.receive(&request, header, rows);
+                self.receive(&request, header, rows)
             }
-            Err(refusal) => request.refuse(&mut self.out, refusal),
+            Err(refusal) => {
+                request.refuse(&mut self.out, refusal);
+                Changes::NONE
+            }
         }
     }
 
@@ -70,14 +76,14 @@ impl Shard {
         }
     }
 
-    /// A body is complete: hands it to its use.
-    pub(in crate::shard) fn body(&mut self, now: Instant, connection: u64) {
+    /// A body is complete: hands it to its use. Returns what that has changed.
+    pub(in crate::shard) fn body(&mut self, now: Instant, connection: u64) -> Changes {
         self.progress(now, connection);
         let Some(state) = self.peers.connections.get_mut(&connection) else {
-            return;
+            return Changes::NONE;
         };
         match state.expected_body.take() {
-            None => {}
+            None => return Changes::NONE,
             Some(ExpectedBody::Catalogue { request, digest, bytes }) => {
                 match self.body_refusal(connection) {
                     Some(refusal) => request.refuse(&mut self.out, refusal),
@@ -91,12 +97,16 @@ impl Shard {
                     self.save(now, SaveRequester::Connection { connection, request }, bytes);
                 }
             },
-            Some(ExpectedBody::Rows(entry)) if self.variables.is_ready() => self.serve(entry),
             Some(ExpectedBody::Rows(entry)) => {
-                entry.request.refuse(&mut self.out, Refusal::NotInitialized {});
+                match self.variables.is_ready() {
+                    true => self.serve(entry),
+                    false => entry.request.refuse(&mut self.out, Refusal::NotInitialized {}),
+                }
+                return Changes::NONE;
             }
-            Some(ExpectedBody::Part(part)) => self.part_received(now, part),
+            Some(ExpectedBody::Part(part)) => return self.part_received(now, part),
         }
+        Changes::ALL
     }
 
     /// Returns the refusal of a chief's body if something happened since its message that rejects

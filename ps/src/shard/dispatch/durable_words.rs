@@ -159,6 +159,19 @@ impl Shard {
         });
     }
 
+    /// Returns whether the arena has all durable words.
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
+    pub(in crate::shard) fn has_no_change_to_save(&mut self) -> bool {
+        let free = self.files.journal.free_words();
+        self.stage_shard();
+        let owner = self.steps.owner.as_ref();
+        let is_staged = self.files.journal.free_words() != free;
+        let has_changed = self.peers.registry.has_changed()
+            || self.steps.calls.changed() != 0
+            || owner.is_some_and(TokenIssuer::has_changed);
+        !is_staged && !has_changed
+    }
+
     /// Asserts that the arena has every window word that is marked as saved.
     #[cfg(any(test, fuzzing))]
     pub(in crate::shard) fn check_windows_are_saved(&self) {

@@ -12,6 +12,7 @@ use super::calls::CoordinatorRequest;
 use super::data::DataDeclaration;
 use super::tokens::ClientTokenRequest;
 use crate::shard::Shard;
+use crate::shard::changes::Changes;
 use crate::shard::peers::{ExpectedBody, Peers};
 use crate::shard::pulls::{wait_for_values, wrong_encoding};
 use crate::shard::request::PeerRequest;
@@ -162,16 +163,18 @@ impl Senders {
 }
 
 impl Shard {
-    /// Checks the rights of a message, and hands it to its owner.
+    /// Checks the rights of a message, and hands it to its owner. Returns what that has changed.
     pub(in crate::shard) fn message(
         &mut self,
         now: Instant,
         connection: u64,
         header: &Header,
         message: Message,
-    ) {
+    ) -> Changes {
         let Shard { variables, files, peers, out, .. } = self;
-        let Some(request) = peers.begin_request(out, now, connection, header) else { return };
+        let Some(request) = peers.begin_request(out, now, connection, header) else {
+            return Changes::NONE;
+        };
         let rights = MessageRights::of(&message);
         let refusal = rights
             .lease_refusal(peers, &request)
@@ -179,26 +182,32 @@ impl Shard {
             .or_else(|| rights.role_refusal(peers, &request))
             .or_else(|| variables.epoch_refusal(header.restore_epoch));
         match refusal {
-            Some(refusal) => request.refuse(out, refusal),
-            None => self.dispatch(request, header, message),
+            Some(refusal) => {
+                request.refuse(out, refusal);
+                Changes::NONE
+            }
+            None => self.hand_on(request, header, message),
         }
     }
 
-    /// Hands a message to the owner of what it asks for.
-    fn dispatch(&mut self, request: PeerRequest, header: &Header, message: Message) {
+    /// Hands a message to the owner of what it asks for. Returns what that has changed.
+    fn hand_on(&mut self, request: PeerRequest, header: &Header, message: Message) -> Changes {
         let connection = request.connection;
         let now = request.since;
         match (message, request.client) {
-            (Message::Heartbeat(_), _) => match self.applier.growth_refusal() {
-                None => request.answer(&mut self.out, message::HeartbeatAnswer {}.into()),
-                Some(refusal) => request.refuse(&mut self.out, refusal),
-            },
+            (Message::Heartbeat(_), _) => {
+                match self.applier.growth_refusal() {
+                    None => request.answer(&mut self.out, message::HeartbeatAnswer {}.into()),
+                    Some(refusal) => request.refuse(&mut self.out, refusal),
+                }
+                return Changes::NONE;
+            }
             (Message::ShareValues(asked), _) => self.share_values(&request, asked.wants),
             (Message::Declare(declare), _) => {
                 let digest = declare.digest;
                 let bytes = vec![0; header.body_bytes as usize];
                 let catalogue = ExpectedBody::Catalogue { request, digest, bytes };
-                self.receive(&request, header, catalogue);
+                return self.receive(&request, header, catalogue);
             }
             (Message::Initialize(asked), _) => self.initialize(request, asked.epoch),
             (Message::FindCheckpoint(_), _) => self.find_checkpoint(&request),
@@ -209,16 +218,18 @@ impl Shard {
             (Message::Restore(restore), _) => self.restore(request, restore.into()),
             (Message::Save(_), _) => {
                 let bytes = vec![0; header.body_bytes as usize];
-                self.receive(&request, header, ExpectedBody::User { request, bytes });
+                return self.receive(&request, header, ExpectedBody::User { request, bytes });
             }
             (Message::SaveShard(save), _) => self.save_shard(&request, save.name.as_str()),
             (Message::AwaitReady(_), _) => self.await_ready(request),
             (Message::FetchCatalogue(_), _) => {
                 self.variables.send_catalogue(&mut self.out, &request);
+                return Changes::NONE;
             }
             (Message::Pull(pull), _) => {
                 let wait = wait_for_values(self.variables.ready(), header, &pull.selection, None);
                 self.pull(request, wait);
+                return Changes::NONE;
             }
             (Message::PullEncoded(asked), _) => {
                 let form = ValueEncoding::from_code(asked.encoding)
@@ -228,11 +239,12 @@ impl Shard {
                 let wait =
                     form.and_then(|form| wait_for_values(store, header, selection, Some(form)));
                 self.pull(request, wait);
+                return Changes::NONE;
             }
             (Message::PullRows(pull), _) => {
                 let store = self.variables.ready();
                 let wait = self.pulls.wait_for_rows(store, header, pull.partition, None);
-                self.receive_row_numbers(request, header, wait);
+                return self.receive_row_numbers(request, header, wait);
             }
             (Message::PullRowsEncoded(asked), _) => {
                 let codec = Encoding::from_code(asked.encoding)
@@ -243,11 +255,12 @@ impl Shard {
                 let wait = codec.and_then(|codec| {
                     self.pulls.wait_for_rows(store, header, partition, Some(codec))
                 });
-                self.receive_row_numbers(request, header, wait);
+                return self.receive_row_numbers(request, header, wait);
             }
             (Message::TokenRequest(token), Some(_)) => {
                 if self.checkpoints.restoring.is_some() {
-                    return request.refuse(&mut self.out, Refusal::NotInitialized {});
+                    request.refuse(&mut self.out, Refusal::NotInitialized {});
+                    return Changes::NONE;
                 }
                 let entry = ParkedRequest { request, wait: WaitReason::Token };
                 self.request_token(now, ClientTokenRequest { entry, newest: token.newest });
@@ -263,18 +276,18 @@ impl Shard {
             }
             (Message::Reserve(_), Some(client)) => self.reserve(request, client),
             (Message::PushPart(part), Some(client)) => {
-                self.part(header, request, client, (part, None), None);
+                return self.part(header, request, client, (part, None), None);
             }
             (Message::PushEncoded(encoded), Some(client)) => {
                 let form = PartEncoding::of(&encoded);
-                self.part(header, request, client, (encoded.part, None), Some(form));
+                return self.part(header, request, client, (encoded.part, None), Some(form));
             }
             (Message::CallPart(message::CallPart { part, call }), Some(client)) => {
-                self.part(header, request, client, (part, Some(call)), None);
+                return self.part(header, request, client, (part, Some(call)), None);
             }
             (Message::CallEncoded(message::CallEncoded { encoded, call }), Some(client)) => {
                 let form = PartEncoding::of(&encoded);
-                self.part(header, request, client, (encoded.part, Some(call)), Some(form));
+                return self.part(header, request, client, (encoded.part, Some(call)), Some(form));
             }
             (Message::SharePushBuffer(_), Some(client)) => {
                 self.share_push_buffer(&request, client);
@@ -321,6 +334,7 @@ impl Shard {
                 request.refuse(&mut self.out, refusal);
             }
         }
+        Changes::ALL
     }
 }
 

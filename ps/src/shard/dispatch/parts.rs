@@ -15,6 +15,7 @@ use crate::aggregate::token_issuer::TokenIssuer;
 use crate::call_sources::CallVerdict;
 use crate::client_key::ClientKey;
 use crate::shard::Shard;
+use crate::shard::changes::Changes;
 use crate::shard::intake::FoundPush;
 use crate::shard::peers::ExpectedBody;
 use crate::shard::request::encoded_part::{EncodedPart, PartEncoding};
@@ -87,7 +88,7 @@ impl Shard {
         self.peers.send_shared(&mut self.out, request, shared);
     }
 
-    /// Handles the message of a part: chooses the memory for its body.
+    /// Handles the message of a part: chooses the memory for its body. Returns what has changed.
     pub(super) fn part(
         &mut self,
         header: &Header,
@@ -95,7 +96,7 @@ impl Shard {
         client: ClientKey,
         (part, call): (PushPart, Option<CallRef>),
         form: Option<PartEncoding>,
-    ) {
+    ) -> Changes {
         let store = self.variables.store();
         let body = match form {
             None => plain_range(store, &part, header.body_bytes).map(|range| (range, None)),
@@ -108,7 +109,7 @@ impl Shard {
         };
         let mut incoming = IncomingPart { request, client, part, call, range, encoded };
         if !self.is_part_needed(&incoming) {
-            return;
+            return Changes::ALL;
         }
         let begun = match unfit {
             Some(refusal) => Err(refusal),
@@ -124,8 +125,11 @@ impl Shard {
         });
         match body {
             Ok(true) => self.receive(&request, header, ExpectedBody::Part(incoming)),
-            Ok(false) => {}
-            Err(refusal) => self.refuse_push(&incoming, refusal),
+            Ok(false) => Changes::NONE,
+            Err(refusal) => {
+                self.refuse_push(&incoming, refusal);
+                Changes::ALL
+            }
         }
     }
 
@@ -333,12 +337,21 @@ impl Shard {
         Ok(())
     }
 
-    /// The body of a part has arrived.
-    pub(super) fn part_received(&mut self, now: Instant, incoming: IncomingPart) {
-        if let Err(refusal) = self.receive_part(now, &incoming) {
-            self.refuse_push(&incoming, refusal);
-        }
+    /// The body of a part has arrived. Returns what has changed: nothing before the last part.
+    pub(super) fn part_received(&mut self, now: Instant, incoming: IncomingPart) -> Changes {
+        let is_last = incoming.part.whole.is_some();
+        let changes = match self.receive_part(now, &incoming) {
+            // A held push is settled at once, or is stale.
+            Ok(()) if is_last && self.steps.is_synchronous() => Changes::ALL,
+            Ok(()) if is_last => Changes::SLOTS,
+            Ok(()) => Changes::NONE,
+            Err(refusal) => {
+                self.refuse_push(&incoming, refusal);
+                Changes::ALL
+            }
+        };
         self.intake.body_done(incoming);
+        changes
     }
 
     fn receive_part(&mut self, now: Instant, incoming: &IncomingPart) -> Result<(), Refusal> {

@@ -13,6 +13,7 @@ use crate::client_key::ClientKey;
 use crate::event::Event;
 use crate::inbox::{PendingAnswer, PushArrival};
 use crate::shard::Shard;
+use crate::shard::changes::Changes;
 use crate::shard::output::ShardOutput;
 use crate::shard::request::PeerRequest;
 use crate::shard::request::parked_request::{ParkedRequest, WaitReason};
@@ -177,10 +178,11 @@ impl Shard {
         }
     }
 
-    /// Settles a push that has been applied, frees its slot, and answers.
-    pub(super) fn push_applied(&mut self, now: Instant, job: PushJob) {
-        let Some(inbox) = &mut self.intake.inbox else { return };
-        let Some((client, push)) = inbox.take(job.push_slot) else { return };
+    /// Settles a push that has been applied, frees its slot, and answers. Returns what that has
+    /// changed: everything but checkpoints.
+    pub(super) fn push_applied(&mut self, now: Instant, job: PushJob) -> Changes {
+        let Some(inbox) = &mut self.intake.inbox else { return Changes::ALL };
+        let Some((client, push)) = inbox.take(job.push_slot) else { return Changes::ALL };
         self.count_overflow();
         if !self.config.planted.has(Bug::SequenceBeforeFlip) {
             self.variables.publish(&mut self.files.journal);
@@ -206,6 +208,8 @@ impl Shard {
             self.persist();
             self.variables.publish(&mut self.files.journal);
         }
+        let values = Changes::SLOTS | Changes::VALUES | Changes::MEMBERS;
+        values | Changes::TOKENS | Changes::STEP
     }
 
     /// Counts a gradient that has been applied, and spends its token. Returns its staleness.

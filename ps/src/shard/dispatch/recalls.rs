@@ -9,26 +9,32 @@ use smallvec::SmallVec;
 
 use crate::client_key::ClientKey;
 use crate::shard::Shard;
+use crate::shard::changes::Changes;
 
 impl Shard {
     /// On the step owner: recalls the tokens that are due, and takes back those that every shard
-    /// has reported free.
-    pub(in crate::shard) fn recall_tokens(&mut self, now: Instant) {
+    /// has reported free. Returns what has changed.
+    pub(super) fn recall_tokens(&mut self, now: Instant) -> Changes {
         let shards = self.steps.shards_to_ask();
         if shards.is_empty() {
-            return;
+            return Changes::NONE;
         }
         let complete = self.intake.whole_tokens();
         let peers = &self.peers;
         let absent = |client| !peers.is_present(client);
-        let Some(tokens) = self.steps.asynchronous_tokens_mut() else { return };
+        let Some(tokens) = self.steps.asynchronous_tokens_mut() else { return Changes::NONE };
         let timeout = self.config.token_timeout;
         let new = tokens.recall(now, timeout, absent, |token| complete.contains(&token));
+        let asks = tokens.recalls.tokens().next().is_some() || !tokens.audits.is_empty();
         // An answer may be lost with its connection.
         let again = self.steps.recall_questions.are_due(now, self.config.lease / 5);
+        if !asks {
+            return Changes::NONE;
+        }
         self.ask_for_recalls(&shards, |token| again || new.contains(&token));
         self.take_back_free_tokens(&shards);
         self.audit_pushes(now, again);
+        Changes::ALL
     }
 
     /// On another shard: answers a recall of the step owner. If the push of the token was not

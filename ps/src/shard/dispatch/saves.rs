@@ -20,6 +20,7 @@ use pushpull_common::protocol::{Envelope, Refusal, message};
 use crate::aggregate::token_issuer::TokenIssuer;
 use crate::checkpoint::{CheckpointFault, CheckpointName, CheckpointTraining, DataEntry};
 use crate::shard::Shard;
+use crate::shard::changes::Changes;
 use crate::shard::checkpoints::NO_PLACE;
 use crate::shard::checkpoints::save_requests::{CUT_WAIT_MAX, SaveRequest, has_expired};
 use crate::shard::file_work::RESTORED_LIMIT;
@@ -137,11 +138,11 @@ impl Shard {
         }
     }
 
-    /// Drops a cut and refuses saves that have waited for too long.
-    pub(super) fn expire_saves(&mut self, now: Instant) {
+    /// Drops a cut and refuses saves that have waited for too long. Returns what has changed.
+    pub(super) fn expire_saves(&mut self, now: Instant) -> Changes {
         let kept = self.checkpoints.kept_cut.as_ref().map(|cut| cut.since);
         if !self.checkpoints.requests.have_expired(now, kept) {
-            return;
+            return Changes::NONE;
         }
         let awaited = self.awaited_step(now).unwrap_or_default().text;
         self.checkpoints.kept_cut.take_if(|cut| has_expired(now, cut.since));
@@ -150,6 +151,7 @@ impl Shard {
             let fault = CheckpointFault::Unavailable(error);
             self.checkpoints.saved(&mut self.out, requester, Err(fault));
         }
+        Changes::ALL
     }
 
     /// Orders a search for the newest sound checkpoint.

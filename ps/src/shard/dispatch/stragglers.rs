@@ -12,9 +12,9 @@ use crate::shard::request::parked_request::WaitReason;
 impl Shard {
     /// Ends the waits of clients for a step that needs more gradients than the present replicas can
     /// give, if so configured. Also ends the waits of pushes whose deadline has passed. Held pushes
-    /// stay without a waiting client.
-    pub(in crate::shard) fn end_straggler_waits(&mut self, now: Instant) {
-        let Some(coordinator) = self.steps.coordinator() else { return };
+    /// stay without a waiting client. Returns whether a wait has ended.
+    pub(super) fn end_straggler_waits(&mut self, now: Instant) -> bool {
+        let Some(coordinator) = self.steps.coordinator() else { return false };
         let is_short = coordinator.is_short();
         let timeout = match self.config.mode.synchronous().map(|mode| mode.on_loss) {
             Some(OnLoss::Wait { timeout }) => Some(timeout),
@@ -22,12 +22,13 @@ impl Shard {
             Some(OnLoss::Shrink { .. }) | None => None,
         };
         let short = self.steps.stragglers.overdue(now, is_short, timeout);
-        self.end_waits_of_pushes(now, short);
-        let Some(short) = short else { return };
+        let ended = self.end_waits_of_pushes(now, short);
+        let Some(short) = short else { return ended };
         let refusal = self.replicas_absent(now, short);
         for entry in self.peers.parked.take(|entry| matches!(entry.wait, WaitReason::Token)) {
             entry.request.refuse(&mut self.out, refusal.clone());
         }
+        true
     }
 
     fn replicas_absent(&self, now: Instant, short: Duration) -> Refusal {
@@ -36,11 +37,14 @@ impl Shard {
     }
 
     /// Answers the clients of held and undecided pushes whose wait has ended: by their deadlines, or
-    /// all of them if the step has been `short` of replicas for too long. The pushes stay.
-    fn end_waits_of_pushes(&mut self, now: Instant, short: Option<Duration>) {
+    /// all of them if the step has been `short` of replicas for too long. The pushes stay. Returns
+    /// whether a wait has ended.
+    fn end_waits_of_pushes(&mut self, now: Instant, short: Option<Duration>) -> bool {
         let ended = self.intake.inbox.as_mut().map(|inbox| inbox.take_waits(now, short.is_some()));
-        for (push_slot, whole) in ended.unwrap_or_default() {
-            let Some(inbox) = &self.intake.inbox else { return };
+        let ended = ended.unwrap_or_default();
+        let has_ended = !ended.is_empty();
+        for (push_slot, whole) in ended {
+            let Some(inbox) = &self.intake.inbox else { break };
             let (Some(push), Some(client)) = (inbox.arrival(push_slot), inbox.holder(push_slot))
             else {
                 continue;
@@ -62,5 +66,6 @@ impl Shard {
             };
             self.out.refuse(whole.connection, request, refusal);
         }
+        has_ended
     }
 }

@@ -10,12 +10,51 @@ use crate::aggregate::current_step::PerPush;
 use crate::client_entry::ClientPresence;
 use crate::client_key::ClientKey;
 use crate::shard::Shard;
+use crate::shard::changes::Changes;
 use crate::shard::request::parked_request::{ParkedRequest, WaitReason};
 
 impl Shard {
-    /// Expires what has waited for too long, and repeats what may have been lost.
-    pub(in crate::shard) fn tick(&mut self, now: Instant) {
+    /// Expires what has waited for too long, and repeats what may have been lost. Returns what that
+    /// has changed. Owners without anything that could expire are not asked.
+    pub(in crate::shard) fn tick(&mut self, now: Instant) -> Changes {
+        let mut changes = self.expire_leases(now);
+        let connections = &self.peers.connections;
+        self.steps.calls_heard.refresh(now, |open| connections.contains_key(&open));
+        if self.steps.is_synchronous() {
+            changes |= self.expire_replicas(now);
+        }
+        if self.steps.to_owner.is_up() {
+            self.repeat_reports(now);
+        }
+        if self.checkpoints.waits() {
+            changes |= self.expire_saves(now);
+        }
+        if self.applier.awaits_memory() {
+            self.applier.forget_growth(&mut self.out, now);
+        }
+        if self.steps.owner.is_some() {
+            changes |= self.recall_tokens(now);
+            changes |= self.expire_tokens(now);
+        }
+        if self.intake.inbox.is_some() && self.intake.reclaim_stalled(now) {
+            changes |= Changes::SLOTS;
+        }
+        if self.variables.is_shared() {
+            self.variables.count_direct_pulls();
+        }
+        if self.peers.parked.is_any() {
+            changes |= self.expire_requests(now);
+        }
+        if self.steps.owner.is_some() {
+            self.report_training(now);
+        }
+        changes
+    }
+
+    /// Ends the leases of clients, and the connections of readers and shards, that have been silent.
+    fn expire_leases(&mut self, now: Instant) -> Changes {
         let lost = self.peers.registry.expire(now);
+        let mut changes = if lost.is_empty() { Changes::NONE } else { Changes::ALL };
         if let Some(pause) = self.peers.registry.paused() {
             self.intake.inbox.iter_mut().for_each(|inbox| inbox.extend_deadlines(pause, now));
             self.steps.owner.iter_mut().for_each(|owner| owner.extend_deadlines(pause, now));
@@ -23,58 +62,54 @@ impl Shard {
         for client in lost {
             self.client_lost(now, client);
         }
-        self.close_silent_connections(now);
-        let connections = &self.peers.connections;
-        self.steps.calls_heard.refresh(now, |open| connections.contains_key(&open));
-        self.steps.stop_expecting(now);
-        self.end_straggler_waits(now);
-        self.repeat_reports(now);
-        self.expire_saves(now);
-        self.recall_tokens(now);
-        self.applier.forget_growth(&mut self.out, now);
-        self.expire_tokens(now);
-        self.intake.reclaim_stalled(now);
-        self.variables.count_direct_pulls();
-        self.expire_requests(now);
-        self.report_training(now);
+        for connection in self.peers.silent_connections(now) {
+            // One whose part of a checkpoint is being written waits for the answer.
+            if !self.checkpoints.is_saving_for(connection) {
+                self.counters.connections_silent.add(1);
+                self.disconnected(connection);
+                self.out.close(connection);
+                changes = Changes::ALL;
+            }
+        }
+        changes
+    }
+
+    /// Stops waiting for replicas that have not joined or are lost, as far as so configured.
+    fn expire_replicas(&mut self, now: Instant) -> Changes {
+        let stopped = self.steps.stop_expecting(now);
+        let ended = self.end_straggler_waits(now);
+        if stopped || ended { Changes::ALL } else { Changes::NONE }
     }
 
     /// Takes back the tokens that were held for too long, where no other shard must be asked first.
-    fn expire_tokens(&mut self, now: Instant) {
+    fn expire_tokens(&mut self, now: Instant) -> Changes {
         if !self.steps.shards_to_ask().is_empty() {
-            return;
+            return Changes::NONE;
         }
         // In synchronous mode a push that is complete on some shards only never counts.
         let complete = match self.steps.is_synchronous() {
             true => PerPush::new(),
             false => self.intake.whole_tokens(),
         };
-        let Some(owner) = &mut self.steps.owner else { return };
+        let Some(owner) = &mut self.steps.owner else { return Changes::NONE };
         let timeout = self.config.token_timeout;
         let expired = owner.expire(now, timeout, |token| complete.contains(&token));
         self.counters.tokens_taken_back.add(expired as u64);
+        if expired > 0 { Changes::ALL } else { Changes::NONE }
     }
 
     /// Refuses the requests whose deadlines have passed, and says what they have waited for.
-    fn expire_requests(&mut self, now: Instant) {
-        for ParkedRequest { request, wait } in self.peers.parked.expire(now) {
+    fn expire_requests(&mut self, now: Instant) -> Changes {
+        let expired = self.peers.parked.expire(now);
+        // A request that has waited in front of others may have kept them waiting.
+        let changes = if expired.is_empty() { Changes::NONE } else { Changes::ALL };
+        for ParkedRequest { request, wait } in expired {
             let waited_ms = now.saturating_duration_since(request.since).as_millis() as u64;
             let awaited = self.applier.with_growth(self.awaited(now, &request, &wait));
             let awaited = Detail::clipped(awaited);
             request.refuse(&mut self.out, Refusal::Deadline { waited_ms, awaited });
         }
-    }
-
-    /// Closes the connections of readers and shards that have been silent for a lease. One whose
-    /// part of a checkpoint is being written waits for the answer.
-    fn close_silent_connections(&mut self, now: Instant) {
-        for connection in self.peers.silent_connections(now) {
-            if !self.checkpoints.is_saving_for(connection) {
-                self.counters.connections_silent.add(1);
-                self.disconnected(connection);
-                self.out.close(connection);
-            }
-        }
+        changes
     }
 
     /// A connection has ended. Its client stays a member for its lease: it may reconnect and

@@ -6,6 +6,7 @@ use pushpull_store::change::Stalled;
 
 use crate::inbox::Inbox;
 use crate::shard::Shard;
+use crate::shard::changes::Changes;
 use crate::shard::steps::to_owner::AppliedGradients;
 use crate::shard::values::applier::{ShardJob, WorkOutcome};
 use crate::shard::values::push_job::PushJob;
@@ -22,7 +23,7 @@ impl Shard {
             return WorkOutcome::Idle;
         };
         if job.unbegun().is_some_and(|push_slot| self.drop_if_over(now, push_slot)) {
-            return self.job_done(now);
+            return self.job_done(now, Changes::ALL);
         }
         match self.slice(&mut job) {
             Err(Stalled::Growth(error)) => {
@@ -68,11 +69,12 @@ impl Shard {
 
     /// Ends a job that is done.
     fn end_job(&mut self, now: Instant, job: ShardJob) -> WorkOutcome {
+        let mut changes = Changes::ALL;
         match job {
             ShardJob::Push(PushJob { push_slot, refusal: Some(refusal), .. }) => {
                 self.refuse_whole(push_slot, refusal);
             }
-            ShardJob::Push(push) => self.push_applied(now, push),
+            ShardJob::Push(push) => changes = self.push_applied(now, push),
             ShardJob::Step(step) => {
                 self.applier.end_update();
                 self.step_applied(now, &step.push_slots);
@@ -86,12 +88,12 @@ impl Shard {
             ShardJob::Norm(norm) => self.norm_done(&norm),
             ShardJob::Initialize(job) => self.initialized(job.connection, job.request, job.epoch),
         }
-        self.job_done(now)
+        self.job_done(now, changes)
     }
 
     /// Commits the changes of a job, before its outputs are sent.
-    fn job_done(&mut self, now: Instant) -> WorkOutcome {
-        self.follow_up(now);
+    fn job_done(&mut self, now: Instant, changes: Changes) -> WorkOutcome {
+        self.follow_up(now, changes);
         if self.applier.has_work() { WorkOutcome::More } else { WorkOutcome::Idle }
     }
 }

@@ -214,6 +214,7 @@ impl Shard {
         }
         shard.stamp_answers();
         shard.decide(now);
+        shard.peers.report_members(&mut shard.out);
         shard.persist();
         Ok(shard)
     }

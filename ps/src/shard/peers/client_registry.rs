@@ -263,6 +263,12 @@ impl ClientRegistry {
         self.owner_time(now) > told
     }
 
+    /// Returns whether a client may have changed since the last commit.
+    #[cfg(any(test, fuzzing, feature = "simulation"))]
+    pub(crate) fn has_changed(&self) -> bool {
+        !self.changed.is_empty()
+    }
+
     /// Appends the clients that may have changed since the last call.
     pub(crate) fn append_changed(&mut self, all: &mut Vec<ClientKey>) {
         self.changed.append_to(all);

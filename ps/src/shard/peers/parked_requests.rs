@@ -88,6 +88,11 @@ impl ParkedRequests {
         self.per_connection.contains_key(&connection)
     }
 
+    /// Returns whether a request waits.
+    pub(crate) fn is_any(&self) -> bool {
+        !self.entries.is_empty()
+    }
+
     pub(crate) fn any(&self, ready: impl FnMut(&ParkedRequest) -> bool) -> bool {
         self.entries.iter().any(ready)
     }

@@ -334,16 +334,15 @@ impl Steps {
             .then(|| format!("the answers of {} about recalled tokens", silent.join(", ")))
     }
 
-    /// Stops expecting replicas that have not joined within the join timeout.
-    pub(super) fn stop_expecting(&mut self, now: Instant) {
-        let Some(mode) = self.config.mode.synchronous() else { return };
+    /// Stops expecting replicas that have not joined within the join timeout. Returns whether it
+    /// has expected any.
+    pub(super) fn stop_expecting(&mut self, now: Instant) -> bool {
+        let Some(mode) = self.config.mode.synchronous() else { return false };
         let is_over = self.stragglers.waited(now) >= mode.join_timeout;
-        if let Some(coordinator) = self.coordinator_mut()
-            && coordinator.expects() > 0
-            && is_over
-        {
-            coordinator.expect_nobody();
-        }
+        let coordinator = self.coordinator_mut().filter(|it| is_over && it.expects() > 0);
+        let Some(coordinator) = coordinator else { return false };
+        coordinator.expect_nobody();
+        true
     }
 
     /// Describes that this shard cannot reach the step owner, so that it makes no steps. Empty if

@@ -310,6 +310,11 @@ impl Applier {
         }
     }
 
+    /// Returns whether work has waited for memory.
+    pub(in crate::shard) fn awaits_memory(&self) -> bool {
+        self.growth.is_some()
+    }
+
     /// Returns whether the current work waits for memory, and the next attempt is not due.
     pub(in crate::shard) fn awaits_growth(&self, now: Instant) -> bool {
         let growth = self.growth.as_ref().filter(|_| self.has_work());
