@@ -134,6 +134,15 @@ impl Inbox {
         }
     }
 
+    /// Returns whether a slot is requested, or has a push that is not whole.
+    pub(crate) fn holds_any(&self) -> bool {
+        let is_open = |slot: &PushSlot| match &slot.arrival {
+            None => slot.requested,
+            Some(push) => push.whole.is_none(),
+        };
+        self.push_slots.iter().flatten().any(is_open)
+    }
+
     /// Reclaims every slot whose push has made no progress for `limit`. A requested slot that is
     /// unused for that long becomes reclaimable. Returns the number of dropped pushes, and whether
     /// any slot has changed.

@@ -34,6 +34,8 @@ pub(super) struct Intake {
     pub(super) inbox: Option<Inbox>,
     /// The number of the first push slot of the next inbox.
     pub(super) next_push_slot: u32,
+    /// Whether a push slot may be given to a client that makes no progress.
+    pub(super) may_stall: bool,
     /// Pooled buffers for bodies.
     buffer_pool: BufferPool,
 }
@@ -53,7 +55,8 @@ impl Intake {
         let inbox = None;
         let next_push_slot = 1;
         let buffer_pool = BufferPool::default();
-        Intake { config, counters, inbox, next_push_slot, buffer_pool }
+        let may_stall = false;
+        Intake { config, counters, inbox, next_push_slot, may_stall, buffer_pool }
     }
 
     /// Returns the push in a slot.
@@ -140,6 +143,7 @@ impl Intake {
     /// Returns whether any slot has changed.
     pub(super) fn reclaim_stalled(&mut self, now: Instant) -> bool {
         let Some(inbox) = &mut self.inbox else { return false };
+        self.may_stall = inbox.holds_any();
         let (stalled, has_changed) = inbox.reclaim_stalled(now, self.config.lease);
         self.counters.pushes_dropped.add(stalled as u64);
         has_changed
@@ -160,12 +164,14 @@ impl Intake {
         client: ClientKey,
     ) -> Result<Option<u32>, Refusal> {
         let inbox = self.inbox.as_mut().ok_or(Refusal::NotInitialized {})?;
+        self.may_stall = true;
         let free = inbox.reserve(client, now);
         Ok(free.or_else(|| inbox.reclaim_offered().then(|| inbox.reserve(client, now)).flatten()))
     }
 
     /// Reserves a free push slot for a client.
     pub(super) fn reserve_free(&mut self, now: Instant, client: ClientKey) -> Option<u32> {
+        self.may_stall = true;
         self.inbox.as_mut()?.reserve(client, now)
     }
 
@@ -176,6 +182,7 @@ impl Intake {
 
     /// Returns a push slot for a client that has not requested one; 0 for none.
     pub(super) fn offer(&mut self, now: Instant, client: ClientKey) -> u32 {
+        self.may_stall = true;
         self.inbox.as_mut().and_then(|inbox| inbox.offer(client, now)).unwrap_or(0)
     }
 
@@ -245,6 +252,7 @@ impl Intake {
     pub(super) fn begin_push(&mut self, incoming: &IncomingPart, step: Option<u64>) {
         if let Some(inbox) = &mut self.inbox {
             let now = incoming.request.since;
+            self.may_stall = true;
             inbox.begin(incoming.part.push_slot, incoming.new_push(step), now);
         }
     }
@@ -401,6 +409,7 @@ impl Intake {
         let reservation = budget.reserve(bytes).map_err(storage_refusal)?;
         let (memory, descriptor) = SharedBytes::new(bytes as usize)
             .map_err(|error| unsupported(kind, &format!("cannot share memory: {error}")))?;
+        self.may_stall = true;
         let push_slots = inbox.share_push_buffer(client, (memory, reservation), request.since);
         let push_slots = List::new(push_slots).expect("a push buffer has few slots");
         let push_buffer = SharedPushBuffer { bytes, first: 0, stride, push_slots };

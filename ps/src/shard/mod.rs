@@ -109,6 +109,8 @@ pub(crate) struct Shard {
     pulls: Pulls,
     checkpoints: ShardCheckpoints,
     out: ShardOutputs,
+    /// What has changed since the last tick.
+    changed: Changes,
 }
 
 impl Shard {
@@ -240,6 +242,7 @@ impl Shard {
     /// Makes everything that these changes have made possible, and commits them. Push slots and
     /// tokens that were freed go to the requests that wait for them.
     fn follow_up(&mut self, now: Instant, changes: Changes) {
+        self.changed |= changes;
         if changes == Changes::NONE {
             self.hold_outputs();
             #[cfg(any(test, fuzzing, feature = "simulation"))]
@@ -261,17 +264,12 @@ impl Shard {
             self.begin_requested_save(now);
         }
         if trains {
-            if changes.any(Changes::SLOTS | Changes::MEMBERS) {
-                self.give_parked_push_slots(now);
-            }
-            if changes.any(Changes::TOKENS | Changes::STEP | Changes::MEMBERS) {
-                self.grant_parked_tokens(now);
-                self.announce_end();
-            }
+            self.serve_parked(now, changes);
         }
-        if changes.any(Changes::STEP | Changes::VALUES) {
+        if changes.any(Changes::STEP | Changes::VALUES) && self.peers.parked.is_any() {
             self.send_parked();
         }
+        self.steps.note_tokens();
         if changes.any(Changes::MEMBERS) {
             self.peers.report_members(&mut self.out);
         }
@@ -281,6 +279,20 @@ impl Shard {
         self.hold_outputs();
         #[cfg(any(test, fuzzing))]
         self.check_invariants();
+    }
+
+    /// Gives what was freed to the requests that wait for it.
+    fn serve_parked(&mut self, now: Instant, changes: Changes) {
+        if !self.peers.parked.is_any() {
+            return;
+        }
+        if changes.any(Changes::SLOTS | Changes::MEMBERS) {
+            self.give_parked_push_slots(now);
+        }
+        if changes.any(Changes::TOKENS | Changes::STEP | Changes::MEMBERS) {
+            self.grant_parked_tokens(now);
+            self.announce_end();
+        }
     }
 
     /// Holds outputs back until their commit is on disk, if answers must survive a loss of power.

@@ -25,8 +25,11 @@ impl Shard {
     pub(in crate::shard) fn persist(&mut self) {
         self.stage_shard();
         let calls = self.steps.calls.take_changed();
-        let journal = &mut self.files.journal;
-        CallRecord::save(&self.steps.calls, calls, |address, value| journal.stage(address, value));
+        if calls != 0 {
+            let journal = &mut self.files.journal;
+            let stage = |address, value| journal.stage(address, value);
+            CallRecord::save(&self.steps.calls, calls, stage);
+        }
         let mut changed = Vec::new();
         self.peers.registry.append_changed(&mut changed);
         if let Some(owner) = &mut self.steps.owner {

@@ -123,7 +123,7 @@ impl MessageRights {
         if !self.allow(role) {
             return Some(Refusal::Role { role: role.code(), kind });
         }
-        peers.chief_refusal(connection).filter(|_| self.acts_as_chief)
+        self.acts_as_chief.then(|| peers.chief_refusal(connection)).flatten()
     }
 
     /// Returns whether a peer with this role may send the message.

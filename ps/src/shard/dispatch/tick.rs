@@ -32,11 +32,11 @@ impl Shard {
         if self.applier.awaits_memory() {
             self.applier.forget_growth(&mut self.out, now);
         }
-        if self.steps.owner.is_some() {
+        if self.steps.has_tokens || self.steps.participants.len() > 1 {
             changes |= self.recall_tokens(now);
             changes |= self.expire_tokens(now);
         }
-        if self.intake.inbox.is_some() && self.intake.reclaim_stalled(now) {
+        if self.intake.may_stall && self.intake.reclaim_stalled(now) {
             changes |= Changes::SLOTS;
         }
         if self.variables.is_shared() {
@@ -45,7 +45,10 @@ impl Shard {
         if self.peers.parked.is_any() {
             changes |= self.expire_requests(now);
         }
-        if self.steps.owner.is_some() {
+        // A wait is reported as it grows.
+        let waits = self.peers.parked.is_any() || self.steps.watch.wait.is_some();
+        if self.changed != Changes::NONE || waits || self.steps.is_synchronous() {
+            self.changed = Changes::NONE;
             self.report_training(now);
         }
         changes

@@ -20,6 +20,7 @@ use crate::error::StorageError;
 use crate::event::Event;
 use crate::metrics::Counters;
 use crate::shard::Shard;
+use crate::shard::changes::Changes;
 use crate::shard::checkpoints::ShardCheckpoints;
 use crate::shard::intake::Intake;
 use crate::shard::output::{ShardOutput, ShardOutputs};
@@ -166,6 +167,7 @@ impl ShardSetup {
             pulls: Pulls::new(id, counters.clone()),
             checkpoints: ShardCheckpoints::new(id, config.clone()),
             out: ShardOutputs::default(),
+            changed: Changes::ALL,
             id,
             config,
             identity,
@@ -215,6 +217,7 @@ impl Shard {
         shard.stamp_answers();
         shard.decide(now);
         shard.peers.report_members(&mut shard.out);
+        shard.steps.note_tokens();
         shard.persist();
         Ok(shard)
     }

@@ -59,6 +59,8 @@ pub(super) struct Steps {
     pub(super) to_owner: ToOwner,
     pub(super) stragglers: Stragglers,
     pub(super) recall_questions: RecallQuestions,
+    /// On the step owner: whether tokens are out or are being recalled, or pushes audited.
+    pub(super) has_tokens: bool,
     /// On the step owner: what it has reported about the training.
     pub(super) watch: TrainingWatch,
 }
@@ -92,6 +94,7 @@ impl Steps {
             to_owner: ToOwner::default(),
             stragglers: Stragglers::default(),
             recall_questions: RecallQuestions::default(),
+            has_tokens: false,
             watch: TrainingWatch::default(),
         }
     }
@@ -262,6 +265,16 @@ impl Steps {
     /// Reports to the step owner how many steps are applied here.
     pub(super) fn report_applied(&self, out: &mut ShardOutputs) {
         self.report_to_owner(out, message::StepApplied { shard: self.id }.into());
+    }
+
+    /// Notes whether the step owner has tokens that could expire, so that a tick need not look.
+    pub(super) fn note_tokens(&mut self) {
+        let Some(owner) = &self.owner else { return };
+        let asks = |tokens: &AsynchronousTokens| {
+            tokens.recalls.tokens().next().is_some() || !tokens.audits.is_empty()
+        };
+        let asks = owner.asynchronous_tokens().is_some_and(asks);
+        self.has_tokens = asks || owner.ledger().len() > 0;
     }
 
     /// Sets the gauges of the data position.

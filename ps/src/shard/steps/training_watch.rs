@@ -13,14 +13,14 @@ pub(in crate::shard) struct TrainingWatch {
     /// The last phase; `None` before the first tick of this process.
     phase: Option<TrainingPhase>,
     /// The wait that was reported and has not ended.
-    wait: Option<ReportedWait>,
+    pub(in crate::shard) wait: Option<ReportedWait>,
     /// The number of gradients of the last step that had too few; `None` after a full one.
     short_step: Option<usize>,
 }
 
 /// A wait that was reported.
 #[derive(Debug)]
-struct ReportedWait {
+pub(in crate::shard) struct ReportedWait {
     since: Instant,
     workers: Vec<TaskId>,
     /// How far the training was.
