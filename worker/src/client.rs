@@ -17,10 +17,10 @@ use pushpull_common::protocol::{Features, Message, Refusal, message};
 use pushpull_net::Connector;
 
 use crate::config::WorkerConfig;
+use crate::contained::contained;
 use crate::error::{ConfigError, Error, UnresponsiveShard, UnresponsiveShards};
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::outcome::DataBegun;
-use crate::panic_message::contained;
 use crate::pause::Pause;
 use crate::pull_client::PullClient;
 use crate::runtime::{Caller, SessionThread};

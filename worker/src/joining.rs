@@ -16,11 +16,11 @@ use pushpull_common::protocol::{Message, message};
 use pushpull_common::variable::{Replication, VariableSpec};
 
 use crate::client::{Deadline, SessionClient, is_outdated, join_all};
+use crate::contained::contained;
 use crate::error::{ConfigError, Error};
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::initial_values::InitialValues;
 use crate::outcome::{PassedOver, RestoredCheckpoint};
-use crate::panic_message::contained;
 use crate::session::JoinedEpoch;
 use crate::start::{self, DeclaredShard, StartDecision};
 use crate::worker::Worker;

@@ -14,7 +14,7 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Value;
 
 use crate::error::LoadError;
-use crate::regular_file::not_regular;
+use pushpull_common::regular_file::not_regular;
 
 /// An open file in the safetensors format: 8 bytes with the length of a JSON header, the header,
 /// and the elements of the tensors without gaps.

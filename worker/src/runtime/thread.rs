@@ -20,9 +20,9 @@ use super::mapped_memory::{MappedShards, PushBuffers};
 use super::runner::SessionRunner;
 use super::shared_memory;
 use crate::config::ProgressCallback;
+use crate::contained::contained;
 use crate::error::UnresponsiveShards;
 use crate::metrics::OperationTimes;
-use crate::panic_message::contained;
 use crate::session::{OpId, Session, SessionConfig, SessionInput, SessionOutput};
 use crate::token::{DroppedItem, ReturnQueue};
 

@@ -11,7 +11,7 @@ use super::training_end::{FinalValues, StopReason};
 use super::training_error::{HookPlace, TrainingError};
 use crate::error::Error;
 use crate::outcome::SavedCheckpoint;
-use crate::panic_message::message_of;
+use pushpull_common::panic_message::message_of;
 
 /// The hooks of a training, in the order of their calls.
 ///

@@ -6,8 +6,8 @@ use pushpull_common::ids::ShardId;
 
 use super::hook::{Flow, Hook, HookError, RetryReport};
 use crate::config::{ProgressCallback, WorkerConfig};
+use crate::contained::contained;
 use crate::error::{Error, UnresponsiveShard, UnresponsiveShards};
-use crate::panic_message::contained;
 
 /// Reports each failure from which a session tries to recover: a session that waits between two
 /// attempts has no operation that could report.

@@ -15,7 +15,7 @@ use shared_ledger::SharedLedger;
 pub use stop_flag::StopFlag;
 use task_ledger::{JoinStep, JoinWait, TaskOutcome};
 
-use crate::panic_message::message_of;
+use pushpull_common::panic_message::message_of;
 
 /// A group of helper tasks that stop together, such as those that read data, evaluate or report.
 ///

@@ -20,8 +20,8 @@ use tokio::sync::{Notify, oneshot};
 
 use super::outbox::CallOutbox;
 use super::timer::Timer;
+use crate::contained::contained;
 use crate::error::Error;
-use crate::panic_message::contained;
 use crate::runtime::{Leadership, OpenOperation};
 use crate::services::call_session::{
     Admission, CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallReply, CallSession,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pushpull_net::{DescriptorShortage, open_files_limit};
 
-use crate::panic_message::contained;
+use crate::contained::contained;
 use crate::services::out_of_descriptors::OutOfDescriptors;
 
 /// Receives the report that a process is out of descriptors.

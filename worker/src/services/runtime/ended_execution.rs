@@ -6,10 +6,10 @@ use std::task::{Context, Poll};
 
 use super::function_pool::NoThread;
 use super::server_core::ServerCore;
-use crate::panic_message::message_of;
 use crate::services::functions::FunctionResult;
 use crate::services::service::{ExecutionId, Failure};
 use crate::services::value::Value;
+use pushpull_common::panic_message::message_of;
 
 /// Reports the end of an execution when it is dropped, so that none is lost.
 pub(super) struct EndedExecution {

@@ -10,7 +10,7 @@ use pushpull_common::local_path;
 
 use super::SourceError;
 use super::file_bytes::FileBytes;
-use crate::regular_file::not_regular;
+use pushpull_common::regular_file::not_regular;
 
 /// An open regular file. Its first bytes tell whether it is packed; its name does not matter.
 pub(super) struct DataFile {

@@ -10,7 +10,7 @@ use pushpull_common::record_head::{RecordHead, masked_crc32c};
 
 use super::RECORD_BYTES_MAX;
 use super::error::TfRecordError;
-use crate::regular_file::not_regular;
+use pushpull_common::regular_file::not_regular;
 
 /// Random access to the records of a TFRecord file.
 ///

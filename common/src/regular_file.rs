@@ -5,7 +5,7 @@ use std::os::unix::fs::FileTypeExt;
 
 /// Returns what a path is, as the rest of a sentence; `None` for a regular file. Opening a pipe
 /// would wait for its writer.
-pub(crate) fn not_regular(metadata: &Metadata) -> Option<&'static str> {
+pub fn not_regular(metadata: &Metadata) -> Option<&'static str> {
     let kind = metadata.file_type();
     match kind {
         _ if kind.is_file() => None,

@@ -1,16 +1,10 @@
-//! The message of a panic in a function of the caller.
+//! [`contained`]: the panic of a callback as an error.
 
-use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::error::Error;
+use pushpull_common::panic_message::message_of;
 
-/// Returns the text of a panic, or words that say that it has none.
-pub(crate) fn message_of(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    text.unwrap_or_else(|| "a panic without a text".to_owned())
-}
+use crate::error::Error;
 
 /// Calls a function of the program. The callers of this function give up what a panic may have
 /// left unfinished.
