@@ -136,6 +136,8 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/device/emulator/src/scalar", &[]),
     ("worker/device/emulator/src/ptx", &[]),
     ("worker/device/emulator/src/machine", &[]),
+    ("worker/device/src/cast.rs", &[]),
+    ("worker/device/src/codec.rs", &[]),
     ("worker/device/src/kernels", &[]),
     ("worker/device/src/networks", &[]),
 ];

@@ -279,18 +279,6 @@ impl Device {
         Ok(())
     }
 
-    /// Whether cuBLAS computes large products. It opens that library, if the device is one of CUDA.
-    ///
-    /// # Errors
-    /// Those of the device.
-    pub fn uses_cublas(&self) -> Result<bool, ComputeError> {
-        match &self.backend {
-            Backend::Cpu(_) => Ok(false),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(cuda) => Ok(cuda.cublas()?.is_some()),
-        }
-    }
-
     /// Waits for all work that was queued. On the processor none is.
     ///
     /// # Errors

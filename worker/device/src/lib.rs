@@ -18,27 +18,35 @@
 //! Results do not depend on the number of threads. Kernels accept any values: NaN and infinities
 //! follow from the arithmetic.
 
+mod cast;
+mod codec;
 mod cpu;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod device;
 mod device_info;
 mod error;
+#[cfg(feature = "kernels")]
 mod kernels;
 mod memory;
+#[cfg(feature = "kernels")]
 mod networks;
 mod transfer;
 
+pub use cast::Half;
 pub use device::Device;
 pub use device_info::{DeviceInfo, cuda_devices, devices};
 pub use error::ComputeError;
-pub use kernels::activation::Activation;
-pub use kernels::cast::Half;
-pub use kernels::embedding_bag::{Bags, Combiner};
-pub use kernels::gemm::Matrix;
 pub use memory::{Buffer, DeviceElement, Resident, View, ViewMut};
-pub use networks::Network;
-pub use networks::embedding_bag::{EmbeddingBag, LabelledBags};
-pub use networks::logistic::{Logistic, Targets};
-pub use networks::mlp::{Mlp, Samples};
 pub use transfer::{HostMemory, PageLock, Pinned, Transfer};
+
+#[cfg(feature = "kernels")]
+pub use {
+    kernels::activation::Activation,
+    kernels::embedding_bag::{Bags, Combiner},
+    kernels::gemm::Matrix,
+    networks::Network,
+    networks::embedding_bag::{EmbeddingBag, LabelledBags},
+    networks::logistic::{Logistic, Targets},
+    networks::mlp::{Mlp, Samples},
+};

@@ -1,8 +1,7 @@
 //! Casts between `f32` and the half types, on the threads of a pool.
 
-use super::elementwise::ELEMENTS_AT_ONCE;
-use super::pool::ThreadPool;
-use crate::kernels::cast::Half;
+use super::pool::{ELEMENTS_AT_ONCE, ThreadPool};
+use crate::cast::Half;
 
 impl ThreadPool {
     pub(crate) fn round<H: Half>(&self, values: &[f32], halves: &mut [H]) {

@@ -1,10 +1,6 @@
 //! Operations on each element, and sums, on the threads of a pool.
 
-use super::pool::ThreadPool;
-
-/// Elements of one part of an elementwise operation. The parts of a sum, and with them its
-/// rounding, follow from this number alone.
-pub(crate) const ELEMENTS_AT_ONCE: usize = 1 << 15;
+use super::pool::{ELEMENTS_AT_ONCE, ThreadPool};
 
 /// Rows of one part of an operation on rows.
 pub(crate) const ROWS_AT_ONCE: usize = 64;

@@ -10,6 +10,10 @@ use crossbeam_deque::{Injector, Steal};
 
 use crate::error::ComputeError;
 
+/// Elements of one part of an elementwise operation. The parts of a sum, and with them its
+/// rounding, follow from this number alone.
+pub(crate) const ELEMENTS_AT_ONCE: usize = 1 << 15;
+
 /// Threads that compute the parts of one operation at the same time.
 ///
 /// The calling thread computes parts too, so a pool of one thread starts none. Several threads may

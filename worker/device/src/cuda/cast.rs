@@ -2,8 +2,8 @@
 
 use super::cuda_device::CudaDevice;
 use super::cuda_memory::{CudaView, CudaViewMut};
+use crate::cast::Half;
 use crate::error::ComputeError;
-use crate::kernels::cast::Half;
 
 impl CudaDevice {
     pub(crate) fn round<H: Half>(

@@ -1,8 +1,10 @@
 //! [`CudaDevice`]: one CUDA device, as a device of the process.
 
 use std::num::NonZeroU32;
+use std::sync::Arc;
+#[cfg(feature = "kernels")]
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::CUdevice_attribute_enum::{
     CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
@@ -11,6 +13,7 @@ use cudarc::driver::sys::CUdevice_attribute_enum::{
 use cudarc::driver::{result, sys};
 
 use super::context::{CudaContext, CudaStream};
+#[cfg(feature = "kernels")]
 use super::cublas::Cublas;
 use super::driver::{self, failed};
 use super::modules::Modules;
@@ -24,6 +27,7 @@ pub(crate) struct CudaDevice {
     index: u32,
     pub(super) waiter: DeviceWaiter,
     /// `None` inside if the machine has no such library.
+    #[cfg(feature = "kernels")]
     pub(super) cublas: OnceLock<Option<Cublas>>,
     pub(super) modules: Modules,
     pub(super) stream: CudaStream,
@@ -59,16 +63,16 @@ impl CudaDevice {
             attribute(context.device(), CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? > 0;
         let stream = CudaStream::new(&context)?;
         let modules = Modules::load(&context)?;
-        let (waiter, cublas, used) = (DeviceWaiter::default(), OnceLock::new(), AtomicU64::new(0));
         Ok(CudaDevice {
             index,
-            waiter,
-            cublas,
+            waiter: DeviceWaiter::default(),
+            #[cfg(feature = "kernels")]
+            cublas: OnceLock::new(),
             modules,
             stream,
             context,
             has_pools,
-            used,
+            used: AtomicU64::new(0),
             limit,
             blocks_max,
         })

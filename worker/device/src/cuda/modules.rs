@@ -11,7 +11,8 @@ use super::driver::failed;
 use crate::error::ComputeError;
 
 /// The kernels by topic: the text that `kernels/make_ptx.py` makes of the source, and their names.
-const TOPICS: [(&str, &[&str]); 7] = [
+const TOPICS: &[(&str, &[&str])] = &[
+    #[cfg(feature = "kernels")]
     (include_str!("kernels/ptx/activation.ptx"), &["activate", "activate_back", "sum_rows"]),
     (include_str!("kernels/ptx/cast.ptx"), &["round_f16", "widen_f16", "round_bf16", "widen_bf16"]),
     (
@@ -28,15 +29,19 @@ const TOPICS: [(&str, &[&str]); 7] = [
             "top_k_write",
         ],
     ),
+    #[cfg(feature = "kernels")]
     (
         include_str!("kernels/ptx/elementwise.ptx"),
         &["axpy", "add", "mul", "div", "scale", "fill", "sum_chunks", "sum_sums"],
     ),
+    #[cfg(feature = "kernels")]
     (
         include_str!("kernels/ptx/embedding_bag.ptx"),
         &["embedding_bag", "embedding_bag_rows", "embedding_bag_add"],
     ),
+    #[cfg(feature = "kernels")]
     (include_str!("kernels/ptx/gemm.ptx"), &["multiply"]),
+    #[cfg(feature = "kernels")]
     (
         include_str!("kernels/ptx/loss.ptx"),
         &["softmax_cross_entropy", "sigmoid_cross_entropy", "mean_squared_error"],
@@ -62,7 +67,7 @@ impl Modules {
         let (functions, context) = (HashMap::new(), context.clone());
         let mut all = Modules { functions, modules: Vec::new(), context };
         all.context.bind()?;
-        for (text, names) in TOPICS {
+        for &(text, names) in TOPICS {
             let text = CString::new(text).expect("the text of a kernel has no zero byte");
             // SAFETY: The context is bound, and the text ends with a zero byte.
             let module = unsafe { result::module::load_data(text.as_ptr().cast()) };

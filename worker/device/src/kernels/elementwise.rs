@@ -143,7 +143,7 @@ impl Device {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::elementwise::ELEMENTS_AT_ONCE;
+    use crate::cpu::pool::ELEMENTS_AT_ONCE;
     use crate::kernels::testing::{assert_close, random};
 
     #[test]

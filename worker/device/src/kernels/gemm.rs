@@ -60,6 +60,18 @@ impl<'a> Matrix<'a> {
 }
 
 impl Device {
+    /// Whether cuBLAS computes large products. It opens that library, if the device is one of CUDA.
+    ///
+    /// # Errors
+    /// Those of the device.
+    pub fn uses_cublas(&self) -> Result<bool, ComputeError> {
+        match self.backend() {
+            Backend::Cpu(_) => Ok(false),
+            #[cfg(feature = "cuda")]
+            Backend::Cuda(cuda) => Ok(cuda.cublas()?.is_some()),
+        }
+    }
+
     /// Writes `a * b + beta * product` to `product`, which is stored row by row. With a `beta` of 0
     /// the previous contents are ignored, even NaN.
     ///

@@ -1,8 +1,6 @@
 //! The kernels, as methods of [`crate::Device`].
 
 pub(crate) mod activation;
-pub(crate) mod cast;
-mod codec;
 pub(crate) mod elementwise;
 pub(crate) mod embedding_bag;
 pub(crate) mod gemm;

@@ -5,7 +5,8 @@ use crate::error::{ComputeError, check_length};
 use crate::kernels::activation::Activation;
 use crate::kernels::embedding_bag::{Bags, Combiner};
 use crate::kernels::gemm::Matrix;
-use crate::memory::{ScratchBuffer, View, ViewMut};
+use crate::memory::{View, ViewMut};
+use crate::networks::scratch_buffer::ScratchBuffer;
 use crate::networks::{Network, classes, tensors, tensors_mut};
 
 /// A classifier of bags of ids: the embeddings of a bag are combined, and one linear layer gives

@@ -4,7 +4,8 @@ use crate::device::Device;
 use crate::error::{ComputeError, check_length};
 use crate::kernels::activation::Activation;
 use crate::kernels::gemm::Matrix;
-use crate::memory::{ScratchBuffer, View, ViewMut};
+use crate::memory::{View, ViewMut};
+use crate::networks::scratch_buffer::ScratchBuffer;
 use crate::networks::{Network, tensors, tensors_mut};
 
 /// Logistic regression: the probability of one event, with cross entropy as its loss.

@@ -4,9 +4,10 @@ use crate::device::Device;
 use crate::error::{ComputeError, check_length};
 use crate::kernels::activation::Activation;
 use crate::kernels::gemm::Matrix;
-use crate::memory::{ScratchBuffer, View, ViewMut};
+use crate::memory::{View, ViewMut};
 use crate::networks::Network;
 use crate::networks::classes::{self, ROWS_AT_ONCE};
+use crate::networks::scratch_buffer::ScratchBuffer;
 
 /// Borrowed labelled samples, in the processor's memory.
 #[derive(Clone, Copy, Debug)]

@@ -4,6 +4,7 @@ mod classes;
 pub(crate) mod embedding_bag;
 pub(crate) mod logistic;
 pub(crate) mod mlp;
+mod scratch_buffer;
 
 use crate::device::Device;
 use crate::error::ComputeError;
