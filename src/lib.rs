@@ -153,6 +153,7 @@ pub use pushpull_worker::Gradients;
 /// Blocking forms of server, worker and reader, for threads without an async runtime.
 pub mod blocking {
     pub use pushpull_ps::blocking::Ps;
+    pub use pushpull_training::blocking::*;
     pub use pushpull_worker::blocking::*;
 }
 
@@ -229,18 +230,18 @@ pub mod training {
     pub use pushpull_common::data_set::{DataSet, SampleRange};
     pub use pushpull_common::ids::{GlobalStep, Sequence};
     pub use pushpull_common::protocol::message::EndReason;
-    pub use pushpull_worker::training::{
+    pub use pushpull_training::{
         ComputedStep, DetachedStep, FinalValues, FinishedStep, Flow, GradientOutcome, GrantedStep,
-        Hook, HookError, HookPlace, Interrupt, JoinReport, RetryReport, Scalars, SpawnError, Step,
-        StepGate, StepTiming, StopCause, StopFlag, StopReason, TaskFailure, Tasks, TasksError,
+        Hook, HookError, HookPlace, JoinReport, RetryReport, Scalars, SpawnError, Step, StepGate,
+        StepTiming, StopCause, StopFlag, StopReason, TaskFailure, Tasks, TasksError,
         TrainingConfig, TrainingEnd, TrainingSession, TrainingSetup, data, hooks, summary,
         tfrecord,
     };
     pub use pushpull_worker::{
-        Advice, Checksums, DataBegun, InitialValues, LoadOptions, LossScale, OpenedCalls,
-        PassedOver, PullHandle, PushHandle, RecordedDigests, RestoredCheckpoint, SavedCheckpoint,
-        StepOutcome, StreamingPush, UnresponsiveShard, UnresponsiveShards, VariableHandle,
-        WorkerMetrics,
+        Advice, Checksums, DataBegun, InitialValues, Interrupt, LoadOptions, LossScale,
+        OpenedCalls, PassedOver, PullHandle, PushHandle, RecordedDigests, RestoredCheckpoint,
+        SavedCheckpoint, StepOutcome, StreamingPush, UnresponsiveShard, UnresponsiveShards,
+        VariableHandle, WorkerMetrics,
     };
 }
 
@@ -332,8 +333,8 @@ pub mod error {
     pub use pushpull_common::tensor::ShapeError;
     pub use pushpull_common::variable::VariableError;
     pub use pushpull_ps::{ListenError, ServeError, StartError, StorageError};
-    pub use pushpull_worker::training::TrainingError;
-    pub use pushpull_worker::training::data::{DataError, SourceError};
+    pub use pushpull_training::TrainingError;
+    pub use pushpull_training::data::{DataError, SourceError};
     pub use pushpull_worker::{ConfigError, LoadError, ViewError};
 }
 

@@ -1,5 +1,4 @@
-//! Blocking forms of the worker, the reader and the training session, for threads without an async
-//! runtime.
+//! Blocking forms of the worker and the reader, for threads without an async runtime.
 //!
 //! Each call blocks its thread until the operation is done, and sends and receives on that thread
 //! meanwhile. Do not call them from within an async runtime.
@@ -18,10 +17,8 @@
 //!   [`Error::Interrupted`] then.
 //! - The calls that only start an operation are not refused, and [`Started::wait`] returns the
 //!   result of an operation that is done.
-//! - A [`TrainingSession`] ends in order: see [`crate::training::TrainingConfig::interrupt`].
 
-mod training;
-mod waiter;
+pub(crate) mod waiter;
 
 use std::time::Duration;
 
@@ -45,7 +42,6 @@ use crate::metrics::WorkerMetrics;
 use crate::outcome::{DataBegun, Pulled, Push, RestoredCheckpoint, SavedCheckpoint, StepOutcome};
 use crate::token::Token;
 
-pub use training::{Step, TrainingSession};
 use waiter::Waiter;
 
 /// A [`crate::Worker`] with blocking operations.

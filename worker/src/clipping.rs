@@ -171,7 +171,7 @@ mod tests {
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
-    use crate::gradients::params::tests::{gradients_for, gradients_of};
+    use crate::testing::plans::{gradients_for, gradients_of};
 
     /// A gradient of norm 5, one of norm 12, and one that is not in the push.
     fn gradients() -> Gradients {

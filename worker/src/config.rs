@@ -18,7 +18,7 @@ use crate::runtime::CALLER_SPIN;
 use crate::session::{Expectations, ExpectedMode};
 
 /// Receives the shards that an operation waits for.
-pub(crate) type ProgressCallback = Arc<dyn Fn(&UnresponsiveShards) + Send + Sync>;
+pub type ProgressCallback = Arc<dyn Fn(&UnresponsiveShards) + Send + Sync>;
 
 /// When the bodies of messages carry a checksum. The headers and small fields of messages always
 /// do.
@@ -56,10 +56,13 @@ pub enum Checksums {
 /// ```
 #[derive(Clone)]
 pub struct WorkerConfig {
-    pub(crate) cluster: ClusterSpec,
-    pub(crate) task: TaskId,
+    #[doc(hidden)]
+    pub cluster: ClusterSpec,
+    #[doc(hidden)]
+    pub task: TaskId,
     pub(crate) placement: PlacementStrategy,
-    pub(crate) connect_timeout: Duration,
+    #[doc(hidden)]
+    pub connect_timeout: Duration,
     pub(crate) timeout: Duration,
     pub(crate) save_timeout: Duration,
     pub(crate) checksums: Checksums,
@@ -67,14 +70,18 @@ pub struct WorkerConfig {
     pub(crate) codecs: Vec<CodecRule>,
     pub(crate) row_residual_bytes: u64,
     pub(crate) values: Option<Codec>,
-    pub(crate) progress: Option<ProgressCallback>,
+    #[doc(hidden)]
+    pub progress: Option<ProgressCallback>,
     pub(crate) progress_interval: Duration,
     pub(crate) busy_poll: Duration,
-    pub(crate) data: Option<DataSet>,
-    pub(crate) interrupt: Option<Interrupt>,
+    #[doc(hidden)]
+    pub data: Option<DataSet>,
+    #[doc(hidden)]
+    pub interrupt: Option<Interrupt>,
     pub(crate) expectations: Expectations,
     /// When all operations of a join must have ended.
-    pub(crate) limit: Option<Instant>,
+    #[doc(hidden)]
+    pub limit: Option<Instant>,
 }
 
 impl fmt::Debug for WorkerConfig {

@@ -11,7 +11,7 @@ use crate::error::Error;
 ///
 /// # Errors
 /// [`Error::Panicked`] with the name of the callback.
-pub(crate) fn contained<T>(callback: &'static str, call: impl FnOnce() -> T) -> Result<T, Error> {
+pub fn contained<T>(callback: &'static str, call: impl FnOnce() -> T) -> Result<T, Error> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
         let message = message_of(&*panic);
         Error::Panicked { callback, message }

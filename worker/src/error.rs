@@ -391,8 +391,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns what a training loop does about this error.
-    /// [`TrainingSession`](crate::training::TrainingSession) follows it.
+    /// Returns what a training loop does about this error. A training session follows it.
     ///
     /// ```
     /// use pushpull_worker::{Advice, Error};
@@ -448,7 +447,8 @@ impl Error {
     }
 
     /// Returns whether a gradient was refused because it has or would make a NaN or an infinity.
-    pub(crate) fn is_non_finite(&self) -> bool {
+    #[doc(hidden)]
+    pub fn is_non_finite(&self) -> bool {
         match self {
             Error::NonFinite { .. } | Error::NonFiniteRow { .. } | Error::Overflow { .. } => true,
             Error::Encode { error: CodecError::NonFinite { .. }, .. } => true,

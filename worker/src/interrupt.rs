@@ -14,10 +14,10 @@ use crate::pause::Pause;
 /// Cancels the blocking calls of workers and readers, and ends training sessions, from another
 /// thread or task.
 ///
-/// Give it to [`WorkerConfig::interrupt`](crate::WorkerConfig::interrupt) or
-/// [`TrainingConfig::interrupt`](crate::training::TrainingConfig::interrupt), or take that of a
-/// worker: [`blocking::Worker::interrupt`](crate::blocking::Worker::interrupt). Clones are one
-/// interrupt, and one interrupt may serve any number of workers. It stays raised.
+/// Give it to [`WorkerConfig::interrupt`](crate::WorkerConfig::interrupt) or to the configuration of
+/// a training session, or take that of a worker:
+/// [`blocking::Worker::interrupt`](crate::blocking::Worker::interrupt). Clones are one interrupt, and
+/// one interrupt may serve any number of workers. It stays raised.
 ///
 /// The library installs no signal handler. A program raises the interrupt where it learns of the
 /// signal: in a task that awaits it, or in the callback of a crate for signals.
@@ -59,8 +59,7 @@ impl Interrupt {
     }
 
     /// Cancels the calls under way and all later ones: see [`crate::blocking`]. A training session
-    /// stops waiting and ends with
-    /// [`StopReason::Interrupted`](crate::training::StopReason::Interrupted).
+    /// stops waiting and ends with `StopReason::Interrupted`.
     ///
     /// May block for a moment and allocate, so a signal handler must not call it directly.
     #[doc(alias = "cancel")]
@@ -76,7 +75,8 @@ impl Interrupt {
 
     /// Awaits a future, or returns `None` as soon as the interrupt is raised. The future is dropped
     /// then.
-    pub(crate) async fn race<F: Future>(&self, future: F) -> Option<F::Output> {
+    #[doc(hidden)]
+    pub async fn race<F: Future>(&self, future: F) -> Option<F::Output> {
         tokio::select! {
             biased;
             output = future => Some(output),
@@ -105,7 +105,8 @@ impl Interrupt {
 
     /// Awaits a future as [`Interrupt::race`] does, but for [`GRACE`] longer once the interrupt is
     /// raised: for operations whose end matters and which a server that lives answers in that time.
-    pub(crate) async fn race_with_grace<F: Future>(&self, future: F) -> Option<F::Output> {
+    #[doc(hidden)]
+    pub async fn race_with_grace<F: Future>(&self, future: F) -> Option<F::Output> {
         let mut future = pin!(future);
         if let Some(output) = self.race(future.as_mut()).await {
             return Some(output);

@@ -229,6 +229,22 @@ pub(crate) fn check_finite(
     }
 }
 
+impl Gradients {
+    /// Scans all gradients for NaN and infinity.
+    #[doc(hidden)]
+    pub fn check_finite(&self) -> Result<(), Error> {
+        let policy = NonFinitePolicy::Reject {};
+        let plan = &self.plan;
+        for id in self.present() {
+            check_finite(policy, plan, id, self.bytes_of(id), self.factor(id))?;
+        }
+        for rows in self.memory.rows().iter() {
+            check_rows_finite(policy, plan, rows, self.factor(rows.variable))?;
+        }
+        Ok(())
+    }
+}
+
 /// Checks rows for NaN and infinity, as [`check_finite`] does.
 pub(crate) fn check_rows_finite(
     policy: NonFinitePolicy,

@@ -44,9 +44,12 @@ mod contained;
 mod error;
 mod gradients;
 mod initial_values;
+#[doc(hidden)]
+pub mod internal;
 mod interrupt;
 mod joined_model;
 mod joining;
+mod local_values;
 mod loss_scale;
 mod mapped_values;
 mod mean_variables;
@@ -63,7 +66,6 @@ mod start;
 mod streaming_push;
 mod testing;
 mod token;
-pub mod training;
 mod worker;
 
 pub use calls::{OpenedCalls, RecordedDigests};

@@ -96,7 +96,7 @@ mod tests {
     use pushpull_common::tensor::DType;
 
     use super::*;
-    use crate::gradients::params::tests::gradients_of;
+    use crate::testing::plans::gradients_of;
 
     /// Whether a gradient is to be pushed, the gradient after `unscale`, and the scale.
     fn unscaled(scale: &mut LossScale, gradient: f32) -> (bool, f32, f64) {

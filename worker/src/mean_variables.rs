@@ -108,7 +108,7 @@ mod tests {
 
     use super::*;
     use crate::gradients::params::Params;
-    use crate::gradients::params::tests::plan_of;
+    use crate::testing::plans::plan_of;
 
     /// A trained `w`, and means `a` of `f32` and `b` of `f64` with these intervals.
     fn params(a: u64, b: u64) -> Params {

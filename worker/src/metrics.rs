@@ -45,7 +45,8 @@ pub struct WorkerMetrics {
 
 impl WorkerMetrics {
     /// Returns what two workers have done together, such as those of two joins of one session.
-    pub(crate) fn plus(self, other: WorkerMetrics) -> WorkerMetrics {
+    #[doc(hidden)]
+    pub fn plus(self, other: WorkerMetrics) -> WorkerMetrics {
         WorkerMetrics {
             tokens: self.tokens + other.tokens,
             pulls: self.pulls + other.pulls,

@@ -88,7 +88,7 @@ pub struct StepOutcome {
 /// Dropping the handle does not stop a save that the servers have begun.
 #[derive(Debug)]
 #[must_use = "only the handle tells whether the checkpoint was saved"]
-pub(crate) struct SaveHandle {
+pub struct SaveHandle {
     call: OperationFuture,
 }
 

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 /// Pauses are rare: a session takes them only after a failure, or if a hook asks for one. Dropping
 /// a pause ends its thread.
 #[derive(Debug)]
-pub(crate) struct Pause {
+pub struct Pause {
     waiting: Option<WaitingThread>,
 }
 
@@ -26,7 +26,8 @@ struct WaitingThread {
 }
 
 impl Pause {
-    pub(crate) fn new(length: Duration) -> Pause {
+    /// Begins a pause of this length.
+    pub fn new(length: Duration) -> Pause {
         let (keep, dropped) = mpsc::channel::<()>();
         let (done, over) = oneshot::channel();
         let wait = move || {

@@ -118,8 +118,15 @@ impl Worker {
     }
 
     /// The runner of its session.
-    pub(crate) fn runner(&self) -> &Arc<SessionRunner> {
+    #[doc(hidden)]
+    pub fn runner(&self) -> &Arc<SessionRunner> {
         self.client.caller.runner()
+    }
+
+    /// Ends all later operations, but for checkpoints, at this moment; `None` removes the limit.
+    #[doc(hidden)]
+    pub fn limit_operations(&self, limit: Option<Instant>) {
+        self.client.caller.limit(limit);
     }
 
     /// Whether its session has failed, so that every operation fails.
@@ -387,7 +394,8 @@ impl Worker {
     }
 
     /// Waits until the training has ended on all workers.
-    pub(crate) async fn await_end(&self) -> Result<(), Error> {
+    #[doc(hidden)]
+    pub async fn await_end(&self) -> Result<(), Error> {
         let (doing, timeout) = ("wait for the end of the training", self.client.config.timeout);
         let (owner, message) = (self.client.owner, message::AwaitEnd {});
         self.client.request(doing, owner, message, Bytes::new(), timeout).await.map(|_| ())
@@ -414,7 +422,8 @@ impl Worker {
     }
 
     /// Starts [`Worker::save`], without a borrow of the worker.
-    pub(crate) fn start_save(&self, user: &[u8]) -> SaveHandle {
+    #[doc(hidden)]
+    pub fn start_save(&self, user: &[u8]) -> SaveHandle {
         let doing = "save a checkpoint";
         let (bytes, limit, caller) = (user.len() as u64, USER_BLOB_BYTES_MAX, &self.client.caller);
         let checked = match bytes > limit {
@@ -438,11 +447,8 @@ impl Worker {
 
     /// Pulls the newest values without a token, once the servers have applied the steps before
     /// `at_least`. Returns their step.
-    pub(crate) async fn pull_newest(
-        &mut self,
-        params: &mut Params,
-        at_least: u64,
-    ) -> Result<u64, Error> {
+    #[doc(hidden)]
+    pub async fn pull_newest(&mut self, params: &mut Params, at_least: u64) -> Result<u64, Error> {
         let keep = ReplicaValues::Keep;
         let mut call = self.client.pulls.start(params, Some(GlobalStep(at_least)), keep);
         match poll_fn(|context| call.poll_into(context, params)).await? {

@@ -18,23 +18,23 @@ use crate::runtime::SessionRunner;
 ///
 /// It keeps the thread's waker from call to call, as most callers stay on one thread.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Waiter {
+pub struct Waiter {
     cached: Option<(Arc<Sleeper>, Waker)>,
     /// Runs the session; `None` before there is one.
-    pub(super) runner: Option<Arc<SessionRunner>>,
+    pub runner: Option<Arc<SessionRunner>>,
     /// Cancels the calls of [`Waiter::call`] and [`Waiter::call_apart`].
-    pub(super) interrupt: Interrupt,
+    pub(crate) interrupt: Interrupt,
 }
 
 impl Waiter {
     /// Returns a waiter whose calls the interrupt of the configuration cancels, or one of its own.
-    pub(super) fn new(config: &WorkerConfig) -> Waiter {
+    pub(crate) fn new(config: &WorkerConfig) -> Waiter {
         let interrupt = config.interrupt.clone().unwrap_or_default();
         Waiter { interrupt, ..Waiter::default() }
     }
 
     /// Starts an operation and waits for it, unless the interrupt is raised.
-    pub(super) fn call<T, F>(
+    pub(crate) fn call<T, F>(
         &mut self,
         doing: &'static str,
         begin: impl FnOnce() -> F,
@@ -50,7 +50,7 @@ impl Waiter {
 
     /// Waits for an operation until it is done or the interrupt is raised. An operation that is
     /// done already is not interrupted.
-    pub(super) fn await_started<T, F>(
+    pub(crate) fn await_started<T, F>(
         &mut self,
         doing: &'static str,
         begin: impl FnOnce() -> F,
@@ -74,7 +74,7 @@ impl Waiter {
     }
 
     /// Waits as [`Waiter::call`] does while another thread runs the session.
-    pub(super) fn call_apart<T>(
+    pub(crate) fn call_apart<T>(
         &mut self,
         doing: &'static str,
         future: impl Future<Output = Result<T, Error>>,
@@ -88,7 +88,7 @@ impl Waiter {
     }
 
     /// Starts an operation and waits for it.
-    pub(super) fn wait<F: Future>(&mut self, begin: impl FnOnce() -> F) -> F::Output {
+    pub fn wait<F: Future>(&mut self, begin: impl FnOnce() -> F) -> F::Output {
         let runner = self.runner.clone();
         let Some(leading) = runner.as_ref().and_then(|runner| runner.enter()) else {
             return self.wait_apart(begin());
@@ -107,7 +107,7 @@ impl Waiter {
     }
 
     /// Waits while another thread runs the session.
-    pub(super) fn wait_apart<F: Future>(&mut self, future: F) -> F::Output {
+    pub fn wait_apart<F: Future>(&mut self, future: F) -> F::Output {
         let mut future = pin!(future);
         let polls_for = self.runner.as_ref().map_or(Duration::ZERO, |runner| runner.polls_for());
         let (sleeper, waker) = self.waker();

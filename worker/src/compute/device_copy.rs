@@ -10,7 +10,7 @@ use crate::gradients::params::{Gradients, Params};
 /// Memory of a device that does not compute in the processor's: a copy of the values, and the
 /// gradients until they are copied to those of a push. Both are laid out as the variables are.
 #[derive(Debug)]
-pub(crate) struct DeviceCopy {
+pub struct DeviceCopy {
     device: Device,
     values: Buffer<u8>,
     gradients: Buffer<u8>,
@@ -25,6 +25,21 @@ impl DeviceCopy {
     /// Whether it is of this device and of as many bytes.
     fn is_for(&self, device: &Device, bytes: usize) -> bool {
         self.device.is_same(device) && self.values.len() == bytes
+    }
+
+    /// Computes as [`DeviceCopy::compute`] does, and pins the pages of the values, to which the next
+    /// pulls are as well.
+    pub fn compute_pinned<B>(
+        copy: &mut Option<DeviceCopy>,
+        model: &mut (impl Compute<B> + ?Sized),
+        params: &mut Params,
+        batch: B,
+        gradients: &mut Gradients,
+    ) -> Result<f64, ModelError> {
+        if !model.device().uses_host_memory() {
+            params.buffer.pin(model.device());
+        }
+        DeviceCopy::compute(copy, model, params, batch, gradients)
     }
 
     /// Computes the gradients of a batch on the model's device. `copy` is the memory there, which

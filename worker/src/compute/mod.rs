@@ -12,7 +12,7 @@ use pushpull_common::variable::VariableSpec;
 use pushpull_device::Device;
 
 pub use compute_fn::{ComputeFn, compute_fn};
-pub(crate) use device_copy::DeviceCopy;
+pub use device_copy::DeviceCopy;
 pub use device_params::{DeviceGradients, DeviceParams};
 pub use model::Model;
 pub use model_error::ModelError;
@@ -22,7 +22,7 @@ pub use towers::{DeviceTowers, Divide};
 /// A model that computes the gradients of a step from batches of type `B`.
 ///
 /// [`Model`] is a network of `pushpull::compute`, [`compute_fn`] a closure, and [`DeviceTowers`]
-/// are several of them on several devices. [`crate::training::Step::compute`] runs one.
+/// are several of them on several devices. `Step::compute` of a training session runs one.
 pub trait Compute<B> {
     /// Where it computes. The values and the gradients are in the memory of this device.
     fn device(&self) -> &Device;

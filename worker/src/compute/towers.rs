@@ -212,7 +212,7 @@ mod tests {
 
     use super::*;
     use crate::compute::Model;
-    use crate::gradients::params::tests::plan_of;
+    use crate::testing::plans::plan_of;
 
     const NAMES: [&str; 2] = ["w", "b"];
 

@@ -16,6 +16,14 @@ pub struct UnresponsiveShard {
     pub last: String,
 }
 
+impl UnresponsiveShard {
+    /// Names a shard and what is known of it.
+    #[doc(hidden)]
+    pub fn new(shard: ShardId, address: String, last: String) -> UnresponsiveShard {
+        UnresponsiveShard { shard, address, last }
+    }
+}
+
 impl fmt::Display for UnresponsiveShard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} at {} ({})", self.shard, self.address, self.last)

@@ -119,7 +119,7 @@ mod tests {
 
     use super::*;
     use crate::gradients::params::GradientMemory;
-    use crate::gradients::params::tests::plan_of;
+    use crate::testing::plans::plan_of;
 
     #[test]
     fn sums_of_long_vectors_are_those_of_their_elements() {

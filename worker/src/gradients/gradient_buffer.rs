@@ -300,10 +300,10 @@ mod tests {
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
-    use crate::gradients::params::tests::plan_of;
     use crate::gradients::params::{GradientMemory, Gradients};
     use crate::gradients::scatter::{Scatter, ScatteredGradients};
     use crate::gradients::sharding_plan::ShardingPlan;
+    use crate::testing::plans::plan_of;
 
     impl SlotMemory for AlignedBuffer {
         fn bytes(&self) -> &[u8] {

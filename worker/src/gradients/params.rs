@@ -319,13 +319,13 @@ impl GradientMemory {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use pushpull_common::partition::Partitioner;
-    use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
     use pushpull_common::tensor::{DType, Shape};
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
+    use crate::testing::plans::plan_of;
 
     /// A partitioned `w` of 3 x 2, a `b` of one element, and a plain `count`.
     fn plan() -> Arc<ShardingPlan> {
@@ -336,31 +336,6 @@ pub(crate) mod tests {
             VariableSpec::new("count", DType::I64, Shape::new([2]).unwrap()).unwrap().plain(),
         ];
         plan_of(variables, 2)
-    }
-
-    /// Gradients of vectors of these names, types and lengths, and of one more that is left out.
-    pub(crate) fn gradients_of(vectors: &[(&str, DType, u64)], left_out: &str) -> Gradients {
-        let left_out = (left_out, DType::F32, 3);
-        let all = vectors.iter().chain([&left_out]);
-        let variables: Vec<VariableSpec> = all
-            .map(|&(name, dtype, length)| {
-                VariableSpec::new(name, dtype, Shape::new([length]).unwrap()).unwrap()
-            })
-            .collect();
-        gradients_for(variables)
-    }
-
-    /// A plan of these variables on `tasks` tasks of one shard each.
-    pub(crate) fn plan_of(variables: Vec<VariableSpec>, tasks: u32) -> Arc<ShardingPlan> {
-        let map = ShardMap::new((0..tasks).collect::<Vec<_>>(), 1).unwrap();
-        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
-        Arc::new(ShardingPlan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())))
-    }
-
-    /// Gradients of these variables on one shard.
-    pub(crate) fn gradients_for(variables: Vec<VariableSpec>) -> Gradients {
-        let plan = plan_of(variables, 1);
-        Gradients::new(plan.clone(), GradientMemory::new(&plan, Arc::default()))
     }
 
     fn gradients() -> Gradients {

@@ -62,9 +62,9 @@ mod tests {
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
-    use crate::gradients::params::tests::plan_of;
     use crate::gradients::rows::tests::{ALL, plan as rows_plan, rows_of};
     use crate::gradients::scatter::Scatter;
+    use crate::testing::plans::plan_of;
 
     /// What each shard is sent: offset, length and body of each part, in order.
     fn sent(

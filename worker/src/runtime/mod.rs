@@ -14,7 +14,8 @@ pub(crate) use leadership::{Leadership, OpenOperation};
 pub(crate) use mapped_memory::MappedPullOutcome;
 #[cfg(feature = "simulation")]
 pub(crate) use mapped_memory::PushBuffers;
-pub(crate) use runner::{CALLER_SPIN, SessionRunner};
+pub(crate) use runner::CALLER_SPIN;
+pub use runner::SessionRunner;
 #[cfg(feature = "simulation")]
 pub(crate) use shared_memory::{MappedFile, map, map_push_buffer};
 pub(crate) use thread::SessionThread;

@@ -13,7 +13,7 @@ use super::leadership::{LeaderGuard, Leadership};
 
 /// Runs a session on its own thread, or on the thread of a caller that waits.
 #[derive(Debug)]
-pub(crate) struct SessionRunner {
+pub struct SessionRunner {
     /// `Some` until drop.
     runtime: Option<Runtime>,
     leadership: Arc<Leadership>,

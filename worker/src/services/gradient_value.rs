@@ -111,7 +111,7 @@ mod tests {
     use pushpull_common::variable::VariableSpec;
 
     use super::*;
-    use crate::gradients::params::tests::plan_of;
+    use crate::testing::plans::plan_of;
 
     fn plan(length: u64) -> Arc<ShardingPlan> {
         let vector = |name, length| VariableSpec::f32(name, [length]).unwrap();

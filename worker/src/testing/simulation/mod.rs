@@ -14,6 +14,7 @@ mod session_endpoint;
 mod shared_memory;
 mod stepwise_reader;
 
+pub use crate::testing::plans::{gradients_for, params_for, restored_checkpoint, saved_checkpoint};
 pub use crate::testing::planted::{PlantedWorkerBugs, WorkerBug};
 pub use coordinator_endpoint::{CoordinatorEndpoint, CoordinatorEvent, ScheduledNumber};
 pub use function_server_endpoint::{

@@ -1,0 +1,13 @@
+//! The parts of this crate on which `pushpull-training` and `pushpull-services` are built.
+//!
+//! They are no part of the API, and change without notice. The same holds for the hidden methods
+//! and fields of public types.
+
+pub use crate::blocking::waiter::Waiter;
+pub use crate::compute::DeviceCopy;
+pub use crate::config::ProgressCallback;
+pub use crate::contained::contained;
+pub use crate::local_values::LocalValues;
+pub use crate::outcome::SaveHandle;
+pub use crate::pause::Pause;
+pub use crate::runtime::SessionRunner;

@@ -1,0 +1,250 @@
+//! Blocking forms of the training session and its steps.
+
+use pushpull_common::data_set::SampleRange;
+use pushpull_common::tensor::Element;
+use pushpull_worker::internal::Waiter;
+use pushpull_worker::{Gradients, Params, Pulled, Worker, WorkerMetrics};
+
+use pushpull_worker::compute::{Compute, ModelError};
+
+use crate::data::{Batch, DataError, GrantedBatches};
+use crate::{
+    DetachedStep, GradientOutcome, NextAction, PushRecovery, StepGrant, TrainingConfig,
+    TrainingEnd, TrainingError,
+};
+
+/// A [`crate::TrainingSession`] with blocking operations.
+///
+/// ```no_run
+/// # use pushpull_training::blocking::TrainingSession;
+/// # use pushpull_training::TrainingConfig;
+/// # fn gradients(_: &pushpull_worker::Params, _: &mut pushpull_worker::Gradients) -> f64 { 0.0 }
+/// # fn run(config: TrainingConfig) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut session = TrainingSession::start(config)?;
+/// while let Some(mut step) = session.step()? {
+///     let (params, out) = step.parts();
+///     let loss = gradients(params, out);
+///     step.scalar("loss", loss);
+///     step.push()?;
+/// }
+/// println!("{}", session.close()?.reason);
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+#[doc(alias = "MonitoredTrainingSession")]
+pub struct TrainingSession {
+    inner: crate::TrainingSession,
+    waiter: Waiter,
+}
+
+impl TrainingSession {
+    /// See [`crate::TrainingSession::start`].
+    pub fn start(config: TrainingConfig) -> Result<TrainingSession, TrainingError> {
+        let mut waiter = Waiter::default();
+        // Hooks may have a runtime of their own.
+        let inner = waiter.wait_apart(crate::TrainingSession::start(config))?;
+        waiter.runner = inner.runner().cloned();
+        Ok(TrainingSession { inner, waiter })
+    }
+
+    /// See [`crate::TrainingSession::step`].
+    pub fn step(&mut self) -> Result<Option<Step<'_>>, TrainingError> {
+        match self.advance() {
+            Ok(Some(grant)) => {
+                let inner = crate::Step::new(&mut self.inner, grant);
+                Ok(Some(Step { inner, waiter: &mut self.waiter }))
+            }
+            Ok(None) => Ok(None),
+            Err(error) => {
+                self.waiter.wait_apart(self.inner.wind_up());
+                Err(error)
+            }
+        }
+    }
+
+    /// See [`crate::TrainingSession::attach`].
+    pub fn attach(&mut self, step: DetachedStep) -> Option<Step<'_>> {
+        let TrainingSession { inner, waiter } = self;
+        inner.attach(step).map(|inner| Step { inner, waiter })
+    }
+
+    fn advance(&mut self) -> Result<Option<StepGrant>, TrainingError> {
+        let TrainingSession { inner, waiter } = self;
+        loop {
+            match inner.next_action()? {
+                NextAction::Token => {
+                    let taken = waiter.wait(|| inner.take_token());
+                    inner.token_taken(taken)?;
+                }
+                NextAction::Pull => {
+                    let pulled = waiter.wait(|| inner.pull());
+                    if let Some(grant) = inner.pulled(pulled)? {
+                        return Ok(Some(grant));
+                    }
+                }
+                NextAction::Average { steps } => {
+                    let averaged = waiter.wait(|| inner.average(steps));
+                    inner.averaged(averaged)?;
+                }
+                NextAction::Over => return Ok(None),
+                action => {
+                    // Joins and leaves end a session, which a thread that runs it cannot wait for.
+                    let acted = waiter.wait_apart(inner.act(action));
+                    waiter.runner = inner.runner().cloned();
+                    acted?;
+                }
+            }
+        }
+    }
+
+    /// See [`crate::TrainingSession::run`].
+    pub fn run<E>(
+        mut self,
+        mut train: impl FnMut(&mut Step<'_>) -> Result<(), E>,
+    ) -> Result<TrainingEnd, TrainingError>
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        while let Some(mut step) = self.step()? {
+            match train(&mut step) {
+                Ok(()) => _ = step.push()?,
+                Err(error) => {
+                    let error = step.inner.fail(error.into());
+                    self.waiter.wait_apart(self.inner.wind_up());
+                    return Err(error);
+                }
+            }
+        }
+        self.close()
+    }
+
+    /// See [`crate::TrainingSession::close`].
+    pub fn close(mut self) -> Result<TrainingEnd, TrainingError> {
+        self.waiter.wait_apart(self.inner.close())
+    }
+
+    /// See [`crate::TrainingSession::is_chief`].
+    pub fn is_chief(&self) -> bool {
+        self.inner.is_chief()
+    }
+
+    /// See [`crate::TrainingSession::global_step`].
+    pub fn global_step(&self) -> u64 {
+        self.inner.global_step()
+    }
+
+    /// See [`crate::TrainingSession::metrics`].
+    pub fn metrics(&self) -> WorkerMetrics {
+        self.inner.metrics()
+    }
+
+    /// See [`crate::TrainingSession::worker`].
+    pub fn worker(&self) -> Option<&Worker> {
+        self.inner.worker()
+    }
+}
+
+/// A [`crate::Step`] with blocking operations.
+#[derive(Debug)]
+#[must_use = "a step that is dropped returns its token"]
+pub struct Step<'a> {
+    inner: crate::Step<'a>,
+    waiter: &'a mut Waiter,
+}
+
+impl Step<'_> {
+    /// See [`crate::Step::step`].
+    pub fn step(&self) -> u64 {
+        self.inner.step()
+    }
+
+    /// See [`crate::Step::samples`].
+    pub fn samples(&self) -> Option<SampleRange> {
+        self.inner.samples()
+    }
+
+    /// See [`crate::Step::samples_ahead`].
+    pub fn samples_ahead(&self) -> Option<SampleRange> {
+        self.inner.samples_ahead()
+    }
+
+    /// See [`crate::Step::load`].
+    pub fn load<T: Send + 'static>(
+        &self,
+        batches: &mut GrantedBatches<T>,
+    ) -> Result<Batch<T>, DataError> {
+        let samples = self.inner.granted(batches)?;
+        batches.blocking_load(samples, self.inner.samples_ahead())
+    }
+
+    /// See [`crate::Step::detach`].
+    pub fn detach(self) -> DetachedStep {
+        self.inner.detach()
+    }
+
+    /// See [`crate::Step::skip`].
+    pub fn skip(self) {
+        self.inner.skip();
+    }
+
+    /// See [`crate::Step::parts`].
+    pub fn parts(&mut self) -> (&mut Params, &mut Gradients) {
+        self.inner.parts()
+    }
+
+    /// See [`crate::Step::compute`].
+    pub fn compute<B>(
+        &mut self,
+        model: &mut (impl Compute<B> + ?Sized),
+        batch: B,
+    ) -> Result<f64, ModelError> {
+        self.inner.compute(model, batch)
+    }
+
+    /// See [`crate::Step::scalar`].
+    pub fn scalar(&mut self, name: &str, value: impl Into<f64>) {
+        self.inner.scalar(name, value);
+    }
+
+    /// See [`crate::Step::pull_rows`].
+    pub fn pull_rows<T: Element>(
+        &mut self,
+        name: &str,
+        ids: &[u64],
+        rows: &mut [T],
+    ) -> Result<Pulled, TrainingError> {
+        let Step { inner, waiter } = self;
+        let pulled = waiter.wait(|| inner.try_pull_rows(name, ids, rows));
+        inner.rows_pulled(pulled)
+    }
+
+    /// See [`crate::Step::push`].
+    pub fn push(self) -> Result<GradientOutcome, TrainingError> {
+        let Step { inner, waiter } = self;
+        let (session, grant) = inner.into_parts();
+        let ended = push(session, grant, waiter);
+        if ended.is_err() {
+            waiter.wait_apart(session.wind_up());
+        }
+        ended
+    }
+}
+
+fn push(
+    session: &mut crate::TrainingSession,
+    grant: StepGrant,
+    waiter: &mut Waiter,
+) -> Result<GradientOutcome, TrainingError> {
+    if !session.before_push(&grant.gradients)? {
+        return Ok(GradientOutcome::Withheld);
+    }
+    let mut result = waiter.wait(|| session.push(grant));
+    loop {
+        result = match session.push_settled(result)? {
+            PushRecovery::Ended(outcome) => return Ok(outcome),
+            PushRecovery::Resume(sequence, pause) => {
+                waiter.wait_apart(session.resume_push(sequence, pause))
+            }
+        };
+    }
+}

@@ -1,0 +1,134 @@
+//! [`Summaries`]: the scalars of every few steps, for a writer.
+
+use std::io::Write;
+
+use crate::summary::SummaryWriter;
+use crate::{FinalValues, FinishedStep, Flow, Hook, HookError, JoinReport, Scalars};
+
+/// Takes the scalars of steps, for example a writer of event files.
+pub trait ScalarSink: Send {
+    /// Takes the scalars of a global step.
+    fn write(&mut self, step: u64, scalars: &Scalars) -> Result<(), HookError>;
+
+    /// Writes out what is buffered. Called at the end, and after a checkpoint. Default: nothing.
+    fn flush(&mut self) -> Result<(), HookError> {
+        Ok(())
+    }
+}
+
+/// Event files for TensorBoard. An error of a write fails the training.
+impl<W: Write + Send> ScalarSink for SummaryWriter<W> {
+    fn write(&mut self, step: u64, scalars: &Scalars) -> Result<(), HookError> {
+        for (name, value) in scalars.iter() {
+            self.scalar(step, name, value)?;
+        }
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), HookError> {
+        Ok(SummaryWriter::flush(self)?)
+    }
+}
+
+/// Gives the scalars of every few steps to a [`ScalarSink`], such as a [`SummaryWriter`]. An error
+/// of the sink fails the training.
+#[derive(Debug)]
+#[doc(alias = "SummarySaverHook")]
+pub struct Summaries<S> {
+    every: u64,
+    /// The step that was last written.
+    last: Option<u64>,
+    sink: S,
+}
+
+impl<S: ScalarSink> Summaries<S> {
+    /// Writes at the first step, and then every `steps` global steps.
+    pub fn every(steps: u64, sink: S) -> Summaries<S> {
+        Summaries { every: steps, last: None, sink }
+    }
+}
+
+impl<S: ScalarSink> Hook for Summaries<S> {
+    fn joined(&mut self, at: &JoinReport<'_>) -> Result<Flow, HookError> {
+        if at.has_gone_back() {
+            self.last = None;
+        }
+        Ok(Flow::Continue)
+    }
+
+    fn after_step(&mut self, step: &mut FinishedStep<'_>) -> Result<Flow, HookError> {
+        let at = step.global_step;
+        if self.last.is_none_or(|last| at.saturating_sub(last) >= self.every) {
+            self.last = Some(at);
+            self.sink.write(at, step.scalars)?;
+        }
+        Ok(Flow::Continue)
+    }
+
+    fn saved(&mut self, _: &pushpull_worker::SavedCheckpoint) -> Result<Flow, HookError> {
+        self.sink.flush()?;
+        Ok(Flow::Continue)
+    }
+
+    fn end(&mut self, _: &FinalValues<'_>) -> Result<(), HookError> {
+        self.sink.flush()
+    }
+
+    fn failed(&mut self, _: &crate::TrainingError) {
+        // The training fails with another error already.
+        let _ = self.sink.flush();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::lifecycle::tests::Script;
+    use crate::summary::SummaryConfig;
+
+    #[derive(Clone, Default)]
+    struct Written(Arc<Mutex<Vec<String>>>);
+
+    impl ScalarSink for Written {
+        fn write(&mut self, step: u64, scalars: &Scalars) -> Result<(), HookError> {
+            if step == 7 {
+                return Err("the disk is full".into());
+            }
+            self.0.lock().unwrap().push(format!("{step} {:?}", scalars.get("loss")));
+            Ok(())
+        }
+
+        fn flush(&mut self) -> Result<(), HookError> {
+            self.0.lock().unwrap().push("flush".to_owned());
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_summary_writer_takes_the_scalars() {
+        let folder = tempfile::tempdir().unwrap();
+        let writer = SummaryWriter::create(folder.path(), SummaryConfig::new()).unwrap();
+        let path = writer.path().to_owned();
+        let script = Script { last_step: 5, ..Script::default() };
+        script.play(vec![Box::new(Summaries::every(2, writer))]).ended.unwrap();
+        let bytes = std::fs::read(path).unwrap();
+        let tags = bytes.windows(4).filter(|window| window == b"loss").count();
+        assert_eq!(tags, 3, "steps 1, 3 and 5");
+    }
+
+    #[test]
+    fn scalars_are_written_by_the_interval_and_flushed_at_the_end() {
+        let written = Written::default();
+        let script = Script { last_step: 5, loss: |step| step as f64, ..Script::default() };
+        let played = script.play(vec![Box::new(Summaries::every(3, written.clone()))]);
+        assert!(played.ended.is_ok());
+        let lines = written.0.lock().unwrap().clone();
+        assert_eq!(lines, ["1 Some(0.0)", "4 Some(3.0)", "flush"]);
+        let script = Script { last_step: 9, ..Script::default() };
+        let played = script.play(vec![Box::new(Summaries::every(3, written))]);
+        let error = played.ended.unwrap_err().to_string();
+        assert!(error.ends_with("Summaries failed in after_step: the disk is full"), "{error}");
+    }
+}

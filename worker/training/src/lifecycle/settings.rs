@@ -1,0 +1,21 @@
+//! [`LifecycleSettings`]: what a lifecycle is configured with.
+
+use std::time::Duration;
+
+use crate::checkpoint_cadence::CheckpointInterval;
+
+/// The settings of a [`Lifecycle`](super::Lifecycle).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LifecycleSettings {
+    pub(crate) is_chief: bool,
+    pub(crate) checkpoints: Option<CheckpointInterval>,
+    pub(crate) final_checkpoint_on_error: bool,
+    pub(crate) finish_for_all: bool,
+    /// How long the first join may take.
+    pub(crate) connect_timeout: Duration,
+    pub(crate) recover_for: Duration,
+    /// How many gradients in a row may be NaN or infinite.
+    pub(crate) non_finite_max: u32,
+    /// Decides the jitter of the back-off.
+    pub(crate) seed: u64,
+}

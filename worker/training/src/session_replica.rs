@@ -1,0 +1,177 @@
+//! [`SessionReplica`]: the worker of a training session, through all its joins.
+
+use std::time::{Duration, Instant};
+
+use pushpull_common::data_set::DataSet;
+use pushpull_common::variable::VariableSpec;
+use pushpull_worker::internal::{LocalValues, SaveHandle};
+use pushpull_worker::{Error, Interrupt, Params, Worker, WorkerConfig, WorkerMetrics};
+
+use super::training_config::FillValues;
+
+/// The worker of a training session: it joins, joins again after servers were lost, and leaves.
+///
+/// Every wait ends soon after the interrupt is raised.
+///
+/// Invariants: there is one worker at most, so a new one connects only after the old session has
+/// ended. The local values are kept from the loss of one join to the next.
+#[derive(Debug)]
+pub(super) struct SessionReplica {
+    config: WorkerConfig,
+    variables: Vec<VariableSpec>,
+    fill: FillValues,
+    pub(super) interrupt: Interrupt,
+    pub(super) joined: Option<JoinedWorker>,
+    /// The worker after the end, until it has left.
+    leaving: Option<Worker>,
+    /// The replica's local values while it joins again.
+    local_values: Option<LocalValues>,
+    /// What the workers before this one have done.
+    past: WorkerMetrics,
+}
+
+/// A worker that has joined, and its values.
+#[derive(Debug)]
+pub(super) struct JoinedWorker {
+    pub(super) worker: Worker,
+    pub(super) params: Params,
+}
+
+impl SessionReplica {
+    pub(super) fn new(
+        config: WorkerConfig,
+        variables: Vec<VariableSpec>,
+        fill: FillValues,
+    ) -> SessionReplica {
+        let interrupt = config.interrupt.clone().unwrap_or_default();
+        let (joined, leaving, local_values) = (None, None, None);
+        let past = WorkerMetrics::default();
+        SessionReplica { config, variables, fill, interrupt, joined, leaving, local_values, past }
+    }
+
+    pub(super) fn is_chief(&self) -> bool {
+        self.config.is_chief()
+    }
+
+    /// The worker and the values of a step.
+    pub(super) fn of_step(&mut self) -> &mut JoinedWorker {
+        self.joined.as_mut().expect("a step borrows a session that has joined")
+    }
+
+    /// Returns the data set that the worker declares.
+    pub(super) fn declared_data(&self) -> Option<&DataSet> {
+        self.config.data.as_ref()
+    }
+
+    /// Joins within this time. The local values survive, unless the servers have lost their state.
+    /// Returns `None` if the interrupt was raised.
+    pub(super) async fn join(
+        &mut self,
+        within: Duration,
+        has_lost_state: bool,
+    ) -> Option<Result<&JoinedWorker, Error>> {
+        // The old session ends first: the new incarnation fences it.
+        if let Some(JoinedWorker { worker, params }) = self.joined.take() {
+            self.local_values = LocalValues::kept(&params, &worker);
+            self.past = self.past.plus(worker.metrics());
+        }
+        if has_lost_state {
+            self.local_values = None;
+        }
+        let timeout = self.config.connect_timeout.min(within);
+        let mut config = self.config.clone();
+        config.limit = Instant::now().checked_add(within);
+        let (variables, fill) = (&self.variables, &mut self.fill.0);
+        let attempt = async {
+            let mut worker = Worker::connect(config.connect_timeout(timeout)).await?;
+            let params = worker.join(variables, fill).await?;
+            worker.limit_operations(None);
+            Ok(JoinedWorker { worker, params })
+        };
+        let mut joined = match self.interrupt.race(attempt).await? {
+            Ok(joined) => joined,
+            Err(error) => return Some(Err(error)),
+        };
+        if let Some(values) = self.local_values.take() {
+            values.restore(&mut joined.params, &joined.worker);
+        }
+        Some(Ok(self.joined.insert(joined)))
+    }
+
+    /// What this session has done, through all its joins.
+    pub(super) fn metrics(&self) -> WorkerMetrics {
+        let joined = self.joined.as_ref().map(|joined| &joined.worker);
+        let worker = joined.or(self.leaving.as_ref());
+        worker.map_or(self.past, |worker| self.past.plus(worker.metrics()))
+    }
+
+    /// Limits all later operations, but for checkpoints, to this moment; `None` removes the limit.
+    pub(super) fn limit(&self, limit: Option<Instant>) {
+        let joined = self.joined.as_ref().map(|joined| &joined.worker);
+        if let Some(worker) = joined.or(self.leaving.as_ref()) {
+            worker.limit_operations(limit);
+        }
+    }
+
+    /// Averages the means after this many steps; `None` if the interrupt was raised.
+    pub(super) async fn average(&mut self, steps: u64) -> Option<Result<(), Error>> {
+        let JoinedWorker { worker, params } = self.joined.as_mut()?;
+        self.interrupt.race(worker.average(params, steps)).await
+    }
+
+    /// Gives the servers the chief's local values; `None` if the worker has not joined.
+    pub(super) async fn publish(&mut self) -> Option<Result<(), Error>> {
+        let JoinedWorker { worker, params } = self.joined.as_mut()?;
+        let published = self.interrupt.race_with_grace(worker.publish(params)).await;
+        Some(published.unwrap_or(Err(Error::Interrupted { doing: "publish" })))
+    }
+
+    /// Asks the servers for a checkpoint.
+    pub(super) fn start_save(&self) -> Option<SaveHandle> {
+        self.joined.as_ref().map(|joined| joined.worker.start_save(b""))
+    }
+
+    /// Finishes the training for all workers. Without an answer the other workers may go on.
+    pub(super) async fn finish(&mut self) -> Result<(), Error> {
+        let doing = "finish the training";
+        let Some(joined) = &mut self.joined else { return Err(Error::NotJoined { doing }) };
+        let finished = self.interrupt.race_with_grace(joined.worker.finish()).await;
+        finished.unwrap_or(Err(Error::Interrupted { doing }))
+    }
+
+    /// Waits until the training has ended on all workers.
+    pub(super) async fn await_end(&mut self) -> Result<(), Error> {
+        let doing = "wait for the end of the training";
+        let Some(joined) = &mut self.joined else { return Err(Error::NotJoined { doing }) };
+        let ended = self.interrupt.race(joined.worker.await_end()).await;
+        ended.unwrap_or(Err(Error::Interrupted { doing }))
+    }
+
+    /// Pulls the newest values, of this step or a later one, and returns their step. Without an
+    /// answer the values of the last step stay.
+    pub(super) async fn refresh(&mut self, at_least: u64) -> Result<u64, Error> {
+        let doing = "pull";
+        let Some(joined) = &mut self.joined else { return Err(Error::NotJoined { doing }) };
+        let JoinedWorker { worker, params } = joined;
+        let pulled = self.interrupt.race(worker.pull_newest(params, at_least)).await;
+        pulled.unwrap_or(Err(Error::Interrupted { doing }))
+    }
+
+    /// Ends the use of the values, and returns them. The worker has not left.
+    pub(super) fn end(&mut self) -> Option<Params> {
+        let joined = self.joined.take().map(|joined| (joined.worker, joined.params));
+        let (worker, params) = joined.unzip();
+        self.leaving = worker;
+        params
+    }
+
+    /// Leaves, after the end or without one.
+    pub(super) async fn leave(&mut self) {
+        let joined = self.joined.take().map(|joined| joined.worker);
+        if let Some(worker) = self.leaving.take().or(joined) {
+            // A server that does not hear it notices when the lease expires.
+            self.past = self.past.plus(worker.metrics());
+            let _ = self.interrupt.race_with_grace(worker.leave()).await;
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! [`TrainingConfig`]: the settings of a training session.
+
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::{BuildHasher, Hasher};
+use std::time::Duration;
+
+use pushpull_common::data_set::DataSet;
+use pushpull_common::variable::VariableSpec;
+use pushpull_worker::{InitialValues, Interrupt, WorkerConfig};
+
+use super::checkpoint_cadence::CheckpointInterval;
+use super::hook::Hook;
+use super::lifecycle::LifecycleSettings;
+use super::training_error::TrainingError;
+
+/// The default of [`TrainingConfig::non_finite_max`].
+const NON_FINITE_MAX: u32 = 100;
+
+/// The closure of the caller that sets first values.
+pub(super) struct FillValues(pub(super) Box<SetFirstValues>);
+
+/// Sets first values.
+type SetFirstValues = dyn FnMut(&mut InitialValues<'_>) + Send;
+
+impl fmt::Debug for FillValues {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FillValues")
+    }
+}
+
+/// The settings of a training session.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// use pushpull_common::variable::VariableSpec;
+/// use pushpull_worker::WorkerConfig;
+/// use pushpull_training::{TrainingConfig, hooks};
+///
+/// # fn run(worker: WorkerConfig) -> Result<(), Box<dyn std::error::Error>> {
+/// let config = TrainingConfig::new(worker)
+///     .variables([VariableSpec::f32("w", [784, 10])?, VariableSpec::f32("b", [10])?])
+///     .initialize(|initial| initial.load("pretrained.safetensors"))
+///     .checkpoint_every(Duration::from_secs(600))
+///     .hook(hooks::StopAtStep::last(1_000_000))
+///     .hook(hooks::NanGuard::fail());
+/// # Ok(()) }
+/// ```
+pub struct TrainingConfig {
+    pub(super) worker: WorkerConfig,
+    pub(super) variables: Vec<VariableSpec>,
+    pub(super) fill: FillValues,
+    pub(super) hooks: Vec<Box<dyn Hook>>,
+    checkpoints: Option<CheckpointInterval>,
+    final_checkpoint_on_error: bool,
+    finish_for_all: bool,
+    recover_for: Duration,
+    non_finite_max: u32,
+    seed: u64,
+}
+
+impl fmt::Debug for TrainingConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TrainingConfig")
+            .field("worker", &self.worker)
+            .field("variables", &self.variables)
+            .field("hooks", &self.hooks.iter().map(|hook| hook.name()).collect::<Vec<_>>())
+            .field("checkpoints", &self.checkpoints)
+            .field("recover_for", &self.recover_for)
+            .finish_non_exhaustive()
+    }
+}
+
+impl TrainingConfig {
+    /// The settings for this worker. Its cluster and task decide whether it is the chief.
+    pub fn new(worker: WorkerConfig) -> TrainingConfig {
+        TrainingConfig {
+            worker,
+            variables: Vec::new(),
+            fill: FillValues(Box::new(|_| ())),
+            hooks: Vec::new(),
+            checkpoints: None,
+            final_checkpoint_on_error: false,
+            finish_for_all: false,
+            recover_for: Duration::from_secs(600),
+            non_finite_max: NON_FINITE_MAX,
+            // Workers that have lost the same server must not return at the same moment.
+            seed: RandomState::new().build_hasher().finish(),
+        }
+    }
+
+    /// Adds variables. All workers must add the same in the same order.
+    pub fn variables(mut self, variables: impl IntoIterator<Item = VariableSpec>) -> Self {
+        self.variables.extend(variables);
+        self
+    }
+
+    /// Sets first values. The session calls `fill` on the chief, if neither the servers nor a
+    /// checkpoint have values: see [`Worker::join`](pushpull_worker::Worker::join). Default: the initializers
+    /// of the variables.
+    #[doc(alias = "init_fn")]
+    pub fn initialize(self, fill: impl FnMut(&mut InitialValues<'_>) + Send + 'static) -> Self {
+        TrainingConfig { fill: FillValues(Box::new(fill)), ..self }
+    }
+
+    /// Declares the data set that the training consumes: see [`WorkerConfig::data`]. Each step then
+    /// has samples, which [`Step::load`](super::Step::load) reads.
+    pub fn data(self, set: DataSet) -> Self {
+        TrainingConfig { worker: self.worker.data(set), ..self }
+    }
+
+    /// Saves checkpoints on the chief: after each join, then whenever this time has passed since
+    /// the last one, and at the end. Default: none.
+    ///
+    /// The session asks; the servers write. Steps do not wait for that. Values that come from a
+    /// checkpoint are not saved again at the same step.
+    #[doc(alias = "save_checkpoint_secs")]
+    #[doc(alias = "save_model_secs")]
+    pub fn checkpoint_every(self, interval: Duration) -> Self {
+        TrainingConfig { checkpoints: Some(CheckpointInterval::Time(interval)), ..self }
+    }
+
+    /// Saves checkpoints as [`TrainingConfig::checkpoint_every`] does, but after this many global
+    /// steps. The last of both calls counts.
+    #[doc(alias = "save_checkpoint_steps")]
+    pub fn checkpoint_every_steps(self, steps: u64) -> Self {
+        TrainingConfig { checkpoints: Some(CheckpointInterval::Steps(steps)), ..self }
+    }
+
+    /// Whether the chief saves a checkpoint also if the training fails, as long as it still reaches
+    /// the servers. Default: no, since the values may be what has failed.
+    pub fn final_checkpoint_on_error(self, saves: bool) -> Self {
+        TrainingConfig { final_checkpoint_on_error: saves, ..self }
+    }
+
+    /// Whether the end on the chief ends the training for all workers
+    /// ([`Worker::finish`](pushpull_worker::Worker::finish)). Default: no, each worker ends by itself. An
+    /// error on the chief ends no other worker.
+    pub fn finish_for_all(self, finishes: bool) -> Self {
+        TrainingConfig { finish_for_all: finishes, ..self }
+    }
+
+    /// How long the session tries to recover before it gives up with the last error. Default
+    /// 600 s. The time counts from the first failure after a settled push. Zero gives up at once. An
+    /// attempt under way ends with the time, a second later at the latest; only a checkpoint has
+    /// [`WorkerConfig::save_timeout`].
+    /// [`Hook::retrying`] hears of every failure that the session tries to recover from.
+    ///
+    /// The pauses between attempts grow from 0.1 s to 5 s, with jitter. The first attempt to join
+    /// has [`WorkerConfig::connect_timeout`] instead.
+    #[doc(alias = "recovery_wait_secs")]
+    pub fn recover_for(self, time: Duration) -> Self {
+        TrainingConfig { recover_for: time, ..self }
+    }
+
+    /// How many gradients in a row may be refused because of NaN or infinity. The next one fails the
+    /// training with [`TrainingError::NonFinite`]: a model that has broken down gives nothing else.
+    /// Default 100, which a dynamic loss scale does not reach. `u32::MAX` is no limit.
+    ///
+    /// Hooks see each as [`GradientOutcome::Skipped`](super::GradientOutcome::Skipped), and
+    /// [`WorkerMetrics::pushes_non_finite`](pushpull_worker::WorkerMetrics::pushes_non_finite) counts them.
+    /// The samples of such a gradient go back, and are granted again.
+    pub fn non_finite_max(self, in_a_row: u32) -> Self {
+        TrainingConfig { non_finite_max: in_a_row, ..self }
+    }
+
+    /// Sets the seed of the jitter, so that a run can be repeated. Default: a random one.
+    pub fn jitter_seed(self, seed: u64) -> Self {
+        TrainingConfig { seed, ..self }
+    }
+
+    /// Adds a hook. Hooks are called in the order in which they were added.
+    pub fn hook(mut self, hook: impl Hook + 'static) -> Self {
+        self.hooks.push(Box::new(hook));
+        self
+    }
+
+    /// Ends the training when this interrupt is raised, in every wait of the session: see
+    /// [`WorkerConfig::interrupt`].
+    ///
+    /// A push under way has a quarter of a second to settle. Then the last checkpoint is saved, if
+    /// the session saves some, for at most [`WorkerConfig::save_timeout`]. The worker leaves, and
+    /// waits for a silent server for a quarter of a second.
+    pub fn interrupt(self, interrupt: &Interrupt) -> Self {
+        TrainingConfig { worker: self.worker.interrupt(interrupt), ..self }
+    }
+
+    /// Returns the settings of the lifecycle.
+    pub(super) fn lifecycle(&self) -> Result<LifecycleSettings, TrainingError> {
+        let interval = match self.checkpoints {
+            Some(CheckpointInterval::Steps(0)) => Some("0 steps".to_owned()),
+            Some(CheckpointInterval::Time(Duration::ZERO)) => Some("0 s".to_owned()),
+            _ => None,
+        };
+        if let Some(interval) = interval {
+            return Err(TrainingError::CheckpointInterval { interval });
+        }
+        Ok(LifecycleSettings {
+            is_chief: self.worker.is_chief(),
+            checkpoints: self.checkpoints,
+            final_checkpoint_on_error: self.final_checkpoint_on_error,
+            finish_for_all: self.finish_for_all,
+            connect_timeout: self.worker.connect_timeout,
+            recover_for: self.recover_for,
+            non_finite_max: self.non_finite_max,
+            seed: self.seed,
+        })
+    }
+}
