@@ -258,7 +258,7 @@ pub mod training {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub mod services {
-    pub use pushpull_worker::services::*;
+    pub use pushpull_services::*;
 }
 
 /// Where a worker computes gradients, and kernels with derivatives that are written by hand.

@@ -1,4 +1,4 @@
-//! Fuzzes a client of functions with hostile servers. See `pushpull_worker::adversary`.
+//! Fuzzes a client of functions with hostile servers. See `pushpull_services::adversary`.
 
 #![no_main]
 
@@ -7,5 +7,5 @@ use std::time::Instant;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
-    pushpull_worker::adversary::play_call_session(Instant::now(), input);
+    pushpull_services::adversary::play_call_session(Instant::now(), input);
 });

@@ -1,5 +1,5 @@
 //! Fuzzes a server of functions with clients that send valid messages with arbitrary numbers in
-//! every field. See `pushpull_worker::adversary`.
+//! every field. See `pushpull_services::adversary`.
 
 #![no_main]
 
@@ -8,5 +8,5 @@ use std::time::Instant;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
-    pushpull_worker::adversary::play_service(Instant::now(), input);
+    pushpull_services::adversary::play_service(Instant::now(), input);
 });

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use pushpull_ps::{Bug, PlantedBugs};
-use pushpull_worker::simulation::{PlantedWorkerBugs, WorkerBug};
+use pushpull_services::simulation::{PlantedServiceBugs, ServiceBug};
 
 use crate::failure::{SimFailure, catch};
 use crate::scenario::{self, Family, Scenario};
@@ -15,7 +15,7 @@ use crate::trace::Trace;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SimBug {
     Server(Bug),
-    Worker(WorkerBug),
+    Worker(ServiceBug),
 }
 
 impl SimBug {
@@ -29,7 +29,7 @@ impl SimBug {
     fn plant(self, setting: &mut Setting) {
         match self {
             SimBug::Server(bug) => setting.planted = PlantedBugs::with(bug),
-            SimBug::Worker(bug) => setting.planted_worker = PlantedWorkerBugs::with(bug),
+            SimBug::Worker(bug) => setting.planted_worker = PlantedServiceBugs::with(bug),
         }
     }
 }
@@ -62,9 +62,9 @@ const SHOWN: &[Bug] = &[
 const SHOWN_BY_CALLS: &[SimBug] = &[
     SimBug::Server(Bug::CallNotRecorded),
     SimBug::Server(Bug::CallWatermarkAhead),
-    SimBug::Worker(WorkerBug::LeaseOutputsForEver),
-    SimBug::Worker(WorkerBug::RetryPinnedElsewhere),
-    SimBug::Worker(WorkerBug::EndWithoutEffect),
+    SimBug::Worker(ServiceBug::LeaseOutputsForEver),
+    SimBug::Worker(ServiceBug::RetryPinnedElsewhere),
+    SimBug::Worker(ServiceBug::EndWithoutEffect),
 ];
 
 /// The number of seeds within which a bug must be found.

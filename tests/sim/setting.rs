@@ -13,7 +13,7 @@ use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 use pushpull_ps::testing::with_features;
 use pushpull_ps::{Asynchronous, Mode, Network, OnLoss, PsConfig, Sgd, Storage, Synchronous};
-use pushpull_worker::simulation::PlantedWorkerBugs;
+use pushpull_services::simulation::PlantedServiceBugs;
 
 use crate::chance::SimChance;
 use crate::scenario::Sizes;
@@ -63,7 +63,7 @@ pub(crate) struct Setting {
     #[cfg(feature = "planted")]
     pub(crate) planted: pushpull_ps::PlantedBugs,
     /// The bug that is planted in servers of functions and coordinators, if any.
-    pub(crate) planted_worker: PlantedWorkerBugs,
+    pub(crate) planted_worker: PlantedServiceBugs,
     pub(crate) cluster: ClusterSpec,
     pub(crate) catalogue: Arc<Catalogue>,
 }
@@ -156,7 +156,7 @@ impl Setting {
             tight,
             #[cfg(feature = "planted")]
             planted: Default::default(),
-            planted_worker: PlantedWorkerBugs::default(),
+            planted_worker: PlantedServiceBugs::default(),
             cluster,
             catalogue,
         }

@@ -54,7 +54,8 @@ impl RecordedDigests {
 
     /// Returns the digest that call `number` must have, and the shard that has recorded it; `None`
     /// if any is right.
-    pub(crate) fn expected(&self, number: u64) -> Option<(ShardId, u64)> {
+    #[doc(hidden)]
+    pub fn expected(&self, number: u64) -> Option<(ShardId, u64)> {
         let of_number = (self.number.0 == number).then_some((self.shard, self.digest));
         let first = self.first.filter(|_| number == 1);
         [of_number, first].into_iter().flatten().find(|&(_, digest)| digest != 0)

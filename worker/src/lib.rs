@@ -41,6 +41,7 @@ mod compression;
 pub mod compute;
 mod config;
 mod contained;
+mod declaring;
 mod error;
 mod gradients;
 mod initial_values;
@@ -60,7 +61,6 @@ mod pull_client;
 mod reader;
 mod runtime;
 mod safetensors_file;
-pub mod services;
 mod session;
 mod start;
 mod streaming_push;
@@ -83,9 +83,6 @@ pub use outcome::{
 };
 pub use reader::Reader;
 pub use streaming_push::StreamingPush;
-#[cfg(any(test, feature = "simulation"))]
-#[doc(hidden)]
-pub use testing::adversary;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub use testing::simulation;

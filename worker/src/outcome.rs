@@ -163,7 +163,8 @@ pub struct PassedOver {
 
 impl Push {
     /// Converts the outcome of a whole push; `None` for an outcome of a single shard.
-    pub(crate) fn of(outcome: Outcome) -> Option<Push> {
+    #[doc(hidden)]
+    pub fn of(outcome: Outcome) -> Option<Push> {
         Some(match outcome {
             Outcome::Applied { step, staleness, .. } => Push::Applied { step: step.0, staleness },
             // The wire counts steps from 0, and names the one that the push is part of.

@@ -13,16 +13,16 @@ use crate::calls::OpenedCalls;
 use crate::client::SessionClient;
 use crate::config::WorkerConfig;
 use crate::error::{Error, ViewError};
-use crate::gradients::params::Params;
+use crate::gradients::params::{Gradients, Params};
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::pull_client::ReplicaValues;
 use crate::runtime::SessionRunner;
 
 /// The wait of a client until it is connected, in words.
-pub(crate) const SERVERS: &str = "a connection to the step owner";
+pub const SERVERS: &str = "a connection to the step owner";
 
 /// The wait of a client until it can use the variables, in words.
-pub(crate) const VALUES: &str = "a chief to declare the variables and give them values";
+pub const VALUES: &str = "a chief to declare the variables and give them values";
 
 /// Pulls values without a token. A reader holds no lease, does not count as a replica, and fetches
 /// the catalogue from the servers.
@@ -43,7 +43,8 @@ impl Reader {
     }
 
     /// Connects as [`Reader::connect`] does, and tells `waits` what it waits for next.
-    pub(crate) async fn connect_in_phases(
+    #[doc(hidden)]
+    pub async fn connect_in_phases(
         config: WorkerConfig,
         waits: impl Fn(&'static str),
     ) -> Result<Reader, Error> {
@@ -65,7 +66,8 @@ impl Reader {
     }
 
     /// Whether its session has failed, so that every operation fails.
-    pub(crate) fn has_failed(&self) -> bool {
+    #[doc(hidden)]
+    pub fn has_failed(&self) -> bool {
         self.client.caller.has_failed()
     }
 
@@ -103,12 +105,21 @@ impl Reader {
     }
 
     /// Pulls as [`Reader::pull`] does, for several callers at once.
-    pub(crate) async fn pull_shared(&self, params: &mut Params) -> Result<(), Error> {
+    #[doc(hidden)]
+    pub async fn pull_shared(&self, params: &mut Params) -> Result<(), Error> {
         self.client.pulls.newest(params, ReplicaValues::Replace).await.map(|_| ())
     }
 
-    pub(crate) fn plan(&self) -> &Arc<ShardingPlan> {
-        &self.plan
+    /// Whether values are of this reader's variables, and so of no other reader.
+    #[doc(hidden)]
+    pub fn has_made(&self, params: &Params) -> bool {
+        Arc::ptr_eq(&params.plan, &self.plan)
+    }
+
+    /// Returns an empty set of gradients in memory that becomes bytes without a copy.
+    #[doc(hidden)]
+    pub fn gradients_for_bytes(&self) -> Gradients {
+        Gradients::for_bytes(&self.plan)
     }
 
     /// Replaces `values`, which must have the length of a dense variable, with its newest values.

@@ -100,7 +100,8 @@ impl Worker {
     }
 
     /// Connects as [`Worker::connect`] does, also as a client that is no task of the cluster.
-    pub(crate) async fn connect_client(config: WorkerConfig) -> Result<Worker, Error> {
+    #[doc(hidden)]
+    pub async fn connect_client(config: WorkerConfig) -> Result<Worker, Error> {
         let role = if config.is_chief() { Role::Chief {} } else { Role::Worker {} };
         let client = SessionClient::connect(config, role).await?;
         Ok(Worker {
@@ -130,7 +131,8 @@ impl Worker {
     }
 
     /// Whether its session has failed, so that every operation fails.
-    pub(crate) fn has_failed(&self) -> bool {
+    #[doc(hidden)]
+    pub fn has_failed(&self) -> bool {
         self.client.caller.has_failed()
     }
 
@@ -193,7 +195,8 @@ impl Worker {
 
     /// Joins with the variables that the servers have, once they have values. Never initializes
     /// them, nor declares a data set.
-    pub(crate) async fn join_declared(&mut self) -> Result<Params, Error> {
+    #[doc(hidden)]
+    pub async fn join_declared(&mut self) -> Result<Params, Error> {
         if self.model.is_some() {
             return Err(Error::AlreadyJoined);
         }
@@ -207,7 +210,8 @@ impl Worker {
     }
 
     /// Returns parameters to pull into. `None` before the worker has joined.
-    pub(crate) fn new_params(&self) -> Option<Params> {
+    #[doc(hidden)]
+    pub fn new_params(&self) -> Option<Params> {
         self.model.as_ref().map(|model| Params::new(model.plan.clone()))
     }
 
@@ -298,7 +302,8 @@ impl Worker {
     }
 
     /// Takes a token as [`Worker::token`] does, without borrowing the worker meanwhile.
-    pub(crate) fn request_token(
+    #[doc(hidden)]
+    pub fn request_token(
         &self,
     ) -> impl Future<Output = Result<Option<Token>, Error>> + Send + use<> {
         let (caller, timeout) = (self.client.caller.clone(), self.client.config.timeout);

@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 use pushpull_common::ids::TaskId;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Role;
-use pushpull_worker::services::{Call, CoordinatorConfig, Outputs, PerWorker};
-use pushpull_worker::simulation::{
-    CoordinatorEndpoint, CoordinatorEvent, ScheduledNumber, WorkerAnswer, WorkerOperation,
-};
+use pushpull_services::simulation::{CoordinatorEndpoint, CoordinatorEvent, ScheduledNumber};
+use pushpull_services::{Call, CoordinatorConfig, Outputs, PerWorker};
+use pushpull_worker::simulation::{WorkerAnswer, WorkerOperation};
 use pushpull_worker::{Error, OpenedCalls};
 
 use super::call_schedule::{COORDINATOR, INCREMENT, MAKE, QUIET};

@@ -6,12 +6,13 @@ use std::time::Duration;
 use pushpull_common::ids::{GlobalStep, TaskId};
 use pushpull_common::protocol::message::Role;
 use pushpull_common::protocol::{CallRef, Grant, Outcome};
-use pushpull_worker::Error;
-use pushpull_worker::services::Value;
-use pushpull_worker::simulation::{
+use pushpull_services::Value;
+use pushpull_services::simulation::{
     FunctionFailure, FunctionServerEndpoint, FunctionServerEvent, FunctionServerSettings,
-    SimulatedExecution, WorkerAnswer, WorkerOperation, scheduled_push_end,
+    SimulatedExecution, scheduled_push_end,
 };
+use pushpull_worker::Error;
+use pushpull_worker::simulation::{WorkerAnswer, WorkerOperation};
 
 use super::call_schedule::{INCREMENT, MAKE, QUIET};
 use super::{CallProgram, CallTimer};

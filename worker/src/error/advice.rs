@@ -19,7 +19,8 @@ pub enum Advice {
 
 impl Advice {
     /// Returns the advice for a refusal by a server. The table in the tests has every refusal.
-    pub(crate) fn of_refusal(refusal: &Refusal) -> Advice {
+    #[doc(hidden)]
+    pub fn of_refusal(refusal: &Refusal) -> Advice {
         match refusal {
             // The limit, the lost replica, the lost server or the disk may be better at the next
             // attempt.

@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 
 /// Memory for values, aligned for every element type; zeroed when allocated.
 #[derive(Debug)]
-pub(crate) struct AlignedBuffer(BufferWords);
+pub struct AlignedBuffer(BufferWords);
 
 #[derive(Debug)]
 enum BufferWords {
@@ -23,13 +23,14 @@ enum BufferWords {
 }
 
 impl AlignedBuffer {
-    pub(crate) fn of_bytes(bytes: usize) -> AlignedBuffer {
+    /// Allocates a buffer of this many bytes, all zero.
+    pub fn of_bytes(bytes: usize) -> AlignedBuffer {
         AlignedBuffer(BufferWords::Heap(vec![0; bytes.div_ceil(8)]))
     }
 
     /// Allocates a buffer of this many bytes; `None` if the system has no memory for it. Others ask
     /// for its size, so that must not end the process.
-    pub(crate) fn try_of_bytes(bytes: usize) -> Option<AlignedBuffer> {
+    pub fn try_of_bytes(bytes: usize) -> Option<AlignedBuffer> {
         let mut words = Vec::new();
         let length = bytes.div_ceil(8);
         words.try_reserve_exact(length).ok()?;
@@ -78,11 +79,13 @@ impl AlignedBuffer {
         }
     }
 
-    pub(crate) fn bytes(&self) -> &[u8] {
+    /// Returns the bytes, up to the end of the last word.
+    pub fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(self.words())
     }
 
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+    /// Returns the bytes, up to the end of the last word, to be changed.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
         // A copy to a device that was given up may still read the pages.
         if let BufferWords::Pinned(pinned) = &mut self.0
             && Arc::get_mut(pinned).is_none()

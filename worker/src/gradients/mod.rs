@@ -6,6 +6,7 @@
 pub(crate) mod average;
 pub(crate) mod duplicate_sums;
 pub(crate) mod gradient_buffer;
+pub(crate) mod gradient_bytes;
 pub(crate) mod packed_variables;
 pub(crate) mod params;
 pub(crate) mod part_buffer;

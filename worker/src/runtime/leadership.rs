@@ -19,7 +19,7 @@ const LEASE: Duration = Duration::from_millis(20);
 
 /// Decides which thread runs a session.
 #[derive(Debug, Default)]
-pub(crate) struct Leadership {
+pub struct Leadership {
     word: AtomicU64,
     /// Asks the thread to yield the session.
     release: Notify,
@@ -166,13 +166,13 @@ impl Leadership {
 
     /// Opens an operation until the returned guard is dropped. The leader must be able to find the
     /// operation before [`Leadership::call`] is called.
-    pub(crate) fn open(self: &Arc<Leadership>) -> OpenOperation {
+    pub fn open(self: &Arc<Leadership>) -> OpenOperation {
         self.change(|state| (LeaderState { open: state.open.saturating_add(1), ..state }, ()));
         OpenOperation(self.clone())
     }
 
     /// Ensures that an open operation has a leader: calls the thread if there is none.
-    pub(crate) fn call(&self) {
+    pub fn call(&self) {
         if self.change(LeaderState::call_thread) {
             self.wake();
         }
@@ -180,7 +180,7 @@ impl Leadership {
 
     /// Makes the thread take the session over as soon as no caller leads, even if no operation is
     /// open.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         self.change(|state| match state.thread {
             ThreadState::Parked => (LeaderState { thread: ThreadState::Requested, ..state }, ()),
             ThreadState::Runs | ThreadState::Requested => (state, ()),
@@ -230,7 +230,7 @@ impl Leadership {
 
 /// Counts an operation as open until it is dropped.
 #[derive(Debug)]
-pub(crate) struct OpenOperation(Arc<Leadership>);
+pub struct OpenOperation(Arc<Leadership>);
 
 impl Drop for OpenOperation {
     fn drop(&mut self) {

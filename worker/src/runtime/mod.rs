@@ -10,12 +10,11 @@ mod shared_memory;
 mod thread;
 
 pub(crate) use caller::{Caller, OperationFuture};
-pub(crate) use leadership::{Leadership, OpenOperation};
+pub use leadership::{Leadership, OpenOperation};
 pub(crate) use mapped_memory::MappedPullOutcome;
 #[cfg(feature = "simulation")]
 pub(crate) use mapped_memory::PushBuffers;
-pub(crate) use runner::CALLER_SPIN;
-pub use runner::SessionRunner;
+pub use runner::{CALLER_SPIN, LeadingCaller, SessionRunner};
 #[cfg(feature = "simulation")]
 pub(crate) use shared_memory::{MappedFile, map, map_push_buffer};
 pub(crate) use thread::SessionThread;

@@ -24,10 +24,8 @@ pub struct SessionRunner {
 }
 
 impl SessionRunner {
-    pub(crate) fn new(
-        leadership: Arc<Leadership>,
-        busy_poll: Duration,
-    ) -> io::Result<SessionRunner> {
+    /// Makes a runtime for a session that a caller polls for at most `busy_poll` while it waits.
+    pub fn new(leadership: Arc<Leadership>, busy_poll: Duration) -> io::Result<SessionRunner> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let limits = CALLER_SPIN.with_longest(busy_poll);
         let (adaptive_spin, processors) =
@@ -38,7 +36,7 @@ impl SessionRunner {
     }
 
     /// Returns the handle of the runtime.
-    pub(crate) fn handle(&self) -> &Handle {
+    pub fn handle(&self) -> &Handle {
         self.runtime().handle()
     }
 
@@ -47,7 +45,7 @@ impl SessionRunner {
     }
 
     /// Returns the process of the session.
-    pub(crate) fn home(&self) -> HomeProcess {
+    pub fn home(&self) -> HomeProcess {
         self.home
     }
 
@@ -61,7 +59,7 @@ impl SessionRunner {
     }
 
     /// Runs the session's thread until the session has ended.
-    pub(crate) fn run(&self, session: impl Future<Output = ()> + Send + 'static) {
+    pub fn run(&self, session: impl Future<Output = ()> + Send + 'static) {
         let runtime = self.runtime();
         let mut session = runtime.spawn(session);
         loop {
@@ -88,7 +86,7 @@ impl SessionRunner {
     ///
     /// Returns `None` if this thread has a runtime of its own or is ending, if the session's thread
     /// is busy with other operations, or in a child of `fork`.
-    pub(crate) fn enter(&self) -> Option<LeadingCaller<'_>> {
+    pub fn enter(&self) -> Option<LeadingCaller<'_>> {
         if self.home.is_elsewhere() {
             return None;
         }
@@ -112,14 +110,14 @@ impl Drop for SessionRunner {
 
 /// A registered caller, which runs the session while it waits.
 #[derive(Debug)]
-pub(crate) struct LeadingCaller<'a> {
+pub struct LeadingCaller<'a> {
     runner: &'a SessionRunner,
     guard: LeaderGuard,
 }
 
 impl LeadingCaller<'_> {
     /// Runs the session until a future is ready.
-    pub(crate) fn wait<F: Future>(self, future: F) -> F::Output {
+    pub fn wait<F: Future>(self, future: F) -> F::Output {
         let (mut future, mut output) = (pin!(future), None);
         self.run_until(&mut |context| {
             future.as_mut().poll(context).map(|ready| output = Some(ready))
@@ -154,7 +152,7 @@ impl LeadingCaller<'_> {
 
 /// How long a caller polls: unconditionally for about the time of a wake-up, and longer if that
 /// pays. A wake-up takes an eighth of the longest poll.
-pub(crate) const CALLER_SPIN: SpinLimits = SpinLimits {
+pub const CALLER_SPIN: SpinLimits = SpinLimits {
     unconditional: Duration::from_micros(50),
     longest: Duration::from_micros(400),
     recheck: Duration::from_micros(50),

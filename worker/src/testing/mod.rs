@@ -1,11 +1,10 @@
 //! Code for tests only.
 
-#[cfg(any(test, feature = "simulation"))]
-pub mod adversary;
+#[cfg(feature = "simulation")]
+mod outcomes;
 #[cfg(any(test, feature = "simulation"))]
 pub(crate) mod plans;
-pub(crate) mod planted;
-#[cfg(test)]
+#[cfg(any(test, feature = "simulation"))]
 pub(crate) mod seeded_random;
 #[cfg(feature = "simulation")]
 pub mod simulation;

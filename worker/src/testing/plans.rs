@@ -13,7 +13,6 @@ use pushpull_common::variable::VariableSpec;
 
 use crate::gradients::params::{GradientMemory, Gradients, Params};
 use crate::gradients::sharding_plan::ShardingPlan;
-use crate::outcome::{RestoredCheckpoint, SavedCheckpoint};
 
 /// Gradients of vectors of these names, types and lengths, and of one more that is left out.
 #[cfg(test)]
@@ -46,14 +45,4 @@ pub fn params_for(variables: Vec<VariableSpec>, step: u64) -> Params {
     let mut params = Params::new(plan_of(variables, 1));
     params.step = GlobalStep(step);
     params
-}
-
-/// A checkpoint that a chief has restored.
-pub fn restored_checkpoint(name: &str, step: u64, epoch: u32) -> RestoredCheckpoint {
-    RestoredCheckpoint { name: name.to_owned(), step, epoch, passed_over: Vec::new() }
-}
-
-/// A checkpoint that servers have saved.
-pub fn saved_checkpoint(name: &str, step: u64) -> SavedCheckpoint {
-    SavedCheckpoint { name: name.to_owned(), step }
 }

@@ -1,0 +1,162 @@
+//! What goes into a call session, and what comes out.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use pushpull_common::ids::{Incarnation, RequestId, TaskId};
+use pushpull_common::protocol::message::{CallInputs, OutputRef};
+use pushpull_common::protocol::{CallRef, Envelope, Header, Message, Refusal};
+
+use crate::error::ServiceError;
+use crate::value::{Value, ValueType};
+use crate::value_body::ValueBody;
+
+/// Numbers the operations of a session's callers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct CallOp(pub(crate) u64);
+
+/// The index of a link, in the order in which links were added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct LinkId(pub(crate) usize);
+
+/// A call of a function.
+#[derive(Clone, Debug)]
+pub(crate) struct CallOrder {
+    /// The function.
+    pub(crate) function: String,
+    /// The device; empty for any.
+    pub(crate) device: String,
+    pub(crate) any_device: bool,
+    /// How many calls it is nested in.
+    pub(crate) depth: u8,
+    /// Whether the outputs stay on the server.
+    pub(crate) retain: bool,
+    /// The call of a coordinator that this is an execution of.
+    pub(crate) scheduled: Option<CallRef>,
+    /// Whether a lost connection ends the call at once. Otherwise it goes on once the server is
+    /// reached again, as long as the server remembers it.
+    pub(crate) ends_with_connection: bool,
+    /// The inputs on the wire, and the values among them in order.
+    pub(crate) inputs: CallInputs,
+    /// See `inputs`.
+    pub(crate) values: Vec<Value>,
+}
+
+/// What a session does for a caller.
+#[derive(Debug)]
+pub(crate) enum CallCommand {
+    /// Calls a function. The number is from [`super::CallSession::number_call`].
+    Call { number: u64, order: Box<CallOrder> },
+    /// Fetches an output that a call has left. The admission is asked before its memory is
+    /// allocated.
+    Fetch { of: OutputRef, admission: Option<Admission> },
+    /// Fetches the description of the server.
+    Describe,
+}
+
+/// Decides whether a value of a number of bytes may be received, and charges it.
+///
+/// It is asked again if the value has to be fetched again. It must not use the session that asks.
+#[derive(Clone)]
+pub(crate) struct Admission(Arc<dyn Fn(u64) -> Result<(), Refusal> + Send + Sync>);
+
+impl Admission {
+    pub(crate) fn new(
+        admits: impl Fn(u64) -> Result<(), Refusal> + Send + Sync + 'static,
+    ) -> Admission {
+        Admission(Arc::new(admits))
+    }
+
+    pub(crate) fn ask(&self, bytes: u64) -> Result<(), Refusal> {
+        (self.0)(bytes)
+    }
+}
+
+impl fmt::Debug for Admission {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Admission").finish_non_exhaustive()
+    }
+}
+
+/// A call whose outputs stay on its server.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OutputId {
+    pub(crate) owner: Incarnation,
+    /// The server that has them, as far as the owner knows. The session of the owner knows it when
+    /// it sends what needs them.
+    pub(crate) server: Incarnation,
+    pub(crate) call: u64,
+}
+
+impl CallCommand {
+    /// Returns the operation, as in "cannot call \"add\"".
+    pub(crate) fn doing(&self) -> String {
+        match self {
+            CallCommand::Call { order, .. } => doing_call(&order.function),
+            CallCommand::Fetch { of, .. } => {
+                format!("fetch {:?} of call {}", of.output.as_str(), of.call)
+            }
+            CallCommand::Describe => "describe the server".to_owned(),
+        }
+    }
+}
+
+/// Returns the operation of a call, as in "cannot call \"add\"".
+pub(crate) fn doing_call(function: &str) -> String {
+    format!("call {function:?}")
+}
+
+/// An event for a session.
+#[derive(Debug)]
+pub(crate) enum CallInput<'a> {
+    /// A caller has a command for the server of a link.
+    Command { op: CallOp, link: LinkId, command: CallCommand, deadline: Option<Instant> },
+    /// A caller does not wait any more.
+    Cancelled { op: CallOp },
+    /// Nobody needs what calls have left on the server of a link.
+    Release { link: LinkId, calls: Vec<u64> },
+    /// A connection stands.
+    Connected { connection: u64 },
+    /// A message has arrived. Its body follows, if it has one.
+    Message { connection: u64, header: &'a Header, message: Message },
+    /// The body of the last message of a connection is whole.
+    Body { connection: u64 },
+    /// Bytes of an incomplete frame have arrived.
+    Progress { connection: u64 },
+    /// A connection could not be made, or has ended.
+    Disconnected { connection: u64, reason: String },
+    /// Time has passed.
+    Tick,
+}
+
+/// An action of a session.
+#[derive(Debug)]
+pub(crate) enum CallOutput {
+    /// Connect to an address.
+    Connect { connection: u64, address: String },
+    /// Give a connection up.
+    Disconnect { connection: u64 },
+    /// Send a message.
+    Send { connection: u64, envelope: Envelope, message: Message, body: ValueBody, crc: bool },
+    /// Reply to a caller.
+    Reply { op: CallOp, reply: Result<CallReply, ServiceError> },
+}
+
+/// The reply to a command.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum CallReply {
+    /// The outputs of a call.
+    Done(Vec<(String, Value)>),
+    /// The outputs that a call has left on its server.
+    Kept(Vec<(String, ValueType)>),
+    /// An output.
+    Fetched(Value),
+    /// The description of the server, which is this task.
+    Described(TaskId, Vec<u8>),
+}
+
+/// An envelope of a request.
+pub(crate) fn envelope(request: RequestId, deadline_ms: u32) -> Envelope {
+    Envelope { request, deadline_ms, ..Envelope::default() }
+}

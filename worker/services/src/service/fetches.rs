@@ -1,0 +1,240 @@
+//! Outputs that calls have left, and those who wait for them.
+
+use std::time::{Duration, Instant};
+
+use pushpull_common::ids::{Incarnation, RequestId, TaskId};
+use pushpull_common::protocol::message::{CallOutcome, FetchOutput, Fetched, OutputRef};
+use pushpull_common::protocol::{Header, Refusal, limits};
+
+use super::call_entry::{CallEnd, CallState};
+use super::io::ExecutionId;
+use super::{Service, ServiceOutput, detail, lease_check};
+use crate::value::Value;
+
+/// A request for an output of a call that has not ended.
+#[derive(Debug)]
+pub(super) struct ParkedFetch {
+    requester: Requester,
+    of: OutputRef,
+    arrived: Instant,
+    pub(super) deadline: Option<Instant>,
+}
+
+/// Who waits for an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Requester {
+    /// A request of a connection.
+    Connection(u64, RequestId),
+    /// A function of this server: the fetch, and the execution that needs it.
+    Local(u64, ExecutionId),
+}
+
+/// Why there is no output: the server has forgotten the client whose call it was.
+const CLIENT_GONE: &str = "its client is gone";
+
+/// Returns what a caller waits for that needs an output of another call.
+pub(crate) fn output_awaited(of: &OutputRef, task: &TaskId) -> String {
+    format!("the output {:?} of call {} on {task}", of.output.as_str(), of.call)
+}
+
+fn no_output(of: &OutputRef, reason: &str) -> Refusal {
+    let (call, output) = (of.call, detail(of.output.as_str()));
+    Refusal::NoOutput { call, output, detail: detail(reason) }
+}
+
+impl ParkedFetch {
+    pub(super) fn is_from(&self, connection: u64) -> bool {
+        matches!(self.requester, Requester::Connection(from, _) if from == connection)
+    }
+}
+
+impl Service {
+    pub(super) fn on_fetch(
+        &mut self,
+        now: Instant,
+        connection: u64,
+        header: &Header,
+        fetch: FetchOutput,
+    ) {
+        let of_connection = self.fetches.iter().filter(|f| f.is_from(connection)).count();
+        if of_connection >= limits::PARKED_PER_CONNECTION_MAX {
+            let (what, limit) =
+                (detail("waiting fetches"), limits::PARKED_PER_CONNECTION_MAX as u64);
+            return self.refuse(connection, header.request, Refusal::Busy { what, limit });
+        }
+        let wait = Duration::from_millis(header.deadline_ms.into());
+        let fetch = ParkedFetch {
+            requester: Requester::Connection(connection, header.request),
+            of: fetch.of,
+            arrived: now,
+            deadline: (!wait.is_zero()).then(|| now + wait),
+        };
+        self.park(fetch);
+    }
+
+    pub(super) fn on_local_fetch(
+        &mut self,
+        now: Instant,
+        fetch: u64,
+        execution: ExecutionId,
+        client: Incarnation,
+        of: OutputRef,
+        deadline: Option<Instant>,
+    ) {
+        let requester = Requester::Local(fetch, execution);
+        if of.owner == client && self.clients.get(client).is_none() {
+            // The client has called the function that fetches, so it will not come any more.
+            return self.refuse_fetch(requester, no_output(&of, CLIENT_GONE));
+        }
+        self.park(ParkedFetch { requester, of, arrived: now, deadline });
+    }
+
+    /// Drops the fetches of an execution that has ended: nobody waits for them.
+    pub(super) fn drop_fetches_of(&mut self, execution: ExecutionId) {
+        let is_of = |of: Requester| matches!(of, Requester::Local(_, by) if by == execution);
+        self.fetches.retain(|fetch| !is_of(fetch.requester));
+    }
+
+    /// Drops a fetch for which its client does not wait any more.
+    pub(super) fn cancel_fetch(&mut self, connection: u64, request: RequestId) {
+        let cancelled = Requester::Connection(connection, request);
+        self.fetches.retain(|fetch| fetch.requester != cancelled);
+    }
+
+    /// Answers a fetch, or keeps it until its call has ended.
+    fn park(&mut self, fetch: ParkedFetch) {
+        if !self.serve(&fetch) {
+            self.leases_at.get_or_insert(fetch.arrived + lease_check(self.config.lease));
+            self.fetches.push(fetch);
+        }
+    }
+
+    fn refuse_fetch(&mut self, requester: Requester, refusal: Refusal) {
+        match requester {
+            Requester::Connection(connection, request) => self.refuse(connection, request, refusal),
+            Requester::Local(fetch, _) => {
+                let result = Err(refusal);
+                self.outputs.push_back(ServiceOutput::LocalFetched { fetch, result });
+            }
+        }
+    }
+
+    fn answer_fetch(&mut self, requester: Requester, value: Value) {
+        match requester {
+            Requester::Connection(connection, request) => {
+                let is = value.value_type().to_wire();
+                self.send_values(connection, request, Fetched { is }, [&value]);
+            }
+            Requester::Local(fetch, _) => {
+                let result = Ok(value);
+                self.outputs.push_back(ServiceOutput::LocalFetched { fetch, result });
+            }
+        }
+    }
+
+    /// Answers a fetch if its call has ended or will never come. Returns whether it is answered.
+    fn serve(&mut self, fetch: &ParkedFetch) -> bool {
+        let of = &fetch.of;
+        let is_elsewhere = of.server != Incarnation(0) && of.server != self.config.incarnation;
+        let refusal = match self.clients.get(of.owner) {
+            _ if is_elsewhere => no_output(of, "its server has restarted"),
+            // The server had accepted the client before that sent the call.
+            None if of.server != Incarnation(0) => no_output(of, CLIENT_GONE),
+            // The call may be on its way: a consumer may be faster than the client.
+            None => return false,
+            Some(_) => return self.serve_from(fetch),
+        };
+        self.refuse_fetch(fetch.requester, refusal);
+        true
+    }
+
+    /// As [`Service::serve`], if the client of the call is known.
+    fn serve_from(&mut self, fetch: &ParkedFetch) -> bool {
+        let of = &fetch.of;
+        let Some(state) = self.clients.get(of.owner) else { return false };
+        let gone = |reason: &str| no_output(of, reason);
+        let refusal = match state.calls.get(&of.call).map(|entry| (entry, &entry.state)) {
+            None if of.call > state.settled => return false,
+            None => gone("it was not kept, or it is released"),
+            Some((
+                entry,
+                CallState::Ended(CallEnd::Outcome(CallOutcome::Done { outputs }, values)),
+            )) => {
+                let named = outputs.items().iter().position(|o| o.name == of.output);
+                match named.and_then(|index| values.get(index)) {
+                    Some(value) => {
+                        let value = value.clone();
+                        self.answer_fetch(fetch.requester, value);
+                        return true;
+                    }
+                    None => {
+                        let names = outputs.items().iter().map(|output| output.name.as_str());
+                        let names = names.collect::<Vec<_>>().join(", ");
+                        gone(&format!("function {:?} has left {names:?}", entry.function))
+                    }
+                }
+            }
+            Some((entry, CallState::Ended(end))) => {
+                let how = match end {
+                    CallEnd::Refused(refusal) => refusal.to_string(),
+                    CallEnd::Outcome(CallOutcome::Failed { detail, .. }, _) => detail.to_string(),
+                    CallEnd::Outcome(CallOutcome::Panicked { detail }, _) => {
+                        format!("it panicked: {detail}")
+                    }
+                    CallEnd::Outcome(_, _) => "it was cancelled".to_owned(),
+                };
+                gone(&format!("function {:?} did not end well: {how}", entry.function))
+            }
+            Some(_) => return false,
+        };
+        self.refuse_fetch(fetch.requester, refusal);
+        true
+    }
+
+    /// Answers the fetches of a call that has ended.
+    pub(super) fn call_ended(&mut self, client: Incarnation, call: u64) {
+        self.serve_if(|fetch| fetch.of.owner == client && fetch.of.call == call);
+    }
+
+    /// Refuses the fetches from a client that is forgotten: its calls will not come.
+    pub(super) fn owner_forgotten(&mut self, client: Incarnation) {
+        let of_client = |fetch: &mut ParkedFetch| fetch.of.owner == client;
+        let fetches: Vec<ParkedFetch> = self.fetches.extract_if(.., of_client).collect();
+        for fetch in fetches {
+            self.refuse_fetch(fetch.requester, no_output(&fetch.of, CLIENT_GONE));
+        }
+    }
+
+    /// Refuses the fetches whose client has not come within a lease.
+    pub(super) fn fetches_lose_clients(&mut self, now: Instant) {
+        let is_lost = |fetch: &mut ParkedFetch| {
+            let waited = now.saturating_duration_since(fetch.arrived);
+            waited >= self.config.lease && self.clients.get(fetch.of.owner).is_none()
+        };
+        let lost: Vec<ParkedFetch> = self.fetches.extract_if(.., is_lost).collect();
+        for fetch in lost {
+            self.refuse_fetch(fetch.requester, no_output(&fetch.of, CLIENT_GONE));
+        }
+    }
+
+    fn serve_if(&mut self, of: impl Fn(&ParkedFetch) -> bool) {
+        let fetches: Vec<ParkedFetch> = self.fetches.extract_if(.., |fetch| of(fetch)).collect();
+        for fetch in fetches {
+            if !self.serve(&fetch) {
+                self.fetches.push(fetch);
+            }
+        }
+    }
+
+    /// Refuses the fetches whose deadlines have passed.
+    pub(super) fn fetches_time_out(&mut self, now: Instant) {
+        let is_late = |fetch: &mut ParkedFetch| fetch.deadline.is_some_and(|at| at <= now);
+        let late: Vec<ParkedFetch> = self.fetches.extract_if(.., is_late).collect();
+        for fetch in late {
+            let waited_ms = now.saturating_duration_since(fetch.arrived).as_millis() as u64;
+            let awaited = detail(output_awaited(&fetch.of, &self.config.task));
+            let refusal = Refusal::Deadline { waited_ms, awaited };
+            self.refuse_fetch(fetch.requester, refusal);
+        }
+    }
+}

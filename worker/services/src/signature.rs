@@ -1,0 +1,244 @@
+//! What a function takes and returns, checked before it runs.
+
+use std::fmt;
+
+use pushpull_common::protocol::limits;
+use pushpull_common::tensor::{DType, Shape};
+
+use super::value::{Elements, Value, ValueType};
+
+/// What a function takes and returns.
+///
+/// A function without a signature takes any inputs. One with a signature takes exactly its inputs:
+/// a call with others is refused before anything runs, and a result of another type is an error of
+/// the call.
+///
+/// ```
+/// use pushpull_common::tensor::DType;
+/// use pushpull_services::Signature;
+///
+/// // Rows of 64 pixels, as many as the caller likes, and one loss.
+/// let signature = Signature::new()
+///     .input("pixels", DType::F32, [None, Some(64)])
+///     .output("loss", DType::F32, []);
+/// assert_eq!(signature.to_string(), "(pixels: f32 [?, 64]) -> (loss: f32 [])");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Signature {
+    inputs: Vec<Slot>,
+    outputs: Vec<Slot>,
+}
+
+/// A named input or output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Slot {
+    name: String,
+    elements: Elements,
+    /// `None` for any extent. Unused by bytes.
+    extents: Vec<Option<u64>>,
+}
+
+impl Slot {
+    /// Returns why a type does not suit.
+    fn mismatch(&self, is: &ValueType) -> Option<String> {
+        let suits = |(&expected, &found): (&Option<u64>, &u64)| expected.is_none_or(|e| e == found);
+        let extents = is.shape().extents();
+        let shape = self.elements == Elements::Bytes
+            || (extents.len() == self.extents.len() && self.extents.iter().zip(extents).all(suits));
+        match is.elements() == self.elements && shape {
+            true => None,
+            false => Some(format!("it is {is}, not {self}")),
+        }
+    }
+}
+
+impl fmt::Display for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let extent =
+            |extent: &Option<u64>| extent.map_or("?".to_owned(), |extent| extent.to_string());
+        let extents: Vec<String> = self.extents.iter().map(extent).collect();
+        match self.elements {
+            Elements::Bytes => f.write_str("bytes"),
+            elements => write!(f, "{elements} [{}]", extents.join(", ")),
+        }
+    }
+}
+
+/// A value that does not suit a signature: its name, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mismatch {
+    pub(crate) name: String,
+    pub(crate) detail: String,
+}
+
+impl Signature {
+    /// A signature without inputs and outputs.
+    pub fn new() -> Signature {
+        Signature { inputs: Vec::new(), outputs: Vec::new() }
+    }
+
+    /// Adds a tensor as an input. `None` is any extent.
+    ///
+    /// # Panics
+    /// If the name is empty, too long or there already, or there are more than 64 inputs or 8 axes.
+    pub fn input(
+        mut self,
+        name: &str,
+        dtype: DType,
+        extents: impl Into<Vec<Option<u64>>>,
+    ) -> Signature {
+        add(&mut self.inputs, name, Elements::Tensor(dtype), extents.into());
+        self
+    }
+
+    /// Adds bytes as an input.
+    ///
+    /// # Panics
+    /// As [`Signature::input`].
+    pub fn input_bytes(mut self, name: &str) -> Signature {
+        add(&mut self.inputs, name, Elements::Bytes, vec![None]);
+        self
+    }
+
+    /// Adds a tensor as an output. `None` is any extent.
+    ///
+    /// # Panics
+    /// As [`Signature::input`].
+    pub fn output(
+        mut self,
+        name: &str,
+        dtype: DType,
+        extents: impl Into<Vec<Option<u64>>>,
+    ) -> Signature {
+        add(&mut self.outputs, name, Elements::Tensor(dtype), extents.into());
+        self
+    }
+
+    /// Adds bytes as an output.
+    ///
+    /// # Panics
+    /// As [`Signature::input`].
+    pub fn output_bytes(mut self, name: &str) -> Signature {
+        add(&mut self.outputs, name, Elements::Bytes, vec![None]);
+        self
+    }
+
+    /// Checks the names of inputs, and the types of those that are known.
+    pub(crate) fn check_inputs<'a>(
+        &self,
+        inputs: impl Iterator<Item = (&'a str, Option<&'a ValueType>)>,
+    ) -> Result<(), Mismatch> {
+        check(&self.inputs, inputs)
+    }
+
+    /// Checks the names and types of outputs.
+    pub(crate) fn check_outputs(&self, outputs: &[(String, Value)]) -> Result<(), Mismatch> {
+        let outputs = outputs.iter();
+        check(&self.outputs, outputs.map(|(name, value)| (&name[..], Some(value.value_type()))))
+    }
+}
+
+fn add(slots: &mut Vec<Slot>, name: &str, elements: Elements, extents: Vec<Option<u64>>) {
+    assert!(
+        !name.is_empty() && name.len() <= limits::VALUE_NAME_BYTES_MAX,
+        "a name of an input or output has 1 to {} bytes: {name:?}",
+        limits::VALUE_NAME_BYTES_MAX
+    );
+    assert!(slots.iter().all(|slot| slot.name != name), "{name:?} is there already");
+    assert!(slots.len() < limits::CALL_VALUES_MAX, "a function has too many inputs or outputs");
+    assert!(extents.len() <= Shape::RANK_MAX, "{name:?} has too many axes");
+    slots.push(Slot { name: name.to_owned(), elements, extents });
+}
+
+fn check<'a>(
+    slots: &[Slot],
+    values: impl Iterator<Item = (&'a str, Option<&'a ValueType>)>,
+) -> Result<(), Mismatch> {
+    let mismatch = |name: &str, detail: String| Mismatch { name: name.to_owned(), detail };
+    let mut found = vec![false; slots.len()];
+    for (name, is) in values {
+        let Some(index) = slots.iter().position(|slot| slot.name == name) else {
+            return Err(mismatch(name, "the function has none of this name".to_owned()));
+        };
+        found[index] = true;
+        if let Some(detail) = is.and_then(|is| slots[index].mismatch(is)) {
+            return Err(mismatch(name, detail));
+        }
+    }
+    match found.iter().position(|found| !found) {
+        None => Ok(()),
+        Some(missing) => {
+            let slot = &slots[missing];
+            Err(mismatch(&slot.name, format!("it is missing, and is {slot}")))
+        }
+    }
+}
+
+impl Default for Signature {
+    fn default() -> Signature {
+        Signature::new()
+    }
+}
+
+impl fmt::Display for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |slots: &[Slot]| {
+            let slots = slots.iter().map(|slot| format!("{}: {slot}", slot.name));
+            slots.collect::<Vec<_>>().join(", ")
+        };
+        write!(f, "({}) -> ({})", list(&self.inputs), list(&self.outputs))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn signature() -> Signature {
+        Signature::new().input("x", DType::F32, [None, Some(2)]).input_bytes("note").output(
+            "loss",
+            DType::F32,
+            [],
+        )
+    }
+
+    #[test]
+    fn inputs_are_checked_by_name_type_and_shape() {
+        let signature = signature();
+        let right = Value::zeros::<f32>(&[5, 2]).unwrap();
+        let wide = Value::zeros::<f32>(&[5, 3]).unwrap();
+        let double = Value::zeros::<f64>(&[5, 2]).unwrap();
+        let note = Value::from("n");
+        let problem = |values: &[(&str, Option<&Value>)]| {
+            let types = values.iter().map(|(name, value)| (*name, value.map(Value::value_type)));
+            signature.check_inputs(types).err().map(|m| format!("{}: {}", m.name, m.detail))
+        };
+        assert_eq!(problem(&[("x", Some(&right)), ("note", Some(&note))]), None);
+        assert_eq!(problem(&[("note", Some(&note)), ("x", None)]), None);
+        let table = [
+            (vec![("x", Some(&wide)), ("note", None)], "x: it is f32 [5, 3], not f32 [?, 2]"),
+            (vec![("x", Some(&double)), ("note", None)], "x: it is f64 [5, 2], not f32 [?, 2]"),
+            (vec![("x", Some(&note)), ("note", None)], "x: it is bytes [1], not f32 [?, 2]"),
+            (vec![("x", Some(&right))], "note: it is missing, and is bytes"),
+            (vec![("y", None)], "y: the function has none of this name"),
+        ];
+        for (values, expected) in table {
+            assert_eq!(problem(&values).as_deref(), Some(expected));
+        }
+    }
+
+    #[test]
+    fn outputs_are_checked_likewise() {
+        let signature = signature();
+        let outputs = |value: Value| [("loss".to_owned(), value)];
+        assert_eq!(signature.check_outputs(&outputs(Value::scalar(1.0_f32))), Ok(()));
+        assert!(signature.check_outputs(&outputs(Value::scalar(1.0_f64))).is_err());
+        assert!(signature.check_outputs(&[]).is_err());
+    }
+
+    #[test]
+    #[should_panic = "\"x\" is there already"]
+    fn a_name_is_given_once() {
+        let _ = Signature::new().input("x", DType::F32, []).input_bytes("x");
+    }
+}

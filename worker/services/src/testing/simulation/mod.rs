@@ -1,0 +1,15 @@
+//! Public endpoints for the simulator of whole clusters: a server of functions, a coordinator.
+//!
+//! An endpoint does for its machine what `runtime` does, without a socket, a thread or a clock: the
+//! caller passes it bytes, frames and the time.
+
+mod coordinator_endpoint;
+mod frames;
+mod function_server_endpoint;
+
+pub use crate::testing::planted::{PlantedServiceBugs, ServiceBug};
+pub use coordinator_endpoint::{CoordinatorEndpoint, CoordinatorEvent, ScheduledNumber};
+pub use function_server_endpoint::{
+    FunctionFailure, FunctionServerEndpoint, FunctionServerEvent, FunctionServerSettings,
+    SimulatedExecution, scheduled_push_end,
+};
