@@ -281,7 +281,7 @@ pub mod compute {
         EmbeddingBag, Half, LabelledBags, Logistic, Matrix, Mlp, Network, Pinned, Resident,
         Samples, Targets, Transfer, View, ViewMut, cuda_devices, devices,
     };
-    pub use pushpull_worker::compute::{
+    pub use pushpull_worker::devices::{
         Compute, ComputeFn, DeviceGradients, DeviceParams, DeviceTowers, Divide, Model, ModelError,
         StepGradients, StepValues, compute_fn,
     };

@@ -256,6 +256,7 @@ const MODULES: &[(&str, &[&str])] = &[
             "crate::client",
             "crate::pull_client",
             "crate::compression",
+            "crate::devices",
         ],
     ),
 ];
@@ -286,7 +287,9 @@ const TRAINING_RUNTIME: &[&str] = &[
 const ORDERS: &[(&str, &[&str])] = &[(
     "worker/src/gradients",
     &[
+        "pinned_words",
         "gradient_buffer",
+        "pinned_pages",
         "parts",
         "sharding_plan",
         "packed_variables",
@@ -299,7 +302,7 @@ const ORDERS: &[(&str, &[&str])] = &[(
         "rows",
         "staged_parts",
         "params",
-        "average",
+        "dense_sum",
         "gradient_bytes",
     ],
 )];

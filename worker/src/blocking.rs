@@ -29,10 +29,8 @@ use pushpull_common::protocol::CallRef;
 use pushpull_common::protocol::message::EndReason;
 use pushpull_common::tensor::Element;
 use pushpull_common::variable::VariableSpec;
-use pushpull_device::Device;
 
 use crate::calls::OpenedCalls;
-use crate::compute::{DeviceGradients, DeviceParams};
 use crate::config::WorkerConfig;
 use crate::error::Error;
 use crate::gradients::params::{Gradients, Params};
@@ -47,8 +45,8 @@ use waiter::Waiter;
 /// A [`crate::Worker`] with blocking operations.
 #[derive(Debug)]
 pub struct Worker {
-    inner: crate::Worker,
-    waiter: Waiter,
+    pub(crate) inner: crate::Worker,
+    pub(crate) waiter: Waiter,
 }
 
 impl Worker {
@@ -201,24 +199,6 @@ impl Worker {
     /// See [`crate::Worker::close_calls`].
     pub fn close_calls(&mut self, name: &str, epoch: CallEpoch) -> Result<(), Error> {
         self.waiter.call("close calls", || self.inner.close_calls(name, epoch))
-    }
-
-    /// See [`crate::Worker::pull_to`].
-    pub fn pull_to(&mut self, token: &Token, params: &mut DeviceParams) -> Result<Pulled, Error> {
-        self.waiter.call("pull", || self.inner.pull_to(token, params))
-    }
-
-    /// See [`crate::Worker::gradients_on`].
-    ///
-    /// # Panics
-    /// If the worker has not joined.
-    pub fn gradients_on(&mut self, device: &Device) -> Result<DeviceGradients, Error> {
-        self.inner.gradients_on(device)
-    }
-
-    /// See [`crate::Worker::push_from`].
-    pub fn push_from(&mut self, token: Token, gradients: DeviceGradients) -> Result<Push, Error> {
-        self.waiter.call("push", || self.inner.push_from(token, gradients))
     }
 
     /// Starts [`Worker::push`] without waiting for it: see [`crate::Worker::push`].

@@ -1,5 +1,9 @@
 //! Gradients that are sent encoded: the codec of each variable, and its residual.
 
+#[cfg(feature = "devices")]
+mod on_device;
+#[cfg(not(feature = "devices"))]
+#[path = "compression/without_devices.rs"]
 mod on_device;
 mod rows;
 mod saved;
@@ -91,6 +95,7 @@ pub(crate) struct VariableCodec {
 pub(crate) enum VariableResidual {
     F32(Residual<f32>),
     /// Of a variable of `f32` whose last gradient was encoded on a device.
+    #[cfg_attr(not(feature = "devices"), expect(dead_code, reason = "no value of it exists"))]
     OnDevice(DeviceResidual),
     F64(Residual<f64>),
     /// Of a sparse variable.

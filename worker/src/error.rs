@@ -12,7 +12,6 @@ use pushpull_common::codec::{Codec, CodecError};
 use pushpull_common::ids::{Sequence, ShardId, TaskId};
 use pushpull_common::protocol::Refusal;
 use pushpull_common::rounding::rounded;
-use pushpull_device::ComputeError;
 use thiserror::Error;
 
 pub use advice::Advice;
@@ -40,8 +39,9 @@ pub enum Error {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The device that computes refused an operation, or failed.
+    #[cfg(feature = "devices")]
     #[error(transparent)]
-    Device(#[from] ComputeError),
+    Device(#[from] pushpull_device::ComputeError),
     /// The servers hold other variables: another model, or another version of it.
     #[error("cannot join: the variables differ from those on {shard}: {differs}")]
     Differs {
@@ -413,9 +413,10 @@ impl Error {
             | Error::Overflow { .. }
             | Error::Encode { error: CodecError::NonFinite { .. }, .. }
             | Error::DroppedVariable => Advice::SkipBatch,
+            #[cfg(feature = "devices")]
+            Error::Device(_) => Advice::Stop,
             Error::ReplicasAbsent { .. }
             | Error::Config(_)
-            | Error::Device(_)
             | Error::View(_)
             | Error::Load(_)
             | Error::Differs { .. }

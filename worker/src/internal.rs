@@ -4,10 +4,11 @@
 //! and fields of public types.
 
 pub use crate::blocking::waiter::Waiter;
-pub use crate::compute::DeviceCopy;
 pub use crate::config::ProgressCallback;
 pub use crate::contained::contained;
 pub use crate::declaring::declare;
+#[cfg(feature = "devices")]
+pub use crate::devices::DeviceCopy;
 pub use crate::gradients::gradient_buffer::AlignedBuffer;
 pub use crate::gradients::gradient_bytes::GradientBytesError;
 pub use crate::local_values::LocalValues;

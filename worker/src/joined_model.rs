@@ -31,7 +31,7 @@ pub(crate) struct JoinedModel {
     /// The ranges of gradients that may be in push buffers: those that are sent unchanged.
     pub(crate) runs: Arc<[BufferRun]>,
     compression: Mutex<Compression>,
-    non_finite: NonFinitePolicy,
+    pub(crate) non_finite: NonFinitePolicy,
     owner: ShardId,
     /// Memory for streamed pushes, by variable: the next push of a variable usually has the same
     /// length.
@@ -91,16 +91,6 @@ impl JoinedModel {
     fn is_sent_as_it_is(&self, compression: &Compression, id: VariableId) -> bool {
         !compression.covers(id)
             && self.plan.catalogue().partitions_of(id).iter().all(|p| p.own_encoding.is_none())
-    }
-
-    /// Whether devices encode the gradient of a variable.
-    pub(crate) fn encodes_on_devices(&self, id: VariableId) -> bool {
-        self.compression().encodes_on_devices(&self.plan, id)
-    }
-
-    /// Whether NaN and infinities are refused in the gradient of a variable.
-    pub(crate) fn refuses_non_finite(&self, id: VariableId) -> bool {
-        self.non_finite == (NonFinitePolicy::Reject {}) || self.compression().refuses_non_finite(id)
     }
 
     /// Makes the parts that exist for this push only: those of rows, which are cut in place, and

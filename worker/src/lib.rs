@@ -38,10 +38,11 @@ mod calls;
 mod client;
 mod clipping;
 mod compression;
-pub mod compute;
 mod config;
 mod contained;
 mod declaring;
+#[cfg(feature = "devices")]
+pub mod devices;
 mod error;
 mod gradients;
 mod initial_values;

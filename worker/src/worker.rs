@@ -2,7 +2,6 @@
 
 mod assigns;
 mod calls;
-mod device_steps;
 mod pulls;
 mod pushes;
 mod replication;
@@ -22,7 +21,6 @@ use pushpull_common::protocol::message;
 use pushpull_common::protocol::message::{EndReason, Role};
 use pushpull_common::variable::VariableSpec;
 
-use self::device_steps::DevicePool;
 pub use self::pulls::{PullHandle, VariableHandle};
 pub use self::pushes::PushHandle;
 use crate::client::{SessionClient, join_all};
@@ -72,7 +70,8 @@ pub struct Worker {
     /// Memory of earlier pushes, for reuse.
     pool: Vec<GradientMemory>,
     /// Memory for pushes from the last device.
-    device_pool: Option<DevicePool>,
+    #[cfg(feature = "devices")]
+    pub(crate) device_pool: Option<crate::devices::DevicePool>,
     /// The variables of the last push, and the scatter for them.
     scatter: Option<(Vec<bool>, Arc<Scatter>)>,
 }
@@ -113,6 +112,7 @@ impl Worker {
             means: None,
             data_begun: None,
             pool: Vec::new(),
+            #[cfg(feature = "devices")]
             device_pool: None,
             scatter: None,
         })
@@ -494,7 +494,7 @@ impl Worker {
         })
     }
 
-    fn model(&self, doing: &'static str) -> Result<&Arc<JoinedModel>, Error> {
+    pub(crate) fn model(&self, doing: &'static str) -> Result<&Arc<JoinedModel>, Error> {
         self.model.as_ref().ok_or(Error::NotJoined { doing })
     }
 }

@@ -10,6 +10,7 @@ use pushpull_common::protocol::message::{BodyCrc, CallInputs, Input, NamedInput}
 use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Header, Message, Poll, encode};
 use pushpull_net::SendBody;
+use pushpull_worker::simulation::SeededRandom;
 
 use super::call_session::{
     CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallReply, CallSession, LinkId,
@@ -23,7 +24,6 @@ use super::service::{
 use super::value::Value;
 use super::value_body::ValueBody;
 use crate::testing::planted::PlantedServiceBugs;
-use pushpull_worker::simulation::SeededRandom;
 
 const SERVERS: usize = 2;
 const CLIENTS: usize = 2;

@@ -10,6 +10,7 @@ use pushpull_common::tensor::DType;
 use pushpull_device::{Buffer, ComputeError, Device, View};
 
 use super::{Compression, Stretch, VariableCodec, VariableResidual, stretches};
+use crate::error::Error;
 use crate::gradients::part_buffer::PartBuffer;
 use crate::gradients::sharding_plan::ShardingPlan;
 
@@ -25,7 +26,7 @@ impl DeviceResidual {
         self.left.len()
     }
 
-    pub(super) fn read(&self) -> Result<Residual<f32>, ComputeError> {
+    pub(super) fn read(&self) -> Result<Residual<f32>, Error> {
         let mut left = vec![0.0; self.left.len()];
         self.device.read(&self.left, &mut left)?;
         Ok(Residual::from_left(left))
@@ -75,7 +76,7 @@ impl Compression {
         plan: &ShardingPlan,
         ids: &[VariableId],
         gradients: View<'_, u8>,
-    ) -> Result<DeviceEncoding, ComputeError> {
+    ) -> Result<DeviceEncoding, Error> {
         let (mut stretches, mut bytes) = (Vec::new(), 0);
         for &id in ids {
             let Some(VariableCodec { codec, .. }) = self.variables.get(&id) else { continue };
@@ -147,10 +148,7 @@ fn dense_stretches<'a>(
 }
 
 /// Copies a residual to memory of a device, in which the next one is written.
-fn next_residual(
-    device: &Device,
-    residual: &VariableResidual,
-) -> Result<Buffer<f32>, ComputeError> {
+fn next_residual(device: &Device, residual: &VariableResidual) -> Result<Buffer<f32>, Error> {
     let write = |left: &[f32]| {
         let mut next = device.buffer(left.len())?;
         device.write(left, &mut next)?;

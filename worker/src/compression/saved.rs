@@ -14,7 +14,6 @@ use pushpull_common::codec::{Real, Residual};
 use pushpull_common::finite::first_non_finite;
 use pushpull_common::ids::VariableId;
 use pushpull_common::tensor::elements_of;
-use pushpull_device::ComputeError;
 
 use super::rows::RowResiduals;
 use super::{Compression, VariableResidual};
@@ -24,7 +23,7 @@ const MAGIC: [u8; 8] = *b"ppleft\0\0";
 
 impl Compression {
     /// Returns all residuals as bytes. Fails if a device does.
-    pub(crate) fn save(&self, catalogue: &Catalogue) -> Result<Vec<u8>, ComputeError> {
+    pub(crate) fn save(&self, catalogue: &Catalogue) -> Result<Vec<u8>, Error> {
         let mut out = MAGIC.to_vec();
         out.extend(catalogue.digest());
         out.extend((self.variables.len() as u64).to_le_bytes());

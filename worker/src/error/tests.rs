@@ -142,7 +142,7 @@ fn an_error_has_the_advice_that_its_text_gives() {
     let codec_error = |value: f64| CodecError::NonFinite { codec: Codec::F16, element: 0, value };
     for (error, advice) in [
         (ConfigError::NothingToCompress { names: name() }.into(), Stop),
-        (Error::Device(ComputeError::Name { name: name() }), Stop),
+        (Error::Device(pushpull_device::ComputeError::Name { name: name() }), Stop),
         (Error::Differs { shard: SHARD, differs: name() }, Stop),
         (Error::DataDiffers { shard: SHARD, differs: name() }, Stop),
         (

@@ -8,18 +8,19 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use pushpull_common::ids::ShardId;
-use pushpull_device::{Device, Pinned};
 use smallvec::SmallVec;
+
+use super::pinned_words::PinnedWords;
 
 /// Memory for values, aligned for every element type; zeroed when allocated.
 #[derive(Debug)]
-pub struct AlignedBuffer(BufferWords);
+pub struct AlignedBuffer(pub(super) BufferWords);
 
 #[derive(Debug)]
-enum BufferWords {
+pub(super) enum BufferWords {
     Heap(Vec<u64>),
     /// Pages that a device copies from and to by itself. A copy under way shares them.
-    Pinned(Arc<Pinned<u64>>),
+    Pinned(Arc<PinnedWords>),
 }
 
 impl AlignedBuffer {
@@ -40,7 +41,7 @@ impl AlignedBuffer {
 
     /// Allocates a buffer of this many bytes in pages of the same device. Without memory for such
     /// pages it is on the heap.
-    pub(crate) fn pinned_like(pinned: &Pinned<u64>, bytes: usize) -> AlignedBuffer {
+    pub(crate) fn pinned_like(pinned: &PinnedWords, bytes: usize) -> AlignedBuffer {
         match pinned.another(bytes.div_ceil(8)) {
             Ok(another) => AlignedBuffer(BufferWords::Pinned(Arc::new(another))),
             Err(_) => AlignedBuffer::of_bytes(bytes),
@@ -60,19 +61,8 @@ impl AlignedBuffer {
         }
     }
 
-    /// Moves the values to pages that a device copies from and to by itself, unless the system has
-    /// none: copies are only slower then.
-    pub(crate) fn pin(&mut self, device: &Device) {
-        if let BufferWords::Heap(words) = &self.0
-            && let Ok(mut pinned) = device.pinned(words.len())
-        {
-            pinned.copy_from_slice(words);
-            self.0 = BufferWords::Pinned(Arc::new(pinned));
-        }
-    }
-
     /// The pages that a device copies from by itself, if the values are in such.
-    pub(crate) fn pinned(&self) -> Option<&Arc<Pinned<u64>>> {
+    pub(crate) fn pinned(&self) -> Option<&Arc<PinnedWords>> {
         match &self.0 {
             BufferWords::Heap(_) => None,
             BufferWords::Pinned(pinned) => Some(pinned),
@@ -124,7 +114,8 @@ pub(crate) trait SlotMemory: Debug + Send + Sync {
     fn bytes_mut(&mut self) -> &mut [u8];
 
     /// Locks its pages if that is possible, so that a device copies to them by itself.
-    fn lock_pages(&self, _device: &Device) {}
+    #[cfg(feature = "devices")]
+    fn lock_pages(&self, _device: &pushpull_device::Device) {}
 }
 
 /// A slot of a shard's push buffer. Dropping it makes the slot available again.
@@ -154,11 +145,11 @@ pub(crate) struct BufferRun {
 /// All ranges are those of a buffer of the plan, whether they are on the heap or in a slot.
 #[derive(Debug)]
 pub(crate) struct GradientBuffer {
-    heap: AlignedBuffer,
+    pub(super) heap: AlignedBuffer,
     /// In ascending order.
     runs: Arc<[BufferRun]>,
     /// At most one slot of each shard.
-    slots: Vec<GradientSlot>,
+    pub(super) slots: Vec<GradientSlot>,
 }
 
 impl GradientBuffer {
@@ -243,19 +234,9 @@ impl GradientBuffer {
         }
     }
 
-    /// Prepares the memory of ranges for copies from a device.
-    pub(crate) fn prepare_copies(&mut self, device: &Device, ranges: &[Range<usize>]) {
-        for range in ranges {
-            match self.locate(range).0 {
-                0 => self.heap.pin(device),
-                slot => self.slots[slot - 1].memory.lock_pages(device),
-            }
-        }
-    }
-
     /// Returns the memory of a range and the range in it. Memory 0 is the heap, memory *n* is slot
     /// *n - 1*.
-    fn locate(&self, range: &Range<usize>) -> (usize, Range<usize>) {
+    pub(super) fn locate(&self, range: &Range<usize>) -> (usize, Range<usize>) {
         let next = self.runs.partition_point(|run| run.buffer_range.end <= range.start);
         let run = self.runs.get(next).filter(|run| run.buffer_range.start <= range.start);
         let Some(run) = run else { return (0, range.clone()) };
@@ -374,28 +355,6 @@ mod tests {
         assert_eq!(results[0], results[1]);
         assert_eq!(results[0].1.concat().len(), 31);
         assert!(results[0].1.concat().iter().all(|&g| g != 0.0));
-    }
-
-    #[test]
-    fn pinned_values_are_those_of_the_heap() {
-        let device = Device::cpu_threads(1).unwrap();
-        let mut buffer = AlignedBuffer::of_bytes(20);
-        buffer.bytes_mut()[19] = 7;
-        buffer.pin(&device);
-        assert_eq!((buffer.bytes().len(), buffer.bytes()[19]), (24, 7));
-        let pinned = buffer.pinned().unwrap();
-        let other = AlignedBuffer::pinned_like(pinned, 20);
-        assert!(other.is_of(20) && other.pinned().is_some() && other.bytes() == [0; 24]);
-        // A copy that reads the pages keeps what it reads.
-        let copying = pinned.clone();
-        buffer.bytes_mut()[19] = 8;
-        assert!(buffer.pinned().is_none() && buffer.bytes()[19] == 8);
-        let read: &[u8] = bytemuck::cast_slice(&copying);
-        assert_eq!(read[19], 7);
-        assert_eq!(buffer.clone().bytes(), buffer.bytes());
-        buffer.pin(&device);
-        buffer.resize(9);
-        assert_eq!(buffer.bytes().len(), 16);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //!
 //! Each module uses only lower ones; `tests/layers.rs` lists their order.
 
-pub(crate) mod average;
+pub(crate) mod dense_sum;
 pub(crate) mod duplicate_sums;
 pub(crate) mod gradient_buffer;
 pub(crate) mod gradient_bytes;
@@ -11,6 +11,9 @@ pub(crate) mod packed_variables;
 pub(crate) mod params;
 pub(crate) mod part_buffer;
 pub(crate) mod parts;
+#[cfg(feature = "devices")]
+mod pinned_pages;
+pub(crate) mod pinned_words;
 pub(crate) mod row_ids;
 pub(crate) mod row_requests;
 pub(crate) mod rows;

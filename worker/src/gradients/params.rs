@@ -162,20 +162,8 @@ impl Gradients {
         Ok(views.map(cast_elements))
     }
 
-    /// Returns the gradients of a list of variables, as [`Gradients::views_mut`] or
-    /// [`Gradients::views_mut_unfilled`] does.
-    pub(crate) fn views_mut_of<T: Element>(
-        &mut self,
-        names: &[&str],
-        first: FirstContent,
-    ) -> Result<Vec<&mut [T]>, ViewError> {
-        let mut views: Vec<&mut [u8]> = names.iter().map(|_| &mut [][..]).collect();
-        self.view_all::<T>(names, first, &mut views)?;
-        Ok(views.into_iter().map(cast_elements).collect())
-    }
-
     /// Adds variables of type `T` to the push, and writes their gradients to `views`.
-    fn view_all<'a, T: Element>(
+    pub(crate) fn view_all<'a, T: Element>(
         &'a mut self,
         names: &[&str],
         first: FirstContent,
@@ -258,7 +246,7 @@ pub(crate) enum FirstContent {
 }
 
 /// Returns bytes as the elements that they are.
-fn cast_elements<T: Element>(bytes: &mut [u8]) -> &mut [T] {
+pub(crate) fn cast_elements<T: Element>(bytes: &mut [u8]) -> &mut [T] {
     // An empty slice of the buffer may not be aligned.
     match bytes.is_empty() {
         true => &mut [],

@@ -8,14 +8,13 @@ use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use memmap2::{MmapOptions, MmapRaw};
 use pushpull_common::protocol::message::{SharedPushBuffer, SharedValues};
 use pushpull_common::shared_values::{
     AtomicWords, Geometry, READER_SLOT_WORDS, SharedValuesReader, block_table_words,
 };
-use pushpull_device::{Device, PageLock};
 
 use crate::gradients::gradient_buffer::SlotMemory;
 
@@ -115,7 +114,8 @@ pub(crate) fn map(
 pub(crate) struct MappedPushBuffer {
     /// Set by the first device that copies to it; `None` if its pages cannot be locked. Dropped
     /// before the mapping.
-    lock: OnceLock<Option<PageLock>>,
+    #[cfg(feature = "devices")]
+    lock: std::sync::OnceLock<Option<pushpull_device::PageLock>>,
     map: MmapRaw,
     slot_bytes: usize,
     /// The first byte of each buffer slot, and its number at the shard.
@@ -147,8 +147,14 @@ pub(crate) fn map_push_buffer(
     let push_slots: Vec<(usize, u32)> =
         push_slots.iter().enumerate().map(|(index, &number)| (start(index), number)).collect();
     let free = Mutex::new((0..push_slots.len()).rev().collect());
-    let (lock, slot_bytes) = (OnceLock::new(), *stride as usize);
-    Ok(MappedPushBuffer { lock, map, slot_bytes, push_slots, free })
+    Ok(MappedPushBuffer {
+        #[cfg(feature = "devices")]
+        lock: std::sync::OnceLock::new(),
+        map,
+        slot_bytes: *stride as usize,
+        push_slots,
+        free,
+    })
 }
 
 /// The alignment of buffer slots, which aligns elements of every type.
@@ -195,7 +201,8 @@ impl SlotMemory for MappedSlot {
         }
     }
 
-    fn lock_pages(&self, device: &Device) {
+    #[cfg(feature = "devices")]
+    fn lock_pages(&self, device: &pushpull_device::Device) {
         let MappedPushBuffer { lock, map, .. } = &*self.push_buffer;
         // SAFETY: the push buffer drops the lock before it unmaps the pages.
         lock.get_or_init(|| unsafe { device.lock_pages(map.as_mut_ptr(), map.len()) }.ok());

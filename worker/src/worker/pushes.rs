@@ -184,7 +184,7 @@ impl Worker {
     /// [`Error::Device`] if residuals are on a device that fails.
     pub fn residuals(&self) -> Result<Vec<u8>, Error> {
         match &self.model {
-            Some(model) => Ok(model.compression().save(model.plan.catalogue())?),
+            Some(model) => model.compression().save(model.plan.catalogue()),
             None => Ok(Vec::new()),
         }
     }

@@ -5,8 +5,6 @@ use pushpull_common::tensor::Element;
 use pushpull_worker::internal::Waiter;
 use pushpull_worker::{Gradients, Params, Pulled, Worker, WorkerMetrics};
 
-use pushpull_worker::compute::{Compute, ModelError};
-
 use crate::data::{Batch, DataError, GrantedBatches};
 use crate::{
     DetachedStep, GradientOutcome, NextAction, PushRecovery, StepGrant, TrainingConfig,
@@ -148,7 +146,7 @@ impl TrainingSession {
 #[derive(Debug)]
 #[must_use = "a step that is dropped returns its token"]
 pub struct Step<'a> {
-    inner: crate::Step<'a>,
+    pub(crate) inner: crate::Step<'a>,
     waiter: &'a mut Waiter,
 }
 
@@ -190,15 +188,6 @@ impl Step<'_> {
     /// See [`crate::Step::parts`].
     pub fn parts(&mut self) -> (&mut Params, &mut Gradients) {
         self.inner.parts()
-    }
-
-    /// See [`crate::Step::compute`].
-    pub fn compute<B>(
-        &mut self,
-        model: &mut (impl Compute<B> + ?Sized),
-        batch: B,
-    ) -> Result<f64, ModelError> {
-        self.inner.compute(model, batch)
     }
 
     /// See [`crate::Step::scalar`].

@@ -12,6 +12,8 @@ mod backoff;
 pub mod blocking;
 mod checkpoint_cadence;
 mod checkpoint_plan;
+#[cfg(feature = "devices")]
+mod computed_steps;
 pub mod data;
 mod gradient_outcome;
 mod hook;

@@ -2,7 +2,6 @@
 
 use pushpull_common::data_set::SampleRange;
 use pushpull_common::tensor::Element;
-use pushpull_worker::internal::DeviceCopy;
 use pushpull_worker::{Error, Gradients, Params, Pulled};
 
 use super::data::{Batch, DataError, GrantedBatches};
@@ -13,10 +12,6 @@ use super::training_error::TrainingError;
 use super::training_session::TrainingSession;
 #[cfg(doc)]
 use pushpull_worker::Token;
-use pushpull_worker::compute::{Compute, ModelError};
-
-/// The name of a model's loss among the scalars of a step.
-const LOSS: &str = "loss";
 
 /// One step of a training session: a token, the values for it, and empty gradients.
 ///
@@ -25,8 +20,8 @@ const LOSS: &str = "loss";
 #[derive(Debug)]
 #[must_use = "a step that is dropped returns its token"]
 pub struct Step<'a> {
-    session: &'a mut TrainingSession,
-    grant: StepGrant,
+    pub(crate) session: &'a mut TrainingSession,
+    pub(crate) grant: StepGrant,
 }
 
 impl<'a> Step<'a> {
@@ -93,27 +88,6 @@ impl<'a> Step<'a> {
     /// such as running statistics, stay for the next step.
     pub fn parts(&mut self) -> (&mut Params, &mut Gradients) {
         (&mut self.session.replica.of_step().params, &mut self.grant.gradients)
-    }
-
-    /// Computes the gradients of the step with a model, on its device. Returns the loss, and
-    /// reports it to the hooks as `loss`.
-    ///
-    /// The session keeps memory of one device that has its own. A model on another one makes it
-    /// allocate that memory again.
-    ///
-    /// # Errors
-    /// Those of the model. The step can be dropped then; nothing was pushed.
-    pub fn compute<B>(
-        &mut self,
-        model: &mut (impl Compute<B> + ?Sized),
-        batch: B,
-    ) -> Result<f64, ModelError> {
-        let TrainingSession { replica, device_copy, .. } = &mut *self.session;
-        let params = &mut replica.of_step().params;
-        let gradients = &mut self.grant.gradients;
-        let loss = DeviceCopy::compute_pinned(device_copy, model, params, batch, gradients)?;
-        self.scalar(LOSS, loss);
-        Ok(loss)
     }
 
     /// Reports a number of this step, such as its loss, to the hooks.

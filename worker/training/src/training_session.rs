@@ -5,7 +5,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::Sequence;
-use pushpull_worker::internal::{DeviceCopy, Pause, SaveHandle, SessionRunner};
+use pushpull_worker::internal::{Pause, SaveHandle, SessionRunner};
 use pushpull_worker::{Error, Gradients, Pulled, Push, Token, Worker, WorkerMetrics};
 
 use super::gradient_outcome::GradientOutcome;
@@ -61,7 +61,8 @@ pub struct TrainingSession {
     pub(super) lifecycle: Lifecycle,
     pub(super) replica: SessionReplica,
     /// The memory of the device that computed the last step, if it has its own.
-    pub(super) device_copy: Option<DeviceCopy>,
+    #[cfg(feature = "devices")]
+    pub(super) device_copy: Option<pushpull_worker::internal::DeviceCopy>,
     pub(super) scalars: Scalars,
     pub(super) timing: StepTiming,
     started: Instant,
@@ -106,6 +107,7 @@ impl TrainingSession {
         Ok(TrainingSession {
             lifecycle,
             replica: SessionReplica::new(worker, variables, fill),
+            #[cfg(feature = "devices")]
             device_copy: None,
             scalars: Scalars::default(),
             timing: StepTiming::default(),

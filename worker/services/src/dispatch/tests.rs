@@ -1,10 +1,10 @@
 //! The decisions of a coordinator, by tables and at random.
 
 use pushpull_common::ids::CallNumber;
+use pushpull_worker::simulation::SeededRandom;
 
 use super::*;
 use crate::testing::planted::PlantedServiceBugs;
-use pushpull_worker::simulation::SeededRandom;
 
 const RETRY_FOR: Duration = Duration::from_secs(10);
 

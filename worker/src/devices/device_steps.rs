@@ -4,16 +4,17 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use pushpull_common::ids::VariableId;
+use pushpull_common::protocol::message::NonFinitePolicy;
 use pushpull_device::{Buffer, ComputeError, Device, Pinned};
 
-use super::Worker;
-use crate::compute::{DeviceGradients, DeviceParams};
+use super::{DeviceGradients, DeviceParams};
 use crate::error::Error;
 #[cfg(doc)]
 use crate::gradients::params::Gradients;
 use crate::joined_model::JoinedModel;
 use crate::outcome::{Pulled, Push};
 use crate::token::Token;
+use crate::worker::Worker;
 
 impl Worker {
     /// Pulls the values for a token to a device: as [`Worker::pull`], and then a copy to the memory
@@ -121,6 +122,18 @@ impl Worker {
         pool.gradients = Some(copy);
         self.device_pool = Some(pool);
         self.push(token, gradients).await
+    }
+}
+
+impl JoinedModel {
+    /// Whether devices encode the gradient of a variable.
+    fn encodes_on_devices(&self, id: VariableId) -> bool {
+        self.compression().encodes_on_devices(&self.plan, id)
+    }
+
+    /// Whether NaN and infinities are refused in the gradient of a variable.
+    fn refuses_non_finite(&self, id: VariableId) -> bool {
+        self.non_finite == (NonFinitePolicy::Reject {}) || self.compression().refuses_non_finite(id)
     }
 }
 

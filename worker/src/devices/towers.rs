@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pushpull_common::variable::VariableSpec;
-use pushpull_device::{Device, Samples, Targets};
+use pushpull_device::Device;
 
 use super::{Compute, DeviceCopy, ModelError, StepGradients, StepValues};
 use crate::gradients::params::{GradientMemory, Gradients, Params};
@@ -19,39 +19,6 @@ pub trait Divide: Sized {
     fn split_at(self, sample: usize) -> (Self, Self);
 }
 
-impl Divide for Samples<'_> {
-    fn samples(&self) -> usize {
-        self.labels.len()
-    }
-
-    fn split_at(self, sample: usize) -> (Self, Self) {
-        let features = split_rows(self.features, self.labels.len(), sample);
-        let labels = self.labels.split_at(sample);
-        let part = |features, labels| Samples { features, labels };
-        (part(features.0, labels.0), part(features.1, labels.1))
-    }
-}
-
-impl Divide for Targets<'_> {
-    fn samples(&self) -> usize {
-        self.targets.len()
-    }
-
-    fn split_at(self, sample: usize) -> (Self, Self) {
-        let features = split_rows(self.features, self.targets.len(), sample);
-        let targets = self.targets.split_at(sample);
-        let part = |features, targets| Targets { features, targets };
-        (part(features.0, targets.0), part(features.1, targets.1))
-    }
-}
-
-/// Cuts values of `rows` rows before a row. A last row that is not whole stays in the second part,
-/// whose model refuses it.
-fn split_rows(values: &[f32], rows: usize, row: usize) -> (&[f32], &[f32]) {
-    let width = values.len().checked_div(rows).unwrap_or(0);
-    values.split_at(row * width)
-}
-
 /// One model on several devices of a process: each **tower** computes a part of the batch, and
 /// their mean is pushed once. The parameters stay in the processor's memory, and devices with
 /// memory of their own get a copy for each step.
@@ -63,7 +30,7 @@ fn split_rows(values: &[f32], rows: usize, row: usize) -> (&[f32], &[f32]) {
 ///
 /// ```
 /// use pushpull_device::{Device, Mlp};
-/// use pushpull_worker::compute::{DeviceTowers, Model};
+/// use pushpull_worker::devices::{DeviceTowers, Model};
 ///
 /// let tower = |device| Model::new(Mlp::new(device, &[64, 10]), ["w", "b"]);
 /// let devices = [Device::pick("cpu:1")?, Device::pick("cpu:1")?];
@@ -208,10 +175,10 @@ where
 
 #[cfg(test)]
 mod tests {
-    use pushpull_device::Mlp;
+    use pushpull_device::{Mlp, Samples, Targets};
 
     use super::*;
-    use crate::compute::Model;
+    use crate::devices::Model;
     use crate::testing::plans::plan_of;
 
     const NAMES: [&str; 2] = ["w", "b"];

@@ -8,7 +8,7 @@ use pushpull_common::tensor::Element;
 use pushpull_device::{DeviceElement, View, ViewMut};
 
 use crate::error::ViewError;
-use crate::gradients::params::{FirstContent, Gradients, Params};
+use crate::gradients::params::{FirstContent, Gradients, Params, cast_elements};
 
 /// The values of all dense variables where a device computes: the pulled values themselves on the
 /// processor, otherwise a copy of them.
@@ -115,6 +115,20 @@ impl<'a> StepGradients<'a> {
 impl<'a> From<&'a mut Gradients> for StepGradients<'a> {
     fn from(gradients: &'a mut Gradients) -> StepGradients<'a> {
         StepGradients::new(gradients, None)
+    }
+}
+
+impl Gradients {
+    /// Returns the gradients of a list of variables, as [`Gradients::views_mut`] or
+    /// [`Gradients::views_mut_unfilled`] does.
+    fn views_mut_of<T: Element>(
+        &mut self,
+        names: &[&str],
+        first: FirstContent,
+    ) -> Result<Vec<&mut [T]>, ViewError> {
+        let mut views: Vec<&mut [u8]> = names.iter().map(|_| &mut [][..]).collect();
+        self.view_all::<T>(names, first, &mut views)?;
+        Ok(views.into_iter().map(cast_elements).collect())
     }
 }
 

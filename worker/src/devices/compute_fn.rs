@@ -20,7 +20,7 @@ pub struct ComputeFn<F> {
 /// ```
 /// # use pushpull_common::variable::VariableSpec;
 /// # use pushpull_device::Device;
-/// use pushpull_worker::compute::{ComputeFn, StepGradients, StepValues, compute_fn};
+/// use pushpull_worker::devices::{ComputeFn, StepGradients, StepValues, compute_fn};
 ///
 /// // Half the squared distance of w from the batch.
 /// let variables = vec![VariableSpec::f32("w", [2])?];
