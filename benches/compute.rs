@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Ps, Worker};
 use pushpull::compute::{Buffer, Device, DeviceParams, Matrix, Pinned};
-use pushpull::training::Codec;
 use pushpull::variable::{Initializer, Shape};
+use pushpull::worker::Codec;
 use pushpull::{ClusterSpec, Params, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
 
 /// The products of a layer of 784 x 1,024 weights with a batch of 128 rows: forwards, by the

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use pushpull::optim::Optimizer;
-use pushpull::training::Codec;
+use pushpull::worker::Codec;
 use pushpull::{Adam, Sgd};
 use pushpull_common::ids::{PartitionId, RequestId};
 use pushpull_common::protocol::message::{Pull, Selection};

@@ -66,7 +66,7 @@ pub use pushpull_common::variable::VariableSpec;
 pub use pushpull_ps::{
     Adam, Asynchronous, Mode, Ps, PsConfig, PsHandle, Sgd, Storage, Synchronous,
 };
-pub use pushpull_worker::{Error, Interrupt, Pulled, Push, Token, WorkerConfig};
+pub use pushpull_worker::{Error, Pulled, Push, Token, WorkerConfig};
 
 /// The training loop of one replica.
 ///
@@ -150,9 +150,11 @@ pub use pushpull_worker::Params;
 /// ```
 pub use pushpull_worker::Gradients;
 
-/// Blocking forms of server, worker and reader, for threads without an async runtime.
+/// Blocking forms of server, worker, reader and training session, for threads without an async
+/// runtime.
 pub mod blocking {
     pub use pushpull_ps::blocking::Ps;
+    #[cfg(feature = "training")]
     pub use pushpull_training::blocking::*;
     pub use pushpull_worker::blocking::*;
 }
@@ -191,9 +193,23 @@ pub mod server {
     };
 }
 
-/// Training sessions with their hooks, and what a training loop meets beside [`Worker`]: pushes
-/// under way, outcomes, codecs, loss scaling; the data pipeline, record files, summaries for
-/// TensorBoard, helper threads.
+/// What a training loop meets beside [`Worker`]: operations under way and their outcomes, interrupts,
+/// first values, codecs, loss scaling, data sets.
+pub mod worker {
+    pub use pushpull_common::codec::Codec;
+    pub use pushpull_common::data_set::{DataSet, SampleRange};
+    pub use pushpull_common::ids::{GlobalStep, Sequence};
+    pub use pushpull_common::protocol::message::EndReason;
+    pub use pushpull_worker::{
+        Advice, Checksums, DataBegun, InitialValues, Interrupt, LoadOptions, LossScale,
+        OpenedCalls, PassedOver, PullHandle, PushHandle, RecordedDigests, RestoredCheckpoint,
+        SavedCheckpoint, StepOutcome, StreamingPush, UnresponsiveShard, UnresponsiveShards,
+        VariableHandle, WorkerMetrics,
+    };
+}
+
+/// Training sessions with their hooks, the data pipeline, record files, summaries for TensorBoard,
+/// helper threads. Needs the feature `training`.
 ///
 /// `docs/training.md` has the order of all calls, and what each failure does.
 ///
@@ -225,11 +241,8 @@ pub mod server {
 /// assert!(matches!(ended.reason, StopReason::Hook { .. }));
 /// # Ok(()) }
 /// ```
+#[cfg(feature = "training")]
 pub mod training {
-    pub use pushpull_common::codec::Codec;
-    pub use pushpull_common::data_set::{DataSet, SampleRange};
-    pub use pushpull_common::ids::{GlobalStep, Sequence};
-    pub use pushpull_common::protocol::message::EndReason;
     pub use pushpull_training::{
         ComputedStep, DetachedStep, FinalValues, FinishedStep, Flow, GradientOutcome, GrantedStep,
         Hook, HookError, HookPlace, JoinReport, RetryReport, Scalars, SpawnError, Step, StepGate,
@@ -237,15 +250,10 @@ pub mod training {
         TrainingConfig, TrainingEnd, TrainingSession, TrainingSetup, data, hooks, summary,
         tfrecord,
     };
-    pub use pushpull_worker::{
-        Advice, Checksums, DataBegun, InitialValues, Interrupt, LoadOptions, LossScale,
-        OpenedCalls, PassedOver, PullHandle, PushHandle, RecordedDigests, RestoredCheckpoint,
-        SavedCheckpoint, StepOutcome, StreamingPush, UnresponsiveShard, UnresponsiveShards,
-        VariableHandle, WorkerMetrics,
-    };
 }
 
-/// Named functions: servers that compute, and clients that call them on tasks and devices.
+/// Named functions: servers that compute, and clients that call them on tasks and devices. Needs the
+/// feature `services`.
 ///
 /// `docs/services.md` says what a call may be given, what it may leave, and how each failure ends.
 ///
@@ -257,11 +265,13 @@ pub mod training {
 /// assert_eq!(client.call(Call::new("hello"))?.text()?, "Hello!");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[cfg(feature = "services")]
 pub mod services {
     pub use pushpull_services::*;
 }
 
-/// Where a worker computes gradients, and kernels with derivatives that are written by hand.
+/// Where a worker computes gradients, and kernels with derivatives that are written by hand. Needs
+/// the feature `compute`.
 ///
 /// A model needs none of this: it may compute from slices as it likes. The examples and benches use
 /// these.
@@ -275,6 +285,7 @@ pub mod services {
 /// assert_eq!(mlp.accuracy(&[(&weights).into(), (&biases).into()], samples)?, 1.0);
 /// # Ok::<(), pushpull::compute::ComputeError>(())
 /// ```
+#[cfg(feature = "compute")]
 pub mod compute {
     pub use pushpull_device::{
         Activation, Bags, Buffer, Combiner, ComputeError, Device, DeviceElement, DeviceInfo,
@@ -298,7 +309,7 @@ pub mod checkpoint {
 pub use pushpull_ps::{inspect, optim};
 
 pub mod error {
-    //! Every error of this crate, by the operation that returns it.
+    //! Every error of this crate, by the operation that returns it. Some belong to a feature.
     //!
     //! | operation | error |
     //! | --- | --- |
@@ -307,17 +318,17 @@ pub mod error {
     //! | declare a variable | [`VariableError`], whose source is one of [`ShapeError`], [`InitializerError`], [`PartitionError`] and [`TableError`] |
     //! | place variables | [`PlacementError`], [`CatalogueError`] |
     //! | encode gradients | [`CodecError`] |
-    //! | open a device, run a kernel | [`ComputeError`](crate::compute::ComputeError) |
-    //! | compute the gradients of a step | [`ModelError`](crate::compute::ModelError) |
+    //! | open a device, run a kernel | `compute::ComputeError` |
+    //! | compute the gradients of a step | `compute::ModelError` |
     //! | listen, start, serve | [`ListenError`], [`StartError`], [`ServeError`], [`LocalClusterError`] |
     //! | open or inspect a state directory | [`StorageError`] |
     //! | save, restore, export | [`CheckpointError`](crate::checkpoint::CheckpointError) |
-    //! | read training data | [`DataError`], whose source may be a [`SourceError`] |
+    //! | read training data | `DataError`, whose source may be a `SourceError` |
     //! | train, read | [`Error`](crate::Error), with [`ConfigError`] and [`ViewError`] for faults of the program, and [`LoadError`] for a file of first values |
-    //! | train in a session | [`TrainingError`] |
-    //! | write and read records | [`TfRecordError`](crate::training::tfrecord::TfRecordError) |
-    //! | write summaries | [`SummaryError`](crate::training::summary::SummaryError), [`HistogramError`](crate::training::summary::HistogramError), [`ImageError`](crate::training::summary::ImageError) |
-    //! | run helper threads | [`SpawnError`](crate::training::SpawnError), [`TasksError`](crate::training::TasksError) |
+    //! | train in a session | `TrainingError` |
+    //! | write and read records | `training::tfrecord::TfRecordError` |
+    //! | write summaries | `training::summary::SummaryError`, `training::summary::HistogramError`, `training::summary::ImageError` |
+    //! | run helper threads | `training::SpawnError`, `training::TasksError` |
 
     pub use crate::local::LocalClusterError;
     pub use pushpull_common::catalogue::CatalogueError;
@@ -333,8 +344,11 @@ pub mod error {
     pub use pushpull_common::tensor::ShapeError;
     pub use pushpull_common::variable::VariableError;
     pub use pushpull_ps::{ListenError, ServeError, StartError, StorageError};
-    pub use pushpull_training::TrainingError;
-    pub use pushpull_training::data::{DataError, SourceError};
+    #[cfg(feature = "training")]
+    pub use pushpull_training::{
+        TrainingError,
+        data::{DataError, SourceError},
+    };
     pub use pushpull_worker::{ConfigError, LoadError, ViewError};
 }
 

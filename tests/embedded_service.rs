@@ -14,7 +14,8 @@ use pushpull::blocking::{Reader, TrainingSession};
 use pushpull::error::TrainingError;
 use pushpull::local::Cluster;
 use pushpull::training::{StopReason, TrainingConfig, TrainingEnd};
-use pushpull::{Error, Interrupt, Params, PsConfig, PsHandle, Sgd, Synchronous, VariableSpec};
+use pushpull::worker::Interrupt;
+use pushpull::{Error, Params, PsConfig, PsHandle, Sgd, Synchronous, VariableSpec};
 
 /// Ends a hang. Nothing depends on its length.
 const GUARD: Duration = Duration::from_secs(10);

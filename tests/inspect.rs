@@ -11,8 +11,8 @@ use pushpull::error::{StartError, StorageError};
 use pushpull::inspect::{FileReport, Presence, VariablesStage, Verdict};
 use pushpull::optim::{Adagrad, Optimizer};
 use pushpull::server::Durability;
-use pushpull::training::{DataSet, GlobalStep};
 use pushpull::variable::{DType, TableSpec, f16};
+use pushpull::worker::{DataSet, GlobalStep};
 use pushpull::{
     Adam, ClusterSpec, Ps, PsConfig, Push, Storage, TaskId, VariableSpec, WorkerConfig,
 };

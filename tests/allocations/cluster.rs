@@ -3,8 +3,8 @@
 use std::fmt::{self, Display};
 
 use pushpull::blocking::Worker;
-use pushpull::training::Codec;
 use pushpull::variable::{DType, Element, bf16, f16};
+use pushpull::worker::Codec;
 use pushpull::{
     ClusterSpec, Mode, Params, Ps, PsConfig, Push, Sgd, Synchronous, TaskId, VariableSpec,
     WorkerConfig,

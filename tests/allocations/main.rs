@@ -11,8 +11,8 @@ mod counting;
 mod dense;
 mod rows;
 
-use pushpull::training::Codec;
 use pushpull::variable::DType;
+use pushpull::worker::Codec;
 
 use cluster::{AllocationCase, Form, PLAIN};
 use counting::{RARE, exclusive};

@@ -8,7 +8,8 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::TrainingSession;
-use pushpull::training::{Flow, Hook, HookError, JoinReport, SavedCheckpoint, TrainingConfig};
+use pushpull::training::{Flow, Hook, HookError, JoinReport, TrainingConfig};
+use pushpull::worker::SavedCheckpoint;
 
 use crate::daemons::Daemons;
 use crate::damage::DamagedName;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
 use pushpull::protocol::Refusal;
-use pushpull::training::Advice;
+use pushpull::worker::Advice;
 
 use crate::chance::Chance;
 use crate::daemons::{DaemonTransport, Daemons};

@@ -6,8 +6,8 @@ use std::task::Poll;
 use pushpull::blocking::Worker;
 use pushpull::compute::{Device, ViewMut};
 use pushpull::local::Cluster;
-use pushpull::training::Codec;
 use pushpull::variable::{Initializer, Partitioner, Shape};
+use pushpull::worker::Codec;
 use pushpull::{Error, Params, PsConfig, Push, Sgd, VariableSpec, WorkerConfig};
 use pushpull_cuda_emulator::turn::DriverTurn;
 

@@ -2,7 +2,7 @@
 
 use pushpull::blocking::Worker;
 use pushpull::protocol::{CallNumber, CallRef, Refusal, Settlement};
-use pushpull::training::OpenedCalls;
+use pushpull::worker::OpenedCalls;
 use pushpull::{Error, Params, Push};
 
 use crate::cluster::{TestCluster, vector};

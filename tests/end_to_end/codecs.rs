@@ -5,8 +5,8 @@ use std::net::TcpListener;
 use pushpull::blocking::{Reader, Worker};
 use pushpull::error::ConfigError;
 use pushpull::server::NonFinite;
-use pushpull::training::Codec;
 use pushpull::variable::{DType, Partitioner, Shape};
+use pushpull::worker::Codec;
 use pushpull::{Error, PsConfig, Push, Sgd, TaskId, VariableSpec, WorkerConfig};
 use pushpull_common::codec::{Residual, ScaleBlocks};
 

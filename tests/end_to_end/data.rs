@@ -5,7 +5,7 @@ use std::path::Path;
 use pushpull::blocking::Worker;
 use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::error::DataSetError;
-use pushpull::training::{DataSet, SampleRange};
+use pushpull::worker::{DataSet, SampleRange};
 use pushpull::{Error, PsConfig, Push, Synchronous, VariableSpec};
 
 use crate::cluster::{TestCluster, vector};

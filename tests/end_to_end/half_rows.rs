@@ -11,10 +11,10 @@ use pushpull::checkpoint::{export, export_since};
 use pushpull::error::ViewError;
 use pushpull::optim::Optimizer;
 use pushpull::server::NonFinite;
-use pushpull::training::{Codec, LossScale};
 use pushpull::variable::{
     DType, Element, Initializer, Partitioner, TableSpec, VariableId, bf16, f16,
 };
+use pushpull::worker::{Codec, LossScale};
 use pushpull::{Adam, Error, Mode, PsConfig, Push, Sgd, Synchronous, Token, VariableSpec};
 use safetensors::{Dtype, SafeTensors};
 

@@ -9,8 +9,8 @@ use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::error::ViewError;
 use pushpull::optim::Optimizer;
 use pushpull::server::NonFinite;
-use pushpull::training::{Codec, LossScale};
 use pushpull::variable::{DType, Element, Initializer, Partitioner, Shape, VariableId, bf16, f16};
+use pushpull::worker::{Codec, LossScale};
 use pushpull::{
     Adam, Error, Gradients, Mode, Params, PsConfig, Push, Sgd, Synchronous, VariableSpec,
 };

@@ -5,10 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, TrainingSession, Worker};
-use pushpull::training::{GradientOutcome, Sequence, StopReason, TrainingConfig};
-use pushpull::{
-    ClusterSpec, Error, Interrupt, Params, Pulled, TaskId, Token, VariableSpec, WorkerConfig,
-};
+use pushpull::training::{GradientOutcome, StopReason, TrainingConfig};
+use pushpull::worker::{Interrupt, Sequence};
+use pushpull::{ClusterSpec, Error, Params, Pulled, TaskId, Token, VariableSpec, WorkerConfig};
 
 use super::cluster::{LONG, TestCluster, listen, spec, vector};
 use super::proxy::Proxy;

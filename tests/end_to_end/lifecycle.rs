@@ -259,7 +259,7 @@ fn a_server_that_restarts_empty_is_named_and_the_others_keep_their_values() {
         let addresses: Vec<String> =
             cluster.servers.iter().map(|server| server.handle().address().to_owned()).collect();
         let variables = [vector("a", 1), vector("b", 1)];
-        let fill = |initial: &mut pushpull::training::InitialValues<'_>| {
+        let fill = |initial: &mut pushpull::worker::InitialValues<'_>| {
             initial.set("a", &[100.0_f32]).set("b", &[100.0_f32]);
         };
         let mut chief = cluster.worker(0);

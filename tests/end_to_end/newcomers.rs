@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use pushpull::cluster::ShardId;
 use pushpull::server::Network;
-use pushpull::training::GlobalStep;
+use pushpull::worker::GlobalStep;
 use pushpull::{ClusterSpec, Ps, PsConfig, PsHandle, Sgd, TaskId};
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, Incarnation, RestoreEpoch};

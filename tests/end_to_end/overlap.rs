@@ -6,8 +6,8 @@ use std::task::{Context, Waker};
 
 use pushpull::blocking::Worker;
 use pushpull::error::ViewError;
-use pushpull::training::{PushHandle, StepOutcome};
 use pushpull::variable::Partitioner;
+use pushpull::worker::{PushHandle, StepOutcome};
 use pushpull::{
     Error, Gradients, Mode, Params, Pulled, Push, Sgd, Synchronous, Token, VariableSpec,
 };

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use pushpull::blocking::Worker;
 use pushpull::server::Network;
-use pushpull::training::Codec;
 use pushpull::variable::{DType, Partitioner, Shape};
+use pushpull::worker::Codec;
 use pushpull::{
     Adam, Error, Mode, Params, PsConfig, Pulled, Push, Storage, Synchronous, VariableSpec,
     WorkerConfig,

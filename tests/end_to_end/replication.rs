@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex};
 use pushpull::blocking::{Reader, TrainingSession, Worker};
 use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::error::ConfigError;
-use pushpull::training::{Flow, Hook, HookError, JoinReport, SavedCheckpoint, TrainingConfig};
+use pushpull::training::{Flow, Hook, HookError, JoinReport, TrainingConfig};
 use pushpull::variable::{DType, Partitioner, Shape};
+use pushpull::worker::SavedCheckpoint;
 use pushpull::{Asynchronous, ClusterSpec, Error, Mode, Params, Ps, PsConfig, Sgd, Synchronous};
 use pushpull::{TaskId, VariableSpec, WorkerConfig};
 

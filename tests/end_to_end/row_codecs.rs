@@ -5,8 +5,8 @@ use std::net::TcpListener;
 
 use pushpull::blocking::{Reader, Worker};
 use pushpull::optim::Adagrad;
-use pushpull::training::Codec;
 use pushpull::variable::{DType, Initializer, Partitioner, Shape, TableSpec};
+use pushpull::worker::Codec;
 use pushpull::{Error, Mode, PsConfig, Push, Sgd, Synchronous, TaskId, VariableSpec, WorkerConfig};
 use pushpull_common::codec::{Residual, ScaleBlocks};
 

@@ -11,7 +11,7 @@ fn variables() -> [VariableSpec; 2] {
     [vector("a", 3), vector("b", 3)]
 }
 
-fn ones(initial: &mut pushpull::training::InitialValues<'_>) {
+fn ones(initial: &mut pushpull::worker::InitialValues<'_>) {
     for name in ["a", "b"] {
         initial.set(name, &[1.0_f32; 3]);
     }

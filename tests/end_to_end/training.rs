@@ -10,9 +10,11 @@ use pushpull::checkpoint::{Checkpoints, LocalDirectory, list};
 use pushpull::error::TrainingError;
 use pushpull::training::data::{GrantedBatches, Pipeline, SliceSource};
 use pushpull::training::{
-    DataSet, FinalValues, FinishedStep, Flow, Hook, HookError, Interrupt, JoinReport, StopReason,
-    TrainingConfig, TrainingEnd, hooks,
+    FinalValues, FinishedStep, Flow, Hook, HookError, JoinReport, StopReason, TrainingConfig,
+    TrainingEnd, hooks,
 };
+use pushpull::worker::DataSet;
+use pushpull::worker::Interrupt;
 use pushpull::{Asynchronous, Error, Ps, PsConfig, Sgd, Synchronous, TaskId, VariableSpec};
 use pushpull::{ClusterSpec, WorkerConfig};
 

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use pushpull::blocking::{Reader, Worker};
 use pushpull::cluster::ShardId;
 use pushpull::server::Event;
-use pushpull::training::{EndReason, StopReason, TrainingConfig, TrainingSession};
+use pushpull::training::{StopReason, TrainingConfig, TrainingSession};
+use pushpull::worker::EndReason;
 use pushpull::{
     Asynchronous, Params, Ps, PsConfig, Sgd, Storage, Synchronous, TaskId, Token, WorkerConfig,
 };

@@ -2,8 +2,8 @@
 
 use pushpull::blocking::Reader;
 use pushpull::error::ViewError;
-use pushpull::training::Checksums;
 use pushpull::variable::{DType, Initializer, Partitioner, Shape};
+use pushpull::worker::Checksums;
 use pushpull::{Adam, Error, Pulled, Push, Sgd, VariableSpec, WorkerConfig};
 
 use super::cluster::{TestCluster, block_on, spec, vector};
@@ -14,7 +14,7 @@ fn asynchronous_updates_do_not_wait_for_each_other() {
     let cluster = TestCluster::start(1, 2, Sgd::new(0.1), |config| config);
     let (mut a, mut b) = (cluster.worker(0), cluster.worker(1));
     let variables = [vector("w", 1)];
-    let fill = |initial: &mut pushpull::training::InitialValues<'_>| {
+    let fill = |initial: &mut pushpull::worker::InitialValues<'_>| {
         initial.set("w", &[1.0_f32]);
     };
     let mut params_a = a.join(&variables, fill).unwrap();

@@ -3,7 +3,7 @@
 use pushpull::optim::{ApplyAt, Run, SlotSpec, SumRun, Sums};
 use pushpull::optim::{Lamb, Optimizer};
 use pushpull::server::StalenessPolicy;
-use pushpull::training::InitialValues;
+use pushpull::worker::InitialValues;
 use pushpull::{Adam, Asynchronous, PsConfig, Push, Synchronous, VariableSpec};
 
 use crate::cluster::{TestCluster, vector};

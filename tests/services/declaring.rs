@@ -133,7 +133,7 @@ fn the_values_of_a_client_that_another_displaces_while_it_fills_are_not_lost() {
             scope.spawn(move || {
                 std::thread::sleep(delay);
                 // The first is fenced by the second while it fills, and waits for a shorter time.
-                let fill = |values: &mut pushpull::training::InitialValues<'_>| {
+                let fill = |values: &mut pushpull::worker::InitialValues<'_>| {
                     std::thread::sleep(Duration::from_secs(3));
                     values.set("w", &[7.0_f32; 2]);
                 };

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
-use pushpull::training::{Codec, Interrupt};
+use pushpull::worker::{Codec, Interrupt};
 
 use super::data::Split;
 use super::options::DigitsOptions;

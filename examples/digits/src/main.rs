@@ -23,7 +23,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use pushpull::local::Cluster;
-use pushpull::training::Interrupt;
+use pushpull::worker::Interrupt;
 use pushpull::{ClusterSpec, TaskId};
 
 use data::Split;

@@ -7,7 +7,7 @@ use clap::Parser;
 use clap::builder::RangedU64ValueParser;
 use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::optim::Schedule;
-use pushpull::training::Codec;
+use pushpull::worker::Codec;
 use pushpull::{Adam, ClusterSpec, Mode, PsConfig, Storage, TaskId};
 
 use super::data::{CLASSES, Split};

@@ -5,10 +5,8 @@ use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use pushpull::error::TrainingError;
-use pushpull::training::{
-    FinalValues, FinishedStep, Flow, Hook, HookError, JoinReport, RestoredCheckpoint,
-    SavedCheckpoint,
-};
+use pushpull::training::{FinalValues, FinishedStep, Flow, Hook, HookError, JoinReport};
+use pushpull::worker::{RestoredCheckpoint, SavedCheckpoint};
 
 use super::output::print_error;
 

@@ -9,7 +9,8 @@ use pushpull::compute::{
 };
 use pushpull::training::data::{GrantedBatches, Pipeline};
 use pushpull::training::summary::{SummaryConfig, SummaryWriter};
-use pushpull::training::{Interrupt, TrainingConfig, hooks};
+use pushpull::training::{TrainingConfig, hooks};
+use pushpull::worker::Interrupt;
 use pushpull::{ClusterSpec, TaskId, VariableSpec, Worker, WorkerConfig};
 
 use super::data::{CLASSES, Dataset, Sample, Split};

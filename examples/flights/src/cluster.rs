@@ -7,7 +7,7 @@ use std::thread;
 use pushpull::PsConfig;
 use pushpull::local::Cluster;
 use pushpull::optim::Adagrad;
-use pushpull::training::Codec;
+use pushpull::worker::Codec;
 
 use super::data::{Epoch, FlightData};
 use super::evaluator::Evaluator;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use pushpull::optim::Adagrad;
-use pushpull::training::Codec;
+use pushpull::worker::Codec;
 use pushpull::{ClusterSpec, Mode, PsConfig, TaskId, WorkerConfig};
 
 use super::cluster::Size;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use pushpull::PsConfig;
 use pushpull::local::Cluster;
-use pushpull::training::Codec;
+use pushpull::worker::Codec;
 
 use super::cluster::{RunningCluster, Size};
 use super::data::{Epoch, FIELDS, FlightSplit, FlightsError};

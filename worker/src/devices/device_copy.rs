@@ -27,8 +27,9 @@ impl DeviceCopy {
         self.device.is_same(device) && self.values.len() == bytes
     }
 
-    /// Computes as [`DeviceCopy::compute`] does, and pins the pages of the values, to which the next
-    /// pulls are as well.
+    /// Computes the gradients of a batch on the model's device, and pins the pages of the values, to
+    /// which the next pulls are as well. `copy` is the memory there, which is made if the device
+    /// needs it.
     pub fn compute_pinned<B>(
         copy: &mut Option<DeviceCopy>,
         model: &mut (impl Compute<B> + ?Sized),
@@ -42,8 +43,7 @@ impl DeviceCopy {
         DeviceCopy::compute(copy, model, params, batch, gradients)
     }
 
-    /// Computes the gradients of a batch on the model's device. `copy` is the memory there, which
-    /// is made if the device needs it.
+    /// Computes as `compute_pinned` does, with the pages as they are.
     pub(crate) fn compute<B>(
         copy: &mut Option<DeviceCopy>,
         model: &mut (impl Compute<B> + ?Sized),

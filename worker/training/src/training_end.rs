@@ -49,7 +49,7 @@ pub enum StopReason {
         /// Its reason.
         reason: String,
     },
-    /// The [`Interrupt`](super::Interrupt) was raised.
+    /// The [`Interrupt`](pushpull_worker::Interrupt) was raised.
     Interrupted,
     /// The program closed the session.
     Closed,

@@ -4,7 +4,8 @@ use burn_core::module::Module;
 use burn_optim::GradientsParams;
 use pushpull::blocking::TrainingSession;
 use pushpull::error::VariableError;
-use pushpull::training::{DetachedStep, GradientOutcome, SampleRange, TrainingConfig, TrainingEnd};
+use pushpull::training::{DetachedStep, GradientOutcome, TrainingConfig, TrainingEnd};
+use pushpull::worker::SampleRange;
 use pushpull::variable::{NamePattern, Shape};
 use pushpull::{VariableSpec, WorkerConfig};
 

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use candle_core::{Device, Tensor, Var};
 use candle_nn::VarMap;
 use pushpull::blocking::TrainingSession;
-use pushpull::training::{InitialValues, TrainingConfig};
+use pushpull::training::TrainingConfig;
+use pushpull::worker::InitialValues;
 use pushpull::variable::{DType, NamePattern, Shape};
 use pushpull::{VariableSpec, WorkerConfig};
 

@@ -7,7 +7,8 @@ use candle_core::{Device, Tensor, Var};
 use candle_nn::{Optimizer, VarMap};
 use pushpull::blocking::TrainingSession;
 use pushpull::compute::Bags;
-use pushpull::training::{DetachedStep, GradientOutcome, SampleRange, TrainingConfig, TrainingEnd};
+use pushpull::training::{DetachedStep, GradientOutcome, TrainingConfig, TrainingEnd};
+use pushpull::worker::SampleRange;
 
 use crate::builder::PushPullBuilder;
 use crate::elements::{set_elements, with_element, with_elements};

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pushpull::blocking::Worker;
 use pushpull::compute::{Compute, Mlp, Model};
-use pushpull::training::StepOutcome;
+use pushpull::worker::StepOutcome;
 use pushpull::{ClusterSpec, Mode, Params, Ps, PsConfig, Push, Sgd, TaskId, Token, WorkerConfig};
 
 use super::alone::initial_values;
