@@ -208,14 +208,6 @@ pub(crate) enum PushValues<'a> {
     Shared(Volatile<'a>),
 }
 
-/// A piece of the values of a push.
-#[derive(Debug)]
-pub(crate) struct PushPiece<'a> {
-    pub(crate) bytes: &'a [u8],
-    /// The end of the piece in the push.
-    pub(crate) end: u64,
-}
-
 impl<'a> PushSource<'a> {
     /// Returns the memory of a push that has no ranges in a push buffer.
     pub(super) fn own(own: &'a [u8]) -> PushSource<'a> {
@@ -271,13 +263,13 @@ impl<'a> PushSource<'a> {
         Some(end)
     }
 
-    /// Returns the first values of a range for a scan. Values in a push buffer are copied, at most
-    /// one piece at a time, and aligned for every type if the range is.
+    /// Returns the first values of a range for a scan, and their end. Values in a push buffer are
+    /// copied, at most [`PIECE_BYTES`] at a time, and aligned for every type if the range is.
     pub(crate) fn piece<'b>(
         &self,
         range: Range<u64>,
         copy: &'b mut Vec<u64>,
-    ) -> Option<PushPiece<'b>>
+    ) -> Option<(&'b [u8], u64)>
     where
         'a: 'b,
     {
@@ -289,9 +281,9 @@ impl<'a> PushSource<'a> {
                 copy.resize(copy.len().max(bytes.div_ceil(8)), 0);
                 let bytes = &mut bytemuck::cast_slice_mut(copy)[..bytes];
                 shared.copy(bytes, Exponents::NONE);
-                Some(PushPiece { bytes, end })
+                Some((bytes, end))
             }
-            PushValues::Own(bytes) => Some(PushPiece { bytes, end }),
+            PushValues::Own(bytes) => Some((bytes, end)),
         }
     }
 }

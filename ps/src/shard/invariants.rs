@@ -128,14 +128,14 @@ impl Shard {
         }
     }
 
-    /// Asserts that an input that is said to have changed nothing has changed no durable word, and
-    /// has freed nothing that a request waits for.
+    /// S-6, S-7: asserts that an input that is said to have changed nothing has changed no durable
+    /// word, and has freed nothing that a request waits for.
     pub(super) fn check_unchanged(&mut self) {
         self.check_waits();
         assert!(self.has_no_change_to_save(), "an input has changed durable words unnoticed");
     }
 
-    /// Asserts that no request waits for something that is available.
+    /// S-7: asserts that no request waits for something that is available.
     fn check_waits(&self) {
         let waits_for_push_slot =
             self.peers.parked.any(|entry| matches!(entry.wait, WaitReason::PushSlot));
@@ -190,7 +190,7 @@ impl Shard {
         );
     }
 
-    /// Asserts that the holder of every token is present, or the token is being recalled, or its
+    /// S-4: asserts that the holder of every token is present, or the token is being recalled, or its
     /// push is complete, and that no two pushes spend one token.
     fn check_tokens(&self) {
         let Some(owner) = &self.steps.owner else { return };

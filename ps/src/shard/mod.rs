@@ -88,12 +88,18 @@ pub(crate) use input::{ShardInput, TICK};
 /// and stalled pushes, and repeats reports to the step owner. A late tick delays these, and breaks
 /// nothing: leases are extended by a pause of the server.
 ///
-/// **What may never happen.** No message of a peer and no word of a file makes the shard panic. No
-/// answer to a push leaves before the push is applied and durably settled in its client's window.
-/// No push is applied twice, and no pinned block is overwritten. A fenced or lost client holds no
-/// push slots, and no tokens except those of complete pushes. After a failed flush nothing but
-/// reads is answered. The durable words are a function of the shard's state. Each owner's type
-/// states its own invariants.
+/// **What may never happen.** Tests cite these by their numbers. Each owner's type states its own
+/// invariants.
+///
+/// - S-1: No answer to a push leaves before the push is durably settled in its client's window.
+/// - S-2: No push is applied twice.
+/// - S-3: No pinned block is overwritten, and no pull sees half of a push.
+/// - S-4: A fenced or lost client holds no push slots, and no tokens but those of complete pushes.
+/// - S-5: After a failed flush nothing but reads is answered.
+/// - S-6: The durable words are a function of the shard's state, and are in the arena after each
+///   input.
+/// - S-7: No request waits for something that is available.
+/// - S-8: No message of a peer and no word of a file makes the shard panic.
 #[derive(Debug)]
 pub(crate) struct Shard {
     id: ShardId,

@@ -4,10 +4,11 @@
 use std::ops::Range;
 
 use bytemuck::Pod;
-use pushpull_common::finite::Exponents;
 use pushpull_common::tensor::{DType, Element};
-use pushpull_optim::optimizer::{ApplyAt, Optimizer, Run, SharedRun, StreamRun, SumRun, Sums};
-use pushpull_optim::volatile::{LINE_BYTES, Volatile};
+use pushpull_optim::optimizer::{
+    ApplyAt, GradientRun, Optimizer, Run, SharedRun, StreamRun, SumRun, Sums,
+};
+use pushpull_optim::volatile::LINE_BYTES;
 
 use crate::error::StorageError;
 
@@ -221,33 +222,13 @@ pub trait ByteSource {
     fn fill(&mut self, to: &mut [u8]);
 
     /// Returns the next bytes if they can be read in shared memory.
-    fn shared_input(&self) -> Option<SharedInput<'_>> {
+    fn shared_input(&self) -> Option<SharedRun<'_>> {
         None
     }
 
     /// Records that `bytes` bytes were read in shared memory, and whether any exponent among them
     /// was full.
     fn consume_shared(&mut self, _bytes: usize, _full: bool) {}
-}
-
-/// A gradient in shared memory, or several whose mean is the input. All start at the same byte.
-pub struct SharedInput<'a> {
-    /// At least one gradient, in the order of summation.
-    pub gradients: &'a [Volatile<'a>],
-    /// The byte of each gradient at which the input starts.
-    pub at: usize,
-    /// The divisor of their sum.
-    pub divisor: u32,
-    /// The exponents to scan.
-    pub exponents: Exponents,
-}
-
-impl SharedInput<'_> {
-    /// Returns whether every gradient starts at this offset within a cache line.
-    fn have_line_offset(&self, line_offset: usize) -> bool {
-        let mut gradients = self.gradients.iter();
-        gradients.all(|gradient| gradient.skip(self.at).offset_in(LINE_BYTES) == line_offset)
-    }
 }
 
 /// The input of a change, read in order.
@@ -262,12 +243,6 @@ impl<'a> From<&'a [u8]> for ChangeInput<'a> {
     fn from(bytes: &'a [u8]) -> ChangeInput<'a> {
         ChangeInput::Bytes(bytes)
     }
-}
-
-/// The input of one run of values.
-pub(crate) enum InputChunk<'a> {
-    Bytes(&'a [u8]),
-    Shared(SharedRun<'a>),
 }
 
 /// A buffer for one chunk.
@@ -300,19 +275,17 @@ impl ChangeInput<'_> {
     pub(crate) fn each_next(
         &mut self,
         within: Range<usize>,
-        mut take: impl FnMut(Range<usize>, InputChunk<'_>),
+        mut take: impl FnMut(Range<usize>, GradientRun<'_, u8>),
     ) {
         if let ChangeInput::Source(source) = self
-            && let Some(shared) = source
-                .shared_input()
-                .filter(|shared| shared.have_line_offset(within.start % LINE_BYTES))
+            && let Some(run) =
+                source.shared_input().filter(|run| run.has_line_offset(within.start % LINE_BYTES))
         {
-            let (mut full, SharedInput { gradients, at, divisor, exponents }) = (false, shared);
-            let shared = SharedRun { gradients, at, divisor, exponents, full: &mut full };
-            take(within.clone(), InputChunk::Shared(shared));
+            let mut full = false;
+            take(within.clone(), GradientRun::Shared { run, full: &mut full });
             return source.consume_shared(within.len(), full);
         }
-        self.each(within, |within, bytes| take(within, InputChunk::Bytes(bytes)));
+        self.each(within, |within, bytes| take(within, GradientRun::Local(bytes)));
     }
 
     /// Calls `take` as [`ChangeInput::each`] does, in chunks of `BYTES` bytes.
@@ -347,6 +320,11 @@ fn next_of<'a>(bytes: &mut &'a [u8], length: usize) -> &'a [u8] {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::single_range_in_vec_init, reason = "a list of one range is meant")]
+
+    #[cfg(target_os = "linux")]
+    use pushpull_common::finite::Exponents;
+    #[cfg(target_os = "linux")]
+    use pushpull_optim::volatile::Volatile;
 
     use super::*;
 
@@ -409,9 +387,9 @@ mod tests {
             to.fill(0);
         }
 
-        fn shared_input(&self) -> Option<SharedInput<'_>> {
+        fn shared_input(&self) -> Option<SharedRun<'_>> {
             let gradients = std::slice::from_ref(&self.memory);
-            Some(SharedInput { gradients, at: 64, divisor: 1, exponents: Exponents::NONE })
+            Some(SharedRun { gradients, at: 64, divisor: 1, exponents: Exponents::NONE })
         }
 
         fn consume_shared(&mut self, bytes: usize, full: bool) {
@@ -429,10 +407,8 @@ mod tests {
             let mut source = ZeroSource { memory, taken: Vec::new() };
             let mut pieces = Vec::new();
             ChangeInput::Source(&mut source).each_next(starts..starts + 5000, |part, next| {
-                if let InputChunk::Shared(shared) = &next {
-                    assert_eq!((shared.gradients.len(), shared.at, shared.divisor), (1, 64, 1));
-                }
-                if let InputChunk::Shared(SharedRun { full, .. }) = next {
+                if let GradientRun::Shared { run, full } = next {
+                    assert_eq!((run.gradients.len(), run.at, run.divisor), (1, 64, 1));
                     *full = true;
                     pieces.push(part);
                 }

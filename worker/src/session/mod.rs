@@ -63,12 +63,17 @@ use work::SessionWork;
 /// their deadlines, connects and keeps links alive, returns tokens that nobody takes, and reports
 /// progress. A late tick delays these, and breaks nothing.
 ///
-/// **What may never happen.** No message of a server makes the session panic; one that breaks the
-/// protocol resets its link. No operation is answered twice, or after its cancellation. No request
-/// is pending on two links. No push counts twice: it keeps its number and its bytes until every
-/// shard, or in synchronous mode the step owner, has settled it. No two token requests are under
-/// way. No values of two restore epochs are mixed. After a failure of the session nothing is sent.
-/// Each owner's type states its own invariants.
+/// **What may never happen.** Tests cite these by their numbers. Each owner's type states its own
+/// invariants.
+///
+/// - W-1: No push counts twice: it keeps its number and its bytes until every shard, or in
+///   synchronous mode the step owner, has settled it.
+/// - W-2: No operation is answered twice, or after its cancellation.
+/// - W-3: No request is pending on two links, and no two token requests are under way.
+/// - W-4: No values of two restore epochs are mixed.
+/// - W-5: No message of a server makes the session panic; one that breaks the protocol resets its
+///   link.
+/// - W-6: After a failure of the session nothing is sent.
 #[derive(Debug)]
 pub(crate) struct Session {
     membership: Membership,

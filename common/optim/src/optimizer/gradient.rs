@@ -1,5 +1,6 @@
 //! The gradient of a run: in a slice, or in shared memory.
 
+use bytemuck::Pod;
 use pushpull_common::finite::Exponents;
 
 use super::float::OptimizerFloat;
@@ -10,13 +11,28 @@ use crate::volatile::{LINE_BYTES, Volatile, VolatileLines};
 pub enum GradientRun<'a, T> {
     /// In a slice.
     Local(&'a [T]),
-    /// In shared memory.
-    Shared(SharedRun<'a>),
+    /// In shared memory. Each cache line is loaded once and scanned. All gradients have the same
+    /// offset within a cache line as the destination.
+    Shared {
+        /// The gradient, or those whose mean it is.
+        run: SharedRun<'a>,
+        /// Set if any exponent among them is full.
+        full: &'a mut bool,
+    },
 }
 
-/// The gradient of a run in memory that another process may be writing, or the mean of several.
-/// Each cache line is loaded once and scanned. All gradients have the same offset within a cache
-/// line as the destination.
+impl<'a> GradientRun<'a, u8> {
+    /// Reads bytes as elements, for which they are aligned.
+    pub fn cast<T: Pod>(self) -> GradientRun<'a, T> {
+        match self {
+            GradientRun::Local(bytes) => GradientRun::Local(bytemuck::cast_slice(bytes)),
+            GradientRun::Shared { run, full } => GradientRun::Shared { run, full },
+        }
+    }
+}
+
+/// A gradient in memory that another process may be writing, or several whose mean is the gradient.
+/// All start at the same byte.
 #[derive(Debug)]
 pub struct SharedRun<'a> {
     /// At least one gradient and at most [`MEAN_GRADIENTS_MAX`], in the order of summation.
@@ -27,8 +43,14 @@ pub struct SharedRun<'a> {
     pub divisor: u32,
     /// The exponents to scan.
     pub exponents: Exponents,
-    /// Set if any of them is full.
-    pub full: &'a mut bool,
+}
+
+impl SharedRun<'_> {
+    /// Returns whether every gradient starts at this offset within a cache line.
+    pub fn has_line_offset(&self, line_offset: usize) -> bool {
+        let mut gradients = self.gradients.iter();
+        gradients.all(|gradient| gradient.skip(self.at).offset_in(LINE_BYTES) == line_offset)
+    }
 }
 
 /// The maximum number of gradients whose mean is computed by the loop that applies it. The loop

@@ -170,7 +170,7 @@ fn streamed<
         GradientRun::Local(gradient) => {
             streamed_from::<F, R, S, WIDE, N>(rule, run, &mut LocalGradient::new(gradient));
         }
-        GradientRun::Shared(SharedRun { gradients, at, divisor, exponents, full }) => {
+        GradientRun::Shared { run: SharedRun { gradients, at, divisor, exponents }, full } => {
             let scan = ExponentScan::new(exponents);
             let scan = if let (&[gradient], 1) = (gradients, divisor) {
                 let mut gradient = SharedGradient::new(gradient.skip(at), scan);

@@ -292,6 +292,7 @@ fn print(title: &str, tallies: &BTreeMap<String, Tally>) {
     }
 }
 
+// S-8.
 #[test]
 fn damaged_arenas_are_never_silently_accepted() {
     print("with full integrity", &run(true));

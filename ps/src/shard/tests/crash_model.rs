@@ -225,6 +225,7 @@ fn mixed() -> CrashScenario {
     }
 }
 
+// S-1, S-2, S-6.
 #[test]
 fn a_crash_at_any_store_leaves_the_state_before_or_after_an_input() {
     let start = Instant::now();

@@ -216,6 +216,7 @@ fn acknowledged_pushes_survive_power_cuts() {
     println!("{acknowledged} pushes acknowledged over {cuts} cuts, none lost");
 }
 
+// S-1.
 #[test]
 fn an_answer_waits_for_the_disk() {
     let (mut world, line) = world(PlantedBugs::default());
@@ -245,6 +246,7 @@ fn an_image_that_is_still_in_the_outputs_blocks_nothing() {
     }
 }
 
+// S-5.
 #[test]
 fn a_failed_flush_ends_pushes_for_good() {
     let (mut world, line) = world(PlantedBugs::default());
@@ -269,6 +271,7 @@ fn a_failed_flush_ends_pushes_for_good() {
     assert_eq!(f32s(&world.values(line)).len(), ELEMENTS as usize, "the values can be read");
 }
 
+// S-5.
 #[test]
 fn a_failed_flush_ends_synchronous_steps_for_good() {
     let variables = vec![VariableSpec::f32("w", [ELEMENTS]).unwrap()];

@@ -90,6 +90,7 @@ fn a_pull_waits_for_its_step_on_the_step_owner_only() {
     assert_eq!(awaited.as_str(), "global step 2");
 }
 
+// S-3.
 #[test]
 fn a_pull_sees_all_of_a_push_or_nothing() {
     let (mut world, a, b) = large(PINNED_FREELY);
@@ -116,6 +117,7 @@ fn a_pull_sees_all_of_a_push_or_nothing() {
     assert!(seen.is_sorted() && [0, 1, 2].iter().all(|version| seen.contains(version)), "{seen:?}");
 }
 
+// S-3.
 #[test]
 fn values_that_are_being_sent_do_not_change() {
     let (mut world, a, b) = large(PINNED_FREELY);

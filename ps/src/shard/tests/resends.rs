@@ -38,6 +38,7 @@ fn applied_once(world: &mut World, line: ConnectionId) {
     assert_eq!(world.metrics().global_step, 1);
 }
 
+// S-2.
 #[test]
 fn a_resend_after_the_answer_was_lost_is_a_duplicate() {
     let (mut world, mut peer, line) = ready();
@@ -173,6 +174,7 @@ pub(super) fn a_restarted_client_is_another(planted: PlantedBugs) {
     assert_eq!(world.metrics().global_step, 5);
 }
 
+// S-2.
 #[test]
 fn a_push_that_newer_ones_overtake_while_it_waits_is_applied_once() {
     let (mut world, _, line) = ready();

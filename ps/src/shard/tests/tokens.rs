@@ -108,6 +108,7 @@ fn a_client_that_waits_for_the_last_step_gets_it_once_its_token_is_returned() {
     assert_eq!(world.ask(b, ask()), message::Ended { reason: EndReason::LastStep {} }.into());
 }
 
+// S-7.
 #[test]
 fn finish_ends_the_waits_and_a_token_that_is_out_may_be_spent() {
     let (mut world, chief) = World::ready(variables(), Sgd::new(1.0), |c| c.last_step(1));
@@ -218,6 +219,7 @@ fn a_pause_of_the_server_takes_no_token_back() {
     assert!(matches!(world.answer(b, waiting), Some(Message::Granted(_))));
 }
 
+// S-4.
 #[test]
 fn a_restarted_client_returns_its_tokens_but_not_those_of_whole_pushes() {
     let (mut world, a, b) = ready(|config| config.last_step(2));
@@ -239,6 +241,7 @@ fn a_restarted_client_returns_its_tokens_but_not_those_of_whole_pushes() {
     assert!(world.received[&again].is_empty(), "its answer is sent to nobody");
 }
 
+// S-4.
 #[test]
 fn whole_pushes_of_lost_and_leaving_clients_keep_their_tokens() {
     for leaves in [false, true] {

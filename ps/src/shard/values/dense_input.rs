@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use pushpull_common::finite::Exponents;
 use pushpull_common::tensor::DType;
-use pushpull_optim::optimizer::MEAN_GRADIENTS_MAX;
+use pushpull_optim::optimizer::{MEAN_GRADIENTS_MAX, SharedRun};
 use pushpull_optim::volatile::Volatile;
-use pushpull_store::change::{ByteSource, ChangeInput, SharedInput};
+use pushpull_store::change::{ByteSource, ChangeInput};
 use smallvec::SmallVec;
 
 use super::TILE_BYTES;
@@ -21,9 +21,27 @@ const WHOLE_BLOCK_GRADIENTS_MAX: usize = 16;
 
 /// The dense values that an update takes.
 #[derive(Clone, Copy)]
-pub(in crate::shard) enum DenseInput<'i, 'a> {
-    Push(&'i PushInput<'a>),
-    Step(&'i StepInput<'a>),
+pub(super) enum DenseInput<'a> {
+    /// The values of one push.
+    Push {
+        source: PushSource<'a>,
+        /// Whether the values that were sent, and those in a push buffer, are scanned.
+        scans_own: bool,
+        scans_shared: bool,
+    },
+    /// The gradients of a step, whose mean is applied.
+    Step {
+        pushes: &'a [StepShare<'a>],
+        /// The divisor of every mean, under [`Bug::MeanOfAll`].
+        planted_divisor: Option<u32>,
+    },
+}
+
+/// How far a range may extend: by the budget of the slice, or to the end of a block.
+#[derive(Clone, Copy)]
+pub(super) struct RangeLimits {
+    pub(super) budget: u64,
+    pub(super) block_bytes: u64,
 }
 
 /// The input of a range of one type, to be changed at once.
@@ -42,116 +60,103 @@ pub(in crate::shard) enum InputValues<'a> {
     Mean(StepMean<'a>),
 }
 
-/// The values of one push.
-pub(in crate::shard) struct PushInput<'a> {
-    pub(super) source: PushSource<'a>,
-    /// Whether the values that were sent, and those in a push buffer, are scanned.
-    pub(super) scans_own: bool,
-    pub(super) scans_shared: bool,
-}
-
-impl<'a> PushInput<'a> {
-    /// Returns the values at the start of a range, as far as they are in one memory.
-    pub(in crate::shard) fn next(
-        &self,
+impl<'a> DenseInput<'a> {
+    /// Returns the values at the start of a range of one type: of a push, as far as they are in one
+    /// memory; of a step, their mean as far as one set of pushes contains the range. `copy` is
+    /// scratch memory.
+    pub(super) fn next(
+        self,
         range: Range<u64>,
         dtype: DType,
-        budget: u64,
+        limits: RangeLimits,
         scan: Option<NonFiniteScan<'a>>,
+        copy: &'a mut Vec<u64>,
     ) -> InputRange<'a> {
-        let range = range.start..range.end.min(range.start.saturating_add(budget));
-        let (values, end) = match self.source.values(range.clone()) {
-            Some((values, end)) => (Some(values), end),
-            None => (None, range.end),
-        };
-        let scanning = |values, scan| {
-            InputValues::Scanned(ScanningInput::new(values, range.start, dtype, scan))
-        };
-        let values = values.map(|values| match values {
-            PushValues::Own(bytes) if self.scans_own => scanning(Volatile::of(bytes), scan),
-            PushValues::Own(bytes) => InputValues::Bytes(bytes),
-            PushValues::Shared(shared) => scanning(shared, scan.filter(|_| self.scans_shared)),
-        });
-        InputRange { end, read: end - range.start, values }
-    }
-}
-
-/// The gradients of a step.
-pub(in crate::shard) struct StepInput<'a> {
-    pushes: PerPush<StepShare<'a>>,
-    /// The divisor of every mean, under [`Bug::MeanOfAll`].
-    planted_divisor: Option<u32>,
-}
-
-impl<'a> StepInput<'a> {
-    /// Collects the gradients once per slice, because a step may have many pushes.
-    pub(super) fn new(update: UpdatePushes<'a>, planted_divisor: Option<u32>) -> StepInput<'a> {
-        let UpdatePushes { inbox, push_slots, factors, .. } = update;
-        let share = |(&push_slot, &factor): (&u32, &f64)| {
-            let ranges = inbox.arrival(push_slot)?.extents.ranges();
-            Some(StepShare { ranges, source: inbox.source(push_slot)?, factor })
-        };
-        let pushes = push_slots.iter().zip(factors).filter_map(share).collect();
-        StepInput { pushes, planted_divisor }
-    }
-
-    /// Returns the mean at the start of a range, as far as one set of pushes contains it.
-    pub(in crate::shard) fn next<'i>(
-        &'i self,
-        range: Range<u64>,
-        dtype: DType,
-        budget: u64,
-        block_bytes: u64,
-        copy: &'i mut Vec<u64>,
-    ) -> InputRange<'i> {
-        let (pushes, start) = (&self.pushes[..], range.start);
-        // With few gradients a range extends to the end of a block, so that each block is written
-        // once. With many it may be shorter. Every range ends between two elements.
-        let each = (budget / pushes.len().max(1) as u64).max(TILE_BYTES) / 8 * 8;
-        let end = start.saturating_add(each);
-        let end = match end - end % block_bytes {
-            block if block > start => block,
-            _ if pushes.len() <= WHOLE_BLOCK_GRADIENTS_MAX => {
-                start - start % block_bytes + block_bytes
+        match self {
+            DenseInput::Push { source, scans_own, scans_shared } => {
+                let end = range.end.min(range.start.saturating_add(limits.budget));
+                let range = range.start..end;
+                let Some((values, end)) = source.values(range.clone()) else {
+                    return InputRange { end, read: end - range.start, values: None };
+                };
+                let scanning = |values, scan| {
+                    InputValues::Scanned(ScanningInput::new(values, range.start, dtype, scan))
+                };
+                let values = match values {
+                    PushValues::Own(bytes) if scans_own => scanning(Volatile::of(bytes), scan),
+                    PushValues::Own(bytes) => InputValues::Bytes(bytes),
+                    PushValues::Shared(shared) => scanning(shared, scan.filter(|_| scans_shared)),
+                };
+                InputRange { end, read: end - range.start, values: Some(values) }
             }
-            _ => end,
-        };
-        // Ends where the set of gradients changes. Each gradient has whole partitions.
-        let mut end = range.end.min(end);
-        for StepShare { ranges, .. } in pushes {
-            let next = ranges.partition_point(|held| held.end <= start);
-            if let Some(held) = ranges.get(next) {
-                end = end.min(if held.start > start { held.start } else { held.end });
+            DenseInput::Step { pushes, planted_divisor } => {
+                let start = range.start;
+                let end = end_of_mean(pushes, &range, limits);
+                let gradients = pushes.iter().filter(|push| push.contains(start)).count();
+                let read = (end - start) * gradients.max(1) as u64;
+                let values = (gradients > 0).then(|| {
+                    let divisor = planted_divisor.unwrap_or(gradients as u32);
+                    let shared = shared_gradients(pushes, &(start..end));
+                    let at = start;
+                    InputValues::Mean(StepMean {
+                        pushes,
+                        dtype,
+                        gradients,
+                        divisor,
+                        start,
+                        at,
+                        shared,
+                        copy,
+                    })
+                });
+                InputRange { end, read, values }
             }
         }
-        let gradients = pushes.iter().filter(|push| push.contains(start)).count();
-        let values = (gradients > 0).then(|| {
-            let divisor = self.planted_divisor.unwrap_or(gradients as u32);
-            let shared = shared_gradients(pushes, &(start..end));
-            let at = start;
-            InputValues::Mean(StepMean {
-                pushes,
-                dtype,
-                gradients,
-                divisor,
-                start,
-                at,
-                shared,
-                copy,
-            })
-        });
-        InputRange { end, read: (end - start) * gradients.max(1) as u64, values }
     }
+}
+
+/// Returns the end of the first part of a range that one set of pushes contains.
+fn end_of_mean(pushes: &[StepShare<'_>], range: &Range<u64>, limits: RangeLimits) -> u64 {
+    let start = range.start;
+    let RangeLimits { budget, block_bytes } = limits;
+    // With few gradients a range extends to the end of a block, so that each block is written
+    // once. With many it may be shorter. Every range ends between two elements.
+    let each = (budget / pushes.len().max(1) as u64).max(TILE_BYTES) / 8 * 8;
+    let end = start.saturating_add(each);
+    let end = match end - end % block_bytes {
+        block if block > start => block,
+        _ if pushes.len() <= WHOLE_BLOCK_GRADIENTS_MAX => start - start % block_bytes + block_bytes,
+        _ => end,
+    };
+    // Ends where the set of gradients changes. Each gradient has whole partitions.
+    let mut end = range.end.min(end);
+    for StepShare { ranges, .. } in pushes {
+        let next = ranges.partition_point(|held| held.end <= start);
+        if let Some(held) = ranges.get(next) {
+            end = end.min(if held.start > start { held.start } else { held.end });
+        }
+    }
+    end
 }
 
 /// The gradient that one push contributes to a step.
-struct StepShare<'a> {
+pub(super) struct StepShare<'a> {
     ranges: &'a [Range<u64>],
     source: PushSource<'a>,
     factor: f64,
 }
 
-impl StepShare<'_> {
+impl<'a> StepShare<'a> {
+    /// Collects the gradients of a step, once per slice, because a step may have many pushes.
+    pub(super) fn of(update: UpdatePushes<'a>) -> PerPush<StepShare<'a>> {
+        let UpdatePushes { inbox, push_slots, factors, .. } = update;
+        let share = |(&push_slot, &factor): (&u32, &f64)| {
+            let ranges = inbox.arrival(push_slot)?.extents.ranges();
+            Some(StepShare { ranges, source: inbox.source(push_slot)?, factor })
+        };
+        push_slots.iter().zip(factors).filter_map(share).collect()
+    }
+
     /// Returns whether the push contains this byte of the layout.
     fn contains(&self, start: u64) -> bool {
         let next = self.ranges.partition_point(|held| held.end <= start);
@@ -168,9 +173,9 @@ impl StepShare<'_> {
                 start = end;
             }
         }
-        while let Some(piece) = self.source.piece(start..range.end, copy) {
-            sum.add((start - range.start) as usize, piece.bytes, self.factor);
-            start = piece.end;
+        while let Some((bytes, end)) = self.source.piece(start..range.end, copy) {
+            sum.add((start - range.start) as usize, bytes, self.factor);
+            start = end;
         }
         sum.end_gradient();
     }
@@ -202,9 +207,9 @@ impl ByteSource for StepMean<'_> {
         self.at = range.end;
     }
 
-    fn shared_input(&self) -> Option<SharedInput<'_>> {
+    fn shared_input(&self) -> Option<SharedRun<'_>> {
         let at = (self.at - self.start) as usize;
-        let shared = SharedInput {
+        let shared = SharedRun {
             gradients: &self.shared,
             at,
             divisor: self.divisor,

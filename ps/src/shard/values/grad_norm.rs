@@ -61,15 +61,15 @@ impl NormJob {
                 let part = range.start + self.done as u64
                     ..range.start + bytes.min(self.done + budget) as u64;
                 // Rows are at the start of their partition's range, and never in a push buffer.
-                if let Some(piece) = source.piece(part, tile) {
+                if let Some((piece, _)) = source.piece(part, tile) {
                     match partition.dtype {
-                        DType::F32 => add_squares::<f32>(&mut self.sums, piece.bytes),
-                        DType::F64 => add_squares::<f64>(&mut self.sums, piece.bytes),
+                        DType::F32 => add_squares::<f32>(&mut self.sums, piece),
+                        DType::F64 => add_squares::<f64>(&mut self.sums, piece),
                         _ => {}
                     }
-                    self.done += piece.bytes.len();
+                    self.done += piece.len();
                     // Whole words, so that the next slice ends between two elements of any type.
-                    budget = budget.saturating_sub(piece.bytes.len().next_multiple_of(8));
+                    budget = budget.saturating_sub(piece.len().next_multiple_of(8));
                     if self.done < bytes {
                         continue;
                     }

@@ -7,7 +7,7 @@ use pushpull_common::protocol::Refusal;
 use pushpull_store::change::{NoFreeBlock, Stalled};
 use pushpull_store::commit::Journal;
 
-use super::dense_input::{DenseInput, PushInput};
+use super::dense_input::DenseInput;
 use super::staleness::StalenessAdjustment;
 use super::update::{Update, UpdateMemory, UpdateProgress};
 use super::update_target::{Scratch, UpdatePushes, UpdateTarget};
@@ -67,10 +67,10 @@ impl StreamingApply {
     ) -> Option<Result<UpdateProgress, NoFreeBlock>> {
         let push = inbox.arrival(self.push_slot)?;
         let source = inbox.source(self.push_slot)?;
-        let input = PushInput { source, scans_own: true, scans_shared: true };
+        let input = DenseInput::Push { source, scans_own: true, scans_shared: true };
         let at = self.update.adjustment.at;
         let mut target = UpdateTarget::new(variables, push.operation, at, scratch)?;
-        Some(self.update.apply_part(&mut target, DenseInput::Push(&input), range))
+        Some(self.update.apply_part(&mut target, input, range))
     }
 }
 
@@ -120,8 +120,8 @@ impl PushJob {
         }
         // Parts that were sent were scanned on arrival.
         let (scans_own, scans_shared) = (false, !self.is_scanned);
-        let input = PushInput { source, scans_own, scans_shared };
-        match self.update.slice(memory, variables, pushes, DenseInput::Push(&input))? {
+        let input = DenseInput::Push { source, scans_own, scans_shared };
+        match self.update.slice(memory, variables, pushes, input)? {
             UpdateProgress::Unfinished => return Ok(false),
             UpdateProgress::Done => {}
             UpdateProgress::Refused(refusal) => self.refusal = Some(refusal),

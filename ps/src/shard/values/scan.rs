@@ -12,8 +12,9 @@ use pushpull_common::catalogue::ShardLayout;
 use pushpull_common::finite::{Exponents, count_non_finite, first_non_finite};
 use pushpull_common::protocol::Refusal;
 use pushpull_common::tensor::DType;
+use pushpull_optim::optimizer::SharedRun;
 use pushpull_optim::volatile::Volatile;
-use pushpull_store::change::{ByteSource, ChangeInput, SharedInput};
+use pushpull_store::change::{ByteSource, ChangeInput};
 
 use super::SLICE_BYTES;
 use super::variables::Variables;
@@ -136,9 +137,9 @@ impl ByteSource for ScanningInput<'_> {
         self.taken += to.len();
     }
 
-    fn shared_input(&self) -> Option<SharedInput<'_>> {
+    fn shared_input(&self) -> Option<SharedRun<'_>> {
         let gradients = std::slice::from_ref(&self.values);
-        Some(SharedInput { gradients, at: self.taken, divisor: 1, exponents: self.exponents })
+        Some(SharedRun { gradients, at: self.taken, divisor: 1, exponents: self.exponents })
     }
 
     fn consume_shared(&mut self, bytes: usize, full: bool) {

@@ -6,7 +6,7 @@ use pushpull_store::change::Stalled;
 use pushpull_store::commit::Journal;
 use pushpull_store::testing::planted::Bug;
 
-use super::dense_input::{DenseInput, StepInput};
+use super::dense_input::{DenseInput, StepShare};
 use super::staleness::StalenessAdjustment;
 use super::update::{Update, UpdateMemory, UpdateProgress};
 use super::update_target::UpdatePushes;
@@ -65,8 +65,10 @@ impl StepJob {
         }
         let config = &variables.config;
         let total = config.rule().filter(|_| config.planted.has(Bug::MeanOfAll));
-        let input = StepInput::new(update, total.map(|rule| rule.aggregate));
-        let progress = self.update.slice(memory, variables, update, DenseInput::Step(&input))?;
+        let planted_divisor = total.map(|rule| rule.aggregate);
+        let pushes = StepShare::of(update);
+        let input = DenseInput::Step { pushes: &pushes, planted_divisor };
+        let progress = self.update.slice(memory, variables, update, input)?;
         // A step is never refused: overflows are refused only in asynchronous mode.
         Ok(!matches!(progress, UpdateProgress::Unfinished))
     }

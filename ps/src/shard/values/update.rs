@@ -16,7 +16,7 @@ use pushpull_store::commit::Journal;
 use pushpull_store::store::Store;
 
 use super::budget_of;
-use super::dense_input::{DenseInput, InputRange, InputValues};
+use super::dense_input::{DenseInput, InputRange, InputValues, RangeLimits};
 use super::rows::RowWork;
 use super::scan::NonFiniteScan;
 use super::staleness::StalenessAdjustment;
@@ -113,7 +113,7 @@ impl Update {
         UpdateMemory { rows, scratch }: &mut UpdateMemory,
         variables: &mut Variables,
         pushes: UpdatePushes<'_>,
-        input: DenseInput<'_, '_>,
+        input: DenseInput<'_>,
     ) -> Result<UpdateProgress, Stalled> {
         let operation = pushes.operation;
         let at = self.adjustment.at;
@@ -137,7 +137,7 @@ impl Update {
     pub(in crate::shard) fn apply_part(
         &mut self,
         target: &mut UpdateTarget<'_>,
-        input: DenseInput<'_, '_>,
+        input: DenseInput<'_>,
         part: &Range<u64>,
     ) -> Result<UpdateProgress, NoFreeBlock> {
         target.store.can_change(std::iter::once(part.clone()))?;
@@ -153,7 +153,7 @@ impl Update {
     fn change_dense(
         &mut self,
         target: &mut UpdateTarget<'_>,
-        input: DenseInput<'_, '_>,
+        input: DenseInput<'_>,
         budget: &mut u64,
     ) -> Result<UpdateProgress, NoFreeBlock> {
         while let Some((part, partition)) = self.next_part(target) {
@@ -163,19 +163,14 @@ impl Update {
             let block_bytes = target.store.geometry().block_bytes as u64;
             let Scratch { tile, shared_tile } = &mut *target.scratch;
             let (dtype, config) = (partition.dtype, target.config);
-            let InputRange { end, read, values } = match input {
-                DenseInput::Push(push) => {
-                    let scan =
-                        NonFiniteScan { policy: config.non_finite, counters: target.counters };
-                    // The client may change the values between two passes. Both passes scan if
-                    // non-finite values are refused; only the pass that changes values counts them.
-                    let scans = scan.policy == NonFinite::Reject || self.two_pass.changes_values();
-                    push.next(part.clone(), dtype, *budget, Some(scan).filter(|_| scans))
-                }
-                DenseInput::Step(step) => {
-                    step.next(part.clone(), dtype, *budget, block_bytes, shared_tile)
-                }
-            };
+            let scan = NonFiniteScan { policy: config.non_finite, counters: target.counters };
+            // The client may change the values between two passes. Both passes scan if non-finite
+            // values are refused; only the pass that changes values counts them.
+            let scans = scan.policy == NonFinite::Reject || self.two_pass.changes_values();
+            let scan = Some(scan).filter(|_| scans);
+            let limits = RangeLimits { budget: *budget, block_bytes };
+            let InputRange { end, read, values } =
+                input.next(part.clone(), dtype, limits, scan, shared_tile);
             let (two_pass, adjustment) = (&mut self.two_pass, &self.adjustment);
             let (spec, store) = (target.spec, &mut *target.store);
             let change_values = |mut values: InputValues<'_>| {

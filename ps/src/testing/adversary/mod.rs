@@ -37,6 +37,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(300))]
 
+        // S-8.
         #[test]
         fn any_valid_messages_leave_a_shard_that_opens_again(input in inputs()) {
             super::play(&input);

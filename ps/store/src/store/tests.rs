@@ -14,8 +14,9 @@ use pushpull_optim::optimizer::{
 };
 
 use super::*;
-use crate::change::{ByteSource, SharedInput};
+use crate::change::ByteSource;
 use crate::testing::measure::{alone, holding};
+use pushpull_optim::optimizer::SharedRun;
 
 const BLOCK: usize = 1024;
 const ELEMENTS: u64 = 3 * BLOCK as u64 / 4;
@@ -683,10 +684,10 @@ mod shared {
             panic!("{} bytes at {} were not read in place", to.len(), self.at);
         }
 
-        fn shared_input(&self) -> Option<SharedInput<'_>> {
+        fn shared_input(&self) -> Option<SharedRun<'_>> {
             let divisor = self.gradients.len() as u32;
             let exponents = Exponents::of(DType::F32);
-            Some(SharedInput { gradients: &self.gradients, at: self.at, divisor, exponents })
+            Some(SharedRun { gradients: &self.gradients, at: self.at, divisor, exponents })
         }
 
         fn consume_shared(&mut self, bytes: usize, full: bool) {

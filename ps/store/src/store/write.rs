@@ -4,16 +4,14 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 use pushpull_common::catalogue::Partition;
-use pushpull_optim::optimizer::{GradientRun, StreamRun};
+use pushpull_optim::optimizer::StreamRun;
 
 use super::Store;
 use super::geometry::logical_blocks_of;
 use super::overflow::first_new_overflow;
 use super::pool::Shadow;
 use super::rows::{logical_block_of_row, range_of};
-use crate::change::{
-    Change, ChangeInput, InputChunk, NoFreeBlock, SLOTS_MAX, ShadowRuns, with_slots,
-};
+use crate::change::{Change, ChangeInput, NoFreeBlock, SLOTS_MAX, ShadowRuns, with_slots};
 use crate::table::Table;
 use crate::undo::{RowLocation, Undo};
 
@@ -333,7 +331,7 @@ impl ShadowRange<'_, '_> {
     /// Implements [`ShadowRuns::each`] for at most `SLOTS` slots.
     fn each_with<T: Pod, const SLOTS: usize>(&mut self, change: &mut dyn FnMut(StreamRun<'_, T>)) {
         let (start, count, past_cache) = (self.start, self.count, self.past_cache);
-        self.input.each_next(start..start + self.values.len(), |within, next| {
+        self.input.each_next(start..start + self.values.len(), |within, gradient| {
             let within = within.start - start..within.end - start;
             let mut slots: [&[T]; SLOTS] = [&[]; SLOTS];
             let mut slots_out: [&mut [T]; SLOTS] = std::array::from_fn(|_| Default::default());
@@ -342,17 +340,13 @@ impl ShadowRange<'_, '_> {
                 *slot = bytemuck::cast_slice(&from[within.clone()]);
                 *out = bytemuck::cast_slice_mut(&mut to[within.clone()]);
             }
-            let gradient = match next {
-                InputChunk::Bytes(bytes) => GradientRun::Local(bytemuck::cast_slice(bytes)),
-                InputChunk::Shared(shared) => GradientRun::Shared(shared),
-            };
             let mut overflowed = false;
             change(StreamRun {
                 values: bytemuck::cast_slice(&self.values[within.clone()]),
                 values_out: bytemuck::cast_slice_mut(&mut self.values_out[within.clone()]),
                 slots: &slots[..count],
                 slots_out: &mut slots_out[..count],
-                gradient,
+                gradient: gradient.cast(),
                 past_cache,
                 overflowed: &mut overflowed,
             });

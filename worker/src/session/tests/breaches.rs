@@ -44,6 +44,7 @@ fn all_messages() -> Vec<Message> {
     ]
 }
 
+// W-5.
 #[test]
 fn an_unrequested_message_resets_the_link() {
     for message in all_messages() {
@@ -96,6 +97,7 @@ fn ask(world: &mut SessionWorld, index: usize) -> (Option<OpId>, SentFrame) {
 
 /// Every answer to every request, with and without a body where both are allowed. It must end the
 /// operation, or reset the connection so that the session asks again.
+// W-5.
 #[test]
 fn an_answer_that_does_not_fit_resets_the_link() {
     for index in 0..10 {

@@ -301,6 +301,7 @@ fn joining_waits_for_connections_and_is_refused_by_a_shard_without_values() {
     world.reply(join).unwrap();
 }
 
+// W-4.
 #[test]
 fn a_reader_follows_and_never_mixes_values_of_two_epochs() {
     let mut world = joined(Role::Reader {});

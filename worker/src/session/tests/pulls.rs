@@ -127,6 +127,7 @@ fn a_pull_returns_how_many_gradients_each_shard_had_applied() {
     assert_eq!(read, ReadPoint { step: GlobalStep(7), gradients });
 }
 
+// W-2.
 #[test]
 fn a_refused_pull_fails_and_later_answers_are_discarded() {
     let plan = plan(2, 2);

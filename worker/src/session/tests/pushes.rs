@@ -273,6 +273,7 @@ fn a_push_cancelled_before_it_is_whole_is_withdrawn() {
     assert_eq!(world.closed.get(&1), Some(&1));
 }
 
+// W-1, W-2.
 #[test]
 fn a_push_cancelled_once_it_may_be_whole_continues() {
     let plan = plan(2, 4);

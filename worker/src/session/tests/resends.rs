@@ -55,6 +55,7 @@ fn a_push_with_nothing_sent_is_not_in_doubt() {
     is_settled(&mut world, op, applied(1));
 }
 
+// W-1.
 #[test]
 fn a_settled_push_is_not_sent_again() {
     let (mut world, op, _, query) = in_doubt();
@@ -63,6 +64,7 @@ fn a_settled_push_is_not_sent_again() {
     assert!(world.is_quiet(OWNER));
 }
 
+// W-1.
 #[test]
 fn an_unknown_push_is_sent_again_into_a_new_slot() {
     let (mut world, op, parts, query) = in_doubt();

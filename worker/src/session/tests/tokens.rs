@@ -45,6 +45,7 @@ fn prefetch(world: &mut SessionWorld) {
     world.reply(push).unwrap();
 }
 
+// W-3.
 #[test]
 fn one_request_is_unanswered_at_a_time() {
     let mut world = world();
@@ -293,6 +294,7 @@ fn a_token_refusal_ends_only_the_operation_that_requested_it() {
     assert_eq!(token(&mut world, next), Some(1));
 }
 
+// W-6.
 #[test]
 fn a_fenced_session_fails_all_operations() {
     let mut world = world();

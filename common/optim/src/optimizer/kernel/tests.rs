@@ -164,9 +164,9 @@ fn streamed_result_of_shared<F: OptimizerFloat>(
         at: LINE_BYTES,
         divisor: gradients.len() as u32,
         exponents: Exponents::of(dtype),
-        full: &mut full,
     };
-    let found = streamed_result(case, streams, GradientRun::Shared(shared), change);
+    let gradient = GradientRun::Shared { run: shared, full: &mut full };
+    let found = streamed_result(case, streams, gradient, change);
     (found, full)
 }
 
