@@ -1,4 +1,4 @@
-//! End-to-end tests: real servers and workers over real sockets, in one process.
+//! End-to-end tests: real servers, workers and clients over real sockets, in one process.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -11,7 +11,13 @@ mod cluster;
 mod codecs;
 mod counts;
 mod data;
+mod embedded_service;
 mod exactness;
+mod example_custom_rule;
+mod example_hello;
+mod example_multi_device;
+mod example_towers;
+mod example_trainer;
 mod growth;
 mod half_rows;
 mod halves;
@@ -33,6 +39,7 @@ mod restart;
 mod row_codecs;
 mod rows;
 mod rules;
+mod services;
 mod settings;
 #[cfg(target_os = "linux")]
 mod shared_values;

@@ -1,7 +1,7 @@
 //! Which bytes go to which shard, and how: params and gradients, from memory to the parts of a
 //! push.
 //!
-//! Each module uses only lower ones; `tests/layers.rs` lists their order.
+//! Each module uses only lower ones; `tests/sources/layers.rs` lists their order.
 
 pub(crate) mod dense_sum;
 pub(crate) mod duplicate_sums;

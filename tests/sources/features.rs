@@ -1,0 +1,62 @@
+//! Checks what a program compiles with each set of features of the facade.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+/// The crates of this workspace that every program compiles.
+const ALWAYS: [&str; 7] = [
+    "pushpull",
+    "pushpull-common",
+    "pushpull-net",
+    "pushpull-optim",
+    "pushpull-ps",
+    "pushpull-store",
+    "pushpull-worker",
+];
+
+/// For features, the crates of this workspace that a program compiles beside [`ALWAYS`].
+const BESIDE: &[(&str, &[&str])] = &[
+    ("", &[]),
+    ("default", &["pushpull-training"]),
+    ("services", &["pushpull-services", "pushpull-device"]),
+    ("compute", &["pushpull-device"]),
+    ("csv", &["pushpull-training"]),
+];
+
+/// For crates of others, the features with which a program compiles them.
+const OTHERS: &[(&str, &[&str])] = &[
+    ("matrixmultiply", &["compute"]),
+    ("libm", &["", "default", "services", "compute", "csv"]),
+    ("libloading", &[]),
+    ("cudarc", &[]),
+    ("crossbeam-deque", &["services", "compute"]),
+    ("flate2", &[]),
+    ("png", &[]),
+    ("clap", &[]),
+];
+
+/// Returns the crates that a program compiles with these features of the facade.
+fn compiled(features: &str) -> BTreeSet<String> {
+    let output = Command::new(env!("CARGO"))
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .args(["tree", "--offline", "--package", "pushpull", "--edges", "normal"])
+        .args(["--prefix", "none", "--no-default-features", "--features", features])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let tree = String::from_utf8(output.stdout).unwrap();
+    tree.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+}
+
+#[test]
+fn a_program_compiles_the_crates_of_its_features_alone() {
+    for (features, beside) in BESIDE {
+        let all = compiled(features);
+        let ours = all.iter().map(String::as_str).filter(|name| name.starts_with("pushpull"));
+        let expected = ALWAYS.iter().chain(*beside).copied();
+        assert_eq!(ours.collect::<BTreeSet<_>>(), expected.collect(), "{features:?}");
+        for (other, with) in OTHERS {
+            assert_eq!(all.contains(*other), with.contains(features), "{other} with {features:?}");
+        }
+    }
+}

@@ -1,0 +1,641 @@
+//! Checks that dependencies point downwards, and that only listed files hold `unsafe`.
+//!
+//! The rules are the tables below; `ARCHITECTURE.md` gives their reasons. The checks themselves
+//! are tested with planted violations.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// For each crate, the crates of `LAYERED` that it may depend on.
+const DEPENDENCIES: &[(&str, &[&str])] = &[
+    ("common", &[]),
+    ("common/net", &["pushpull-common", "tokio"]),
+    ("common/optim", &["pushpull-common"]),
+    ("ps/store", &["pushpull-common", "pushpull-optim"]),
+    (
+        "ps",
+        &[
+            "pushpull-common",
+            "pushpull-net",
+            "pushpull-optim",
+            "pushpull-store",
+            "tokio",
+            "tokio-util",
+        ],
+    ),
+    ("worker", &["pushpull-common", "pushpull-device", "pushpull-net", "tokio"]),
+    (
+        "worker/services",
+        &["pushpull-common", "pushpull-device", "pushpull-net", "pushpull-worker", "tokio"],
+    ),
+    ("worker/training", &["pushpull-common", "pushpull-worker", "tokio"]),
+    // Encodes gradients where they are computed.
+    ("worker/device", &["pushpull-common"]),
+    // Stands in for a driver, so it knows nothing of what calls it.
+    ("worker/device/emulator", &[]),
+    // The facade: the crates below these are no part of its public face.
+    (
+        ".",
+        &[
+            "pushpull-common",
+            "pushpull-device",
+            "pushpull-ps",
+            "pushpull-services",
+            "pushpull-training",
+            "pushpull-worker",
+            "tokio",
+        ],
+    ),
+];
+
+/// The crates whose use is restricted to some layers.
+const LAYERED: &[&str] = &[
+    "pushpull",
+    "pushpull-common",
+    "pushpull-device",
+    "pushpull-ps",
+    "pushpull-net",
+    "pushpull-optim",
+    "pushpull-services",
+    "pushpull-store",
+    "pushpull-training",
+    "pushpull-worker",
+    "tokio",
+    "tokio-util",
+];
+
+/// Words for clocks, sockets, threads, randomness, environment and global state. Pure parts may not
+/// use them.
+const IMPURE: &[&str] = &[
+    "Instant::now",
+    "SystemTime",
+    "tokio",
+    "std::net",
+    "std::thread",
+    "thread::spawn",
+    "rand::",
+    "RandomState",
+    "std::env",
+    "static",
+];
+
+/// The pure parts, each with the impure words that it may use nevertheless.
+const PURE: &[(&str, &[&str])] = &[
+    ("common/src", &[]),
+    ("common/optim/src", &[]),
+    ("ps/src/shard", &[]),
+    ("ps/src/aggregate", &[]),
+    ("ps/src/checkpoint", &[]),
+    ("ps/src/push_window.rs", &[]),
+    ("ps/src/inbox.rs", &[]),
+    ("ps/src/inbox", &[]),
+    ("ps/src/checkpoint_source.rs", &[]),
+    ("ps/store/src/layout.rs", &[]),
+    ("ps/store/src/commit.rs", &[]),
+    ("ps/store/src/commit", &[]),
+    ("ps/store/src/change.rs", &[]),
+    ("ps/store/src/undo.rs", &[]),
+    ("ps/store/src/store.rs", &[]),
+    ("ps/store/src/store", &[]),
+    ("ps/store/src/table", &[]),
+    ("ps/src/peer_hello.rs", &[]),
+    ("common/net/src/adaptive_spin.rs", &[]),
+    // These files compare addresses but open no socket.
+    ("common/net/src/waiting.rs", &["std::net"]),
+    ("common/net/src/connect_race.rs", &["std::net"]),
+    ("ps/src/testing/shard_endpoint.rs", &[]),
+    ("ps/src/testing/shard_event.rs", &[]),
+    ("worker/services/src/call_session", &[]),
+    ("worker/services/src/coordinator/call_digests.rs", &[]),
+    ("worker/services/src/coordinator/decisions.rs", &[]),
+    ("worker/services/src/description.rs", &[]),
+    ("worker/services/src/device_name.rs", &[]),
+    ("worker/services/src/dispatch", &[]),
+    ("worker/services/src/function_table.rs", &[]),
+    ("worker/services/src/outputs.rs", &[]),
+    ("worker/services/src/service", &[]),
+    ("worker/services/src/signature.rs", &[]),
+    ("worker/services/src/value.rs", &[]),
+    ("worker/services/src/value_body.rs", &[]),
+    ("worker/src/testing", &[]),
+    ("worker/services/src/testing", &[]),
+    ("worker/src/session", &[]),
+    ("worker/src/gradients", &[]),
+    ("worker/src/clipping.rs", &[]),
+    ("worker/src/loss_scale.rs", &[]),
+    ("worker/src/compression.rs", &[]),
+    ("worker/src/compression", &[]),
+    ("worker/src/initial_values.rs", &[]),
+    ("worker/src/mapped_values.rs", &[]),
+    ("worker/training/src/append_buffer.rs", &[]),
+    ("worker/training/src/summary/event.rs", &[]),
+    ("worker/training/src/summary/event_file_name.rs", &[]),
+    ("worker/training/src/summary/exponential_buckets.rs", &[]),
+    ("worker/training/src/summary/histogram.rs", &[]),
+    ("worker/training/src/summary/hyperparameters.rs", &[]),
+    ("worker/training/src/summary/image.rs", &[]),
+    ("worker/training/src/summary/json_line.rs", &[]),
+    ("worker/training/src/summary/protobuf_writer.rs", &[]),
+    ("worker/training/src/tasks/task_ledger.rs", &[]),
+    ("worker/training/src/data/permutation.rs", &[]),
+    ("worker/training/src/backoff.rs", &[]),
+    ("worker/training/src/checkpoint_cadence.rs", &[]),
+    ("worker/training/src/checkpoint_plan.rs", &[]),
+    ("worker/training/src/gradient_outcome.rs", &[]),
+    ("worker/training/src/hook.rs", &[]),
+    ("worker/training/src/hook_list.rs", &[]),
+    ("worker/training/src/hooks", &[]),
+    ("worker/training/src/lifecycle.rs", &[]),
+    ("worker/training/src/lifecycle", &[]),
+    ("worker/training/src/known_steps.rs", &[]),
+    ("worker/training/src/recovery_window.rs", &[]),
+    ("worker/training/src/scalars.rs", &[]),
+    ("worker/device/emulator/src/scalar", &[]),
+    ("worker/device/emulator/src/ptx", &[]),
+    ("worker/device/emulator/src/machine", &[]),
+    ("worker/device/src/cast.rs", &[]),
+    ("worker/device/src/codec.rs", &[]),
+    ("worker/device/src/kernels", &[]),
+    ("worker/device/src/networks", &[]),
+];
+
+/// For each module, the modules that it may not name: dependencies in a crate point downwards, too.
+const MODULES: &[(&str, &[&str])] = &[
+    ("common/src/protocol", &["crate::catalogue", "crate::cluster", "crate::placement"]),
+    ("common/src/shared_values", &["crate::protocol", "crate::catalogue", "crate::placement"]),
+    ("common/src/codec", &["crate::protocol", "crate::catalogue", "crate::placement"]),
+    ("common/src/codec.rs", &["crate::protocol", "crate::catalogue", "crate::placement"]),
+    ("common/src/cluster", &["crate::protocol", "crate::placement", "crate::catalogue"]),
+    ("common/src/cluster.rs", &["crate::protocol", "crate::placement", "crate::catalogue"]),
+    // From the bottom up: layout, arena, commit, undo and change, table, store.
+    (
+        "ps/store/src/layout.rs",
+        &[
+            "crate::arena",
+            "crate::commit",
+            "crate::undo",
+            "crate::change",
+            "crate::table",
+            "crate::store",
+        ],
+    ),
+    (
+        "ps/store/src/arena",
+        &["crate::commit", "crate::undo", "crate::change", "crate::table", "crate::store"],
+    ),
+    ("ps/store/src/commit.rs", &["crate::undo", "crate::change", "crate::table", "crate::store"]),
+    ("ps/store/src/commit", &["crate::undo", "crate::change", "crate::table", "crate::store"]),
+    ("ps/store/src/undo.rs", &["crate::commit", "crate::table", "crate::store"]),
+    (
+        "ps/store/src/change.rs",
+        &["crate::arena", "crate::commit", "crate::undo", "crate::table", "crate::store"],
+    ),
+    ("ps/store/src/table", &["crate::store"]),
+    ("common/optim/src/volatile.rs", &["crate::optimizer"]),
+    ("common/optim/src/accumulator.rs", &["crate::optimizer", "crate::volatile"]),
+    ("common/optim/src/sparse_accumulator.rs", &["crate::optimizer", "crate::volatile"]),
+    ("common/optim/src/token_queue.rs", &["crate::optimizer", "crate::volatile"]),
+    (
+        "common/optim/src/optimizer",
+        &["crate::accumulator", "crate::sparse_accumulator", "crate::token_queue"],
+    ),
+    (
+        "ps/src/checkpoint",
+        &[
+            "crate::shard",
+            "crate::inbox",
+            "crate::runtime",
+            "pushpull_store::store",
+            "pushpull_store::arena",
+            "pushpull_store::commit",
+        ],
+    ),
+    ("ps/src/checkpoint_source.rs", &["crate::shard", "crate::inbox", "crate::runtime"]),
+    ("ps/src/shard", &["crate::runtime"]),
+    ("ps/src/aggregate", &["crate::runtime", "crate::shard", "pushpull_store::store"]),
+    ("ps/src/inbox", &["crate::runtime", "crate::shard", "pushpull_store::store"]),
+    ("ps/src/inbox.rs", &["crate::runtime", "crate::shard", "pushpull_store::store"]),
+    ("ps/src/push_window.rs", &["crate::runtime", "crate::shard", "pushpull_store::store"]),
+    ("ps/src/client_key.rs", &["crate::runtime", "crate::shard"]),
+    (
+        "worker/src/session",
+        &["crate::runtime", "crate::worker", "crate::client", "crate::pull_client"],
+    ),
+    ("worker/src/compression.rs", &["crate::session", "crate::runtime", "crate::worker"]),
+    ("worker/services/src/call_session", SERVICES_RUNTIME),
+    ("worker/services/src/coordinator/decisions.rs", SERVICES_RUNTIME),
+    ("worker/services/src/dispatch", SERVICES_RUNTIME),
+    ("worker/services/src/service", SERVICES_RUNTIME),
+    ("worker/training/src/lifecycle.rs", TRAINING_RUNTIME),
+    ("worker/training/src/lifecycle", TRAINING_RUNTIME),
+    ("worker/training/src/hook_list.rs", TRAINING_RUNTIME),
+    ("worker/training/src/hooks", TRAINING_RUNTIME),
+    ("worker/training/src/append_buffer.rs", &["crate::tfrecord", "crate::summary"]),
+    ("worker/training/src/summary", &["pushpull_worker"]),
+    ("worker/training/src/tasks", &["pushpull_worker"]),
+    ("worker/training/src/tfrecord", &["pushpull_worker", "crate::summary"]),
+    (
+        "worker/training/src/data",
+        &["pushpull_worker::internal", "crate::training_session", "crate::lifecycle"],
+    ),
+    (
+        "worker/device/emulator/src/scalar",
+        &["crate::ptx", "crate::machine", "crate::driver", "crate::control"],
+    ),
+    ("worker/device/emulator/src/ptx", &["crate::machine", "crate::driver", "crate::control"]),
+    ("worker/device/emulator/src/machine", &["crate::driver", "crate::control"]),
+    ("worker/device/emulator/src/driver", &["crate::control"]),
+    (
+        "worker/src/gradients",
+        &[
+            "crate::session",
+            "crate::runtime",
+            "crate::worker",
+            "crate::client",
+            "crate::pull_client",
+            "crate::compression",
+            "crate::devices",
+        ],
+    ),
+];
+
+/// What carries out the decisions about calls.
+const SERVICES_RUNTIME: &[&str] = &[
+    "crate::runtime",
+    "crate::server",
+    "crate::server_config",
+    "crate::client",
+    "crate::functions",
+    "pushpull_worker::internal",
+    "pushpull_worker::Worker",
+    "pushpull_worker::Reader",
+];
+
+/// What carries out the decisions of a training's lifecycle, which may not name it.
+const TRAINING_RUNTIME: &[&str] = &[
+    "pushpull_worker::internal",
+    "pushpull_worker::Worker",
+    "pushpull_worker::Reader",
+    "training_session",
+    "session_replica",
+    "training_config",
+];
+
+/// For a folder, its modules from the lowest to the highest. A module may name only lower ones.
+const ORDERS: &[(&str, &[&str])] = &[(
+    "worker/src/gradients",
+    &[
+        "pinned_words",
+        "gradient_buffer",
+        "pinned_pages",
+        "parts",
+        "sharding_plan",
+        "packed_variables",
+        "selection",
+        "scatter",
+        "row_ids",
+        "row_requests",
+        "duplicate_sums",
+        "part_buffer",
+        "rows",
+        "staged_parts",
+        "params",
+        "dense_sum",
+        "gradient_bytes",
+    ],
+)];
+
+/// For a folder, the modules that own a part of its state, of which none may name another, and the
+/// modules above them, which none of them may name.
+const OWNERS: &[(&str, &[&str], &[&str])] = &[(
+    "ps/src/shard",
+    &["peers", "intake", "steps", "values", "pulls", "checkpoints", "shard_files"],
+    &["Shard", "dispatch", "opening"],
+)];
+
+/// For a folder, its modules below the owners, which may name no owner.
+const BELOW_OWNERS: &[(&str, &[&str])] =
+    &[("ps/src/shard", &["request", "file_work", "output", "input"])];
+
+/// The files that may hold `unsafe`.
+const UNSAFE: &[&str] = &[
+    "common/net/src/stream.rs",
+    "common/optim/src/optimizer/kernel.rs",
+    "common/optim/src/volatile.rs",
+    "ps/store/src/arena/memory.rs",
+    "ps/store/src/arena/blocks.rs",
+    "ps/store/src/cache.rs",
+    // In-memory files of tests and the simulator.
+    "ps/store/src/testing/test_files.rs",
+    "worker/src/runtime/shared_memory.rs",
+    // The emulated driver's C interface and the host memory behind it.
+    "worker/device/emulator/src/control.rs",
+    "worker/device/emulator/src/driver/abi/launches.rs",
+    "worker/device/emulator/src/driver/abi/mod.rs",
+    "worker/device/emulator/src/driver/abi/modules.rs",
+    "worker/device/emulator/src/driver/abi/pointers.rs",
+    "worker/device/emulator/src/driver/host_memory.rs",
+    "worker/device/emulator/src/driver/shared.rs",
+    "worker/device/emulator/src/driver/state/execution.rs",
+    "worker/device/emulator/src/driver/work.rs",
+    "worker/device/src/cpu/pool.rs",
+    "worker/device/src/cuda/activation.rs",
+    "worker/device/src/cuda/cast.rs",
+    "worker/device/src/cuda/codec.rs",
+    "worker/device/src/cuda/context.rs",
+    "worker/device/src/cuda/cuda_device.rs",
+    "worker/device/src/cuda/cuda_memory.rs",
+    "worker/device/src/cuda/driver.rs",
+    "worker/device/src/cuda/elementwise.rs",
+    "worker/device/src/cuda/embedding_bag.rs",
+    "worker/device/src/cuda/gemm.rs",
+    "worker/device/src/cuda/launch.rs",
+    "worker/device/src/cuda/loss.rs",
+    "worker/device/src/cuda/modules.rs",
+    "worker/device/src/cuda/pinned_memory.rs",
+    "worker/device/src/transfer.rs",
+    "worker/device/src/cpu/gemm.rs",
+];
+
+/// Description of one broken rule.
+type Violation = String;
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Returns every Rust file below a path, relative to the root, with its text.
+fn sources(below: &str) -> Vec<(String, String)> {
+    let mut files = Vec::new();
+    collect(&root().join(below), &mut files);
+    assert!(!files.is_empty(), "no sources below {below}");
+    files
+        .into_iter()
+        .map(|path| {
+            let name = path.strip_prefix(root()).unwrap().display().to_string();
+            (name, fs::read_to_string(path).unwrap())
+        })
+        .collect()
+}
+
+fn collect(path: &Path, files: &mut Vec<PathBuf>) {
+    if path.is_dir() {
+        for entry in fs::read_dir(path).unwrap() {
+            collect(&entry.unwrap().path(), files);
+        }
+    } else if path.extension().is_some_and(|extension| extension == "rs") {
+        files.push(path.to_owned());
+    }
+}
+
+/// Returns the code of a file without comments, up to its test module, and each path of a list of
+/// imports on a line of its own.
+fn code(text: &str) -> String {
+    let product = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+    let code = product
+        .lines()
+        .map(|line| line.split("//").next().unwrap_or_default())
+        .fold(String::new(), |code, line| code + line + "\n");
+    let lists = code.split("use ").filter_map(|import| {
+        let (path, list) = import.split(';').next()?.split_once("::{")?;
+        Some(list.split(',').map(move |name| format!("{path}::{}\n", name.trim())))
+    });
+    let paths: String = lists.flatten().collect();
+    code + &paths
+}
+
+/// Whether code contains a word or path, but not as a part of a longer one or of a lifetime.
+fn names(code: &str, word: &str) -> bool {
+    let part = |c: char| c.is_alphanumeric() || c == '_';
+    code.match_indices(word).any(|(at, _)| {
+        let before = code[..at].chars().next_back();
+        let after = code[at + word.len()..].chars().next();
+        let open = word.ends_with([':', '{']) || !after.is_some_and(part);
+        !before.is_some_and(|c| part(c) || c == '\'') && open
+    })
+}
+
+fn is_test(file: &str) -> bool {
+    file.contains("/tests/") || file.ends_with("/tests.rs")
+}
+
+fn check_words(file: &str, text: &str, forbidden: &[&str], allowed: &[&str]) -> Vec<Violation> {
+    let code = code(text);
+    let broken = forbidden.iter().filter(|word| !allowed.contains(word) && names(&code, word));
+    broken.map(|word| format!("{file} names {word}")).collect()
+}
+
+fn check_dependencies(package: &str, manifest: &str, allowed: &[&str]) -> Vec<Violation> {
+    let mut section = "";
+    let mut broken = Vec::new();
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            section = line;
+        }
+        let name = line.split(['.', '=', ' ']).next().unwrap_or_default();
+        let layered = LAYERED.contains(&name) && section == "[dependencies]";
+        if layered && !allowed.contains(&name) {
+            broken.push(format!("{package} depends on {name}"));
+        }
+    }
+    broken
+}
+
+/// Checks that a module of a folder names only modules that come before it in their order.
+fn check_order(folder: &str, file: &str, text: &str, order: &[&str]) -> Vec<Violation> {
+    let module = Path::new(file).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let Some(place) = order.iter().position(|&other| other == module) else {
+        return vec![format!("{file} is not in the order of {folder}")];
+    };
+    let parent = Path::new(folder).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let higher = order[place + 1..].iter();
+    let names = higher.flat_map(|other| [format!("super::{other}"), format!("{parent}::{other}")]);
+    let names: Vec<String> = names.chain(["super::{".to_owned()]).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    check_words(file, text, &names, &[])
+}
+
+/// Checks that a module of a folder names none of these other modules of it.
+fn check_strangers(folder: &str, file: &str, text: &str, others: &[&str]) -> Vec<Violation> {
+    let parent = Path::new(folder).file_name().unwrap_or_default().to_string_lossy().into_owned();
+    // A file of the folder itself names its siblings by `super`; one below it, by `crate`.
+    let is_direct =
+        Path::new(file).parent() == Some(Path::new(folder)) || file.ends_with("/mod.rs");
+    let names = others.iter().flat_map(|other| {
+        let by_super = is_direct.then(|| format!("super::{other}"));
+        by_super.into_iter().chain([format!("{parent}::{other}")])
+    });
+    let names: Vec<String> = names.collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    check_words(file, text, &names, &[])
+}
+
+fn check_unsafe(file: &str, text: &str) -> Vec<Violation> {
+    let held = names(&code(text), "unsafe") && !UNSAFE.contains(&file);
+    if held { vec![format!("{file} holds unsafe")] } else { Vec::new() }
+}
+
+#[test]
+fn packages_depend_downwards() {
+    for (package, allowed) in DEPENDENCIES {
+        let manifest = fs::read_to_string(root().join(package).join("Cargo.toml")).unwrap();
+        assert_eq!(check_dependencies(package, &manifest, allowed), Vec::<Violation>::new());
+    }
+}
+
+#[test]
+fn the_pure_parts_use_no_clock_socket_thread_randomness_or_static() {
+    for (part, allowed) in PURE {
+        for (file, text) in sources(part).iter().filter(|(file, _)| !is_test(file)) {
+            assert_eq!(check_words(file, text, IMPURE, allowed), Vec::<Violation>::new());
+        }
+    }
+}
+
+#[test]
+fn modules_name_only_lower_modules() {
+    for (part, forbidden) in MODULES {
+        for (file, text) in sources(part).iter().filter(|(file, _)| !is_test(file)) {
+            assert_eq!(check_words(file, text, forbidden, &[]), Vec::<Violation>::new());
+        }
+    }
+}
+
+#[test]
+fn owners_do_not_name_each_other() {
+    let files_of = |folder: &str, module: &str| {
+        let path = format!("{folder}/{module}");
+        let below = root().join(&path).is_dir();
+        sources(&if below { path } else { path + ".rs" })
+    };
+    for &(folder, owners, above) in OWNERS {
+        let lower = BELOW_OWNERS.iter().filter(|(of, _)| *of == folder);
+        let lower: Vec<&str> = lower.flat_map(|(_, modules)| modules.iter().copied()).collect();
+        for module in owners.iter().chain(&lower) {
+            let others = owners.iter().filter(|other| *other != module).chain(above);
+            let others: Vec<&str> = others.copied().collect();
+            for (file, text) in files_of(folder, module).iter().filter(|(file, _)| !is_test(file)) {
+                let broken = check_strangers(folder, file, text, &others);
+                assert_eq!(broken, Vec::<Violation>::new());
+            }
+        }
+    }
+}
+
+#[test]
+fn modules_of_a_folder_name_only_earlier_ones() {
+    for (folder, order) in ORDERS {
+        let files = sources(folder);
+        for (file, text) in files.iter().filter(|(file, _)| !file.ends_with("/mod.rs")) {
+            assert_eq!(check_order(folder, file, text, order), Vec::<Violation>::new());
+        }
+        assert_eq!(files.len(), order.len() + 1, "{folder} has a file for each module");
+    }
+}
+
+#[test]
+fn only_listed_files_hold_unsafe() {
+    let parts = [
+        "src",
+        "common/src",
+        "common/net/src",
+        "common/optim/src",
+        "ps/src",
+        "ps/store/src",
+        "worker/src",
+        "worker/services/src",
+        "worker/training/src",
+        "worker/device/emulator/src",
+        "examples",
+        "benches",
+    ];
+    for part in parts {
+        for (file, text) in sources(part) {
+            assert_eq!(check_unsafe(&file, &text), Vec::<Violation>::new());
+        }
+    }
+    for file in UNSAFE {
+        let text = fs::read_to_string(root().join(file)).unwrap();
+        assert!(names(&code(&text), "unsafe"), "{file} holds no unsafe: unlist it");
+    }
+}
+
+/// The machines whose contracts number what may never happen, and the folders whose tests cite that.
+const CONTRACTS: &[(&str, &str)] =
+    &[("ps/src/shard/mod.rs", "ps/src"), ("worker/src/session/mod.rs", "worker/src/session")];
+
+#[test]
+fn every_numbered_invariant_is_cited_by_a_test() {
+    for (contract, folder) in CONTRACTS {
+        let text = fs::read_to_string(root().join(contract)).unwrap();
+        let numbers = text.lines().filter_map(|line| line.strip_prefix("/// - "));
+        let numbers: Vec<&str> =
+            numbers.filter_map(|line| line.split_once(':')).map(|(number, _)| number).collect();
+        assert!(numbers.len() > 3, "{contract} numbers {numbers:?}");
+        let tests = sources(folder);
+        let cited = |number: &str| {
+            let mut lines = tests.iter().flat_map(|(_, text)| text.lines());
+            lines.any(|line| line.trim_start().starts_with("// ") && names(line, number))
+        };
+        let uncited: Vec<&&str> = numbers.iter().filter(|number| !cited(number)).collect();
+        assert!(uncited.is_empty(), "no test cites {uncited:?} of {contract}");
+    }
+}
+
+#[test]
+fn planted_violations_are_found() {
+    let upward = "[package]\n[dependencies]\npushpull-worker.workspace = true\nbytes = \"1\"\n";
+    assert_eq!(
+        check_dependencies("ps", upward, &["pushpull-common"]),
+        ["ps depends on pushpull-worker"]
+    );
+    let tests_only = "[dependencies]\nbytes = \"1\"\n[dev-dependencies]\ntokio = \"1\"\n";
+    assert!(check_dependencies("common", tests_only, &[]).is_empty());
+    assert_eq!(
+        check_dependencies("common", "[dependencies]\ntokio = { version = \"1\" }\n", &[]),
+        ["common depends on tokio"]
+    );
+
+    let clock = "fn now() -> Instant { std::time::Instant::now() }\n";
+    assert_eq!(check_words("a.rs", clock, IMPURE, &[]), ["a.rs names Instant::now"]);
+    let shared = "static NEXT: AtomicU64 = AtomicU64::new(0);\nfn f(name: &'static str) {}\n";
+    assert_eq!(check_words("a.rs", shared, IMPURE, &[]), ["a.rs names static"]);
+    let lifetime = "fn f(name: &'static str) { Bytes::from_static(b\"\"); }\n";
+    assert!(check_words("a.rs", lifetime, IMPURE, &[]).is_empty());
+    let comment = "// Instant::now is not read here\nfn f(now: Instant) {}\n";
+    assert!(check_words("a.rs", comment, IMPURE, &[]).is_empty());
+    let tests = "fn f() {}\n#[cfg(test)]\nmod tests { fn now() { Instant::now(); } }\n";
+    assert!(check_words("a.rs", tests, IMPURE, &[]).is_empty());
+    let below = "#[cfg(test)]\nmod tests;\nfn now() { Instant::now(); }\n";
+    assert_eq!(check_words("a.rs", below, IMPURE, &[]), ["a.rs names Instant::now"]);
+    let upward = "use crate::runtime::Core;\n";
+    assert_eq!(
+        check_words("a.rs", upward, &["crate::runtime"], &[]),
+        ["a.rs names crate::runtime"]
+    );
+    assert!(!names("use crate::runtimes;", "crate::runtime"));
+    let listed = "use other::{\n    Error, Worker,\n};\nuse crate::{Reader, other};\n";
+    assert_eq!(check_words("a.rs", listed, &["other::Worker"], &[]), ["a.rs names other::Worker"]);
+    assert!(check_words("a.rs", listed, &["other::Reader"], &[]).is_empty());
+
+    let order = ["low", "middle", "high"];
+    let check = |text| check_order("a/b", "a/b/middle.rs", text, &order);
+    assert!(check("use super::low::Low;\nuse crate::b::low;\n").is_empty());
+    assert_eq!(check("use super::high::High;\n"), ["a/b/middle.rs names super::high"]);
+    assert_eq!(check("use crate::b::high::High;\n"), ["a/b/middle.rs names b::high"]);
+    assert_eq!(
+        check_order("a/b", "a/b/new.rs", "", &order),
+        ["a/b/new.rs is not in the order of a/b"]
+    );
+
+    let check = |text| check_strangers("a/b", "a/b/peers/mod.rs", text, &["intake", "Shard"]);
+    assert!(check("use super::output::Outputs;\nuse crate::b::request::Request;\n").is_empty());
+    assert_eq!(check("use super::intake::Intake;\n"), ["a/b/peers/mod.rs names super::intake"]);
+    assert_eq!(check("use crate::b::Shard;\n"), ["a/b/peers/mod.rs names b::Shard"]);
+    assert_eq!(check("use crate::b::{intake, output};\n"), ["a/b/peers/mod.rs names b::intake"]);
+
+    let held = "fn f() { unsafe { g() } }\n";
+    assert_eq!(check_unsafe("ps/src/shard/mod.rs", held), ["ps/src/shard/mod.rs holds unsafe"]);
+    assert!(check_unsafe("ps/store/src/arena/memory.rs", held).is_empty());
+    assert!(check_unsafe("a.rs", "#![forbid(unsafe_code)]\n").is_empty());
+}
