@@ -10,9 +10,8 @@ pub use crate::declaring::declare;
 #[cfg(feature = "devices")]
 pub use crate::devices::DeviceCopy;
 pub use crate::gradients::gradient_buffer::AlignedBuffer;
-pub use crate::gradients::gradient_bytes::GradientBytesError;
 pub use crate::local_values::LocalValues;
 pub use crate::outcome::SaveHandle;
 pub use crate::pause::Pause;
 pub use crate::reader::{SERVERS, VALUES};
-pub use crate::runtime::{CALLER_SPIN, Leadership, LeadingCaller, OpenOperation, SessionRunner};
+pub use crate::runtime::{CALLER_SPIN, Leadership, OpenOperation, SessionRunner};

@@ -14,7 +14,7 @@ pub use leadership::{Leadership, OpenOperation};
 pub(crate) use mapped_memory::MappedPullOutcome;
 #[cfg(feature = "simulation")]
 pub(crate) use mapped_memory::PushBuffers;
-pub use runner::{CALLER_SPIN, LeadingCaller, SessionRunner};
+pub use runner::{CALLER_SPIN, SessionRunner};
 #[cfg(feature = "simulation")]
 pub(crate) use shared_memory::{MappedFile, map, map_push_buffer};
 pub(crate) use thread::SessionThread;
