@@ -43,18 +43,14 @@ mod status;
 #[doc(hidden)]
 pub mod testing;
 
-/// Optimizers, one type for each rule, with their schedules; and the accumulators and the token
-/// queue of classic synchronous training. All can be used without a server.
+/// Optimizers, one type for each rule, with their schedules. All can be used without a server.
 pub mod optim {
     pub use pushpull_optim::optimizer::{Runs, SumRun, Sums};
     #[doc(hidden)]
     pub use pushpull_optim::optimizer::{StreamRun, StreamRuns};
     pub use pushpull_optim::{
-        Accumulator, Adadelta, Adagrad, Adam, AdamW, Applied, ApplyAt, ApplyError, Dequeued, Ftrl,
-        Lamb, Momentum, Optimizer, PushTokensError, Reduction, RmsProp, Run, Schedule, Sgd,
-        SlotSpec, SparseAccumulator, SparseApplyError, SparseGradient, SparseReduction, Summand,
-        SynchronousTokens, SynchronousTokensError, TakeError, Taken, Ticket, TokenQueue,
-        WAITERS_MAX, WaitError, WaiterId,
+        Adadelta, Adagrad, Adam, AdamW, ApplyAt, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Run,
+        Schedule, Sgd, SlotSpec, SparseReduction,
     };
 }
 

@@ -6,6 +6,7 @@ mod bad_input;
 mod bounds;
 mod calls;
 mod checkpoints;
+mod classic_rows;
 mod clipping;
 mod cluster;
 mod codecs;

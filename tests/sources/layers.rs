@@ -192,13 +192,6 @@ const MODULES: &[(&str, &[&str])] = &[
     ),
     ("ps/store/src/table", &["crate::store"]),
     ("common/optim/src/volatile.rs", &["crate::optimizer"]),
-    ("common/optim/src/accumulator.rs", &["crate::optimizer", "crate::volatile"]),
-    ("common/optim/src/sparse_accumulator.rs", &["crate::optimizer", "crate::volatile"]),
-    ("common/optim/src/token_queue.rs", &["crate::optimizer", "crate::volatile"]),
-    (
-        "common/optim/src/optimizer",
-        &["crate::accumulator", "crate::sparse_accumulator", "crate::token_queue"],
-    ),
     (
         "ps/src/checkpoint",
         &[

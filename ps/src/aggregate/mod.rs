@@ -20,5 +20,6 @@ pub(crate) mod token_ledger;
 #[cfg(test)]
 pub(crate) mod tests {
     mod admission_model;
+    mod classic_traces;
     pub(crate) mod exhaustive;
 }
