@@ -208,8 +208,8 @@ pub mod worker {
     };
 }
 
-/// Training sessions with their hooks, the data pipeline, record files, summaries for TensorBoard,
-/// helper threads. Needs the feature `training`.
+/// Training sessions with their hooks, the data pipeline, record files and summaries for
+/// TensorBoard. Needs the feature `training`.
 ///
 /// `docs/training.md` has the order of all calls, and what each failure does.
 ///
@@ -245,10 +245,9 @@ pub mod worker {
 pub mod training {
     pub use pushpull_training::{
         ComputedStep, DetachedStep, FinalValues, FinishedStep, Flow, GradientOutcome, GrantedStep,
-        Hook, HookError, HookPlace, JoinReport, RetryReport, Scalars, SpawnError, Step, StepGate,
-        StepTiming, StopCause, StopFlag, StopReason, TaskFailure, Tasks, TasksError,
-        TrainingConfig, TrainingEnd, TrainingSession, TrainingSetup, data, hooks, summary,
-        tfrecord,
+        Hook, HookError, HookPlace, JoinReport, RetryReport, Scalars, Step, StepGate, StepTiming,
+        StopReason, TrainingConfig, TrainingEnd, TrainingSession, TrainingSetup, data, hooks,
+        summary, tfrecord,
     };
 }
 
@@ -328,7 +327,6 @@ pub mod error {
     //! | train in a session | `TrainingError` |
     //! | write and read records | `training::tfrecord::TfRecordError` |
     //! | write summaries | `training::summary::SummaryError`, `training::summary::HistogramError`, `training::summary::ImageError` |
-    //! | run helper threads | `training::SpawnError`, `training::TasksError` |
 
     pub use crate::local::LocalClusterError;
     pub use pushpull_common::catalogue::CatalogueError;

@@ -136,7 +136,6 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/training/src/summary/image.rs", &[]),
     ("worker/training/src/summary/json_line.rs", &[]),
     ("worker/training/src/summary/protobuf_writer.rs", &[]),
-    ("worker/training/src/tasks/task_ledger.rs", &[]),
     ("worker/training/src/data/permutation.rs", &[]),
     ("worker/training/src/backoff.rs", &[]),
     ("worker/training/src/checkpoint_cadence.rs", &[]),
@@ -225,7 +224,6 @@ const MODULES: &[(&str, &[&str])] = &[
     ("worker/training/src/hooks", TRAINING_RUNTIME),
     ("worker/training/src/append_buffer.rs", &["crate::tfrecord", "crate::summary"]),
     ("worker/training/src/summary", &["pushpull_worker"]),
-    ("worker/training/src/tasks", &["pushpull_worker"]),
     ("worker/training/src/tfrecord", &["pushpull_worker", "crate::summary"]),
     (
         "worker/training/src/data",

@@ -1,5 +1,5 @@
 //! What surrounds the training loop of a worker: sessions with their hooks, a data pipeline, record
-//! files, summaries and helper threads.
+//! files and summaries.
 //!
 //! The private `lifecycle` decides the order of all calls of a session, without a clock or a
 //! socket. [`TrainingSession`] carries its decisions out, over the worker of `pushpull-worker`. The
@@ -28,7 +28,6 @@ mod session_replica;
 mod step;
 mod step_grant;
 pub mod summary;
-mod tasks;
 pub mod tfrecord;
 mod training_config;
 mod training_end;
@@ -42,7 +41,6 @@ pub use hook::{
 };
 pub use scalars::Scalars;
 pub use step::{DetachedStep, Step};
-pub use tasks::{SpawnError, StopCause, StopFlag, TaskFailure, Tasks, TasksError};
 pub use training_config::TrainingConfig;
 pub use training_end::{FinalValues, StopReason, TrainingEnd};
 pub use training_error::{HookPlace, TrainingError};
