@@ -33,8 +33,8 @@ pub struct Signature {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Slot {
     name: String,
-    elements: Elements,
-    /// `None` for any extent. Unused by bytes.
+    dtype: DType,
+    /// `None` for any extent.
     extents: Vec<Option<u64>>,
 }
 
@@ -43,9 +43,9 @@ impl Slot {
     fn mismatch(&self, is: &ValueType) -> Option<String> {
         let suits = |(&expected, &found): (&Option<u64>, &u64)| expected.is_none_or(|e| e == found);
         let extents = is.shape().extents();
-        let shape = self.elements == Elements::Bytes
-            || (extents.len() == self.extents.len() && self.extents.iter().zip(extents).all(suits));
-        match is.elements() == self.elements && shape {
+        let shape =
+            extents.len() == self.extents.len() && self.extents.iter().zip(extents).all(suits);
+        match is.elements() == Elements::Tensor(self.dtype) && shape {
             true => None,
             false => Some(format!("it is {is}, not {self}")),
         }
@@ -57,10 +57,7 @@ impl fmt::Display for Slot {
         let extent =
             |extent: &Option<u64>| extent.map_or("?".to_owned(), |extent| extent.to_string());
         let extents: Vec<String> = self.extents.iter().map(extent).collect();
-        match self.elements {
-            Elements::Bytes => f.write_str("bytes"),
-            elements => write!(f, "{elements} [{}]", extents.join(", ")),
-        }
+        write!(f, "{} [{}]", Elements::Tensor(self.dtype), extents.join(", "))
     }
 }
 
@@ -87,16 +84,7 @@ impl Signature {
         dtype: DType,
         extents: impl Into<Vec<Option<u64>>>,
     ) -> Signature {
-        add(&mut self.inputs, name, Elements::Tensor(dtype), extents.into());
-        self
-    }
-
-    /// Adds bytes as an input.
-    ///
-    /// # Panics
-    /// As [`Signature::input`].
-    pub fn input_bytes(mut self, name: &str) -> Signature {
-        add(&mut self.inputs, name, Elements::Bytes, vec![None]);
+        add(&mut self.inputs, name, dtype, extents.into());
         self
     }
 
@@ -110,16 +98,7 @@ impl Signature {
         dtype: DType,
         extents: impl Into<Vec<Option<u64>>>,
     ) -> Signature {
-        add(&mut self.outputs, name, Elements::Tensor(dtype), extents.into());
-        self
-    }
-
-    /// Adds bytes as an output.
-    ///
-    /// # Panics
-    /// As [`Signature::input`].
-    pub fn output_bytes(mut self, name: &str) -> Signature {
-        add(&mut self.outputs, name, Elements::Bytes, vec![None]);
+        add(&mut self.outputs, name, dtype, extents.into());
         self
     }
 
@@ -138,7 +117,7 @@ impl Signature {
     }
 }
 
-fn add(slots: &mut Vec<Slot>, name: &str, elements: Elements, extents: Vec<Option<u64>>) {
+fn add(slots: &mut Vec<Slot>, name: &str, dtype: DType, extents: Vec<Option<u64>>) {
     assert!(
         !name.is_empty() && name.len() <= limits::VALUE_NAME_BYTES_MAX,
         "a name of an input or output has 1 to {} bytes: {name:?}",
@@ -147,7 +126,7 @@ fn add(slots: &mut Vec<Slot>, name: &str, elements: Elements, extents: Vec<Optio
     assert!(slots.iter().all(|slot| slot.name != name), "{name:?} is there already");
     assert!(slots.len() < limits::CALL_VALUES_MAX, "a function has too many inputs or outputs");
     assert!(extents.len() <= Shape::RANK_MAX, "{name:?} has too many axes");
-    slots.push(Slot { name: name.to_owned(), elements, extents });
+    slots.push(Slot { name: name.to_owned(), dtype, extents });
 }
 
 fn check<'a>(
@@ -195,11 +174,8 @@ mod tests {
     use super::*;
 
     fn signature() -> Signature {
-        Signature::new().input("x", DType::F32, [None, Some(2)]).input_bytes("note").output(
-            "loss",
-            DType::F32,
-            [],
-        )
+        let inputs = Signature::new().input("x", DType::F32, [None, Some(2)]);
+        inputs.input("rate", DType::F64, []).output("loss", DType::F32, [])
     }
 
     #[test]
@@ -208,18 +184,19 @@ mod tests {
         let right = Value::zeros::<f32>(&[5, 2]).unwrap();
         let wide = Value::zeros::<f32>(&[5, 3]).unwrap();
         let double = Value::zeros::<f64>(&[5, 2]).unwrap();
-        let note = Value::from("n");
+        let rate = Value::scalar(0.5_f64);
+        let text = Value::from("n");
         let problem = |values: &[(&str, Option<&Value>)]| {
             let types = values.iter().map(|(name, value)| (*name, value.map(Value::value_type)));
             signature.check_inputs(types).err().map(|m| format!("{}: {}", m.name, m.detail))
         };
-        assert_eq!(problem(&[("x", Some(&right)), ("note", Some(&note))]), None);
-        assert_eq!(problem(&[("note", Some(&note)), ("x", None)]), None);
+        assert_eq!(problem(&[("x", Some(&right)), ("rate", Some(&rate))]), None);
+        assert_eq!(problem(&[("rate", Some(&rate)), ("x", None)]), None);
         let table = [
-            (vec![("x", Some(&wide)), ("note", None)], "x: it is f32 [5, 3], not f32 [?, 2]"),
-            (vec![("x", Some(&double)), ("note", None)], "x: it is f64 [5, 2], not f32 [?, 2]"),
-            (vec![("x", Some(&note)), ("note", None)], "x: it is bytes [1], not f32 [?, 2]"),
-            (vec![("x", Some(&right))], "note: it is missing, and is bytes"),
+            (vec![("x", Some(&wide)), ("rate", None)], "x: it is f32 [5, 3], not f32 [?, 2]"),
+            (vec![("x", Some(&double)), ("rate", None)], "x: it is f64 [5, 2], not f32 [?, 2]"),
+            (vec![("x", Some(&text)), ("rate", None)], "x: it is bytes [1], not f32 [?, 2]"),
+            (vec![("x", Some(&right))], "rate: it is missing, and is f64 []"),
             (vec![("y", None)], "y: the function has none of this name"),
         ];
         for (values, expected) in table {
@@ -239,6 +216,6 @@ mod tests {
     #[test]
     #[should_panic = "\"x\" is there already"]
     fn a_name_is_given_once() {
-        let _ = Signature::new().input("x", DType::F32, []).input_bytes("x");
+        let _ = Signature::new().input("x", DType::F32, []).input("x", DType::F64, []);
     }
 }

@@ -64,21 +64,18 @@ pub struct TowerStep {
 }
 
 impl<'a> Towers<'a> {
-    /// The most towers.
-    pub const TOWERS_MAX: usize = 32;
-
     /// Towers by a function on each of these tasks. The same task may have several.
     ///
     /// # Errors
-    /// [`ServiceError::Invalid`] for none, or more than [`Towers::TOWERS_MAX`].
+    /// [`ServiceError::Invalid`] for none, or more than 32.
     pub fn new(
         client: &'a Client,
         function: &str,
         tasks: impl IntoIterator<Item = TaskId>,
     ) -> Result<Towers<'a>, ServiceError> {
         let tasks: Vec<TaskId> = tasks.into_iter().collect();
-        if !(1..=Towers::TOWERS_MAX).contains(&tasks.len()) {
-            let reason = format!("{} towers, not 1 to {}", tasks.len(), Towers::TOWERS_MAX);
+        if !(1..=TOWERS_MAX).contains(&tasks.len()) {
+            let reason = format!("{} towers, not 1 to {}", tasks.len(), TOWERS_MAX);
             return Err(ServiceError::Invalid { doing: format!("replicate {function:?}"), reason });
         }
         Ok(Towers { client, function: function.to_owned(), tasks })
@@ -148,6 +145,9 @@ fn apply(call: &mut Invocation) -> Result<Outputs, FunctionError> {
     let outputs = Outputs::from(call.push(mean)?);
     Ok(outputs.with(LOSS, losses.iter().sum::<f64>() * share))
 }
+
+/// The maximum number of towers.
+const TOWERS_MAX: usize = 32;
 
 #[cfg(test)]
 mod tests {
