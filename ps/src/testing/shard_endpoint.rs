@@ -1,4 +1,4 @@
-//! An endpoint of one shard, for the simulator of whole clusters and for the fuzz targets.
+//! An endpoint of one shard, for the simulator of whole clusters.
 //!
 //! The [`ShardEndpoint`] does for its shard what `runtime` does, without a socket, a thread or a
 //! clock. Bytes of connections go in and out, and the caller passes the time. Files of a killed
@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use pushpull_common::call_window::CallWindow;
 use pushpull_common::ids::{RequestId, ShardId};
 use pushpull_common::protocol::decode::slice_source;
-use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message;
 use pushpull_common::protocol::{
     BodyStamp, Envelope, Features, FrameEvent, FrameProgress, FrameReader, FrameSink, Message,
@@ -34,10 +33,9 @@ use pushpull_common::peer_origin::PeerOrigin;
 /// The interval at which a shard needs [`ShardEndpoint::tick`].
 pub const TICK: Duration = crate::shard::TICK;
 
-/// The maximum memory of a shard with files, and of one without.
+/// The maximum memory of a shard.
 const BYTES_MAX: u64 = 16 << 20;
-const MEMORY_BYTES_MAX: u64 = 4 << 20;
-/// The bytes of a block of a shard with files: few, so that small variables have several blocks.
+/// The bytes of a block: few, so that small variables have several blocks.
 const BLOCK_BYTES: usize = 256;
 
 /// More outputs than one input can cause.
@@ -133,40 +131,23 @@ impl ShardEndpoint {
         part_bytes: u64,
     ) -> ShardEndpoint {
         let config = PsConfig { block_bytes: BLOCK_BYTES, ..config };
+        let setup = setup(config, shard);
+        let id = setup.id;
+        let config = setup.config.clone();
+        let counters = setup.counters.clone();
         let storage = ArenaStorage::TestFiles(files.0.clone());
         let run = ServerRun { boot: [1; 16], arena: life, epoch_base: clock };
-        let setup = setup(config, shard, BYTES_MAX);
-        ShardEndpoint { test_files: files.0, part_bytes, ..Self::start(setup, storage, run, now) }
-    }
-
-    /// Opens a new shard 0 in anonymous memory, which cannot be shared.
-    ///
-    /// # Panics
-    /// If the configuration is invalid.
-    pub fn in_memory(config: PsConfig, now: Instant) -> ShardEndpoint {
-        let run = ServerRun { boot: [0; 16], arena: 1, epoch_base: 0 };
-        let setup = setup(config, 0, MEMORY_BYTES_MAX);
-        ShardEndpoint::start(setup, ArenaStorage::Anonymous, run, now)
-    }
-
-    fn start(
-        setup: ShardSetup,
-        storage: ArenaStorage,
-        run: ServerRun,
-        now: Instant,
-    ) -> ShardEndpoint {
-        let (id, config, counters) = (setup.id, setup.config.clone(), setup.counters.clone());
         let opened = Shard::open(setup, storage, run, now);
         let mut endpoint = ShardEndpoint {
             shard: opened.expect("a shard recovers from the files that it left"),
             id,
             config,
-            test_files: TestFiles::default(),
+            test_files: files.0,
             connections: BTreeMap::new(),
             owner: None,
             owner_features: Features::NONE,
             requests: 0,
-            part_bytes: PART_BYTES_MAX,
+            part_bytes,
             counters,
             events: VecDeque::new(),
         };
@@ -274,13 +255,6 @@ impl ShardEndpoint {
             (place.reader, place.greeted) = (reader, greeted);
         }
         sound
-    }
-
-    /// Returns whether a client may send a frame: its connection is open, and no other frame has
-    /// arrived in part.
-    pub fn is_between_frames(&self, connection: u64) -> bool {
-        let stream = self.connections.get(&connection);
-        stream.is_some_and(|stream| !stream.closing && !stream.reader.has_begun())
     }
 
     /// Ends a connection that is gone.
@@ -470,13 +444,13 @@ pub fn with_features(config: PsConfig, features: Features) -> PsConfig {
 }
 
 /// Checks a configuration and returns the setup of one of its shards.
-fn setup(config: PsConfig, shard: u16, bytes_max: u64) -> ShardSetup {
+fn setup(config: PsConfig, shard: u16) -> ShardSetup {
     config.check().expect("the configuration is valid");
     ShardSetup {
         id: ShardId { task: config.task.index, shard },
         identity: Arc::new(config.identity()),
         config: Arc::new(config),
-        budget: Budget::new(bytes_max),
+        budget: Budget::new(BYTES_MAX),
         counters: Arc::default(),
     }
 }

@@ -1,27 +1,43 @@
 //! The messages of an adversary: honest pushes, and any message with any numbers.
 
-use pushpull_common::catalogue::{Catalogue, Partition, ShardLayout};
+use pushpull_common::catalogue::{Partition, ShardLayout};
+use pushpull_common::codec::Codec;
 use pushpull_common::ids::{
-    CallEpoch, CallNumber, CallSource, ClientEpoch, GlobalStep, PartitionId, RestoreEpoch,
-    Sequence, ShardId, TokenId,
+    CallEpoch, CallNumber, CallSource, ClientEpoch, GlobalStep, Incarnation, PartitionId,
+    RestoreEpoch, Sequence, ShardId, TokenId,
 };
 use pushpull_common::protocol::limits::COORDINATOR_NAME_BYTES_MAX;
 use pushpull_common::protocol::message::{
-    self, CheckpointId, Operation, PushEncoded, PushPart, PushShared, Selection, SharedRange,
+    self, CheckpointId, Hello, Operation, PushEncoded, PushPart, PushShared, Role, Selection,
+    SharedRange,
 };
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{
     BodyStamp, CallId, CallRef, Envelope, Features, Header, Message, encode,
 };
+use pushpull_common::tensor::DType;
 use pushpull_common::{rows, table};
 
 use super::choices::{Choices, KnownNumbers};
+use super::setting::ShardSetting;
 use crate::aggregate::token_ledger::generation_of;
 
 /// Draws messages from the choices of an input and from the numbers that peers have learned.
 pub(super) struct MessageDraw<'a> {
     pub(super) choices: Choices<'a>,
     pub(super) known: KnownNumbers,
+    /// Whether every push gives all elements of a partition the same value.
+    pub(super) is_uniform: bool,
+}
+
+/// A part of an honest push.
+pub(super) struct DrawnPart {
+    pub(super) offset: u64,
+    /// The bytes of the layout that the part covers.
+    pub(super) bytes: u64,
+    pub(super) body: Vec<u8>,
+    /// The encoding of the body and the number of its elements, if it is encoded.
+    pub(super) encoding: Option<(u8, u32)>,
 }
 
 impl MessageDraw<'_> {
@@ -30,13 +46,77 @@ impl MessageDraw<'_> {
         self.choices.number(&self.known)
     }
 
-    /// Draws the parts of an honest push: offset and body of each.
-    pub(super) fn parts(
-        &mut self,
-        layout: &ShardLayout,
-        operation: Operation,
-    ) -> Vec<(u64, Vec<u8>)> {
+    /// Draws a hello of a random role with, at times, wrong fields.
+    pub(super) fn any_hello(&mut self, setting: &ShardSetting) -> Hello {
+        let roles = [Role::Worker {}, Role::Chief {}, Role::Reader {}, Role::Peer {}];
+        let role = roles[[0, 0, 0, 1, 1, 2, 3, 3][self.choices.below(8)]];
+        let task = self.choices.below(4) as u32;
+        let mut hello = setting.hello(role, task);
+        if role == (Role::Peer {}) {
+            hello.job = Text::clipped("ps");
+            hello.task = 0;
+        }
+        if self.choices.one_in(3) {
+            hello.incarnation = Incarnation(self.number());
+        }
+        // Often an epoch that the step owner has minted or would mint for this task.
+        let epoch = match self.choices.below(4) {
+            0 => 0,
+            1 => u64::from(task) + 1,
+            2 => self.choices.of(&self.known.epochs),
+            _ => self.number(),
+        };
+        hello.client_epoch = ClientEpoch(epoch);
+        if self.choices.one_in(16) {
+            hello.seen_epoch = RestoreEpoch(self.number() as u32);
+            hello.seen_step = GlobalStep(self.number());
+            hello.seen_arena = u64::from(self.choices.one_in(2));
+            hello.task = self.number() as u32;
+        }
+        if self.choices.one_in(16) {
+            hello.catalogue = Some(setting.catalogue.digest());
+            hello.shard.shard = self.number() as u16;
+        }
+        hello
+    }
+
+    /// Draws a message of the step owner to another shard.
+    pub(super) fn owner_message(&mut self, is_synchronous: bool) -> Message {
+        let token = TokenId(self.choices.of(&self.known.tokens));
+        let client = ClientEpoch(self.choices.of(&self.known.epochs));
+        match self.choices.below(6) {
+            5 => message::ChiefIs { client }.into(),
+            4 if self.choices.one_in(2) => {
+                let ends = self.choices.one_in(2);
+                message::AuditPushes { client, ends }.into()
+            }
+            _ if !is_synchronous => message::Recall { token, client }.into(),
+            4 => message::Recall { token, client }.into(),
+            0 => message::TokenOver { token }.into(),
+            1 => message::KeepCut {}.into(),
+            _ => {
+                let count = self.choices.below(4);
+                let factors = [1.0, 1.0, 0.5, 0.0, f64::NAN, f64::MIN_POSITIVE];
+                let pushes: Vec<(TokenId, f64)> = (0..count)
+                    .map(|_| {
+                        let token = TokenId(self.choices.of(&self.known.tokens));
+                        (token, factors[self.choices.below(factors.len())])
+                    })
+                    .collect();
+                message::Commit { pushes: List::new(pushes).expect("a few") }.into()
+            }
+        }
+    }
+
+    /// Draws the parts of an honest push.
+    pub(super) fn parts(&mut self, layout: &ShardLayout, operation: Operation) -> Vec<DrawnPart> {
         let chosen = self.choices.byte();
+        let is_gradient = operation == (Operation::Gradient {});
+        let codec = self.codec().filter(|_| is_gradient);
+        let plain = |offset, body: Vec<u8>| {
+            let bytes = body.len() as u64;
+            DrawnPart { offset, bytes, body, encoding: None }
+        };
         let mut parts = Vec::new();
         for (index, partition) in layout.all().iter().enumerate() {
             let fits = match operation {
@@ -49,24 +129,47 @@ impl MessageDraw<'_> {
                 continue;
             }
             if !partition.is_sparse() {
-                let bytes = (partition.end() - partition.offset) as usize;
-                parts.push((partition.offset, self.content(bytes)));
+                let content = self.content((partition.end() - partition.offset) as usize);
+                let longest = match self.choices.one_in(2) {
+                    true => 8 * (1 + self.choices.below(64)),
+                    false => content.len(),
+                };
+                for (at, body) in (0..).step_by(longest).zip(content.chunks(longest)) {
+                    let part = plain(partition.offset + at, body.to_vec());
+                    parts.push(
+                        codec.and_then(|codec| encoded(&part, partition, codec)).unwrap_or(part),
+                    );
+                }
                 continue;
             }
             let Some(at) = partition.index else { continue };
             let numbers = self.rows_of(partition);
             let mut body = Vec::new();
             rows::encode_index(partition, numbers.iter().copied(), &mut body);
-            parts.push((at, body));
+            parts.push(plain(at, body));
             let bytes = rows::values_bytes(partition, numbers.len() as u64) as usize;
             if bytes > 0 {
-                parts.push((partition.offset, self.content(bytes)));
+                parts.push(plain(partition.offset, self.content(bytes)));
             }
         }
+        if self.choices.one_in(4) {
+            parts.reverse();
+        }
         if parts.is_empty() {
-            parts.push((0, Vec::new()));
+            parts.push(plain(0, Vec::new()));
         }
         parts
+    }
+
+    /// Draws a codec, or none. Each decodes equal elements to equal elements.
+    fn codec(&mut self) -> Option<Codec> {
+        match self.choices.below(16) {
+            1 => Some(Codec::F16),
+            2 => Some(Codec::Bf16),
+            3 => Some(Codec::Int8),
+            4 => Some(Codec::TopK { fraction: 1.0 }),
+            _ => None,
+        }
     }
 
     /// Returns up to three rows of a partition, in ascending order.
@@ -86,7 +189,10 @@ impl MessageDraw<'_> {
         let word = match self.choices.below(6) {
             0 => 0,
             1 => u64::MAX,
+            2 if self.is_uniform => (self.number() & 0xffff) * 0x0001_0001_0001_0001,
             2 => self.number(),
+            // Ones of bf16, which are numbers near 1 of f32 and f64.
+            _ if self.is_uniform => 0x3f80_3f80_3f80_3f80,
             _ => u64::from_le_bytes(bytemuck::cast([1.0_f32, 1.0])),
         };
         let words = std::iter::repeat_n(word.to_le_bytes(), bytes.div_ceil(8));
@@ -98,7 +204,7 @@ impl MessageDraw<'_> {
     pub(super) fn any_message(
         &mut self,
         client: ClientEpoch,
-        catalogue: &Catalogue,
+        setting: &ShardSetting,
     ) -> (Message, Vec<u8>) {
         let mut body = Vec::new();
         if self.choices.one_in(2) {
@@ -111,6 +217,8 @@ impl MessageDraw<'_> {
             false => self.choices.below(8) as u32,
         });
         let message: Message = match self.choices.below(37) {
+            // Their bodies are not uniform.
+            19..=21 | 34 | 35 if self.is_uniform => message::Heartbeat {}.into(),
             0 => message::Heartbeat {}.into(),
             1 => message::Pull { selection: self.selection(partition) }.into(),
             2 => {
@@ -127,8 +235,16 @@ impl MessageDraw<'_> {
             7 => message::ShareValues { wants: self.number() }.into(),
             8 => message::SharePushBuffer {}.into(),
             9 => {
+                let catalogue = match self.choices.below(8) {
+                    at @ 0..3 => &setting.others[at],
+                    _ => &*setting.catalogue,
+                };
                 if self.choices.one_in(2) {
                     body = catalogue.encode().to_vec();
+                    if self.choices.one_in(4) {
+                        let at = self.number() as usize % body.len();
+                        body[at] ^= self.choices.byte();
+                    }
                 }
                 message::Declare { digest: catalogue.digest() }.into()
             }
@@ -302,6 +418,27 @@ impl MessageDraw<'_> {
             }
         }
     }
+}
+
+/// Encodes the body of a part of a dense partition; `None` if its elements cannot be encoded.
+fn encoded(part: &DrawnPart, partition: &Partition, codec: Codec) -> Option<DrawnPart> {
+    let bytes = (partition.offset + partition.bytes).checked_sub(part.offset)?;
+    let elements = &part.body[..part.body.len().min(bytes as usize)];
+    let mut body = Vec::new();
+    match partition.dtype {
+        DType::F32 => {
+            let values = elements.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+            codec.encode(&values.collect::<Vec<_>>(), &mut body).ok()?;
+        }
+        DType::F64 => {
+            let values = elements.as_chunks().0.iter().map(|bytes| f64::from_le_bytes(*bytes));
+            codec.encode(&values.collect::<Vec<_>>(), &mut body).ok()?;
+        }
+        _ => return None,
+    }
+    let count = (elements.len() / partition.dtype.size()) as u32;
+    let encoding = Some((codec.encoding().code(), count));
+    Some(DrawnPart { offset: part.offset, bytes: part.bytes, body, encoding })
 }
 
 /// Encodes a message and decodes it again, as it arrives; `None` if it is invalid.

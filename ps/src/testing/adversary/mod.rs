@@ -3,12 +3,20 @@
 //! Peers of every role send messages in any order, between ticks, lost connections and kills.
 //! [`play`] reads its input as choices, so that a fuzzer and a property test drive the same code.
 //! Peers are mostly honest, since otherwise no push would ever be complete; now and then a field is
-//! wrong. The shard asserts its invariants after every input. A killed shard must open again with
-//! the same values and counts.
+//! wrong. The shard asserts its invariants after every input. These properties must hold as well:
+//!
+//! - A killed shard opens again with the same values and counts.
+//! - A push has one outcome, and a version belongs to one push.
+//! - A gradient counts once: in asynchronous mode the count of applied gradients is that of the
+//!   pushes which peers know or must assume to be applied. The only shard counts the same steps.
+//! - In half of the inputs each push gives all elements of a partition the same value. All elements
+//!   of a partition are then equal in every pull.
 
 mod choices;
 mod messages;
+mod peer_line;
 mod play;
+mod push_records;
 mod setting;
 
 use choices::Choices;
@@ -18,8 +26,8 @@ use play::Play;
 /// and whether it is the step owner.
 ///
 /// # Panics
-/// If the shard breaks its invariants, returns target memory of another length than the body, or
-/// does not recover its state after a kill.
+/// If the shard breaks its invariants or one of the properties above, or returns target memory of
+/// another length than the body.
 pub fn play(input: &[u8]) -> (u64, bool) {
     Play::new(Choices::new(input)).run()
 }

@@ -3,19 +3,18 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushpull_common::identity::Identity;
-use pushpull_common::ids::{
-    ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch, Sequence, TokenId,
-};
+use pushpull_common::ids::{ClientEpoch, GlobalStep, RequestId, RestoreEpoch, Sequence, TokenId};
 use pushpull_common::protocol::message::{
-    self, BodyCrc, Hello, Operation, PushPart, PushShared, Role, SharedRange,
+    self, Hello, Operation, PushEncoded, PushPart, PushShared, Role, Selection, SharedRange,
 };
-use pushpull_common::protocol::wire::{List, Text};
-use pushpull_common::protocol::{Envelope, Message, version};
+use pushpull_common::protocol::wire::List;
+use pushpull_common::protocol::{Envelope, Message};
 use pushpull_store::testing::test_files::TestFiles;
 
 use super::choices::{Choices, KnownNumbers};
-use super::messages::{MessageDraw, framed};
+use super::messages::{DrawnPart, MessageDraw, framed};
+use super::peer_line::PeerLine;
+use super::push_records::{PushRecords, check_values};
 use super::setting::{LEASE, ShardSetting};
 use crate::aggregate::token_ledger::generation_of;
 use crate::metrics::Counters;
@@ -30,18 +29,6 @@ const OUTPUTS_MAX: usize = 4096;
 /// The maximum number of actions that one input plays.
 const ACTIONS_MAX: usize = 400;
 
-/// The peer's side of a connection.
-#[derive(Clone, Copy, Debug)]
-struct PeerLine {
-    connection: u64,
-    /// The epoch of the client, from its hello or its welcome.
-    epoch: ClientEpoch,
-    /// The sequence of the newest push.
-    next: u64,
-    /// The body that is due: its length, and how much has been sent.
-    body: Option<(usize, usize)>,
-}
-
 /// A shard and the state of its peers.
 pub(super) struct Play<'a> {
     draw: MessageDraw<'a>,
@@ -53,6 +40,7 @@ pub(super) struct Play<'a> {
     next_connection: u64,
     next_request: u64,
     streams: Vec<PulledParts>,
+    records: PushRecords,
     /// The metrics of all processes of the shard together.
     counters: Arc<Counters>,
 }
@@ -61,12 +49,13 @@ impl<'a> Play<'a> {
     /// Opens the shard of an input.
     pub(super) fn new(mut choices: Choices<'a>) -> Play<'a> {
         let setting = ShardSetting::draw(&mut choices);
+        let is_uniform = choices.one_in(2);
         let (test_files, now) = (TestFiles::default(), Instant::now());
         let counters = Arc::<Counters>::default();
         let shard = setting.open(&test_files, &counters, now);
         Play {
             counters,
-            draw: MessageDraw { choices, known: KnownNumbers::default() },
+            draw: MessageDraw { choices, known: KnownNumbers::default(), is_uniform },
             shard,
             test_files,
             setting,
@@ -75,6 +64,7 @@ impl<'a> Play<'a> {
             next_connection: 1,
             next_request: 1,
             streams: Vec::new(),
+            records: PushRecords::default(),
         }
     }
 
@@ -92,15 +82,22 @@ impl<'a> Play<'a> {
             }
             self.act();
             self.handle_outputs();
+            self.check_step();
         }
+        self.settle();
         self.reopen();
+        self.query_outcomes();
+        if self.setting.config.rule().is_none() {
+            self.records.check_count(self.counters.gradients_applied.read());
+        }
         (self.counters.gradients_applied.read(), self.setting.id.shard == 0)
     }
 
     /// Connects an honest chief, which declares and initializes the variables.
     fn begin(&mut self) {
         let epoch = if self.setting.id.shard == 0 { 0 } else { 1 };
-        let hello = Hello { client_epoch: ClientEpoch(epoch), ..self.hello(Role::Chief {}, 0) };
+        let hello =
+            Hello { client_epoch: ClientEpoch(epoch), ..self.setting.hello(Role::Chief {}, 0) };
         self.connect(&hello, PeerOrigin::Remote);
         let catalogue = self.setting.catalogue.clone();
         let declare = message::Declare { digest: catalogue.digest() };
@@ -119,7 +116,7 @@ impl<'a> Play<'a> {
             9 => {
                 self.shard.work(self.now);
             }
-            10 => self.streams.clear(),
+            10 => self.read(),
             11 => self.reopen(),
             12 => self.on_owner_message(),
             13 | 14 => self.continue_body(),
@@ -128,62 +125,14 @@ impl<'a> Play<'a> {
         }
     }
 
-    fn hello(&self, role: Role, task: u32) -> Hello {
-        Hello {
-            version_oldest: version::OLDEST,
-            version_newest: version::NEWEST,
-            role,
-            job: Text::clipped("worker"),
-            task,
-            shard: self.setting.id,
-            incarnation: Incarnation(100 + u64::from(task)),
-            client_epoch: ClientEpoch(0),
-            seen_epoch: RestoreEpoch(0),
-            seen_arena: 0,
-            seen_step: GlobalStep(0),
-            catalogue: None,
-            body_crc: BodyCrc::Auto {},
-            identity: Identity::new().to_wire(),
-            auth: List::default(),
-            features: Default::default(),
-        }
-    }
-
     /// Connects a peer with a random role and, at times, wrong fields in its hello.
     fn connect_any(&mut self) {
-        let roles = [Role::Worker {}, Role::Chief {}, Role::Reader {}, Role::Peer {}];
-        let role = roles[[0, 0, 0, 1, 1, 2, 3, 3][self.draw.choices.below(8)]];
-        let task = self.draw.choices.below(4) as u32;
-        let mut hello = self.hello(role, task);
-        if role == (Role::Peer {}) {
-            (hello.job, hello.task) = (Text::clipped("ps"), 0);
-        }
-        if self.draw.choices.one_in(3) {
-            hello.incarnation = Incarnation(self.draw.number());
-        }
-        // Often an epoch that the step owner has minted or would mint for this task.
-        let epoch = match self.draw.choices.below(4) {
-            0 => 0,
-            1 => u64::from(task) + 1,
-            2 => self.draw.choices.of(&self.draw.known.epochs),
-            _ => self.draw.number(),
+        let hello = self.draw.any_hello(&self.setting);
+        let origin = match self.draw.choices.one_in(4) {
+            true => PeerOrigin::Unix { same_user: true },
+            false => PeerOrigin::Remote,
         };
-        hello.client_epoch = ClientEpoch(epoch);
-        if self.draw.choices.one_in(16) {
-            let (epoch, step) = (self.draw.number() as u32, self.draw.number());
-            (hello.seen_epoch, hello.seen_step) = (RestoreEpoch(epoch), GlobalStep(step));
-            hello.seen_arena = u64::from(self.draw.choices.one_in(2));
-            hello.task = self.draw.number() as u32;
-        }
-        if self.draw.choices.one_in(16) {
-            hello.catalogue = Some(self.setting.catalogue.digest());
-            hello.shard.shard = self.draw.number() as u16;
-        }
-        let same_host = self.draw.choices.one_in(4);
-        self.connect(
-            &hello,
-            if same_host { PeerOrigin::Unix { same_user: true } } else { PeerOrigin::Remote },
-        );
+        self.connect(&hello, origin);
     }
 
     fn connect(&mut self, hello: &Hello, origin: PeerOrigin) {
@@ -194,7 +143,8 @@ impl<'a> Play<'a> {
         else {
             return;
         };
-        self.lines.push(PeerLine { connection, epoch: hello.client_epoch, next: 1, body: None });
+        let (epoch, copy) = (hello.client_epoch, hello.clone());
+        self.lines.push(PeerLine { connection, hello: copy, epoch, next: 1, body: None });
         let (hello, header) = (&hello, &header);
         self.shard.handle(self.now, ShardInput::Connected { connection, hello, header, origin });
         self.handle_outputs();
@@ -222,7 +172,7 @@ impl<'a> Play<'a> {
     fn settle(&mut self) {
         while self.shard.has_work() {
             match self.shard.work(self.now) {
-                WorkOutcome::Blocked => self.streams.clear(),
+                WorkOutcome::Blocked => self.send_values(),
                 WorkOutcome::Idle | WorkOutcome::More | WorkOutcome::Flushing => {}
                 // The shard retries a failed growth only after some time, so this loop cannot wait.
                 WorkOutcome::Growing => return self.handle_outputs(),
@@ -237,30 +187,7 @@ impl<'a> Play<'a> {
             return;
         }
         self.shard.handle(self.now, ShardInput::OwnerLink { up: self.draw.choices.one_in(4) });
-        let token = TokenId(self.draw.choices.of(&self.draw.known.tokens));
-        let client = ClientEpoch(self.draw.choices.of(&self.draw.known.epochs));
-        let message: Message = match self.draw.choices.below(6) {
-            5 => message::ChiefIs { client }.into(),
-            4 if self.draw.choices.one_in(2) => {
-                let ends = self.draw.choices.one_in(2);
-                message::AuditPushes { client, ends }.into()
-            }
-            _ if self.setting.config.rule().is_none() => message::Recall { token, client }.into(),
-            4 => message::Recall { token, client }.into(),
-            0 => message::TokenOver { token }.into(),
-            1 => message::KeepCut {}.into(),
-            _ => {
-                let count = self.draw.choices.below(4);
-                let factors = [1.0, 1.0, 0.5, 0.0, f64::NAN, f64::MIN_POSITIVE];
-                let pushes: Vec<(TokenId, f64)> = (0..count)
-                    .map(|_| {
-                        let token = TokenId(self.draw.choices.of(&self.draw.known.tokens));
-                        (token, factors[self.draw.choices.below(factors.len())])
-                    })
-                    .collect();
-                message::Commit { pushes: List::new(pushes).expect("a few") }.into()
-            }
-        };
+        let message = self.draw.owner_message(self.setting.config.rule().is_some());
         let step = match self.draw.choices.one_in(3) {
             true => self.draw.number(),
             false => self.shard.step().0,
@@ -304,12 +231,13 @@ impl<'a> Play<'a> {
         let next = self.draw.choices.one_in(3);
         let layout = self.setting.catalogue.layout(self.setting.id);
         let parts = self.draw.parts(&layout, operation);
-        let total: u64 = parts.iter().map(|(_, body)| body.len() as u64).sum();
+        let total: u64 = parts.iter().map(|part| part.bytes).sum();
         let count = parts.len();
         let stops = self.draw.choices.one_in(6).then(|| self.draw.choices.below(count + 1));
         let shared = self.draw.choices.one_in(4);
         let call = self.draw.choices.one_in(4).then(|| self.draw.call());
-        for (at, (offset, body)) in parts.into_iter().enumerate() {
+        for (at, part) in parts.into_iter().enumerate() {
+            let DrawnPart { offset, bytes, body, encoding } = part;
             if stops == Some(at) {
                 return;
             }
@@ -317,7 +245,7 @@ impl<'a> Play<'a> {
             let named = if self.draw.choices.one_in(12) { self.draw.number() } else { total };
             let whole = last.then_some(named);
             let offset = if self.draw.choices.one_in(12) { self.draw.number() } else { offset };
-            let end = offset.wrapping_add(body.len() as u64);
+            let end = offset.wrapping_add(bytes);
             let (token, next) = (TokenId(token), last && next);
             let part =
                 PushPart { operation, token, generation, push_slot, offset, whole, next, read };
@@ -346,11 +274,18 @@ impl<'a> Play<'a> {
                 };
                 self.send(index, envelope, shared, &[]);
             } else {
-                let part = match call {
-                    None => part.into(),
-                    Some(call) => message::CallPart { part, call }.into(),
+                let message = match (call, encoding) {
+                    (None, None) => part.into(),
+                    (Some(call), None) => message::CallPart { part, call }.into(),
+                    (call, Some((encoding, elements))) => {
+                        let encoded = PushEncoded { part, encoding, elements, factor: 1.0 };
+                        match call {
+                            None => encoded.into(),
+                            Some(call) => message::CallEncoded { encoded, call }.into(),
+                        }
+                    }
                 };
-                self.send(index, envelope, part, &body);
+                self.send(index, envelope, message, &body);
             }
         }
     }
@@ -359,7 +294,7 @@ impl<'a> Play<'a> {
     fn send_any_message(&mut self) {
         let Some(index) = self.line() else { return };
         let client = self.lines[index].epoch;
-        let (message, body) = self.draw.any_message(client, &self.setting.catalogue);
+        let (message, body) = self.draw.any_message(client, &self.setting);
         let sequence = match self.draw.choices.one_in(3) {
             true => self.draw.number(),
             false => self.sequence(index),
@@ -402,46 +337,90 @@ impl<'a> Play<'a> {
 
     /// Sends a message with its body. The second half of the body may follow later or never.
     fn send(&mut self, index: usize, envelope: Envelope, message: Message, body: &[u8]) {
-        let Some(line) = self.lines.get(index).copied().filter(|line| line.body.is_none()) else {
+        let Some(line) = self.lines.get(index).filter(|line| line.body.is_none()) else {
             return;
         };
+        let connection = line.connection;
         let envelope = self.envelope(envelope);
         let Some((header, message)) = framed(&envelope, &message, body.len()) else { return };
-        let connection = line.connection;
+        self.records.sent(self.lines[index].key(header.sequence), &message);
         if header.body_bytes > 0 {
-            self.lines[index].body = Some((body.len(), 0));
+            self.lines[index].body = Some((body.to_vec(), 0));
         }
         self.shard.handle(self.now, ShardInput::Message { connection, header: &header, message });
         let now = if self.draw.choices.one_in(12) { body.len() / 2 } else { body.len() };
         if header.body_bytes > 0 {
-            self.receive(index, connection, &body[..now]);
+            self.receive(index, connection, now);
         }
         self.handle_outputs();
     }
 
-    /// Sends the rest of a body that is due, as zeros.
+    /// Sends the rest of a body that is due.
     fn continue_body(&mut self) {
         let due = self.lines.iter().position(|line| line.body.is_some());
         let Some(index) = due else { return };
-        let PeerLine { connection, body, .. } = self.lines[index];
-        let (bytes, taken) = body.unwrap_or_default();
-        self.receive(index, connection, &vec![0; bytes - taken]);
+        let PeerLine { connection, body, .. } = &self.lines[index];
+        let rest = body.as_ref().map_or(0, |(body, taken)| body.len() - taken);
+        self.receive(index, *connection, rest);
     }
 
-    /// Delivers bytes of the body that is due, as the runtime does.
-    fn receive(&mut self, index: usize, connection: u64, bytes: &[u8]) {
+    /// Delivers this many bytes of the body that is due, as the runtime does.
+    fn receive(&mut self, index: usize, connection: u64, bytes: usize) {
         let line = self.lines.get_mut(index).filter(|line| line.connection == connection);
-        let Some(PeerLine { body: Some((length, taken)), .. }) = line else { return };
+        let Some(PeerLine { body: Some((body, taken)), .. }) = line else { return };
+        let range = *taken..*taken + bytes;
         if let Some(target) = self.shard.body_target(connection) {
-            assert_eq!(target.len(), *length, "the target is as long as the body");
-            target[*taken..*taken + bytes.len()].copy_from_slice(bytes);
+            assert_eq!(target.len(), body.len(), "the target is as long as the body");
+            target[range.clone()].copy_from_slice(&body[range]);
         }
-        *taken += bytes.len();
-        if taken == length {
+        *taken += bytes;
+        if *taken == body.len() {
             self.lines[index].body = None;
             self.shard.handle(self.now, ShardInput::Body { connection });
-        } else if !bytes.is_empty() {
+        } else if bytes > 0 {
             self.shard.handle(self.now, ShardInput::Progress { connection });
+        }
+    }
+
+    /// Pulls all values of the shard, at times twice at once.
+    fn read(&mut self) {
+        while let Some(index) = self.line() {
+            let pull = message::Pull { selection: Selection::All {} };
+            self.send(index, Envelope::default(), pull.into(), &[]);
+            if !self.draw.choices.one_in(4) {
+                break;
+            }
+        }
+        self.send_values();
+    }
+
+    /// Sends the values that pulls wait for, which unpins them.
+    fn send_values(&mut self) {
+        let layout = self.setting.catalogue.layout(self.setting.id);
+        for parts in std::mem::take(&mut self.streams) {
+            check_values(parts, &layout, self.draw.is_uniform);
+        }
+    }
+
+    /// Checks that the only shard counts each gradient as a step.
+    fn check_step(&self) {
+        let config = &self.setting.config;
+        if config.rule().is_none() && config.shards == 1 {
+            let applied = self.counters.gradients_applied.read();
+            assert_eq!(self.shard.step().0, applied, "the only shard counts the steps");
+        }
+    }
+
+    /// Asks for the outcome of every push of the newest process of each task.
+    fn query_outcomes(&mut self) {
+        for (hello, sequences) in self.records.end() {
+            self.connect(&hello, PeerOrigin::Remote);
+            let index = self.lines.len().saturating_sub(1);
+            for sequence in sequences {
+                let envelope = Envelope { sequence, ..Envelope::default() };
+                self.send(index, envelope, message::OutcomeQuery {}.into(), &[]);
+            }
+            self.lines.clear();
         }
     }
 
@@ -456,9 +435,13 @@ impl<'a> Play<'a> {
                     assert!(sent.is_some(), "the server sends an invalid message: {message:?}");
                     self.draw.known.learn(&message);
                     let line = self.lines.iter_mut().find(|line| line.connection == connection);
-                    if let (Some(line), Message::Welcome(welcome)) = (line, &message) {
+                    let Some(line) = line else { continue };
+                    if let Message::Welcome(welcome) = &message {
                         line.epoch = welcome.client_epoch;
+                        line.hello.client_epoch = welcome.client_epoch;
+                        self.records.welcomed(&line.hello);
                     }
+                    self.records.answered(line.key(envelope.sequence), &message);
                 }
                 ShardOutput::Stream { parts, .. } => self.streams.push(parts),
                 ShardOutput::Close { connection } => {

@@ -6,8 +6,12 @@ use std::time::{Duration, Instant};
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::identity::Identity;
-use pushpull_common::ids::{ShardId, TaskId};
+use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId};
+use pushpull_common::initializer::Initializer;
 use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
+use pushpull_common::protocol::message::{BodyCrc, Hello, Role};
+use pushpull_common::protocol::version;
+use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
@@ -37,6 +41,9 @@ pub(super) struct ShardSetting {
     pub(super) config: Arc<PsConfig>,
     pub(super) id: ShardId,
     pub(super) catalogue: Arc<Catalogue>,
+    /// Other catalogues that peers declare: an empty one, one that does not fit into memory, and
+    /// one with shards on a task outside the cluster.
+    pub(super) others: [Catalogue; 3],
 }
 
 impl ShardSetting {
@@ -46,11 +53,36 @@ impl ShardSetting {
         let id = ShardId { task: 0, shard: choices.below(usize::from(shards)) as u16 };
         let config = Arc::new(config(choices, shards));
         let variables = variables(choices);
-        let map = ShardMap::new([0], shards).expect("one task");
-        let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin);
-        let placement = placement.expect("small variables can be placed");
-        let catalogue = Catalogue::new(variables, &placement).expect("a small catalogue");
-        ShardSetting { config, id, catalogue: Arc::new(catalogue) }
+        let large = VariableSpec::f32("large", [BYTES_MAX / 4]).expect("a large variable");
+        let others = [
+            catalogue(Vec::new(), &[0], shards),
+            catalogue(vec![large], &[0], shards),
+            catalogue(variables.clone(), &[0, 1], shards),
+        ];
+        let catalogue = Arc::new(catalogue(variables, &[0], shards));
+        ShardSetting { config, id, catalogue, others }
+    }
+
+    /// Returns the hello of an honest peer.
+    pub(super) fn hello(&self, role: Role, task: u32) -> Hello {
+        Hello {
+            version_oldest: version::OLDEST,
+            version_newest: version::NEWEST,
+            role,
+            job: Text::clipped("worker"),
+            task,
+            shard: self.id,
+            incarnation: Incarnation(100 + u64::from(task)),
+            client_epoch: ClientEpoch(0),
+            seen_epoch: RestoreEpoch(0),
+            seen_arena: 0,
+            seen_step: GlobalStep(0),
+            catalogue: None,
+            body_crc: BodyCrc::Auto {},
+            identity: Identity::new().to_wire(),
+            auth: List::default(),
+            features: Default::default(),
+        }
     }
 
     /// Opens the shard in these test files, or creates it.
@@ -69,6 +101,14 @@ impl ShardSetting {
     }
 }
 
+/// Returns the catalogue of variables that are placed on the shards of these tasks.
+fn catalogue(variables: Vec<VariableSpec>, tasks: &[u32], shards: u16) -> Catalogue {
+    let map = ShardMap::new(tasks.to_vec(), shards).expect("there are shards");
+    let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin);
+    let placement = placement.expect("the variables can be placed");
+    Catalogue::new(variables, &placement).expect("the variables are valid")
+}
+
 fn variables(choices: &mut Choices<'_>) -> Vec<VariableSpec> {
     let shape = |extents: &[u64]| Shape::new(extents.to_vec()).expect("a small shape");
     let of = |name, dtype, extents| {
@@ -79,7 +119,8 @@ fn variables(choices: &mut Choices<'_>) -> Vec<VariableSpec> {
         of("d", DType::F64, &[2]),
         of("ledger", DType::F32, &[4]).plain(),
         of("n", DType::I64, &[1]),
-        of("long", DType::F32, &[150]),
+        of("long", DType::F32, &[150]).initializer(Initializer::Ones),
+        of("none", DType::F32, &[0]),
     ];
     if choices.one_in(2) {
         variables.push(of("h", DType::Bf16, &[5]));
