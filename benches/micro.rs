@@ -1,7 +1,7 @@
 //! Microbenchmarks of the inner loops (`cargo bench -p benches`), each group beside a copy of the
 //! same bytes or the rule in place.
 //!
-//! `pushpull bench` measures a whole server.
+//! `pushpull bench` and the bench `suites` measure a whole server.
 
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot go on says where")]
 

@@ -40,7 +40,7 @@ mod hostile;
 mod ledger;
 mod links;
 mod place;
-#[path = "../../src/bin/pushpull/bench/probe.rs"]
+#[path = "../../benches/suites/probe.rs"]
 mod probe;
 mod process;
 mod report;

@@ -91,50 +91,6 @@ fn the_handover_of_a_shared_gradient_is_measured_beside_pushes() {
 }
 
 #[test]
-fn daemons_are_measured_as_processes() {
-    let sizes = ["--memory-size", "2MiB", "--stalled-size", "8MiB", "--restart-sizes", "1MiB,2MiB"];
-    let small = [&["--json"][..], &sizes].concat();
-    let rows = rows(&bench(&[&small[..], &["--suite", "memory,restart"]].concat()));
-    let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
-    let expected = [
-        "memory_overhead_idle",
-        "memory_overhead",
-        "memory_idle_connection",
-        "push_64KiB_beside_stalled_reader",
-        "push_64KiB_beside_stalled_reader_p99",
-        "memory_stalled_reader_8MiB",
-        "kill_to_lock_1MiB",
-        "restart_1MiB",
-        "kill_to_lock_2MiB",
-        "restart_2MiB",
-        "restart_flat",
-    ];
-    assert_eq!(names, expected);
-    // The daemon itself takes more memory than such a small state.
-    assert!(rows[0]["ratio"].as_f64().unwrap() > 1.0, "{}", rows[0]);
-    let connection = rows[2]["ours"].as_f64().unwrap();
-    assert!((1.0..1024.0).contains(&connection), "a connection takes {connection} KiB");
-}
-
-#[test]
-fn many_variables_and_connections_are_measured() {
-    let few = ["--json", "--suite", "scale", "--scale-variables", "20", "--scale-connections", "3"];
-    let rows = rows(&bench(&few));
-    let names: Vec<&str> = rows.iter().map(|row| row["name"].as_str().unwrap()).collect();
-    let expected = [
-        "scale_variables_20_pull",
-        "scale_variables_20_push",
-        "scale_variables",
-        "scale_connections_3_pull",
-        "scale_connections_3_push",
-        "scale_connections",
-    ];
-    assert_eq!(names, expected);
-    let ratio = |row: usize| rows[row]["ratio"].as_f64().unwrap();
-    assert!(ratio(2) >= ratio(0).max(ratio(1)) && ratio(5) >= ratio(3).max(ratio(4)));
-}
-
-#[test]
 fn invalid_arguments_are_refused() {
     for (arguments, reason) in [
         (&["--rounds", "4"][..], "4 is not in 5..=1000"),

@@ -460,11 +460,6 @@ fn a_bad_value_for_the_tool_is_reported_with_its_flag() {
     let lines = [
         bench("--sizes", "4kx"),
         bench("--sizes", "-4K"),
-        bench("--apply-size", "12B"),
-        bench("--restart-sizes", "0B"),
-        bench("--memory-size", "x"),
-        bench("--stalled-size", "9GiB"),
-        bench("--checkpoint-size", "7"),
         bench("--rounds", "4"),
         bench("--round-ms", "0"),
         bench("--replicas", "257"),
@@ -472,7 +467,6 @@ fn a_bad_value_for_the_tool_is_reported_with_its_flag() {
         bench("--transport", "ipx"),
         [&["bench"][..], &few, &["--variables", "9"]].concat(),
         bench("--plot", "s3://bucket/x.svg"),
-        bench("--page", "file:///tmp/x.md"),
         vec!["export", empty, "--to", "gs://bucket/x.safetensors"],
         export,
     ];

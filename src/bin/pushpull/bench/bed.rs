@@ -111,6 +111,7 @@ impl TestBed {
     }
 
     /// Returns the cluster of the server.
+    #[allow(dead_code, reason = "a suite of the package benches uses it")]
     pub(crate) fn cluster(&self) -> &ClusterSpec {
         &self.cluster
     }

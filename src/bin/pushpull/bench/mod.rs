@@ -1,28 +1,15 @@
 //! `pushpull bench`: measures a server, interleaved with the ceilings of the machine.
 
-mod apply;
-mod bed;
-mod ceiling;
-mod daemon;
-mod memory;
-mod mlp;
-mod options;
-mod page;
-mod plot;
-mod probe;
-mod report;
-mod restart;
-mod rows;
-mod saving;
-mod scale;
-mod served;
-mod stalled;
-mod transport;
-mod turns;
+pub(crate) mod bed;
+pub(crate) mod ceiling;
+pub(crate) mod options;
+pub(crate) mod plot;
+pub(crate) mod report;
+pub(crate) mod transport;
+pub(crate) mod turns;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use clap::ValueEnum;
 use pushpull::server::Network;
@@ -31,9 +18,8 @@ pub(crate) use self::options::BenchOptions;
 
 use super::byte_size::parse_byte_size;
 
-use self::options::Suite;
+use self::options::{Suite, TransportOptions};
 use self::report::Report;
-use self::turns::Pace;
 
 /// A transport; the help of the command describes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -87,68 +73,26 @@ pub(crate) type BenchError = Box<dyn Error>;
 /// Runs the suites of the options and prints their rows.
 pub(crate) fn run(options: &BenchOptions) -> Result<(), BenchError> {
     let mut report = Report::new(options.output.json);
-    let pace = options.pace();
-    for &suite in &options.suite {
-        measure(suite, options, pace, &mut report)?;
+    for suite in &options.suite {
+        match suite {
+            Suite::Quick => quick(&options.bench, &mut report),
+            Suite::Transport => {
+                let sizes = &options.bench.transport_suite.sizes;
+                transport::run(&options.bench, sizes, options.bench.pace(), &mut report)
+            }
+        }?;
     }
-    if let Some(path) = &options.output.plot {
-        plot::draw(path, report.lines())?;
-    }
-    if let Some(path) = &options.output.page {
-        page::write(path, report.lines())?;
-    }
-    Ok(())
+    options.output.draw(&report)
 }
 
-fn measure(
-    suite: Suite,
-    options: &BenchOptions,
-    pace: Pace,
-    report: &mut Report,
-) -> Result<(), BenchError> {
-    match suite {
-        Suite::Quick => quick(options, report),
-        Suite::Transport => transport::run(options, &options.transport_suite.sizes, pace, report),
-        Suite::Restart => restart::run(&options.suites.restart_sizes, pace.rounds, report),
-        Suite::Memory => {
-            memory::run(bytes_of(&options.suites.memory_size)?, report)?;
-            stalled::run(&options.suites.stalled_size, pace, report)
-        }
-        Suite::Scale => scale::run(options, pace, report),
-        Suite::Checkpoint => {
-            let bytes = bytes_of(&options.suites.checkpoint_size)?;
-            saving::run(&options.suites.checkpoint_size, bytes, pace.rounds, report)
-        }
-        Suite::Mlp => {
-            options.transport.iter().try_for_each(|&transport| mlp::run(transport, pace, report))
-        }
-        Suite::Rows => {
-            rows::run(&[16, 64], pace, report)?;
-            options
-                .transport
-                .iter()
-                .try_for_each(|&transport| served::run(&[16, 64], transport, pace, report))
-        }
-        Suite::Apply => {
-            let bytes = bytes_of(&options.suites.apply_size)?;
-            apply::run(&apply::every_rule(), bytes, pace, report)
-        }
-    }
-}
-
-/// Runs short rounds of the most telling suites.
-fn quick(options: &BenchOptions, report: &mut Report) -> Result<(), BenchError> {
-    let pace = Pace { rounds: options.pace().rounds.min(5), round: Duration::from_millis(80) };
+/// Runs short rounds of a few sizes.
+pub(crate) fn quick(options: &TransportOptions, report: &mut Report) -> Result<(), BenchError> {
     let sizes = ["64B", "4KiB", "1MiB", "16MiB"].map(str::to_owned);
-    transport::run(options, &sizes, pace, report)?;
-    apply::run(&apply::every_rule()[..2], 32 << 20, pace, report)?;
-    rows::run(&[16], pace, report)?;
-    mlp::run(Transport::Shm, pace, report)?;
-    restart::run(&["64MiB".to_owned()], pace.rounds, report)
+    transport::run(options, &sizes, options.quick_pace(), report)
 }
 
 /// Validates a size on the command line and returns its text.
-fn size(text: &str) -> Result<String, String> {
+pub(crate) fn size(text: &str) -> Result<String, String> {
     let bytes = bytes_of(text).map_err(|error| error.to_string())?;
     let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
     let whole = units.into_iter().find(|(_, shift)| bytes.trailing_zeros() >= *shift);
@@ -157,7 +101,7 @@ fn size(text: &str) -> Result<String, String> {
 }
 
 /// Parses a size, such as 4K, to bytes.
-fn bytes_of(size: &str) -> Result<usize, BenchError> {
+pub(crate) fn bytes_of(size: &str) -> Result<usize, BenchError> {
     let bytes = parse_byte_size(size)?;
     if bytes == 0 || bytes % 8 != 0 || bytes > 1 << 33 {
         return Err(format!("cannot measure {size}: not a multiple of 8 bytes up to 8G").into());

@@ -7,8 +7,9 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum, value_parser};
 
 use super::super::local_path::local_path;
+use super::report::Report;
 use super::turns::Pace;
-use super::{Transport, bed, size};
+use super::{BenchError, Transport, bed, plot, size};
 
 /// Options of `pushpull bench`.
 #[derive(Debug, Args)]
@@ -24,7 +25,17 @@ pub(crate) struct BenchOptions {
         hide_possible_values = true
     )]
     pub(super) suite: Vec<Suite>,
-    /// Transports, also of rows and mlp, listed below
+    #[command(flatten)]
+    pub(super) bench: TransportOptions,
+    #[command(flatten)]
+    pub(super) output: OutputOptions,
+}
+
+/// Options of a measurement of transports.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Measurement")]
+pub(crate) struct TransportOptions {
+    /// Transports, listed below
     #[arg(
         long,
         value_name = "TRANSPORTS",
@@ -33,7 +44,7 @@ pub(crate) struct BenchOptions {
         default_values_t = Transport::ALL,
         hide_possible_values = true
     )]
-    pub(super) transport: Vec<Transport>,
+    pub(crate) transport: Vec<Transport>,
     /// Rounds of pushpull and its ceiling; figures are medians
     #[arg(
         long,
@@ -51,17 +62,13 @@ pub(crate) struct BenchOptions {
     )]
     round_ms: u64,
     #[command(flatten)]
-    pub(super) transport_suite: TransportSuite,
-    #[command(flatten)]
-    pub(super) suites: SuiteSizes,
-    #[command(flatten)]
-    pub(super) output: OutputOptions,
+    pub(crate) transport_suite: TransportSuite,
 }
 
 /// Options of the suite `transport`.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Suite transport")]
-pub(super) struct TransportSuite {
+pub(crate) struct TransportSuite {
     /// Total sizes of the variables
     #[arg(
         long,
@@ -70,7 +77,7 @@ pub(super) struct TransportSuite {
         allow_hyphen_values = true,
         default_values = ["64B", "4KiB", "64KiB", "1MiB", "4MiB", "64MiB"]
     )]
-    pub(super) sizes: Vec<String>,
+    pub(crate) sizes: Vec<String>,
     /// Number of variables that a size is divided into
     #[arg(
         long,
@@ -78,7 +85,7 @@ pub(super) struct TransportSuite {
         default_value_t = 1,
         value_parser = value_parser!(u32).range(1..=1_000_000)
     )]
-    pub(super) variables: u32,
+    pub(crate) variables: u32,
     /// Number of workers that pull and push at once
     #[arg(
         long,
@@ -86,7 +93,7 @@ pub(super) struct TransportSuite {
         default_value_t = 1,
         value_parser = value_parser!(u32).range(1..=256)
     )]
-    pub(super) replicas: u32,
+    pub(crate) replicas: u32,
     /// Number of shards of the server in this process
     #[arg(
         long,
@@ -94,130 +101,60 @@ pub(super) struct TransportSuite {
         default_value_t = 1,
         value_parser = value_parser!(u16).range(1..=64)
     )]
-    pub(super) shards: u16,
+    pub(crate) shards: u16,
     /// Daemons to measure, all in task order [default: a server here]
     #[arg(long, value_name = "ADDRESSES", value_delimiter = ',')]
-    pub(super) address: Vec<String>,
+    pub(crate) address: Vec<String>,
     /// Learning rate of the daemons of --address
     #[arg(long, value_name = "RATE", default_value_t = bed::RATE, requires = "address")]
-    pub(super) learning_rate: f64,
-}
-
-/// Sizes of the other suites.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Other suites")]
-pub(super) struct SuiteSizes {
-    /// Size of the variable of apply
-    #[arg(
-        long,
-        value_name = "SIZE",
-        value_parser = size,
-        allow_hyphen_values = true,
-        default_value = "256MiB"
-    )]
-    pub(super) apply_size: String,
-    /// Sizes of the state of restart
-    #[arg(
-        long,
-        value_name = "SIZES",
-        value_delimiter = ',',
-        value_parser = size,
-        allow_hyphen_values = true,
-        default_values = ["64MiB", "1GiB", "4GiB"]
-    )]
-    pub(super) restart_sizes: Vec<String>,
-    /// Size of the values of memory
-    #[arg(
-        long,
-        value_name = "SIZE",
-        value_parser = size,
-        allow_hyphen_values = true,
-        default_value = "256MiB"
-    )]
-    pub(super) memory_size: String,
-    /// Size of the pull of memory whose reader stops
-    #[arg(
-        long,
-        value_name = "SIZE",
-        value_parser = size,
-        allow_hyphen_values = true,
-        default_value = "1GiB"
-    )]
-    pub(super) stalled_size: String,
-    /// Largest number of variables of scale
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 100_000,
-        value_parser = value_parser!(u32).range(1..=1_000_000)
-    )]
-    pub(super) scale_variables: u32,
-    /// Largest number of connections of scale
-    #[arg(
-        long,
-        value_name = "N",
-        default_value_t = 1_000,
-        value_parser = value_parser!(u32).range(1..=4_000)
-    )]
-    pub(super) scale_connections: u32,
-    /// Size of the variable of checkpoint
-    #[arg(
-        long,
-        value_name = "SIZE",
-        value_parser = size,
-        allow_hyphen_values = true,
-        default_value = "256MiB"
-    )]
-    pub(super) checkpoint_size: String,
+    pub(crate) learning_rate: f64,
 }
 
 /// Where the figures go.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Output")]
-pub(super) struct OutputOptions {
+pub(crate) struct OutputOptions {
     /// Print one JSON object per line
     #[arg(long)]
-    pub(super) json: bool,
+    pub(crate) json: bool,
     /// Draw the throughputs of transport by size, with the ceilings
     #[arg(long, value_name = "FILE.svg", value_parser = local_path())]
-    pub(super) plot: Option<PathBuf>,
-    /// Write the figures into a page, between its figure markers
-    #[arg(long, value_name = "FILE.md", value_parser = local_path())]
-    pub(super) page: Option<PathBuf>,
+    pub(crate) plot: Option<PathBuf>,
 }
 
 /// A suite; the help of the command describes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Suite {
+pub(crate) enum Suite {
     Quick,
     Transport,
-    Apply,
-    Rows,
-    Restart,
-    Mlp,
-    Memory,
-    Scale,
-    Checkpoint,
 }
 
-impl BenchOptions {
+impl TransportOptions {
     /// Returns the number and the duration of the rounds.
-    pub(super) fn pace(&self) -> Pace {
+    pub(crate) fn pace(&self) -> Pace {
         Pace { rounds: self.rounds, round: Duration::from_millis(self.round_ms) }
+    }
+
+    /// Returns the number and the duration of the rounds of a short selection.
+    pub(crate) fn quick_pace(&self) -> Pace {
+        Pace { rounds: self.rounds.min(5), round: Duration::from_millis(80) }
+    }
+}
+
+impl OutputOptions {
+    /// Draws the plot that is asked for.
+    pub(crate) fn draw(&self, report: &Report) -> Result<(), BenchError> {
+        match &self.plot {
+            Some(path) => plot::draw(path, report.lines()),
+            None => Ok(()),
+        }
     }
 }
 
 const DETAILS: &str = "\
 Suites:
-  quick       a short selection of the others, in less than a minute
-  transport   pulls and pushes beside the bare transport
-  apply       update rules in the store beside the same rules in place
-  rows        rows of a sparse variable and of a table, in the store and served, beside a gather
-  restart     a killed daemon from exec to its first answered pull, beside an empty process
-  mlp         a small network trained by two workers, beside the same two that only compute
-  memory      memory of a daemon beside its bounds, and pushes beside a reader that stops reading
-  scale       many variables and many connections, beside one of each
-  checkpoint  a checkpoint during pushes, beside a file that is written, flushed and read
+  quick      a few sizes in short rounds
+  transport  pulls and pushes beside the bare transport
 
 Transports:
   tcp  TCP over loopback
@@ -226,5 +163,6 @@ Transports:
 
 A size may end in K, M or G, powers of 1024, or in KB, MB or GB, powers of 1000.
 The daemons of --address must run --optimizer sgd in asynchronous mode, and hold no variables or
-those of an earlier run with the same options.
+those of an earlier run with the same options. More suites measure the rest, in a checkout:
+cargo bench -p benches --bench suites -- --help
 ";

@@ -7,6 +7,7 @@ use super::turns::Rounds;
 use crate::output::print_lines;
 
 /// Quantity and unit of a row.
+#[allow(dead_code, reason = "the suites of the package benches use the rest")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unit {
     /// Payload in GB/s, 10^9 bytes; more is better.
@@ -138,6 +139,7 @@ impl Row {
 
 impl ReportLine {
     /// Returns the ratio of our figure to the ceiling, if there is one.
+    #[allow(dead_code, reason = "a suite of the package benches uses it")]
     pub(crate) fn ratio(&self) -> Option<f64> {
         self.compared().map(|(_, ratio)| ratio)
     }

@@ -6,9 +6,10 @@ use super::bed::{BenchModel, Target, TestBed, at_once};
 use super::ceiling::{
     GradientHandoff, Memcpy, PayloadDirection, PingPong, RoundTrip, RuleInPlace, SharedWord,
 };
+use super::options::TransportOptions;
 use super::report::{Report, Row, Unit};
 use super::turns::{Pace, interleave};
-use super::{BenchError, BenchOptions, Transport, bytes_of};
+use super::{BenchError, Transport, bytes_of};
 
 /// Bytes that each of several concurrent workers moves in one operation.
 const OPERATION_BYTES: usize = 8 << 20;
@@ -17,7 +18,7 @@ const OPERATION_REPEATS_MAX: usize = 256;
 
 /// Measures these sizes over the transports of the options, or with the daemons of `--address`.
 pub(crate) fn run(
-    options: &BenchOptions,
+    options: &TransportOptions,
     sizes: &[String],
     pace: Pace,
     report: &mut Report,
@@ -47,7 +48,7 @@ pub(crate) fn run(
 }
 
 fn measure(
-    options: &BenchOptions,
+    options: &TransportOptions,
     at: Target<'_>,
     transport: Transport,
     size: &str,

@@ -9,8 +9,8 @@ use pushpull::optim::{Adadelta, Adagrad, AdamW, Ftrl, Lamb, Momentum, Optimizer,
 use pushpull::{Adam, Sgd};
 use pushpull_ps::measure::{InPlace, StoreUnderTest};
 
-use super::report::{Report, Row, Unit};
-use super::turns::{Pace, interleave};
+use crate::bench::report::{Report, Row, Unit};
+use crate::bench::turns::{Pace, interleave};
 
 /// Ratio to the ceiling below which the suite fails: no ordinary slowdown is that large.
 const SKEW_LOST_RATIO: f64 = 0.3;

@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::fs;
 use std::path::Path;
 
-use super::BenchError;
-use super::report::ReportLine;
+use crate::bench::BenchError;
+use crate::bench::report::ReportLine;
 
 /// The marker lines around the figures.
 const BEGIN: &str = "<!-- figures: begin -->";
@@ -15,9 +15,10 @@ const END: &str = "<!-- figures: end -->";
 pub(crate) fn write(path: &Path, lines: &[ReportLine]) -> Result<(), BenchError> {
     let page = fs::read_to_string(path)
         .map_err(|error| format!("--page {}: cannot read the page: {error}", path.display()))?;
-    let command: Vec<String> = std::env::args().skip(1).collect();
+    let arguments = std::env::args().skip(1).filter(|argument| argument != "--bench");
+    let command: Vec<String> = arguments.collect();
     let figures = format!(
-        "On {}, by `pushpull {}`:\n\n{}",
+        "On {}, by `cargo bench -p benches --bench suites -- {}`:\n\n{}",
         machine(&read("/proc/cpuinfo"), &read("/proc/meminfo"), &read("/proc/version")),
         command.join(" "),
         table(lines)
@@ -72,8 +73,8 @@ fn table(lines: &[ReportLine]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::report::Unit;
     use super::*;
+    use crate::bench::report::Unit;
 
     #[test]
     fn only_the_figures_of_a_page_are_replaced() {

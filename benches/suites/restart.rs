@@ -11,8 +11,8 @@ use pushpull::{ClusterSpec, VariableSpec};
 
 use super::daemon::{BenchDaemons, TIMEOUT};
 use super::probe::answers;
-use super::report::{Report, ReportLine, Row, Unit};
-use super::{BenchError, bytes_of};
+use crate::bench::report::{Report, ReportLine, Row, Unit};
+use crate::bench::{BenchError, bytes_of};
 
 /// Settings for a small inbox: one push slot and few pinned bytes, so that the state fits in
 /// memory.

@@ -9,10 +9,10 @@ use pushpull::optim::Adagrad;
 use pushpull::{ClusterSpec, Ps, PsConfig, TaskId, VariableSpec, WorkerConfig};
 use pushpull_ps::measure::RowsInPlace;
 
-use super::report::{Report, Row, Unit};
 use super::rows::{BATCH, ROWS, batches, sorted};
-use super::turns::{Pace, interleave};
-use super::{BenchError, Transport};
+use crate::bench::report::{Report, Row, Unit};
+use crate::bench::turns::{Pace, interleave};
+use crate::bench::{BenchError, Transport};
 
 /// Measures rows of each of these widths, in elements.
 pub(crate) fn run(

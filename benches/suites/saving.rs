@@ -9,8 +9,8 @@ use pushpull::blocking::Worker;
 use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
 
-use super::report::{Report, Row, Unit};
-use super::{BenchError, BenchFolder};
+use crate::bench::report::{Report, Row, Unit};
+use crate::bench::{BenchError, BenchFolder};
 
 /// Saves a model of `bytes` bytes while one of its small variables is pushed continuously.
 pub(crate) fn run(

@@ -9,10 +9,10 @@ use pushpull::{TaskId, VariableSpec, WorkerConfig};
 use super::daemon::BenchDaemons;
 use super::memory::memory_used;
 use super::probe::ProbeConnection;
-use super::report::{Report, ReportLine, Row, Unit, latency};
 use super::saving::push_small;
-use super::turns::Pace;
-use super::{BenchError, bytes_of};
+use crate::bench::report::{Report, ReportLine, Row, Unit, latency};
+use crate::bench::turns::Pace;
+use crate::bench::{BenchError, bytes_of};
 
 /// Settings of the daemon. Plain gradient descent has no slots, and one worker needs one push slot.
 const SETTINGS: &[&str] = &["--optimizer", "sgd", "--learning-rate", "1", "--inbox-pushes", "1"];

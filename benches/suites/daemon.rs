@@ -12,7 +12,7 @@ use pushpull::variable::Catalogue;
 use pushpull::{ClusterSpec, VariableSpec};
 
 use super::probe::ProbeConnection;
-use super::{BenchError, BenchFolder};
+use crate::bench::{BenchError, BenchFolder};
 
 /// Maximum time for a server to answer before the measurement fails.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
@@ -112,13 +112,17 @@ pub(crate) fn expect(line: &mut ProbeConnection, name: &str) -> Result<(), Bench
     }
 }
 
-/// Finds the daemon in the folder of this tool, or in the folder above it.
-fn program() -> Result<PathBuf, BenchError> {
+/// Finds the daemon in the folder of this program, or in the folder above it.
+pub(crate) fn program() -> Result<PathBuf, BenchError> {
     let own = std::env::current_exe()?;
     let folders = own.ancestors().skip(1).take(2);
     let mut found = folders.map(|folder| folder.join("pushpull-ps"));
     let found = found.find(|path| path.is_file());
-    found.ok_or_else(|| "cannot measure a daemon: pushpull-ps is not beside this tool".into())
+    found.ok_or_else(|| {
+        "cannot measure a daemon: pushpull-ps is not built, as by \
+         cargo build --release --features cli --bin pushpull-ps"
+            .into()
+    })
 }
 
 /// Addresses of the workers in the cluster.

@@ -6,13 +6,14 @@ use pushpull::ClusterSpec;
 use pushpull::cluster::ShardId;
 use pushpull::protocol::message::{Pull, Role, Selection};
 
-use super::bed::{BenchModel, Target, TestBed};
-use super::ceiling::PayloadDirection;
 use super::daemon::expect;
 use super::probe::ProbeConnection;
-use super::report::{Report, ReportLine, Row, Unit};
-use super::turns::{Pace, interleave};
-use super::{BenchError, BenchOptions, Transport};
+use crate::bench::bed::{BenchModel, Target, TestBed};
+use crate::bench::ceiling::PayloadDirection;
+use crate::bench::report::{Report, ReportLine, Row, Unit};
+use crate::bench::turns::{Pace, interleave};
+use crate::bench::{BenchError, Transport};
+use crate::options::SuitesOptions;
 
 /// Size in bytes of the model that is divided into many variables.
 const MODEL_BYTES: usize = 4 << 20;
@@ -22,13 +23,13 @@ const SMALL_BYTES: usize = 64;
 
 /// Measures hundreds, thousands and so on, up to the counts of the options.
 pub(crate) fn run(
-    options: &BenchOptions,
+    options: &SuitesOptions,
     pace: Pace,
     report: &mut Report,
 ) -> Result<(), BenchError> {
-    let transport = options.transport.first().copied().unwrap_or(Transport::Tcp);
+    let transport = options.transports.transport.first().copied().unwrap_or(Transport::Tcp);
     let mut worst: Option<ReportLine> = None;
-    for variables in counts(options.suites.scale_variables) {
+    for variables in counts(options.sizes.scale_variables) {
         for (verb, direction) in
             [("pull", PayloadDirection::Pull), ("push", PayloadDirection::Push)]
         {
@@ -44,7 +45,7 @@ pub(crate) fn run(
     }
     summary("scale_variables", worst, report)?;
     let mut worst = None;
-    for connections in counts(options.suites.scale_connections) {
+    for connections in counts(options.sizes.scale_connections) {
         let mut one = ReaderConnections::start(transport, 1)?;
         let mut many = ReaderConnections::start(transport, connections)?;
         let (ours, theirs) = interleave(pace, || many.pull(), || one.pull())?;

@@ -9,8 +9,8 @@ use pushpull::optim::Adagrad;
 use pushpull::variable::TableSpec;
 use pushpull_ps::measure::{RowsInPlace, StoreUnderTest};
 
-use super::report::{Report, Row, Unit};
-use super::turns::{Pace, interleave};
+use crate::bench::report::{Report, Row, Unit};
+use crate::bench::turns::{Pace, interleave};
 
 /// Rows of the variable or table, and rows of a batch.
 pub(crate) const ROWS: u32 = 1 << 20;

@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 use pushpull::compute::{ComputeError, Device, Mlp};
 use pushpull::{Mode, Synchronous};
 
-use super::report::{Report, Row, Unit};
-use super::turns::{Pace, interleave_all};
-use super::{BenchError, Transport};
+use crate::bench::report::{Report, Row, Unit};
+use crate::bench::turns::{Pace, interleave_all};
+use crate::bench::{BenchError, Transport};
 use alone::{Exchange, FrozenNetwork};
 use data::Data;
 use training::Training;

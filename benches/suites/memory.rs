@@ -10,10 +10,10 @@ use pushpull::cluster::ShardId;
 use pushpull::protocol::message::Role;
 use pushpull::{Params, TaskId, VariableSpec, WorkerConfig};
 
-use super::BenchError;
 use super::daemon::BenchDaemons;
 use super::probe::ProbeConnection;
-use super::report::{Report, ReportLine, Unit};
+use crate::bench::BenchError;
+use crate::bench::report::{Report, ReportLine, Unit};
 
 /// Settings of the daemon that the formula relies on. Plain gradient descent has no slots.
 const SETTINGS: &[&str] = &["--optimizer", "sgd", "--learning-rate", "0.5", "--inbox-pushes", "2"];
