@@ -89,8 +89,8 @@ impl PushRecords {
         }
     }
 
-    /// Ends all pushes. Returns the newest processes of the tasks, each with its pushes that have no
-    /// outcome.
+    /// Ends all pushes. Returns the newest processes of the tasks, each with its pushes that have
+    /// no outcome.
     pub(super) fn end(&mut self) -> Vec<(Hello, Vec<Sequence>)> {
         self.has_ended = true;
         let mut unsettled = Vec::new();
