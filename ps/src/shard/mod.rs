@@ -97,7 +97,7 @@ pub(crate) use input::{ShardInput, TICK};
 /// - S-4: A fenced or lost client holds no push slots, and no tokens but those of complete pushes.
 /// - S-5: After a failed flush nothing but reads is answered.
 /// - S-6: The durable words are a function of the shard's state, and are in the arena after each
-///   input.
+///   input. Those that an update under way changes are in the arena once it ends.
 /// - S-7: No request waits for something that is available.
 /// - S-8: No message of a peer and no word of a file makes the shard panic.
 #[derive(Debug)]

@@ -263,6 +263,12 @@ impl Journal {
         }
     }
 
+    /// Empties the transaction, and returns its words.
+    #[cfg(any(fuzzing, feature = "simulation"))]
+    pub fn unstage(&mut self) -> Vec<(Address, u64)> {
+        std::mem::take(&mut self.staged)
+    }
+
     /// Returns how many more words the transaction can hold.
     pub fn free_words(&self) -> usize {
         // Each word may add its cell's checksum.
@@ -318,6 +324,7 @@ impl Journal {
         staged
             .extend(self.staged.drain(..).map(|(address, value)| (encode_address(address), value)));
         staged.sort_unstable();
+        debug_assert!(staged.windows(2).all(|two| two[0].0 != two[1].0), "a word is staged twice");
         let mut words = std::mem::take(&mut self.words);
         words.clear();
         let mut checksum: Option<(Address, u64)> = None;

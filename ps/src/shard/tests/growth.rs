@@ -119,4 +119,34 @@ fn a_push_that_waits_for_memory_survives_a_kill() {
     assert_eq!((world.metrics().table_rows, world.metrics().gradients_applied), (1, 1));
 }
 
+#[test]
+fn a_heartbeat_is_answered_while_an_update_grows_its_table() {
+    // Too large to be changed in place, and so done in slices.
+    const ROWS: u32 = 1 << 17;
+    let users = TableSpec::new(1 << 30).rows_at_once(ROWS);
+    let users = VariableSpec::table("users", DType::F32, [32], users).unwrap();
+    let (mut world, _) = World::ready(vec![users], Sgd::new(1.0), |config| config.inbox_pushes(2));
+    let line = world.join(0, &mut worker(1));
+    let gradient: Push = world.gradient(line, 1);
+    let layout = world.catalogue.layout(ShardId { task: 0, shard: 0 });
+    let table = &layout.tables()[0];
+    let (index_at, rows_at) = (table.index.unwrap(), table.offset);
+    let ids: Vec<u64> = (0..u64::from(ROWS)).map(|id| 3 * id).collect();
+    let rows = bytes_of(&vec![1_f32; 32 * ROWS as usize]);
+    let (index, mut parts) = (index_of(&ids), Vec::new());
+    for (values, first) in [(&index, index_at), (&rows, rows_at)] {
+        let chunks = values.chunks(1 << 20).enumerate();
+        parts.extend(chunks.map(|(part, values)| (first + ((part as u64) << 20), values)));
+    }
+    let request = world.push(line, &gradient, &parts);
+    let mut slices = 1;
+    while world.slice(0) == WorkOutcome::More {
+        slices += 1;
+        assert!(matches!(heartbeat(&mut world, line), Message::HeartbeatAnswer(_)));
+    }
+    assert!(slices > 1, "{slices} slice of an update of 16 MiB");
+    let Some(Message::PushAnswer(_)) = world.answer(line, request) else { panic!("not applied") };
+    assert_eq!(world.metrics().table_rows, u64::from(ROWS));
+}
+
 const TICKS_OF_A_SECOND: u32 = 20;
