@@ -7,7 +7,7 @@ use std::thread::Thread;
 
 use super::execution_waits::ExecutionWaits;
 
-/// The wait of a function that calls others, in words.
+/// The text for the wait of a function that calls others.
 const CALLS: &str = "the calls that it makes";
 
 /// Wakes a thread that is parked.
@@ -19,7 +19,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Waits for a future, which another thread drives on.
+/// Waits for a future that another thread drives. Parks this thread meanwhile.
 pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let waker = Waker::from(Arc::new(Unpark(std::thread::current())));

@@ -22,18 +22,18 @@ pub struct Client {
 }
 
 impl Client {
-    /// See [`client::Client::connect`].
+    /// Blocking form of [`client::Client::connect`].
     ///
     /// # Errors
-    /// Those of [`client::Client::connect`].
+    /// The errors of [`client::Client::connect`].
     pub fn connect(target: &str) -> Result<Client, ServiceError> {
         Ok(Client { inner: block_on(client::Client::connect(target))? })
     }
 
-    /// See [`client::Client::with`].
+    /// Blocking form of [`client::Client::with`].
     ///
     /// # Errors
-    /// Those of [`client::Client::with`].
+    /// The errors of [`client::Client::with`].
     pub fn with(config: ClientConfig) -> Result<Client, ServiceError> {
         Ok(Client { inner: block_on(client::Client::with(config))? })
     }
@@ -43,20 +43,20 @@ impl Client {
         Client { inner }
     }
 
-    /// See [`client::Client::target`].
+    /// Returns the task of the target, like [`client::Client::target`].
     pub fn target(&self) -> &TaskId {
         self.inner.target()
     }
 
-    /// See [`client::Client::cluster`].
+    /// Returns the cluster as the target knows it, like [`client::Client::cluster`].
     pub fn cluster(&self) -> ClusterSpec {
         self.inner.cluster()
     }
 
-    /// See [`client::Client::declare`].
+    /// Blocking form of [`client::Client::declare`].
     ///
     /// # Errors
-    /// Those of [`client::Client::declare`].
+    /// The errors of [`client::Client::declare`].
     pub fn declare(
         &self,
         variables: &[VariableSpec],
@@ -65,34 +65,34 @@ impl Client {
         self.inner.wait(|| self.inner.declare(variables, fill))
     }
 
-    /// See [`client::Client::describe`].
+    /// Blocking form of [`client::Client::describe`].
     ///
     /// # Errors
-    /// Those of [`client::Client::describe`].
+    /// The errors of [`client::Client::describe`].
     pub fn describe(&self, task: &TaskId) -> Result<Description, ServiceError> {
         self.inner.wait(|| self.inner.describe(task))
     }
 
-    /// See [`client::Client::call`].
+    /// Blocking form of [`client::Client::call`].
     ///
     /// # Errors
-    /// Those of [`client::Client::call`].
+    /// The errors of [`client::Client::call`].
     pub fn call(&self, call: Call) -> Result<Outputs, ServiceError> {
         self.inner.wait(|| self.inner.call(call))
     }
 
-    /// See [`client::Client::run`].
+    /// Blocking form of [`client::Client::run`].
     ///
     /// # Errors
-    /// Those of [`client::Client::run`].
+    /// The errors of [`client::Client::run`].
     pub fn run<const N: usize>(&self, calls: [Call; N]) -> Result<[Outputs; N], ServiceError> {
         self.inner.wait(|| self.inner.run(calls))
     }
 
-    /// See [`client::Client::run_all`].
+    /// Blocking form of [`client::Client::run_all`].
     ///
     /// # Errors
-    /// Those of [`client::Client::run_all`].
+    /// The errors of [`client::Client::run_all`].
     pub fn run_all(
         &self,
         calls: impl IntoIterator<Item = Call>,
@@ -100,19 +100,19 @@ impl Client {
         self.inner.wait(|| self.inner.run_all(calls))
     }
 
-    /// Calls a function whose outputs stay on its server, and waits for its end: see
-    /// [`client::Client::keep`].
+    /// Calls a function whose outputs stay on its server, and waits for its end. This is the
+    /// blocking form of [`client::Client::keep`].
     ///
     /// # Errors
-    /// Those of [`client::Client::keep`].
+    /// The errors of [`client::Client::keep`].
     pub fn keep(&self, call: Call) -> Result<Kept, ServiceError> {
         self.inner.wait(|| async { Ok(self.inner.keep(call)?.await?.0) })
     }
 
-    /// See [`client::Client::fetch`].
+    /// Blocking form of [`client::Client::fetch`].
     ///
     /// # Errors
-    /// Those of [`client::Client::fetch`].
+    /// The errors of [`client::Client::fetch`].
     pub fn fetch(&self, kept: &Kept, output: &str) -> Result<Value, ServiceError> {
         self.inner.wait(|| self.inner.fetch(kept, output))
     }

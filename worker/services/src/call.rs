@@ -95,15 +95,15 @@ impl Call {
         self.input(name, CallArgument::Output { task, id, output })
     }
 
-    /// Gives the function what the worker that runs the call has of a per-worker value: see
-    /// [`super::Coordinator::per_worker`]. Only a coordinator can make the call.
+    /// Gives the function a per-worker value: the outputs that the worker of this call has of it.
+    /// Only a coordinator can make such a call. See [`super::Coordinator::per_worker`].
     #[doc(alias = "PerWorkerValues")]
     pub fn per_worker(self, name: &str, value: &PerWorker, output: &str) -> Call {
         let (resource, output) = (value.resource(), output.to_owned());
         self.input(name, CallArgument::PerWorker { resource, output })
     }
 
-    /// Returns the per-worker values that the call needs.
+    /// Returns the ids of the per-worker values that the call needs.
     pub(crate) fn resources(&self) -> Vec<ResourceId> {
         let resource = |(_, input): &(String, CallArgument)| match input {
             CallArgument::PerWorker { resource, .. } => Some(*resource),
@@ -112,7 +112,8 @@ impl Call {
         self.inputs.iter().filter_map(resource).collect()
     }
 
-    /// Leaves out per-worker values, to check what is the same on all workers.
+    /// Returns the call without its per-worker values, to compare the inputs that are equal on all
+    /// workers.
     pub(crate) fn without_per_worker(&self) -> Call {
         let is_own =
             |(_, input): &&(String, CallArgument)| !matches!(input, CallArgument::PerWorker { .. });
@@ -142,8 +143,8 @@ impl Call {
         Call { inputs: inputs.collect(), ..self.clone() }
     }
 
-    /// How long the client waits for the end of the call. The function is told to stop then.
-    /// Default: that of the client.
+    /// The longest time that the client waits for the end of the call. The function is told to stop
+    /// then. Default: [`super::ClientConfig::timeout`].
     pub fn timeout(self, timeout: Duration) -> Call {
         Call { timeout: Some(timeout), ..self }
     }
@@ -159,9 +160,9 @@ impl Call {
         self
     }
 
-    /// Returns the digest of the call behind all before it, which have the digest `before`. It
-    /// covers the function and the inputs, for every process: not where the call runs, nor which
-    /// server has a kept output.
+    /// Returns the digest of this call and all before it. `before` is the digest of the calls
+    /// before. It covers the function and the inputs, and is equal in every process. It excludes
+    /// where the call runs, and which server has a kept output.
     pub(crate) fn digest(&self, before: u64) -> u64 {
         let mut digest = CallDigest::after(before);
         digest.add(self.function.as_bytes());
@@ -194,8 +195,7 @@ impl Call {
         format!("call {:?}", self.function)
     }
 
-    /// Returns the order that a session carries out. `retain` is whether the outputs stay on the
-    /// server.
+    /// Returns the order that a session carries out. With `retain` the outputs stay on the server.
     pub(crate) fn order(&self, retain: bool) -> Result<CallOrder, ServiceError> {
         let invalid = |reason| ServiceError::Invalid { doing: self.doing(), reason };
         let (inputs, values) = self.wire_inputs().map_err(invalid)?;
@@ -212,7 +212,8 @@ impl Call {
         })
     }
 
-    /// Returns the inputs on the wire with the values among them, or what is wrong.
+    /// Returns the inputs on the wire with the values among them, or the reason why they are
+    /// invalid.
     fn wire_inputs(&self) -> Result<(CallInputs, Vec<Value>), String> {
         let text_of =
             |name: &str| Text::new(name).ok_or_else(|| format!("the name {name:?} is too long"));

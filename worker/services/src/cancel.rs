@@ -1,4 +1,4 @@
-//! Tells a function that nobody waits for it any more.
+//! [`CancelFlag`]: tells a function that no caller waits for it any more.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 
 use super::nested_calls::NestedCalls;
 
-/// Whether a call is cancelled. The calls that its function makes end with it.
+/// The cancellation of a call. The calls that its function makes end with it.
 #[derive(Debug, Default)]
 pub(crate) struct CancelFlag {
     raised: AtomicBool,

@@ -40,7 +40,7 @@ pub struct Client {
     core: ClientCore,
     timeout: Duration,
     target: TaskId,
-    /// The link to the target, if it was not found by its task.
+    /// The link to the target, if it was found by its address instead of its task.
     target_link: Option<LinkId>,
     /// The thread of the client. A client of a function has that of the server.
     thread: Option<ClientThread>,
@@ -50,7 +50,7 @@ impl Client {
     /// Connects to the server at an address.
     ///
     /// # Errors
-    /// Those of [`Client::with`].
+    /// The errors of [`Client::with`].
     pub async fn connect(target: &str) -> Result<Client, ServiceError> {
         Client::with(ClientConfig::new(target)).await
     }
@@ -120,22 +120,22 @@ impl Client {
         self.timeout
     }
 
-    /// The task of the target.
+    /// Returns the task of the target.
     pub fn target(&self) -> &TaskId {
         &self.target
     }
 
-    /// The cluster, as the target knows it.
+    /// Returns the cluster, as the target knows it.
     pub fn cluster(&self) -> ClusterSpec {
         self.core.cluster()
     }
 
     /// Declares variables on the parameter servers of the cluster and gives them values, so that
-    /// functions may use them: those of `fill`, and those of their initializers.
+    /// functions may use them. The values are from `fill`, or from the initializers.
     ///
     /// Variables that the servers have keep their values, and `fill` is not called. A checkpoint is
-    /// restored first, as by the chief in [`pushpull_worker::Worker::join`]. A program may call this at every
-    /// start, and several may at once: nobody who trains is disturbed.
+    /// restored first, as by the chief in [`pushpull_worker::Worker::join`]. A program may call
+    /// this at every start, and several may at once; workers that train are not disturbed.
     ///
     /// # Errors
     /// [`ServiceError::Servers`] if the servers have other variables, cannot be reached or refuse
@@ -168,7 +168,7 @@ impl Client {
         }
     }
 
-    /// What a task says of itself: its functions and devices.
+    /// Returns the description of a task: its functions and devices.
     ///
     /// # Errors
     /// [`ServiceError::NoTask`] for a task that the cluster lacks, [`ServiceError::Unavailable`],
@@ -192,11 +192,11 @@ impl Client {
         self.start(call)?.await
     }
 
-    /// Makes several calls at once, and waits for all their outputs. If one fails, the others are
-    /// cancelled.
+    /// Makes several calls at once, and waits for all their outputs. The first failure cancels the
+    /// other calls.
     ///
     /// # Errors
-    /// That of the first call that fails, in the order of the calls.
+    /// The error of the first call that fails, in the order of the calls.
     #[doc(alias = "Session.run")]
     pub async fn run<const N: usize>(
         &self,
@@ -207,10 +207,10 @@ impl Client {
         Ok(outputs.try_into().unwrap_or_else(|_| [(); N].map(|()| Outputs::new())))
     }
 
-    /// As [`Client::run`], for any number of calls.
+    /// Makes any number of calls at once, like [`Client::run`].
     ///
     /// # Errors
-    /// As [`Client::run`].
+    /// The errors of [`Client::run`].
     pub async fn run_all(
         &self,
         calls: impl IntoIterator<Item = Call>,
@@ -232,7 +232,7 @@ impl Client {
     /// [`Keeping::kept`].
     ///
     /// # Errors
-    /// As [`Client::start`].
+    /// The errors of [`Client::start`].
     pub fn keep(&self, call: Call) -> Result<Keeping, ServiceError> {
         let (link, task, number, reply) = self.begin(&call, true)?;
         let kept = Kept::new(self.core.without_execution(), link, task, number);
@@ -255,7 +255,7 @@ impl Client {
         Ok((link, task, number, reply))
     }
 
-    /// Returns the task and the link of a device, or why there is none.
+    /// Returns the task and the link of a device, or the reason why there is none.
     fn place(&self, device: &str) -> Result<(TaskId, LinkId), String> {
         let device: DeviceSpec = device.parse().map_err(|error| format!("{error}"))?;
         let task = match (device.job(), device.task()) {
@@ -291,7 +291,7 @@ impl Client {
     /// Fetches an output that a call has left on its server.
     ///
     /// # Errors
-    /// Those of [`Kept::fetch`], after the timeout of the client.
+    /// The errors of [`Kept::fetch`], after the timeout of the client.
     pub async fn fetch(&self, kept: &Kept, output: &str) -> Result<super::Value, ServiceError> {
         let of = kept.output(output)?;
         let doing = || format!("fetch {output:?}");
@@ -301,8 +301,8 @@ impl Client {
     }
 }
 
-/// Checks the syntax of a target, an address as in a cluster, which may have a scheme; and that the
-/// path of a Unix socket is no other file.
+/// Checks the syntax of a target: an address as in a cluster, with an optional scheme. Also checks
+/// that the path of a Unix socket is no other kind of file.
 fn check_target(target: &str) -> Result<(), ServiceError> {
     let connector = Connector::new(target);
     let invalid = |reason| {
@@ -373,7 +373,7 @@ pub(crate) async fn describe(
     }
 }
 
-/// The thread of a client, and what it runs. Dropping it ends the client.
+/// The thread of a client and its runtime. Dropping it ends the client.
 #[derive(Debug)]
 struct ClientThread {
     core: ClientCore,
@@ -437,7 +437,7 @@ mod tests {
     use crate::block_on::block_on;
     use crate::{Functions, Server};
 
-    /// Runs a task of a client, and returns the thread that has run it.
+    /// Runs a task of a client, and returns the thread on which it runs.
     async fn thread_of(core: ClientCore) -> Result<Thread, ServiceError> {
         let (sender, receiver) = oneshot::channel();
         core.spawn(async move {

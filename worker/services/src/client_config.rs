@@ -10,7 +10,7 @@ use pushpull_common::ids::TaskId;
 use super::runtime::client_core::UnreachableReport;
 use super::unreachable::Unreachable;
 
-/// The longest time of a call that says nothing else.
+/// The default timeout of a call.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The settings of a client.
@@ -49,7 +49,7 @@ impl ClientConfig {
         }
     }
 
-    /// Another address to be tried if the target cannot be reached.
+    /// Adds another address to be tried if the target cannot be reached.
     pub fn or(mut self, target: &str) -> ClientConfig {
         self.targets.push(target.to_owned());
         self

@@ -29,7 +29,7 @@ const SERVERS: usize = 2;
 const CLIENTS: usize = 2;
 const LEASE: Duration = Duration::from_secs(2);
 
-/// A message on its way, with its body.
+/// A frame in transit: a message with its envelope and its body.
 type Frame = (Envelope, Message, Vec<u8>);
 
 /// A connection of a client to a server.
@@ -37,7 +37,7 @@ type Frame = (Envelope, Message, Vec<u8>);
 struct Connection {
     client: usize,
     server: usize,
-    /// The number of the connection on the client.
+    /// The client's number of the connection.
     number: u64,
     to_server: VecDeque<Frame>,
     to_client: VecDeque<Frame>,
@@ -54,7 +54,7 @@ struct World {
     next_connection: u64,
     /// The executions that run, with their servers.
     executing: Vec<(usize, ExecutionOrder)>,
-    /// How often each call of each client was executed.
+    /// The number of executions of each call, by client and call number.
     executed: HashMap<(u64, u64), u32>,
     next_op: u64,
     /// The calls of each operation: the client and the number.
@@ -221,7 +221,7 @@ impl World {
         }
     }
 
-    /// Connections are made a moment after they are asked for.
+    /// Establishes the connections that clients have asked for, a moment later.
     fn connect_all(&mut self) {
         let new: Vec<(usize, u64)> = self
             .connections
@@ -263,7 +263,7 @@ impl World {
         self.session_input(client, CallInput::Command { op, link, command, deadline });
     }
 
-    /// A function returns what it was given.
+    /// Ends an execution. The function returns its inputs.
     fn finish(&mut self, index: usize) {
         let (server, order) = self.executing.swap_remove(index);
         let value = |(name, source): (String, InputSource)| match source {
@@ -296,7 +296,7 @@ impl World {
         }
     }
 
-    /// Does one thing at random.
+    /// Makes one random move.
     fn step(&mut self) {
         let ids: Vec<u64> = self.connections.keys().copied().collect();
         match self.below(100) {
@@ -326,7 +326,7 @@ impl World {
         }
     }
 
-    /// Lets everything end.
+    /// Delivers frames and passes time until no call is under way.
     fn settle(&mut self) {
         for _ in 0..400 {
             self.connect_all();
@@ -365,7 +365,7 @@ fn bytes_of(body: &ValueBody) -> Vec<u8> {
     body.slices().flatten().copied().collect()
 }
 
-/// The seeds: more of them with `PUSHPULL_THOROUGH=1`.
+/// Returns the number of seeds. `PUSHPULL_THOROUGH=1` raises it.
 fn seeds() -> u64 {
     if std::env::var_os("PUSHPULL_THOROUGH").is_some() { 100 } else { 20 }
 }

@@ -1,4 +1,4 @@
-//! What a server says of itself: its cluster, functions and devices.
+//! [`Description`]: the cluster, functions and devices of a server, as clients read them.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json, json};
 use super::device_name::TaskDevice;
 use super::function_table::FunctionTable;
 
-/// What a server says of itself.
+/// The description of a server: its cluster, functions and devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Description {
@@ -16,7 +16,7 @@ pub struct Description {
     pub cluster: ClusterSpec,
     /// The signatures of the functions by their names; `(..)` for a function without one.
     pub functions: BTreeMap<String, String>,
-    /// The full names of the devices. With a text for each that cannot be used: the reason.
+    /// The full names of the devices. A device that cannot be used has the reason beside it.
     pub devices: Vec<(String, Option<String>)>,
 }
 
@@ -34,7 +34,7 @@ impl Description {
         Description { cluster, functions: functions.map(signature).collect(), devices }
     }
 
-    /// Returns the encoding: JSON.
+    /// Returns the description encoded as JSON.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let functions: Map<String, Json> =
             self.functions.iter().map(|(name, text)| (name.clone(), json!(text))).collect();
@@ -49,7 +49,7 @@ impl Description {
             .into_bytes()
     }
 
-    /// Reads an encoding, or returns what is wrong with it.
+    /// Decodes a description, or returns the reason why the bytes are none.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Description, String> {
         let json: Json = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         let text = |json: &Json, field: &str| {

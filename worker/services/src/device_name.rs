@@ -1,19 +1,19 @@
-//! Which device of which task a call runs on, by the name in the call.
+//! [`TaskDevice`]: the devices of a task, and their choice by the name in a call.
 
 use pushpull_common::device::DeviceSpec;
 use pushpull_common::ids::TaskId;
 
-/// A device of a server, or why there is none of its name.
+/// A device of a server, usable or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TaskDevice {
-    /// Its full name, such as `/job:worker/task:0/device:CPU:0`.
+    /// The full name of the device, such as `/job:worker/task:0/device:CPU:0`.
     pub(crate) name: DeviceSpec,
-    /// Why it cannot be used.
+    /// The reason why the device cannot be used; `None` if it can.
     pub(crate) unusable: Option<String>,
 }
 
 impl TaskDevice {
-    /// A device of a task by its type and index.
+    /// Creates a device of a task by its type and index.
     pub(crate) fn new(task: &TaskId, device_type: &str, index: u32) -> TaskDevice {
         let within: DeviceSpec = format!("/device:{device_type}:{index}")
             .parse()
@@ -22,8 +22,8 @@ impl TaskDevice {
     }
 }
 
-/// Returns the index of the first device that has this name, or why there is none. With `or_any` a
-/// task that lacks such a device offers its first one.
+/// Returns the index of the first device that has this name, or the reason why there is none. With
+/// `or_any` a task that lacks such a device offers its first one.
 pub(crate) fn find_device(
     name: &str,
     or_any: bool,

@@ -1,4 +1,4 @@
-//! The errors of calls.
+//! [`ServiceError`]: the errors of calls, by their cause.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use super::value_error::ValueError;
 
-/// Why a call, or another operation of a client, failed.
+/// The failure of a call, or of another operation of a client.
 ///
 /// A task is named as in `/job:worker/task:3`, or by its address as long as its name is unknown.
 #[derive(Clone, Debug, PartialEq, Error)]
@@ -18,70 +18,70 @@ pub enum ServiceError {
     /// The server of a task could not be reached. The function has not run.
     #[error("cannot {doing}: {task} was not reached for {:?}: {reason}", rounded(.waited))]
     Unavailable {
-        /// The operation, as in "cannot call \"add\"".
+        /// The operation that failed, as in "cannot call \"add\"".
         doing: String,
-        /// The task.
+        /// The task that was called, or the address of its server while its name is unknown.
         task: String,
-        /// Since when.
+        /// The time since the link to the server began to fail.
         waited: Duration,
-        /// The last failure.
+        /// The reason of the last failed attempt.
         reason: String,
     },
-    /// The server of a task was lost while a call was under way: it has restarted, has forgotten
+    /// The server of a task was lost while a call was under way. It has restarted or has forgotten
     /// this client, or the connection has ended. The function may have run.
     #[error("cannot {doing}: {task} was lost, {reason}; the function may have run")]
     Lost {
-        /// The operation.
+        /// The operation that failed, in the words behind "cannot", such as `call "add"`.
         doing: String,
-        /// The task.
+        /// The task that was called, or the address of its server while its name is unknown.
         task: String,
-        /// What was seen.
+        /// The sign of the loss, such as a restart of the server.
         reason: String,
     },
     /// The deadline has passed. The function may run, or have run, unless the call waited for a
     /// thread or its inputs.
     #[error("cannot {doing}: waited {:?} for {awaited}", rounded(.waited))]
     Timeout {
-        /// The operation.
+        /// The operation that failed, in the words behind "cannot", such as `call "add"`.
         doing: String,
-        /// The task that was called.
+        /// The task that was called, or the address of its server while its name is unknown.
         task: String,
-        /// How long.
+        /// The time for which the call has waited.
         waited: Duration,
-        /// What the call waited for, and on which task: as the server says, if it was the first to
-        /// notice.
+        /// The cause of the wait, with its task. The server names it if it is the first to notice
+        /// the deadline.
         awaited: String,
     },
     /// The server has refused the operation. The function has not run, unless the refusal is a
     /// deadline.
     #[error("cannot {doing}: {task} refuses: {refusal}")]
     Refused {
-        /// The operation.
+        /// The operation that failed, in the words behind "cannot", such as `call "add"`.
         doing: String,
-        /// The task.
+        /// The task that was called, or the address of its server while its name is unknown.
         task: String,
-        /// The reason.
+        /// The server's reason; `protocol.md` lists all refusals.
         refusal: Refusal,
     },
-    /// The function has returned an error, or outputs that the server does not keep: of other types
-    /// than it has declared, or beyond the budget of the client.
+    /// The function has returned an error, or outputs that the server does not keep. Such outputs
+    /// have undeclared types, or exceed the budget of the client.
     #[error("cannot {doing}: the function failed on {task}: {detail}")]
     Failed {
-        /// The operation.
+        /// The operation that failed, in the words behind "cannot", such as `call "add"`.
         doing: String,
-        /// The task.
+        /// The task that was called, or the address of its server while its name is unknown.
         task: String,
         /// Whether the function says that another execution may succeed.
         retry: bool,
         /// The error of the function, in at most 512 bytes.
         detail: String,
     },
-    /// The function has panicked.
+    /// The function has panicked, which ends its call and nothing else.
     #[error("cannot {doing}: the function panicked on {task}: {detail}")]
     Panicked {
-        /// The operation.
+        /// The operation that failed, in the words behind "cannot", such as `call "add"`.
         doing: String,
-        /// The task.
+        /// The task that was called, or the address of its server while its name is unknown.
         task: String,
         /// The message of the panic, in at most 512 bytes.
         detail: String,
@@ -90,61 +90,61 @@ pub enum ServiceError {
     /// connects by itself.
     #[error("cannot {doing} in a child of fork: the client belongs to process {parent}")]
     Forked {
-        /// The operation.
+        /// The operation that failed, in the words behind "cannot", such as `call "add"`.
         doing: String,
-        /// The process of the client.
+        /// The process id of the program that owns the client.
         parent: u32,
     },
-    /// The call was cancelled.
+    /// The call was cancelled on its server.
     #[error("cannot {doing}: it was cancelled")]
     Cancelled {
-        /// The operation.
+        /// The operation that failed, in the words behind "cannot", such as `call "add"`.
         doing: String,
     },
     /// The server at an address is another task than the cluster says.
     #[error("cannot {doing}: the server at {address} is {found}, not {expected}")]
     OtherTask {
-        /// The operation.
+        /// The operation that failed, in the words behind "cannot", such as `call "add"`.
         doing: String,
-        /// The address.
+        /// The address that the client has connected to.
         address: String,
-        /// The task of the server.
+        /// The task that the server names in its welcome.
         found: String,
-        /// The task in the cluster.
+        /// The task that has this address in the cluster.
         expected: String,
     },
     /// The device of a call names no task of the cluster, or one that the device filters exclude.
     #[error("cannot {doing}: {reason}")]
     NoTask {
-        /// The operation.
+        /// The operation that failed, in the words behind "cannot", such as `call "add"`.
         doing: String,
-        /// Why there is none.
+        /// The reason, with the device or the task that the cluster lacks or the filters exclude.
         reason: String,
     },
     /// Tasks have different functions under one name.
     #[error("cannot {doing}: {left} has {left_signature}, {right} has {right_signature}")]
     SignaturesDiffer {
-        /// The operation.
+        /// The operation that failed, in the words behind "cannot", such as `call "add"`.
         doing: String,
-        /// A task.
+        /// The first task that has the function.
         left: String,
-        /// The signature of the function on it.
+        /// The signature of the function on the first task.
         left_signature: String,
-        /// Another task.
+        /// The second task, with another signature.
         right: String,
-        /// The signature of the function on that.
+        /// The signature of the function on the second task.
         right_signature: String,
     },
     /// The answer needs more memory than the client accepts. The function has run.
     #[error("cannot {doing}: the answer of {task} has {bytes} bytes, the limit is {limit}")]
     AnswerTooLarge {
-        /// The operation.
+        /// The operation that failed, in the words behind "cannot", such as `call "add"`.
         doing: String,
-        /// The task.
+        /// The task that was called, or the address of its server while its name is unknown.
         task: String,
-        /// The bytes of the answer.
+        /// The size of the answer in bytes.
         bytes: u64,
-        /// The limit: `ClientConfig::answer_bytes_max`, in a function
+        /// The limit in bytes: `ClientConfig::answer_bytes_max`, in a function
         /// `ServerConfig::client_bytes_max`.
         limit: u64,
     },
@@ -153,36 +153,36 @@ pub enum ServiceError {
         "cannot {doing}: the system has no memory for the {bytes} bytes of the answer of {task}"
     )]
     NoMemory {
-        /// The operation.
+        /// The operation that failed, in the words behind "cannot", such as `call "add"`.
         doing: String,
-        /// The task.
+        /// The task that was called, or the address of its server while its name is unknown.
         task: String,
-        /// The bytes of the answer.
+        /// The size of the answer in bytes.
         bytes: u64,
     },
-    /// What a server has sent makes no sense. It is hostile, or of another version.
+    /// The server has broken the protocol. It is hostile, or of another version.
     #[error("cannot {doing}: {task} has sent {what}")]
     Protocol {
-        /// The operation.
+        /// The operation that failed, in the words behind "cannot", such as `call "add"`.
         doing: String,
-        /// The task.
+        /// The task that was called, or the address of its server while its name is unknown.
         task: String,
-        /// What is wrong.
+        /// The breach, in words that follow "has sent".
         what: String,
     },
     /// A call that this program made is invalid.
     #[error("cannot {doing}: {reason}")]
     Invalid {
-        /// The operation.
+        /// The operation that failed, in the words behind "cannot", such as `call "add"`.
         doing: String,
-        /// What is wrong.
+        /// The reason why the call is invalid, such as a name that is too long.
         reason: String,
     },
     /// The call had ended in an earlier run of its coordinator, and its value is gone. Its effect
     /// has counted.
     #[error("cannot fetch the value of call {number}: it had ended in an earlier run")]
     EndedBefore {
-        /// The number of the call.
+        /// The number of the call among those of its coordinator.
         number: u64,
     },
     /// A coordinator that resumes schedules other calls than those that the servers have counted
@@ -194,40 +194,40 @@ pub enum ServiceError {
          {recorded:016x}"
     )]
     CallsDiffer {
-        /// The coordinator.
+        /// The name of the coordinator.
         name: String,
-        /// The number of the call.
+        /// The number of the call whose digest differs.
         number: u64,
         /// The function of the call in this program.
         function: String,
         /// The digest of the functions and inputs of calls 1 to `number` in this program.
         digest: u64,
-        /// The shard that knows other calls.
+        /// The shard whose recorded calls differ.
         shard: ShardId,
-        /// The digest of its calls.
+        /// The digest of the same calls that the shard has recorded.
         recorded: u64,
     },
-    /// The parameter servers have failed.
+    /// The parameter servers have failed, or have refused the operation.
     #[error("cannot {doing}: {source}")]
     Servers {
-        /// The operation.
+        /// The operation that failed, in the words behind "cannot", such as `call "add"`.
         doing: String,
-        /// Their error.
+        /// The error of the session with the parameter servers.
         source: Box<pushpull_worker::Error>,
     },
     /// A value cannot be used as the program uses it.
     #[error(transparent)]
     Value(#[from] ValueError),
-    /// The client has ended.
+    /// The client was ended before or during the operation.
     #[error("cannot {doing}: the client has ended")]
     Ended {
-        /// The operation.
+        /// The operation that failed, in the words behind "cannot", such as `call "add"`.
         doing: String,
     },
     /// The operating system did not start a thread.
     #[error("cannot start a thread: {reason}")]
     Thread {
-        /// The operating system's error.
+        /// The error of the operating system, in words.
         reason: String,
     },
 }

@@ -1,4 +1,4 @@
-//! What a running function waits for.
+//! [`ExecutionWaits`]: the waits of a running function, reported to its server.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -6,14 +6,14 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 
-/// Receives what a function waits for, in words; `None` once it goes on.
+/// Receives the cause of a function's wait, in words; `None` once the function goes on.
 type WaitReport = Box<dyn Fn(Option<String>) + Send + Sync>;
 
-/// The waits of one execution of a function, which its server is told of: a blocking function lends
-/// its thread meanwhile, and a deadline that passes names what was waited for.
+/// The waits of one execution, reported to its server. A blocking function lends its thread during
+/// a wait, and a passed deadline names the cause of the wait.
 pub(crate) struct ExecutionWaits {
     report: WaitReport,
-    /// How many waits are open.
+    /// The number of open waits; the server sees one.
     open: AtomicUsize,
 }
 
@@ -25,7 +25,7 @@ impl ExecutionWaits {
         ExecutionWaits { report: Box::new(report), open: AtomicUsize::new(0) }
     }
 
-    /// Waits for a future, and reports that unless it is ready at once.
+    /// Waits for a future, and reports the wait unless the future is ready at once.
     pub(crate) async fn during<F: Future>(
         &self,
         awaited: impl FnOnce() -> String,
@@ -47,7 +47,7 @@ impl ExecutionWaits {
         .await
     }
 
-    /// Replaces what the open wait is for.
+    /// Replaces the reported cause of the open wait.
     pub(crate) fn say(&self, awaited: &str) {
         if self.open.load(Ordering::SeqCst) > 0 {
             (self.report)(Some(awaited.to_owned()));

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use super::signature::Signature;
 
-/// What a service knows of a function.
+/// The properties of a function that its service needs: its signature and its kind.
 #[derive(Clone, Debug)]
 pub(crate) struct FunctionFacts {
-    /// What it takes and returns; `None` for anything.
+    /// The inputs and outputs that the function declares; `None` for any.
     pub(crate) signature: Option<Signature>,
-    /// Whether it needs a thread of its own while it runs.
+    /// Whether the function needs a thread of its own while it runs.
     pub(crate) blocking: bool,
 }
 

@@ -14,11 +14,11 @@ use super::invocation::Invocation;
 use super::outputs::Outputs;
 use super::signature::Signature;
 
-/// Why a function failed.
+/// The failure of a function, final or worth another execution.
 ///
-/// Every error type of Rust becomes one by `?`. It ends the call and is final: a coordinator does
-/// not run the function again, unless the error says that this may help. That of a nested call says
-/// so if a coordinator would repeat that call.
+/// Every error type of Rust converts to it by `?`. The failure ends the call and is final, unless
+/// it is [`FunctionError::retryable`]: then a coordinator runs the function again. The error of a
+/// nested call is retryable if a coordinator would repeat that call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionError {
     detail: String,
@@ -26,12 +26,13 @@ pub struct FunctionError {
 }
 
 impl FunctionError {
-    /// An error with this text. Callers see 512 bytes of it: of a longer one the start and the end.
+    /// Creates an error with this text. Callers see at most 512 bytes of it: the start and the end
+    /// of a longer text.
     pub fn new(detail: impl Into<String>) -> FunctionError {
         FunctionError { detail: detail.into(), retry: false }
     }
 
-    /// Says that another execution may succeed, for example on another worker.
+    /// Marks the error as retryable: another execution may succeed, for example on another worker.
     pub fn retryable(self) -> FunctionError {
         FunctionError { retry: true, ..self }
     }
@@ -65,7 +66,7 @@ impl<E: std::error::Error + 'static> From<E> for FunctionError {
     }
 }
 
-/// What the body of a function returns.
+/// The result of a function's body.
 pub(crate) type FunctionResult = Result<Outputs, FunctionError>;
 
 /// The future of an asynchronous function.
@@ -74,9 +75,9 @@ pub(crate) type FunctionFuture = Pin<Box<dyn Future<Output = FunctionResult> + S
 /// The body of a function.
 #[derive(Clone)]
 pub(crate) enum Body {
-    /// It runs on a thread of the server's pool.
+    /// The body runs on a thread of the server's pool.
     Blocking(Arc<dyn Fn(&mut Invocation) -> FunctionResult + Send + Sync>),
-    /// It runs on the server's own thread, which it must not block.
+    /// The body runs as a future on the server's own thread, which it must not block.
     Asynchronous(Arc<dyn Fn(Invocation) -> FunctionFuture + Send + Sync>),
 }
 
@@ -111,7 +112,7 @@ pub struct Functions {
 }
 
 impl Functions {
-    /// No functions.
+    /// Returns an empty set of functions.
     pub fn new() -> Functions {
         Functions::default()
     }
@@ -129,10 +130,10 @@ impl Functions {
         self.insert(name, None, blocking(body))
     }
 
-    /// Adds a function with a signature. Otherwise as [`Functions::add`].
+    /// Adds a function with a signature, which runs like those of [`Functions::add`].
     ///
     /// # Panics
-    /// As [`Functions::add`].
+    /// Under the conditions of [`Functions::add`].
     pub fn typed<O: Into<Outputs>>(
         self,
         name: &str,
@@ -143,10 +144,10 @@ impl Functions {
     }
 
     /// Adds an asynchronous function. It runs on the server's own thread, which costs no wake-up of
-    /// another; it must not block that, nor compute for long.
+    /// another thread. It must not block that thread, nor compute for long.
     ///
     /// # Panics
-    /// As [`Functions::add`].
+    /// Under the conditions of [`Functions::add`].
     pub fn add_async<O, F>(
         self,
         name: &str,
@@ -159,10 +160,11 @@ impl Functions {
         self.insert(name, None, asynchronous(body))
     }
 
-    /// Adds an asynchronous function with a signature. Otherwise as [`Functions::add_async`].
+    /// Adds an asynchronous function with a signature, which runs like those of
+    /// [`Functions::add_async`].
     ///
     /// # Panics
-    /// As [`Functions::add`].
+    /// Under the conditions of [`Functions::add`].
     pub fn typed_async<O, F>(
         self,
         name: &str,
@@ -194,7 +196,7 @@ impl Functions {
         super::towers::add_to(self)
     }
 
-    /// The names of the functions, sorted.
+    /// Returns the names of the functions, sorted.
     pub fn names(&self) -> Vec<&str> {
         self.functions.keys().map(String::as_str).collect()
     }
@@ -215,7 +217,7 @@ impl Functions {
         self.functions.get(name).map(|function| &function.body)
     }
 
-    /// Returns what the service of a server needs to know.
+    /// Returns the signatures and kinds of the functions, for the service of a server.
     pub(crate) fn table(&self) -> FunctionTable {
         let facts = |function: &Function| FunctionFacts {
             signature: function.signature.clone(),

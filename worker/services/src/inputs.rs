@@ -1,4 +1,4 @@
-//! Fetches the inputs of a call that it does not bring itself.
+//! Inputs of a call that its client does not send: variables and outputs of other tasks.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -24,7 +24,7 @@ pub(crate) struct InputResolver {
 }
 
 impl InputResolver {
-    /// Pulls a variable for an input of a function, if it is admitted.
+    /// Pulls a variable for an input of a function, after its admission.
     pub(crate) async fn variable(
         &self,
         function: &str,
@@ -46,7 +46,7 @@ impl InputResolver {
         })
     }
 
-    /// Fetches an output from another task, if it is admitted.
+    /// Fetches an output from another task, after its admission.
     pub(crate) async fn fetch(
         &self,
         task: &TaskId,
@@ -62,8 +62,8 @@ impl InputResolver {
     }
 }
 
-/// Returns why an execution has no output of another task. The deadline of that task precedes the
-/// deadline of this one a little, and both are the deadline of the call.
+/// Returns the failure of an execution that lacks an output of another task. That task's deadline
+/// precedes this one a little, and both follow from the deadline of the call.
 fn fetch_failure(error: ServiceError, awaited: String) -> Failure {
     match error {
         ServiceError::Timeout { waited, .. } => {
@@ -76,7 +76,7 @@ fn fetch_failure(error: ServiceError, awaited: String) -> Failure {
     }
 }
 
-/// An input that does not suit a function.
+/// Returns the refusal of an input that does not suit a function.
 pub(crate) fn unsuitable(function: &str, input: &str, detail: String) -> Failure {
     Failure::Refused(Refusal::Input {
         function: Detail::clipped(function),

@@ -1,4 +1,4 @@
-//! What the body of a function is given.
+//! [`Invocation`]: the inputs and services that the body of a function gets.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
@@ -28,7 +28,7 @@ use super::value::Value;
 use super::value_error::ValueError;
 use super::variables::ServerVariables;
 
-/// What the functions of one server share.
+/// The services of one server that all its functions share.
 #[derive(Debug)]
 pub(crate) struct ServerShared {
     pub(crate) task: TaskId,
@@ -37,11 +37,11 @@ pub(crate) struct ServerShared {
     pub(crate) variables: Arc<ServerVariables>,
     /// The clients by which functions call others.
     pub(crate) clients: NestedClients,
-    /// Reports a lack of descriptors.
+    /// Reports a lack of file descriptors.
     pub(crate) descriptors: DescriptorWatch,
 }
 
-/// One call of a function: its inputs, and what the server offers.
+/// One call of a function: its inputs, and the services of its server.
 #[derive(Debug)]
 pub struct Invocation {
     pub(crate) function: String,
@@ -55,38 +55,38 @@ pub struct Invocation {
     pub(crate) step: Option<TrainingStep>,
     /// The values that [`Invocation::values`] has returned.
     pub(crate) values: OnceLock<Params>,
-    /// Whether the call has pushed.
+    /// Whether the call has pushed, which a scheduled call does at most once.
     pub(crate) has_pushed: bool,
     pub(crate) shared: Arc<ServerShared>,
 }
 
 impl Invocation {
-    /// The name under which the function was called.
+    /// Returns the name under which the function was called.
     pub fn function(&self) -> &str {
         &self.function
     }
 
-    /// The task of this server.
+    /// Returns the task of this server.
     pub fn task(&self) -> &TaskId {
         &self.shared.task
     }
 
-    /// How many calls this one is nested in: 0 for a call of a client.
+    /// Returns the number of calls that this one is nested in: 0 for a call of a client.
     pub fn depth(&self) -> u8 {
         self.depth
     }
 
-    /// When the caller stops waiting; `None` for never.
+    /// Returns the time at which the caller stops waiting; `None` for no deadline.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// The inputs in the order of the call.
+    /// Yields the inputs by name, in the order of the call.
     pub fn inputs(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
         self.inputs.iter().map(|(name, value)| (&name[..], value))
     }
 
-    /// The input of this name.
+    /// Returns the input of this name.
     ///
     /// # Errors
     /// [`ValueError::Unknown`] if the call has none of this name.
@@ -96,10 +96,10 @@ impl Invocation {
         found.map(|(_, value)| value).ok_or_else(|| unknown_value(name, names))
     }
 
-    /// The elements of an input.
+    /// Returns the elements of an input.
     ///
     /// # Errors
-    /// Those of [`Invocation::input`] and [`Value::view`].
+    /// The errors of [`Invocation::input`] and [`Value::view`].
     #[doc(alias = "feed_dict")]
     pub fn feed<T: Element>(&self, name: &str) -> Result<&[T], ValueError> {
         self.input(name)?.view()
@@ -108,7 +108,7 @@ impl Invocation {
     /// Combines two inputs element by element: see [`Value::zip`].
     ///
     /// # Errors
-    /// Those of [`Invocation::input`] and [`Value::zip`].
+    /// The errors of [`Invocation::input`] and [`Value::zip`].
     pub fn zip<T: Element>(
         &self,
         names: [&str; 2],
@@ -118,26 +118,27 @@ impl Invocation {
         Ok(self.input(left)?.zip(self.input(right)?, combine)?)
     }
 
-    /// What the functions of this server keep between calls, by its type. It begins with the
-    /// default of the type, and again when the server is started again.
+    /// Returns the state of this type, which all functions of this server share between calls. The
+    /// state begins with the default of the type at each start of the server.
     pub fn state<T: Default + Send + 'static>(&self) -> Arc<State<T>> {
         self.shared.states.get()
     }
 
-    /// The values of all dense variables, to compute gradients from. Takes a token from the
-    /// parameter servers the first time; [`Invocation::push`] spends it, and the end of the call
-    /// returns it. Blocks the thread: an asynchronous function uses [`Invocation::params_async`].
+    /// Returns the values of all dense variables, to compute gradients from. The first use takes a
+    /// token from the parameter servers. [`Invocation::push`] spends the token, and the end of the
+    /// call returns it. Blocks the thread: an asynchronous function uses
+    /// [`Invocation::params_async`].
     ///
     /// # Errors
-    /// Those of taking a token and pulling, as errors that another execution may not meet.
+    /// The errors of taking a token and pulling, which are retryable.
     pub fn params(&mut self) -> Result<&Params, FunctionError> {
         block_on(self.params_async())
     }
 
-    /// As [`Invocation::params`], as a future.
+    /// Future form of [`Invocation::params`], for asynchronous functions.
     ///
     /// # Errors
-    /// As [`Invocation::params`].
+    /// The errors of [`Invocation::params`].
     pub async fn params_async(&mut self) -> Result<&Params, FunctionError> {
         let mut step = self.take_step().await?;
         let awaited = || "the values of the variables".to_owned();
@@ -146,8 +147,8 @@ impl Invocation {
         self.step.insert(step).params().await
     }
 
-    /// Waits for a future, unless the call is cancelled meanwhile: nobody waits for the function
-    /// then, and its thread is for others.
+    /// Waits for a future, unless the call is cancelled meanwhile. A cancelled function has no
+    /// caller, and its thread is for others.
     async fn unless_cancelled<T>(
         &self,
         future: impl Future<Output = Result<T, FunctionError>>,
@@ -172,40 +173,40 @@ impl Invocation {
     /// Returns an empty set of gradients for [`Invocation::push`].
     ///
     /// # Errors
-    /// As [`Invocation::params`].
+    /// The errors of [`Invocation::params`].
     pub fn gradients(&mut self) -> Result<Gradients, FunctionError> {
         block_on(self.gradients_async())
     }
 
-    /// As [`Invocation::gradients`], as a future.
+    /// Future form of [`Invocation::gradients`], for asynchronous functions.
     ///
     /// # Errors
-    /// As [`Invocation::params`].
+    /// The errors of [`Invocation::params`].
     pub async fn gradients_async(&mut self) -> Result<Gradients, FunctionError> {
         let step = self.take_step().await?;
         Ok(self.step.insert(step).gradients())
     }
 
     /// Pushes gradients of the values that [`Invocation::params`] has returned, and waits for the
-    /// outcome. In a call that a coordinator has scheduled they count once, however often the call
-    /// is executed: [`Push::Repeated`] if another execution was first.
+    /// outcome. In a call that a coordinator has scheduled the gradients count once, however often
+    /// the call is executed. The result is [`Push::Repeated`] if another execution was first.
     ///
     /// The wait goes on if the call is cancelled: the servers may have the gradient already.
     ///
     /// Blocks the thread: an asynchronous function uses [`Invocation::push_async`].
     ///
     /// # Errors
-    /// Those of [`pushpull_worker::Worker::push`]. In a call that a coordinator has scheduled also a second
-    /// push, and a push without effect, which is stale or withdrawn: then the coordinator repeats
-    /// the call.
+    /// The errors of [`pushpull_worker::Worker::push`]. In a call that a coordinator has scheduled
+    /// also an error for a second push, and for a push without effect (stale or withdrawn). After
+    /// the latter the coordinator repeats the call.
     pub fn push(&mut self, gradients: Gradients) -> Result<Push, FunctionError> {
         block_on(self.push_async(gradients))
     }
 
-    /// As [`Invocation::push`], as a future.
+    /// Future form of [`Invocation::push`], for asynchronous functions.
     ///
     /// # Errors
-    /// As [`Invocation::push`].
+    /// The errors of [`Invocation::push`].
     pub async fn push_async(&mut self, gradients: Gradients) -> Result<Push, FunctionError> {
         if self.has_pushed && self.scheduled.is_some() {
             return Err(FunctionError::new("a scheduled call pushes once"));
@@ -216,11 +217,11 @@ impl Invocation {
         self.waits.during(awaited, step.push(gradients, self.scheduled)).await
     }
 
-    /// The newest values of all dense variables, without a token: for evaluation, and for the
-    /// towers of [`super::Towers`]. They are pulled the first time in a call. Blocks the thread.
+    /// Returns the newest values of all dense variables, without a token: for evaluation, and for
+    /// the towers of [`super::Towers`]. The first use in a call pulls them. Blocks the thread.
     ///
     /// # Errors
-    /// Those of connecting and pulling, as errors that another execution may not meet.
+    /// The errors of connecting and pulling, which are retryable.
     pub fn values(&self) -> Result<&Params, FunctionError> {
         match self.values.get() {
             Some(values) => Ok(values),
@@ -236,7 +237,7 @@ impl Invocation {
     /// time.
     ///
     /// # Errors
-    /// As [`Invocation::values`].
+    /// The errors of [`Invocation::values`].
     pub fn tower_gradients(&self) -> Result<Gradients, FunctionError> {
         block_on(self.unless_cancelled(self.shared.variables.gradients(&self.waits)))
     }
@@ -244,7 +245,7 @@ impl Invocation {
     /// Returns the gradients and the loss of a tower, for [`super::Towers`].
     ///
     /// # Errors
-    /// Gradients of sparse variables and tables, which have no mean over towers here.
+    /// An error for gradients of sparse variables and tables, which have no mean over towers here.
     pub fn tower(&self, gradients: Gradients, loss: f32) -> Result<Outputs, FunctionError> {
         let (memory, bytes) = gradients.into_bytes()?;
         let gradients = Value::of_bytes(memory, bytes);
@@ -252,13 +253,13 @@ impl Invocation {
         Ok(Outputs::new().with(GRADIENTS, gradients).with(LOSS, loss))
     }
 
-    /// A client for calls of other functions, which has this server as its target. Its calls end
-    /// with this one: when it returns, at its deadline, and when it is cancelled. Outputs that it
-    /// keeps stay as long as one clone of [`super::Kept`] exists.
+    /// Returns a client for calls of other functions, whose target is this server. Its calls end
+    /// with this one: when the function returns, at the deadline, and when the call is cancelled.
+    /// Outputs that it keeps stay as long as one clone of [`super::Kept`] exists.
     ///
     /// A call may be nested in at most 8 others. The functions of a server whose calls have the
-    /// same depth share a client, with its places, its threads and its budget on each server. A
-    /// blocking function lends its thread to other calls while it waits.
+    /// same depth share a client. So they share its places, its threads and its budget on each
+    /// server. A blocking function lends its thread to other calls while it waits.
     ///
     /// Its operations block the thread. An asynchronous function uses [`Invocation::client_async`];
     /// here it is given [`super::ServiceError::Invalid`].
@@ -266,7 +267,7 @@ impl Invocation {
         blocking::Client::of_function(self.client_async())
     }
 
-    /// As [`Invocation::client`], with futures.
+    /// Future form of [`Invocation::client`], for asynchronous functions.
     pub fn client_async(&self) -> Client {
         let calls = self.cancelled.nested(|| {
             let core = self.shared.clients.of_depth(self.depth);
@@ -276,27 +277,27 @@ impl Invocation {
         Client::of_function(core, self.shared.task.clone(), self.deadline)
     }
 
-    /// Whether nobody waits for the result any more. A function that computes for long should ask
-    /// now and then, and return.
+    /// Returns whether the caller has stopped waiting for the result. A function that computes for
+    /// long should check now and then, and return.
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.is_raised()
     }
 
-    /// Returns once nobody waits for the result any more.
+    /// Returns once the caller has stopped waiting for the result.
     pub async fn cancelled(&self) {
         self.cancelled.raised().await;
     }
 
-    /// The full name of the device that the call runs on, such as
+    /// Returns the full name of the device that the call runs on, such as
     /// `/job:worker/task:0/device:CPU:0`.
     pub fn device_name(&self) -> &DeviceSpec {
         self.shared.devices.name(self.device)
     }
 
-    /// The device that the call runs on.
+    /// Returns the device that the call runs on, which the first use opens.
     ///
     /// # Errors
-    /// That of opening the device, the first time that it is used.
+    /// The error of the first opening of the device.
     pub fn device(&self) -> Result<Device, FunctionError> {
         Ok(self.shared.devices.open(self.device)?)
     }

@@ -1,4 +1,4 @@
-//! What a call leaves on its server.
+//! [`Kept`]: outputs of a call that stay on its server, for other calls.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use super::error::ServiceError;
 use super::runtime::client_core::{ClientCore, ReplyFuture};
 use super::value::{Value, ValueType};
 
-/// The outputs of a call, which stay on the server that has run it: see
+/// The kept outputs of a call, which stay on the server that has run it: see
 /// [`super::Client::keep`].
 ///
-/// It may be an input of other calls at once, whether its own call has ended or not. The server
-/// keeps the outputs as long as one clone of this exists and the client is alive.
+/// Other calls may have the outputs as inputs at once, also before this call has ended. The server
+/// keeps the outputs as long as one clone of `Kept` exists and the client is alive.
 #[derive(Clone, Debug)]
 pub struct Kept(Arc<KeptCall>);
 
@@ -29,7 +29,7 @@ struct KeptCall {
     link: LinkId,
     task: TaskId,
     call: u64,
-    /// The server that has the outputs; 0 as long as that is unknown.
+    /// The server that has the outputs; 0 while that is unknown.
     server: AtomicU64,
 }
 
@@ -38,7 +38,7 @@ impl Kept {
         Kept(Arc::new(KeptCall { core, link, task, call, server: AtomicU64::new(0) }))
     }
 
-    /// The task that holds the outputs.
+    /// Returns the task that holds the outputs.
     pub fn task(&self) -> &TaskId {
         &self.0.task
     }
@@ -87,7 +87,7 @@ impl Drop for KeptCall {
     }
 }
 
-/// A call under way whose outputs stay on its server. A future of their types.
+/// A call under way whose outputs stay on its server. As a future it returns their types.
 #[derive(Debug)]
 #[must_use = "dropping it cancels the call"]
 pub struct Keeping {
@@ -96,7 +96,7 @@ pub struct Keeping {
 }
 
 impl Keeping {
-    /// The outputs, for other calls. They may be made before this one has ended.
+    /// Returns the outputs for other calls, which may be made before this call has ended.
     pub fn kept(&self) -> &Kept {
         &self.kept
     }

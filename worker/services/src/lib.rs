@@ -1,7 +1,7 @@
 //! Named functions: servers that compute, and clients that call them.
 //!
 //! A server registers [`Functions`] under names. A [`Client`] calls them on tasks and devices, with
-//! values, variables of the parameter servers, and what earlier calls have left. No code travels.
+//! values, variables of the parameter servers, and kept outputs of earlier calls. No code travels.
 //!
 //! The decisions are in pure state machines: `service` for a server, `call_session` for a client.
 //! `runtime` drives them with threads, sockets and a clock. A coordinator has the machine

@@ -15,7 +15,7 @@ use super::runtime::client_core::ClientCore;
 /// The clients by which the functions of a server call other functions, one for each depth of
 /// calls.
 ///
-/// A client has few places for calls on each server. Its calls wait for those of deeper ones alone,
+/// A client has few places for calls on each server. A call waits only for calls of greater depth,
 /// so calls never wait for each other's places in a circle.
 pub(crate) struct NestedClients {
     clients: [OnceLock<ClientCore>; CALL_DEPTH_MAX as usize + 1],
@@ -58,7 +58,7 @@ impl fmt::Debug for NestedClients {
 pub(crate) struct NestedCalls {
     /// The client of the execution's depth.
     core: ClientCore,
-    /// How many calls they are nested in.
+    /// The number of calls that the calls of this execution are nested in.
     pub(crate) depth: u8,
     /// The deadline of the execution.
     pub(crate) deadline: Option<Instant>,
@@ -85,18 +85,18 @@ impl NestedCalls {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The client, for what outlives the execution.
+    /// Returns the client, for operations that outlive the execution.
     pub(crate) fn core(&self) -> &ClientCore {
         &self.core
     }
 
-    /// Records that an operation begins. Returns whether it may.
+    /// Records the begin of an operation. Returns whether the operation may begin.
     pub(crate) fn begin(&self, op: CallOp) -> bool {
         let mut open = self.open();
         open.as_mut().is_some_and(|open| open.insert(op))
     }
 
-    /// Records that an operation has its reply, or is given up.
+    /// Records the end of an operation, with a reply or without.
     pub(crate) fn ended(&self, op: CallOp) {
         if let Some(open) = &mut *self.open() {
             open.remove(&op);
@@ -108,7 +108,7 @@ impl NestedCalls {
         self.open().is_none()
     }
 
-    /// Cancels what is under way: the execution has ended, or nobody waits for it any more.
+    /// Cancels the operations under way, because the execution has ended or was cancelled.
     pub(crate) fn end(&self) {
         let open = self.open().take();
         open.into_iter().flatten().for_each(|op| self.core.cancel(op));

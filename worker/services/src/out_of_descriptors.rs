@@ -1,4 +1,4 @@
-//! [`OutOfDescriptors`]: what a server says when its process has no file descriptor left.
+//! [`OutOfDescriptors`]: the report of a server whose process has no file descriptor left.
 
 use std::fmt;
 

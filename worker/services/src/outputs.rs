@@ -1,4 +1,4 @@
-//! What a function returns: values by name.
+//! [`Outputs`]: the named values that a function returns.
 
 use pushpull_common::tensor::Element;
 use pushpull_worker::Push;
@@ -6,10 +6,9 @@ use pushpull_worker::Push;
 use super::value::Value;
 use super::value_error::ValueError;
 
-/// What a function returns: values by name.
+/// The named values that a function returns.
 ///
-/// A function that returns a single value may return it as it is. Its name is
-/// [`Outputs::NAME`] then.
+/// A function may return a single value as it is, which then has the name [`Outputs::NAME`].
 ///
 /// ```
 /// use pushpull_services::{Outputs, Value};
@@ -25,15 +24,15 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// The name of a single value.
+    /// The name of an output that is returned as a single value.
     pub const NAME: &str = "value";
 
-    /// No values.
+    /// Returns an empty set of outputs.
     pub fn new() -> Outputs {
         Outputs::default()
     }
 
-    /// Adds a value. A value of that name is replaced.
+    /// Adds a value, or replaces the value of that name.
     pub fn with(mut self, name: &str, value: impl Into<Value>) -> Outputs {
         let value = value.into();
         match self.values.iter_mut().find(|(other, _)| other == name) {
@@ -43,7 +42,7 @@ impl Outputs {
         self
     }
 
-    /// The value of this name.
+    /// Returns the value of this name.
     ///
     /// # Errors
     /// [`ValueError::Unknown`].
@@ -52,7 +51,7 @@ impl Outputs {
         found.map(|(_, value)| value).ok_or_else(|| self.unknown(name))
     }
 
-    /// The single value.
+    /// Returns the single value.
     ///
     /// # Errors
     /// [`ValueError::Unknown`] if there is none, or more than one.
@@ -63,31 +62,31 @@ impl Outputs {
         }
     }
 
-    /// The elements of the single value.
+    /// Returns the elements of the single value.
     ///
     /// # Errors
-    /// Those of [`Outputs::value`] and [`Value::view`].
+    /// The errors of [`Outputs::value`] and [`Value::view`].
     pub fn view<T: Element>(&self) -> Result<&[T], ValueError> {
         self.value()?.view()
     }
 
-    /// The text of the single value.
+    /// Returns the text of the single value.
     ///
     /// # Errors
-    /// Those of [`Outputs::value`] and [`Value::text`].
+    /// The errors of [`Outputs::value`] and [`Value::text`].
     pub fn text(&self) -> Result<&str, ValueError> {
         self.value()?.text()
     }
 
-    /// The single number that the single value has.
+    /// Returns the only element of the single value.
     ///
     /// # Errors
-    /// Those of [`Outputs::value`] and [`Value::element`].
+    /// The errors of [`Outputs::value`] and [`Value::element`].
     pub fn element<T: Element>(&self) -> Result<T, ValueError> {
         self.value()?.element()
     }
 
-    /// The values in the order in which they were added.
+    /// Yields the values in the order in which they were added.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.values.iter().map(|(name, value)| (&name[..], value))
     }
@@ -114,7 +113,7 @@ impl From<Vec<(String, Value)>> for Outputs {
     }
 }
 
-/// The outcome, such as `applied`, and the step that it names.
+/// The outcome of a push as outputs: its name, such as `applied`, and its step.
 impl From<Push> for Outputs {
     fn from(push: Push) -> Outputs {
         let (outcome, step) = match push {

@@ -1,13 +1,13 @@
-//! The memory of values that calls have pulled, for later calls.
+//! [`ParamsPool`]: memory of pulled values, reused by later calls.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pushpull_worker::Params;
 
-/// The most values that are kept.
+/// The most value sets in the pool.
 const FREE_MAX: usize = 4;
 
-/// Values of calls that have ended. Later calls pull into their memory.
+/// The value sets of calls that have ended. Later calls pull into their memory.
 #[derive(Debug, Default)]
 pub(crate) struct ParamsPool(Mutex<Vec<Params>>);
 
@@ -16,7 +16,7 @@ impl ParamsPool {
         self.free().pop()
     }
 
-    /// Keeps values, or drops them if there are enough.
+    /// Returns values to the pool, or drops them if the pool is full.
     pub(crate) fn keep(&self, params: Params) {
         let mut free = self.free();
         if free.len() < FREE_MAX {

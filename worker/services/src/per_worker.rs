@@ -1,9 +1,9 @@
-//! A value that each worker of a coordinator has one of.
+//! [`PerWorker`]: a value of which each worker of a coordinator has one instance.
 
 use super::dispatch::ResourceId;
 
-/// A value that each worker of a coordinator has one of, such as its part of a data set: see
-/// [`super::Coordinator::per_worker`].
+/// A value of which each worker of a coordinator has one instance, such as its part of a data set:
+/// see [`super::Coordinator::per_worker`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PerWorker {
     resource: ResourceId,

@@ -1,4 +1,4 @@
-//! The value of a scheduled call, which may not be there yet.
+//! [`RemoteValue`]: the future value of a scheduled call.
 
 use std::sync::{Arc, Weak};
 
@@ -10,7 +10,7 @@ use super::error::ServiceError;
 use super::execution_waits::ExecutionWaits;
 use super::outputs::Outputs;
 
-/// The end of a call: nothing before it has ended.
+/// The state of a scheduled call: `None` until it ends, then its outputs or its error.
 pub(crate) type ValueState = Option<Result<Outputs, ServiceError>>;
 
 /// The value of a call that a coordinator has scheduled. A clone is the same value.
@@ -18,7 +18,7 @@ pub(crate) type ValueState = Option<Result<Outputs, ServiceError>>;
 pub struct RemoteValue {
     number: u64,
     state: watch::Receiver<ValueState>,
-    /// Those of the function in which the coordinator is.
+    /// The waits of the function in which the coordinator runs.
     waits: Option<Arc<ExecutionWaits>>,
     coordinator: Weak<CoordinatorCore>,
 }
@@ -33,12 +33,12 @@ impl RemoteValue {
         RemoteValue { number, state, waits, coordinator }
     }
 
-    /// Returns the value of a call that has ended.
+    /// Returns the value of a call that has ended already.
     pub(crate) fn ended(number: u64, result: Result<Outputs, ServiceError>) -> RemoteValue {
         RemoteValue::new(number, watch::channel(Some(result)).1, None, Weak::new())
     }
 
-    /// The number of the call among those of its coordinator, from 1.
+    /// Returns the number of the call among those of its coordinator, from 1.
     pub fn number(&self) -> u64 {
         self.number
     }
@@ -61,15 +61,15 @@ impl RemoteValue {
         }
     }
 
-    /// As [`RemoteValue::fetch`], for threads without an async runtime.
+    /// Blocking form of [`RemoteValue::fetch`], for threads without an async runtime.
     ///
     /// # Errors
-    /// As [`RemoteValue::fetch`].
+    /// The errors of [`RemoteValue::fetch`].
     pub fn fetch_blocking(&self) -> Result<Outputs, ServiceError> {
         block_on_call(self.waits.as_deref(), self.fetch())
     }
 
-    /// The outputs, if the call has ended.
+    /// Returns the outputs if the call has ended; `None` otherwise. Does not wait.
     pub fn try_fetch(&self) -> Option<Result<Outputs, ServiceError>> {
         self.state.borrow().clone()
     }

@@ -36,11 +36,11 @@ impl Future for Running {
 
 /// Calls under way together: a future of all their outputs, or of the first error.
 ///
-/// A wake-up polls the calls that have caused it and no others, so the cost of all wake-ups grows
-/// with the number of calls, not with its square.
+/// A wake-up polls only the calls that have caused it. So the cost of all wake-ups grows with the
+/// number of calls, not with its square.
 #[derive(Debug)]
 pub(crate) struct RunningSet {
-    /// The calls that have no outputs yet, and the outputs of the others.
+    /// The calls without outputs yet, and the outputs of the others.
     calls: Vec<Result<Outputs, Running>>,
     waiting: usize,
     woken: Arc<WokenCalls>,

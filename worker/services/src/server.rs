@@ -1,4 +1,4 @@
-//! A server of functions: the worker service and the master service of a task.
+//! [`Server`]: the server of functions of a task, its worker service and its master service.
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -33,40 +33,40 @@ use super::value::Value;
 use super::variables::ServerVariables;
 use crate::testing::planted::PlantedServiceBugs;
 
-/// Why a server cannot start.
+/// The reason why a server cannot start.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ServerError {
     /// The address cannot be used.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// The cluster lacks the task.
+    /// The cluster lacks the task of the server.
     #[error("cannot start {task}: {source}")]
     UnknownTask {
-        /// The configured task.
+        /// The task in the configuration.
         task: TaskId,
-        /// Why it is not there.
+        /// The reason why the cluster lacks the task.
         source: ClusterError,
     },
     /// A setting is out of its range.
     #[error("cannot start with {setting} = {value}: it must be {reason}")]
     Setting {
-        /// The setting.
+        /// The name of the setting in [`ServerConfig`].
         setting: &'static str,
-        /// Its value.
+        /// The value that was set.
         value: u64,
-        /// The range.
+        /// The allowed range, in words that follow "it must be".
         reason: &'static str,
     },
     /// The operating system did not start a thread.
     #[error("cannot start a thread: {reason}")]
     Thread {
-        /// The operating system's error.
+        /// The error of the operating system, in words.
         reason: String,
     },
 }
 
-/// The most asynchronous functions that run at once: each takes memory for its inputs, and no
+/// The most asynchronous functions that run at once. Each takes memory for its inputs, and no
 /// thread.
 const ASYNCHRONOUS_MAX: usize = 1024;
 
@@ -74,14 +74,14 @@ const ASYNCHRONOUS_MAX: usize = 1024;
 /// returned. Each holds a thread.
 const UNRETURNED_MAX: usize = 4;
 
-/// A bound address that is not served yet.
+/// A bound address before its server starts.
 #[derive(Debug)]
 pub struct ServerListener {
     endpoints: Endpoints,
 }
 
 impl ServerListener {
-    /// The address as a cluster names it: `host:port` with the real port, or `unix:/path`.
+    /// Returns the address as a cluster names it: `host:port` with the real port, or `unix:/path`.
     pub fn address(&self) -> String {
         self.endpoints.address()
     }
@@ -103,7 +103,7 @@ impl ServerListener {
 /// A server of named functions: a task that clients ask to compute.
 ///
 /// Every server may be the target of a client, and runs functions for any client. It connects to
-/// other servers to fetch what calls have left there and to call functions for its own, and to the
+/// other servers to fetch kept outputs, and to make the calls of its functions. It connects to the
 /// parameter servers of its cluster when a function first needs a variable.
 ///
 /// A server owns a thread for its connections and asynchronous functions, and threads for blocking
@@ -203,22 +203,22 @@ impl Server {
         Ok(Server { handle, thread: Some(thread) })
     }
 
-    /// The address of the server as a client's target.
+    /// Returns the address of the server as a client's target.
     pub fn target(&self) -> &str {
         &self.handle.address
     }
 
-    /// The task of the server.
+    /// Returns the task of the server.
     pub fn task(&self) -> &TaskId {
         self.handle.core.task()
     }
 
-    /// A handle that stops the server from elsewhere.
+    /// Returns a handle that stops the server from elsewhere.
     pub fn handle(&self) -> ServerHandle {
         self.handle.clone()
     }
 
-    /// Who takes clients that another server has accepted: see [`Server::beside`].
+    /// Returns the admission of clients that another server has accepted: see [`Server::beside`].
     pub fn peers(&self) -> Arc<dyn ServicePeers> {
         Arc::new(Door(self.handle.core.clone()))
     }
@@ -234,9 +234,8 @@ impl Server {
         block_on(self.join());
     }
 
-    /// Stops the server: it accepts no more calls, waits for those that it has accepted, for at
-    /// most [`ServerConfig::grace`], says goodbye to its clients and frees its port. Blocks the
-    /// thread.
+    /// Stops the server. It accepts no more calls, waits for the accepted ones for at most
+    /// [`ServerConfig::grace`], says goodbye to its clients and frees its port. Blocks the thread.
     pub fn stop(mut self) {
         self.end();
     }
@@ -261,7 +260,7 @@ impl Drop for Server {
     }
 }
 
-/// How far a server is.
+/// The phase of a server's life, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Serving,
@@ -279,12 +278,12 @@ pub struct ServerHandle {
 }
 
 impl ServerHandle {
-    /// The address of the server as a client's target.
+    /// Returns the address of the server as a client's target.
     pub fn target(&self) -> &str {
         &self.address
     }
 
-    /// Tells the server to stop, and does not wait for that: see [`Server::stop`].
+    /// Tells the server to stop, without waiting for the end: see [`Server::stop`].
     pub fn stop(&self) {
         // A child of `fork` does not have the server.
         if self.home.is_elsewhere() {
@@ -318,7 +317,7 @@ impl fmt::Debug for ServerHandle {
     }
 }
 
-/// Makes a client with which a server calls others.
+/// Creates the client by which a server calls others.
 fn client_of(config: &ServerConfig, runtime: &tokio::runtime::Handle) -> ClientCore {
     let incarnation = Incarnation(RandomState::new().build_hasher().finish());
     ClientCore::new(
@@ -331,7 +330,7 @@ fn client_of(config: &ServerConfig, runtime: &tokio::runtime::Handle) -> ClientC
     )
 }
 
-/// Makes the core of a server, which is alone if it has addresses of its own.
+/// Creates the core of a server. It is alone if it has addresses of its own.
 fn core_of(
     config: &ServerConfig,
     is_alone: bool,

@@ -31,7 +31,7 @@ pub struct ServerConfig {
 }
 
 impl ServerConfig {
-    /// A server for this task of a cluster. The task may be of any job.
+    /// Creates the settings of a server for this task of a cluster. The task may be of any job.
     pub fn new(cluster: ClusterSpec, task: TaskId, functions: Functions) -> ServerConfig {
         ServerConfig {
             cluster,
@@ -51,14 +51,14 @@ impl ServerConfig {
         }
     }
 
-    /// How many blocking functions of one client run at once. Each has a thread, which it lends to
-    /// others while it waits. Default: one for each processor, at least 2.
+    /// The number of blocking functions of one client that run at once. Each has a thread, which it
+    /// lends to others while it waits. Default: one for each processor, at least 2.
     pub fn threads(self, threads: usize) -> ServerConfig {
         ServerConfig { threads, ..self }
     }
 
-    /// How many threads compute an operation of [`super::Invocation::device`] on the processor.
-    /// Default: one for each processor.
+    /// The number of threads that compute an operation of [`super::Invocation::device`] on the
+    /// processor. Default: one for each processor.
     pub fn device_threads(self, threads: usize) -> ServerConfig {
         ServerConfig { device_threads: Some(threads), ..self }
     }
@@ -69,41 +69,42 @@ impl ServerConfig {
         ServerConfig { cuda, ..self }
     }
 
-    /// How long a client that is silent, or not connected, is remembered. After that its calls are
-    /// cancelled, and what they have left is dropped. Default 10 s.
+    /// The time for which a client is remembered that is silent, or not connected. After that its
+    /// calls are cancelled, and its kept outputs are dropped. Default 10 s.
     pub fn lease(self, lease: Duration) -> ServerConfig {
         ServerConfig { lease, ..self }
     }
 
-    /// How many calls of one client may be under way. A client sends no more. Default 64.
+    /// The number of calls of one client that may be under way. A client sends no more. Default 64.
     pub fn calls_max(self, calls: usize) -> ServerConfig {
         ServerConfig { calls_max: calls, ..self }
     }
 
-    /// How many bytes the inputs and outputs of one client may take. Default 1 GiB.
+    /// The size in bytes that the inputs and outputs of one client may have. Default 1 GiB.
     pub fn client_bytes_max(self, bytes: u64) -> ServerConfig {
         ServerConfig { client_bytes_max: bytes, ..self }
     }
 
-    /// How many bytes the inputs and outputs of all clients may take together. What exceeds them is
-    /// refused. Default 4 GiB.
+    /// The size in bytes that the inputs and outputs of all clients may have together. Inputs and
+    /// outputs beyond it are refused. Default 4 GiB.
     pub fn bytes_max(self, bytes: u64) -> ServerConfig {
         ServerConfig { bytes_max: bytes, ..self }
     }
 
-    /// How many clients are remembered. A newcomer takes the place of one that has no calls here.
+    /// The number of clients that are remembered. A newcomer displaces a client without calls here.
     /// Default 1024.
     pub fn clients_max(self, clients: usize) -> ServerConfig {
         ServerConfig { clients_max: clients, ..self }
     }
 
-    /// How long a stopping server waits for the calls that it has accepted. Default 30 s.
+    /// The longest time that a stopping server waits for the calls that it has accepted. Default 30
+    /// s.
     pub fn grace(self, grace: Duration) -> ServerConfig {
         ServerConfig { grace, ..self }
     }
 
-    /// The tasks that the server connects to, beside itself: for variables, for outputs that calls
-    /// have left there, and for calls of its functions. Default: all.
+    /// The tasks that the server connects to, beside itself: for variables, for kept outputs, and
+    /// for calls of its functions. Default: all.
     pub fn device_filters(self, filters: DeviceFilters) -> ServerConfig {
         ServerConfig { device_filters: filters, ..self }
     }

@@ -16,8 +16,8 @@ pub(crate) struct ServerDevices {
 }
 
 impl ServerDevices {
-    /// The processor, with this many threads or one for each core, and with `cuda` the CUDA
-    /// devices. If there are none, `GPU:0` says why.
+    /// Lists the devices of a task: the processor, and with `cuda` the CUDA devices. The processor
+    /// has this many threads, or one for each core. Without CUDA devices, `GPU:0` has the reason.
     pub(crate) fn of_task(task: &TaskId, threads: Option<usize>, cuda: bool) -> ServerDevices {
         let mut all = vec![TaskDevice::new(task, "CPU", 0)];
         // Listing the devices opens the driver.
@@ -44,7 +44,7 @@ impl ServerDevices {
         &self.all[device].0.name
     }
 
-    /// Opens a device, or returns what opening it gave the first time.
+    /// Opens a device, or returns the result of its first opening.
     pub(crate) fn open(&self, device: usize) -> Result<Device, ComputeError> {
         let (at, opened) = &self.all[device];
         let open = || match (at.name.device_type(), self.threads) {

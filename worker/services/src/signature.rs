@@ -1,4 +1,4 @@
-//! What a function takes and returns, checked before it runs.
+//! [`Signature`]: the inputs and outputs of a function, checked before it runs.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use pushpull_common::tensor::{DType, Shape};
 
 use super::value::{Elements, Value, ValueType};
 
-/// What a function takes and returns.
+/// The inputs and outputs of a function, by name and type.
 ///
-/// A function without a signature takes any inputs. One with a signature takes exactly its inputs:
-/// a call with others is refused before anything runs, and a result of another type is an error of
-/// the call.
+/// A function without a signature takes any inputs. A function with a signature takes exactly its
+/// inputs: a call with others is refused before the function runs. Outputs of other types are an
+/// error of the call.
 ///
 /// ```
 /// use pushpull_common::tensor::DType;
@@ -34,12 +34,12 @@ pub struct Signature {
 struct Slot {
     name: String,
     dtype: DType,
-    /// `None` for any extent.
+    /// The extents of the axes; `None` for any extent.
     extents: Vec<Option<u64>>,
 }
 
 impl Slot {
-    /// Returns why a type does not suit.
+    /// Returns the reason why a type does not suit.
     fn mismatch(&self, is: &ValueType) -> Option<String> {
         let suits = |(&expected, &found): (&Option<u64>, &u64)| expected.is_none_or(|e| e == found);
         let extents = is.shape().extents();
@@ -61,7 +61,7 @@ impl fmt::Display for Slot {
     }
 }
 
-/// A value that does not suit a signature: its name, and why.
+/// A value that does not suit a signature: its name and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mismatch {
     pub(crate) name: String,
@@ -69,7 +69,7 @@ pub(crate) struct Mismatch {
 }
 
 impl Signature {
-    /// A signature without inputs and outputs.
+    /// Returns a signature without inputs and outputs.
     pub fn new() -> Signature {
         Signature { inputs: Vec::new(), outputs: Vec::new() }
     }
@@ -91,7 +91,7 @@ impl Signature {
     /// Adds a tensor as an output. `None` is any extent.
     ///
     /// # Panics
-    /// As [`Signature::input`].
+    /// Under the conditions of [`Signature::input`].
     pub fn output(
         mut self,
         name: &str,

@@ -1,18 +1,18 @@
-//! What functions keep between calls, by type.
+//! Per-server state of functions, keyed by type.
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A value that the functions of a server keep between calls.
+/// A value that the functions of a server share between calls.
 #[derive(Debug, Default)]
 pub struct State<T>(Mutex<T>);
 
 impl<T> State<T> {
     /// Locks the value. Calls that run at the same time wait for each other here.
     ///
-    /// If a function has panicked with the lock, the value is as that has left it.
+    /// A function that panics with the lock leaves the value as it is then.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -25,7 +25,7 @@ pub(crate) struct States {
 }
 
 impl States {
-    /// Returns the state of a type, which begins with its default.
+    /// Returns the state of a type, created from the default on first use.
     pub(crate) fn get<T: Default + Send + 'static>(&self) -> Arc<State<T>> {
         let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         let state = all.entry(TypeId::of::<T>()).or_insert_with(|| Arc::new(State::<T>::default()));

@@ -10,15 +10,16 @@ use super::invocation::Invocation;
 use super::outputs::Outputs;
 use super::value::Value;
 
-/// The outputs of a tower.
+/// The name of a tower's output that has the gradients.
 pub(crate) const GRADIENTS: &str = "gradients";
 pub(crate) const LOSS: &str = "loss";
 
-/// The function that updates the variables.
+/// The name of the function that updates the variables.
 const APPLY: &str = "apply_towers";
 
-/// In-graph replication, synchronously: one client deals a batch out to towers on several tasks,
-/// their gradients are averaged on the task of the first, and the mean is pushed once.
+/// Synchronous in-graph replication: several towers compute the gradients of one update. One client
+/// deals a batch out to towers on several tasks. The task of the first tower averages their
+/// gradients, and pushes the mean once.
 ///
 /// A tower is a function that computes gradients from [`Invocation::values`] and returns
 /// [`Invocation::tower`]. Gradients go from task to task, not through the client. The tasks also
@@ -49,7 +50,7 @@ pub struct Towers<'a> {
     tasks: Vec<TaskId>,
 }
 
-/// What a step of towers has done.
+/// The result of one step of towers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct TowerStep {
@@ -64,7 +65,7 @@ pub struct TowerStep {
 }
 
 impl<'a> Towers<'a> {
-    /// Towers by a function on each of these tasks. The same task may have several.
+    /// Creates towers of a function, one on each of these tasks. A task may have several.
     ///
     /// # Errors
     /// [`ServiceError::Invalid`] for none, or more than 32.
@@ -84,7 +85,7 @@ impl<'a> Towers<'a> {
     /// Makes one step. `feed` gives each tower its part of the batch.
     ///
     /// # Errors
-    /// Those of the calls. If a tower fails, nothing is updated.
+    /// The errors of the calls. If a tower fails, no variable is updated.
     pub async fn step(
         &self,
         mut feed: impl FnMut(usize, Call) -> Result<Call, ServiceError>,
@@ -117,7 +118,7 @@ impl<'a> Towers<'a> {
     }
 }
 
-/// Returns what the outputs of the update say of the step.
+/// Returns the step that the outputs of the update describe.
 fn step_of(outputs: &Outputs) -> Result<TowerStep, ServiceError> {
     let step = outputs.get("step")?.element::<i64>()? as u64;
     let counted = matches!(outputs.get("outcome")?.text()?, "applied" | "accepted");

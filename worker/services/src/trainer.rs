@@ -1,4 +1,4 @@
-//! The worker by which the functions of a server train: one session for all calls.
+//! [`Trainer`]: the worker by which the functions of a server train, one session for all calls.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,8 +29,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Trainer {
     /// Joins with the variables that the servers have, once they have values. The configuration
-    /// names the client of the functions ([`TaskId::for_functions`]), never a task: a program that joins
-    /// as the task itself fences nobody here.
+    /// names the client of the functions ([`TaskId::for_functions`]), never a task. So a program
+    /// that joins as the task itself does not fence the functions.
     ///
     /// [`TaskId::for_functions`]: pushpull_common::ids::TaskId::for_functions
     pub(crate) async fn join(
@@ -46,13 +46,13 @@ impl Trainer {
         Ok(Trainer { worker: Mutex::new(worker), pool, is_over: AtomicBool::new(false) })
     }
 
-    /// Takes a token.
+    /// Takes a token from the parameter servers.
     pub(crate) async fn begin_step(self: Arc<Self>) -> Result<TrainingStep, FunctionError> {
         let token = self.token().await?;
         Ok(TrainingStep { trainer: self, token, params: None })
     }
 
-    /// Whether the session has ended: calls need another.
+    /// Returns whether the session has ended, so that calls need another.
     pub(crate) fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Relaxed)
     }
@@ -63,8 +63,8 @@ impl Trainer {
         token.ok_or_else(|| training_ended(lock(&self.worker).end_reason()))
     }
 
-    /// Records whether an error ends the session. One that has failed returns its error for ever,
-    /// also once other servers have taken the place of those that have stopped.
+    /// Records whether an error ends the session. A failed session returns its error for ever, also
+    /// once other servers have replaced the stopped ones.
     fn noted<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
         let ends = |error: &Error| {
             let has_failed = lock(&self.worker).has_failed();
@@ -77,13 +77,14 @@ impl Trainer {
     }
 }
 
-/// Whether the session of the functions joins again after an error that would end a program: a
-/// newer session has the name, which the older process of this server may have had.
+/// Returns whether the functions join again after an error that would end a program. It is the
+/// error of a newer session with the name, perhaps of this server's older process.
 fn rejoins(error: &Error) -> bool {
     matches!(error, Error::Fenced)
 }
 
-/// A token, with the values of its step once they are wanted. Dropping it returns the token.
+/// A token, with the values of its step once a function asks for them. Dropping it returns the
+/// token.
 #[derive(Debug)]
 pub(crate) struct TrainingStep {
     trainer: Arc<Trainer>,
@@ -92,8 +93,8 @@ pub(crate) struct TrainingStep {
 }
 
 impl TrainingStep {
-    /// Returns the values of the step, which are pulled the first time. A step that passes
-    /// meanwhile is replaced by the next.
+    /// Returns the values of the step, pulled at the first use. If the step passes meanwhile, the
+    /// next one replaces it.
     pub(crate) async fn params(&mut self) -> Result<&Params, FunctionError> {
         let params = match self.params.take() {
             Some(params) => params,
@@ -124,7 +125,7 @@ impl TrainingStep {
         lock(&self.trainer.worker).gradients()
     }
 
-    /// Pushes gradients, which count once for a scheduled call. For such a call a push without
+    /// Pushes gradients, which count once for a scheduled call. In such a call a push without
     /// effect is an error.
     pub(crate) async fn push(
         self,

@@ -1,4 +1,4 @@
-//! [`Unreachable`]: what a client says of a server that it cannot reach.
+//! [`Unreachable`]: the report of a client about a server that it cannot reach.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use std::fmt;
 pub struct Unreachable {
     /// The address of the server.
     pub address: String,
-    /// Why: the name that has no address, or what became of each address of the name.
+    /// The reason: the name that has no address, or the result for each address of the name.
     pub reason: String,
 }
 

@@ -11,20 +11,20 @@ use pushpull_worker::internal::AlignedBuffer;
 
 use super::value_error::ValueError;
 
-/// What the elements of a value are.
+/// The kind of the elements of a value: numbers of a type, or bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Elements {
-    /// Numbers of a type.
+    /// Numbers of one element type.
     Tensor(DType),
     /// Bytes without a type, such as text.
     Bytes,
 }
 
 impl Elements {
-    /// The code of bytes; those of tensors are [`DType::code`].
+    /// The wire code of bytes. The codes of tensors are [`DType::code`].
     const BYTES: u8 = 0;
 
-    /// The size of one element in bytes.
+    /// Returns the size of one element in bytes.
     pub fn size(self) -> usize {
         match self {
             Elements::Tensor(dtype) => dtype.size(),
@@ -68,24 +68,24 @@ impl ValueType {
         ValueType { elements, shape }
     }
 
-    /// What the elements are.
+    /// Returns the kind of the elements.
     pub fn elements(&self) -> Elements {
         self.elements
     }
 
-    /// The extents, outermost first. Bytes have one: their number.
+    /// Returns the extents, outermost first. Bytes have one: their number.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
-    /// The size of a value in bytes.
+    /// Returns the size of a value in bytes.
     ///
     /// No overflow: a shape has at most 2^48 elements.
     pub fn bytes(&self) -> u64 {
         self.shape.elements() * self.elements.size() as u64
     }
 
-    /// The size of a value in a body, where each is padded to 8 bytes.
+    /// Returns the size of a value in a body, padded to a multiple of 8 bytes.
     pub(crate) fn padded_bytes(&self) -> u64 {
         self.bytes().next_multiple_of(ALIGNMENT)
     }
@@ -97,7 +97,7 @@ impl ValueType {
         ValueIs { elements: self.elements.code(), extents: extents.unwrap_or_default() }
     }
 
-    /// Returns the type of a form on the wire, or what is wrong with it.
+    /// Returns the type of a form on the wire, or the reason why it is invalid.
     pub(crate) fn from_wire(wire: &ValueIs) -> Result<ValueType, String> {
         let code = wire.elements;
         let elements =
@@ -116,7 +116,7 @@ impl fmt::Display for ValueType {
     }
 }
 
-/// What values in a body are padded to, so that elements of every type are aligned.
+/// The alignment of values in a body, in bytes, which suits elements of every type.
 const ALIGNMENT: u64 = 8;
 
 /// Values of fewer bytes in all keep memory of up to four times this size.
@@ -139,7 +139,7 @@ const SHARED_MEMORY_MIN: u64 = 4096;
 pub struct Value {
     is: ValueType,
     memory: Arc<AlignedBuffer>,
-    /// Where the value begins in the memory, a multiple of 8.
+    /// The offset of the value in the memory in bytes, a multiple of 8.
     start: usize,
 }
 
@@ -216,9 +216,9 @@ impl Value {
         Some(Value { is, memory: memory.clone(), start: begin })
     }
 
-    /// Copies the values out of memory of which they are a small part, so that they keep no more
-    /// than they need. What a call brings is in one memory, and a function may return one value of
-    /// it. A value stays where it is if the system has no memory for the copy.
+    /// Copies values out of memory of which they are a small part, so that they hold no more memory
+    /// than they need. The inputs of a call share one memory, and a function may return one of
+    /// them. A value stays in place if the system has no memory for the copy.
     pub(crate) fn detach_all<'a>(values: impl IntoIterator<Item = &'a mut Value>) {
         let mut values: Vec<&mut Value> = values.into_iter().collect();
         let used = |of: &[&mut Value], memory: &Arc<AlignedBuffer>| {
@@ -241,28 +241,29 @@ impl Value {
         }
     }
 
-    /// The type.
+    /// Returns the element type and the shape.
     pub fn value_type(&self) -> &ValueType {
         &self.is
     }
 
-    /// The shape.
+    /// Returns the extents, outermost first.
     pub fn shape(&self) -> &Shape {
         &self.is.shape
     }
 
-    /// The bytes of the elements, little-endian.
+    /// Returns the bytes of the elements, little-endian.
     pub fn as_bytes(&self) -> &[u8] {
         &self.memory.bytes()[self.start..][..self.is.bytes() as usize]
     }
 
-    /// The bytes with their padding, and the memory they are in, for the body of a frame.
+    /// Returns the memory and the range in it of the bytes with their padding, for the body of a
+    /// frame.
     pub(crate) fn padded(&self) -> (&Arc<AlignedBuffer>, std::ops::Range<usize>) {
         let end = self.start + self.is.padded_bytes() as usize;
         (&self.memory, self.start..end)
     }
 
-    /// The elements of a tensor, in row-major order.
+    /// Returns the elements of a tensor, in row-major order.
     ///
     /// # Errors
     /// [`ValueError::Elements`] if its elements have another type.
@@ -271,7 +272,7 @@ impl Value {
         Ok(bytemuck::cast_slice(self.as_bytes()))
     }
 
-    /// The elements of a tensor, to be changed. Copies them if a clone of the value exists.
+    /// Returns the elements of a tensor for changes. Copies them if a clone of the value exists.
     ///
     /// # Errors
     /// [`ValueError::Elements`] if its elements have another type.
@@ -297,7 +298,7 @@ impl Value {
         }
     }
 
-    /// The element of a tensor that has one.
+    /// Returns the element of a tensor with exactly one.
     ///
     /// # Errors
     /// [`ValueError::Elements`] and [`ValueError::NotScalar`].
@@ -308,7 +309,7 @@ impl Value {
         }
     }
 
-    /// The text of bytes.
+    /// Returns bytes as text.
     ///
     /// # Errors
     /// [`ValueError::Elements`] for a tensor, [`ValueError::Text`] if the bytes are not UTF-8.
@@ -353,7 +354,7 @@ impl Value {
     }
 }
 
-/// The type, such as `f32 [2, 2]`.
+/// The text of a value is its type, such as `f32 [2, 2]`.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.is.fmt(f)

@@ -1,4 +1,4 @@
-//! Values on the wire: bodies that share their memory, and memory that bodies fill.
+//! Values on the wire: bodies that share memory with values, and memory that bodies fill.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ impl SendBody for ValueBody {
     }
 }
 
-/// Values that are received: their types, and memory that bodies fill in order.
+/// Values in receipt: their types, and memory that bodies fill in order.
 ///
 /// Invariant: `announced` and `received` are at most the bytes of the memory.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ pub(crate) struct IncomingValues {
 }
 
 impl IncomingValues {
-    /// Returns the bytes that values of these types need; `None` beyond what memory can have.
+    /// Returns the bytes that values of these types need; `None` beyond the size of any memory.
     pub(crate) fn bytes_of(types: &[ValueType]) -> Option<u64> {
         let total = types.iter().try_fold(0_u64, |sum, is| sum.checked_add(is.padded_bytes()))?;
         usize::try_from(total).ok().filter(|&bytes| bytes <= isize::MAX as usize)?;
@@ -83,8 +83,8 @@ impl IncomingValues {
         Some(IncomingValues { types, memory, bytes, announced: 0, received: 0 })
     }
 
-    /// Announces a body of this many bytes at this offset. Returns whether that continues what has
-    /// been received.
+    /// Announces a body of this many bytes at this offset. Returns whether the body continues the
+    /// received bytes.
     pub(crate) fn announce(&mut self, offset: u64, bytes: u64) -> bool {
         let continues = self.announced == self.received && offset == self.received as u64;
         let fits = bytes <= (self.bytes - self.received) as u64;
@@ -99,7 +99,7 @@ impl IncomingValues {
         &mut self.memory.bytes_mut()[self.received..self.announced]
     }
 
-    /// Takes the announced body as received. Returns whether all values are whole.
+    /// Records the announced body as received. Returns whether all values are whole.
     pub(crate) fn body_received(&mut self) -> bool {
         self.received = self.announced;
         self.is_whole()

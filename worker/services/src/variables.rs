@@ -1,4 +1,4 @@
-//! The variables of the parameter servers, as the functions of a server read them.
+//! [`ServerVariables`]: the variables of the parameter servers, as functions read them.
 
 use std::sync::{Arc, PoisonError};
 
@@ -18,14 +18,14 @@ use super::params_pool::ParamsPool;
 use super::trainer::{Trainer, TrainingStep, function_error};
 use super::value::{Elements, Value, ValueType};
 
-/// Why a variable cannot be an input.
+/// The reason why a variable cannot be an input.
 #[derive(Debug)]
 pub(crate) enum VariablePullError {
-    /// The parameter servers failed.
+    /// The parameter servers failed. `retry` says that another execution may succeed.
     Servers { detail: String, retry: bool },
-    /// There is no such variable, or it is no tensor.
+    /// The variable does not exist, or is no tensor.
     Unsuitable { detail: String },
-    /// It is larger than the memory that the client of the call may use.
+    /// The variable is larger than the memory that the client of the call may use.
     Refused(Refusal),
 }
 
@@ -42,21 +42,20 @@ impl From<VariablePullError> for FunctionError {
     }
 }
 
-/// Reads variables of the parameter servers of a cluster. It connects when a function first needs
-/// one.
+/// Reads variables of the parameter servers of a cluster. The first use of a function connects.
 #[derive(Debug)]
 pub(crate) struct ServerVariables {
-    /// The settings of connections to the servers, or why there are none.
+    /// The settings of connections to the servers, or the reason why there are none.
     config: Result<WorkerConfig, String>,
     reader: Mutex<Option<Arc<Reader>>>,
     trainer: Mutex<Option<Arc<Trainer>>>,
     pool: ParamsPool,
-    /// What the call waits for that connects. Others wait for that call.
+    /// The cause of the wait of the call that connects. Other calls wait for that call.
     connecting: std::sync::Mutex<&'static str>,
 }
 
 impl ServerVariables {
-    /// The variables of the servers of this cluster; there are none without servers.
+    /// Creates the variables of the servers of this cluster; without servers there are none.
     ///
     /// `is_alone` says that the server of functions has addresses of its own. If its job could hold
     /// the variables, that job then serves functions alone. A task of the job `ps` always has
@@ -93,13 +92,13 @@ impl ServerVariables {
         }
     }
 
-    /// Tells a function what it waits for next.
+    /// Reports the next cause of a function's wait.
     fn set_awaited(&self, waits: &ExecutionWaits, awaited: &'static str) {
         *self.connecting.lock().unwrap_or_else(PoisonError::into_inner) = awaited;
         waits.say(&self.awaited());
     }
 
-    /// Returns what a function waits for that needs the servers: their step owner is named.
+    /// Returns the cause of a wait for the servers, which names their step owner.
     fn awaited(&self) -> String {
         let awaited = *self.connecting.lock().unwrap_or_else(PoisonError::into_inner);
         let owner = self.config.as_ref().ok().and_then(|config| {
@@ -110,7 +109,7 @@ impl ServerVariables {
         owner.unwrap_or_else(|| awaited.to_owned())
     }
 
-    /// Pulls the newest values of a variable, if they are admitted.
+    /// Pulls the newest values of a variable, after its admission.
     pub(crate) async fn pull(
         &self,
         name: &str,
@@ -137,7 +136,7 @@ impl ServerVariables {
         waits.during(awaited, trainer.begin_step()).await
     }
 
-    /// Returns the session by which the functions train, which joins if there is none.
+    /// Returns the session by which the functions train, which joins on first use.
     async fn trainer(&self, waits: &ExecutionWaits) -> Result<Arc<Trainer>, FunctionError> {
         let config = self.config.as_ref().map_err(FunctionError::new)?;
         let mut shared = self.trainer.lock().await;
@@ -180,7 +179,7 @@ impl ServerVariables {
         waits.during(|| self.awaited(), self.connected_reader(waits)).await
     }
 
-    /// Returns the reader of the functions, which connects if there is none.
+    /// Returns the reader of the functions, which connects on first use.
     async fn connected_reader(
         &self,
         waits: &ExecutionWaits,

@@ -1,4 +1,4 @@
-//! What servers say: how links open and break, and the answers to requests.
+//! The messages of servers: links that open and break, and answers to requests.
 
 use std::time::{Duration, Instant};
 
@@ -60,7 +60,7 @@ impl CallSession {
         self.fail_all(now, id, &reason, ends);
     }
 
-    /// Fails the requests of a link that satisfy a predicate: they are lost if they were sent.
+    /// Fails the requests of a link that satisfy a predicate. A request that was sent is lost.
     fn fail_all(&mut self, now: Instant, id: LinkId, reason: &str, of: impl Fn(&Pending) -> bool) {
         for request in self.links[id.0].pending.find(of) {
             let link = &mut self.links[id.0];
@@ -248,7 +248,7 @@ impl CallSession {
         self.reply(id, header.request, Err(error));
     }
 
-    /// Takes it that values of these types follow in answer to a request.
+    /// Allocates memory for values of these types, which follow in answer to a request.
     fn values_announced(
         &mut self,
         now: Instant,

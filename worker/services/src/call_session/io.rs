@@ -1,4 +1,4 @@
-//! What goes into a call session, and what comes out.
+//! The inputs and outputs of a call session, and the commands of its callers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::error::ServiceError;
 use crate::value::{Value, ValueType};
 use crate::value_body::ValueBody;
 
-/// Numbers the operations of a session's callers.
+/// The number of an operation of one of the session's callers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct CallOp(pub(crate) u64);
 
@@ -20,36 +20,35 @@ pub(crate) struct CallOp(pub(crate) u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct LinkId(pub(crate) usize);
 
-/// A call of a function.
+/// The order for one call of a function.
 #[derive(Clone, Debug)]
 pub(crate) struct CallOrder {
-    /// The function.
+    /// The name of the function.
     pub(crate) function: String,
-    /// The device; empty for any.
+    /// The device in the notation of the call; empty for any.
     pub(crate) device: String,
     pub(crate) any_device: bool,
-    /// How many calls it is nested in.
+    /// The number of calls that this one is nested in.
     pub(crate) depth: u8,
     /// Whether the outputs stay on the server.
     pub(crate) retain: bool,
-    /// The call of a coordinator that this is an execution of.
+    /// The scheduled call of a coordinator of which this is an execution.
     pub(crate) scheduled: Option<CallRef>,
-    /// Whether a lost connection ends the call at once. Otherwise it goes on once the server is
-    /// reached again, as long as the server remembers it.
+    /// Whether a lost connection ends the call at once. Otherwise the call goes on once the server
+    /// is reached again, as long as the server remembers it.
     pub(crate) ends_with_connection: bool,
     /// The inputs on the wire, and the values among them in order.
     pub(crate) inputs: CallInputs,
-    /// See `inputs`.
+    /// The values among `inputs`, in their order.
     pub(crate) values: Vec<Value>,
 }
 
-/// What a session does for a caller.
+/// A command of a caller to a session.
 #[derive(Debug)]
 pub(crate) enum CallCommand {
     /// Calls a function. The number is from [`super::CallSession::number_call`].
     Call { number: u64, order: Box<CallOrder> },
-    /// Fetches an output that a call has left. The admission is asked before its memory is
-    /// allocated.
+    /// Fetches a kept output of a call. The admission is asked before memory is allocated.
     Fetch { of: OutputRef, admission: Option<Admission> },
     /// Fetches the description of the server.
     Describe,
@@ -57,7 +56,8 @@ pub(crate) enum CallCommand {
 
 /// Decides whether a value of a number of bytes may be received, and charges it.
 ///
-/// It is asked again if the value has to be fetched again. It must not use the session that asks.
+/// The session asks again for a value that it fetches again. The admission must not use the session
+/// that asks.
 #[derive(Clone)]
 pub(crate) struct Admission(Arc<dyn Fn(u64) -> Result<(), Refusal> + Send + Sync>);
 
@@ -79,12 +79,12 @@ impl fmt::Debug for Admission {
     }
 }
 
-/// A call whose outputs stay on its server.
+/// The kept outputs of a call, as their owner names them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OutputId {
     pub(crate) owner: Incarnation,
-    /// The server that has them, as far as the owner knows. The session of the owner knows it when
-    /// it sends what needs them.
+    /// The server that has the outputs, as far as the owner knows. The owner's session fills it in
+    /// when it sends the requests that need them.
     pub(crate) server: Incarnation,
     pub(crate) call: u64,
 }
@@ -112,11 +112,11 @@ pub(crate) fn doing_call(function: &str) -> String {
 pub(crate) enum CallInput<'a> {
     /// A caller has a command for the server of a link.
     Command { op: CallOp, link: LinkId, command: CallCommand, deadline: Option<Instant> },
-    /// A caller does not wait any more.
+    /// A caller no longer waits for its operation.
     Cancelled { op: CallOp },
-    /// Nobody needs what calls have left on the server of a link.
+    /// The kept outputs of these calls on the server of a link are no longer needed.
     Release { link: LinkId, calls: Vec<u64> },
-    /// A connection stands.
+    /// A connection is established.
     Connected { connection: u64 },
     /// A message has arrived. Its body follows, if it has one.
     Message { connection: u64, header: &'a Header, message: Message },
@@ -126,7 +126,7 @@ pub(crate) enum CallInput<'a> {
     Progress { connection: u64 },
     /// A connection could not be made, or has ended.
     Disconnected { connection: u64, reason: String },
-    /// Time has passed.
+    /// The time that [`super::CallSession::wake_at`] has asked for has come.
     Tick,
 }
 
@@ -137,7 +137,7 @@ pub(crate) enum CallOutput {
     Connect { connection: u64, address: String },
     /// Give a connection up.
     Disconnect { connection: u64 },
-    /// Send a message.
+    /// Send a message with its body on a connection.
     Send { connection: u64, envelope: Envelope, message: Message, body: ValueBody, crc: bool },
     /// Reply to a caller.
     Reply { op: CallOp, reply: Result<CallReply, ServiceError> },
@@ -148,15 +148,15 @@ pub(crate) enum CallOutput {
 pub(crate) enum CallReply {
     /// The outputs of a call.
     Done(Vec<(String, Value)>),
-    /// The outputs that a call has left on its server.
+    /// The types of the outputs that stay on the server of the call.
     Kept(Vec<(String, ValueType)>),
-    /// An output.
+    /// The value of a fetched output.
     Fetched(Value),
     /// The description of the server, which is this task.
     Described(TaskId, Vec<u8>),
 }
 
-/// An envelope of a request.
+/// Returns the envelope of a request with a deadline in milliseconds; 0 for no deadline.
 pub(crate) fn envelope(request: RequestId, deadline_ms: u32) -> Envelope {
     Envelope { request, deadline_ms, ..Envelope::default() }
 }

@@ -1,4 +1,4 @@
-//! The link of a session to one server: its connection, and what is to be sent.
+//! The link of a session to one server: its connection, and the messages that it has to send.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -14,10 +14,10 @@ use super::pending::PendingRequests;
 /// The most calls that a call acknowledges.
 pub(super) const ENDED_MAX: usize = limits::CALLS_ENDED_MAX;
 
-/// The first and the longest pause before a link is made again.
+/// The back-off of a link that is made again: the first and the longest pause.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(2));
 
-/// The longest time between the hello and its answer. A server that accepts connections and says
+/// The longest time between the hello and its answer. A server that accepts connections and sends
 /// nothing is tried again after that.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -30,23 +30,24 @@ pub(super) struct Link {
     pub(super) status: CallLinkStatus,
     /// The process of the server that this client has last talked to.
     pub(super) server: Option<Incarnation>,
-    /// What the server has said.
+    /// The lease from the server's welcome, which also sets `calls_max` and `crc`.
     pub(super) lease: Duration,
     pub(super) calls_max: usize,
     pub(super) crc: bool,
-    /// When the server was last heard, and when it was last sent something.
+    /// The time at which the last message of the server arrived.
     pub(super) heard: Instant,
     pub(super) last_sent: Instant,
-    /// Since when the server cannot be reached, and the last failure.
+    /// The time since which the server cannot be reached, and the last failure.
     pub(super) failure: Option<(Instant, String)>,
-    /// The failures in a row.
+    /// The number of failures in a row, from which the back-off follows.
     failures: u32,
     pub(super) pending: PendingRequests,
-    /// The request whose answer's body arrives.
+    /// The request for whose answer a body arrives.
     pub(super) receiving: Option<RequestId>,
-    /// The calls that have left something on the server.
+    /// The calls with kept outputs on the server.
     pub(super) kept: BTreeSet<u64>,
-    /// Calls to be cancelled, released, and acknowledged.
+    /// The calls to be cancelled. `releases` has those to be released, `ended` those to be
+    /// acknowledged.
     pub(super) cancels: Vec<u64>,
     pub(super) releases: Vec<u64>,
     /// The calls of each release that was sent on the present connection and has no answer.
@@ -54,18 +55,18 @@ pub(super) struct Link {
     pub(super) ended: Vec<u64>,
 }
 
-/// How far a link is.
+/// The status of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallLinkStatus {
-    /// Nothing needs it.
+    /// The link is not needed.
     Idle,
-    /// A connection is being made.
+    /// A connection is being established.
     Connecting { connection: u64 },
     /// The hello was sent, and the server has not answered it.
     AwaitingWelcome { connection: u64, until: Instant },
     /// The server has accepted the client.
     Open { connection: u64 },
-    /// It waits before it is made again.
+    /// The link waits before it connects again.
     BackOff { until: Instant },
 }
 
@@ -98,20 +99,20 @@ impl Link {
         self.task.as_ref().map_or_else(|| self.address.clone(), TaskId::to_string)
     }
 
-    /// Returns whether something waits for the link, or is lost without it.
+    /// Returns whether a request waits for the link, or kept outputs are lost without it.
     pub(super) fn is_needed(&self) -> bool {
         !self.pending.is_empty() || !self.kept.is_empty()
     }
 
-    /// Returns the requests that are to be sent now. The server has few places for calls.
+    /// Returns the requests that are to be sent now, at most as many as the server has places.
     pub(super) fn next_requests(&self) -> Vec<RequestId> {
         self.pending.next(self.calls_max)
     }
 
-    /// Returns the server that has what a call leaves: 0 if the call was not sent to it yet, `None`
-    /// if no server has it any more and no call under way is about to leave it.
+    /// Returns the server that has the outputs of a call; 0 if the call was not sent yet. `None`
+    /// means that no server has them, and that no call under way can leave them.
     ///
-    /// A server remembers how a call has failed until that is acknowledged.
+    /// A server remembers the failure of a call until the client acknowledges it.
     pub(super) fn holder_of(&self, call: u64) -> Option<Incarnation> {
         let is_there = match self.kept.contains(&call) || self.ended.contains(&call) {
             true => true,
@@ -120,7 +121,7 @@ impl Link {
         Some(self.server.filter(|_| is_there).unwrap_or_default())
     }
 
-    /// Takes it that nobody needs what calls have left.
+    /// Records that the outputs of these calls are not needed.
     pub(super) fn release(&mut self, calls: Vec<u64>) {
         for call in calls {
             if self.kept.remove(&call) {
@@ -129,7 +130,7 @@ impl Link {
         }
     }
 
-    /// Takes it that the server cannot be reached now. It is tried again after a pause.
+    /// Records that the server cannot be reached now. The link connects again after a pause.
     pub(super) fn back_off(&mut self, now: Instant, reason: String) {
         let pause = BACK_OFF.0.saturating_mul(1 << self.failures.min(16)).min(BACK_OFF.1);
         self.failures += 1;
@@ -142,13 +143,14 @@ impl Link {
         self.ended.append(&mut self.pending.disconnected());
     }
 
-    /// Takes it that the hello is sent.
+    /// Records that the hello was sent.
     pub(super) fn greeted(&mut self, now: Instant, connection: u64) {
         self.heard = now;
         self.status = CallLinkStatus::AwaitingWelcome { connection, until: now + WELCOME_TIMEOUT };
     }
 
-    /// Returns the connection on which the server has been silent for too long, and how.
+    /// Returns the connection on which the server has been silent for too long, and the reason in
+    /// words.
     pub(super) fn silence(&self, now: Instant) -> Option<(u64, String)> {
         match self.status {
             CallLinkStatus::AwaitingWelcome { connection, until } if until <= now => {
@@ -163,19 +165,19 @@ impl Link {
         }
     }
 
-    /// Takes it that the server is there.
+    /// Records that the server has accepted the client.
     pub(super) fn opened(&mut self, now: Instant, connection: u64) {
         (self.failure, self.failures) = (None, 0);
         (self.heard, self.last_sent) = (now, now);
         self.status = CallLinkStatus::Open { connection };
     }
 
-    /// Takes it that the server has received the first release that had no answer.
+    /// Records that the server has received the first unanswered release.
     pub(super) fn released(&mut self) {
         self.releasing.pop_front();
     }
 
-    /// Forgets what the server has forgotten.
+    /// Drops the state of a server that has forgotten this client.
     pub(super) fn forget_server(&mut self) {
         self.kept.clear();
         self.cancels.clear();
@@ -196,8 +198,9 @@ impl Link {
         due
     }
 
-    /// Returns the acknowledgements that no call has carried: they wait for the next one, unless
-    /// there are many or none comes. In place of all these messages there is a heartbeat.
+    /// Returns the acknowledgements that no call has carried. They wait for the next call, unless
+    /// there are more than [`ENDED_MAX`] or a heartbeat is due. A heartbeat is sent only if no
+    /// other message is.
     pub(super) fn acknowledgements(&mut self, now: Instant, has_withdrawn: bool) -> Vec<Message> {
         let idle = self.heartbeat_at() <= now;
         if idle || self.ended.len() > ENDED_MAX {
@@ -214,7 +217,7 @@ impl Link {
         self.last_sent + self.lease / 5
     }
 
-    /// Returns when the link needs the time; `None` if it does not.
+    /// Returns the time at which the link needs a tick; `None` if it needs none.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         let own = match self.status {
             CallLinkStatus::Idle | CallLinkStatus::Connecting { .. } => None,
@@ -229,7 +232,7 @@ impl Link {
     }
 }
 
-/// Takes the settings of a server.
+/// Copies the settings of a server's welcome to its link.
 pub(super) fn settings(link: &mut Link, server: &message::ServerIs) {
     link.lease = Duration::from_millis(server.lease_ms.max(1).into());
     link.calls_max = server.calls_max.max(1) as usize;

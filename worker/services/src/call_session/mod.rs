@@ -26,18 +26,19 @@ use self::pending::Pending;
 use super::error::ServiceError;
 use super::value_body::ValueBody;
 
-/// What a client has under way on the servers that it calls, over one link to each.
+/// The operations of a client on the servers that it calls, over one link to each.
 ///
-/// **In**: commands, what arrives on connections, and the time. **Out**: messages, connections to
-/// make or to give up, replies. **Time**: a command is answered by its deadline; a broken link is
-/// made again with back-off while something waits for it; heartbeats keep what calls have left.
+/// **In**: commands, messages and ends of connections, and the time. **Out**: messages, connections
+/// to make or to give up, replies. **Time**: a command is answered by its deadline. A broken link
+/// connects again with back-off while a request waits for it. Heartbeats renew the lease, which
+/// keeps the outputs.
 ///
 /// **Never**: a call is sent twice to a server that may have executed it and has forgotten that. No
 /// command is answered twice, and none is left without an answer.
 #[derive(Debug)]
 pub(crate) struct CallSession {
     incarnation: Incarnation,
-    /// The job and the task of the client in hellos, for the messages of servers.
+    /// The job and the task of the client in hellos, which servers show in their messages.
     name: TaskId,
     /// The largest answer that the client accepts.
     answer_bytes_max: u64,
@@ -71,7 +72,7 @@ impl CallSession {
         }
     }
 
-    /// The process of the client, as others know it.
+    /// Returns the incarnation by which servers know the client.
     pub(crate) fn incarnation(&self) -> Incarnation {
         self.incarnation
     }
@@ -106,7 +107,7 @@ impl CallSession {
         self.links.iter().filter_map(Link::wake_at).min()
     }
 
-    /// Handles an event.
+    /// Handles an input and queues the outputs that follow from it.
     pub(crate) fn handle(&mut self, now: Instant, input: CallInput<'_>) {
         match input {
             CallInput::Command { op, link, command, deadline } => {
@@ -148,8 +149,8 @@ impl CallSession {
         }
     }
 
-    /// Calls `receive` with the memory for the body that arrives on a connection; with `None` if it
-    /// is to be discarded.
+    /// Calls `receive` with the memory for the body that arrives on a connection, or with `None` if
+    /// the body is to be discarded.
     pub(crate) fn with_body<R>(
         &mut self,
         connection: u64,
@@ -240,7 +241,7 @@ impl CallSession {
         self.unsettled.first().map_or(self.next_call, |&first| first) - 1
     }
 
-    /// Does what is due on a link.
+    /// Sends and connects whatever is due on a link.
     fn drive(&mut self, now: Instant, id: LinkId) {
         self.time_out(now, id);
         if let Some((connection, reason)) = self.links[id.0].silence(now) {
@@ -302,9 +303,9 @@ impl CallSession {
         }
     }
 
-    /// Finds the servers that have the outputs of other calls which the next requests of a link
-    /// need. A request that needs a lost one is refused: a server that has restarted would wait for
-    /// the call that leaves it. Returns whether a request was refused.
+    /// Finds the servers of the kept outputs that the next requests of a link need. A request that
+    /// needs a lost output is refused: a restarted server would wait for a call that never comes.
+    /// Returns whether a request was refused.
     fn find_outputs(&mut self, id: LinkId) -> bool {
         let link = &self.links[id.0];
         let task = link.task.as_ref();
@@ -345,7 +346,7 @@ impl CallSession {
         is_refused
     }
 
-    /// Returns the server of a link that has what a call leaves; 0 if that is unknown.
+    /// Returns the server of a link that has the outputs of a call; 0 if that is unknown.
     pub(crate) fn holder_on(&self, link: LinkId, call: u64) -> Incarnation {
         self.links.get(link.0).and_then(|link| link.holder_of(call)).unwrap_or_default()
     }
@@ -365,8 +366,8 @@ impl CallSession {
         }
     }
 
-    /// Sends what is due, and a heartbeat if there was nothing to send for long. The server has few
-    /// places for calls, so it learns which are free before it gets the calls that take them.
+    /// Sends the messages that are due, and a heartbeat if no message was due for long. Releases
+    /// and cancellations go first, because they free the places that the calls take.
     fn send_due(&mut self, now: Instant, id: LinkId, connection: u64) {
         let settled = self.settled();
         let link = &mut self.links[id.0];
@@ -404,8 +405,8 @@ impl CallSession {
 const ANSWER_TIME: Duration = Duration::from_millis(100);
 
 /// Returns the time that a server has for a request, in milliseconds: at least 1, and 0 for no
-/// deadline. It ends a little before the client stops waiting, because the server knows what the
-/// request waits for, and says so.
+/// deadline. It ends before the client's own deadline, because the server knows the reason for the
+/// wait, and reports it.
 fn deadline_ms(left: Option<Duration>) -> u32 {
     let of_server = |left: Duration| left - (left / 10).min(ANSWER_TIME);
     left.map_or(0, |left| u32::try_from(of_server(left).as_millis().max(1)).unwrap_or(u32::MAX))

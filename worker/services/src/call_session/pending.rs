@@ -1,4 +1,4 @@
-//! What callers wait for on one link.
+//! Requests of one link that have no answer yet.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -11,25 +11,25 @@ use pushpull_common::protocol::{Message, limits};
 use super::io::{CallCommand, CallOp};
 use crate::value_body::{IncomingValues, ValueBody};
 
-/// A request that is not answered.
+/// A request without an answer.
 #[derive(Debug)]
 pub(super) struct Pending {
-    /// Who waits.
+    /// The operation that waits for the answer.
     pub(super) op: CallOp,
     pub(super) kind: CallCommand,
     pub(super) begun: Instant,
     pub(super) deadline: Option<Instant>,
-    /// Whether it was sent on the present connection. [`PendingRequests`] changes it.
+    /// Whether the request was sent on the present connection. [`PendingRequests`] changes it.
     pub(super) sent: bool,
-    /// Whether it was ever sent: the function may have run.
+    /// Whether the request was ever sent, so that the function may have run.
     pub(super) was_sent: bool,
-    /// The calls that it acknowledges. Its answer shows that the server knows.
+    /// The calls that the request acknowledges. Its answer shows that the server has read that.
     pub(super) acknowledges: Vec<u64>,
-    /// The answer, whose values arrive.
+    /// The answer, while its values arrive.
     pub(super) answer: Option<IncomingAnswer>,
 }
 
-/// An answer whose values arrive.
+/// An answer while its values arrive.
 #[derive(Debug)]
 pub(super) struct IncomingAnswer {
     /// The names of the values; one without a name for a fetch or a description.
@@ -38,7 +38,7 @@ pub(super) struct IncomingAnswer {
 }
 
 impl Pending {
-    /// A request that is to be sent.
+    /// Creates a request that is to be sent.
     pub(super) fn new(
         op: CallOp,
         kind: CallCommand,
@@ -72,7 +72,7 @@ impl CallCommand {
         }
     }
 
-    /// Yields the same outputs, to be changed.
+    /// Yields the outputs of [`Pending::needed_outputs`], to be changed.
     pub(super) fn needed_outputs_mut(&mut self) -> impl Iterator<Item = &mut OutputRef> {
         let (inputs, fetched) = match self {
             CallCommand::Call { order, .. } => (order.inputs.items_mut(), None),
@@ -130,8 +130,8 @@ impl CallCommand {
 
 /// The requests of one link that are not answered, by their ids.
 ///
-/// A client may have any number of requests open, and each event concerns few of them. So what an
-/// event needs is found by an index: by deadline, and by whether it is to be sent.
+/// A client may have any number of requests open, and each event concerns few of them. So each
+/// lookup uses an index: one by deadline, and one of the requests that are to be sent.
 ///
 /// Invariants: `by_deadline` has the requests with deadlines. `unsent` has those that were not sent
 /// on the present connection. `calls_sent` and `fetches_sent` count the calls and the fetches that
@@ -139,7 +139,7 @@ impl CallCommand {
 #[derive(Debug, Default)]
 pub(super) struct PendingRequests {
     all: BTreeMap<u64, Pending>,
-    /// The requests of calls, by the numbers of these.
+    /// The ids of the requests of calls, by call numbers.
     by_call: BTreeMap<u64, u64>,
     by_deadline: BTreeSet<(Instant, u64)>,
     unsent: UnsentRequests,
@@ -210,7 +210,7 @@ impl PendingRequests {
         Some(removed)
     }
 
-    /// Takes it that a request is sent, and returns it.
+    /// Marks a request as sent, and returns it.
     pub(super) fn send(&mut self, request: RequestId) -> Option<&mut Pending> {
         let pending = self.all.get_mut(&request.0)?;
         if !std::mem::replace(&mut pending.sent, true) {
@@ -222,7 +222,7 @@ impl PendingRequests {
         Some(pending)
     }
 
-    /// Takes it that the connection has ended: all requests are to be sent again. Returns the calls
+    /// Marks all requests as to be sent again, because the connection has ended. Returns the calls
     /// that they have acknowledged.
     pub(super) fn disconnected(&mut self) -> Vec<u64> {
         let mut acknowledged = Vec::new();
@@ -235,8 +235,8 @@ impl PendingRequests {
         acknowledged
     }
 
-    /// Returns the requests that are to be sent next, in their order. The server has places for
-    /// this many calls, and for the fetches of outputs of calls that have not ended.
+    /// Returns the requests to send next, in their order. The server has `calls_max` places for
+    /// calls, and `PARKED_PER_CONNECTION_MAX` for fetches of outputs of calls that have not ended.
     pub(super) fn next(&self, calls_max: usize) -> Vec<RequestId> {
         let places = calls_max.saturating_sub(self.calls_sent);
         let calls = self.unsent.calls.iter().take(places);
@@ -271,8 +271,8 @@ impl PendingRequests {
         self.all.is_empty()
     }
 
-    /// Returns the requests that satisfy a predicate. Examines all, so only what happens to a
-    /// connection may need it.
+    /// Returns the requests that satisfy a predicate. The scan examines all requests, so only
+    /// events of whole connections may use it.
     pub(super) fn find(&self, of: impl Fn(&Pending) -> bool) -> Vec<RequestId> {
         self.examine(self.all.len());
         let found = self.all.iter().filter(|(_, pending)| of(pending));

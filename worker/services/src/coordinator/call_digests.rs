@@ -1,4 +1,4 @@
-//! Whether a coordinator schedules the calls that the servers know.
+//! [`CallDigests`]: the check that a coordinator schedules the calls that the servers know.
 
 use pushpull_worker::RecordedDigests;
 
@@ -10,18 +10,19 @@ use crate::error::ServiceError;
 pub(crate) struct CallDigests {
     name: String,
     recorded: RecordedDigests,
-    /// The last call, and its digest with all before it; 0 if that is unknown.
+    /// The last call, and the digest of it and all before it; 0 if that is unknown.
     last: (u64, u64),
 }
 
 impl CallDigests {
-    /// The digests of a coordinator of this name, whose earlier calls have those.
+    /// Creates the digests of a coordinator from its name and the digests that the servers have
+    /// recorded.
     pub(crate) fn new(name: &str, recorded: RecordedDigests) -> CallDigests {
         CallDigests { name: name.to_owned(), recorded, last: (0, 0) }
     }
 
-    /// Returns the digest of the next call, which has this number: 0 if calls before it were left
-    /// out and the servers do not know them.
+    /// Returns the digest of the next call, which has this number. It is 0 if earlier calls were
+    /// left out and the servers do not know their digest.
     ///
     /// # Errors
     /// [`ServiceError::CallsDiffer`] if the servers know another digest.

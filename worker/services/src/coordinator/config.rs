@@ -33,7 +33,7 @@ impl CoordinatorConfig {
         CoordinatorConfig { job: job.to_owned(), ..self }
     }
 
-    /// How many calls may be scheduled and not have ended. Default 262,144. Beyond that
+    /// The number of scheduled calls that may not have ended. Default 262,144. Beyond that
     /// [`Coordinator::schedule`] waits.
     ///
     /// [`Coordinator::schedule`]: super::Coordinator::schedule
@@ -41,21 +41,20 @@ impl CoordinatorConfig {
         CoordinatorConfig { queue_max: calls.max(1), ..self }
     }
 
-    /// How many calls one worker runs at once. Default 1.
+    /// The number of calls that one worker runs at once. Default 1.
     pub fn calls_per_worker(self, calls: usize) -> CoordinatorConfig {
         CoordinatorConfig { calls_per_worker: calls.max(1), ..self }
     }
 
-    /// How long a call is tried again if its function says that another execution may succeed, for
-    /// example because a parameter server was lost. The loss of a worker does not count. Default
-    /// 60 s.
+    /// The longest time for which a call is tried again after errors that another execution may not
+    /// meet, such as a lost parameter server. Lost workers do not count. Default 60 s.
     pub fn retry_for(self, time: Duration) -> CoordinatorConfig {
         CoordinatorConfig { retry_for: time, ..self }
     }
 
-    /// Sets how many times a call is executed again after it has not ended within its timeout, for example
-    /// because its worker is slow. Default 0: the first timeout is final. The function may still
-    /// run, so with a name its push counts once, and other effects may happen twice.
+    /// The number of times that a call is executed again after a timeout, for example because its
+    /// worker is slow. Default 0: the first timeout is final. The function may still run. So with a
+    /// name its push counts once, and other effects may happen twice.
     pub fn timeouts_max(self, timeouts: u32) -> CoordinatorConfig {
         CoordinatorConfig { timeouts_max: timeouts, ..self }
     }
@@ -63,7 +62,7 @@ impl CoordinatorConfig {
 
 #[cfg(feature = "simulation")]
 impl CoordinatorConfig {
-    /// Plants a bug.
+    /// Plants a bug, which tests of the simulator must find.
     #[doc(hidden)]
     pub fn planted(self, planted: PlantedServiceBugs) -> CoordinatorConfig {
         CoordinatorConfig { planted, ..self }

@@ -15,7 +15,8 @@ use crate::dispatch::{
 };
 use crate::error::ServiceError;
 
-/// The timeout of a request for the description of an absent worker. A worker that answers is up.
+/// The timeout of a request for the description of an absent worker. A worker that answers is
+/// present.
 pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The pause before the next check whether a worker is absent.
@@ -51,7 +52,8 @@ pub(crate) fn attempt_order(
     Ok(CallOrder { ends_with_connection: true, scheduled, ..order })
 }
 
-/// Returns how an attempt has ended. `uses_kept` is whether its call uses a per-worker value.
+/// Returns the end of an attempt for the dispatch. `uses_kept` says that its call uses a per-worker
+/// value.
 pub(crate) fn attempt_end(
     error: Option<&ServiceError>,
     uses_kept: bool,
@@ -66,7 +68,7 @@ pub(crate) fn attempt_end(
     }
 }
 
-/// Returns what the end of the call that makes a per-worker value means for its worker.
+/// Returns the end of a call that makes a per-worker value, for its worker.
 pub(crate) fn making_end(
     worker: WorkerId,
     resource: ResourceId,
@@ -81,12 +83,12 @@ pub(crate) fn making_end(
     DispatchInput::MakingEnded { worker, resource, end }
 }
 
-/// Returns whether another execution may not meet the error.
+/// Returns whether another execution may succeed in spite of the error.
 pub(crate) fn is_transient(error: &ServiceError) -> bool {
     matches!(end_of_error(error), AttemptEnd::Lost | AttemptEnd::Retry(_))
 }
 
-/// Returns what an error of an attempt means for its call.
+/// Returns the end of an attempt that has met an error.
 fn end_of_error(error: &ServiceError) -> AttemptEnd<ServiceError> {
     match error {
         ServiceError::Lost { .. }

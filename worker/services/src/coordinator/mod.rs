@@ -1,4 +1,4 @@
-//! A coordinator: schedules calls on the workers of a cluster.
+//! [`Coordinator`]: schedules calls on the workers of a cluster.
 
 pub(crate) mod call_digests;
 mod config;
@@ -28,8 +28,8 @@ pub(crate) use self::shared::CoordinatorCore;
 
 /// Schedules calls on the workers of a cluster: the next call runs on the next worker that is free.
 ///
-/// A call goes elsewhere if its worker is lost. The workers of the cluster are used as they appear,
-/// and one that is lost is not waited for.
+/// A call moves to another worker if its worker is lost. The coordinator uses workers as they
+/// appear, and does not wait for lost ones.
 ///
 /// **The first error** of a function that is final cancels every call that has not begun. The next
 /// [`Coordinator::join`], [`Coordinator::done`] or [`Coordinator::schedule`] returns it, once the
@@ -37,21 +37,21 @@ pub(crate) use self::shared::CoordinatorCore;
 ///
 /// **Effects count once.** With a name ([`Coordinator::resume`]), a gradient that a function pushes
 /// with [`super::Invocation::push`] carries the number of its call. Every shard counts a number
-/// once, however often the call is executed, also by a coordinator that was killed and resumes: its
-/// program schedules the same calls in the same order, and those that have ended are not executed
-/// again.
+/// once, however often the call is executed. This also holds for a coordinator that was killed and
+/// resumes. Its program schedules the same calls in the same order, and those that have ended are
+/// not executed again.
 ///
 /// Dropping the coordinator cancels its calls.
 #[doc(alias = "ClusterCoordinator")]
 pub struct Coordinator {
     shared: Arc<CoordinatorCore>,
     client: Arc<Client>,
-    /// The tasks that look for workers and keep the time.
+    /// The tasks that probe absent workers and that wake the dispatch.
     tasks: Vec<AbortHandle>,
 }
 
 impl Coordinator {
-    /// A coordinator without a name. The effects of its calls count once for each execution.
+    /// Creates a coordinator without a name. Each execution of a call has its effects.
     ///
     /// # Errors
     /// [`ServiceError::NoTask`] if the cluster lacks the job.
@@ -59,13 +59,13 @@ impl Coordinator {
         Coordinator::start(client, config, None)
     }
 
-    /// A coordinator with a name, for the first time or again. It asks the parameter servers of the
-    /// cluster which of its calls have ended, and shuts out an earlier coordinator of the name.
+    /// Opens a coordinator with a name, for the first time or again. It asks the parameter servers
+    /// of the cluster which of its calls have ended, and fences an earlier coordinator of the name.
     ///
     /// # Errors
     /// [`ServiceError::NoTask`] if the cluster lacks the job, or the device filters of the client
-    /// exclude a task that it needs, [`ServiceError::Servers`] if the servers cannot be reached or
-    /// refuse the name; they remember 64.
+    /// exclude a task that it needs. [`ServiceError::Servers`] if the servers cannot be reached or
+    /// refuse the name; they remember 64 names.
     pub async fn resume(
         client: Client,
         name: &str,
@@ -112,14 +112,15 @@ impl Coordinator {
         Ok(Coordinator { shared, client, tasks })
     }
 
-    /// The client by which the coordinator calls.
+    /// Returns the client by which the coordinator calls.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
     /// Schedules a call, and waits while the queue is full. The calls of a coordinator are numbered
-    /// from 1 in this order. One that had ended in an earlier run is not executed, if it is the
-    /// same call: the servers keep a digest of the functions and inputs of what has counted.
+    /// from 1 in this order. A call that ended in an earlier run is not executed again, if it is
+    /// the same call. The servers keep a digest of the functions and inputs of the calls that have
+    /// counted.
     ///
     /// A task in [`Call::on`] pins the call: it waits for that worker, if need be.
     ///
@@ -142,10 +143,10 @@ impl Coordinator {
         }
     }
 
-    /// As [`Coordinator::schedule`], for threads without an async runtime.
+    /// Blocking form of [`Coordinator::schedule`], for threads without an async runtime.
     ///
     /// # Errors
-    /// As [`Coordinator::schedule`].
+    /// The errors of [`Coordinator::schedule`].
     pub fn schedule_blocking(&self, call: Call) -> Result<RemoteValue, ServiceError> {
         self.client.block_on(self.schedule(call))
     }
@@ -190,8 +191,9 @@ impl Coordinator {
         Ok(Some(RemoteValue::new(number, receiver, waits, Arc::downgrade(&self.shared))))
     }
 
-    /// Has each worker call a function whose outputs stay with it, now and whenever it comes back.
-    /// Calls may be given them with [`Call::per_worker`], and run only where they are there.
+    /// Makes a per-worker value: each worker calls a function whose outputs stay there, now and
+    /// whenever the worker comes back. [`Call::per_worker`] gives them to a call, which runs only
+    /// on workers that have them.
     ///
     /// A worker on which the function fails runs no such call until it restarts. A call for which
     /// no worker is left has the error of the function.
@@ -225,10 +227,10 @@ impl Coordinator {
         }
     }
 
-    /// As [`Coordinator::join`], for threads without an async runtime.
+    /// Blocking form of [`Coordinator::join`], for threads without an async runtime.
     ///
     /// # Errors
-    /// As [`Coordinator::join`].
+    /// The errors of [`Coordinator::join`].
     pub fn join_blocking(&self) -> Result<(), ServiceError> {
         self.client.block_on(self.join())
     }
@@ -236,20 +238,20 @@ impl Coordinator {
     /// Whether every scheduled call has ended. Does not wait.
     ///
     /// # Errors
-    /// As [`Coordinator::join`].
+    /// The errors of [`Coordinator::join`].
     pub fn done(&self) -> Result<bool, ServiceError> {
         self.raise()?;
         Ok(self.shared.lock().dispatch.is_idle())
     }
 
-    /// The number up to which all calls have ended. A program that resumes may schedule the calls
-    /// after it, if it also tells [`Coordinator::skip_to`].
+    /// Returns the number up to which all calls have ended. A program that resumes may begin with
+    /// the next call, if it tells [`Coordinator::skip_to`].
     pub fn settled(&self) -> u64 {
         self.shared.lock().dispatch.settled()
     }
 
-    /// Lets the next call have this number, if it is above those of earlier calls: a program that
-    /// knows what came before need not schedule it again.
+    /// Gives the next call this number, if it is above the numbers of earlier calls. A program that
+    /// knows the earlier calls need not schedule them again.
     pub fn skip_to(&self, number: u64) {
         self.shared.lock().dispatch.skip_to(number);
     }
@@ -258,7 +260,7 @@ impl Coordinator {
     /// for the calls under way.
     ///
     /// # Errors
-    /// As [`Coordinator::join`], and [`ServiceError::Servers`].
+    /// The errors of [`Coordinator::join`], and [`ServiceError::Servers`].
     pub async fn close(self) -> Result<(), ServiceError> {
         self.join().await?;
         let Some(Named { opened, reader, name }) = &self.shared.named else { return Ok(()) };
@@ -268,7 +270,8 @@ impl Coordinator {
         })
     }
 
-    /// Lets the program look: returns the error that it is to get.
+    /// Reports a check of the program to the dispatch, and returns the error that the program is to
+    /// get.
     fn raise(&self) -> Result<(), ServiceError> {
         if self.client.core().is_over() {
             return Err(ended());
@@ -285,7 +288,7 @@ impl Coordinator {
     }
 }
 
-/// The error after the end of the client.
+/// Returns the error after the end of the client.
 fn ended() -> ServiceError {
     ServiceError::Ended { doing: "coordinate".to_owned() }
 }

@@ -1,4 +1,5 @@
-//! What the tasks of a coordinator share: they carry out what the dispatch decides.
+//! [`CoordinatorCore`]: the state that the tasks of a coordinator share, and the execution of the
+//! dispatch's decisions.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -25,26 +26,26 @@ use crate::outputs::Outputs;
 use crate::remote_value::ValueState;
 use crate::runtime::timer::Timer;
 
-/// What a coordinator with a name has.
+/// The calls of a coordinator with a name on the parameter servers.
 pub(super) struct Named {
-    /// The calls that the shards count.
+    /// The calls of the name that the shards count.
     pub(super) opened: OpenedCalls,
-    /// The session by which they were opened.
+    /// The session that has opened the calls.
     pub(super) reader: Reader,
     pub(super) name: String,
 }
 
-/// What the tasks of a coordinator share.
+/// The state that the tasks of a coordinator share.
 pub(crate) struct CoordinatorCore {
     state: Mutex<CoordinatorState>,
     client: Arc<Client>,
     pub(super) named: Option<Named>,
-    /// Notified when calls have ended.
+    /// Notified at each change of the calls that have ended.
     pub(super) changed: Notify,
     timer: Timer,
 }
 
-/// A call that has not ended.
+/// A scheduled call that has not ended.
 pub(super) struct OpenCall {
     pub(super) call: Call,
     /// The digest of the call and all before it; 0 without a name.
@@ -52,25 +53,26 @@ pub(super) struct OpenCall {
     pub(super) value: watch::Sender<ValueState>,
 }
 
-/// What a coordinator knows.
+/// The state of a coordinator, behind one lock.
 pub(super) struct CoordinatorState {
     pub(super) dispatch: Dispatch<ServiceError>,
     pub(super) workers: Vec<(TaskId, LinkId)>,
     pub(super) calls: BTreeMap<u64, OpenCall>,
-    /// Those of a coordinator with a name.
+    /// The digests of the calls; `None` without a name.
     digests: Option<CallDigests>,
-    /// The reason why nothing that the program schedules can run any more.
+    /// The error of every call from now on, after the scheduled calls have differed from the
+    /// recorded ones.
     pub(super) differ: Option<ServiceError>,
     /// The outputs and errors of attempts whose calls are about to end.
     results: HashMap<u64, Result<Outputs, ServiceError>>,
     attempts: HashMap<Attempt, AbortHandle>,
-    /// The calls that make per-worker values, by the ids of these.
+    /// The calls that make per-worker values, indexed by [`ResourceId`].
     pub(super) makers: Vec<Call>,
-    /// What workers have of them.
+    /// The kept outputs of per-worker values on each worker.
     made: HashMap<(WorkerId, ResourceId), Kept>,
-    /// The tasks that make them.
+    /// The tasks that make per-worker values.
     making: Vec<AbortHandle>,
-    /// The signatures of the functions of each worker.
+    /// The signatures of the functions of each worker, by function name.
     functions: BTreeMap<TaskId, BTreeMap<String, String>>,
     /// The number of fetches that wait for each call.
     fetches: BTreeMap<u64, usize>,
@@ -111,7 +113,7 @@ impl CoordinatorCore {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Starts to look for the workers, and to keep the time.
+    /// Starts the tasks that probe absent workers and that wake the dispatch.
     pub(super) fn start_tasks(self: &Arc<Self>) -> Vec<AbortHandle> {
         let workers = self.lock().workers.clone();
         let probe = |(index, (_, link)): (usize, (TaskId, LinkId))| {
@@ -122,8 +124,8 @@ impl CoordinatorCore {
         tasks
     }
 
-    /// Cancels all calls, and releases what workers have. Nothing begins afterwards: a task that
-    /// makes a per-worker value or asks for a worker may still be about to tell the dispatch.
+    /// Cancels all calls, and releases the per-worker values. No call begins afterwards: a task
+    /// that makes a per-worker value or probes a worker may still report to the dispatch.
     pub(super) fn give_up(&self) {
         let mut state = self.lock();
         state.is_given_up = true;
@@ -209,7 +211,7 @@ impl CoordinatorCore {
         state.attempts.insert(attempt, running);
     }
 
-    /// Looks for a worker as long as it is not there.
+    /// Probes a worker until it is present.
     async fn probe(self: Arc<Self>, worker: WorkerId, link: LinkId) {
         loop {
             if self.client.core().is_over() {
@@ -227,7 +229,7 @@ impl CoordinatorCore {
         }
     }
 
-    /// Wakes the dispatch when it asks for it.
+    /// Ticks the dispatch at the times that it asks for.
     async fn run_timer(self: Arc<Self>) {
         let tick = || {
             self.handle(DispatchInput::Tick);
@@ -236,7 +238,7 @@ impl CoordinatorCore {
         self.timer.run(tick).await;
     }
 
-    /// Begins to make what a worker is to have of a per-worker value.
+    /// Begins the call that makes a per-worker value on a worker.
     fn make(
         self: &Arc<Self>,
         state: &mut CoordinatorState,

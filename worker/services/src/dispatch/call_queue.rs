@@ -1,4 +1,4 @@
-//! The calls that wait for a worker.
+//! [`CallQueue`]: calls that wait for a worker, in the order of their numbers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,8 +6,8 @@ use super::io::ResourceId;
 
 /// The calls that wait for a worker, in the order of their numbers.
 ///
-/// They are grouped by what they need of a worker, so that the next one that a worker may run is
-/// found among few, however many wait for what the worker lacks.
+/// The queue groups calls by the resources that they need. So the search for a worker's next call
+/// does not pass the calls that need other resources.
 #[derive(Debug, Default)]
 pub(super) struct CallQueue {
     by_resources: BTreeMap<Vec<ResourceId>, BTreeSet<u64>>,
@@ -35,7 +35,7 @@ impl CallQueue {
         Some(number)
     }
 
-    /// Removes the calls that need a resource which they cannot have, and returns them with it.
+    /// Removes the calls that need an unavailable resource, and returns each with that resource.
     pub(super) fn take_unrunnable(
         &mut self,
         lacks: impl Fn(&[ResourceId]) -> Option<ResourceId>,

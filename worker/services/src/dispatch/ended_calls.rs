@@ -1,12 +1,12 @@
-//! Which calls have ended: all up to a number, and some above it.
+//! [`EndedCalls`]: the set of calls that have ended, as a watermark and the numbers above it.
 
 use std::collections::BTreeSet;
 
 use pushpull_common::call_window::{CallWindow, Settlement};
 use pushpull_common::ids::CallNumber;
 
-/// Which calls have ended. A window of the shards has room for those under way; calls that are
-/// cancelled may be far ahead of them.
+/// The calls that have ended: all up to a watermark, and some above it. A window of the shards has
+/// room for the calls under way; cancelled calls may be far ahead of them.
 ///
 /// Invariant: every number of `above` is at least `settled + 2`.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub(super) struct EndedCalls {
 }
 
 impl EndedCalls {
-    /// The calls that have settled in a window.
+    /// Creates the set of the calls that have settled in a window.
     pub(super) fn new(window: CallWindow) -> EndedCalls {
         let (settled, newest) = (window.settled().0, window.newest().0);
         let mut ended = EndedCalls { settled, above: BTreeSet::new() };
@@ -25,7 +25,7 @@ impl EndedCalls {
         ended
     }
 
-    /// Returns the number up to which all have ended.
+    /// Returns the watermark, the number up to which all calls have ended.
     pub(super) fn settled(&self) -> u64 {
         self.settled
     }

@@ -1,10 +1,10 @@
-//! What goes into a dispatch, and what comes out.
+//! The inputs and outputs of a dispatch.
 
-/// A worker of a coordinator.
+/// The index of a worker of a coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct WorkerId(pub(crate) u32);
 
-/// Something that each worker has one of.
+/// The id of a per-worker value, a resource of which each worker has one instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ResourceId(pub(crate) u32);
 
@@ -13,18 +13,18 @@ pub(crate) struct ResourceId(pub(crate) u32);
 pub(crate) struct Attempt {
     /// The number of the call.
     pub(crate) number: u64,
-    /// The worker.
+    /// The worker that runs the attempt.
     pub(crate) worker: WorkerId,
-    /// Numbers the attempts of all calls.
+    /// The number of the attempt among the attempts of all calls.
     pub(crate) attempt: u64,
 }
 
-/// How an attempt has ended.
+/// The end of an attempt.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum AttemptEnd<E> {
-    /// The function has returned.
+    /// The function has returned outputs.
     Done,
-    /// The worker was lost.
+    /// The worker was lost during the attempt.
     Lost,
     /// The function has not returned in time.
     TimedOut(E),
@@ -34,7 +34,7 @@ pub(crate) enum AttemptEnd<E> {
     Final(E),
 }
 
-/// How the call that makes a resource of a worker has ended.
+/// The end of the call that makes a resource on a worker.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum MakingEnd<E> {
     /// The worker has the resource.
@@ -45,17 +45,18 @@ pub(crate) enum MakingEnd<E> {
     Failed(E),
 }
 
-/// How a call has ended.
+/// The end of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallEnding {
-    /// Its function has returned.
+    /// The function of the call has returned outputs.
     Done,
-    /// It has failed for good.
+    /// The call has failed for good.
     Failed,
-    /// It needs a resource that could be made on no worker that may run it, for the reason in
+    /// The call needs a resource that no worker for it can make, for the reason in
     /// [`super::Dispatch::resource_error`].
     WithoutResource { resource: ResourceId },
-    /// It was not begun, or not again after its worker was lost, because another has failed.
+    /// The call was not begun, or not repeated after the loss of its worker, because another call
+    /// has failed.
     Cancelled,
 }
 
@@ -66,24 +67,24 @@ pub(crate) enum DispatchInput<E> {
     Schedule {
         /// The number of the call. One that has ended is not run again.
         number: u64,
-        /// The only worker that may run it.
+        /// The only worker that may run the call; `None` for any.
         pinned: Option<WorkerId>,
-        /// What it needs of its worker.
+        /// The resources that the call needs on its worker.
         resources: Vec<ResourceId>,
     },
-    /// The program looks whether an error has occurred.
+    /// The program checks whether an error has occurred.
     Look,
-    /// A worker is there, for the first time or again.
+    /// A worker is present, for the first time or again.
     WorkerUp { worker: WorkerId },
-    /// A worker is lost. It may come back.
+    /// A worker is lost, perhaps for a time.
     WorkerLost { worker: WorkerId },
-    /// Each worker is to have one of these.
+    /// The program wants an instance of a resource on each worker.
     Resource { resource: ResourceId },
-    /// The call that makes a resource of a worker has ended, and not because the worker was lost.
+    /// The call that makes a resource on a worker has ended. The loss of the worker is no such end.
     MakingEnded { worker: WorkerId, resource: ResourceId, end: MakingEnd<E> },
-    /// An attempt has ended.
+    /// An attempt has ended, with its result or with its worker.
     AttemptEnded { attempt: Attempt, end: AttemptEnd<E> },
-    /// Time has passed.
+    /// The time that [`super::Dispatch::wake_at`] has asked for has come.
     Tick,
 }
 
@@ -92,15 +93,15 @@ pub(crate) enum DispatchInput<E> {
 pub(crate) enum DispatchOutput {
     /// Run a call on a worker.
     Start {
-        /// The attempt.
+        /// The attempt to begin.
         attempt: Attempt,
-        /// All calls up to this number have ended.
+        /// The watermark: all calls up to this number have ended.
         settled: u64,
     },
-    /// Nobody waits for an attempt any more.
+    /// Cancel an attempt, whose result is not needed.
     Cancel { attempt: Attempt },
-    /// Make a resource of a worker.
+    /// Make a resource on a worker.
     Make { worker: WorkerId, resource: ResourceId },
-    /// A call has ended.
+    /// A call has ended for good.
     Ended { number: u64, ending: CallEnding },
 }

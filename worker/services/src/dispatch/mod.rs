@@ -1,4 +1,4 @@
-//! Which scheduled call runs on which worker, and what becomes of it.
+//! [`Dispatch`]: the scheduler of calls on workers, with retries and errors.
 
 mod call_queue;
 mod ended_calls;
@@ -25,37 +25,39 @@ use crate::testing::planted::{PlantedServiceBugs, ServiceBug};
 /// The settings of a dispatch.
 #[derive(Clone, Debug)]
 pub(crate) struct DispatchConfig {
-    /// The number of workers, whether they are there or not.
+    /// The number of workers, present or absent.
     pub(crate) workers: u32,
-    /// The most calls that are scheduled and have not ended.
+    /// The most scheduled calls that have not ended.
     pub(crate) queue_max: usize,
     /// The most calls that one worker runs at once.
     pub(crate) calls_per_worker: usize,
-    /// How far the numbers of calls under way may be ahead of the first that has not ended.
+    /// The greatest distance between the number of a call under way and the first that has not
+    /// ended.
     pub(crate) window: u64,
-    /// How long a call is tried again after its first failure, unless its worker was lost.
+    /// The longest time for which a call is tried again after its first failure. Lost workers do
+    /// not count.
     pub(crate) retry_for: Duration,
-    /// The number of times that a call is tried again because it was too slow.
+    /// The number of times that a call is tried again after a timeout.
     pub(crate) timeouts_max: u32,
     /// The planted bug, if any.
     pub(crate) planted: PlantedServiceBugs,
 }
 
-/// The pauses before a call or a resource is tried again: the first, and the longest.
+/// The back-off of a call or a resource that is tried again: the first and the longest pause.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
-/// What a coordinator decides about its calls.
+/// The decisions of a coordinator about its calls.
 ///
-/// **In**: calls in the order of their numbers, workers that come and go, how attempts end, and the
+/// **In**: calls in the order of their numbers, workers that come and go, ends of attempts, and the
 /// time. **Out**: attempts to begin or to cancel, calls that have ended, an error for the program.
 /// **Time**: a call that may be tried again waits for a pause.
 ///
-/// A worker that is lost gives its calls back: others run them, unless they are pinned to it. After
-/// an error that is final, nothing new begins; the next time that the program looks, what is queued
-/// is cancelled, and once nothing is under way any more the program gets the error, once.
+/// A lost worker gives its calls back: others run them, unless they are pinned to it. After a final
+/// error no call begins. At the program's next check the queued calls are cancelled. Once no call
+/// is under way, the program gets the error, once.
 ///
-/// A call that needs a resource fails once no worker can have it that may run the call. A worker
-/// that is not there may have it once it comes.
+/// A call that needs a resource fails once every worker that may run it cannot have the resource.
+/// An absent worker may have it once it comes.
 ///
 /// **Never**: two attempts of a call are under way at once, as far as the dispatch knows. No call
 /// ends twice. [`Dispatch::settled`] covers no call that may still have an effect.
@@ -65,24 +67,24 @@ pub(crate) struct Dispatch<E> {
     calls: BTreeMap<u64, ScheduledCall<E>>,
     /// The calls that any worker may run.
     queue: CallQueue,
-    /// When the pauses of calls end.
+    /// The ends of the pauses of calls, in their order, with the call numbers.
     pauses: BTreeSet<(Instant, u64)>,
     workers: BTreeMap<WorkerId, WorkerState>,
     resources: BTreeSet<ResourceId>,
-    /// The last errors of the resources that a worker could not have.
+    /// The last error of each resource that a worker could not make.
     resource_errors: BTreeMap<ResourceId, E>,
     ended: EndedCalls,
     next_number: u64,
     next_attempt: u64,
-    /// The first error that is final, until the program has it.
+    /// The first error that is final, until the program gets it.
     error: Option<E>,
-    /// Whether the program has looked since, so that what was queued is cancelled.
+    /// Whether the program has checked since the error, so that the queued calls were cancelled.
     looked: bool,
     outputs: VecDeque<DispatchOutput>,
 }
 
 impl<E: Clone> Dispatch<E> {
-    /// Creates a dispatch. The calls that have settled in the window have ended before.
+    /// Creates a dispatch. The calls that have settled in the window count as ended.
     pub(crate) fn new(config: DispatchConfig, window: CallWindow) -> Dispatch<E> {
         let workers = (0..config.workers).map(|index| (WorkerId(index), WorkerState::default()));
         Dispatch {
@@ -117,25 +119,25 @@ impl<E: Clone> Dispatch<E> {
         self.pauses.first().map(|&(until, _)| until).into_iter().chain(making).min()
     }
 
-    /// Returns the number up to which all calls have ended: none of them can have an effect any
-    /// more that it has not had.
+    /// Returns the number up to which all calls have ended, so that none of them can have a further
+    /// effect.
     pub(crate) fn settled(&self) -> u64 {
         self.ended.settled()
     }
 
-    /// Returns the number of the program's next call. Numbers ascend from 1, so a program that is
-    /// started again and schedules the same calls in the same order gives them the same numbers.
+    /// Returns the number of the program's next call. Numbers ascend from 1, so a restarted program
+    /// that schedules the same calls in the same order gives them the same numbers.
     pub(crate) fn number_call(&mut self) -> u64 {
         self.next_number += 1;
         self.next_number - 1
     }
 
-    /// Gives the next call this number, if it is above those of earlier calls.
+    /// Gives the next call this number, if it is above the numbers of earlier calls.
     pub(crate) fn skip_to(&mut self, number: u64) {
         self.next_number = self.next_number.max(number);
     }
 
-    /// Returns whether a call had ended before the dispatch began, or has since.
+    /// Returns whether a call has ended, also before the dispatch began.
     pub(crate) fn has_ended(&self, number: u64) -> bool {
         self.ended.has(number)
     }
@@ -150,7 +152,7 @@ impl<E: Clone> Dispatch<E> {
         self.calls.is_empty()
     }
 
-    /// Takes the error that the program is to get, once nothing is under way any more.
+    /// Takes the error that the program is to get, once no call is under way.
     pub(crate) fn take_error(&mut self) -> Option<E> {
         let quiet = self.looked && self.calls.is_empty();
         match quiet {
@@ -162,8 +164,7 @@ impl<E: Clone> Dispatch<E> {
         }
     }
 
-    /// Returns whether one of these calls begins only once the program has looked, because of an
-    /// error.
+    /// Returns whether one of these calls needs the program's check to begin, because of an error.
     pub(crate) fn await_look<'a>(&self, numbers: impl IntoIterator<Item = &'a u64>) -> bool {
         let waits = |number| {
             let call = self.calls.get(number);
@@ -172,17 +173,17 @@ impl<E: Clone> Dispatch<E> {
         self.error.is_some() && numbers.into_iter().any(waits)
     }
 
-    /// Returns why a resource could not be made, as last seen.
+    /// Returns the last error of a resource that could not be made.
     pub(crate) fn resource_error(&self, resource: ResourceId) -> Option<&E> {
         self.resource_errors.get(&resource)
     }
 
-    /// Returns whether a worker is there, as far as the dispatch knows.
+    /// Returns whether a worker is present, as far as the dispatch knows.
     pub(crate) fn is_up(&self, worker: WorkerId) -> bool {
         self.workers.get(&worker).is_some_and(|state| state.is_up)
     }
 
-    /// Handles an event.
+    /// Handles an input and queues the outputs that follow from it.
     pub(crate) fn handle(&mut self, now: Instant, input: DispatchInput<E>) {
         match input {
             DispatchInput::Schedule { number, pinned, resources } => {
@@ -214,7 +215,7 @@ impl<E: Clone> Dispatch<E> {
         self.enqueue(number);
     }
 
-    /// The program looks: after an error everything that has not begun is cancelled.
+    /// Handles a check of the program: after an error every call that has not begun is cancelled.
     fn look(&mut self) {
         if self.error.is_none() {
             return;
@@ -239,7 +240,7 @@ impl<E: Clone> Dispatch<E> {
         self.workers.entry(worker).or_default().is_up = true;
     }
 
-    /// A worker is lost with what it has: its calls go back into the queue.
+    /// Handles the loss of a worker with its resources. Its calls return to the queue.
     fn worker_lost(&mut self, worker: WorkerId) {
         let Some(state) = self.workers.get_mut(&worker) else { return };
         state.is_up = false;
@@ -261,8 +262,9 @@ impl<E: Clone> Dispatch<E> {
         self.enqueue(number);
     }
 
-    /// Puts a call into its queue. While nothing leaves the queue, the call is cancelled instead:
-    /// the program may not look again before the last call has ended.
+    /// Puts a call into its queue. After an error that the program has checked, the call is
+    /// cancelled instead. Otherwise it might never end, because the program may not check again
+    /// before.
     fn enqueue(&mut self, number: u64) {
         if self.is_cancelling() {
             return self.end(number, CallEnding::Cancelled);
@@ -318,7 +320,7 @@ impl<E: Clone> Dispatch<E> {
         self.pause(now, number, error);
     }
 
-    /// Lets a call rest before it is tried again.
+    /// Begins the pause of a call before its next attempt.
     fn pause(&mut self, now: Instant, number: u64, error: E) {
         let Some(call) = self.calls.get_mut(&number) else { return };
         let pause = pause_after(call.failures);
@@ -327,13 +329,13 @@ impl<E: Clone> Dispatch<E> {
         self.pauses.insert((now + pause, number));
     }
 
-    /// Returns whether a call that is not under way is cancelled: there is an error, and the program
-    /// has looked since.
+    /// Returns whether calls that are not under way are cancelled: there is an error, and the
+    /// program has checked since.
     fn is_cancelling(&self) -> bool {
         self.looked && self.error.is_some()
     }
 
-    /// A call has failed for good. The first such error is the program's.
+    /// Fails a call for good. The first such error is kept for the program.
     fn fail(&mut self, number: u64, error: E) {
         self.end(number, CallEnding::Failed);
         self.set_error(error);
@@ -432,7 +434,7 @@ impl<E: Clone> Dispatch<E> {
         }
     }
 
-    /// Begins calls on workers that are free.
+    /// Begins queued calls on workers with a free place.
     fn start_calls(&mut self) {
         if self.error.is_some() {
             return;
@@ -475,7 +477,7 @@ impl<E: Clone> Dispatch<E> {
         true
     }
 
-    /// Checks what must always hold.
+    /// Checks the invariants of the dispatch.
     #[cfg(test)]
     pub(crate) fn check_invariants(&self) {
         let mut running: Vec<u64> =
@@ -506,7 +508,7 @@ impl<E: Clone> Dispatch<E> {
     }
 }
 
-/// Returns the pause after this many failures before the last.
+/// Returns the pause after a failure with this many failures before it.
 fn pause_after(failures: u32) -> Duration {
     BACK_OFF.0.saturating_mul(1 << failures.min(10)).min(BACK_OFF.1)
 }

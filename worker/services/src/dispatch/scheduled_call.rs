@@ -1,4 +1,4 @@
-//! A call that is scheduled and has not ended.
+//! [`ScheduledCall`]: a call that is scheduled and has not ended.
 
 use std::time::Instant;
 
@@ -9,28 +9,28 @@ use super::io::{ResourceId, WorkerId};
 pub(super) struct ScheduledCall<E> {
     /// The only worker that may run it.
     pub(super) pinned: Option<WorkerId>,
-    /// What it needs of its worker.
+    /// The resources that the call needs on its worker.
     pub(super) resources: Vec<ResourceId>,
     pub(super) status: CallStatus<E>,
-    /// When it has first failed in a way that another attempt may mend.
+    /// The time of the first failure that another attempt may not meet.
     pub(super) failing_since: Option<Instant>,
-    /// How often it has failed so.
+    /// The number of failures since then, from which the back-off follows.
     pub(super) failures: u32,
-    /// The number of times that it was too slow.
+    /// The number of attempts that have passed their timeouts.
     pub(super) timeouts: u32,
 }
 
-/// How far a call is.
+/// The status of a scheduled call.
 #[derive(Debug)]
 pub(super) enum CallStatus<E> {
-    /// It waits for a worker.
+    /// The call waits for a worker.
     Queued,
-    /// A worker runs it.
+    /// One worker runs the call.
     Running {
         #[cfg_attr(not(test), expect(dead_code, reason = "tests check it"))]
         worker: WorkerId,
     },
-    /// It waits before it is tried again.
+    /// The call waits before its next attempt.
     BackingOff {
         #[expect(dead_code, reason = "shows why the call waits in debug output")]
         last: E,

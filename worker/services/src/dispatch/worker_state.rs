@@ -1,4 +1,4 @@
-//! A worker of a coordinator.
+//! The state of one worker in a dispatch.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -6,33 +6,33 @@ use std::time::Instant;
 use super::call_queue::CallQueue;
 use super::io::{Attempt, ResourceId};
 
-/// A worker of a coordinator.
+/// The state of one worker of a coordinator.
 #[derive(Debug, Default)]
 pub(super) struct WorkerState {
-    /// Whether it is there.
+    /// Whether the worker is present.
     pub(super) is_up: bool,
-    /// The attempts that it runs, by the numbers of their calls.
+    /// The attempts that the worker runs, by call numbers.
     pub(super) running: BTreeMap<u64, Attempt>,
-    /// The calls that only it may run.
+    /// The queue of the calls that are pinned to this worker.
     pub(super) pinned: CallQueue,
-    /// The resources that it has, or that are being made.
+    /// The resources that the worker has, or that are being made.
     pub(super) resources: BTreeMap<ResourceId, ResourceStatus>,
 }
 
-/// How far a resource of a worker is.
+/// The status of a resource on a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ResourceStatus {
-    /// It is being made, after this many failures that another call may mend.
+    /// The resource is being made, after this many failures that another call may not meet.
     Making {
         failures: u32,
     },
-    /// It is made again after a pause.
+    /// The resource is made again after a pause.
     BackingOff {
         until: Instant,
         failures: u32,
     },
     Made,
-    /// It cannot be made: the worker runs no call that needs it.
+    /// The resource cannot be made: the worker runs no call that needs it.
     Failed,
 }
 

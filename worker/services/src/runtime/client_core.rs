@@ -1,4 +1,4 @@
-//! Runs a call session: its connections and its timer, and the futures of its callers.
+//! Runtime of a call session: its connections, its timer, and the futures of its callers.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -32,14 +32,14 @@ use crate::nested_calls::NestedCalls;
 use crate::unreachable::Unreachable;
 use crate::value::Value;
 
-/// Receives the servers that cannot be reached.
+/// Receives the reports of servers that cannot be reached.
 pub(crate) type UnreachableReport = Arc<dyn Fn(&Unreachable) + Send + Sync>;
 
 /// A call session with its connections. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientCore {
     shared: Arc<SharedSession>,
-    /// The execution of a function whose calls these are.
+    /// The execution of the function that makes these calls; `None` for a client's own.
     outer: Option<Arc<NestedCalls>>,
 }
 
@@ -47,7 +47,7 @@ struct SharedSession {
     incarnation: Incarnation,
     session: Mutex<CallSession>,
     links: Mutex<LinkTable>,
-    /// Who waits for replies; `None` once the client has ended.
+    /// The callers that wait for replies; `None` once the client has ended.
     replies: Mutex<Option<HashMap<CallOp, ReplySender>>>,
     outboxes: Mutex<HashMap<u64, Arc<CallOutbox>>>,
     /// The connectors to servers, by address.
@@ -83,7 +83,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl ClientCore {
-    /// Creates the core of a client that this runtime drives. The leadership says by which thread.
+    /// Creates the core of a client on this runtime. The leadership decides which thread runs it.
     pub(crate) fn new(
         session: CallSession,
         (cluster, filters): (ClusterSpec, DeviceFilters),
@@ -113,7 +113,7 @@ impl ClientCore {
         ClientCore { shared: calls.core().shared.clone(), outer: Some(calls) }
     }
 
-    /// Returns the client for what outlives an execution.
+    /// Returns the client for operations that outlive an execution.
     pub(crate) fn without_execution(&self) -> ClientCore {
         ClientCore { shared: self.shared.clone(), outer: None }
     }
@@ -145,7 +145,7 @@ impl ClientCore {
         spawned
     }
 
-    /// Wakes the session whenever it asks for it.
+    /// Ticks the session at the times that it asks for.
     pub(crate) async fn run_timer(&self) {
         let tick = || {
             self.handle(CallInput::Tick);
@@ -154,12 +154,12 @@ impl ClientCore {
         self.shared.timer.run(tick).await;
     }
 
-    /// Takes it that the tasks of the cluster have these addresses.
+    /// Replaces the addresses of the tasks of the cluster.
     pub(crate) fn set_cluster(&self, cluster: ClusterSpec) {
         lock(&self.shared.links).cluster = cluster;
     }
 
-    /// Returns the cluster.
+    /// Returns the cluster as the target has described it.
     pub(crate) fn cluster(&self) -> ClusterSpec {
         lock(&self.shared.links).cluster.clone()
     }
@@ -177,12 +177,12 @@ impl ClientCore {
         })
     }
 
-    /// Takes it that the server of a link is this task.
+    /// Records the task of the server of a link.
     pub(crate) fn name_link(&self, link: LinkId, task: TaskId) {
         lock(&self.shared.links).by_task.insert(task, link);
     }
 
-    /// Returns the link to a task, or why there is none.
+    /// Returns the link to a task, or the reason why there is none.
     pub(crate) fn link_of_task(&self, task: &TaskId) -> Result<LinkId, String> {
         let mut links = lock(&self.shared.links);
         if let Some(&link) = links.by_task.get(task) {
@@ -229,7 +229,7 @@ impl ClientCore {
         self.fetch_admitted(link, of, deadline, None).await
     }
 
-    /// Fetches an output as [`ClientCore::fetch`] does, if it is admitted.
+    /// Fetches an output like [`ClientCore::fetch`], after its admission.
     pub(crate) async fn fetch_admitted(
         &self,
         link: LinkId,
@@ -299,22 +299,22 @@ impl ClientCore {
         lock(&self.shared.replies).as_mut()?.remove(&op)
     }
 
-    /// Returns the server that has what a call of this client leaves; 0 if that is unknown.
+    /// Returns the server that has the outputs of a call of this client; 0 if that is unknown.
     pub(crate) fn holder_of(&self, link: LinkId, call: u64) -> Incarnation {
         lock(&self.shared.session).holder_on(link, call)
     }
 
-    /// The process of the client, as servers know it.
+    /// Returns the incarnation by which servers know the client.
     pub(crate) fn incarnation(&self) -> Incarnation {
         self.shared.incarnation
     }
 
-    /// Drops what calls have left on the server of a link.
+    /// Drops the kept outputs of calls on the server of a link.
     pub(crate) fn release(&self, link: LinkId, calls: Vec<u64>) {
         self.handle(CallInput::Release { link, calls });
     }
 
-    /// Fails all commands: the client ends.
+    /// Fails all commands, because the client ends.
     pub(crate) fn end(&self) {
         *lock(&self.shared.replies) = None;
         for outbox in lock(&self.shared.outboxes).values() {
@@ -419,7 +419,7 @@ struct ClientSide<'a> {
     connection: u64,
     outbox: &'a CallOutbox,
     connector: &'a Connector,
-    /// The address of a server that has sent nothing yet.
+    /// The address of a server that has not sent a message yet.
     unproven: Option<SocketAddr>,
 }
 

@@ -37,7 +37,7 @@ impl DescriptorWatch {
         DescriptorWatch { report, shortage: DescriptorShortage::default() }
     }
 
-    /// Reports an error, if it says that no descriptor is left and is news.
+    /// Reports an error if it means that no descriptor is left, at most once a minute.
     pub(crate) fn check(&self, error: &io::Error) {
         let Some(DescriptorReport(report)) = &self.report else { return };
         if self.shortage.is_news(error) {

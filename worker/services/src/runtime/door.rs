@@ -13,7 +13,7 @@ use pushpull_net::{ArrivedPeer, FrameStream, PeerReceiver, ServicePeers, Stream}
 
 use super::server_core::ServerCore;
 
-/// Takes the clients of a server.
+/// Admits the clients of a server.
 #[derive(Debug)]
 pub(crate) struct Door(pub(crate) Arc<ServerCore>);
 
@@ -34,7 +34,7 @@ impl PeerReceiver for Door {
     }
 }
 
-/// Returns the refusal of a peer that is no client of functions, such as a worker whose cluster
+/// Returns the refusal of a peer that is no client of functions. A worker is one, if its cluster
 /// lists this server as a ps task.
 fn functions_only(task: &TaskId, kind: u16) -> Refusal {
     let detail = format!("{task} serves functions only, and holds no variables");

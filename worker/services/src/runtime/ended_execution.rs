@@ -1,4 +1,5 @@
-//! The end of an execution: what a function has returned, how it panicked, or why it did not begin.
+//! The end of an execution: the outputs of a function, its panic, or the reason why it did not
+//! begin.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -26,7 +27,7 @@ impl Drop for EndedExecution {
     }
 }
 
-/// What a panic carries.
+/// The payload of a panic.
 type Panic = Box<dyn std::any::Any + Send>;
 
 /// The outcome of a function that has returned or panicked.

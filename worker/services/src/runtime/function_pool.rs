@@ -1,4 +1,4 @@
-//! The threads on which blocking functions run.
+//! [`FunctionPool`]: the threads of blocking functions.
 
 use std::io;
 #[cfg(test)]
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender};
 
-/// Something to run on a thread of the pool. It is told why if it has no thread.
+/// A job for a thread of the pool. It gets the reason if there is no thread for it.
 pub(crate) type Job = Box<dyn FnOnce(Result<(), NoThread>) + Send>;
 
-/// Why a job has no thread.
+/// The reason why a job has no thread.
 #[derive(Debug)]
 pub(crate) enum NoThread {
-    /// The pool has ended.
+    /// The pool has ended, with its server.
     Ended,
     /// The operating system refused to start one.
     Refused(io::Error),
@@ -64,8 +64,8 @@ impl FunctionPool {
         }
     }
 
-    /// Runs a job on a thread that is free, or on a new one. Returns a job that has no thread, and
-    /// why.
+    /// Runs a job on a free thread, or on a new one. Returns a job that has no thread, with the
+    /// reason.
     pub(crate) fn run(&self, job: Job) -> Result<(), (Job, NoThread)> {
         let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(jobs) = jobs else {
@@ -116,7 +116,7 @@ impl FunctionPool {
         thread.map(|thread| threads.push(thread))
     }
 
-    /// Lets no thread be started, or again any.
+    /// Sets whether the operating system is taken to have no thread.
     #[cfg(test)]
     pub(crate) fn refuse(&self, refuses: bool) {
         self.refuses.store(refuses, Ordering::SeqCst);

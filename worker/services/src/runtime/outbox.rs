@@ -17,7 +17,7 @@ use crate::value_body::ValueBody;
 const FRAMES_MAX: usize = 4096;
 const BODIES_MAX: u64 = 8 << 20;
 
-/// The frames that a connection is to send, shared between its task and those who send.
+/// The unsent frames of a connection, shared between its task and the senders.
 #[derive(Debug, Default)]
 pub(super) struct CallOutbox {
     unsent: Mutex<UnsentFrames>,
@@ -32,9 +32,9 @@ pub(super) struct CallOutbox {
 #[derive(Debug, Default)]
 struct UnsentFrames {
     frames: SendQueue<ValueBody>,
-    /// The bytes of their bodies.
+    /// The total size of their bodies in bytes.
     bodies: u64,
-    /// Since when the peer has read nothing of them.
+    /// The time since which the peer has read none of the unsent frames.
     stuck_since: Option<Instant>,
 }
 
@@ -43,7 +43,7 @@ struct UnsentFrames {
 pub(super) struct Flushed {
     /// Whether frames are left.
     pub(super) is_left: bool,
-    /// Whether the peer reads although nothing is read from it.
+    /// Whether the peer reads while this side reads nothing from it.
     pub(super) drains: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Runs a service: its connections, its functions and its timer.
+//! Runtime of a service: its connections, its functions and its timer.
 
 use std::collections::HashMap;
 use std::io;
@@ -91,18 +91,18 @@ impl ServerCore {
         }
     }
 
-    /// The task of the server.
+    /// Returns the task of the server.
     pub(crate) fn task(&self) -> &TaskId {
         &self.shared.task
     }
 
-    /// The threads of blocking functions.
+    /// Returns the threads of blocking functions.
     #[cfg(test)]
     pub(crate) fn pool(&self) -> &FunctionPool {
         &self.pool
     }
 
-    /// Reports a lack of descriptors.
+    /// Returns the watch that reports a lack of file descriptors.
     pub(crate) fn descriptors(&self) -> &DescriptorWatch {
         &self.shared.descriptors
     }
@@ -117,7 +117,7 @@ impl ServerCore {
         self.runtime.spawn(task);
     }
 
-    /// Wakes the service whenever it asks for it.
+    /// Ticks the service at the times that it asks for.
     pub(crate) async fn run_timer(self: &Arc<Self>) {
         let tick = || {
             self.handle(ServiceInput::Tick);
@@ -428,10 +428,10 @@ impl ServerCore {
     }
 }
 
-/// How long a stopping server waits for clients that do not read, and for functions.
+/// The longest time that a stopping server waits for clients that do not read, and for functions.
 const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A fetch that an execution waits for. Dropping it forgets who waits: the execution is cancelled.
+/// A fetch that an execution waits for. Dropping it removes the waiter: the execution is cancelled.
 struct OpenFetch<'a> {
     core: &'a ServerCore,
     fetch: u64,

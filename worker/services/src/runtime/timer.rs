@@ -1,4 +1,4 @@
-//! Wakes a state machine at the times that it asks for.
+//! [`Timer`]: ticks a state machine at the times that it asks for.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -13,7 +13,7 @@ pub(crate) struct Timer {
 }
 
 impl Timer {
-    /// Takes it that the machine wants to be woken at this time, or not at all.
+    /// Sets the next time at which the machine wants a tick; `None` for no time.
     pub(crate) fn set(&self, wake: Option<Instant>) {
         let mut at = self.at.lock().unwrap_or_else(PoisonError::into_inner);
         // A later time is read when the earlier one has come.
@@ -28,7 +28,7 @@ impl Timer {
         }
     }
 
-    /// Calls `tick` at each wake-up time; it returns the next one.
+    /// Calls `tick` at each due time; it returns the next one.
     pub(crate) async fn run(&self, mut tick: impl FnMut() -> Option<Instant>) {
         loop {
             let wake = tick();

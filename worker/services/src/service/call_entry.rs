@@ -1,4 +1,4 @@
-//! One call on a server, from its first byte until its client has the answer.
+//! [`CallEntry`]: one call on a server, from its first byte until its client has the answer.
 
 use std::time::Instant;
 
@@ -10,16 +10,16 @@ use super::io::{ExecutionId, ExecutionOrder};
 use crate::value::Value;
 use crate::value_body::IncomingValues;
 
-/// One call on a server.
+/// One call on a server, from its arrival until it is acknowledged and its outputs are released.
 #[derive(Debug)]
 pub(super) struct CallEntry {
-    /// The function.
+    /// The name of the function.
     pub(super) function: String,
     /// Whether the outputs stay on the server.
     pub(super) retain: bool,
-    /// When the client stops waiting; `None` for never.
+    /// The time at which the client stops waiting; `None` for no deadline.
     pub(super) deadline: Option<Instant>,
-    /// When the call arrived.
+    /// The time at which the call arrived.
     pub(super) arrived: Instant,
     /// The request to be answered, and its connection; `None` once it is answered or if the
     /// connection has ended.
@@ -28,45 +28,45 @@ pub(super) struct CallEntry {
     pub(super) acknowledged: bool,
     /// The bytes that are charged to the client.
     pub(super) bytes: u64,
-    /// How far the call is.
+    /// The present state, which changes in the order of [`CallState`].
     pub(super) state: CallState,
 }
 
-/// How far a call is.
+/// The state of a call on its server.
 #[derive(Debug)]
 pub(super) enum CallState {
-    /// Its inputs arrive on a connection.
+    /// The inputs of the call arrive on a connection.
     Receiving {
         connection: u64,
         incoming: IncomingValues,
-        /// The order, whose values come from the body: those of these inputs.
+        /// The order. The inputs whose indices are in `values` come from the body.
         order: Box<ExecutionOrder>,
         values: Vec<usize>,
     },
-    /// It waits for a thread.
+    /// The call waits for a thread.
     Queued { order: Box<ExecutionOrder> },
-    /// The function runs.
+    /// The function of the call runs.
     Running { execution: ExecutionId },
-    /// It has ended.
+    /// The call has ended, with its answer.
     Ended(CallEnd),
 }
 
-/// How a call has ended.
+/// The end of a call, as it is answered.
 #[derive(Debug)]
 pub(super) enum CallEnd {
-    /// It was refused, or nobody waits for it any more.
+    /// The call was refused, or its caller has stopped waiting.
     Refused(Refusal),
-    /// It has run, or was cancelled. The values are those of the outcome's outputs.
+    /// The call has run, or was cancelled. The values are the outputs of the outcome.
     Outcome(CallOutcome, Vec<Value>),
 }
 
 impl CallEntry {
-    /// Returns whether it has ended.
+    /// Returns whether the call has ended.
     pub(super) fn has_ended(&self) -> bool {
         matches!(self.state, CallState::Ended(_))
     }
 
-    /// Returns its execution, if it runs.
+    /// Returns the execution of the call, if it runs.
     pub(super) fn execution(&self) -> Option<ExecutionId> {
         match self.state {
             CallState::Running { execution } => Some(execution),
@@ -74,7 +74,7 @@ impl CallEntry {
         }
     }
 
-    /// Returns whether it has outputs that stay on the server.
+    /// Returns whether the call has outputs that stay on the server.
     pub(super) fn holds_outputs(&self) -> bool {
         let done = |end: &CallEnd| matches!(end, CallEnd::Outcome(CallOutcome::Done { .. }, _));
         self.retain && matches!(&self.state, CallState::Ended(end) if done(end))

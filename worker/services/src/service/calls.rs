@@ -1,4 +1,4 @@
-//! How calls arrive, and when they run.
+//! Calls of a service: their arrival, their queue and their begin.
 
 use std::time::{Duration, Instant};
 
@@ -18,12 +18,12 @@ use crate::value_body::IncomingValues;
 /// The most calls of one client whose outputs stay on a server, beside the limit of their bytes.
 const RETAINED_MAX: usize = 1024;
 
-/// A call that was checked: its order, and the values that its body brings.
+/// A call that was checked: its order, and the values that arrive in its body.
 struct CheckedCall {
     order: Box<ExecutionOrder>,
     /// The types of the values in the body.
     types: Vec<ValueType>,
-    /// The inputs that they are.
+    /// The indices of the inputs that these values are.
     values: Vec<usize>,
     bytes: u64,
 }
@@ -295,8 +295,8 @@ impl Service {
         self.outputs.push_back(ServiceOutput::Execute(order));
     }
 
-    /// Charges an input that a call does not bring itself, before its memory is allocated. It is
-    /// charged until the function returns, as those are that the call brings.
+    /// Charges an input that arrives from elsewhere, before its memory is allocated. The charge
+    /// ends when the function returns, like the charge of the inputs in the call itself.
     pub(crate) fn charge_input(
         &mut self,
         execution: ExecutionId,
@@ -316,8 +316,8 @@ impl Service {
         Ok(())
     }
 
-    /// Checks that a client may be charged `bytes` in place of `charged`: that its budget and the
-    /// total of all clients have them left.
+    /// Checks that a client may be charged `bytes` in place of `charged`: that both its budget and
+    /// the total of all clients allow it.
     pub(super) fn check_bytes(
         &self,
         client: Incarnation,
@@ -352,7 +352,7 @@ pub(super) fn next_is_blocking(
     Some(functions.get(&entry.function)?.is_blocking())
 }
 
-/// Bytes at a wrong place of the inputs.
+/// Returns the refusal of bytes at a wrong place of the inputs.
 fn misplaced(offset: u64, bytes: u64, limit: u64) -> Refusal {
     Refusal::Range { offset, bytes, limit }
 }

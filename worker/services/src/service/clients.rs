@@ -13,23 +13,23 @@ pub(super) struct Clients {
     all: HashMap<Incarnation, ClientState>,
 }
 
-/// What a service knows of one client.
+/// The state of one client of a service.
 ///
 /// Invariants: `bytes` is the sum of the bytes of `calls`. An acknowledged call holds outputs.
 /// `queued` has the calls in the state `Queued`, in the order of their arrival.
 #[derive(Debug)]
 pub(super) struct ClientState {
-    /// The connection that it uses.
+    /// The number of the connection that the client uses.
     pub(super) connection: Option<u64>,
-    /// When it was last heard.
+    /// The time at which the last message of the client arrived.
     pub(super) heard: Instant,
-    /// It has the answers of all calls up to this number.
+    /// The watermark of the client: it has the answers of all calls up to this number.
     pub(super) settled: u64,
-    /// Its calls by number.
+    /// The calls of the client, by number.
     pub(super) calls: BTreeMap<u64, CallEntry>,
-    /// Its calls that wait for a thread.
+    /// The calls of the client that wait for a thread.
     pub(super) queued: VecDeque<u64>,
-    /// The bytes that are charged to it.
+    /// The bytes that are charged to the client.
     pub(super) bytes: u64,
 }
 
@@ -46,7 +46,7 @@ impl Clients {
         self.all.get_mut(&client)
     }
 
-    /// Returns a client, which is remembered from now on.
+    /// Returns a client, which is added if it is new.
     pub(super) fn remember(&mut self, client: Incarnation, now: Instant) -> &mut ClientState {
         self.all.entry(client).or_insert_with(|| ClientState {
             connection: None,
@@ -85,8 +85,8 @@ impl Clients {
 }
 
 impl ClientState {
-    /// Takes it that the client needs no answers of calls up to this number. Returns those among
-    /// them that it did not take before.
+    /// Raises the watermark of the client: it needs no answers of calls up to this number. Returns
+    /// the calls between the old watermark and the new one.
     pub(super) fn settle(&mut self, settled: u64) -> Vec<u64> {
         if settled <= self.settled {
             return Vec::new();
@@ -96,7 +96,7 @@ impl ClientState {
         passed
     }
 
-    /// Takes it that the client needs no answer of a call that has ended: it is dropped, unless it
+    /// Records that the client has the answer of an ended call. The call is dropped, unless it
     /// holds outputs.
     pub(super) fn acknowledge(&mut self, call: u64) {
         let Some(entry) = self.calls.get_mut(&call).filter(|entry| entry.has_ended()) else {
@@ -118,7 +118,7 @@ impl ClientState {
         Some(entry)
     }
 
-    /// Charges this many bytes to a call in place of what it was charged.
+    /// Replaces the charge of a call by this many bytes.
     pub(super) fn charge(&mut self, call: u64, bytes: u64) {
         if let Some(entry) = self.calls.get_mut(&call) {
             self.bytes = self.bytes - entry.bytes + bytes;

@@ -1,4 +1,4 @@
-//! How calls end, and what their clients are told.
+//! Ends of calls, and the answers to their clients.
 
 use std::time::Instant;
 
@@ -100,8 +100,8 @@ impl Service {
         self.call_ended(client, call);
     }
 
-    /// Takes it that a client needs no answer of a call: it has the answer, has cancelled the call,
-    /// or has lost it with its connection. What does not run yet will not, and what runs is told.
+    /// Acknowledges a call: its client has the answer, has cancelled the call, or has lost it with
+    /// its connection. A queued call does not begin, and a running function is told to stop.
     pub(super) fn acknowledge(&mut self, client: Incarnation, call: u64) {
         let entry = self.clients.get_mut(client).and_then(|state| state.calls.get_mut(&call));
         let Some(entry) = entry else { return };
@@ -131,7 +131,7 @@ impl Service {
         }
     }
 
-    /// Ends a call that has not ended. A function that runs is told, and takes no place any more:
+    /// Ends a call that has not ended. A running function is told to stop, and gives up its place:
     /// a thread cannot be ended from outside.
     pub(super) fn cancel(&mut self, client: Incarnation, call: u64) {
         let entry = self.clients.get(client).and_then(|state| state.calls.get(&call));
@@ -140,7 +140,7 @@ impl Service {
         self.end(client, call, CallEnd::Outcome(CallOutcome::Cancelled {}, Vec::new()));
     }
 
-    /// Tells a function that nobody waits for it, if it runs.
+    /// Tells the function of a call that its caller has stopped waiting, if it runs.
     pub(super) fn abandon(
         &mut self,
         execution: Option<ExecutionId>,
@@ -152,7 +152,7 @@ impl Service {
         self.outputs.push_back(ServiceOutput::Cancel { execution });
     }
 
-    /// Ends a call whose client does not wait for it any more.
+    /// Ends a call whose deadline has passed.
     pub(super) fn deadline_passed(&mut self, now: Instant, client: Incarnation, call: u64) {
         let Some(entry) = self.clients.get(client).and_then(|state| state.calls.get(&call)) else {
             return;
@@ -183,7 +183,7 @@ impl Service {
         self.end(client, call, CallEnd::Refused(Refusal::Deadline { waited_ms, awaited }));
     }
 
-    /// Drops what calls have left. The client has their answers, or does not want them.
+    /// Drops the kept outputs of calls. Their client has the answers, or does not want them.
     pub(super) fn release(&mut self, client: Incarnation, calls: &[u64]) {
         for &call in calls {
             let entry = self.clients.get_mut(client).and_then(|state| state.calls.get_mut(&call));

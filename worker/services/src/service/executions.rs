@@ -1,4 +1,4 @@
-//! The functions that run on a server, and whether another may begin.
+//! [`Executions`]: the running functions of a server, and the limits for further ones.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
@@ -13,34 +13,35 @@ const BLOCKING_MAX: usize = 256;
 /// The most functions that lend their threads at once. Beyond that a function keeps its own.
 const LENT_MAX: usize = 512;
 
-/// The most executions of one client that keep running although nobody waits for them and do not
-/// count among its threads. Beyond that blocking ones count, and no asynchronous one begins.
+/// The most abandoned executions of one client that do not count among its threads. Beyond that,
+/// further blocking ones count, and no asynchronous one begins.
 const ABANDONED_MAX: usize = 16;
 
-/// A function that runs.
+/// A running function, for one call of a client.
 #[derive(Debug)]
 pub(super) struct Execution {
     pub(super) client: Incarnation,
     pub(super) call: u64,
     pub(super) function: String,
     pub(super) blocking: bool,
-    /// What the function waits for, as it says. A blocking one lends its thread meanwhile.
+    /// The cause of the function's wait, in its own words. A blocking function lends its thread
+    /// meanwhile.
     pub(super) awaited: Option<String>,
-    /// Whether it lends its thread.
+    /// Whether the function lends its thread.
     lends: bool,
-    /// Nobody waits for it any more. After this time it counts among those that have not returned;
-    /// `None` if its call had no deadline.
+    /// Set once the caller has stopped waiting. After the inner time the execution counts as
+    /// unreturned; `None` inside if its call had no deadline.
     abandoned: Option<Option<Instant>>,
-    /// The bytes of the inputs that it holds, once its call has ended without it.
+    /// The bytes of the inputs that the function holds after the end of its call.
     held: u64,
 }
 
-/// The executions of one kind, blocking or asynchronous, by whether somebody waits for them.
+/// The executions of one kind, blocking or asynchronous, by whether a caller waits for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct KindLoad {
-    /// Those that take a place.
+    /// The number of executions that take a place.
     running: usize,
-    /// Those for which nobody waits.
+    /// The number of executions without a waiting caller.
     abandoned: usize,
 }
 
@@ -51,10 +52,10 @@ impl KindLoad {
     }
 }
 
-/// The executions of one client, by what they take.
+/// The load of one client: its executions by kind, and the memory that they hold.
 #[derive(Clone, Copy, Debug, Default)]
 struct ClientLoad {
-    /// All of them.
+    /// The number of all executions of the client.
     total: usize,
     blocking: KindLoad,
     asynchronous: KindLoad,
@@ -62,7 +63,7 @@ struct ClientLoad {
 }
 
 impl ClientLoad {
-    /// Returns the number of executions for which nobody waits.
+    /// Returns the number of executions without a waiting caller.
     fn abandoned(&self) -> usize {
         self.blocking.abandoned + self.asynchronous.abandoned
     }
@@ -70,13 +71,13 @@ impl ClientLoad {
 
 /// The functions that run on a server.
 ///
-/// Each client has threads of its own, so its long calls keep no other client out. One that calls
-/// functions of its own server is a client of that, one for each depth of calls, so they do not
-/// wait for each other's threads either.
+/// Each client has threads of its own, so its long calls keep no other client out. A server that
+/// calls its own functions has one client for each depth of calls. So its functions do not wait for
+/// each other's threads either.
 ///
-/// An execution for which nobody waits takes no place of its client, up to a limit, but it still
-/// has its thread or its future. So it counts among those of all clients, in whose total there is
-/// no exception for it. A client has few of them, so it keeps no other out.
+/// An abandoned execution takes no place of its client, up to a limit, although it still has its
+/// thread or its future. In the total of all clients every execution counts. A client has few
+/// abandoned ones, so it keeps no other client out.
 ///
 /// Invariant: the loads are the sums over all executions.
 #[derive(Debug, Default)]
@@ -90,7 +91,7 @@ pub(super) struct Executions {
 }
 
 impl Execution {
-    /// Whether it takes a place among those that run.
+    /// Returns whether the execution takes a place among those that run.
     fn runs(&self) -> bool {
         self.abandoned.is_none() && !self.lends
     }
@@ -122,8 +123,8 @@ impl Executions {
         ExecutionId(self.last)
     }
 
-    /// Adds to the executions of a client that take a place and to those for which nobody waits, or
-    /// subtracts.
+    /// Changes the number of a client's executions that take a place, and that of the abandoned
+    /// ones.
     fn count(&mut self, client: Incarnation, blocking: bool, running: isize, abandoned: isize) {
         let load = self.loads.entry(client).or_default();
         let (own, all) = match blocking {
@@ -138,7 +139,7 @@ impl Executions {
         self.all.get(&execution)
     }
 
-    /// Ends an execution.
+    /// Ends an execution, and frees its place and its memory.
     pub(super) fn remove(&mut self, id: ExecutionId) -> Option<Execution> {
         let execution = self.all.remove(&id)?;
         let client = execution.client;
@@ -155,8 +156,8 @@ impl Executions {
         Some(execution)
     }
 
-    /// Takes it that a function waits for something, or no more. One that goes on takes a thread
-    /// again at once, also beyond their number: it ends sooner so.
+    /// Records the cause of a function's wait, or with `None` its end. A function that goes on
+    /// takes a thread at once, also beyond their number, because it then ends sooner.
     pub(super) fn set_awaited(&mut self, id: ExecutionId, awaited: Option<String>) {
         let Some(execution) = self.all.get_mut(&id) else { return };
         let client = execution.client;
@@ -173,8 +174,8 @@ impl Executions {
         }
     }
 
-    /// Takes it that nobody waits for an execution any more, so another may run in its place. It
-    /// holds this many bytes, and should have returned at this time.
+    /// Abandons an execution whose caller has stopped waiting, so that another may run in its
+    /// place. It holds this many bytes, and should have returned by `until`.
     pub(super) fn abandon(&mut self, id: ExecutionId, until: Option<Instant>, held: u64) {
         let Some(execution) = self.all.get_mut(&id) else { return };
         let client = execution.client;
@@ -189,8 +190,8 @@ impl Executions {
         self.loads.entry(client).or_default().held += held;
     }
 
-    /// Returns whether another function of a client may begin. A client of which none runs may
-    /// as long as those for which nobody waits leave a place.
+    /// Returns whether another function of a client may begin. A client without a running function
+    /// may begin one as long as abandoned executions leave a place.
     pub(super) fn may_begin(
         &self,
         config: &ServiceConfig,
@@ -200,7 +201,8 @@ impl Executions {
         self.place_awaited(config, client, blocking).is_none()
     }
 
-    /// Returns why another function of a client may not begin, in words; `None` if it may.
+    /// Returns the reason why another function of a client may not begin, in words; `None` if it
+    /// may.
     pub(super) fn place_awaited(
         &self,
         config: &ServiceConfig,
@@ -236,7 +238,7 @@ impl Executions {
         })
     }
 
-    /// Returns how many executions of a function for a client should have returned.
+    /// Returns the number of executions of a function for a client that should have returned.
     pub(super) fn unreturned(&self, now: Instant, client: Incarnation, function: &str) -> usize {
         if self.loads.get(&client).is_none_or(|load| load.abandoned() == 0) {
             return 0;
@@ -283,7 +285,7 @@ impl Executions {
         );
     }
 
-    /// Yields the executions for which somebody waits.
+    /// Yields the executions whose callers wait.
     #[cfg(any(test, feature = "simulation"))]
     pub(super) fn awaited(&self) -> impl Iterator<Item = &Execution> {
         self.all.values().filter(|execution| execution.abandoned.is_none())

@@ -1,4 +1,4 @@
-//! Outputs that calls have left, and those who wait for them.
+//! Fetches of kept outputs, and their waiting callers.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ pub(super) struct ParkedFetch {
     pub(super) deadline: Option<Instant>,
 }
 
-/// Who waits for an output.
+/// The caller that waits for an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Requester {
     /// A request of a connection.
@@ -29,10 +29,10 @@ enum Requester {
     Local(u64, ExecutionId),
 }
 
-/// Why there is no output: the server has forgotten the client whose call it was.
+/// The reason for a fetch that has lost its call: the server has forgotten the client of the call.
 const CLIENT_GONE: &str = "its client is gone";
 
-/// Returns what a caller waits for that needs an output of another call.
+/// Returns the cause of a wait for an output of another call, in words.
 pub(crate) fn output_awaited(of: &OutputRef, task: &TaskId) -> String {
     format!("the output {:?} of call {} on {task}", of.output.as_str(), of.call)
 }
@@ -89,13 +89,13 @@ impl Service {
         self.park(ParkedFetch { requester, of, arrived: now, deadline });
     }
 
-    /// Drops the fetches of an execution that has ended: nobody waits for them.
+    /// Drops the fetches of an execution that has ended.
     pub(super) fn drop_fetches_of(&mut self, execution: ExecutionId) {
         let is_of = |of: Requester| matches!(of, Requester::Local(_, by) if by == execution);
         self.fetches.retain(|fetch| !is_of(fetch.requester));
     }
 
-    /// Drops a fetch for which its client does not wait any more.
+    /// Drops a fetch whose client has stopped waiting.
     pub(super) fn cancel_fetch(&mut self, connection: u64, request: RequestId) {
         let cancelled = Requester::Connection(connection, request);
         self.fetches.retain(|fetch| fetch.requester != cancelled);
@@ -148,7 +148,7 @@ impl Service {
         true
     }
 
-    /// As [`Service::serve`], if the client of the call is known.
+    /// Answers a fetch like [`Service::serve`], if the client of the call is known.
     fn serve_from(&mut self, fetch: &ParkedFetch) -> bool {
         let of = &fetch.of;
         let Some(state) = self.clients.get(of.owner) else { return false };

@@ -59,7 +59,7 @@ impl Service {
         self.clients.iter().map(|(client, _)| client)
     }
 
-    /// Returns how many calls of a client are remembered, with what they hold.
+    /// Returns the number of a client's remembered calls, with their outputs.
     #[cfg(feature = "simulation")]
     pub(crate) fn calls_of(&self, client: Incarnation) -> usize {
         self.clients.get(client).map_or(0, |state| state.calls.len())

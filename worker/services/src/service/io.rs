@@ -1,4 +1,4 @@
-//! What goes into a service, and what comes out.
+//! The inputs and outputs of a service, and its settings.
 
 use std::time::{Duration, Instant};
 
@@ -14,11 +14,11 @@ use crate::value_body::ValueBody;
 /// The settings of a service.
 #[derive(Clone, Debug)]
 pub(crate) struct ServiceConfig {
-    /// The task of the server.
+    /// The task that the server serves.
     pub(crate) task: TaskId,
-    /// Chosen by the server at each start.
+    /// The incarnation that the server draws at each start.
     pub(crate) incarnation: Incarnation,
-    /// How long a silent client is remembered.
+    /// The time for which a silent client is remembered.
     pub(crate) lease: Duration,
     /// The most calls of one client that have not ended or are not settled.
     pub(crate) calls_max: usize,
@@ -33,9 +33,9 @@ pub(crate) struct ServiceConfig {
     /// The most executions of one function for one client that have passed their deadlines and not
     /// returned.
     pub(crate) unreturned_max: usize,
-    /// The most clients.
+    /// The most clients that are remembered.
     pub(crate) clients_max: usize,
-    /// The devices of the task.
+    /// The devices of the task, in the order of their indices.
     pub(crate) devices: Vec<TaskDevice>,
     /// The encoded description of the server.
     pub(crate) description: Value,
@@ -43,106 +43,106 @@ pub(crate) struct ServiceConfig {
     pub(crate) planted: PlantedServiceBugs,
 }
 
-/// Numbers the executions of a service.
+/// The number of an execution of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ExecutionId(pub(crate) u64);
 
 /// An event for a service.
 #[derive(Debug)]
 pub(crate) enum ServiceInput<'a> {
-    /// A client has connected.
+    /// A client has connected and said hello.
     Connected {
         /// The number of the connection, never used before.
         connection: u64,
         /// The request of its hello.
         request: RequestId,
-        /// The client.
+        /// The incarnation of the client.
         client: Incarnation,
         /// Whether bodies have checksums on this connection: `On` or `Off`.
         body_crc: BodyCrc,
     },
     /// A message has arrived. Its body follows, if it has one.
     Message {
-        /// The connection.
+        /// The number of the connection.
         connection: u64,
-        /// Its header.
+        /// The header of the message, which has its request.
         header: &'a Header,
-        /// The message.
+        /// The message, decoded and checked by itself.
         message: Message,
     },
     /// The body of the last message of a connection is whole.
     Body {
-        /// The connection.
+        /// The number of the connection.
         connection: u64,
     },
     /// Bytes of an incomplete frame have arrived.
     Progress {
-        /// The connection.
+        /// The number of the connection.
         connection: u64,
     },
-    /// A connection has ended.
+    /// A connection has ended, by either side.
     Disconnected {
-        /// The connection.
+        /// The number of the connection.
         connection: u64,
     },
-    /// A function of this server needs an output. Its fetch ends with its execution.
+    /// A function of this server needs a kept output. The fetch ends with its execution.
     LocalFetch {
-        /// Numbers the request.
+        /// The number of the fetch, returned with its answer.
         fetch: u64,
-        /// The execution that needs it.
+        /// The execution that needs the output.
         execution: ExecutionId,
-        /// The client whose call needs it.
+        /// The client whose call needs the output.
         client: Incarnation,
-        /// The output.
+        /// The name of the output on the wire.
         of: OutputRef,
-        /// When nobody waits any more.
+        /// The time at which the fetch is refused; `None` for no deadline.
         deadline: Option<Instant>,
     },
-    /// A function waits for something, in words, or goes on.
+    /// A function begins to wait, or goes on.
     Waits {
-        /// The execution.
+        /// The execution of the function.
         execution: ExecutionId,
-        /// What it waits for; `None` once it goes on.
+        /// The cause of the wait, in words; `None` once the function goes on.
         awaited: Option<String>,
     },
-    /// A function has returned.
+    /// A function has returned, or could not be run.
     Returned {
-        /// The execution.
+        /// The execution of the function.
         execution: ExecutionId,
-        /// What it returned.
+        /// The outputs by name, or the failure.
         result: Result<Vec<(String, Value)>, Failure>,
     },
-    /// No more calls are accepted. Those that were accepted still end.
+    /// The server stops: no more calls are accepted. Those that were accepted still end.
     Drain,
-    /// Time has passed.
+    /// The time that [`super::Service::wake_at`] has asked for has come.
     Tick,
 }
 
-/// How an execution failed.
+/// The failure of an execution.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Failure {
-    /// The function did not run: an input could not be had or does not suit it.
+    /// The function did not run, because an input was missing or does not suit it.
     Refused(Refusal),
     /// The function returned an error.
     Failed {
         /// Whether another execution may succeed.
         retry: bool,
-        /// The error, in words.
+        /// The text of the error.
         detail: String,
     },
-    /// The function panicked.
+    /// The function panicked, which the runtime has caught.
     Panicked {
-        /// The panic, in words.
+        /// The text of the panic.
         detail: String,
     },
-    /// The function noticed that it was cancelled.
+    /// The function was cancelled, or did not begin.
     Cancelled,
 }
 
-/// Where an input of an execution comes from.
+/// The source of an input of an execution.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum InputSource {
-    /// The call brought it.
+    /// A value that the call itself has brought.
     Value(Value),
     /// A variable of the parameter servers.
     Variable(String),
@@ -150,7 +150,7 @@ pub(crate) enum InputSource {
     Output {
         /// The task that holds it.
         task: TaskId,
-        /// The output.
+        /// The name of the output on the wire.
         of: OutputRef,
     },
 }
@@ -158,7 +158,7 @@ pub(crate) enum InputSource {
 /// An execution of a function.
 #[derive(Clone, Debug)]
 pub(crate) struct ExecutionOrder {
-    /// Its number, to be returned with the result.
+    /// The number of the execution, returned with its result.
     pub(crate) execution: ExecutionId,
     /// The name of the function.
     pub(crate) function: String,
@@ -166,15 +166,15 @@ pub(crate) struct ExecutionOrder {
     pub(crate) client: Incarnation,
     /// The number of the call.
     pub(crate) call: u64,
-    /// How many calls it is nested in.
+    /// The number of calls that this one is nested in.
     pub(crate) depth: u8,
-    /// The call of a coordinator that it belongs to.
+    /// The scheduled call of a coordinator, if the execution belongs to one.
     pub(crate) scheduled: Option<CallRef>,
     /// The index of the device on which it runs in [`ServiceConfig::devices`].
     pub(crate) device: usize,
-    /// When the client stops waiting; `None` for never.
+    /// The time at which the client stops waiting; `None` for no deadline.
     pub(crate) deadline: Option<Instant>,
-    /// The inputs by name.
+    /// The inputs by name, in the order of the call.
     pub(crate) inputs: Vec<(String, InputSource)>,
 }
 
@@ -183,34 +183,34 @@ pub(crate) struct ExecutionOrder {
 pub(crate) enum ServiceOutput {
     /// Send a message under a request.
     Send {
-        /// The connection.
+        /// The number of the connection.
         connection: u64,
         /// The request that it answers; 0 for none.
         request: RequestId,
-        /// The message.
+        /// The message to send.
         message: Message,
-        /// Its body.
+        /// The body of the message, empty for most messages.
         body: ValueBody,
         /// Whether the body has a checksum.
         crc: bool,
     },
     /// Answer a local fetch.
     LocalFetched {
-        /// The request.
+        /// The number of the fetch.
         fetch: u64,
-        /// The output.
+        /// The output, or the reason why there is none.
         result: Result<Value, Refusal>,
     },
-    /// Run a function.
+    /// Run a function once its inputs are fetched.
     Execute(Box<ExecutionOrder>),
-    /// Tell a function that nobody waits for it any more.
+    /// Tell a function that its caller has stopped waiting.
     Cancel {
-        /// The execution.
+        /// The execution to cancel.
         execution: ExecutionId,
     },
     /// Close a connection once everything is sent.
     Close {
-        /// The connection.
+        /// The number of the connection.
         connection: u64,
     },
 }

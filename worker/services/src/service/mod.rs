@@ -1,4 +1,4 @@
-//! The service of a task: which calls run, what their clients are told, and what stays behind.
+//! [`Service`]: the calls, executions and kept outputs of one task's server, as a state machine.
 
 mod call_entry;
 mod calls;
@@ -38,16 +38,17 @@ use crate::testing::planted::ServiceBug;
 use crate::value::Value;
 use crate::value_body::ValueBody;
 
-/// The worker service and master service of one task.
+/// The worker service and master service of one task, as a state machine.
 ///
-/// **In**: what arrives on connections, what functions return, and the time. **Out**: messages,
+/// **In**: messages and ends of connections, results of functions, and the time. **Out**: messages,
 /// executions to begin or to cancel, connections to close. **Time**: a call ends by its deadline,
-/// and a client that is silent for a lease is forgotten with all that it has left.
+/// and a client that is silent for a lease is forgotten with its kept outputs.
 ///
 /// **Never**: a number of a client is not executed twice while the client is remembered. No memory
 /// is allocated for a body before it is charged to its client. A client's inputs and outputs take
-/// no more than its budget, and those of all clients no more than the total. No thread of a server
-/// is taken for good: an execution for which nobody waits does not count among those that may run.
+/// no more than its budget, and those of all clients no more than the total. No place of a client
+/// is taken for good: an abandoned execution does not count among those that may run, up to a
+/// limit.
 #[derive(Debug)]
 pub(crate) struct Service {
     config: ServiceConfig,
@@ -57,9 +58,9 @@ pub(crate) struct Service {
     run_queue: RunQueue,
     executions: Executions,
     fetches: Vec<ParkedFetch>,
-    /// The deadlines of calls, to find the next one.
+    /// The deadlines of calls, in their order.
     deadlines: BTreeSet<(Instant, Incarnation, u64)>,
-    /// When clients are next checked for their leases.
+    /// The time of the next check of the clients' leases.
     leases_at: Option<Instant>,
     draining: bool,
     outputs: VecDeque<ServiceOutput>,
@@ -103,12 +104,12 @@ impl Service {
         [deadline, fetches, self.leases_at].into_iter().flatten().min()
     }
 
-    /// Returns how long a silent client is remembered.
+    /// Returns the time for which a silent client is remembered.
     pub(crate) fn lease(&self) -> Duration {
         self.config.lease
     }
 
-    /// Returns how many blocking functions of one client run at once.
+    /// Returns the number of blocking functions of one client that run at once.
     pub(crate) fn threads(&self) -> usize {
         self.config.threads
     }
@@ -119,7 +120,7 @@ impl Service {
         self.draining && !self.clients.iter().any(|(_, client)| waits(client))
     }
 
-    /// Handles an event.
+    /// Handles an input and queues the outputs that follow from it.
     pub(crate) fn handle(&mut self, now: Instant, input: ServiceInput<'_>) {
         match input {
             ServiceInput::Connected { connection, request, client, body_crc } => {
@@ -149,8 +150,8 @@ impl Service {
         self.run_queued();
     }
 
-    /// Calls `receive` with the memory for the body that arrives on a connection; with `None` if it
-    /// is to be discarded.
+    /// Calls `receive` with the memory for the body that arrives on a connection, or with `None` if
+    /// the body is to be discarded.
     pub(crate) fn with_body<R>(
         &mut self,
         connection: u64,
@@ -271,7 +272,7 @@ impl Service {
         }
     }
 
-    /// Ends what has passed its deadline, and forgets silent clients.
+    /// Ends the calls whose deadlines have passed, and forgets silent clients.
     fn pass_time(&mut self, now: Instant) {
         while let Some(&(at, client, call)) = self.deadlines.first()
             && at <= now
@@ -293,14 +294,14 @@ impl Service {
         }
     }
 
-    /// Planted bug: a client that has left outputs is remembered for ever.
+    /// Returns whether the planted bug remembers a client with kept outputs for ever.
     fn is_leased_for_ever(&self, client: Incarnation) -> bool {
         let of_client = self.clients.get(client).into_iter().flat_map(|of| of.calls.values());
         self.config.planted.has(ServiceBug::LeaseOutputsForEver)
             && of_client.into_iter().any(CallEntry::holds_outputs)
     }
 
-    /// Forgets a client with everything that it has left.
+    /// Forgets a client with its calls and its kept outputs.
     fn forget(&mut self, client: Incarnation) {
         let Some(state) = self.clients.forget(client) else { return };
         self.run_queue.remove(client);
@@ -362,8 +363,8 @@ impl Service {
     }
 }
 
-/// Returns how often leases are checked: a client is remembered for a lease, and an eighth more at
-/// most. A lease of any length is checked once a day.
+/// Returns the interval of the lease checks: an eighth of a lease, at least 1 ms and at most a day.
+/// A silent client is remembered for a lease, and an eighth more at most.
 fn lease_check(lease: Duration) -> Duration {
     (lease / 8).clamp(Duration::from_millis(1), Duration::from_secs(86_400))
 }

@@ -1,4 +1,4 @@
-//! Which queued call runs next: clients take turns.
+//! [`RunQueue`]: the round robin of clients with queued calls.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use pushpull_common::ids::Incarnation;
 
 /// The clients with queued calls, in the order of their turns.
 ///
-/// Each turn runs one call of one client, so a client with a thousand calls delays one with a
+/// Each turn runs one call of one client. So a client with a thousand calls delays a client with a
 /// single call by one execution.
 #[derive(Debug, Default)]
 pub(super) struct RunQueue {
@@ -21,7 +21,7 @@ impl RunQueue {
         }
     }
 
-    /// Removes a client.
+    /// Removes a client, which has no queued call left.
     pub(super) fn remove(&mut self, client: Incarnation) {
         self.clients.retain(|&other| other != client);
     }
@@ -32,8 +32,8 @@ impl RunQueue {
         self.clients.contains(&client)
     }
 
-    /// Returns the first client in the order of turns whose next call may run. Its turn is over
-    /// then: it is last, until it is removed.
+    /// Returns the first client in the order of turns whose next call may run. Its turn is over: it
+    /// moves to the end, until it is removed.
     pub(super) fn next(&mut self, may_run: impl Fn(Incarnation) -> bool) -> Option<Incarnation> {
         let index = self.clients.iter().position(|&client| may_run(client))?;
         let client = self.clients.remove(index)?;

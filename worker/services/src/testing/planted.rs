@@ -5,7 +5,7 @@
 
 #![allow(unreachable_pub, reason = "public for the simulator alone")]
 
-/// A plausible bug.
+/// A plausible bug of a server of functions or a coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ServiceBug {
@@ -19,7 +19,7 @@ pub enum ServiceBug {
 }
 
 impl ServiceBug {
-    /// All bugs.
+    /// Every bug that can be planted here.
     #[cfg(feature = "planted")]
     pub const ALL: &[ServiceBug] = &[
         ServiceBug::LeaseOutputsForEver,
@@ -36,7 +36,7 @@ pub struct PlantedServiceBugs {
 }
 
 impl PlantedServiceBugs {
-    /// Plants this bug.
+    /// Plants this bug alone.
     #[cfg(feature = "planted")]
     pub fn with(bug: ServiceBug) -> PlantedServiceBugs {
         PlantedServiceBugs { bug: Some(bug) }

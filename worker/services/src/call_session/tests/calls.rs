@@ -1,4 +1,4 @@
-//! Calls and fetches, and what they are answered.
+//! Calls and fetches, and their answers.
 
 use pushpull_common::protocol::message::{
     CancelCall, Described, Fetched, OutputPart, Refused, Release,

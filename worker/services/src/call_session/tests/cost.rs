@@ -1,4 +1,4 @@
-//! What an event costs a session that has many requests open.
+//! The cost of an event for a session with many open requests.
 
 use super::*;
 

@@ -357,7 +357,8 @@ fn what_a_broken_connection_may_have_lost_is_sent_again() {
     assert_eq!(sent(&mut world), [ended]);
 }
 
-/// Others that fetch its outputs are told how it has ended.
+/// The failure of a call stays on its server until the next call acknowledges it. So other clients
+/// that fetch its outputs see it.
 #[test]
 fn a_call_that_has_failed_is_remembered_until_the_next_one() {
     let mut world = world();

@@ -27,7 +27,7 @@ const LEASE: Duration = Duration::from_secs(10);
 /// The incarnation of the client here.
 const OWN: Incarnation = Incarnation(5);
 
-/// The output "out" of a call, as a caller names it.
+/// The name of the output "out" of a call.
 fn output_of(owner: Incarnation, call: u64) -> OutputRef {
     OutputRef { owner, server: Incarnation(0), call, output: Text::clipped("out") }
 }
@@ -53,7 +53,7 @@ fn world() -> World {
     world_of(1 << 20)
 }
 
-/// A world whose session takes answers of at most this many bytes.
+/// Creates a world whose session takes answers of at most this many bytes.
 fn world_of(answer_bytes_max: u64) -> World {
     let mut session = CallSession::new(OWN, TaskId::new("client", 0), answer_bytes_max);
     let link = session.add_link(Instant::now(), "there:1".to_owned(), Some(TaskId::worker(2)));
@@ -141,7 +141,7 @@ impl World {
         op
     }
 
-    /// Calls a function.
+    /// Gives the command of a call without a deadline.
     fn call(&mut self, order: CallOrder) -> CallOp {
         let number = self.session.number_call();
         self.command(CallCommand::Call { number, order: Box::new(order) }, Some(LEASE))

@@ -1,4 +1,4 @@
-//! Calls: how they arrive, run and end.
+//! Calls: their arrival, their run and their end.
 
 use pushpull_common::protocol::limits::CALL_DEPTH_MAX;
 use pushpull_common::protocol::message::{CallEnded, CallOutcome, CancelCall, InputPart, Release};
@@ -356,7 +356,8 @@ fn a_forgotten_client_takes_no_thread_and_leaves_no_deadline() {
     assert_eq!(world.order().client, Incarnation(2));
 }
 
-/// A client acknowledges a call that still runs: it was cancelled, or lost with its connection.
+/// A client acknowledges a call that still runs, because the call was cancelled or lost with its
+/// connection.
 #[test]
 fn a_call_that_its_client_gives_up_while_it_runs_leaves_nothing() {
     let acknowledge = |number, ended| Call { ended: List::of(ended).unwrap(), ..call(number, "f") };

@@ -1,4 +1,5 @@
-//! Each client has threads of its own, and functions that wait or do not return keep none.
+//! Fairness between clients: each has threads of its own, also beside functions that wait or do not
+//! return.
 
 use pushpull_common::protocol::message::CancelCall;
 
@@ -81,7 +82,7 @@ fn a_function_lends_its_thread_while_it_waits() {
     assert_eq!(texts.iter().filter(|text| named(text)).count(), 1, "{texts:?}");
 }
 
-/// Returns what the only call waited for whose deadline passes within a second.
+/// Returns the cause of the wait of the only call whose deadline passes within a second.
 fn awaited(world: &mut World) -> String {
     world.sent.clear();
     world.pass(Duration::from_secs(1));

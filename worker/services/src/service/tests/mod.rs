@@ -25,7 +25,7 @@ use crate::signature::Signature;
 use crate::testing::planted::PlantedServiceBugs;
 use crate::value::{Value, beyond_memory};
 
-/// How long a silent client is remembered here.
+/// The time for which these services remember a silent client.
 const LEASE: Duration = Duration::from_secs(10);
 
 /// A service, the time, and what it has sent.
@@ -46,7 +46,7 @@ fn world() -> World {
     world_of(|_| {})
 }
 
-/// The configuration of the services here.
+/// Returns the configuration of these services.
 pub(super) fn config() -> ServiceConfig {
     let task = TaskId::worker(1);
     ServiceConfig {

@@ -1,4 +1,4 @@
-//! A client's session, its callers and its servers, in the hands of an adversary.
+//! Adversary test of a client's call session, its callers and its servers.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ use crate::call_session::{
     CallCommand, CallInput, CallOp, CallOrder, CallOutput, CallSession, LinkId,
 };
 
-/// How long an honest server remembers a silent client.
+/// The time for which an honest server remembers a silent client.
 const LEASE: Duration = Duration::from_secs(10);
 
 /// The most actions that one input plays.
@@ -41,7 +41,7 @@ struct ServerLine {
     parts: Option<(RequestId, u64, u64)>,
 }
 
-/// What a caller knows of its command.
+/// The state of a command, as its caller knows it.
 #[derive(Clone, Copy, Debug)]
 struct KnownCommand {
     has_deadline: bool,

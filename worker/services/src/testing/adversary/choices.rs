@@ -58,7 +58,7 @@ impl<'a> ServiceChoices<'a> {
         }
     }
 
-    /// Chooses one of these.
+    /// Returns one of these values.
     pub(super) fn of<T: Copy>(&mut self, these: &[T]) -> T {
         these[self.below(these.len())]
     }

@@ -2,7 +2,7 @@
 //! field.
 //!
 //! Both functions read their input as choices, so that a fuzzer and a property test drive the same
-//! code. What the machines send and receive goes through frames.
+//! code. All messages of the machines go through frames.
 
 mod call_session_play;
 mod choices;
@@ -19,8 +19,8 @@ use service_play::ServicePlay;
 /// how many functions have run.
 ///
 /// # Panics
-/// If the service breaks its invariants, executes a call twice, answers a request twice, or has
-/// memory of another length than the body that arrives.
+/// If the service breaks its invariants, executes a call twice or answers a request twice. If its
+/// memory has another length than the body that arrives.
 pub fn play_service(now: Instant, input: &[u8]) -> usize {
     ServicePlay::new(now, ServiceChoices::new(input)).run()
 }
@@ -29,8 +29,8 @@ pub fn play_service(now: Instant, input: &[u8]) -> usize {
 /// commands have succeeded.
 ///
 /// # Panics
-/// If the session answers a command twice or never, or sends a call again to a server that may have
-/// executed it and has forgotten that.
+/// If the session answers a command twice or never. If it sends a call again to a server that may
+/// have executed and forgotten it.
 pub fn play_call_session(now: Instant, input: &[u8]) -> usize {
     CallSessionPlay::new(now, ServiceChoices::new(input)).run()
 }
@@ -68,7 +68,8 @@ mod tests {
         }
     }
 
-    /// If everything were refused, the code behind the checks would not be tested.
+    /// The plays get past the checks. If every message were refused, the code behind the checks
+    /// would not be tested.
     #[test]
     fn functions_run_and_commands_succeed() {
         let (executions, replies) = (total(super::play_service), total(super::play_call_session));

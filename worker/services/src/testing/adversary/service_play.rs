@@ -1,4 +1,4 @@
-//! A service, its clients and its functions, in the hands of an adversary.
+//! Adversary test of a service, its clients and its functions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::service::{ExecutionId, Failure, Service, ServiceConfig, ServiceInput,
 use crate::testing::planted::PlantedServiceBugs;
 use crate::{Signature, Value};
 
-/// How long a silent client is remembered.
+/// The time for which the service remembers a silent client.
 const LEASE: Duration = Duration::from_secs(10);
 
 /// The most actions that one input plays.

@@ -53,12 +53,12 @@ pub struct CoordinatorEndpoint {
 struct SimulatedWorker {
     task: TaskId,
     link: LinkId,
-    /// When it is next checked whether the worker is absent; `None` while its description is
+    /// The time of the next check whether the worker is absent; `None` while its description is
     /// requested.
     probe_at: Option<Instant>,
 }
 
-/// What the coordinator waits for.
+/// The operations of the coordinator that wait for a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CoordinatorOperation {
     Attempt(Attempt),
@@ -66,7 +66,7 @@ enum CoordinatorOperation {
     Probe(WorkerId),
 }
 
-/// The result of [`CoordinatorEndpoint::schedule`].
+/// The answer of [`CoordinatorEndpoint::schedule`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScheduledNumber {
     /// The call has this number.
@@ -75,7 +75,7 @@ pub enum ScheduledNumber {
     EndedBefore(u64),
     /// The call is not the one that the servers know.
     Differs(String),
-    /// The queue is full.
+    /// The queue is full: the program must schedule again later.
     Full,
 }
 
@@ -84,19 +84,19 @@ pub enum ScheduledNumber {
 pub enum CoordinatorEvent {
     /// Connect to the server of functions of a worker task.
     Connect {
-        /// The number of the connection.
+        /// The number of the connection, chosen by the session.
         connection: u64,
-        /// The worker task.
+        /// The index of the worker task.
         worker: u32,
     },
     /// Close a connection and drop its unsent frames.
     Disconnect {
-        /// The connection.
+        /// The number of the connection.
         connection: u64,
     },
-    /// Send a frame.
+    /// Send a frame on a connection.
     Send {
-        /// The connection.
+        /// The number of the connection.
         connection: u64,
         /// The bytes of the frame.
         frame: Vec<u8>,
@@ -198,7 +198,7 @@ impl CoordinatorEndpoint {
         ScheduledNumber::Scheduled(number)
     }
 
-    /// Has each worker make a value of its own.
+    /// Makes a per-worker value: each worker calls a function whose outputs stay there.
     pub fn per_worker(&mut self, now: Instant, call: Call) -> PerWorker {
         let resource = ResourceId(self.makers.len() as u32);
         self.makers.push(call);
@@ -206,7 +206,7 @@ impl CoordinatorEndpoint {
         PerWorker::new(resource)
     }
 
-    /// Lets the next call have this number, if it is above those of earlier calls.
+    /// Gives the next call this number, if it is above the numbers of earlier calls.
     pub fn skip_to(&mut self, number: u64) {
         self.dispatch.skip_to(number);
     }
@@ -228,7 +228,7 @@ impl CoordinatorEndpoint {
         }
     }
 
-    /// Releases what workers have of per-worker values, as the end of a coordinator does.
+    /// Releases the per-worker values, like the end of a coordinator.
     pub fn release(&mut self, now: Instant) {
         for ((worker, _), call) in std::mem::take(&mut self.made) {
             self.release_call(now, worker, call);

@@ -45,9 +45,9 @@ pub struct FunctionServerEndpoint {
 pub struct FunctionServerSettings {
     /// The worker task of the server.
     pub task: u32,
-    /// Chosen at each start.
+    /// The incarnation of the server, chosen at each start.
     pub incarnation: u64,
-    /// How long a silent client is remembered.
+    /// The time for which a silent client is remembered.
     pub lease: Duration,
     /// The most functions that run at once.
     pub threads: usize,
@@ -60,11 +60,11 @@ pub struct FunctionServerSettings {
 /// An execution of a function, which the caller carries out.
 #[derive(Clone, Debug)]
 pub struct SimulatedExecution {
-    /// Its number, for [`FunctionServerEndpoint::returned`].
+    /// The number of the execution, for [`FunctionServerEndpoint::returned`].
     pub execution: u64,
     /// The name of the function.
     pub function: String,
-    /// The call of a coordinator that it is an attempt of.
+    /// The scheduled call of a coordinator of which this is an attempt.
     pub scheduled: Option<CallRef>,
     /// The inputs, by their names.
     pub inputs: Vec<(String, Value)>,
@@ -73,37 +73,37 @@ pub struct SimulatedExecution {
 /// An action that the service requests.
 #[derive(Debug)]
 pub enum FunctionServerEvent {
-    /// Send a frame.
+    /// Send a frame on a connection.
     Send {
-        /// The connection.
+        /// The number of the connection.
         connection: u64,
         /// The bytes of the frame.
         frame: Vec<u8>,
     },
     /// Close a connection after all earlier frames are sent.
     Close {
-        /// The connection.
+        /// The number of the connection.
         connection: u64,
     },
-    /// Run a function.
+    /// Run a function, and report its end.
     Execute(SimulatedExecution),
-    /// Nobody waits for an execution any more.
+    /// Tell a function that its caller has stopped waiting.
     Cancel {
-        /// The execution.
+        /// The execution to cancel.
         execution: u64,
     },
 }
 
-/// How a simulated function fails.
+/// The failure of a simulated function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionFailure {
     /// Whether another execution may succeed.
     pub retry: bool,
-    /// The reason.
+    /// The text of the failure.
     pub detail: String,
 }
 
-/// Returns what a function makes of the outcome of its scheduled push, or of an error of its
+/// Returns the result of a function after its scheduled push, from the outcome or the error of its
 /// session.
 ///
 /// # Errors
@@ -222,7 +222,7 @@ impl FunctionServerEndpoint {
         self.service.remembered().map(|client| client.0)
     }
 
-    /// Returns how many calls of a client are remembered, with what they hold.
+    /// Returns the number of a client's remembered calls, with their outputs.
     pub fn calls_of(&self, client: u64) -> usize {
         self.service.calls_of(Incarnation(client))
     }

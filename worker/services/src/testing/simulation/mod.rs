@@ -1,7 +1,7 @@
 //! Public endpoints for the simulator of whole clusters: a server of functions, a coordinator.
 //!
-//! An endpoint does for its machine what `runtime` does, without a socket, a thread or a clock: the
-//! caller passes it bytes, frames and the time.
+//! An endpoint drives its machine like `runtime`, without a socket, a thread or a clock. The caller
+//! passes it bytes, frames and the time.
 
 mod coordinator_endpoint;
 mod frames;
