@@ -10,7 +10,7 @@ use crate::error::{ComputeError, check_length};
 use crate::memory::{View, ViewMut};
 
 impl Device {
-    /// Whether [`Device::encode`] knows a codec: all but [`Codec::Threshold`].
+    /// Returns whether [`Device::encode`] knows a codec: all but [`Codec::Threshold`].
     pub fn encodes(codec: &Codec) -> bool {
         matches!(codec, Codec::F16 | Codec::Bf16 | Codec::Int8 | Codec::OneBit | Codec::TopK { .. })
     }
@@ -80,11 +80,11 @@ impl Device {
     /// Encodes the sum of a stretch and its residual to the first bytes of `out`, and keeps the
     /// error of the encoding as the new residual.
     ///
-    /// Bytes and residual are those of [`Residual::encode`] with [`ScaleBlocks::THROUGH`], bit for
-    /// bit, on every device. The elements must be finite, unless the codec is [`Codec::F16`] or
-    /// [`Codec::Bf16`]; check them with [`Device::first_non_finite`] before. If they are not, the
-    /// processor returns an error; a CUDA device writes unspecified bytes and residuals. The
-    /// residual must be finite.
+    /// Bytes and residual equal the results of [`Residual::encode`] with [`ScaleBlocks::THROUGH`],
+    /// bit for bit, on every device. The elements must be finite, unless the codec is
+    /// [`Codec::F16`] or [`Codec::Bf16`]; check them with [`Device::first_non_finite`] before. If
+    /// they are not, the processor returns an error; a CUDA device writes unspecified bytes and
+    /// residuals. The residual must be finite.
     ///
     /// On a CUDA device the work is queued: one pass over the stretch, or six for [`Codec::TopK`],
     /// which also allocates 4 KiB and 8 bytes for each 2,048 elements. A device without memory
@@ -95,8 +95,8 @@ impl Device {
     /// [`ComputeError::Length`] if the residual does not have the length of the gradient, or if
     /// `out` has fewer bytes than [`Device::encoded_bytes_max`]. [`ComputeError::Codec`] if the
     /// codec is not known or its parameter not valid, if there are more than
-    /// [`STRETCH_ELEMENTS_MAX`] elements, and on the processor if an element is not finite. Those
-    /// of [`Device::buffer`].
+    /// [`STRETCH_ELEMENTS_MAX`] elements, and on the processor if an element is not finite. The
+    /// errors of [`Device::buffer`].
     ///
     /// # Panics
     /// If `out` is memory of a CUDA device and not aligned to 8 bytes.

@@ -1,4 +1,4 @@
-//! [`Device`]: where a worker computes.
+//! [`Device`]: the processor or a CUDA device, on which a worker computes.
 
 use std::fmt;
 #[cfg(feature = "cuda")]
@@ -14,7 +14,7 @@ use crate::device_info::cores;
 use crate::error::{ComputeError, check_length};
 use crate::memory::{Buffer, BufferPlace, DeviceElement, Resident, View, ViewMut};
 
-/// Where a worker computes: the processor, with a number of threads, or a CUDA device.
+/// A compute device of a worker: the processor, with a number of threads, or a CUDA device.
 ///
 /// A clone is the same device. Several threads may use one device at once; they share its threads,
 /// or its queue. The results of a kernel do not depend on the number of threads.
@@ -23,7 +23,7 @@ pub struct Device {
     backend: Backend,
 }
 
-/// What runs the kernels of a device.
+/// The implementation of a device's kernels.
 #[derive(Clone, Debug)]
 pub(crate) enum Backend {
     Cpu(Arc<ThreadPool>),
@@ -32,7 +32,7 @@ pub(crate) enum Backend {
 }
 
 impl Device {
-    /// The most threads of a device.
+    /// The most threads of a device on the processor.
     pub const THREADS_MAX: usize = 1024;
 
     /// Opens the processor with one thread for each core that this process may use, by its
@@ -57,7 +57,7 @@ impl Device {
     }
 
     /// Opens the device of this name: `cpu`, `cpu:THREADS`, `cuda:INDEX`, or `auto` for the best
-    /// there is.
+    /// device of the machine.
     ///
     /// ```
     /// # use pushpull_device::{ComputeError, Device};
@@ -67,7 +67,7 @@ impl Device {
     /// ```
     ///
     /// # Errors
-    /// [`ComputeError::Name`], and those of [`Device::cpu_threads`] and [`Device::cuda`].
+    /// [`ComputeError::Name`], and the errors of [`Device::cpu_threads`] and [`Device::cuda`].
     pub fn pick(name: &str) -> Result<Device, ComputeError> {
         let unknown = || ComputeError::Name { name: name.to_owned() };
         match name.split_once(':') {
@@ -95,8 +95,9 @@ impl Device {
         Device::cuda_within(index, u64::MAX)
     }
 
-    /// Opens a CUDA device and limits the memory of its buffers to this many bytes. Otherwise as
-    /// [`Device::cuda`]. An allocation beyond the limit is [`ComputeError::MemoryLimit`].
+    /// Opens a CUDA device and limits the memory of its buffers to this many bytes. An allocation
+    /// beyond the limit fails with [`ComputeError::MemoryLimit`]. See [`Device::cuda`] for the
+    /// rest.
     pub fn cuda_within(index: u32, memory_bytes_max: u64) -> Result<Device, ComputeError> {
         #[cfg(feature = "cuda")]
         {
@@ -111,18 +112,19 @@ impl Device {
     }
 
     /// Opens a CUDA device whose kernels have grids of at most this many blocks in each dimension.
-    /// Every loop over a grid then makes further rounds on few elements. Otherwise as
-    /// [`Device::cuda`].
+    /// Every loop over a grid then makes further rounds on few elements. See [`Device::cuda`] for
+    /// the rest.
     #[cfg(all(feature = "cuda", feature = "testing"))]
     pub fn cuda_with_blocks(index: u32, blocks_max: NonZeroU32) -> Result<Device, ComputeError> {
         let device = Arc::new(CudaDevice::open(index, u64::MAX, blocks_max)?);
         Ok(Device { backend: Backend::Cuda(device) })
     }
 
-    /// Opens the first CUDA device. If that fails, opens the processor, and returns why.
+    /// Opens the first CUDA device. If that fails, opens the processor, and returns the error
+    /// beside it.
     ///
     /// # Errors
-    /// Those of [`Device::cpu`].
+    /// The errors of [`Device::cpu`].
     pub fn auto() -> Result<(Device, Option<ComputeError>), ComputeError> {
         match Device::cuda(0) {
             Ok(device) => Ok((device, None)),
@@ -130,7 +132,8 @@ impl Device {
         }
     }
 
-    /// The number of threads of this process that compute a large operation, the caller's included.
+    /// Returns the number of threads of this process that compute a large operation, the caller's
+    /// included.
     pub fn threads(&self) -> usize {
         match &self.backend {
             Backend::Cpu(pool) => pool.threads(),
@@ -139,7 +142,7 @@ impl Device {
         }
     }
 
-    /// Whether this is a clone of `other`, so that each can use the memory of the other.
+    /// Returns whether this is a clone of `other`, so that each can use the memory of the other.
     pub fn is_same(&self, other: &Device) -> bool {
         match (&self.backend, &other.backend) {
             (Backend::Cpu(_), Backend::Cpu(_)) => true,
@@ -150,8 +153,8 @@ impl Device {
         }
     }
 
-    /// Whether the kernels of this device use the processor's memory, so that slices of it are
-    /// views.
+    /// Returns whether the kernels of this device use the processor's memory, so that slices of it
+    /// are views.
     pub fn uses_host_memory(&self) -> bool {
         match &self.backend {
             Backend::Cpu(_) => true,
@@ -163,7 +166,7 @@ impl Device {
     /// Allocates memory for `length` elements, all zero.
     ///
     /// # Errors
-    /// Those of the device; none on the processor.
+    /// The errors of the device; none on the processor.
     pub fn buffer<T: DeviceElement>(&self, length: usize) -> Result<Buffer<T>, ComputeError> {
         match &self.backend {
             Backend::Cpu(_) => Ok(Buffer { place: BufferPlace::Host(vec![T::default(); length]) }),
@@ -174,11 +177,11 @@ impl Device {
         }
     }
 
-    /// Returns `values` where the kernels of this device can read them: as they are on the
-    /// processor, otherwise a copy in the memory of the device.
+    /// Returns `values` where the kernels of this device can read them: in place on the processor,
+    /// otherwise as a copy in the memory of the device.
     ///
     /// # Errors
-    /// Those of [`Device::buffer`].
+    /// The errors of [`Device::buffer`].
     pub fn resident<'a, T: DeviceElement>(
         &self,
         values: &'a [T],
@@ -218,7 +221,7 @@ impl Device {
     /// kernels that compute them.
     ///
     /// # Errors
-    /// As [`Device::write`], and those of the kernels before.
+    /// The errors of [`Device::write`], and of the kernels before.
     pub fn read<'a, T: DeviceElement>(
         &self,
         from: impl Into<View<'a, T>>,
@@ -238,7 +241,7 @@ impl Device {
     /// Copies elements within the memory of this device.
     ///
     /// # Errors
-    /// As [`Device::write`].
+    /// The errors of [`Device::write`].
     pub fn copy<'a, T: DeviceElement>(
         &self,
         from: impl Into<View<'a, T>>,
@@ -279,10 +282,10 @@ impl Device {
         Ok(())
     }
 
-    /// Waits for all work that was queued. On the processor none is.
+    /// Waits for all queued work. The processor has none.
     ///
     /// # Errors
-    /// Those of the work.
+    /// The errors of the work.
     pub fn synchronize(&self) -> Result<(), ComputeError> {
         match &self.backend {
             Backend::Cpu(_) => Ok(()),

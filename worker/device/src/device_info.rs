@@ -6,7 +6,7 @@ use std::thread;
 use crate::cpu::host;
 use crate::error::ComputeError;
 
-/// A device of this machine, as far as this process may use it.
+/// A device of this machine, with the share that this process may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DeviceInfo {
@@ -42,7 +42,8 @@ pub fn devices() -> Vec<DeviceInfo> {
 /// Returns the CUDA devices that this process may use.
 ///
 /// # Errors
-/// [`ComputeError::WithoutCuda`] if this build has no support for CUDA, and why there is no driver.
+/// [`ComputeError::WithoutCuda`] if this build has no support for CUDA, and the error of a driver
+/// that cannot be opened.
 pub fn cuda_devices() -> Result<Vec<DeviceInfo>, ComputeError> {
     #[cfg(feature = "cuda")]
     return crate::cuda::cuda_device::infos();

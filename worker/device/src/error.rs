@@ -1,6 +1,6 @@
-//! [`ComputeError`]: why a device or a kernel was refused.
+//! [`ComputeError`]: the refusal of a device or a kernel.
 
-/// Why a device could not be opened, or why a kernel did not run.
+/// The error of a device that was not opened, or of a kernel that did not run.
 ///
 /// A kernel that returns an error has written nothing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -9,13 +9,13 @@ pub enum ComputeError {
     /// A text names no device.
     #[error("{name:?} names no device: expected `auto`, `cpu`, `cpu:THREADS` or `cuda:INDEX`")]
     Name {
-        /// The text.
+        /// The text that was given as a name.
         name: String,
     },
     /// A processor was asked for with more threads than are allowed, or with none.
     #[error("a device has 1 to {max} threads, not {threads}", max = crate::Device::THREADS_MAX)]
     Threads {
-        /// The number asked for.
+        /// The number of threads that was asked for.
         threads: usize,
     },
     /// The operating system started no further thread.
@@ -23,13 +23,13 @@ pub enum ComputeError {
     Spawn {
         /// The thread, counted from 0.
         index: usize,
-        /// What the system said.
+        /// The error of the operating system, in words.
         reason: String,
     },
     /// This build has no support for CUDA.
     #[error("cannot open cuda:{index}: this program is built without the feature `cuda`")]
     WithoutCuda {
-        /// The device's index.
+        /// The index of the device among those that the process may use.
         index: u32,
     },
     /// There is no CUDA driver.
@@ -53,7 +53,7 @@ pub enum ComputeError {
     /// The CUDA driver lacks a function.
     #[error("cannot use CUDA: the driver has no function {function}")]
     DriverLacks {
-        /// The function.
+        /// The name of the missing function.
         function: &'static str,
     },
     /// There is no CUDA device of this index.
@@ -62,7 +62,7 @@ pub enum ComputeError {
         visible.as_ref().map_or(String::new(), |list| format!(" (CUDA_VISIBLE_DEVICES={list:?})"))
     )]
     NoDevice {
-        /// The device's index.
+        /// The index of the device among those that the process may use.
         index: u32,
         /// The number of devices that the process may use.
         devices: u32,
@@ -75,29 +75,29 @@ pub enum ComputeError {
         capability.0, capability.1
     )]
     Capability {
-        /// The device's index.
+        /// The index of the device among those that the process may use.
         index: u32,
-        /// Its compute capability.
+        /// The compute capability of the device, its major and minor version.
         capability: (u32, u32),
     },
     /// A device has not enough memory.
     #[error("cuda:{index} has no memory for {bytes} bytes more")]
     OutOfMemory {
-        /// The device's index.
+        /// The index of the device among those that the process may use.
         index: u32,
-        /// The bytes asked for.
+        /// The size of the allocation in bytes.
         bytes: u64,
     },
     /// The limit of a device's memory would be passed.
     #[error("cuda:{index} may use {limit} bytes: {used} are used, and {bytes} more were asked for")]
     MemoryLimit {
-        /// The device's index.
+        /// The index of the device among those that the process may use.
         index: u32,
-        /// The bytes asked for.
+        /// The size of the allocation in bytes.
         bytes: u64,
-        /// The bytes in use.
+        /// The bytes that are allocated on the device.
         used: u64,
-        /// The limit.
+        /// The limit in bytes, from [`Device::cuda_within`](crate::Device::cuda_within).
         limit: u64,
     },
     /// A call of the CUDA driver failed. Work that was queued before may be what failed.
@@ -105,27 +105,27 @@ pub enum ComputeError {
     Cuda {
         /// The call that reported it.
         call: &'static str,
-        /// The driver's code.
+        /// The error code of the driver, a `CUresult`.
         code: u32,
     },
     /// An argument has the wrong number of elements.
     #[error("{kernel} needs {expected} elements of {argument}, not {found}")]
     Length {
-        /// The kernel.
+        /// The name of the kernel or the network.
         kernel: &'static str,
-        /// The argument.
+        /// The name of the argument.
         argument: &'static str,
-        /// The number it has.
+        /// The number of elements that the argument has.
         found: usize,
-        /// The number it must have.
+        /// The number of elements that the argument must have.
         expected: usize,
     },
     /// An argument is in the memory of another device.
     #[error("{kernel}: {argument} is not in the memory of the device that computes")]
     OtherMemory {
-        /// The kernel.
+        /// The name of the kernel or the network.
         kernel: &'static str,
-        /// The argument.
+        /// The name of the argument.
         argument: &'static str,
     },
     /// Two matrices do not fit together.
@@ -139,23 +139,23 @@ pub enum ComputeError {
     /// A codec cannot encode a gradient.
     #[error("{reason}")]
     Codec {
-        /// Which codec, and why.
+        /// The name of the codec and the reason.
         reason: String,
     },
-    /// A device has encoded more elements than the codec sends, which it does not if it works.
+    /// The device has encoded more elements than the codec sends, which no correct device does.
     #[error("the device has encoded {pairs} pairs of {elements} elements with {codec}")]
     Pairs {
         /// The pairs of index and value.
         pairs: usize,
         /// The elements that were to be encoded.
         elements: usize,
-        /// The codec.
+        /// The name of the codec.
         codec: String,
     },
-    /// The mean of nothing was asked for.
+    /// The batch has no samples, so there is no mean.
     #[error("{kernel} has no samples to average over")]
     Empty {
-        /// The kernel.
+        /// The name of the kernel or the network.
         kernel: &'static str,
     },
     /// A label names no class.
@@ -163,9 +163,9 @@ pub enum ComputeError {
     Label {
         /// The sample, counted from 0.
         sample: usize,
-        /// Its label.
+        /// The label of the sample.
         label: u32,
-        /// The number of classes.
+        /// The number of classes, which labels are below.
         classes: usize,
     },
     /// An id names no row of an embedding table.
@@ -173,9 +173,9 @@ pub enum ComputeError {
     Id {
         /// The position in the list of ids, counted from 0.
         position: usize,
-        /// The id.
+        /// The id in the list.
         id: u64,
-        /// The number of rows.
+        /// The number of rows of the table, which ids are below.
         rows: usize,
     },
     /// The ends of bags descend, or the last is not the number of ids.
@@ -183,14 +183,14 @@ pub enum ComputeError {
     Bag {
         /// The bag, counted from 0.
         bag: usize,
-        /// Where it ends.
+        /// The end of the bag, an index into the ids.
         end: usize,
-        /// The number of ids.
+        /// The number of ids of all bags.
         ids: usize,
     },
 }
 
-/// Writes a version of CUDA as people do.
+/// Writes a version of CUDA in its usual form, such as 12.0.
 fn version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }

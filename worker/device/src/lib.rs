@@ -1,8 +1,8 @@
-//! Where a worker computes gradients: a [`Device`], and the kernels that run on it.
+//! Compute devices for gradients: a [`Device`], and the kernels that run on it.
 //!
-//! A model computes gradients from values and samples; how it does that is its own business.
-//! Slices go in and slices come out. The kernels here are the closed set from which the examples
-//! and benches build networks whose derivatives are written by hand. They are no tensor library.
+//! A model computes gradients from values and samples in its own way. Slices go in and slices come
+//! out. The kernels here are the closed set from which the examples and benches build networks
+//! whose derivatives are written by hand. They are no tensor library.
 //!
 //! ```
 //! use pushpull_device::{Device, Matrix};

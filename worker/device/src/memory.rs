@@ -25,7 +25,7 @@ mod sealed {
     impl SealedElement for half::bf16 {}
 }
 
-/// An element of a device's memory. Every pattern of its bits is a value.
+/// An element of a device's memory, for which every pattern of bits is a value.
 pub trait DeviceElement:
     sealed::SealedElement + bytemuck::Pod + Default + fmt::Debug + Send + Sync + 'static
 {
@@ -54,17 +54,17 @@ pub(crate) enum BufferPlace<T> {
 }
 
 impl<T: DeviceElement> Buffer<T> {
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.view().len()
     }
 
-    /// Whether it has no element.
+    /// Returns whether the buffer has no element.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Borrows all elements.
+    /// Borrows all elements, to be read by kernels.
     pub fn view(&self) -> View<'_, T> {
         match &self.place {
             BufferPlace::Host(values) => View::from(values),
@@ -73,7 +73,7 @@ impl<T: DeviceElement> Buffer<T> {
         }
     }
 
-    /// Borrows all elements, to be changed.
+    /// Borrows all elements, to be changed by kernels.
     pub fn view_mut(&mut self) -> ViewMut<'_, T> {
         match &mut self.place {
             BufferPlace::Host(values) => ViewMut::from(values),
@@ -83,19 +83,19 @@ impl<T: DeviceElement> Buffer<T> {
     }
 }
 
-/// Elements that the kernels of a device can read, from
-/// [`Device::resident`](crate::Device::resident): those of the caller, or a copy.
+/// Elements that the kernels of a device can read: the caller's own, or a copy. From
+/// [`Device::resident`](crate::Device::resident).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Resident<'a, T> {
-    /// The elements of the caller.
+    /// The caller's own elements, in the processor's memory.
     Host(&'a [T]),
     /// A copy in the memory of the device.
     Copy(Buffer<T>),
 }
 
 impl<T: DeviceElement> Resident<'_, T> {
-    /// Borrows all elements.
+    /// Borrows all elements, to be read by kernels.
     pub fn view(&self) -> View<'_, T> {
         match self {
             Resident::Host(values) => View::from(*values),
@@ -118,7 +118,7 @@ enum ViewPlace<'a, T> {
 }
 
 impl<'a, T: DeviceElement> View<'a, T> {
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         match self.place {
             ViewPlace::Host(values) => values.len(),
@@ -127,7 +127,7 @@ impl<'a, T: DeviceElement> View<'a, T> {
         }
     }
 
-    /// Whether it has no element.
+    /// Returns whether the view has no element.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -245,12 +245,12 @@ enum ViewPlaceMut<'a, T> {
 }
 
 impl<'a, T: DeviceElement> ViewMut<'a, T> {
-    /// The number of elements.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.view().len()
     }
 
-    /// Whether it has no element.
+    /// Returns whether the view has no element.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -304,7 +304,7 @@ impl<'a, T: DeviceElement> ViewMut<'a, T> {
         }
     }
 
-    /// Returns the same memory as elements of another type, as [`View::cast`] does.
+    /// Returns the same memory as elements of another type, under the conditions of [`View::cast`].
     pub fn cast<U: DeviceElement>(self) -> ViewMut<'a, U> {
         match self.place {
             ViewPlaceMut::Host(values) => ViewMut::from(bytemuck::cast_slice_mut::<T, U>(values)),

@@ -1,5 +1,5 @@
-//! [`Pinned`], [`HostMemory`] and [`Transfer`]: copies between the processor's memory and that of a
-//! device, while the program does something else.
+//! [`Pinned`], [`HostMemory`] and [`Transfer`]: asynchronous copies between the processor's memory
+//! and a device's.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut, Range};
@@ -13,7 +13,7 @@ use crate::device::{Backend, Device};
 use crate::error::{ComputeError, check_length};
 use crate::memory::{DeviceElement, View, ViewMut};
 
-/// Memory of the processor that a device copies from and to by itself, from [`Device::pinned`]. For
+/// Memory of the processor that a device copies from and to directly, from [`Device::pinned`]. For
 /// CUDA devices its pages are locked.
 #[derive(Debug)]
 pub struct Pinned<T> {
@@ -53,7 +53,7 @@ impl<T: DeviceElement> Pinned<T> {
     /// Allocates pinned memory for `length` elements of the same device, all zero.
     ///
     /// # Errors
-    /// Those of the device; none on the processor.
+    /// The errors of the device; none on the processor.
     pub fn another(&self, length: usize) -> Result<Pinned<T>, ComputeError> {
         let place = match &self.place {
             PinnedPlace::Host(_) => PinnedPlace::Host(vec![T::default(); length]),
@@ -68,23 +68,23 @@ impl<T: DeviceElement> Pinned<T> {
 
 /// Memory of the processor that is addressed by ranges of bytes, for [`Device::start_read_ranges`].
 ///
-/// A device copies to it by itself if its pages are locked. Otherwise the copy is slower, and may
-/// be done before the call returns.
+/// A device copies to it directly if its pages are locked. Otherwise the copy is slower, and may be
+/// done before the call returns.
 pub trait HostMemory: Send + 'static {
-    /// Returns the bytes of each of some ranges, which do not overlap.
+    /// Returns the bytes of each of these ranges, which do not overlap.
     fn slices_mut(&mut self, ranges: &[Range<usize>]) -> Vec<&mut [u8]>;
 }
 
-/// Locks pages of the processor's memory, so that devices copy from and to them by themselves. From
-/// [`Device::lock_pages`]. Dropping it unlocks them.
+/// A lock of pages of the processor's memory, so that devices copy from and to them directly. From
+/// [`Device::lock_pages`]. Dropping it unlocks the pages.
 #[derive(Debug)]
 pub struct PageLock {
     #[cfg(feature = "cuda")]
     _pages: Option<crate::cuda::pinned_memory::LockedPages>,
 }
 
-/// A copy under way, from [`Device::start_read`] and the like. It returns the processor's side once
-/// the device has finished with it. Any executor can poll it.
+/// A copy under way, as a future of the processor's side, from [`Device::start_read`] and the like.
+/// Any executor can poll it.
 ///
 /// Dropping it loses the processor's side, which is dropped when the device has finished with it.
 /// The copy is not undone.
@@ -111,7 +111,7 @@ impl<O> Transfer<O> {
     /// Blocks the thread until the copy is done.
     ///
     /// # Errors
-    /// As the future.
+    /// The errors of the future.
     pub fn wait(mut self) -> Result<O, ComputeError> {
         struct TransferWaker(std::thread::Thread);
         impl std::task::Wake for TransferWaker {
@@ -184,7 +184,7 @@ impl Device {
     /// Allocates pinned memory for `length` elements, all zero.
     ///
     /// # Errors
-    /// Those of the device; none on the processor.
+    /// The errors of the device; none on the processor.
     pub fn pinned<T: DeviceElement>(&self, length: usize) -> Result<Pinned<T>, ComputeError> {
         let place = match self.backend() {
             Backend::Cpu(_) => PinnedPlace::Host(vec![T::default(); length]),
@@ -238,7 +238,7 @@ impl Device {
     /// device, also of work before it.
     ///
     /// # Panics
-    /// Those of the memory.
+    /// The panics of the memory.
     pub fn start_read_ranges<'a, O: HostMemory>(
         &self,
         from: impl Into<View<'a, u8>>,
@@ -276,11 +276,11 @@ impl Device {
     }
 
     /// Starts to copy the beginning of pinned memory to the device, after the work that was queued
-    /// before. Work that is queued later sees the copied elements. On the processor the copy is
-    /// done when this returns.
+    /// before. Work that is queued later sees the copied elements. On the processor the copy ends
+    /// before this returns.
     ///
     /// # Errors
-    /// As [`Device::start_read`].
+    /// The errors of [`Device::start_read`].
     pub fn start_write<'a, T: DeviceElement>(
         &self,
         from: Pinned<T>,
@@ -289,10 +289,11 @@ impl Device {
         self.start_write_from(from, |from| from, to.into())
     }
 
-    /// As [`Device::start_write`]. The pinned memory can be read meanwhile.
+    /// Starts a write like [`Device::start_write`], from shared pinned memory, which can be read
+    /// meanwhile.
     ///
     /// # Errors
-    /// As [`Device::start_read`].
+    /// The errors of [`Device::start_read`].
     pub fn start_write_shared<'a, T: DeviceElement>(
         &self,
         from: Arc<Pinned<T>>,
@@ -330,11 +331,11 @@ impl Device {
         }
     }
 
-    /// Locks pages of the processor's memory, so that devices copy from and to them by themselves.
-    /// On the processor this does nothing.
+    /// Locks pages of the processor's memory, so that devices copy from and to them directly. On
+    /// the processor this does nothing.
     ///
     /// # Errors
-    /// Those of the device, also if the system cannot lock pages of this kind.
+    /// The errors of the device, also if the system cannot lock pages of this kind.
     ///
     /// # Safety
     ///

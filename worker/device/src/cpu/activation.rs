@@ -48,7 +48,7 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     }
 }
 
-/// Returns the cumulative normal distribution.
+/// Returns the cumulative normal distribution function at `x`.
 fn normal(x: f32) -> f32 {
     0.5 * libm::erfcf(-x * std::f32::consts::FRAC_1_SQRT_2)
 }
@@ -114,7 +114,7 @@ impl ThreadPool {
         }
     }
 
-    /// Replaces each gradient by what `back` makes of it, the sum and the output.
+    /// Replaces each gradient by `back` of it, the sum and the output.
     fn back_by(
         &self,
         sums: &[f32],

@@ -26,7 +26,7 @@ impl ThreadPool {
         });
     }
 
-    /// Runs on the calling thread: it is a copy.
+    /// Writes the gradient rows on the calling thread. The work is one scaled copy.
     pub(crate) fn embedding_bag_rows(
         &self,
         combiner: Combiner,
@@ -47,7 +47,8 @@ impl ThreadPool {
         }
     }
 
-    /// Runs on the calling thread: two bags may have one id, and the order of additions counts.
+    /// Adds the gradient rows on the calling thread. Two bags may have one id, and the order of
+    /// additions counts.
     pub(crate) fn embedding_bag_add(
         &self,
         combiner: Combiner,

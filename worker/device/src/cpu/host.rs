@@ -1,4 +1,4 @@
-//! What the processor and its memory are, as far as this process may use them.
+//! The processor's model and the memory that this process may use.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -59,8 +59,8 @@ impl ThreadPool {
         })
     }
 
-    /// Adds up what `losses` returns for each chunk of rows, which it gets with the index of the
-    /// first.
+    /// Adds up the losses of all chunks of rows. `losses` gets each chunk with the index of its
+    /// first row.
     fn sum_of_losses(
         &self,
         outputs: &mut [f32],

@@ -1,4 +1,4 @@
-//! The processor: its threads, what the machine gives to them, and the kernels on them.
+//! The processor: its threads, its share of the machine, and the kernels on it.
 
 #[cfg(feature = "kernels")]
 pub(crate) mod activation;

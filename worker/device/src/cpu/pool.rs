@@ -45,7 +45,7 @@ struct OperationPart {
     index: usize,
 }
 
-/// One call of [`ThreadPool::run`].
+/// The shared state of one call of [`ThreadPool::run`], its parts included.
 struct ParallelOperation {
     /// Valid while a part is unfinished.
     compute: *const (dyn Fn(usize) + Sync),
@@ -75,7 +75,7 @@ impl ThreadPool {
         Ok(pool)
     }
 
-    /// The number of threads, the caller's included.
+    /// Returns the number of threads, the caller's included.
     pub(crate) fn threads(&self) -> usize {
         self.helpers.len() + 1
     }
@@ -145,7 +145,7 @@ impl Drop for ThreadPool {
 }
 
 impl PartQueue {
-    /// Wakes the helpers for new parts.
+    /// Wakes the helper threads for new parts.
     fn call(&self) {
         let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
         calls.count += 1;

@@ -1,4 +1,4 @@
-//! Encoding of gradients.
+//! Gradient encoding as CUDA kernels, in the formats of `docs/codecs.md`.
 
 use std::sync::Arc;
 
@@ -10,13 +10,14 @@ use super::driver::failed;
 use crate::error::ComputeError;
 use crate::memory::DeviceElement;
 
-/// Threads of a block, and elements that share a scale: `BLOCK` of the kernels.
+/// The threads of a block, which is also the number of elements that share a scale: `BLOCK` of the
+/// kernels.
 const BLOCK: u32 = 256;
 
 /// The most blocks of threads that encode blocks of elements.
 const BLOCKS_MAX: usize = 1 << 16;
 
-/// Elements of which a block counts those that are sent: `CHUNK` of the kernels.
+/// The elements of a chunk, in which one block counts the sent elements: `CHUNK` of the kernels.
 const CHUNK: usize = 2048;
 
 /// The most blocks of threads for chunks. Each adds up the histograms of the passes before.

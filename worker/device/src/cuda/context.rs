@@ -1,4 +1,4 @@
-//! [`CudaContext`] and [`CudaStream`]: what the driver keeps for a process that uses a device.
+//! [`CudaContext`] and [`CudaStream`]: the driver's state for a process that uses a device.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ impl CudaContext {
         self.device
     }
 
-    /// Makes it the context of the calling thread.
+    /// Binds the context to the calling thread.
     pub(super) fn bind(&self) -> Result<(), ComputeError> {
         // SAFETY: The context is retained.
         unsafe { result::ctx::set_current(self.context) }.map_err(failed("cuCtxSetCurrent"))
@@ -51,7 +51,7 @@ impl Drop for CudaContext {
     }
 }
 
-/// A queue of work, which is done in its order.
+/// A queue of device work, which runs in its order.
 #[derive(Debug)]
 pub(super) struct CudaStream {
     stream: sys::CUstream,
@@ -64,7 +64,7 @@ unsafe impl Send for CudaStream {}
 unsafe impl Sync for CudaStream {}
 
 impl CudaStream {
-    /// Makes a stream that waits for no other. The context is bound.
+    /// Creates a stream that waits for no other. The context is bound.
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<CudaStream, ComputeError> {
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking);
         let stream = stream.map_err(failed("cuStreamCreate"))?;

@@ -9,8 +9,8 @@ use libloading::Library;
 use super::gemm::{CudaMatrix, StridedShape};
 use crate::error::ComputeError;
 
-/// The names of the library, the first that is found counts. Its functions that are used are those
-/// of all these versions.
+/// The file names of the library; the first that is found counts. All these versions have the
+/// functions that are called.
 const LIBRARIES: [&str; 3] = ["libcublas.so.13", "libcublas.so.12", "libcublas.so"];
 
 /// The environment variable that names the library's file, or `none`.
@@ -76,7 +76,7 @@ impl CublasFunctions {
     }
 }
 
-/// The library, for the stream of one device.
+/// The library with its handle for the stream of one device.
 #[derive(Debug)]
 pub(crate) struct Cublas {
     functions: CublasFunctions,
@@ -111,8 +111,9 @@ impl Cublas {
     ///
     /// # Safety
     ///
-    /// The strides stay within the values of the matrices, and the product has a row for each of
-    /// `a` and a column for each of `b`, which have a term in common.
+    /// The strides stay within the values of the matrices. The product has a row for each row of
+    /// `a`, and a column for each column of `b`. The columns of `a` are as many as the rows of `b`,
+    /// and at least one.
     pub(super) unsafe fn multiply(
         &self,
         a: CudaMatrix<'_>,
@@ -163,9 +164,9 @@ impl Drop for Cublas {
     }
 }
 
-/// Returns how a library that stores by columns sees the transposed of a matrix: whether it
-/// transposes what is stored (1) or not (0), and the distance between the columns of that. `None`
-/// if it cannot.
+/// Returns the layout of the transposed of a matrix for a library that stores by columns. It is
+/// whether the library transposes the stored values (1) or not (0), and the distance between their
+/// columns. `None` if there is no such layout.
 fn layout(((rows, columns), strides): StridedShape) -> Option<(u32, i32)> {
     let (transposes, step) = match strides {
         (step, 1) if step >= columns => (0, step),

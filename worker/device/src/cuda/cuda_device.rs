@@ -21,12 +21,12 @@ use super::waiter::DeviceWaiter;
 use crate::device_info::DeviceInfo;
 use crate::error::ComputeError;
 
-/// One CUDA device. All its work is queued on one stream.
+/// One CUDA device, whose work is queued on one stream.
 #[derive(Debug)]
 pub(crate) struct CudaDevice {
     index: u32,
     pub(super) waiter: DeviceWaiter,
-    /// `None` inside if the machine has no such library.
+    /// The cuBLAS library, loaded on first use; `None` inside if the machine has none.
     #[cfg(feature = "kernels")]
     pub(super) cublas: OnceLock<Option<Cublas>>,
     pub(super) modules: Modules,
@@ -34,7 +34,7 @@ pub(crate) struct CudaDevice {
     context: Arc<CudaContext>,
     /// Whether memory can be allocated and freed on the stream.
     pub(super) has_pools: bool,
-    /// The bytes that are allocated, and the most that may be.
+    /// The bytes that are allocated. `limit` is the most that may be.
     used: AtomicU64,
     limit: u64,
     /// The most blocks of a grid in each dimension.
@@ -82,15 +82,15 @@ impl CudaDevice {
         self.index
     }
 
-    /// Makes the device's context that of the calling thread.
+    /// Binds the device's context to the calling thread.
     pub(super) fn bind(&self) -> Result<(), ComputeError> {
         self.context.bind()
     }
 
     /// Waits until all queued work is done. Returns the error of work that failed.
     ///
-    /// A call that fails may not have waited, and copies would go on in memory that is freed next.
-    /// So it waits once more then; a device that fails again copies nothing more.
+    /// A call that fails may not have waited, so that copies would go on in memory that is freed
+    /// next. So it then waits once more. A device that fails again copies nothing more.
     pub(crate) fn synchronize(&self) -> Result<(), ComputeError> {
         let result = self.stream.synchronize();
         if result.is_err() {
@@ -99,7 +99,7 @@ impl CudaDevice {
         result
     }
 
-    /// Counts bytes that are to be allocated.
+    /// Adds bytes to the account before they are allocated.
     pub(super) fn reserve(&self, bytes: u64) -> Result<(), ComputeError> {
         let add = |used: u64| used.checked_add(bytes).filter(|&used| used <= self.limit);
         let reserved = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
@@ -109,7 +109,7 @@ impl CudaDevice {
         })
     }
 
-    /// Takes back bytes that were counted.
+    /// Subtracts bytes from the account.
     pub(super) fn release(&self, bytes: u64) {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }

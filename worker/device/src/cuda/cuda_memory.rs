@@ -15,7 +15,7 @@ use crate::memory::DeviceElement;
 #[derive(Debug)]
 pub(crate) struct CudaMemory<T> {
     device: Arc<CudaDevice>,
-    /// 0 if there is no element.
+    /// The address on the device; 0 if there is no element.
     pointer: sys::CUdeviceptr,
     length: usize,
     elements: PhantomData<T>,
@@ -113,12 +113,12 @@ impl<'a, T: DeviceElement> CudaView<'a, T> {
         self.length
     }
 
-    /// Whether the memory is of this device.
+    /// Returns whether the memory belongs to this device.
     pub(crate) fn is_of(&self, device: &Arc<CudaDevice>) -> bool {
         Arc::ptr_eq(self.device, device)
     }
 
-    /// The address on the device.
+    /// Returns the address on the device.
     pub(super) fn pointer(&self) -> sys::CUdeviceptr {
         self.pointer
     }

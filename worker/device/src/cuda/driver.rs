@@ -1,4 +1,4 @@
-//! Whether there is a driver that can be used, and what its answers mean.
+//! The CUDA driver: its library, its version and its error codes.
 
 use std::sync::OnceLock;
 
@@ -7,14 +7,13 @@ use libloading::Library;
 
 use crate::error::ComputeError;
 
-/// The names of the driver's library, the first that is found counts.
+/// The file names of the driver's library; the first that is found counts.
 const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
 /// The oldest driver that translates our kernels: CUDA 12.0.
 const VERSION_MIN: i32 = 12_000;
 
-/// The functions that are called. cudarc panics on one that the driver lacks, so they are looked
-/// for before.
+/// The functions that are called. They are checked before, because cudarc panics on a missing one.
 const FUNCTIONS: [&str; 29] = [
     "cuCtxSetCurrent",
     "cuDeviceGet",
@@ -87,7 +86,7 @@ fn probe() -> Result<(), ComputeError> {
     }
 }
 
-/// Makes our error of one of cudarc, which must not be formatted without a driver.
+/// Converts an error of cudarc, which must not be formatted without a driver.
 pub(crate) fn failed(call: &'static str) -> impl Fn(DriverError) -> ComputeError {
     move |DriverError(code)| ComputeError::Cuda { call, code: code as u32 }
 }

@@ -1,4 +1,4 @@
-//! Operations on each element, and sums.
+//! Elementwise operations and sums as CUDA kernels.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use super::cuda_memory::{CudaMemory, CudaView, CudaViewMut};
 use super::launch::Argument;
 use crate::error::ComputeError;
 
-/// Elements of which a block computes the sum.
+/// The elements of a chunk, whose sum one block computes.
 const CHUNK: usize = 1 << 15;
 
 /// The most blocks of threads for chunks.
@@ -17,7 +17,7 @@ const CHUNKS_MAX: usize = 1 << 16;
 const SUM_THREADS: u32 = 256;
 
 impl CudaDevice {
-    /// Runs a kernel that changes `y` by `x`, which is as long.
+    /// Runs a kernel that changes `y` by `x`, a slice of the same length.
     pub(crate) fn combine(
         &self,
         kernel: &'static str,
@@ -47,7 +47,7 @@ impl CudaDevice {
         unsafe { self.launch_over(kernel, count, &arguments) }
     }
 
-    /// Returns the sum, once it is computed.
+    /// Waits for the sum of the values, and returns it.
     pub(crate) fn sum(
         self: &Arc<CudaDevice>,
         values: CudaView<'_, f32>,

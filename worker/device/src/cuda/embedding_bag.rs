@@ -1,4 +1,4 @@
-//! Embedding bags.
+//! Embedding bags as CUDA kernels, forwards and backwards.
 
 use std::sync::Arc;
 
@@ -98,14 +98,14 @@ fn ends(bags: Bags<'_>) -> Vec<u64> {
     (0..bags.len()).map(|bag| bags.range(bag).end as u64).collect()
 }
 
-/// The places of each distinct id in the bags, in their order.
+/// The places of each distinct id in the bags, in the order of the bags.
 #[derive(Debug, Default)]
 struct IdPlaces {
     /// The distinct ids, in ascending order.
     ids: Vec<u64>,
-    /// Where the places of each id begin, and the number of all.
+    /// The index of each id's first place, and last the number of all places.
     starts: Vec<u64>,
-    /// The bag of each place, and the factor of its gradient.
+    /// The bag of each place. `factors` has the factor of its gradient.
     bags: Vec<u64>,
     factors: Vec<f32>,
 }

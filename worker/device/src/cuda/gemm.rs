@@ -1,19 +1,19 @@
-//! Matrix products.
+//! Matrix products on CUDA devices, by a kernel or by cuBLAS.
 
 use super::cublas::Cublas;
 use super::cuda_device::CudaDevice;
 use super::cuda_memory::{CudaView, CudaViewMut};
 use crate::error::ComputeError;
 
-/// Rows and columns of the part that a block computes, and the sides of a block.
+/// The rows and columns of the part of a product that one block computes.
 const TILE: usize = 64;
 const SIDE: u32 = 16;
 
 /// The most blocks of a grid in its second dimension.
 const GRID_Y_MAX: usize = 65_535;
 
-/// The fewest multiplications for which cuBLAS is asked. It takes a moment to load, and is hardly
-/// faster for less.
+/// The fewest multiplications for which cuBLAS is used. Its start costs a moment, and it is hardly
+/// faster for fewer.
 const CUBLAS_OPERATIONS_MIN: usize = 1 << 20;
 
 /// A matrix in the memory of a device, whose strides stay within its values.
@@ -25,7 +25,7 @@ pub(crate) struct CudaMatrix<'a> {
     pub(crate) strides: (usize, usize),
 }
 
-/// Rows and columns, and the distances between them.
+/// Rows and columns, and the distances in values between them.
 pub(super) type StridedShape = ((usize, usize), (usize, usize));
 
 impl CudaMatrix<'_> {
@@ -35,13 +35,13 @@ impl CudaMatrix<'_> {
 }
 
 impl CudaDevice {
-    /// Returns the library for large products, if the machine has it. Binds the context.
+    /// Returns cuBLAS if the machine has it, and binds the context.
     pub(crate) fn cublas(&self) -> Result<Option<&Cublas>, ComputeError> {
         self.bind()?;
         Ok(self.cublas.get_or_init(|| Cublas::open(self.stream.handle())).as_ref())
     }
 
-    /// Writes `a * b + beta * product`. The matrices fit.
+    /// Writes `a * b + beta * product`. The caller has checked the shapes.
     pub(crate) fn multiply(
         &self,
         a: CudaMatrix<'_>,

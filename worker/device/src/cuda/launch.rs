@@ -1,4 +1,4 @@
-//! How a kernel is started.
+//! Kernel launches: arguments, grids and blocks.
 
 use std::ffi::c_void;
 
@@ -10,10 +10,10 @@ use super::driver::failed;
 use crate::error::ComputeError;
 use crate::memory::DeviceElement;
 
-/// The value of a kernel's parameter.
+/// The value of one parameter of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Argument {
-    /// A count or an address.
+    /// A count of elements or an address on the device.
     U64(u64),
     U32(u32),
     F32(f32),
@@ -60,7 +60,7 @@ impl CudaDevice {
     ///
     /// # Safety
     ///
-    /// As [`CudaDevice::launch`].
+    /// The conditions of [`CudaDevice::launch`].
     pub(super) unsafe fn launch_over(
         &self,
         kernel: &'static str,

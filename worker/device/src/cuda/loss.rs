@@ -1,4 +1,4 @@
-//! Losses and their derivatives.
+//! Losses and their derivatives as CUDA kernels.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! CUDA devices: the driver, their memory, and the kernels on them.
 //!
-//! The driver is opened when the first device is, and never by a program that opens none. Work of a
-//! device is queued on one stream, in the order of the calls.
+//! The first device opens the driver; a program without devices never does. Work of a device is
+//! queued on one stream, in the order of the calls.
 
 #[cfg(feature = "kernels")]
 mod activation;

@@ -62,7 +62,7 @@ unsafe impl Send for Modules {}
 unsafe impl Sync for Modules {}
 
 impl Modules {
-    /// Has the driver translate all kernels. It keeps the result for later processes.
+    /// Loads all kernels. The driver translates them, and caches the result for later processes.
     pub(super) fn load(context: &Arc<CudaContext>) -> Result<Modules, ComputeError> {
         let (functions, context) = (HashMap::new(), context.clone());
         let mut all = Modules { functions, modules: Vec::new(), context };

@@ -7,11 +7,10 @@ use std::thread;
 use super::cuda_device::CudaDevice;
 use crate::error::ComputeError;
 
-/// What is to be done once the work is done that was queued before, with its result.
+/// The completion of a copy: called with the result of the queued work once that is done.
 type Completion = Box<dyn FnOnce(Result<(), ComputeError>) + Send>;
 
-/// A thread that waits for a device. It is started by the first that waits, and ends with the
-/// device.
+/// A thread that waits for a device. The first wait starts it, and it ends with the device.
 ///
 /// A callback of the driver would need no thread, but none is called after the device has failed.
 #[derive(Debug, Default)]

@@ -8,11 +8,11 @@ use crate::memory::{View, ViewMut};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Activation {
-    /// The sum itself.
+    /// The sum itself, whose derivative is 1.
     Identity,
     /// `max(x, 0)`, and NaN of NaN. Its derivative at 0 is 0.
     Relu,
-    /// The hyperbolic tangent.
+    /// The hyperbolic tangent of the sum.
     Tanh,
     /// `1 / (1 + exp(-x))`.
     Sigmoid,
@@ -58,8 +58,8 @@ impl Device {
         Ok(())
     }
 
-    /// Replaces the gradients by the outputs of [`Device::activate`] with those by its sums, and
-    /// writes those by its bias, which are the sums over all rows.
+    /// Replaces the gradients by the outputs of [`Device::activate`] with the gradients by its
+    /// sums. Writes the gradients by its bias, which are the sums over all rows.
     ///
     /// # Errors
     /// [`ComputeError::Length`] if `gradients` is not rows of the length of `bias_gradients`, or if

@@ -25,7 +25,7 @@ impl Device {
     /// Adds `x` to `y`.
     ///
     /// # Errors
-    /// As [`Device::axpy`].
+    /// The errors of [`Device::axpy`].
     pub fn add<'a>(
         &self,
         x: impl Into<View<'a, f32>>,
@@ -37,7 +37,7 @@ impl Device {
     /// Multiplies `y` by `x`.
     ///
     /// # Errors
-    /// As [`Device::axpy`].
+    /// The errors of [`Device::axpy`].
     pub fn mul<'a>(
         &self,
         x: impl Into<View<'a, f32>>,
@@ -49,7 +49,7 @@ impl Device {
     /// Divides `y` by `x`.
     ///
     /// # Errors
-    /// As [`Device::axpy`].
+    /// The errors of [`Device::axpy`].
     pub fn div<'a>(
         &self,
         x: impl Into<View<'a, f32>>,
@@ -83,7 +83,7 @@ impl Device {
     /// Multiplies `values` by `factor`.
     ///
     /// # Errors
-    /// Only those of every kernel: [`ComputeError::OtherMemory`].
+    /// The error of every kernel: [`ComputeError::OtherMemory`].
     pub fn scale<'a>(
         &self,
         factor: f32,
@@ -102,7 +102,7 @@ impl Device {
     /// Sets all `values` to one.
     ///
     /// # Errors
-    /// As [`Device::scale`].
+    /// The errors of [`Device::scale`].
     pub fn fill<'a>(
         &self,
         value: f32,
@@ -118,10 +118,10 @@ impl Device {
         Ok(())
     }
 
-    /// Returns the sum, which is accumulated in `f64`.
+    /// Returns the sum, accumulated in `f64`.
     ///
     /// # Errors
-    /// As [`Device::scale`].
+    /// The errors of [`Device::scale`].
     pub fn sum<'a>(&self, values: impl Into<View<'a, f32>>) -> Result<f64, ComputeError> {
         match self.backend() {
             Backend::Cpu(pool) => Ok(pool.sum(values.into().host("sum", "values")?)),
@@ -130,10 +130,10 @@ impl Device {
         }
     }
 
-    /// Returns the mean; NaN of nothing.
+    /// Returns the mean, accumulated in `f64`; NaN without values.
     ///
     /// # Errors
-    /// As [`Device::scale`].
+    /// The errors of [`Device::scale`].
     pub fn mean<'a>(&self, values: impl Into<View<'a, f32>>) -> Result<f64, ComputeError> {
         let values = values.into();
         Ok(self.sum(values)? / values.len() as f64)

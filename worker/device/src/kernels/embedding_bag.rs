@@ -4,17 +4,17 @@ use crate::device::{Backend, Device};
 use crate::error::{ComputeError, check_length};
 use crate::memory::{View, ViewMut};
 
-/// How the rows of a bag become one.
+/// The reduction of the rows of a bag to one row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Combiner {
-    /// The sum. Zeros for an empty bag.
+    /// The sum of the rows. Zeros for an empty bag.
     Sum,
-    /// The mean. Zeros for an empty bag.
+    /// The mean of the rows. Zeros for an empty bag.
     Mean,
 }
 
 impl Combiner {
-    /// Returns the factor of each row in a bag of this many.
+    /// Returns the factor of each row in a bag of `ids` rows.
     pub(crate) fn factor(self, ids: usize) -> f32 {
         match self {
             Combiner::Sum => 1.0,
@@ -23,7 +23,7 @@ impl Combiner {
     }
 }
 
-/// Lists of ids, one for each sample, back to back.
+/// Bags of ids, one for each sample, stored back to back.
 #[derive(Clone, Copy, Debug)]
 #[doc(alias = "embedding_lookup_sparse")]
 pub struct Bags<'a> {
@@ -67,12 +67,12 @@ impl<'a> Bags<'a> {
         (distinct, positions)
     }
 
-    /// The number of bags.
+    /// Returns the number of bags, one for each sample.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there is no bag.
+    /// Returns whether there is no bag.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
@@ -82,7 +82,7 @@ impl<'a> Bags<'a> {
         self.ids
     }
 
-    /// Returns where a bag's ids lie.
+    /// Returns the range of a bag's ids in [`Bags::ids`].
     pub(crate) fn range(&self, bag: usize) -> std::ops::Range<usize> {
         let start = bag.checked_sub(1).map_or(0, |before| self.ends[before]);
         start..self.ends[bag]
@@ -168,11 +168,11 @@ impl Device {
         Ok(())
     }
 
-    /// Adds to each row of `table` the gradients of its ids. The same as adding the rows of
-    /// [`Device::embedding_bag_rows`], in their order.
+    /// Adds to each row of `table` the gradients of its ids. The result equals the sum of the rows
+    /// of [`Device::embedding_bag_rows`], added in their order.
     ///
     /// # Errors
-    /// As [`Device::embedding_bag`].
+    /// The errors of [`Device::embedding_bag`].
     #[doc(alias = "scatter_add")]
     pub fn embedding_bag_add<'a>(
         &self,

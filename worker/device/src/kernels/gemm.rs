@@ -1,4 +1,4 @@
-//! Matrix products.
+//! Matrix products on every device, with strides and a scaled addend.
 
 #[cfg(feature = "cuda")]
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub struct Matrix<'a> {
     values: View<'a, f32>,
     rows: usize,
     columns: usize,
-    /// Distance in values between rows, and between columns.
+    /// The distances in values between rows and between columns.
     strides: (usize, usize),
 }
 
@@ -60,10 +60,11 @@ impl<'a> Matrix<'a> {
 }
 
 impl Device {
-    /// Whether cuBLAS computes large products. It opens that library, if the device is one of CUDA.
+    /// Returns whether cuBLAS computes large products. On a CUDA device the call opens that
+    /// library.
     ///
     /// # Errors
-    /// Those of the device.
+    /// The errors of the device.
     pub fn uses_cublas(&self) -> Result<bool, ComputeError> {
         match self.backend() {
             Backend::Cpu(_) => Ok(false),

@@ -1,6 +1,6 @@
-//! What the tests of several kernels use.
+//! Shared helpers of the kernels' tests: random values and numeric derivatives.
 
-/// Returns values in -1..1 that follow from a seed.
+/// Returns values in -1..1 from a seed, equal in every run.
 pub(crate) fn random(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed;
     let mut next = || {

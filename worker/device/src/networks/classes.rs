@@ -1,14 +1,14 @@
-//! How often a classifier is right.
+//! The accuracy of classifiers, counted in parts of a batch.
 
 use crate::device::Device;
 use crate::error::ComputeError;
 use crate::memory::View;
 
-/// Number of samples classified at once, which bounds the buffers.
+/// The number of samples that are classified at once, which bounds the buffers.
 pub(super) const ROWS_AT_ONCE: usize = 256;
 
-/// Returns how many samples have the single greatest of their logits at their label. Ties and NaN
-/// count as wrong.
+/// Returns the number of samples whose single greatest logit is at their label. Ties and NaN count
+/// as wrong.
 pub(super) fn correct(
     device: &Device,
     logits: View<'_, f32>,

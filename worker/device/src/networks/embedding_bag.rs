@@ -80,7 +80,7 @@ impl EmbeddingBag {
         }
     }
 
-    /// Sets how the embeddings of a bag become one.
+    /// Sets the reduction of the embeddings of a bag to one row. Default [`Combiner::Mean`].
     pub fn combiner(mut self, combiner: Combiner) -> EmbeddingBag {
         self.combiner = combiner;
         self
@@ -101,11 +101,11 @@ impl EmbeddingBag {
     }
 
     /// Returns the share of bags whose label has the single greatest logit. Ties and NaN count as
-    /// wrong. Zero for no bags.
+    /// wrong. The share of no bags is zero.
     ///
     /// # Errors
-    /// Those of [`EmbeddingBag::logits`]; [`ComputeError::Length`] if there are not as many labels
-    /// as bags.
+    /// The errors of [`EmbeddingBag::logits`]; [`ComputeError::Length`] if there are not as many
+    /// labels as bags.
     pub fn accuracy(
         &mut self,
         params: &[View<'_, f32>],

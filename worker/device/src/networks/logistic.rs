@@ -1,4 +1,4 @@
-//! [`Logistic`]: logistic regression.
+//! [`Logistic`]: logistic regression, for the probability of one event.
 
 use crate::device::Device;
 use crate::error::{ComputeError, check_length};
@@ -25,7 +25,7 @@ pub struct Logistic {
 pub struct Targets<'a> {
     /// The samples one after another, row by row.
     pub features: &'a [f32],
-    /// The probability that the model should give to each sample: 0 or 1 for what has been seen.
+    /// The target probability of each sample: 0 or 1 for an observation.
     pub targets: &'a [f32],
 }
 

@@ -40,16 +40,16 @@ pub struct Samples<'a> {
 #[derive(Clone, Debug)]
 pub struct Mlp {
     device: Device,
-    /// The number of inputs, then that of the outputs of each layer.
+    /// The number of inputs, then the number of outputs of each layer.
     sizes: Vec<usize>,
     activation: Activation,
     layers: Vec<LayerActivations>,
-    /// The gradients by the outputs of a layer, and by those of the layer below it.
+    /// The gradients by the outputs of a layer. `gradients_below` has those of the layer below it.
     gradients: ScratchBuffer,
     gradients_below: ScratchBuffer,
 }
 
-/// What a layer computed for the last batch, one row per sample.
+/// The sums and outputs of a layer for the last batch, one row per sample.
 #[derive(Clone, Debug, Default)]
 struct LayerActivations {
     sums: ScratchBuffer,
@@ -99,10 +99,10 @@ impl Mlp {
     }
 
     /// Returns the share of samples whose label has the single greatest logit. Ties and NaN count
-    /// as wrong. Zero for no samples.
+    /// as wrong. The share of no samples is zero.
     ///
     /// # Errors
-    /// Those of [`Mlp::logits`]; [`ComputeError::Length`] if there are not as many labels as
+    /// The errors of [`Mlp::logits`]; [`ComputeError::Length`] if there are not as many labels as
     /// samples.
     pub fn accuracy(
         &mut self,

@@ -15,7 +15,7 @@ use crate::memory::{View, ViewMut};
 /// A network holds no parameters, only reused buffers, so the caller may keep the parameters
 /// anywhere in the memory of the device. All tensors are stored row by row.
 pub trait Network<B> {
-    /// Where the network computes.
+    /// Returns the device on which the network computes.
     fn device(&self) -> &Device;
 
     /// Returns the shapes of the parameters, in their order.
@@ -25,8 +25,8 @@ pub trait Network<B> {
     /// parameter.
     ///
     /// # Errors
-    /// [`ComputeError::Length`] if a tensor does not have the length of its shape, and those that
-    /// the network names.
+    /// [`ComputeError::Length`] if a tensor does not have the length of its shape, and the errors
+    /// that the network names.
     fn gradients(
         &mut self,
         params: &[View<'_, f32>],
