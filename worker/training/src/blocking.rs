@@ -36,7 +36,7 @@ pub struct TrainingSession {
 }
 
 impl TrainingSession {
-    /// See [`crate::TrainingSession::start`].
+    /// Blocking form of [`crate::TrainingSession::start`].
     pub fn start(config: TrainingConfig) -> Result<TrainingSession, TrainingError> {
         let mut waiter = Waiter::default();
         // Hooks may have a runtime of their own.
@@ -45,7 +45,7 @@ impl TrainingSession {
         Ok(TrainingSession { inner, waiter })
     }
 
-    /// See [`crate::TrainingSession::step`].
+    /// Blocking form of [`crate::TrainingSession::step`].
     pub fn step(&mut self) -> Result<Option<Step<'_>>, TrainingError> {
         match self.advance() {
             Ok(Some(grant)) => {
@@ -60,7 +60,7 @@ impl TrainingSession {
         }
     }
 
-    /// See [`crate::TrainingSession::attach`].
+    /// Continues a detached step, like [`crate::TrainingSession::attach`].
     pub fn attach(&mut self, step: DetachedStep) -> Option<Step<'_>> {
         let TrainingSession { inner, waiter } = self;
         inner.attach(step).map(|inner| Step { inner, waiter })
@@ -95,7 +95,7 @@ impl TrainingSession {
         }
     }
 
-    /// See [`crate::TrainingSession::run`].
+    /// Blocking form of [`crate::TrainingSession::run`].
     pub fn run<E>(
         mut self,
         mut train: impl FnMut(&mut Step<'_>) -> Result<(), E>,
@@ -116,27 +116,27 @@ impl TrainingSession {
         self.close()
     }
 
-    /// See [`crate::TrainingSession::close`].
+    /// Blocking form of [`crate::TrainingSession::close`].
     pub fn close(mut self) -> Result<TrainingEnd, TrainingError> {
         self.waiter.wait_apart(self.inner.close())
     }
 
-    /// See [`crate::TrainingSession::is_chief`].
+    /// Returns whether this worker is the chief, like [`crate::TrainingSession::is_chief`].
     pub fn is_chief(&self) -> bool {
         self.inner.is_chief()
     }
 
-    /// See [`crate::TrainingSession::global_step`].
+    /// Returns the global step, like [`crate::TrainingSession::global_step`].
     pub fn global_step(&self) -> u64 {
         self.inner.global_step()
     }
 
-    /// See [`crate::TrainingSession::metrics`].
+    /// Returns the metrics of this worker, like [`crate::TrainingSession::metrics`].
     pub fn metrics(&self) -> WorkerMetrics {
         self.inner.metrics()
     }
 
-    /// See [`crate::TrainingSession::worker`].
+    /// Returns the worker of the session, like [`crate::TrainingSession::worker`].
     pub fn worker(&self) -> Option<&Worker> {
         self.inner.worker()
     }
@@ -151,22 +151,22 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// See [`crate::Step::step`].
+    /// Returns the number of the step, like [`crate::Step::step`].
     pub fn step(&self) -> u64 {
         self.inner.step()
     }
 
-    /// See [`crate::Step::samples`].
+    /// Returns the samples of the step, like [`crate::Step::samples`].
     pub fn samples(&self) -> Option<SampleRange> {
         self.inner.samples()
     }
 
-    /// See [`crate::Step::samples_ahead`].
+    /// Returns the samples ahead of the step, like [`crate::Step::samples_ahead`].
     pub fn samples_ahead(&self) -> Option<SampleRange> {
         self.inner.samples_ahead()
     }
 
-    /// See [`crate::Step::load`].
+    /// Blocking form of [`crate::Step::load`].
     pub fn load<T: Send + 'static>(
         &self,
         batches: &mut GrantedBatches<T>,
@@ -175,27 +175,27 @@ impl Step<'_> {
         batches.blocking_load(samples, self.inner.samples_ahead())
     }
 
-    /// See [`crate::Step::detach`].
+    /// Detaches the step from its session, like [`crate::Step::detach`].
     pub fn detach(self) -> DetachedStep {
         self.inner.detach()
     }
 
-    /// See [`crate::Step::skip`].
+    /// Skips the step, like [`crate::Step::skip`].
     pub fn skip(self) {
         self.inner.skip();
     }
 
-    /// See [`crate::Step::parts`].
+    /// Returns the values and the gradients of the step, like [`crate::Step::parts`].
     pub fn parts(&mut self) -> (&mut Params, &mut Gradients) {
         self.inner.parts()
     }
 
-    /// See [`crate::Step::scalar`].
+    /// Sets a scalar of the step, like [`crate::Step::scalar`].
     pub fn scalar(&mut self, name: &str, value: impl Into<f64>) {
         self.inner.scalar(name, value);
     }
 
-    /// See [`crate::Step::pull_rows`].
+    /// Blocking form of [`crate::Step::pull_rows`].
     pub fn pull_rows<T: Element>(
         &mut self,
         name: &str,
@@ -207,7 +207,7 @@ impl Step<'_> {
         inner.rows_pulled(pulled)
     }
 
-    /// See [`crate::Step::push`].
+    /// Blocking form of [`crate::Step::push`].
     pub fn push(self) -> Result<GradientOutcome, TrainingError> {
         let Step { inner, waiter } = self;
         let (session, grant) = inner.into_parts();

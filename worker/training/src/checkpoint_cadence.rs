@@ -1,8 +1,8 @@
-//! [`CheckpointCadence`]: when the chief asks the servers for a checkpoint.
+//! [`CheckpointCadence`]: the times at which the chief asks the servers for a checkpoint.
 
 use std::time::Duration;
 
-/// How often a checkpoint is due.
+/// The interval between checkpoints, in time or in global steps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CheckpointInterval {
     /// After this time since the last one.
@@ -11,7 +11,7 @@ pub(super) enum CheckpointInterval {
     Steps(u64),
 }
 
-/// Decides when a checkpoint is due, and never twice for one step.
+/// Decides the time of each checkpoint, and takes at most one for each step.
 ///
 /// One is due after each join, unless the values come from a checkpoint of that very step. After
 /// the first join it holds the initial values; after a later one, a server was lost, and the next

@@ -19,7 +19,7 @@ pub(super) struct CheckpointPlan {
     pub(super) newest: Option<SavedCheckpoint>,
 }
 
-/// Where the final checkpoint stands.
+/// The state of the final checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LastSave {
     Due,
@@ -27,12 +27,12 @@ enum LastSave {
     Done,
 }
 
-/// When a checkpoint is asked for.
+/// The occasion of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SaveOccasion {
-    /// Between two steps.
+    /// A pause between two steps.
     Steps,
-    /// At the end.
+    /// The end of the training.
     End,
     /// After an error. It is tried once.
     Failure,
@@ -74,7 +74,7 @@ impl CheckpointPlan {
         self.cadence.asked(now, step);
     }
 
-    /// Records a checkpoint.
+    /// Records the checkpoint that the servers have saved.
     pub(super) fn saved(&mut self, checkpoint: SavedCheckpoint) {
         self.is_under_way = false;
         if self.last_save == LastSave::Asked {

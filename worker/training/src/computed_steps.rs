@@ -18,7 +18,7 @@ impl Step<'_> {
     /// allocate that memory again.
     ///
     /// # Errors
-    /// Those of the model. The step can be dropped then; nothing was pushed.
+    /// The errors of the model. The step can be dropped then; nothing was pushed.
     pub fn compute<B>(
         &mut self,
         model: &mut (impl Compute<B> + ?Sized),
@@ -34,7 +34,7 @@ impl Step<'_> {
 }
 
 impl blocking::Step<'_> {
-    /// See [`crate::Step::compute`].
+    /// Blocking form of [`crate::Step::compute`].
     pub fn compute<B>(
         &mut self,
         model: &mut (impl Compute<B> + ?Sized),

@@ -138,7 +138,7 @@ pub trait Hook: Send {
 /// Whether a training goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Flow {
-    /// Goes on.
+    /// The training goes on with the next call.
     Continue,
     /// Ends for this reason, after the calls that are due.
     Stop(String),
@@ -147,7 +147,7 @@ pub enum Flow {
 /// Whether a step begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StepGate {
-    /// It begins.
+    /// The step begins now.
     Begin,
     /// The token goes back, and the session asks for another after this time.
     Wait(Duration),
@@ -155,19 +155,19 @@ pub enum StepGate {
     Stop(String),
 }
 
-/// What a training is about to begin with.
+/// The variables and the task of a training that is about to begin.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct TrainingSetup<'a> {
     /// The variables that the session will declare. All workers must add the same.
     pub variables: &'a mut Vec<VariableSpec>,
-    /// This worker.
+    /// The task of this worker.
     pub task: &'a TaskId,
     /// Whether this worker is the chief.
     pub is_chief: bool,
 }
 
-/// A join.
+/// A join of the worker, the first or one after a loss.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct JoinReport<'a> {
@@ -180,7 +180,7 @@ pub struct JoinReport<'a> {
     pub restored: Option<&'a RestoredCheckpoint>,
     /// The error that made the session join again.
     pub cause: Option<&'a Error>,
-    /// The values.
+    /// The values that the worker has pulled.
     pub params: &'a Params,
     /// The time since the session started.
     pub at: Duration,
@@ -230,7 +230,7 @@ pub struct ComputedStep<'a> {
     pub step: u64,
     /// The values from which the gradients were computed.
     pub params: &'a Params,
-    /// The gradients.
+    /// The gradients that are about to be pushed.
     pub gradients: &'a Gradients,
     /// The numbers of the step.
     pub scalars: &'a Scalars,
@@ -266,7 +266,7 @@ pub struct FinishedStep<'a> {
     pub params: &'a Params,
     /// The numbers of the step.
     pub scalars: &'a mut Scalars,
-    /// When its phases began and how long they took.
+    /// The times at which the phases of the step began, and their durations.
     pub timing: StepTiming,
     /// The time since the session started.
     pub at: Duration,
@@ -276,7 +276,7 @@ pub struct FinishedStep<'a> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StepTiming {
-    /// When the step began, since the session started.
+    /// The time from the start of the session to the start of the step.
     pub begin: Duration,
     /// The wait for the token.
     pub token: Duration,

@@ -18,7 +18,7 @@ pub(super) struct KnownSteps {
     pub(super) granted: u64,
     /// The number of steps that this worker has finished.
     pub(super) local: u64,
-    /// How many gradients in a row were NaN or infinite.
+    /// The number of gradients in a row that were NaN or infinite.
     non_finite: u32,
 }
 
@@ -28,7 +28,7 @@ impl KnownSteps {
         (self.newest, self.applied) = (step, step);
     }
 
-    /// Records a token.
+    /// Records a token of this step.
     pub(super) fn granted(&mut self, step: u64) {
         self.granted = step;
         self.learn(step);

@@ -1,5 +1,5 @@
-//! What surrounds the training loop of a worker: sessions with their hooks, a data pipeline, record
-//! files and summaries.
+//! Training sessions around the loop of a worker: hooks, a data pipeline, record files and
+//! summaries.
 //!
 //! The private `lifecycle` decides the order of all calls of a session, without a clock or a
 //! socket. [`TrainingSession`] carries its decisions out, over the worker of `pushpull-worker`. The

@@ -153,7 +153,7 @@ impl Lifecycle {
         })
     }
 
-    /// Records a join.
+    /// Records a join of the worker with the servers.
     pub(super) fn joined(
         &mut self,
         now: Duration,
@@ -299,7 +299,7 @@ impl Lifecycle {
         checked.map_err(|error| self.fail(error))
     }
 
-    /// Records an average.
+    /// Records an average of the replicas' means.
     pub(super) fn averaged(
         &mut self,
         now: Duration,
@@ -507,7 +507,7 @@ impl Lifecycle {
         }
     }
 
-    /// See [`TrainingRecovery::has_lost_state`].
+    /// Returns whether the servers have lost their state: see [`TrainingRecovery::has_lost_state`].
     pub(super) fn has_lost_state(&self) -> bool {
         self.recovery.has_lost_state()
     }

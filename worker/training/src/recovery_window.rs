@@ -1,4 +1,4 @@
-//! [`RecoveryWindow`]: how long a training tries to recover, and how often.
+//! [`RecoveryWindow`]: the time and the pauses of a training's attempts to recover.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::backoff::Backoff;
 #[derive(Debug)]
 pub(super) struct RecoveryWindow {
     length: Duration,
-    /// When the window opened; `None` while all is well.
+    /// The time at which the window opened; `None` without a failure.
     since: Option<Duration>,
     backoff: Backoff,
 }
@@ -30,7 +30,7 @@ impl RecoveryWindow {
         (!remaining.is_zero()).then(|| self.backoff.pause().min(remaining))
     }
 
-    /// Records progress.
+    /// Records progress, which closes the window.
     pub(super) fn progressed(&mut self) {
         if self.since.take().is_some() {
             self.backoff.reset();
@@ -62,7 +62,7 @@ impl RecoveryWindow {
     }
 }
 
-/// How long the attempt at the end of the window may take: enough for a server that answers.
+/// The longest time of the attempt at the end of the window: enough for a server that answers.
 pub(super) const LAST_ATTEMPT: Duration = Duration::from_secs(1);
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ impl Scalars {
         self.iter().next().is_none()
     }
 
-    /// Begins a step.
+    /// Removes all scalars, for the next step.
     pub(crate) fn clear(&mut self) {
         self.entries.iter_mut().for_each(|(_, value)| *value = None);
     }

@@ -26,7 +26,7 @@ pub(super) struct SessionReplica {
     leaving: Option<Worker>,
     /// The replica's local values while it joins again.
     local_values: Option<LocalValues>,
-    /// What the workers before this one have done.
+    /// The metrics of the workers before the present one.
     past: WorkerMetrics,
 }
 
@@ -98,7 +98,7 @@ impl SessionReplica {
         Some(Ok(self.joined.insert(joined)))
     }
 
-    /// What this session has done, through all its joins.
+    /// Returns the metrics of this session, through all its joins.
     pub(super) fn metrics(&self) -> WorkerMetrics {
         let joined = self.joined.as_ref().map(|joined| &joined.worker);
         let worker = joined.or(self.leaving.as_ref());

@@ -47,9 +47,9 @@ impl<'a> Step<'a> {
     /// Returns the batch of the step's samples, and begins to read the next one ahead.
     ///
     /// # Errors
-    /// Those of [`GrantedBatches::load`]; [`DataError::NotGranted`] if the worker has declared no
-    /// data set ([`TrainingConfig::data`](super::TrainingConfig::data)), and [`DataError::Differs`]
-    /// if it has declared another one than the loader's, or another order.
+    /// The errors of [`GrantedBatches::load`]; [`DataError::NotGranted`] if the worker has declared
+    /// no data set ([`TrainingConfig::data`](super::TrainingConfig::data)), and
+    /// [`DataError::Differs`] if it has declared another one than the loader's, or another order.
     pub async fn load<T: Send + 'static>(
         &self,
         batches: &mut GrantedBatches<T>,

@@ -1,10 +1,10 @@
-//! [`StepGrant`]: what a step owns.
+//! [`StepGrant`]: the token and the gradients that a step owns.
 
 use std::sync::Arc;
 
 use pushpull_worker::{Gradients, Token};
 
-/// What a step owns.
+/// The token and the gradients that a step owns.
 #[derive(Debug)]
 pub(crate) struct StepGrant {
     pub(crate) token: Token,

@@ -14,13 +14,13 @@ use super::hook::Hook;
 use super::lifecycle::LifecycleSettings;
 use super::training_error::TrainingError;
 
-/// The default of [`TrainingConfig::non_finite_max`].
+/// The default of [`TrainingConfig::non_finite_max`], in gradients.
 const NON_FINITE_MAX: u32 = 100;
 
 /// The closure of the caller that sets first values.
 pub(super) struct FillValues(pub(super) Box<SetFirstValues>);
 
-/// Sets first values.
+/// The function that sets first values, called by the chief.
 type SetFirstValues = dyn FnMut(&mut InitialValues<'_>) + Send;
 
 impl fmt::Debug for FillValues {
@@ -141,11 +141,11 @@ impl TrainingConfig {
         TrainingConfig { finish_for_all: finishes, ..self }
     }
 
-    /// How long the session tries to recover before it gives up with the last error. Default
-    /// 600 s. The time counts from the first failure after a settled push. Zero gives up at once. An
-    /// attempt under way ends with the time, a second later at the latest; only a checkpoint has
-    /// [`WorkerConfig::save_timeout`].
-    /// [`Hook::retrying`] hears of every failure that the session tries to recover from.
+    /// The time for which the session tries to recover before it gives up with the last error.
+    /// Default 600 s. The time counts from the first failure after a settled push. Zero gives up at
+    /// once. An attempt under way ends with the time, a second later at the latest; only a
+    /// checkpoint has [`WorkerConfig::save_timeout`]. [`Hook::retrying`] hears of every failure
+    /// that the session tries to recover from.
     ///
     /// The pauses between attempts grow from 0.1 s to 5 s, with jitter. The first attempt to join
     /// has [`WorkerConfig::connect_timeout`] instead.
@@ -154,9 +154,10 @@ impl TrainingConfig {
         TrainingConfig { recover_for: time, ..self }
     }
 
-    /// How many gradients in a row may be refused because of NaN or infinity. The next one fails the
-    /// training with [`TrainingError::NonFinite`]: a model that has broken down gives nothing else.
-    /// Default 100, which a dynamic loss scale does not reach. `u32::MAX` is no limit.
+    /// The most gradients in a row that may be refused because of NaN or infinity. The next one
+    /// fails the training with [`TrainingError::NonFinite`]: a model that has broken down gives
+    /// nothing else. Default 100, which a dynamic loss scale does not reach. `u32::MAX` is no
+    /// limit.
     ///
     /// Hooks see each as [`GradientOutcome::Skipped`](super::GradientOutcome::Skipped), and
     /// [`WorkerMetrics::pushes_non_finite`](pushpull_worker::WorkerMetrics::pushes_non_finite) counts them.

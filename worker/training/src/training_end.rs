@@ -1,4 +1,4 @@
-//! [`TrainingEnd`]: how a training ended.
+//! [`TrainingEnd`]: the end of a training without an error.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use pushpull_worker::{Params, SavedCheckpoint, WorkerMetrics};
 
 use super::scalars::Scalars;
 
-/// How a training ended, if it ended without an error.
+/// The end of a training without an error.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TrainingEnd {
     /// The newest global step that this worker knows.
     pub step: u64,
-    /// Why the training ended.
+    /// The reason for the end of the training.
     pub reason: StopReason,
     /// The newest checkpoint that this session has saved; `None` on workers other than the chief.
     pub checkpoint: Option<SavedCheckpoint>,
@@ -28,11 +28,11 @@ pub struct TrainingEnd {
     /// within [`WorkerConfig::timeout`](pushpull_worker::WorkerConfig::timeout). Also if a gradient of a lost
     /// worker is applied on some servers only.
     pub is_final: bool,
-    /// What this worker has done in the whole session, through all its joins.
+    /// The metrics of this worker in the whole session, through all its joins.
     pub metrics: WorkerMetrics,
 }
 
-/// Why a training ended.
+/// The reason for the end of a training.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StopReason {
@@ -44,9 +44,9 @@ pub enum StopReason {
     Finished,
     /// A hook asked for the end.
     Hook {
-        /// The hook.
+        /// The name of the hook.
         hook: String,
-        /// Its reason.
+        /// The reason that the hook gave.
         reason: String,
     },
     /// The [`Interrupt`](pushpull_worker::Interrupt) was raised.
@@ -78,11 +78,11 @@ impl From<EndReason> for StopReason {
     }
 }
 
-/// What a hook sees at the end of a training.
+/// The view that a hook has of the end of a training.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct FinalValues<'a> {
-    /// How the training ended.
+    /// The end of the training.
     pub end: &'a TrainingEnd,
     /// The numbers of the last step.
     pub scalars: &'a Scalars,

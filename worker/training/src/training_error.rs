@@ -1,4 +1,4 @@
-//! [`TrainingError`]: why a training ended without reaching its end.
+//! [`TrainingError`]: the errors that end a training before its end.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::hook::HookError;
 use pushpull_common::rounding::rounded;
 use pushpull_worker::Error;
 
-/// Why a training failed. Hooks have heard of it before the caller.
+/// The failure of a training. Hooks see it before the caller.
 #[derive(Debug, ThisError)]
 #[non_exhaustive]
 pub enum TrainingError {
@@ -24,44 +24,44 @@ pub enum TrainingError {
         rounded(.waited)
     )]
     GaveUp {
-        /// The number of attempts.
+        /// The number of attempts since the first failure.
         attempts: u32,
         /// The time since the first failure.
         waited: Duration,
-        /// The last error.
+        /// The error of the last attempt.
         source: Error,
     },
     /// More gradients in a row were NaN or infinite than
     /// [`TrainingConfig::non_finite_max`](super::TrainingConfig::non_finite_max) allows.
     #[error("cannot continue: {in_a_row} gradients in a row were refused, the last one: {source}")]
     NonFinite {
-        /// The number of gradients.
+        /// The number of gradients in a row.
         in_a_row: u32,
-        /// Why the last one was refused.
+        /// The reason for the refusal of the last one.
         source: Error,
     },
     /// The servers cannot save checkpoints, or not the final one.
     #[error("cannot continue without the checkpoint: {source}")]
     Save {
-        /// The cause.
+        /// The error of the worker.
         source: Error,
     },
     /// A hook returned an error.
     #[error("cannot continue: the hook {hook} failed in {place}: {source}")]
     Hook {
-        /// The hook's name.
+        /// The name of the hook.
         hook: String,
-        /// The method.
+        /// The method of the hook that was called.
         place: HookPlace,
-        /// The hook's error.
+        /// The error that the hook returned.
         source: HookError,
     },
-    /// A hook panicked.
+    /// A hook panicked, which ends the training.
     #[error("cannot continue: the hook {hook} panicked in {place}: {message}")]
     HookPanicked {
-        /// The hook's name.
+        /// The name of the hook.
         hook: String,
-        /// The method.
+        /// The method of the hook that was called.
         place: HookPlace,
         /// The message of the panic, or words that say that it has none.
         message: String,
@@ -71,7 +71,7 @@ pub enum TrainingError {
     Step {
         /// The global step of its token.
         step: u64,
-        /// The function's error.
+        /// The error that the function returned.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A checkpoint would be due at all times.

@@ -76,8 +76,8 @@ impl TrainingSession {
     /// Starts a session: calls the hooks' `begin`, connects and joins.
     ///
     /// # Errors
-    /// Those of [`Worker::connect`] and [`Worker::join`], and those of hooks. A server or a chief
-    /// that is absent for longer than [`WorkerConfig::connect_timeout`] is named by
+    /// The errors of [`Worker::connect`] and [`Worker::join`], and those of hooks. A server or a
+    /// chief that is absent for longer than [`WorkerConfig::connect_timeout`] is named by
     /// [`Error::Timeout`].
     ///
     /// Dropping the future ends the session.
@@ -185,8 +185,8 @@ impl TrainingSession {
     /// ends.
     ///
     /// # Errors
-    /// Those of [`TrainingSession::step`] and [`Step::push`]. An error of `train` ends the training
-    /// as [`TrainingError::Step`].
+    /// The errors of [`TrainingSession::step`] and [`Step::push`]. An error of `train` ends the
+    /// training as [`TrainingError::Step`].
     ///
     /// Dropping the future drops the session.
     pub async fn run<E>(
@@ -212,8 +212,8 @@ impl TrainingSession {
     /// Ends the training, unless it has ended, and returns how it ended.
     ///
     /// # Errors
-    /// Those of hooks and of the final checkpoint; [`TrainingError::Failed`] if the training has
-    /// failed before.
+    /// The errors of hooks and of the final checkpoint; [`TrainingError::Failed`] if the training
+    /// has failed before.
     pub async fn close(mut self) -> Result<TrainingEnd, TrainingError> {
         self.follow_interrupt();
         self.lifecycle.stop(StopReason::Closed);
@@ -237,7 +237,7 @@ impl TrainingSession {
         self.lifecycle.newest_step()
     }
 
-    /// What this worker has done since the session started, through all its joins.
+    /// Returns the metrics of this worker since the session started, through all its joins.
     pub fn metrics(&self) -> WorkerMetrics {
         self.replica.metrics()
     }
@@ -355,7 +355,7 @@ impl TrainingSession {
         self.replica.average(steps).await
     }
 
-    /// Records an average.
+    /// Records an average of the replicas' means.
     pub(crate) fn averaged(
         &mut self,
         averaged: Option<Result<(), Error>>,

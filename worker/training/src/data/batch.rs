@@ -6,11 +6,11 @@ use pushpull_common::data_set::SampleRange;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Batch<T> {
-    /// The range.
+    /// The range of the epoch's order that the batch covers.
     pub range: SampleRange,
     /// The index of each sample in the source: where the epoch's order puts the range.
     pub indices: Vec<u64>,
-    /// The samples.
+    /// The mapped samples, in the order of `indices`.
     pub samples: Vec<T>,
 }
 

@@ -110,7 +110,7 @@ impl CsvRow {
     /// Parses a field, such as a number.
     ///
     /// # Errors
-    /// Those of [`CsvRow::text`], and [`SourceError::Field`] if the text is no `T`.
+    /// The errors of [`CsvRow::text`], and [`SourceError::Field`] if the text is no `T`.
     pub fn parse<T: FromStr>(&self, column: &str) -> Result<T, SourceError> {
         let text = self.text(column)?;
         text.parse().map_err(|_| self.not_a(column, text, type_name::<T>()))

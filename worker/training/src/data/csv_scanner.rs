@@ -1,4 +1,4 @@
-//! [`RowScanner`]: finds the rows of a CSV file, and what is malformed in them.
+//! [`RowScanner`]: finds the rows of a CSV file, and its malformed ones.
 
 use std::io::Read;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::row_mark::{MarkKind, RowMark};
 use super::suspect_delimiter::SuspectDelimiter;
 use super::{CsvFormat, CsvSource, SourceError};
 
-/// What one pass over a file finds.
+/// The result of one pass over a file.
 pub(super) struct RowIndex {
     /// The names of the columns.
     pub(super) header: Vec<String>,
@@ -28,7 +28,7 @@ pub(super) struct RowScanner<'a> {
     path: &'a Path,
     format: CsvFormat,
     rows_max: u64,
-    /// What each byte is.
+    /// The class of each byte value.
     classes: [ByteClass; 256],
     state: ScanState,
     /// The number of bytes that have been read.
@@ -37,7 +37,7 @@ pub(super) struct RowScanner<'a> {
     line: u64,
     /// Whether the last byte was a carriage return, which ends a line together with a newline.
     is_after_return: bool,
-    /// Where the row starts.
+    /// The offset at which the row starts, in bytes.
     row_start: u64,
     /// The number of delimiters in the row.
     delimiters: usize,
@@ -45,7 +45,7 @@ pub(super) struct RowScanner<'a> {
     quote_line: u64,
     /// The bytes of the first row, until it is complete.
     first_row: Vec<u8>,
-    /// What a row may be that is none.
+    /// The marks of lines that are no rows, such as a second header.
     marks: [RowMark; 4],
     /// Another delimiter that the header has, until a row tells.
     suspect: Option<SuspectDelimiter>,
@@ -54,7 +54,7 @@ pub(super) struct RowScanner<'a> {
     index: RowIndex,
 }
 
-/// What a byte means outside of quotes.
+/// The class of a byte outside of quotes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ByteClass {
     Text,
@@ -64,15 +64,15 @@ enum ByteClass {
     Zero,
 }
 
-/// Where in a row the scanner is.
+/// The state of the scanner within a row.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ScanState {
-    /// No byte of the row has been read, but empty lines may have been.
+    /// The state before the first byte of a row; empty lines may precede.
     RowStart,
     FieldStart,
     Unquoted,
     Quoted,
-    /// Behind a quote in a quoted field: the field ends here, or the quote is doubled.
+    /// The state behind a quote in a quoted field: the field ends here, or the quote is doubled.
     AfterQuote,
 }
 

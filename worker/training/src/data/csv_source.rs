@@ -49,12 +49,12 @@ pub struct CsvSource {
     bytes: FileBytes,
     /// The start of each row, and the end of the last.
     offsets: Vec<u64>,
-    /// All names of the first row.
+    /// The column names in the first row, selected or not.
     header: Vec<String>,
     columns: Arc<CsvColumns>,
 }
 
-/// How a CSV file is read.
+/// The format of a CSV file.
 ///
 /// ```
 /// use pushpull_training::data::CsvFormat;
@@ -159,7 +159,7 @@ impl CsvSource {
     /// Opens a file of another format, and selects all columns.
     ///
     /// # Errors
-    /// Those of [`CsvSource::open`].
+    /// The errors of [`CsvSource::open`].
     pub fn open_as(path: impl AsRef<Path>, format: CsvFormat) -> Result<CsvSource, SourceError> {
         CsvSource::open_within(path.as_ref(), format, CsvSource::ROWS_MAX)
     }

@@ -1,4 +1,4 @@
-//! [`DataError`]: why a pipeline cannot be started, or a batch cannot be read.
+//! [`DataError`]: the errors of a pipeline's start and of its batches.
 
 use std::error::Error as StdError;
 use std::io;
@@ -25,19 +25,19 @@ pub enum DataError {
     Threads {
         /// The name of the data set.
         data_set: String,
-        /// The number of threads.
+        /// The number of threads that was asked for.
         threads: usize,
-        /// The limit.
+        /// The limit, [`Pipeline::THREADS_MAX`](super::Pipeline::THREADS_MAX).
         max: usize,
     },
-    /// No batch may be read ahead, or more than a loader keeps.
+    /// The prefetch is 0, or above the limit of a loader.
     #[error("cannot load {data_set:?} with a prefetch of {prefetch}: 1 to {max} batches are kept")]
     Prefetch {
         /// The name of the data set.
         data_set: String,
-        /// The number of batches.
+        /// The number of batches that was asked for.
         prefetch: usize,
-        /// The limit.
+        /// The limit, [`Pipeline::PREFETCH_MAX`](super::Pipeline::PREFETCH_MAX).
         max: usize,
     },
     /// The worker of a static split is not among its workers.
@@ -47,7 +47,7 @@ pub enum DataError {
         data_set: String,
         /// The index of the worker.
         index: u64,
-        /// The number of workers.
+        /// The number of workers of the split.
         count: u64,
     },
     /// The operating system did not start a thread.
@@ -55,10 +55,11 @@ pub enum DataError {
     Thread {
         /// The name of the data set.
         data_set: String,
-        /// The operating system's error.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// As many batches are submitted and not taken as the loader keeps. Take one first.
+    /// The loader is full: it keeps `prefetch` submitted batches that were not taken. Take one
+    /// first.
     #[error("cannot submit a range of {data_set:?}: {prefetch} batches are not taken yet")]
     Full {
         /// The name of the data set.
@@ -78,9 +79,9 @@ pub enum DataError {
     Range {
         /// The name of the data set.
         data_set: String,
-        /// The range.
+        /// The range that was submitted.
         range: SampleRange,
-        /// The number of samples.
+        /// The number of samples in the data set.
         samples: u64,
         /// The number of samples of a batch.
         batch: u32,
@@ -106,7 +107,7 @@ pub enum DataError {
         epoch: u64,
         /// The index of the sample.
         index: u64,
-        /// The cause.
+        /// The error of the source.
         source: SourceError,
     },
     /// A function of [`Pipeline::try_map`](super::Pipeline::try_map) failed.

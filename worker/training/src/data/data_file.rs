@@ -36,7 +36,7 @@ impl DataFile {
         Ok(DataFile { path: path.to_owned(), file, len, is_packed: start == GZIP_MAGIC })
     }
 
-    /// The path.
+    /// Returns the path by which the file was opened.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }

@@ -17,7 +17,7 @@ pub(super) struct FileBytes {
     place: Place,
 }
 
-/// Where the bytes are.
+/// The place of the bytes: in memory or in the file.
 enum Place {
     Memory(Bytes),
     Disk(File),

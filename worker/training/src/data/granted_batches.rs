@@ -38,9 +38,9 @@ pub struct GrantedBatches<T> {
     wasted: u64,
 }
 
-/// What to do with the loader's next batch.
+/// The use of the loader's next batch.
 enum NextBatch {
-    /// It is of other samples than the granted ones.
+    /// The batch has other samples than the granted ones.
     Discard,
     Return,
 }
@@ -66,7 +66,7 @@ impl<T: Send + 'static> GrantedBatches<T> {
     /// Returns the batch of the granted samples, and begins to read those `ahead`.
     ///
     /// # Errors
-    /// Those of the source and of the functions of the pipeline, for a sample of this batch;
+    /// The errors of the source and of the functions of the pipeline, for a sample of this batch;
     /// [`DataError::Range`] if the samples are not part of the data set. The next call can succeed.
     ///
     /// Dropping the future loses nothing: the batch is read, for a later call with these samples.

@@ -64,7 +64,7 @@ impl IdxSource {
     /// `memory_bytes_max` bytes unpacked.
     ///
     /// # Errors
-    /// Those of [`IdxSource::open`].
+    /// The errors of [`IdxSource::open`].
     pub fn open_within(
         samples: impl AsRef<Path>,
         labels: impl AsRef<Path>,
@@ -119,13 +119,13 @@ impl Source for IdxSource {
     }
 }
 
-/// One IDX file of unsigned bytes.
+/// One IDX file of unsigned bytes, plain or packed.
 #[derive(Debug)]
 struct IdxFile {
     bytes: FileBytes,
     /// The length of the header.
     header: u64,
-    /// The number of samples.
+    /// The number of samples, from the first extent in the header.
     count: u64,
     /// The dimensions of a sample.
     shape: Vec<usize>,

@@ -46,11 +46,11 @@ pub struct Loader<T> {
     work: LoaderMode<T>,
 }
 
-/// Where batches are read.
+/// The threads that read batches: those of the loader, or the caller's.
 enum LoaderMode<T> {
-    /// On the thread that takes them.
+    /// Reads on the thread that takes the batches.
     Caller { reader: BatchReader<T>, ranges: VecDeque<SampleRange> },
-    /// On threads of the loader.
+    /// Reads on threads of the loader.
     Threads(LoaderThreads<T>),
 }
 

@@ -45,7 +45,7 @@ struct LoadedBatch<T> {
     batch: Result<Batch<T>, DataError>,
 }
 
-/// What the threads and the caller tell each other beside the channels.
+/// The state that the threads and the caller share beside the channels.
 #[derive(Default)]
 struct LoaderSignals {
     /// Tells the threads to end.

@@ -38,7 +38,7 @@ impl Permutation {
         Permutation { len, high_radix, low_radix, keys: std::array::from_fn(key) }
     }
 
-    /// The number of samples.
+    /// Returns the number of samples that are permuted.
     pub fn len(&self) -> u64 {
         self.len
     }

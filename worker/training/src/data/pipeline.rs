@@ -1,4 +1,4 @@
-//! [`Pipeline`]: how samples become batches.
+//! [`Pipeline`]: the steps from samples to batches.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -10,8 +10,8 @@ use super::batch_reader::BatchReader;
 use super::samples::{MappedSamples, SampleReader};
 use super::{DataError, Loader, Source, StaticSplit};
 
-/// How the samples of a [`Source`] become batches: their order, their number, and the functions
-/// that map them.
+/// The steps from the samples of a [`Source`] to batches: their order, their number, and the
+/// functions that map them.
 ///
 /// A pipeline reads nothing. [`Pipeline::loader`] starts to read the ranges of a training session,
 /// and [`Pipeline::shard`] reads one worker's share of the data without a session. Both check the
@@ -44,9 +44,9 @@ pub struct Pipeline<T> {
 }
 
 impl<T: Send + 'static> Pipeline<T> {
-    /// The limit of [`Pipeline::threads`].
+    /// The most threads of [`Pipeline::threads`].
     pub const THREADS_MAX: usize = 1024;
-    /// The limit of [`Pipeline::prefetch`].
+    /// The most batches of [`Pipeline::prefetch`].
     pub const PREFETCH_MAX: usize = 1 << 16;
 
     /// Reads the samples of a source in the order of their indices: one epoch, batches of 1 sample,
@@ -159,8 +159,8 @@ impl<T: Send + 'static> Pipeline<T> {
     /// Starts the threads that read the batches of given ranges.
     ///
     /// # Errors
-    /// Those of [`Pipeline::data_set`], and [`DataError::Threads`], [`DataError::Prefetch`] and
-    /// [`DataError::Thread`].
+    /// The errors of [`Pipeline::data_set`], and [`DataError::Threads`], [`DataError::Prefetch`]
+    /// and [`DataError::Thread`].
     pub fn loader(&self) -> Result<Loader<T>, DataError> {
         let data_set = self.data_set()?;
         let name = || data_set.name().to_owned();
@@ -179,7 +179,8 @@ impl<T: Send + 'static> Pipeline<T> {
     /// Reads one worker's share of every epoch, without a session: see [`StaticSplit`].
     ///
     /// # Errors
-    /// Those of [`Pipeline::loader`], and [`DataError::Split`] if `index` is not below `count`.
+    /// The errors of [`Pipeline::loader`], and [`DataError::Split`] if `index` is not below
+    /// `count`.
     pub fn shard(&self, index: u64, count: u64) -> Result<StaticSplit<T>, DataError> {
         StaticSplit::start(self.loader()?, index, count)
     }

@@ -1,4 +1,4 @@
-//! [`RowMark`]: what shows that a row of a CSV file is none of its table.
+//! [`RowMark`]: the marks of rows that do not belong to the table of a CSV file.
 
 /// Bytes that show that a row is none of the table.
 pub(super) struct RowMark {
@@ -10,7 +10,7 @@ pub(super) struct RowMark {
     agrees: bool,
 }
 
-/// What a mark means.
+/// The kind of line that a mark describes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum MarkKind {
     /// The row is equal to the header.
@@ -60,7 +60,7 @@ impl RowMark {
         self.agrees && is_found
     }
 
-    /// What is wrong with the row, as the rest of a sentence.
+    /// Returns the problem of the row, as the rest of a sentence.
     pub(super) fn problem(&self) -> &'static str {
         match self.kind {
             MarkKind::Header => {

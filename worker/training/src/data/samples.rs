@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use super::{Source, SourceError};
 
-/// What a pipeline reads: the samples of a source, mapped.
+/// The samples that a pipeline reads, from a source through its functions.
 pub(super) trait SampleReader<T>: Send + Sync {
     /// The name of the data set.
     fn name(&self) -> &str;
 
-    /// The number of samples.
+    /// Returns the number of samples in the source.
     fn len(&self) -> u64;
 
     /// Reads and maps a sample.
@@ -20,9 +20,9 @@ pub(super) trait SampleReader<T>: Send + Sync {
 /// The reason why a sample cannot be read or mapped.
 #[derive(Debug)]
 pub(super) enum SampleError {
-    /// The source failed.
+    /// The source failed to read the sample.
     Source(SourceError),
-    /// A function failed.
+    /// A function failed to map the sample.
     Map(Box<dyn StdError + Send + Sync>),
 }
 

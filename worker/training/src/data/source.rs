@@ -1,4 +1,4 @@
-//! [`Source`]: where samples come from.
+//! [`Source`]: a numbered collection of samples.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! [`SourceError`]: why a source cannot be opened or read.
+//! [`SourceError`]: the errors of opening and reading a source.
 
 use std::error::Error as StdError;
 use std::io;
@@ -15,9 +15,9 @@ pub enum SourceError {
     Index {
         /// The name of the data set.
         name: String,
-        /// The index.
+        /// The index that was asked for, counted from 0.
         index: u64,
-        /// The number of samples.
+        /// The number of samples in the source.
         len: u64,
     },
     /// The values and the labels in memory do not belong together.
@@ -25,17 +25,17 @@ pub enum SourceError {
     Labels {
         /// The name of the data set.
         name: String,
-        /// The number of values.
+        /// The number of values that were given.
         values: usize,
-        /// The number of labels.
+        /// The number of labels that were given.
         labels: usize,
     },
     /// The operating system cannot read the file.
     #[error("cannot read {}: {source}", file.display())]
     Read {
-        /// The file.
+        /// The path of the file.
         file: PathBuf,
-        /// The cause.
+        /// The I/O error that was the cause.
         source: io::Error,
     },
     /// The file is packed with gzip, and its stream is damaged, cut, or has other bytes behind it.
@@ -48,7 +48,7 @@ pub enum SourceError {
         }
     )]
     Unpack {
-        /// The file.
+        /// The path of the file.
         file: PathBuf,
         /// The error of the decompressor.
         source: io::Error,
@@ -56,21 +56,21 @@ pub enum SourceError {
     /// The path is a directory, a pipe or a device.
     #[error("cannot read {}: it is {found}, expected a regular file", file.display())]
     NotRegular {
-        /// The path.
+        /// The path that was opened.
         file: PathBuf,
-        /// What it is, as the rest of a sentence.
+        /// The kind of file that was found, as the rest of a sentence.
         found: &'static str,
     },
     /// The file is packed with gzip, and the feature `gz` is not compiled in.
     #[error("cannot read {}: it is packed with gzip, which needs the feature gz", file.display())]
     Packed {
-        /// The file.
+        /// The path of the file.
         file: PathBuf,
     },
     /// A packed file unpacks to more bytes than may be kept in memory.
     #[error("cannot unpack {}: it has more than {bytes_max} bytes, the limit", file.display())]
     TooLong {
-        /// The file.
+        /// The path of the file.
         file: PathBuf,
         /// The limit of the unpacked bytes.
         bytes_max: u64,
@@ -82,33 +82,33 @@ pub enum SourceError {
         if *found == 1 { "" } else { "s" }
     )]
     Length {
-        /// The file.
+        /// The path of the file.
         file: PathBuf,
-        /// Its length. A packed file is unpacked by at most one byte more than expected.
+        /// The length in bytes. A packed file is unpacked by at most one byte more than expected.
         found: u64,
-        /// The expected length.
+        /// The expected length in bytes.
         expected: u64,
     },
     /// A number in the header of a file is impossible, or out of its limits.
     #[error("cannot read {}: {field} is {found}, expected {expected}", file.display())]
     Header {
-        /// The file.
+        /// The path of the file.
         file: PathBuf,
-        /// What the number means.
+        /// The meaning of the number, such as an extent.
         field: &'static str,
-        /// The number.
+        /// The number in the header.
         found: u64,
-        /// The possible numbers.
+        /// The possible numbers, in words.
         expected: String,
     },
     /// The first bytes are those of another format.
     #[error("cannot read {}: it is {found}, expected {expected}", file.display())]
     OtherFormat {
-        /// The file.
+        /// The path of the file.
         file: PathBuf,
-        /// What it is, as the rest of a sentence.
+        /// The format that was found, as the rest of a sentence.
         found: String,
-        /// What the source reads.
+        /// The format that the source reads.
         expected: String,
     },
     /// The file that is given for the samples has labels, and the one for the labels has samples.
@@ -121,11 +121,11 @@ pub enum SourceError {
     Exchanged {
         /// The path of the samples.
         file: PathBuf,
-        /// What its file has, such as "60000 labels".
+        /// The content of the first file, such as "60000 labels".
         found: String,
         /// The path of the labels.
         labels_file: PathBuf,
-        /// What its file has, such as "60000 images of 28x28".
+        /// The content of the second file, such as "60000 images of 28x28".
         labels_found: String,
     },
     /// The samples and the labels are one file.
@@ -139,7 +139,7 @@ pub enum SourceError {
         file: PathBuf,
         /// The path of the labels.
         labels_file: PathBuf,
-        /// What the file has, such as "60000 labels".
+        /// The content of the file, such as "60000 labels".
         found: String,
     },
     /// Two files that belong together differ in their number of samples.
@@ -151,19 +151,19 @@ pub enum SourceError {
     Counts {
         /// The file of the samples.
         file: PathBuf,
-        /// Its number of samples.
+        /// The number of samples in the first file.
         samples: u64,
         /// The file of the labels.
         labels_file: PathBuf,
-        /// Its number of labels.
+        /// The number of labels in the second file.
         labels: u64,
     },
     /// A table has no column of this name, or the selection does not have it.
     #[error("cannot read {}: there is no column {column:?} among {columns}", file.display())]
     Column {
-        /// The file.
+        /// The path of the file.
         file: PathBuf,
-        /// The name.
+        /// The name that was asked for.
         column: String,
         /// The columns that there are: the first names, and the number of the others.
         columns: String,
@@ -174,9 +174,9 @@ pub enum SourceError {
         file.display()
     )]
     RepeatedColumn {
-        /// The file.
+        /// The path of the file.
         file: PathBuf,
-        /// The name.
+        /// The name that several columns have.
         column: String,
         /// The position of the first column of this name, counted from 0.
         first: usize,
@@ -186,19 +186,19 @@ pub enum SourceError {
     /// The row with the names of the columns is malformed.
     #[error("cannot read {}: the header {problem}", file.display())]
     HeaderRow {
-        /// The file.
+        /// The path of the file.
         file: PathBuf,
-        /// What is wrong with it, as the rest of a sentence.
+        /// The problem of the header, as the rest of a sentence.
         problem: String,
     },
     /// A row of a table is malformed.
     #[error("cannot read {}: row {row} {problem}", file.display())]
     Row {
-        /// The file.
+        /// The path of the file.
         file: PathBuf,
         /// The number of the row, counted from 0 without the header: the index of the sample.
         row: u64,
-        /// What is wrong with it, as the rest of a sentence.
+        /// The problem of the row, as the rest of a sentence.
         problem: String,
     },
     /// A field of a table is not of the type that was asked for.
@@ -207,7 +207,7 @@ pub enum SourceError {
         file.display()
     )]
     Field {
-        /// The file.
+        /// The path of the file.
         file: PathBuf,
         /// The number of the row, counted from 0 without the header: the index of the sample.
         row: u64,
@@ -215,15 +215,15 @@ pub enum SourceError {
         column: String,
         /// The text of the field, cut after 64 characters.
         text: String,
-        /// The type.
+        /// The name of the type that was asked for.
         expected: &'static str,
     },
     /// A table has more rows than can be indexed.
     #[error("cannot index {}: it has more than {rows_max} rows, the limit", file.display())]
     TooManyRows {
-        /// The file.
+        /// The path of the file.
         file: PathBuf,
-        /// The limit.
+        /// The most rows of a file.
         rows_max: u64,
     },
     /// The error of a source of your own.

@@ -22,7 +22,7 @@ pub struct StaticSplit<T> {
     loader: Loader<T>,
     /// The next batch to submit, by its number among the batches of all epochs.
     next: u64,
-    /// The number of workers.
+    /// The number of workers, which share the samples.
     count: u64,
     /// Whether nothing more can be submitted, because the loader has stopped.
     is_stopped: bool,

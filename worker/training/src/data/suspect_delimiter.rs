@@ -43,7 +43,7 @@ impl SuspectDelimiter {
     }
 }
 
-/// Counts a byte.
+/// Returns the number of times that a byte occurs.
 fn count(byte: u8, bytes: &[u8]) -> usize {
     bytes.iter().filter(|&&found| found == byte).count()
 }

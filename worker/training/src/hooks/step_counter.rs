@@ -12,7 +12,7 @@ use crate::{FinishedStep, Flow, Hook, HookError, JoinReport};
 #[doc(alias = "StepCounterHook")]
 pub struct StepCounter {
     every: u64,
-    /// When the scalar was last set, and the global step then.
+    /// The time and the global step at which the scalar was last set.
     since: (Duration, u64),
 }
 

@@ -1,4 +1,4 @@
-//! [`Ending`]: why a training ends, and what its session does then, in which order.
+//! [`Ending`]: the reason for a training's end, and the order of its session's last steps.
 
 use pushpull_worker::{Params, SavedCheckpoint, WorkerMetrics};
 
@@ -6,7 +6,7 @@ use super::next_action::NextAction;
 use crate::checkpoint_plan::SaveOccasion;
 use crate::training_end::{StopReason, TrainingEnd};
 
-/// Why a training ends, and what has been done for its end.
+/// The end of a training: its reason, and the steps that are done for it.
 ///
 /// A training that has not failed ends in this order. First the chief finishes the training for
 /// all, if it does. If the training has ended for all, the others are waited for, so that the
@@ -30,7 +30,7 @@ pub(super) struct Ending {
     has_finished: bool,
     has_awaited: bool,
     has_refreshed: bool,
-    /// How the training ended, until it is taken.
+    /// The end of the training, until the caller takes it.
     end: Option<TrainingEnd>,
 }
 

@@ -1,4 +1,4 @@
-//! [`NextAction`]: what a session does next.
+//! [`NextAction`]: the next action of a session.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub(crate) enum NextAction {
     /// Average the means that are due after this many steps of this worker, and report by
     /// `averaged`.
     Average {
-        /// The number of steps.
+        /// The number of steps of this worker.
         steps: u64,
     },
     /// Give the servers the chief's local values, and report by `published`.
@@ -32,7 +32,7 @@ pub(crate) enum NextAction {
     AwaitEnd,
     /// Pull the newest values once this step is applied, and report by `refreshed`.
     Refresh {
-        /// The step.
+        /// The step that the values must include.
         at_least: u64,
     },
     /// Call [`Lifecycle::end`](super::Lifecycle::end).
@@ -41,6 +41,6 @@ pub(crate) enum NextAction {
     Finish,
     /// Leave, and report by `has_left`.
     Leave,
-    /// Nothing.
+    /// The session is over, and no action is left.
     Over,
 }

@@ -1,4 +1,4 @@
-//! [`TrainingRecovery`]: whether and when a training goes on after a failed operation.
+//! [`TrainingRecovery`]: the recovery of a training after a failed operation, and its time.
 
 use std::time::Duration;
 
@@ -21,12 +21,12 @@ use crate::training_error::TrainingError;
 #[derive(Debug)]
 pub(super) struct TrainingRecovery {
     window: RecoveryWindow,
-    /// No action but a wait before this time, because of a failure.
+    /// The time before which the session only waits, because of a failure.
     not_before: Duration,
-    /// No action but a wait before this time, because a hook delays the step.
+    /// The time before which the session only waits, because a hook delays the step.
     gate_until: Duration,
     has_joined: bool,
-    /// How long the first join may take.
+    /// The longest time of the first join.
     connect_timeout: Duration,
     /// The last failure, until the hooks have heard of it.
     retry: Option<RetryReport>,
@@ -34,12 +34,12 @@ pub(super) struct TrainingRecovery {
     pub(super) cause: Option<Error>,
 }
 
-/// What follows a failed push.
+/// The consequence of a failed push.
 #[derive(Debug, PartialEq)]
 pub(crate) enum PushRecovery {
     /// Wait for this long, then for the push again.
     Resume(Sequence, Duration),
-    /// The push has ended.
+    /// The push has ended, with this outcome.
     Ended(GradientOutcome),
 }
 
@@ -113,7 +113,7 @@ impl TrainingRecovery {
         (std::mem::replace(&mut self.has_joined, true), self.cause.take())
     }
 
-    /// Records progress.
+    /// Records progress, which closes the recovery window.
     pub(super) fn progressed(&mut self) {
         self.window.progressed();
     }

@@ -1,10 +1,10 @@
-//! [`ReplicaValuePlan`]: when a replica averages and publishes its own values.
+//! [`ReplicaValuePlan`]: the schedule by which a replica averages and publishes its own values.
 
 use pushpull_common::variable::{Replication, VariableSpec};
 
 use super::next_action::NextAction;
 
-/// When a replica averages its means, and when the chief publishes its local values.
+/// The schedule by which a replica averages its means, and the chief publishes its local values.
 ///
 /// Invariants: an average is due at most once for each step; the chief publishes again only after
 /// its values may have changed.

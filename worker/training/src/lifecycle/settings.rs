@@ -1,4 +1,4 @@
-//! [`LifecycleSettings`]: what a lifecycle is configured with.
+//! [`LifecycleSettings`]: the configuration of a lifecycle.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ pub(crate) struct LifecycleSettings {
     pub(crate) checkpoints: Option<CheckpointInterval>,
     pub(crate) final_checkpoint_on_error: bool,
     pub(crate) finish_for_all: bool,
-    /// How long the first join may take.
+    /// The longest time of the first join.
     pub(crate) connect_timeout: Duration,
     pub(crate) recover_for: Duration,
-    /// How many gradients in a row may be NaN or infinite.
+    /// The most gradients in a row that may be NaN or infinite.
     pub(crate) non_finite_max: u32,
     /// Decides the jitter of the back-off.
     pub(crate) seed: u64,

@@ -21,7 +21,7 @@ use crate::checkpoint_cadence::CheckpointInterval;
 use crate::hook::{Flow, HookError, RetryReport, StepGate};
 use crate::training_error::HookPlace;
 
-/// What happened, in order: the calls of hooks, and the operations.
+/// The events in their order: the calls of hooks, and the operations.
 pub(crate) type EventLog = Arc<Mutex<Vec<String>>>;
 
 /// The results of the operations. Those that a script does not name succeed.

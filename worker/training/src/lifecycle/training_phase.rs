@@ -1,13 +1,13 @@
-//! [`LifecyclePhase`]: where a training stands.
+//! [`LifecyclePhase`]: the phase of a training session.
 
-/// Where a training stands.
+/// The phase of a training session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LifecyclePhase {
     /// There is no joined worker.
     Apart,
     /// Joined, between two steps.
     Between,
-    /// A token is held.
+    /// The session holds a token.
     Granted,
     /// The caller has token and values.
     Computing,

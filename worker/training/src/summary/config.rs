@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// What a [`super::SummaryWriter`] writes, and when.
+/// The settings of a [`super::SummaryWriter`]: the summaries that it writes, and their times.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SummaryConfig {
     pub(super) is_json_lines: bool,

@@ -7,10 +7,10 @@ use super::image::SummaryImage;
 use super::json_line::JsonLine;
 use super::protobuf_writer::ProtobufWriter;
 
-/// One summary of one step.
+/// One summary of one step, before it is encoded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SummaryEvent<'a> {
-    /// Seconds since 1970.
+    /// The time in seconds since 1970.
     pub(crate) wall_time_s: f64,
     /// At most 2^63 - 1.
     pub(crate) step: u64,
@@ -18,12 +18,12 @@ pub(crate) struct SummaryEvent<'a> {
     pub(crate) value: SummaryValue<'a>,
 }
 
-/// What a summary shows.
+/// The value that a summary shows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SummaryValue<'a> {
     Scalar(f64),
     Histogram(&'a SummaryHistogram),
-    /// Markdown.
+    /// A text in Markdown.
     Text(&'a str),
     Image(&'a SummaryImage),
     /// Names, types and metrics of the HPARAMS tab.
@@ -186,7 +186,7 @@ fn encode_histogram(histogram: &SummaryHistogram, message: &mut ProtobufWriter) 
     message.doubles(7, &histogram.counts()[filled]);
 }
 
-/// Encodes a `Summary.Image`.
+/// Encodes an image as a `Summary.Image` message.
 fn encode_image(image: &SummaryImage, message: &mut ProtobufWriter) {
     message.integer(1, image.height().into());
     message.integer(2, image.width().into());
@@ -208,7 +208,7 @@ fn encode_metadata(value: &mut ProtobufWriter, plugin: &str, content: &[u8]) {
 /// The largest step that the format has.
 const STEP_MAX: u64 = i64::MAX as u64;
 
-/// The longest tag.
+/// The most bytes of a tag.
 const TAG_BYTES_MAX: usize = 4096;
 
 /// The largest summary. TensorBoard keeps in memory what it shows.

@@ -69,7 +69,7 @@ fn seconds_of(name: &str) -> Option<u64> {
     seconds.parse().ok().filter(|&seconds: &u64| is_number && seconds < 9_999_999_999)
 }
 
-/// What the names of event files begin with, as TensorFlow's do.
+/// The prefix of the names of event files, which is TensorFlow's.
 const PREFIX: &str = "events.out.tfevents.";
 
 /// Files of one process that have the same seconds, in three digits.

@@ -9,7 +9,7 @@
 /// it, and one comparison decides.
 #[derive(Debug)]
 pub(super) struct ExponentialBuckets {
-    /// All limits, ascending.
+    /// The upper limits of the buckets, ascending.
     limits: Vec<f64>,
     /// For each interval, the number of positive limits below it.
     below: Vec<u16>,
@@ -77,10 +77,10 @@ const MANTISSA_BITS: u32 = 52;
 /// Bits of the mantissa that tell the intervals of an exponent apart.
 const INTERVAL_BITS: u32 = 4;
 
-/// The smallest positive limit.
+/// The smallest positive limit of a bucket.
 const SMALLEST: f64 = 1e-12;
 
-/// No limit but the last is above this one.
+/// The bound of all limits but the last.
 const LARGEST: f64 = 1e20;
 
 /// The factor between two limits.

@@ -1,4 +1,4 @@
-//! Distributions of values.
+//! [`SummaryHistogram`]: the distribution of values over buckets.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use super::exponential_buckets::ExponentialBuckets;
 
-/// How many values fall into each of a list of buckets.
+/// A histogram: the number of values in each of a list of buckets.
 ///
 /// A bucket has an upper limit, which it excludes; the limit of the bucket before is in it.
 ///
@@ -182,9 +182,9 @@ impl SummaryHistogram {
 /// Statistics of the values behind ready buckets.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct HistogramStatistics {
-    /// The smallest value.
+    /// The smallest of the values.
     pub min: f64,
-    /// The largest value.
+    /// The largest of the values.
     pub max: f64,
     /// The sum of the values.
     pub sum: f64,
@@ -192,7 +192,7 @@ pub struct HistogramStatistics {
     pub sum_squares: f64,
 }
 
-/// Why ready buckets do not form a histogram.
+/// The reason why ready buckets do not form a histogram.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
 pub enum HistogramError {
@@ -201,9 +201,9 @@ pub enum HistogramError {
         "cannot make a histogram of {limits} limits and {counts} counts: both must be the same and above 0"
     )]
     Lengths {
-        /// Number of limits.
+        /// The number of limits that were given.
         limits: usize,
-        /// Number of counts.
+        /// The number of counts that were given.
         counts: usize,
     },
     /// A limit is not finite, or not above the one before.
@@ -213,7 +213,7 @@ pub enum HistogramError {
     Limit {
         /// Index of the bucket.
         index: usize,
-        /// Its limit.
+        /// The upper limit of the bucket.
         limit: f64,
     },
     /// A count is negative or not finite.
@@ -221,7 +221,7 @@ pub enum HistogramError {
     Count {
         /// Index of the bucket.
         index: usize,
-        /// Its count.
+        /// The count of the bucket.
         count: f64,
     },
     /// A statistic is not finite.
@@ -229,16 +229,16 @@ pub enum HistogramError {
     Statistic {
         /// Name of the field.
         name: &'static str,
-        /// Its value.
+        /// The value of the field.
         value: f64,
     },
     /// The minimum is above the maximum or above the first bucket with values, or the maximum is
     /// below the last.
     #[error("cannot make a histogram of values from {min} to {max}: the buckets have others")]
     Bounds {
-        /// The minimum.
+        /// The minimum that was given.
         min: f64,
-        /// The maximum.
+        /// The maximum that was given.
         max: f64,
     },
 }

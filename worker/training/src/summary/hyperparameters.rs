@@ -37,7 +37,7 @@ pub enum HyperparameterValue {
     Flag(bool),
 }
 
-/// How a run ended.
+/// The end of a run, as TensorBoard shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunStatus {
     /// The training is complete.

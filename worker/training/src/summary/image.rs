@@ -75,7 +75,7 @@ impl SummaryImage {
 pub enum ImageChannels {
     /// One channel, from black to white.
     Gray = 1,
-    /// Grey and opacity.
+    /// Two channels: grey and opacity.
     GrayAlpha = 2,
     /// Red, green and blue.
     Rgb = 3,
@@ -83,43 +83,43 @@ pub enum ImageChannels {
     Rgba = 4,
 }
 
-/// Why bytes are no image.
+/// The reason why bytes are no image.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ImageError {
     /// The bytes do not begin with the signature and the header of a PNG file.
     #[error("cannot use {bytes} bytes as an image: they do not begin as a PNG file")]
     NotPng {
-        /// Number of bytes.
+        /// The number of bytes that were given.
         bytes: usize,
     },
     /// The color type in the header is none of PNG.
     #[error("cannot use an image of the PNG color type {color_type}")]
     ColorType {
-        /// The color type.
+        /// The color type in the header.
         color_type: u8,
     },
     /// An edge has no pixel, or more than a PNG can have.
     #[error("cannot use an image of {width} x {height} pixels: an edge must be 1 to 2^31 - 1")]
     Edges {
-        /// The width.
+        /// The width in pixels.
         width: u32,
-        /// The height.
+        /// The height in pixels.
         height: u32,
     },
     /// There are not as many bytes as pixels and channels.
     #[error("cannot encode {found} bytes as {width} x {height} pixels of {channels} channels")]
     Pixels {
-        /// The width.
+        /// The width in pixels.
         width: u32,
-        /// The height.
+        /// The height in pixels.
         height: u32,
-        /// Number of channels.
+        /// The number of channels of a pixel.
         channels: u8,
-        /// Number of bytes.
+        /// The number of bytes that were given.
         found: usize,
     },
-    /// The encoder failed.
+    /// The PNG encoder failed.
     #[error("cannot encode an image: {text}")]
     Encoding {
         /// The text of the encoder.

@@ -1,4 +1,4 @@
-//! One JSON object in one line.
+//! JSON objects in one line each, for logs.
 
 use std::fmt::Write;
 

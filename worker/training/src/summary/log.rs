@@ -33,7 +33,7 @@ pub struct SummaryLog<W: Write = File> {
     is_failed: bool,
 }
 
-/// What became of the summaries of a [`SummaryLog`].
+/// The fate of the summaries of a [`SummaryLog`].
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct SummaryReport {

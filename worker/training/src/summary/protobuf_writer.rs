@@ -9,7 +9,7 @@ pub(crate) struct ProtobufWriter {
     bytes: Vec<u8>,
 }
 
-/// How a field's value is stored.
+/// The wire type of a field's value.
 #[derive(Clone, Copy)]
 enum WireType {
     Varint = 0,
@@ -19,7 +19,7 @@ enum WireType {
 }
 
 impl ProtobufWriter {
-    /// Returns the message.
+    /// Returns the encoded message.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes
     }

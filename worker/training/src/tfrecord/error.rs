@@ -7,96 +7,96 @@ use thiserror::Error;
 
 use super::reader::TornTail;
 
-/// Why a TFRecord file cannot be written or read.
+/// The reason why a TFRecord file cannot be written or read.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TfRecordError {
     /// The file cannot be created.
     #[error("cannot create {path}: {source}")]
     Create {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The cause.
+        /// The I/O error that was the cause.
         source: io::Error,
     },
     /// The file cannot be opened, or its size is unknown.
     #[error("cannot open {path}: {source}")]
     Open {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The cause.
+        /// The I/O error that was the cause.
         source: io::Error,
     },
     /// The path is a directory, a pipe or a device.
     #[error("cannot open {path}: it is {found}, expected a regular file")]
     NotRegular {
-        /// The path.
+        /// The path that was opened.
         path: PathBuf,
-        /// What it is, as the rest of a sentence.
+        /// The kind of file that was found, as the rest of a sentence.
         found: &'static str,
     },
     /// The buffered records cannot be written. They remain in the buffer.
     #[error("cannot write records to {path}: {source}")]
     Write {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The cause.
+        /// The I/O error that was the cause.
         source: io::Error,
     },
     /// The written records cannot be made durable. The system may have dropped them.
     #[error("cannot make the records of {path} durable: {source}")]
     Sync {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The cause.
+        /// The I/O error that was the cause.
         source: io::Error,
     },
     /// The writer accepts nothing more, because an earlier sync has failed.
     #[error("cannot write records to {path}: an earlier sync of it failed")]
     AfterFailedSync {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
     /// The record is longer than a writer accepts.
     #[error("cannot append a record of {bytes} bytes to {path}: at most {bytes_max} are possible")]
     TooLongToAppend {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// Length of the record.
         bytes: u64,
-        /// The limit.
+        /// The most bytes of a record.
         bytes_max: u64,
     },
     /// A record cannot be read.
     #[error("cannot read record {record} at byte {offset} of {path}: {source}")]
     Read {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// Index of the record.
         record: u64,
-        /// Where its frame begins.
+        /// The offset in bytes at which its frame begins.
         offset: u64,
-        /// The cause.
+        /// The I/O error that was the cause.
         source: io::Error,
     },
     /// The first bytes are those of another format.
     #[error("cannot read {path}: it is {found}, expected a TFRecord file")]
     OtherFormat {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What it is, as the rest of a sentence.
+        /// The format that was found, as the rest of a sentence.
         found: String,
     },
     /// A record begins as another format: files were joined, or the disk has lost the data.
     #[error("cannot read record {record} at byte {offset} of {path}: it is {found}")]
     OtherData {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// Index of the record, and the number of records before it.
         record: u64,
-        /// Where its frame begins.
+        /// The offset in bytes at which its frame begins.
         offset: u64,
-        /// What begins there, as the rest of a sentence.
+        /// The bytes that begin there, as the rest of a sentence.
         found: String,
     },
     /// The length of a record differs from its checksum. The records behind it cannot be found.
@@ -105,11 +105,11 @@ pub enum TfRecordError {
          checksum"
     )]
     DamagedLength {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// Index of the record, and the number of records before it.
         record: u64,
-        /// Where its frame begins.
+        /// The offset in bytes at which its frame begins.
         offset: u64,
     },
     /// The data of a record differ from their checksum.
@@ -117,11 +117,11 @@ pub enum TfRecordError {
         "cannot read record {record} at byte {offset} of {path}: its data differ from the checksum"
     )]
     DamagedData {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// Index of the record.
         record: u64,
-        /// Where its frame begins.
+        /// The offset in bytes at which its frame begins.
         offset: u64,
     },
     /// A record is longer than the reader accepts.
@@ -130,15 +130,15 @@ pub enum TfRecordError {
          {bytes_max} are accepted"
     )]
     TooLongToRead {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// Index of the record.
         record: u64,
-        /// Where its frame begins.
+        /// The offset in bytes at which its frame begins.
         offset: u64,
         /// Length of the record.
         bytes: u64,
-        /// The limit.
+        /// The most bytes of a record.
         bytes_max: u64,
     },
     /// The file ends with an incomplete record.
@@ -150,7 +150,7 @@ pub enum TfRecordError {
         if tail.bytes == 1 { "" } else { "s" },
     )]
     Torn {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
         /// The incomplete record.
         tail: TornTail,
@@ -158,11 +158,11 @@ pub enum TfRecordError {
     /// The file has no record with this index.
     #[error("cannot read record {record} of {path}: it has {records} records")]
     NoRecord {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// The index.
+        /// The index of the record, counted from 0.
         record: u64,
-        /// The number of records.
+        /// The number of records in the file.
         records: u64,
     },
 }

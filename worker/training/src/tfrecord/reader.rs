@@ -24,7 +24,7 @@ use pushpull_common::regular_file::not_regular;
 pub struct TfRecordReader {
     path: PathBuf,
     file: File,
-    /// Where the frame of each record begins, and last where the whole records end.
+    /// The offset of each record's frame, and last the end of the whole records.
     offsets: Vec<u64>,
     tail: Option<TornTail>,
     record_bytes_max: u64,
@@ -36,7 +36,7 @@ pub struct TfRecordReader {
 pub struct TornTail {
     /// Number of whole records before the tail.
     pub records: u64,
-    /// Where the tail begins.
+    /// The offset in bytes at which the tail begins.
     pub offset: u64,
     /// Size of the tail.
     pub bytes: u64,
@@ -121,7 +121,7 @@ impl TfRecordReader {
     /// error.
     ///
     /// # Errors
-    /// As [`get`](Self::get).
+    /// The errors of [`get`](Self::get).
     pub fn read_into(&self, record: u64, data: &mut Vec<u8>) -> Result<(), TfRecordError> {
         data.clear();
         let (offset, length) = self.place(record)?;

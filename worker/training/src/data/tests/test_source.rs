@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::data::{Source, SourceError};
 
-/// What a source does to read a sample.
+/// The function by which a source reads a sample.
 type Get = dyn Fn(u64) -> Result<u64, SourceError> + Send + Sync;
 
 /// A source of `len` samples, each its index unless `get` says otherwise.

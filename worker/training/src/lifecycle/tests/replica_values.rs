@@ -1,4 +1,4 @@
-//! When a training averages and publishes the values that replicas change by themselves.
+//! The schedule of averages and publications of the values that replicas change by themselves.
 
 use super::*;
 
