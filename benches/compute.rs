@@ -90,7 +90,8 @@ impl BenchWorker {
         let token = self.worker.token().unwrap().unwrap();
         let pull = time(|| self.worker.pull_to(&token, params).unwrap());
         let mut gradients = self.worker.gradients_on(device).unwrap();
-        let (values, mut out) = (params.values(), gradients.out());
+        let values = params.values();
+        let mut out = gradients.out();
         let [w] = out.views_mut(&["w"]).unwrap().try_into().unwrap();
         device.copy(values.view::<f32>("w").unwrap(), w).unwrap();
         // Computing is not part of the push.
@@ -214,7 +215,8 @@ fn products_on(device: &Device, rounds: usize) {
 fn main() {
     let mut arguments = std::env::args().skip(1);
     // As the tests of a bench run it.
-    let (mut rounds, mut device) = (200, None);
+    let mut rounds = 200;
+    let mut device = None;
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--test" => rounds = 2,
@@ -238,7 +240,8 @@ fn products(rounds: usize) {
     let [one, two] = [1, 2].map(|threads| Device::cpu_threads(threads).unwrap());
     println!("{:<16} {:>10} {:>16} {:>16}", "product", "GFLOP/s", "in two parts", "on two threads");
     for (name, [rows, inner, columns]) in PRODUCTS {
-        let (a, b) = (random("a", rows * inner), random("b", inner * columns));
+        let a = random("a", rows * inner);
+        let b = random("b", inner * columns);
         let b = Matrix::new(&b, inner, columns).unwrap();
         let mut product = vec![0.0; rows * columns];
         let mut times: [Vec<Duration>; 3] = Default::default();

@@ -94,7 +94,8 @@ fn compare(
 ) -> impl Fn(&str, &mut dyn FnMut() -> u64) {
     println!("{name}");
     move |label, pipeline| {
-        let (mut of_bare, mut of_pipeline) = (Vec::new(), Vec::new());
+        let mut of_bare = Vec::new();
+        let mut of_pipeline = Vec::new();
         for _ in 0..rounds {
             let started = Instant::now();
             let expected = bare();
@@ -105,7 +106,8 @@ fn compare(
         }
         let fastest = |times: Vec<f64>| times.into_iter().fold(f64::MAX, f64::min);
         let speed = |times| bytes as f64 / 1e6 / fastest(times);
-        let (bare, pipeline) = (speed(of_bare), speed(of_pipeline));
+        let bare = speed(of_bare);
+        let pipeline = speed(of_pipeline);
         println!(
             "  {label:<22} {pipeline:>7.0} MB/s   bare {bare:>7.0} MB/s   ratio {:.2}",
             pipeline / bare
@@ -122,7 +124,8 @@ fn epoch<T: Send + 'static>(pipeline: &Pipeline<T>) -> u64 {
 /// Reads all rows with the csv crate into one record, and makes a sample of each.
 fn bare_csv<T>(path: &Path, sample: impl Fn(&csv::ByteRecord) -> T) -> u64 {
     let mut reader = csv::Reader::from_path(path).unwrap();
-    let (mut record, mut count) = (csv::ByteRecord::new(), 0);
+    let mut record = csv::ByteRecord::new();
+    let mut count = 0;
     let mut batch = Vec::with_capacity(BATCH as usize);
     while reader.read_byte_record(&mut record).unwrap() {
         batch.push(sample(black_box(&record)));
@@ -144,7 +147,8 @@ fn numbers(record: &csv::ByteRecord) -> Vec<f32> {
 fn bare_batches(path: &Path) -> u64 {
     let mut file = File::open(path).unwrap();
     file.read_exact(&mut [0; 16]).unwrap();
-    let (mut buffer, mut bytes) = (vec![0; BATCH as usize * PIXELS], 0);
+    let mut buffer = vec![0; BATCH as usize * PIXELS];
+    let mut bytes = 0;
     loop {
         let read = file.read(&mut buffer).unwrap();
         buffer[..read].chunks(PIXELS).for_each(|sample| _ = black_box(sum(sample)));
@@ -159,7 +163,8 @@ fn bare_batches(path: &Path) -> u64 {
 fn bare_samples(path: &Path) -> u64 {
     let mut file = BufReader::with_capacity(1 << 16, File::open(path).unwrap());
     file.read_exact(&mut [0; 16]).unwrap();
-    let (mut batch, mut count) = (Vec::with_capacity(BATCH as usize), 0);
+    let mut batch = Vec::with_capacity(BATCH as usize);
+    let mut count = 0;
     loop {
         let mut sample = vec![0; PIXELS];
         if file.read_exact(&mut sample).is_err() {

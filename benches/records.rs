@@ -50,7 +50,9 @@ fn get(criterion: &mut Criterion) {
     writer.flush().unwrap();
     let mut group = criterion.benchmark_group("get");
     group.throughput(Throughput::Bytes(RECORD_BYTES as u64));
-    let (file, mut bytes, mut next) = (File::open(&path).unwrap(), vec![0; RECORD_BYTES], 0);
+    let file = File::open(&path).unwrap();
+    let mut bytes = vec![0; RECORD_BYTES];
+    let mut next = 0;
     group.bench_function("read", |bencher| {
         bencher.iter(|| {
             next = (next + 1667) % RECORDS;

@@ -44,7 +44,8 @@ fn ping_pong() -> TcpStream {
         stream.set_nodelay(true).unwrap();
     }
     std::thread::spawn(move || {
-        let (mut request, answer) = ([0; CALL_BYTES[0]], [0; CALL_BYTES[1]]);
+        let mut request = [0; CALL_BYTES[0]];
+        let answer = [0; CALL_BYTES[1]];
         while server.read_exact(&mut request).is_ok() && server.write_all(&answer).is_ok() {}
     });
     client
@@ -56,7 +57,8 @@ fn calls(rounds: usize, count: usize) {
     let server = Server::local(functions).unwrap();
     let client = blocking::Client::connect(server.target()).unwrap();
     let mut ping = ping_pong();
-    let (request, mut answer) = ([0; CALL_BYTES[0]], [0; CALL_BYTES[1]]);
+    let request = [0; CALL_BYTES[0]];
+    let mut answer = [0; CALL_BYTES[1]];
     let mut times = [const { Vec::new() }; 5];
     for _ in 0..rounds {
         times[0].push(time_of(count, || {
@@ -97,7 +99,8 @@ fn open_calls(count: usize) {
     for call in started {
         let _ = runtime.block_on(call).unwrap();
     }
-    let (started, ended) = (all_started.as_secs_f64(), begun.elapsed().as_secs_f64());
+    let started = all_started.as_secs_f64();
+    let ended = begun.elapsed().as_secs_f64();
     println!("{count} calls at once: started after {started:.3} s, ended after {ended:.3} s");
 }
 

@@ -133,7 +133,8 @@ async fn count_in_one_process(calls: u64, pause: Duration) -> Result<(), Example
         .job("ps", ps.each_ref().map(|ps| ps.address()))
         .job("worker", workers.each_ref().map(|worker| worker.address()))
         .build()?;
-    let (mut servers, mut functions) = (Vec::new(), Vec::new());
+    let mut servers = Vec::new();
+    let mut functions = Vec::new();
     for (index, ps) in (0..).zip(ps) {
         servers.push(ps.start(ps_config(&cluster, index))?);
     }

@@ -32,7 +32,8 @@ impl Lion {
         };
         let elements = run.values.iter_mut().zip(momentum.iter_mut()).zip(run.gradient);
         for ((value, momentum), &gradient) in elements {
-            let (m, g): (f64, f64) = ((*momentum).into(), gradient.into());
+            let m: f64 = (*momentum).into();
+            let g: f64 = gradient.into();
             let direction = self.beta1 * m + (1.0 - self.beta1) * g;
             let sign = if direction == 0.0 { 0.0 } else { direction.signum() };
             *value = round((*value).into() - rate * sign);
@@ -80,7 +81,8 @@ fn points() -> impl Iterator<Item = ([f32; 2], f32)> {
 
 /// Returns the mean squared error of a plane and its gradient by slope and height.
 fn loss(slope: &[f32], height: f32) -> (f32, [f32; 3]) {
-    let (mut loss, mut gradient) = (0.0, [0.0; 3]);
+    let mut loss = 0.0;
+    let mut gradient = [0.0; 3];
     for ([x, y], z) in points() {
         let error = slope[0] * x + slope[1] * y + height - z;
         loss += error * error / 25.0;

@@ -94,9 +94,11 @@ fn train(cluster: ClusterSpec, task: TaskId, saves: bool) -> Result<TrainingEnd,
 
 /// Returns the mean squared error of a line through the points, and its gradient.
 fn loss(params: &Params) -> Result<(f32, [f32; 2]), TrainerError> {
-    let (slope, height) = (params.view::<f32>("slope")?[0], params.view::<f32>("height")?[0]);
+    let slope = params.view::<f32>("slope")?[0];
+    let height = params.view::<f32>("height")?[0];
     let points = (0..32_u8).map(|point| f32::from(point) / 16.0 - 1.0);
-    let (mut loss, mut gradient) = (0.0, [0.0; 2]);
+    let mut loss = 0.0;
+    let mut gradient = [0.0; 2];
     for x in points {
         let error = slope * x + height - (3.0 * x - 1.0);
         loss += error * error / 32.0;
@@ -165,12 +167,14 @@ fn main() -> Result<(), TrainerError> {
         return Ok(());
     };
     let hosts = |name| flag(name).ok_or_else(|| format!("--{name} is missing"));
-    let (ps, workers) = (hosts("ps_hosts")?, hosts("worker_hosts")?);
+    let ps = hosts("ps_hosts")?;
+    let workers = hosts("worker_hosts")?;
     let cluster = ClusterSpec::builder()
         .job("ps", ps.split(','))
         .job("worker", workers.split(','))
         .build()?;
-    let (index, checkpoints) = (hosts("task_index")?.parse()?, flag("checkpoint_dir"));
+    let index = hosts("task_index")?.parse()?;
+    let checkpoints = flag("checkpoint_dir");
     if job != "ps" && job != "worker" {
         return Err(format!("--job_name={job}: the jobs are ps and worker").into());
     }

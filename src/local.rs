@@ -204,7 +204,8 @@ mod tests {
     #[test]
     fn a_cluster_serves_until_its_handles_stop_it() {
         let cluster = start(2, 1).unwrap();
-        let (spec, handles) = (cluster.spec().clone(), cluster.handles());
+        let spec = cluster.spec().clone();
+        let handles = cluster.handles();
         let serving = std::thread::spawn(move || cluster.serve());
         handles.iter().for_each(PsHandle::stop);
         serving.join().unwrap().unwrap();

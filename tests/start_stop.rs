@@ -73,7 +73,8 @@ fn start_and_stop(runtime: &tokio::runtime::Runtime, directory: &Path, index: us
     let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0)).storage(storage);
     let ps = listener.start(config).unwrap();
     let handle = ps.handle();
-    let (pushing, stopped) = (AtomicBool::new(false), AtomicBool::new(false));
+    let pushing = AtomicBool::new(false);
+    let stopped = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let config = WorkerConfig::new(cluster, TaskId::worker(0));

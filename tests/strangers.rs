@@ -303,7 +303,8 @@ fn a_training_is_exact_beside_strangers_that_take_every_place() {
     });
     let [readers, workers, coordinators, without_memory] = strangers.counts();
     let resident = resident_most(daemon.child.id());
-    let ([median, p99], [median_alone, p99_alone]) = (beside.figures(), alone.figures());
+    let [median, p99] = beside.figures();
+    let [median_alone, p99_alone] = alone.figures();
     println!(
         "{{\"test\":\"strangers\",\"steps\":{},\"readers\":{readers},\"workers\":{workers},\
          \"coordinators\":{coordinators},\"without_memory\":{without_memory},\

@@ -58,7 +58,8 @@ pub(crate) fn run(
         let (ours, ceiling) = interleave(pace, ours, theirs)?;
         // The two sides ran for the same time, not the same number of pushes. The one behind
         // catches up, and then their values are equal.
-        let (mut a, mut b) = (ours.iter().flatten().count(), ceiling.iter().flatten().count());
+        let mut a = ours.iter().flatten().count();
+        let mut b = ceiling.iter().flatten().count();
         while a != b {
             if a < b {
                 store.push(&gradient);
@@ -73,7 +74,9 @@ pub(crate) fn run(
                 format!("the values of {name} differ from those of the rule in place").into()
             );
         }
-        let (row, unit, amount) = (format!("apply_{name}"), Unit::Throughput, bytes as u64);
+        let row = format!("apply_{name}");
+        let unit = Unit::Throughput;
+        let amount = bytes as u64;
         let ceiling_name = "the rule in place";
         let line = report.row(Row { name: row, unit, amount, ours, ceiling, ceiling_name })?;
         // Streams at the same offset modulo a page evict each other, which is 6 to 7 times slower.

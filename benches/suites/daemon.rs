@@ -35,7 +35,8 @@ impl BenchDaemons {
         what: &str,
         arguments: &'static [&'static str],
     ) -> Result<BenchDaemons, BenchError> {
-        let (program, folder) = (program()?, BenchFolder::private(what)?);
+        let program = program()?;
+        let folder = BenchFolder::private(what)?;
         let address = format!("unix:{}/ps.sock", folder.path().display());
         let cluster =
             ClusterSpec::builder().job("ps", [&address]).job("worker", WORKERS).build()?;

@@ -47,8 +47,10 @@ pub(crate) fn run(bytes: usize, report: &mut Report) -> Result<(), BenchError> {
     let formula = bytes * (1 + 1 + INBOX_PUSHES + 1);
     let memory_used = || memory_used(daemon.id(), &daemons.state());
     let mut figure = |name: &str, memory_used: u64| -> Result<(), BenchError> {
-        let (unit, ceiling_name) = (Unit::Memory, "state, largest push, inbox and pins");
-        let (ours, ceiling) = (memory_used as f64 / 1024.0, Some(formula as f64 / 1024.0));
+        let unit = Unit::Memory;
+        let ceiling_name = "state, largest push, inbox and pins";
+        let ours = memory_used as f64 / 1024.0;
+        let ceiling = Some(formula as f64 / 1024.0);
         let name = name.to_owned();
         report.line(ReportLine {
             name,
@@ -98,8 +100,10 @@ pub(crate) fn run(bytes: usize, report: &mut Report) -> Result<(), BenchError> {
     });
     let idle = idle.collect::<Result<Vec<_>, _>>()?;
     let each = anonymous(daemon.id())?.saturating_sub(before) as f64 / idle.len() as f64;
-    let (name, unit) = ("memory_idle_connection".to_owned(), Unit::Memory);
-    let (ours, ceiling_name) = (each / 1024.0, "");
+    let name = "memory_idle_connection".to_owned();
+    let unit = Unit::Memory;
+    let ours = each / 1024.0;
+    let ceiling_name = "";
     report.line(ReportLine {
         name,
         unit,
@@ -136,7 +140,8 @@ fn check(daemons: &BenchDaemons) -> Result<(), BenchError> {
     let mut reader = pushpull::blocking::Reader::connect(config)?;
     let mut params = reader.params();
     let step = reader.pull(&mut params)?;
-    let (value, pushes) = (params.view::<f32>("w0")?[0], STEPS * u64::from(WORKERS));
+    let value = params.view::<f32>("w0")?[0];
+    let pushes = STEPS * u64::from(WORKERS);
     let expected = -0.5 * pushes as f32;
     match (step, value) == (pushes, expected) {
         true => Ok(()),

@@ -50,7 +50,8 @@ fn machine(processors: &str, memory: &str, version: &str) -> String {
     let kib = value(memory, "MemTotal");
     let gib = kib.trim_end_matches(" kB").parse::<f64>().map_or(0.0, |kib| kib / 1_048_576.0);
     let kernel = version.split_whitespace().nth(2).unwrap_or("unknown");
-    let (model, cache) = (value(processors, "model name"), value(processors, "cache size"));
+    let model = value(processors, "model name");
+    let cache = value(processors, "cache size");
     format!("{cores} cores of {model} (cache {cache}), {gib:.0} GiB of memory, Linux {kernel}")
 }
 
@@ -98,7 +99,9 @@ mod tests {
 
     #[test]
     fn the_table_has_a_row_for_each_line() {
-        let (name, unit, ceiling_name) = ("a".to_owned(), Unit::Latency, "b");
+        let name = "a".to_owned();
+        let unit = Unit::Latency;
+        let ceiling_name = "b";
         let line = ReportLine {
             name,
             unit,

@@ -106,7 +106,8 @@ impl ProbeConnection {
 
     /// Reads the next message and discards its body.
     pub(crate) fn next(&mut self) -> io::Result<Message> {
-        let (reader, stream) = (&mut self.reader, &mut self.stream);
+        let reader = &mut self.reader;
+        let stream = &mut self.stream;
         let other = |error: ReadError| io::Error::other(error);
         let mut source = |slices: &mut [IoSliceMut<'_>]| stream.read(slices);
         let (header, message) = match reader.poll(&mut source).map_err(other)? {

@@ -23,9 +23,11 @@ pub(crate) fn run(sizes: &[String], rounds: usize, report: &mut Report) -> Resul
     let restarts = sizes.iter().map(|size| one_size(size, rounds, report));
     let restarts = restarts.collect::<Result<Vec<f64>, _>>()?;
     if let [first, .., last] = restarts[..] {
-        let (name, unit, ceiling_name) =
-            ("restart_flat".to_owned(), Unit::Latency, "the first size");
-        let (ours, ceiling) = (last, Some(first));
+        let name = "restart_flat".to_owned();
+        let unit = Unit::Latency;
+        let ceiling_name = "the first size";
+        let ours = last;
+        let ceiling = Some(first);
         report.line(ReportLine { name, unit, ours, ceiling, p99: None, ceiling_name, rounds })?;
     }
     Ok(())
@@ -35,10 +37,13 @@ pub(crate) fn run(sizes: &[String], rounds: usize, report: &mut Report) -> Resul
 fn one_size(size: &str, rounds: usize, report: &mut Report) -> Result<f64, BenchError> {
     let daemons = BenchDaemons::new("restart", SMALL_INBOX)?;
     let mut running = daemons.start()?;
-    let (small, rows) = (VariableSpec::f32("small", [16])?, 1 << 16);
+    let small = VariableSpec::f32("small", [16])?;
+    let rows = 1 << 16;
     let large = VariableSpec::f32("large", [rows, bytes_of(size)? as u64 / 4 / rows])?;
     daemons.declare(vec![small, large])?;
-    let (mut ours, mut theirs, mut kills) = (Vec::new(), Vec::new(), Vec::new());
+    let mut ours = Vec::new();
+    let mut theirs = Vec::new();
+    let mut kills = Vec::new();
     for _ in 0..rounds {
         let began = Instant::now();
         running.kill()?;
@@ -53,7 +58,8 @@ fn one_size(size: &str, rounds: usize, report: &mut Report) -> Result<f64, Bench
     }
     // This time is not pushpull's: the kernel tears down the memory of a killed process before it
     // releases the locks.
-    let (name, unit) = (format!("kill_to_lock_{size}"), Unit::Latency);
+    let name = format!("kill_to_lock_{size}");
+    let unit = Unit::Latency;
     let ceiling_name = "a daemon that prints its version";
     let ceiling = theirs.clone();
     report.row(Row { name, unit, amount: 8, ours: kills, ceiling, ceiling_name })?;

@@ -125,7 +125,8 @@ fn measure<H: RowStore>(
         plain.push(rows, &gradient);
     }
     let mut pushes = BATCHES;
-    let (mut turn, mut out) = (0, vec![0.0_f32; BATCH * width]);
+    let mut turn = 0;
+    let mut out = vec![0.0_f32; BATCH * width];
     let push = || {
         let keys = &sorted_keys[pushes % BATCHES];
         pushes += 1;
@@ -145,7 +146,8 @@ fn measure<H: RowStore>(
         return Err("the rows differ from those of the rule in place".into());
     }
 
-    let (mut turn, mut pulled) = (0, Vec::new());
+    let mut turn = 0;
+    let mut pulled = Vec::new();
     let pull = || {
         turn += 1;
         let start = Instant::now();
@@ -212,7 +214,8 @@ mod tests {
 
     #[test]
     fn batches_are_distinct_and_favour_a_few_rows() {
-        let (a, b) = (sorted(&batch(0)), sorted(&batch(1)));
+        let a = sorted(&batch(0));
+        let b = sorted(&batch(1));
         assert!(a.windows(2).all(|pair| pair[0] < pair[1]) && a != b);
         let shared = a.iter().filter(|row| b.binary_search(row).is_ok()).count();
         // Two uniform batches out of a million rows would share 16.

@@ -33,13 +33,19 @@ pub(crate) fn run(
     let large = VariableSpec::f32("large", [bytes as u64 / 4])?;
     worker.join(&[small, large], |_| ())?;
 
-    let (handle, stop) = (server.handle(), AtomicBool::new(false));
-    let (mut alone, mut during, mut saves, mut files) = (vec![], vec![], vec![], vec![]);
+    let handle = server.handle();
+    let stop = AtomicBool::new(false);
+    let mut alone = vec![];
+    let mut during = vec![];
+    let mut saves = vec![];
+    let mut files = vec![];
     for _ in 0..rounds {
         alone.push(push_small(&mut worker, Duration::from_millis(300), None)?);
         stop.store(false, Ordering::Release);
         let (pushed, saved) = std::thread::scope(|scope| {
-            let (stop, handle, runtime) = (&stop, &handle, &runtime);
+            let stop = &stop;
+            let handle = &handle;
+            let runtime = &runtime;
             let saving = scope.spawn(move || {
                 let began = Instant::now();
                 let saved = runtime.block_on(handle.save(b"")).map_err(|error| error.to_string());
@@ -53,13 +59,18 @@ pub(crate) fn run(
         saves.push(vec![saved?]);
         files.push(vec![write_and_read(&folder.path().join("file"), bytes)?]);
     }
-    let (name, unit, amount) = (format!("checkpoint_{size}"), Unit::Throughput, bytes as u64);
+    let name = format!("checkpoint_{size}");
+    let unit = Unit::Throughput;
+    let amount = bytes as u64;
     let ceiling_name = "a file written, flushed and read";
     report.row(Row { name, unit, amount, ours: saves, ceiling: files, ceiling_name })?;
     // The ceiling is the same push without a checkpoint. The ratio of the medians is the cost; the
     // 99th percentile shows the pause.
-    let (name, unit) = (format!("push_64KiB_during_checkpoint_{size}"), Unit::Latency);
-    let (ours, ceiling, ceiling_name) = (during, alone, "the same push alone");
+    let name = format!("push_64KiB_during_checkpoint_{size}");
+    let unit = Unit::Latency;
+    let ours = during;
+    let ceiling = alone;
+    let ceiling_name = "the same push alone";
     report.row(Row { name, unit, amount: 1 << 16, ours, ceiling, ceiling_name })?;
     Ok(())
 }
@@ -70,7 +81,8 @@ pub(crate) fn push_small(
     time: Duration,
     stop: Option<&AtomicBool>,
 ) -> Result<Vec<Duration>, BenchError> {
-    let (began, mut durations) = (Instant::now(), Vec::new());
+    let began = Instant::now();
+    let mut durations = Vec::new();
     while began.elapsed() < time && !stop.is_some_and(|stop| stop.load(Ordering::Acquire)) {
         let token = worker.token()?.ok_or("the training has ended")?;
         let start = Instant::now();

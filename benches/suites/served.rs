@@ -55,8 +55,10 @@ fn measure(
     let gradient: Vec<f32> = (0..elements).map(|i| (i % 17) as f32 - 8.0).collect();
     let ids: Vec<Vec<u64>> =
         batches.iter().map(|rows| rows.iter().map(|&row| row.into()).collect()).collect();
-    let (mut gathered, mut pulled) = (vec![0.0_f32; elements], vec![0.0_f32; elements]);
-    let (mut pushes, mut turn) = (0, 0);
+    let mut gathered = vec![0.0_f32; elements];
+    let mut pulled = vec![0.0_f32; elements];
+    let mut pushes = 0;
+    let mut turn = 0;
     let push = || {
         let token = worker.token()?.ok_or("the training has ended")?;
         let start = Instant::now();
@@ -93,7 +95,9 @@ fn measure(
     }
     for (verb, (ours, ceiling)) in [("pull", times), ("push_adagrad", pushed)] {
         let name = format!("rows_{verb}_{}_dim{width}", transport.name());
-        let (unit, amount, ceiling_name) = (Unit::Rows, BATCH as u64, "a bare gather");
+        let unit = Unit::Rows;
+        let amount = BATCH as u64;
+        let ceiling_name = "a bare gather";
         report.row(Row { name, unit, amount, ours, ceiling, ceiling_name })?;
     }
     Ok(())

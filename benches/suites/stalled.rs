@@ -28,7 +28,9 @@ pub(crate) fn run(size: &str, pace: Pace, report: &mut Report) -> Result<(), Ben
     let rows = 1 << 14;
     let large = VariableSpec::f32("large", [rows, (bytes / 4 / rows).max(1)])?;
     worker.join(&[small, large], |_| ())?;
-    let (mut alone, mut stalled, mut most) = (Vec::new(), Vec::new(), 0);
+    let mut alone = Vec::new();
+    let mut stalled = Vec::new();
+    let mut most = 0;
     for _ in 0..pace.rounds {
         alone.push(push_small(&mut worker, pace.round, None)?);
         let reader = ProbeConnection::open(&daemons.cluster, ShardId::default(), Role::Reader {})?;
@@ -47,14 +49,18 @@ pub(crate) fn run(size: &str, pace: Pace, report: &mut Report) -> Result<(), Ben
         return Err(format!("step {step} has {value}, not {expected} at {count}").into());
     }
     let unit = Unit::Latency;
-    let (p99, ceiling) = (latency(&stalled, 0.99), Some(latency(&alone, 0.99)));
-    let (name, is) = ("push_64KiB_beside_stalled_reader", "the same push alone");
-    let (ours, theirs) = (stalled, alone);
+    let p99 = latency(&stalled, 0.99);
+    let ceiling = Some(latency(&alone, 0.99));
+    let name = "push_64KiB_beside_stalled_reader";
+    let is = "the same push alone";
+    let ours = stalled;
+    let theirs = alone;
     let row =
         Row { name: name.into(), unit, amount: 1 << 16, ours, ceiling: theirs, ceiling_name: is };
     report.row(row)?;
     let rounds = pace.rounds;
-    let (name, none) = (format!("{name}_p99"), None);
+    let name = format!("{name}_p99");
+    let none = None;
     report.line(ReportLine {
         name,
         unit,
@@ -66,8 +72,10 @@ pub(crate) fn run(size: &str, pace: Pace, report: &mut Report) -> Result<(), Ben
     })?;
     // The state, the new values of the largest push, one push slot, and the pinned values of pulls.
     let formula = 4 * bytes;
-    let (ours, ceiling) = (most as f64 / 1024.0, Some(formula as f64 / 1024.0));
-    let (name, unit) = (format!("memory_stalled_reader_{size}"), Unit::Memory);
+    let ours = most as f64 / 1024.0;
+    let ceiling = Some(formula as f64 / 1024.0);
+    let name = format!("memory_stalled_reader_{size}");
+    let unit = Unit::Memory;
     let ceiling_name = "state, largest push, inbox and pins";
     report.line(ReportLine { name, unit, ours, ceiling, p99: None, ceiling_name, rounds })?;
     Ok(())

@@ -216,7 +216,8 @@ mod tests {
             events in vec((any::<bool>(), 1_u64..90), 0..200),
             wire in any::<u64>(),
         ) {
-            let (mut window, mut all) = (CallWindow::default(), BTreeSet::new());
+            let mut window = CallWindow::default();
+            let mut all = BTreeSet::new();
             for (raises, ahead) in events {
                 if raises && ahead % 8 == 0 {
                     let to = window.settled().0 + ahead;
@@ -248,7 +249,8 @@ mod tests {
             (second, second_bits) in (0_u64..200, any::<u64>()),
         ) {
             let of = |settled, bits| CallWindow::of(CallNumber(settled), bits).unwrap();
-            let (a, b) = (of(first, first_bits), of(second, second_bits));
+            let a = of(first, first_bits);
+            let b = of(second, second_bits);
             let both = a.intersection(b);
             prop_assert_eq!(both, b.intersection(a));
             prop_assert_eq!(a.intersection(a), a);

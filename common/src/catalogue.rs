@@ -211,7 +211,9 @@ impl Catalogue {
     /// Fills `out` with the initial values of a variable, starting at `first_element`.
     pub fn fill<T: FromValue>(&self, id: VariableId, first_element: u64, out: &mut [T]) {
         let variable = self.variable(id);
-        let (seed, name, shape) = (variable.seed, variable.name(), variable.shape());
+        let seed = variable.seed;
+        let name = variable.name();
+        let shape = variable.shape();
         variable.initializer.fill(seed, name, shape, first_element, out);
     }
 
@@ -222,7 +224,8 @@ impl Catalogue {
                 return Some(difference);
             }
         }
-        let (ours, theirs) = (self.variables.len(), other.variables.len());
+        let ours = self.variables.len();
+        let theirs = other.variables.len();
         if ours != theirs {
             let (longer, side) = if ours > theirs {
                 (&self.variables, "only here")

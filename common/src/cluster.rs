@@ -376,7 +376,8 @@ mod tests {
 
     #[test]
     fn the_text_covers_addresses_but_the_identity_does_not() {
-        let (one, two) = (cluster("ps=a:1,b:1"), cluster("ps=a:1,b:2;worker=c:1"));
+        let one = cluster("ps=a:1,b:1");
+        let two = cluster("ps=a:1,b:2;worker=c:1");
         assert_ne!(one.to_string(), two.to_string());
         assert_eq!(one.ps_identity(), two.ps_identity());
         assert_eq!(one.to_string(), cluster("ps=1@b:1,0@a:1").to_string());

@@ -157,7 +157,8 @@ impl DataSet {
 
     /// Returns the samples of a batch, by its number among the batches of all epochs.
     pub fn range(&self, number: u64) -> SampleRange {
-        let (epoch, index) = (number / self.batches(), number % self.batches());
+        let epoch = number / self.batches();
+        let index = number % self.batches();
         let start = index * u64::from(self.batch);
         let len = u64::from(self.batch).min(self.samples - start);
         SampleRange { epoch, start, len: len as u32 }
@@ -171,10 +172,12 @@ impl DataSet {
             return Err(DataSetError::Name { name });
         }
         if self.batch == 0 || u64::from(self.batch) > self.samples {
-            let (batch, samples) = (self.batch, self.samples);
+            let batch = self.batch;
+            let samples = self.samples;
             return Err(DataSetError::Batch { name, batch, samples });
         }
-        let (epochs, batches) = (self.epochs.unwrap_or(1), self.batches());
+        let epochs = self.epochs.unwrap_or(1);
+        let batches = self.batches();
         let all = epochs.checked_mul(batches);
         match all.is_some_and(|all| (1..=DataSet::BATCHES_MAX).contains(&all)) {
             true => Ok(()),

@@ -12,7 +12,8 @@ const BLOCK_BYTES: usize = 16 << 10;
 /// The bytes need no alignment. Integers are always finite, and an incomplete element at the end is
 /// ignored. One pass over the bytes, at about the bandwidth of the L2 cache.
 pub fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<(usize, f64)> {
-    let (exponents, size) = (Exponents::of(dtype), dtype.size());
+    let exponents = Exponents::of(dtype);
+    let size = dtype.size();
     let bytes = &bytes[..bytes.len() / size * size];
     // Almost every block has only finite elements.
     let mut blocks = bytes.chunks(BLOCK_BYTES).enumerate();
@@ -24,7 +25,8 @@ pub fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<(usize, f64)> {
 
 /// Returns the number of elements of this type that are NaN or infinite.
 pub fn count_non_finite(dtype: DType, bytes: &[u8]) -> u64 {
-    let (exponents, size) = (Exponents::of(dtype), dtype.size());
+    let exponents = Exponents::of(dtype);
+    let size = dtype.size();
     let (words, rest) = bytes[..bytes.len() / size * size].as_chunks();
     let of = |word: [u8; 8]| u64::from(exponents.full_in(u64::from_ne_bytes(word)).count_ones());
     words.iter().map(|word| of(*word)).sum::<u64>() + of(word_of(rest))
@@ -192,7 +194,8 @@ mod tests {
                 assert_eq!(count_non_finite(dtype, &bytes), u64::from(first.is_some()));
                 first.map(|(index, value)| (index, value.to_bits()))
             };
-            let (half, brain) = (f16::from_bits(bits), bf16::from_bits(bits));
+            let half = f16::from_bits(bits);
+            let brain = bf16::from_bits(bits);
             let expected = |value: f64| (0, value.to_bits());
             let bad = (!half.is_finite()).then(|| expected(half.into()));
             assert_eq!(found(DType::F16), bad, "{bits:x}");

@@ -212,7 +212,8 @@ pub fn max_size_parts(rows: u64, row_bytes: u64, bytes_max: u64, shards_max: Opt
 /// range. The number of parts is clipped to the number of rows, and zero parts become one.
 pub fn split_rows(rows: u64, parts: u32) -> Vec<Range<u64>> {
     let parts = u64::from(parts).min(rows).max(1);
-    let (base, more) = (rows / parts, rows % parts);
+    let base = rows / parts;
+    let more = rows % parts;
     let start = |part: u64| part * base + part.min(more);
     (0..parts).map(|part| start(part)..start(part + 1)).collect()
 }

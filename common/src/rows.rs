@@ -53,7 +53,8 @@ pub fn encode_index(
 /// Returns the number of rows in an index, from its first word; the bytes may be hostile.
 pub fn count(index: &[u8], partition: &Partition) -> Result<u64, Refusal> {
     let word = index.first_chunk().copied().map_or(u64::MAX, u64::from_le_bytes);
-    let (variable, limit) = (partition.variable, partition.row_count());
+    let variable = partition.variable;
+    let limit = partition.row_count();
     if word > limit { Err(Refusal::Rows { variable, rows: word, limit }) } else { Ok(word) }
 }
 
@@ -164,7 +165,8 @@ fn check_place(
     }
     let bucket = table::bucket(row);
     if partition.is_table() && !partition.rows.contains(&bucket) {
-        let (from, to) = (partition.rows.start, partition.rows.end);
+        let from = partition.rows.start;
+        let to = partition.rows.end;
         return Err(Refusal::Bucket { variable, place, row, bucket, from, to });
     }
     Ok(())

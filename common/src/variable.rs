@@ -228,7 +228,8 @@ impl VariableSpec {
             Replication::Local | Replication::Mean { .. } => {}
         }
         if self.sparse {
-            let (bytes, rows) = (self.master_row_bytes(), self.shape.rows());
+            let bytes = self.master_row_bytes();
+            let rows = self.shape.rows();
             if !(1..=PART_BYTES_MAX).contains(&bytes) {
                 return Err(VariableError::RowBytes { name: name(), bytes });
             }
@@ -470,7 +471,8 @@ mod tests {
                     VariableSpec::table("h", dtype, [width], TableSpec::new(bytes)).unwrap();
                 table.validate()
             };
-            let (name, bytes) = ("h".to_owned(), 4 + PART_BYTES_MAX);
+            let name = "h".to_owned();
+            let bytes = 4 + PART_BYTES_MAX;
             let wide = table(bytes / 4, 1 << 30);
             assert_eq!(wide, Err(VariableError::RowBytes { name, bytes }));
             let least = TableSpec::ROW_OVERHEAD_BYTES + 16;

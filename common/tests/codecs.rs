@@ -129,7 +129,8 @@ fn keeps_its_bound<T: Float>(codec: Codec, values: &[T]) {
     let found = decoded::<T>(encoding, &bytes, values.len());
     let bounds = bounds(codec, values);
     for (index, ((&value, &found), bound)) in values.iter().zip(&found).zip(bounds).enumerate() {
-        let (value, found): (f64, f64) = (value.into(), found.into());
+        let value: f64 = value.into();
+        let found: f64 = found.into();
         let off = (value - found).abs();
         assert!(off <= bound, "{codec}, {index}: {value:e} decodes to {found:e}, bound {bound:e}");
         assert!(found.is_finite());
@@ -155,7 +156,8 @@ fn rows_keep_their_bounds<T: Float>(values: &[T], width: usize, before: usize) {
     let (first, others) = values.split_at(cut);
     let rows: Vec<&[T]> = std::iter::once(first).chain(others.chunks(width)).collect();
     for codec in CODECS.into_iter().filter(|codec| codec.encoding().is_for_rows()) {
-        let (encoding, mut bytes) = (codec.encoding(), Vec::new());
+        let encoding = codec.encoding();
+        let mut bytes = Vec::new();
         codec.encode_rows(blocks, values, &mut bytes).unwrap();
         assert_eq!(bytes.len(), encoding.rows_bytes_max(blocks, T::DTYPE, values.len()));
         let mut found = vec![T::of(7e7); values.len()];
@@ -178,7 +180,8 @@ fn rows_keep_their_bounds<T: Float>(values: &[T], width: usize, before: usize) {
 fn sums_stay<T: Float>(codec: Codec, steps: &[Vec<T>]) {
     let count = steps[0].len();
     let mut residual = Residual::<T>::new(count);
-    let (mut given, mut arrived) = (vec![0f64; count], vec![0f64; count]);
+    let mut given = vec![0f64; count];
+    let mut arrived = vec![0f64; count];
     let mut scale = 0f64;
     // In two stretches: a large variable is sent in several.
     let cut = count / 3;
@@ -303,7 +306,8 @@ fn non_finite_elements_are_encoded_or_named_in_the_error() {
     for codec in CODECS {
         let mut residual = Residual::new(values.len());
         residual.encode(&codec, ScaleBlocks::THROUGH, 0, &[0.3; 5], &mut Vec::new()).unwrap();
-        let (before, mut out) = (residual.clone(), vec![9]);
+        let before = residual.clone();
+        let mut out = vec![9];
         let result = residual.encode(&codec, ScaleBlocks::THROUGH, 0, &values, &mut out);
         if codec.encoding().takes_non_finite() {
             result.unwrap();
@@ -360,13 +364,15 @@ fn each_decode_error_names_the_fault() {
     assert_eq!(decode(Encoding::Pairs, &pairs(&[1, 9, 2, 0, 0, 0])), Err(DecodeError::Padding));
     assert_eq!(decode(Encoding::Pairs, &pairs(&[1, 0, 2, 0, 0, 0])), Ok(()));
 
-    let (dtype, bytes) = (DType::I64, 8);
+    let dtype = DType::I64;
+    let bytes = 8;
     let unfit = Err(DecodeError::Target { dtype, bytes });
     assert_eq!(
         Encoding::F16.decode_into(ScaleBlocks::THROUGH, DType::I64, &[0; 8], &mut [0; 8]),
         unfit
     );
-    let (dtype, bytes) = (DType::F32, 7);
+    let dtype = DType::F32;
+    let bytes = 7;
     let unfit = Err(DecodeError::Target { dtype, bytes });
     assert_eq!(
         Encoding::F16.decode_into(ScaleBlocks::THROUGH, DType::F32, &[0; 8], &mut [0; 7]),
@@ -385,7 +391,8 @@ fn golden_bytes_of_each_codec() {
         let [dtype, codec, golden, ref width @ ..] = line.split(' ').collect::<Vec<_>>()[..] else {
             panic!("{line}");
         };
-        let (codec, mut bytes): (Codec, _) = (codec.parse().unwrap(), Vec::new());
+        let codec: Codec = codec.parse().unwrap();
+        let mut bytes = Vec::new();
         let blocks = match width {
             [width] => ScaleBlocks::of_rows(width.parse().unwrap(), 0),
             _ => ScaleBlocks::THROUGH,

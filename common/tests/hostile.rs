@@ -208,13 +208,15 @@ fn cuts() -> Vec<HostileCase> {
 /// Frames with correct checksums and a wrong meta.
 fn metas() -> Vec<HostileCase> {
     let kind = |message: &Message| message.kind();
-    let (hello, pull) = (Message::from(hello()), Message::from(pull()));
+    let hello = Message::from(hello());
+    let pull = Message::from(pull());
     let hello_with = |at: usize, value: u8| {
         let mut meta = meta(&hello);
         meta[at] = value;
         raw(kind(&hello), &meta)
     };
-    let (refused, push) = (Refused { refusal: Refusal::Denied {} }.into(), Message::from(part()));
+    let refused = Refused { refusal: Refusal::Denied {} }.into();
+    let push = Message::from(part());
     let short = &meta(&hello)[..meta(&hello).len() - 1];
     let mut trailing = meta(&refused);
     trailing.push(0);

@@ -24,7 +24,8 @@ const PARTS: [PagePart; 8] = [
 /// Returns the differences between a page and the code, one line each.
 fn differences(page: &str) -> Vec<String> {
     let of_part = |(name, listed, declared): &PagePart| {
-        let (listed, declared) = (listed(page), declared());
+        let listed = listed(page);
+        let declared = declared();
         let only = |of: &BTreeSet<String>, other: &BTreeSet<String>, where_: &str| {
             of.difference(other).map(|line| format!("{name}: only {where_}: {line}")).collect()
         };

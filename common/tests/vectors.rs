@@ -57,11 +57,13 @@ fn an_inner_device_scope_overrides_the_outer() {
     let merges = list(&section["merge_outer_then_inner"]);
     assert_eq!(merges.len(), 2);
     for merge in merges {
-        let (outer, inner) = (device(text(&merge[0])), device(text(&merge[1])));
+        let outer = device(text(&merge[0]));
+        let inner = device(text(&merge[1]));
         assert_eq!(outer.merge_tf(&inner).to_string(), text(&merge[2]), "{merge}");
     }
     // A difference of pushpull: the device type of an inner scope comes with its own open index.
-    let (outer, inner) = (device(text(&merges[1][0])), device(text(&merges[1][1])));
+    let outer = device(text(&merges[1][0]));
+    let inner = device(text(&merges[1][1]));
     assert_eq!(outer.merge(&inner).to_string(), "/job:worker/task:1/device:CPU:*");
 }
 
@@ -241,7 +243,8 @@ fn partitioners_match_the_table() {
             assert_eq!(Value::from(parts), case[4], "{case}");
         }
         // One case has elements of 16 bytes, which no `DType` has: call the size rules directly.
-        let (rows, row_bytes) = (shape.rows(), shape.row_elements() * element_bytes);
+        let rows = shape.rows();
+        let row_bytes = shape.row_elements() * element_bytes;
         let parts = match partitioner {
             Partitioner::MinSize { bytes_min, shards_max, strict } => {
                 min_size_parts(rows, row_bytes, bytes_min, shards_max, strict)

@@ -36,7 +36,8 @@ pub(crate) async fn train(steps: u64) -> Result<Trained, GraphError> {
         .job("ps", ps.each_ref().map(|ps| ps.address()))
         .job("worker", workers.iter().map(|worker| worker.address()))
         .build()?;
-    let (mut servers, mut functions) = (Vec::new(), Vec::new());
+    let mut servers = Vec::new();
+    let mut functions = Vec::new();
     for (index, ps) in (0..).zip(ps) {
         let optimizer = Sgd::new(f64::from(LEARNING_RATE));
         servers.push(ps.start(PsConfig::new(cluster.clone(), TaskId::ps(index), optimizer))?);
@@ -50,7 +51,8 @@ pub(crate) async fn train(steps: u64) -> Result<Trained, GraphError> {
     declare_variables(&client).await?;
     let mut local = pull(&cluster).await?;
 
-    let (mut first_loss, mut last_loss) = (f64::NAN, f64::NAN);
+    let mut first_loss = f64::NAN;
+    let mut last_loss = f64::NAN;
     for step in 0..steps {
         let outputs = client.call(Call::new("train_step")).await?;
         last_loss = outputs.get("loss")?.element()?;

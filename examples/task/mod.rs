@@ -116,7 +116,8 @@ impl ProcessOptions {
     /// Runs the parameter server of a ps task: until all workers have left, or with
     /// `--keep-serving` until a signal, such as Ctrl-C.
     pub(crate) fn serve(&self, config: PsConfig, role: &Role) -> Result<(), TaskError> {
-        let (task, cluster) = (role.task(), role.cluster());
+        let task = role.task();
+        let cluster = role.cluster();
         let address = cluster.task_address(&task.job, task.index)?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {

@@ -49,7 +49,8 @@ mod tests {
 
     #[test]
     fn each_client_is_listed_once_until_the_set_is_cleared() {
-        let (mut changed, mut all) = (ChangedClients::default(), vec![ClientKey(7)]);
+        let mut changed = ChangedClients::default();
+        let mut all = vec![ClientKey(7)];
         changed.extend([3, 0, 3].map(ClientKey));
         changed.append_to(&mut all);
         assert_eq!(all, [7, 3, 0].map(ClientKey));

@@ -367,7 +367,8 @@ impl PsConfig {
     /// Returns the rule of synchronous steps, in synchronous mode.
     pub(crate) fn rule(&self) -> Option<StepRule> {
         let mode = self.mode.synchronous()?;
-        let (aggregate, total) = (mode.replicas_to_aggregate, mode.total_num_replicas);
+        let aggregate = mode.replicas_to_aggregate;
+        let total = mode.total_num_replicas;
         let floor = match mode.on_loss {
             OnLoss::Shrink { min } if !mode.deterministic => min,
             _ => aggregate,

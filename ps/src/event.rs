@@ -577,7 +577,8 @@ mod tests {
     fn an_event_is_one_line_that_names_source_and_cause() {
         let shard = ShardId { task: 3, shard: 1 };
         let cause = "the disk is full".to_owned();
-        let (checkpoint, taken) = ("ckpt-1-2".to_owned(), Some("ckpt-1-1".to_owned()));
+        let checkpoint = "ckpt-1-2".to_owned();
+        let taken = Some("ckpt-1-1".to_owned());
         let lost = shard.to_string();
         let events = [
             (Event::GrowthFailed { shard, cause: cause.clone() }, &*lost),
@@ -623,15 +624,18 @@ mod tests {
     #[test]
     fn an_event_of_workers_names_them_and_the_step() {
         let tasks = |indices: std::ops::Range<u32>| indices.map(TaskId::worker).collect::<Vec<_>>();
-        let (step, task) = (7, TaskId::worker(3));
-        let (silent, waited) = (Duration::from_millis(5100), Duration::from_millis(5100));
+        let step = 7;
+        let task = TaskId::worker(3);
+        let silent = Duration::from_millis(5100);
+        let waited = Duration::from_millis(5100);
         let waiting = |reason: &str, workers| Waiting {
             reason: reason.to_owned(),
             workers,
             shards: Vec::new(),
             waited,
         };
-        let (known, unknown) = ("/job:worker/task:3 (heard from 9 ms ago)", "1 not joined yet");
+        let known = "/job:worker/task:3 (heard from 9 ms ago)";
+        let unknown = "1 not joined yet";
         let wait_began =
             |reason: &str| Event::WaitBegan { step, wait: waiting(reason, vec![task.clone()]) };
         for (event, text) in [

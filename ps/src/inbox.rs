@@ -70,7 +70,8 @@ impl Inbox {
         let stride = Inbox::need(layout, 1) as usize;
         let buffer_stride = layout.bytes().next_multiple_of(4096) as usize;
         let push_slots = (0..push_slots).map(|_| None).collect();
-        let (push_buffers, next_order) = (Vec::new(), 1);
+        let push_buffers = Vec::new();
+        let next_order = 1;
         Inbox { memory, stride, push_slots, buffer_stride, push_buffers, next_number, next_order }
     }
 
@@ -95,7 +96,8 @@ impl Inbox {
             // The client has forgotten the slot, for example after a reconnect. It never gets a
             // second unused one.
             if requested && !push_slot.requested {
-                (push_slot.requested, push_slot.last_progress) = (true, now);
+                push_slot.requested = true;
+                push_slot.last_progress = now;
             }
             return Some(push_slot.number);
         }
@@ -242,7 +244,8 @@ impl Inbox {
     /// its client.
     pub(crate) fn take(&mut self, number: u32) -> Option<(Option<ClientKey>, PushArrival)> {
         let push_slot = self.push_slot_mut(number)?;
-        let (holder, arrival) = (push_slot.holder, push_slot.arrival.take());
+        let holder = push_slot.holder;
+        let arrival = push_slot.arrival.take();
         self.release(number);
         Some((holder, PushArrival { shared: Extents::default(), ..arrival? }))
     }

@@ -241,7 +241,8 @@ mod tests {
         shards[1].pulls.add(3);
         let overflowed =
             |element| Overflowed { variable: "w".to_owned(), element, value: "inf".to_owned() };
-        let (first, last) = (overflowed(7), overflowed(8));
+        let first = overflowed(7);
+        let last = overflowed(8);
         assert!(shards[1].first_overflow.set(first.clone()).is_ok());
         assert!(shards[1].first_overflow.set(last).is_err(), "only the first overflow is kept");
         let first_overflow = Some(first);

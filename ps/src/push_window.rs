@@ -235,9 +235,10 @@ pub(crate) mod tests {
     /// Settles pushes in any order within the window, and sometimes decodes the window from its
     /// words.
     fn outcomes_are_known_while_their_pushes_may_arrive(planted: PlantedBugs) {
-        let (mut window, mut settled) =
-            (PushWindow::new(planted), std::collections::BTreeSet::new());
-        let (mut newest, mut saved) = (0_u64, vec![0; PushWindow::WORDS]);
+        let mut window = PushWindow::new(planted);
+        let mut settled = std::collections::BTreeSet::new();
+        let mut newest = 0_u64;
+        let mut saved = vec![0; PushWindow::WORDS];
         for round in 0..2000_u64 {
             // Visits every sequence of a sliding window, out of order.
             let sequence = 1 + round / 2 + round * 37 % (WINDOW - 1);

@@ -166,7 +166,8 @@ impl MemberStatus {
     /// presence.
     fn merge(&mut self, other: &MemberStatus) {
         if other.silent < self.silent {
-            (self.silent, self.presence) = (other.silent, other.presence);
+            self.silent = other.silent;
+            self.presence = other.presence;
         }
         self.step_time = self.step_time.or(other.step_time);
     }
@@ -177,13 +178,17 @@ mod tests {
     use super::*;
 
     fn member(index: u32, presence: Presence, silent: u64) -> MemberStatus {
-        let (silent, step_time) = (Duration::from_millis(silent), None);
+        let silent = Duration::from_millis(silent);
+        let step_time = None;
         MemberStatus { task: TaskId::worker(index), presence, silent, tokens: vec![], step_time }
     }
 
     fn shard(phase: TrainingPhase, members: Vec<MemberStatus>, absent: &[u32]) -> Status {
         let never_joined = absent.iter().map(|&index| TaskId::worker(index)).collect();
-        let (global_step, restore_epoch, waiting, data) = (0, 1, None, None);
+        let global_step = 0;
+        let restore_epoch = 1;
+        let waiting = None;
+        let data = None;
         Status { phase, global_step, restore_epoch, members, never_joined, waiting, data }
     }
 

@@ -97,7 +97,8 @@ pub(crate) fn training<R>(
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let listener = runtime.block_on(Ps::listen(&address)).unwrap();
-    let (ps, workers) = ([listener.address()], ["127.0.0.1:1"]);
+    let ps = [listener.address()];
+    let workers = ["127.0.0.1:1"];
     let cluster = ClusterSpec::builder().job("ps", ps).job("worker", workers).build().unwrap();
     let mode = match case.synchronous {
         true => Synchronous::new(1).into(),

@@ -12,7 +12,8 @@ use crate::counting::{WARM_UP, counted};
 /// have all the pushed rows.
 pub(crate) fn per_step(case: &AllocationCase) -> [[f64; 2]; 2] {
     let split = Partitioner::Fixed { shards: u32::from(case.shards) };
-    let (width, dtype) = (case.elements, case.form.dtype);
+    let width = case.elements;
+    let dtype = case.form.dtype;
     let shape = |extents: &[u64]| Shape::new(extents).unwrap();
     let rows = |name| VariableSpec::new(name, dtype, shape(&[ROWS, width])).unwrap().sparse();
     let table = |name, bytes| {
@@ -105,7 +106,8 @@ impl<T: GradientElement> Rows<T> {
     }
 
     fn step(&mut self, worker: &mut Worker) {
-        let (token, count) = (worker.token().unwrap().unwrap(), self.draw());
+        let token = worker.token().unwrap().unwrap();
+        let count = self.draw();
         self.pull(worker, &token, count);
         let mut gradients = worker.gradients();
         for name in DENSE {
@@ -119,7 +121,8 @@ impl<T: GradientElement> Rows<T> {
     }
 
     fn streamed(&mut self, worker: &mut Worker) {
-        let (token, count) = (worker.token().unwrap().unwrap(), self.draw());
+        let token = worker.token().unwrap().unwrap();
+        let count = self.draw();
         self.pull(worker, &token, count);
         let mut push = worker.begin(token).unwrap();
         for name in SPARSE {

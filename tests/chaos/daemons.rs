@@ -147,7 +147,8 @@ impl Daemons {
     ///
     /// Returns the status of a process that has ended. The caller must start it again.
     pub(crate) fn await_answers_or_end(&mut self, task: usize) -> Option<ExitStatus> {
-        let (since, cluster) = (Instant::now(), self.setting.cluster());
+        let since = Instant::now();
+        let cluster = self.setting.cluster();
         loop {
             let mut shards = self.setting.shards_of(task);
             let answers = |shard| probe::answers(&cluster, shard, Selection::All {});
@@ -166,8 +167,8 @@ impl Daemons {
 
     /// Waits until a server ends that cannot open its state.
     pub(crate) fn await_end(&mut self, task: usize) -> ExitStatus {
-        let (since, mut process) =
-            (Instant::now(), self.running[task].take().expect("the server runs"));
+        let since = Instant::now();
+        let mut process = self.running[task].take().expect("the server runs");
         loop {
             if let Some(status) = process.has_ended() {
                 return status;
@@ -198,7 +199,8 @@ impl Daemons {
     /// Waits until the servers have unmapped the shared memory of clients that are gone. Only the
     /// block table of each shard remains.
     pub(crate) fn await_memory_released(&mut self) {
-        let (since, block_tables) = (Instant::now(), usize::from(self.setting.shards_per_task()));
+        let since = Instant::now();
+        let block_tables = usize::from(self.setting.shards_per_task());
         for process in self.running.iter_mut().flatten() {
             while process.shared_memories() > block_tables {
                 process.assert_alive();

@@ -254,7 +254,8 @@ impl HostileClient {
             }
             Message::PushEncoded(encoded) => make_harmless(&mut encoded.part, held),
             Message::PushShared(shared) => {
-                (shared.operation, shared.whole) = (Operation::Gradient {}, None);
+                shared.operation = Operation::Gradient {};
+                shared.whole = None;
             }
             _ => {}
         }
@@ -312,10 +313,12 @@ impl HostileClient {
 /// Makes a part harmless: a gradient that is never whole. With `held`, it names the token and push
 /// slot of its sender.
 fn make_harmless(part: &mut PushPart, held: Option<&ClientState>) {
-    (part.operation, part.whole) = (Operation::Gradient {}, None);
+    part.operation = Operation::Gradient {};
+    part.whole = None;
     let Some(state) = held else { return };
     if let Some(grant) = state.grant {
-        (part.token, part.generation) = (grant.token, grant.generation);
+        part.token = grant.token;
+        part.generation = grant.generation;
     }
     if state.push_slot != 0 {
         part.push_slot = state.push_slot;

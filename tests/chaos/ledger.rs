@@ -77,8 +77,8 @@ impl LedgerVerdict {
             return self.torn(format!("{} is {value}", name()));
         }
         let value = value as u64;
-        let (missing, surplus) =
-            (entry.acknowledged.saturating_sub(value), value.saturating_sub(entry.invoked));
+        let missing = entry.acknowledged.saturating_sub(value);
+        let surplus = value.saturating_sub(entry.invoked);
         if missing + surplus > 0 {
             self.lost += missing;
             self.duplicated += surplus;
@@ -152,7 +152,8 @@ impl LedgerVerdict {
     pub(crate) fn uniform(&mut self, values: &[f32], name: &str) -> f32 {
         let first = values.first().copied().unwrap_or_default();
         if let Some(other) = values.iter().position(|&value| value != first) {
-            let (here, rest) = (values[other], values.len() - other);
+            let here = values[other];
+            let rest = values.len() - other;
             self.torn(format!("{name} is {first}, and {here} from {other} on ({rest} elements)"));
         }
         first

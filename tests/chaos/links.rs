@@ -91,7 +91,8 @@ impl Link {
     pub(crate) fn start(target: String) -> Link {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port for a proxy");
         let address = listener.local_addr().expect("a bound listener").to_string();
-        let (link_state, changed) = (Mutex::default(), Condvar::new());
+        let link_state = Mutex::default();
+        let changed = Condvar::new();
         let state = Arc::new(ProxyState { target, link_state, changed });
         let shared = state.clone();
         // The thread ends with the process: a run has only one for each pair of tasks.
@@ -154,7 +155,8 @@ impl ProxyState {
         link_state.connections.push(ForwardedConnection { ends, is_cut: is_cut.clone() });
         drop(link_state);
         for (from, to, to_server) in [(client, server, true), (from, to, false)] {
-            let (shared, is_cut) = (self.clone(), is_cut.clone());
+            let shared = self.clone();
+            let is_cut = is_cut.clone();
             std::thread::spawn(move || shared.forward(from, to, to_server, &is_cut));
         }
     }

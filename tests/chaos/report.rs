@@ -110,8 +110,10 @@ impl ChaosReport {
 
     /// Summarizes the run of one cluster in a readable line.
     pub(crate) fn summary(&self) -> String {
-        let (servers, workers) = (self.kills + self.other_kills, self.worker_kills);
-        let (damages, pushes) = (self.damages + self.damages_of_checkpoints, self.acknowledged);
+        let servers = self.kills + self.other_kills;
+        let workers = self.worker_kills;
+        let damages = self.damages + self.damages_of_checkpoints;
+        let pushes = self.acknowledged;
         format!(
             "{servers} servers and {workers} workers killed, {} stops, {} cuts, {} stalls, {} disk faults, \
              {damages} damages, {} restores, {pushes} pushes acknowledged, {} unknown, {} stale, {} refused, {} workers retired, {} hostile messages over {} connections, of which {} were welcomed",
@@ -137,7 +139,8 @@ impl ChaosReport {
             faults.push("a push is lost, duplicated, torn or half applied".to_owned());
         }
         if self.in_flight * 100 < self.kills * IN_FLIGHT_PERCENT {
-            let (in_flight, kills) = (self.in_flight, self.kills);
+            let in_flight = self.in_flight;
+            let kills = self.kills;
             faults.push(format!("only {in_flight} of {kills} kills had a push in flight"));
         }
         // Few faults last for three leases, after which a worker is retired.

@@ -96,7 +96,8 @@ pub(crate) fn run(plan: &Plan, folder: &Path, chance: &mut Chance) -> ChaosRepor
     fs::create_dir(&folder).expect("a folder for the cluster");
     let hosts = plan.transport.addresses(&folder, plan.tasks, chance);
     let links = plan.has_links.then(|| Arc::new(Links::start(&hosts, WORKERS as usize)));
-    let (synchronous, expires) = (plan.synchronous, plan.has_links);
+    let synchronous = plan.synchronous;
+    let expires = plan.has_links;
     let setting = ChaosSetting { hosts, chunks: chunks(plan), synchronous, expires, folder };
     let mut report = ChaosReport::default();
     let mut daemons = Daemons::start(&setting, links.clone());
@@ -171,7 +172,8 @@ struct ChaosRounds<'a> {
 impl ChaosRounds<'_> {
     /// Injects all faults of the plan in random order.
     fn all(&mut self, plan: &Plan) {
-        let (since, mut round) = (Instant::now(), 0);
+        let since = Instant::now();
+        let mut round = 0;
         loop {
             let done = self.report.counts().all();
             let mut left: Vec<u64> = plan
@@ -294,7 +296,8 @@ impl ChaosRounds<'_> {
         self.workers.await_open_push();
         let (to_server, from_server) =
             [(true, true), (true, false), (false, true)][self.chance.below(3) as usize];
-        let (length, number) = (self.draw_duration(), self.chance.below(u64::MAX));
+        let length = self.draw_duration();
+        let number = self.chance.below(u64::MAX);
         let is_cut = self.chance.once_in(4);
         self.with_link(number, |link| {
             link.stall(Stall { to_server, from_server });

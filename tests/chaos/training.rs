@@ -25,7 +25,8 @@ pub(crate) const ROLE: &str = "--chaos-worker";
 
 /// Returns the arguments of a worker process that reaches the servers at `hosts`.
 pub(crate) fn arguments(setting: &ChaosSetting, worker: u32, hosts: &[String]) -> Vec<OsString> {
-    let (mode, expires) = (setting.synchronous.to_string(), setting.expires.to_string());
+    let mode = setting.synchronous.to_string();
+    let expires = setting.expires.to_string();
     let hosts = hosts.join(",");
     let numbers = [worker.to_string(), setting.chunks.to_string(), mode, expires, hosts];
     let mut arguments = vec![OsString::from(ROLE)];
@@ -55,7 +56,8 @@ pub(crate) fn run(arguments: &[String]) -> ExitCode {
     };
     let hosts = hosts.split(',').map(str::to_owned).collect();
     let chunks = chunks.parse().expect("a number of chunks");
-    let (synchronous, expires) = (synchronous == "true", expires == "true");
+    let synchronous = synchronous == "true";
+    let expires = expires == "true";
     let setting =
         ChaosSetting { hosts, chunks, synchronous, expires, folder: PathBuf::from(folder) };
     let worker = worker.parse().expect("the index of a worker");
@@ -189,8 +191,10 @@ impl<'a> JoinedTraining<'a> {
     fn push_in_pieces(&mut self, token: Token, push: u64) -> Result<Push, Box<dyn Error>> {
         let (chunk, element) = self.setting.entry(push);
         let ones = vec![-1.0_f32; self.params.view::<f32>(&dense(0))?.len()];
-        let (mut entries, mut halves) = ([0.0_f32; CHUNK as usize], [f16::ZERO; CHUNK as usize]);
-        (entries[element], halves[element]) = (-1.0, f16::NEG_ONE);
+        let mut entries = [0.0_f32; CHUNK as usize];
+        let mut halves = [f16::ZERO; CHUNK as usize];
+        entries[element] = -1.0;
+        halves[element] = f16::NEG_ONE;
         self.log.invoke(push)?;
         self.history.invoke(push);
         let mut pushing = self.session.begin(token)?;

@@ -29,7 +29,8 @@ impl Workers {
     pub(crate) fn start(setting: &ChaosSetting, links: Option<Arc<Links>>) -> Workers {
         let history = |worker| History::of(setting.history(worker), setting.ledger_elements());
         let histories = (0..WORKERS).map(history).collect();
-        let (setting, running) = (setting.clone(), Vec::new());
+        let setting = setting.clone();
+        let running = Vec::new();
         let mut workers = Workers { setting, links, running, histories, given_up: 0 };
         workers.start_all();
         workers

@@ -307,7 +307,8 @@ fn an_overflowing_update_is_refused_by_one_server_and_counted_by_two() {
                 assert!(matches!(pushed, Ok(Push::Applied { .. })), "{pushed:?}");
                 continue;
             }
-            let (variable, value) = (name.to_owned(), f64::INFINITY);
+            let variable = name.to_owned();
+            let value = f64::INFINITY;
             assert_eq!(pushed, Err(Error::Overflow { variable, element, value }));
             let token = worker.token().unwrap().unwrap();
             worker.pull(&token, &mut params).unwrap();

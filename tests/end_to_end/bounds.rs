@@ -24,7 +24,8 @@ fn stale_pushes_are_dropped_on_every_shard() {
         worker.push(token, gradients).unwrap()
     };
     let [slow, fast] = &mut workers;
-    let (old, older) = (slow.token().unwrap().unwrap(), slow.token().unwrap().unwrap());
+    let old = slow.token().unwrap().unwrap();
+    let older = slow.token().unwrap().unwrap();
     for step in 1..=2 {
         let token = fast.token().unwrap().unwrap();
         assert_eq!(push(fast, token), Push::Applied { step, staleness: 0 });
@@ -51,7 +52,9 @@ fn a_fast_worker_stays_within_the_bound_of_a_slow_one() {
     let ready = std::sync::Barrier::new(2);
     std::thread::scope(|scope| {
         for index in 0..2 {
-            let (cluster, made, ready) = (&cluster, &made, &ready);
+            let cluster = &cluster;
+            let made = &made;
+            let ready = &ready;
             scope.spawn(move || {
                 use std::sync::atomic::Ordering::SeqCst;
                 let mut worker = cluster.worker(index as u32);

@@ -37,7 +37,8 @@ fn a_call_that_two_workers_execute_counts_once_across_restarts() {
     // Two shards on one server, with Adam: another gradient would change the values.
     let mut server = RestartedServer::start();
     let variables = [vector("a", 300_000), vector("b", 7)];
-    let (mut first, mut second) = (server.worker(0), server.worker(1));
+    let mut first = server.worker(0);
+    let mut second = server.worker(1);
     let mut params = first.join(&variables, |_| ()).unwrap();
     second.join(&variables, |_| ()).unwrap();
     let calls = first.open_calls("trainer").unwrap();
@@ -89,7 +90,8 @@ fn workers_that_execute_the_same_calls_at_once_count_each_once_on_every_shard() 
     let mut outcomes = Vec::new();
     std::thread::scope(|scope| {
         let runs = [1, 2].map(|index| {
-            let (mut worker, variables) = (cluster.worker(index), &variables);
+            let mut worker = cluster.worker(index);
+            let variables = &variables;
             scope.spawn(move || {
                 worker.join(variables, |_| ()).unwrap();
                 let numbers = 1..=CALLS;

@@ -486,10 +486,12 @@ fn a_period_that_does_not_pass_saves_nothing_and_delays_no_stop() {
 #[test]
 fn failing_automatic_saves_are_reported_until_the_directory_is_back() {
     let folder = tempfile::tempdir().unwrap();
-    let (directory, state) = (folder.path().join("checkpoints"), folder.path().join("state"));
+    let directory = folder.path().join("checkpoints");
+    let state = folder.path().join("state");
     let events = Arc::new(Mutex::new(Vec::new()));
     let cluster = TestCluster::start(1, 1, Adam::new(0.25), |config| {
-        let (every, sink) = (Duration::from_millis(30), events.clone());
+        let every = Duration::from_millis(30);
+        let sink = events.clone();
         let state = Storage::directory(state.clone()).bytes_max(1 << 26);
         config
             .storage(state)
@@ -547,7 +549,9 @@ fn synchronous_checkpoints_hold_one_step_on_all_shards() {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         for index in 0..2 {
-            let (cluster, variables, over) = (&cluster, &variables, &over);
+            let cluster = &cluster;
+            let variables = &variables;
+            let over = &over;
             scope.spawn(move || {
                 let mut worker = cluster.worker(index);
                 worker.join(variables, |_| ()).unwrap();
@@ -823,7 +827,8 @@ fn the_tool_exports_for_other_programs_and_inspects_checkpoints() {
             std::process::Command::new(env!("CARGO_BIN_EXE_pushpull")).args(arguments).output();
         tool.unwrap()
     };
-    let (from, to) = (directory.to_str().unwrap(), folder.path().join("model.safetensors"));
+    let from = directory.to_str().unwrap();
+    let to = folder.path().join("model.safetensors");
     let exported = tool(&["export", from, "--to", to.to_str().unwrap()]);
     assert!(exported.status.success(), "{exported:?}");
     let bytes = std::fs::read(&to).unwrap();
@@ -881,7 +886,8 @@ fn the_tool_reads_checkpoints_of_a_group_and_of_another_user() {
     let check = |of: &str| {
         let refused = LocalDirectory::open(&directory).unwrap_err().to_string();
         assert!(refused.contains(of), "{refused}");
-        let (from, to) = (directory.to_str().unwrap(), folder.path().join("model.safetensors"));
+        let from = directory.to_str().unwrap();
+        let to = folder.path().join("model.safetensors");
         for arguments in [&["inspect", from][..], &["export", from, "--to", to.to_str().unwrap()]] {
             let mut tool = std::process::Command::new(env!("CARGO_BIN_EXE_pushpull"));
             let read = tool.args(arguments).output().unwrap();

@@ -35,7 +35,8 @@ fn gradient(step: u64, elements: usize) -> Vec<f32> {
 /// the residual.
 fn descend(codec: Codec, steps: std::ops::Range<u64>, elements: usize) -> (Vec<f32>, Vec<f32>) {
     let mut residual = Residual::new(elements);
-    let (mut values, mut decoded) = (vec![0f32; elements], vec![0f32; elements]);
+    let mut values = vec![0f32; elements];
+    let mut decoded = vec![0f32; elements];
     for step in steps {
         let mut bytes = Vec::new();
         residual
@@ -131,7 +132,9 @@ fn large_and_partitioned_variables_are_encoded_stretch_by_stretch() {
 /// Checks that a push is encoded once and applied once, wherever connections are cut.
 #[test]
 fn encoded_pushes_count_once_through_cut_connections() {
-    let (mut cuts, steps, elements) = (0, 40, 60_000);
+    let mut cuts = 0;
+    let steps = 40;
+    let elements = 60_000;
     for codec in [Codec::Int8, Codec::TopK { fraction: 0.05 }] {
         let listener = listen();
         let proxy_listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -226,7 +229,8 @@ fn values_are_pulled_in_half_as_many_bytes() {
     let after = cluster.servers.iter().map(|server| server.handle().metrics().pull_bytes);
     assert!(after.sum::<u64>() - before < 2 * 700_001 + 200);
     let bf16 = |value: f64| {
-        let (mut bytes, mut rounded) = (Vec::new(), [0f64]);
+        let mut bytes = Vec::new();
+        let mut rounded = [0f64];
         Codec::Bf16.encode(&[value], &mut bytes).unwrap();
         Codec::Bf16.encoding().decode(&bytes, &mut rounded).unwrap();
         rounded[0]
@@ -305,7 +309,9 @@ fn non_finite_gradients_are_reported_with_codecs_as_without() {
         }
         worker.push(token, gradients)
     };
-    let (variable, element, value) = ("int".to_owned(), 270, f64::INFINITY);
+    let variable = "int".to_owned();
+    let element = 270;
+    let value = f64::INFINITY;
     let error = Err(Error::NonFinite { variable, element, value });
     assert_eq!(push(&["half", "int"]).map(|_| ()), error);
     assert_eq!(cluster.handle().metrics().push_bytes, 0, "it must not be sent");

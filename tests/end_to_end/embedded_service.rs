@@ -38,7 +38,8 @@ impl Training {
         let cluster = cluster.unwrap();
         let interrupt = Interrupt::new();
         let (sender, ends) = mpsc::channel();
-        let (mut pushed, mut trainers) = (Vec::new(), Vec::new());
+        let mut pushed = Vec::new();
+        let mut trainers = Vec::new();
         for index in 0..2 {
             let counter = Arc::new(AtomicU64::new(0));
             pushed.push(counter.clone());

@@ -65,7 +65,8 @@ fn the_last_step_is_exact_over_several_shards_and_tasks() {
 
 #[test]
 fn a_gradient_with_an_expired_token_is_applied_on_no_shard() {
-    let (tasks, last_step) = (2, 40);
+    let tasks = 2;
+    let last_step = 40;
     let cluster = TestCluster::start(tasks, 2, Sgd::new(1.0), |config| {
         config.shards(2).last_step(last_step).token_timeout(Some(Duration::from_millis(200)))
     });

@@ -14,7 +14,8 @@ use custom_rule::Lion;
 fn the_optimizer_steps_by_the_sign_of_its_momentum() {
     let rule = Lion::new(0.5);
     assert_eq!(rule.fault(), None);
-    let (mut values, mut momentum) = ([1.0_f64, 1.0, 1.0, 1.0], [0.0, 0.0, -1.0, 0.0]);
+    let mut values = [1.0_f64, 1.0, 1.0, 1.0];
+    let mut momentum = [0.0, 0.0, -1.0, 0.0];
     let slots: &mut [&mut [f64]] = &mut [&mut momentum];
     let gradient = &[3.0, -0.1, 1.0, 0.0];
     rule.apply_f64(ApplyAt::new(1, 0), Run { values: &mut values, slots, gradient });

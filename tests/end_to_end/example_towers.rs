@@ -18,7 +18,8 @@ async fn one_tower_and_four_end_with_the_same_weights() {
     let alone = towers::train(1, 60).await.unwrap().params;
     let divided = towers::train(4, 60).await.unwrap().params;
     for name in towers::NAMES {
-        let (alone, divided) = (alone.view::<f32>(name).unwrap(), divided.view::<f32>(name));
+        let alone = alone.view::<f32>(name).unwrap();
+        let divided = divided.view::<f32>(name);
         for (found, expected) in divided.unwrap().iter().zip(alone) {
             assert!((found - expected).abs() < 1e-4, "{name}: {found} instead of {expected}");
         }

@@ -27,7 +27,8 @@ fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
 #[test]
 fn a_push_waits_with_a_reported_cause_until_its_table_can_grow() {
     let folder = tempfile::tempdir().unwrap();
-    let (events, index) = (Arc::new(Mutex::new(Vec::new())), Cell::new(0));
+    let events = Arc::new(Mutex::new(Vec::new()));
+    let index = Cell::new(0);
     let cluster = TestCluster::start(2, 1, Sgd::new(1.0), |config| {
         let state = folder.path().join(format!("state-{}", index.replace(index.get() + 1)));
         let events = events.clone();

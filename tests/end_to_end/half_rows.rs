@@ -327,7 +327,8 @@ fn many_rows_travel_in_two_bytes_per_element() {
     let mut found = vec![f16::ZERO; gradient.len()];
     worker.pull_rows(&token, "rows", &ids, &mut found).unwrap();
     assert!(found.iter().zip(&gradient).all(|(found, given)| *found == -*given));
-    let (metrics, all) = (cluster.handle().metrics(), 2 * 60 * WIDE);
+    let metrics = cluster.handle().metrics();
+    let all = 2 * 60 * WIDE;
     let about = all..all + 1000;
     assert!(about.contains(&(metrics.push_bytes - before.push_bytes)), "{}", metrics.push_bytes);
     assert!(about.contains(&(metrics.pull_bytes - before.pull_bytes)), "{}", metrics.pull_bytes);
@@ -473,7 +474,8 @@ fn bad_half_precision_rows_are_reported_by_name() {
     let token = worker.token().unwrap().unwrap();
     let mut gradients = worker.gradients();
     let mut row = [f16::ONE; WIDTH];
-    (row[1], row[3]) = (f16::NAN, f16::INFINITY);
+    row[1] = f16::NAN;
+    row[3] = f16::INFINITY;
     gradients.set_rows("rows", &[40], &row).unwrap();
     worker.push(token, gradients).unwrap();
     assert_eq!(cluster.handle().metrics().non_finite, 2);

@@ -103,7 +103,8 @@ fn a_second_chief_cannot_assign_initialize_or_finish() {
     let mut params = chief.join(&variables, |_| ()).unwrap();
     let mut worker = cluster.worker(1);
     worker.join(&variables, |_| ()).unwrap();
-    let (as_chief, task) = (Role::Chief {}, ("worker", 2));
+    let as_chief = Role::Chief {};
+    let task = ("worker", 2);
     // The client says hello as a worker, and is accepted.
     let (mut client, welcome) = RawClient::greet(&address, Role::Worker {}, task, (7, 0));
     let own = epoch(&welcome);
@@ -162,7 +163,8 @@ fn a_second_chief_cannot_assign_initialize_or_finish() {
 fn unknown_tasks_are_refused_with_a_detail() {
     let cluster = TestCluster::sgd(2, |config| config);
     let address = cluster.handle().address().to_owned();
-    let (worker, peer) = (Role::Worker {}, Role::Peer {});
+    let worker = Role::Worker {};
+    let peer = Role::Peer {};
     for (role, job, task) in [
         (worker, "worker", 2),
         (Role::Chief {}, "worker", u32::MAX),

@@ -23,7 +23,8 @@ const WORKERS: usize = 1000;
 fn variables(elements: u64) -> [VariableSpec; 5] {
     let plain = VariableSpec::f32("plain", [2]).unwrap().plain();
     let rows = VariableSpec::f32("rows", [8, 2]).unwrap().sparse();
-    let (local, mean) = (vector("local", 2).local(), vector("mean", 2).mean_every(1));
+    let local = vector("local", 2).local();
+    let mean = vector("mean", 2).mean_every(1);
     [vector("w", elements), plain, rows, local, mean]
 }
 
@@ -277,7 +278,8 @@ fn an_interrupt_that_was_raised_refuses_every_call() {
 #[test]
 fn a_wait_for_a_token_is_cancelled() {
     let cluster = TestCluster::sgd(WORKERS, |config| config.last_step(1));
-    let (mut holder, mut waiter) = (cluster.worker(0), cluster.worker(300));
+    let mut holder = cluster.worker(0);
+    let mut waiter = cluster.worker(300);
     holder.join(&variables(SMALL), |_| ()).unwrap();
     waiter.join(&variables(SMALL), |_| ()).unwrap();
     let token = holder.token().unwrap().unwrap();
@@ -294,7 +296,8 @@ fn a_wait_for_a_token_is_cancelled() {
 #[test]
 fn connecting_to_absent_servers_is_cancelled() {
     // One port is closed, the other accepts connections and does not answer.
-    let (closed, silent) = (listen(), listen());
+    let closed = listen();
+    let silent = listen();
     let addresses = [closed.address(), silent.address()];
     drop(closed);
     for (address, index) in addresses.into_iter().zip(400..) {
@@ -377,7 +380,8 @@ fn an_interrupted_worker_leaves_a_silent_server() {
 #[test]
 fn an_interrupted_chief_still_ends_the_training_for_all() {
     let cluster = TestCluster::sgd(2, |config| config);
-    let (mut chief, mut other) = (cluster.worker(0), cluster.worker(1));
+    let mut chief = cluster.worker(0);
+    let mut other = cluster.worker(1);
     chief.join(&variables(SMALL), |_| ()).unwrap();
     other.join(&variables(SMALL), |_| ()).unwrap();
     chief.interrupt().raise();

@@ -27,7 +27,8 @@ fn serve_returns_after_stop_and_after_its_shutdown_future() {
 #[test]
 fn a_stopped_server_ends_every_wait_of_its_workers_and_readers() {
     let cluster = TestCluster::sgd(2, |config| config.last_step(1));
-    let (mut holder, mut waiter) = (cluster.worker(0), cluster.worker(1));
+    let mut holder = cluster.worker(0);
+    let mut waiter = cluster.worker(1);
     holder.join(&[vector("w", 10)], |_| ()).unwrap();
     waiter.join(&[vector("w", 10)], |_| ()).unwrap();
     let mut reader = Reader::connect(cluster.config(0)).unwrap();
@@ -88,7 +89,8 @@ fn a_suspended_server_is_waited_for() {
     let cluster = TestCluster::sgd(1, |config| config.storage(storage()));
     let mut worker = cluster.worker(0);
     worker.join(&[vector("w", 10)], |_| ()).unwrap();
-    let (address, spec) = (cluster.handle().address().to_owned(), cluster.spec.clone());
+    let address = cluster.handle().address().to_owned();
+    let spec = cluster.spec.clone();
     cluster.suspend();
     let waiting = thread::spawn(move || worker.token().map(|token| token.is_some()));
     let again = block_on(pushpull::Ps::listen(&address)).unwrap();
@@ -104,7 +106,8 @@ fn a_server_ends_once_all_workers_have_left() {
         config.shards(2).exit_when_done(grace).lease(Duration::from_secs(60))
     });
     let variables: Vec<_> = (0..6).map(|index| vector(&format!("v{index}"), 4)).collect();
-    let (mut a, mut b) = (cluster.worker(0), cluster.worker(1));
+    let mut a = cluster.worker(0);
+    let mut b = cluster.worker(1);
     a.join(&variables, |_| ()).unwrap();
     b.join(&variables, |_| ()).unwrap();
     a.leave().unwrap();
@@ -120,7 +123,8 @@ fn a_server_ends_once_a_silent_worker_has_lost_its_lease() {
         config.exit_when_done(Duration::from_millis(50)).lease(Duration::from_millis(300))
     });
     let handle = cluster.handle();
-    let (mut a, mut b) = (cluster.worker(0), cluster.worker(1));
+    let mut a = cluster.worker(0);
+    let mut b = cluster.worker(1);
     a.join(&[vector("w", 1)], |_| ()).unwrap();
     b.join(&[vector("w", 1)], |_| ()).unwrap();
     a.leave().unwrap();
@@ -136,7 +140,8 @@ fn a_server_ends_once_a_silent_worker_has_lost_its_lease() {
 fn tokens_of_a_lost_worker_are_granted_to_others() {
     let cluster =
         TestCluster::sgd(2, |config| config.last_step(2).lease(Duration::from_millis(300)));
-    let (mut a, mut b) = (cluster.worker(0), cluster.worker(1));
+    let mut a = cluster.worker(0);
+    let mut b = cluster.worker(1);
     a.join(&[vector("w", 1)], |_| ()).unwrap();
     b.join(&[vector("w", 1)], |_| ()).unwrap();
     let lost = b.token().unwrap().unwrap();
@@ -156,7 +161,8 @@ fn tokens_of_a_lost_worker_are_granted_to_others() {
 #[test]
 fn a_worker_waits_for_servers_that_are_not_up_yet() {
     // The ports are bound but not served yet: connections stay unanswered.
-    let (first, second) = (listen(), listen());
+    let first = listen();
+    let second = listen();
     let cluster = spec([first.address(), second.address()], 1);
     let reports = Arc::new(Mutex::new(Vec::new()));
     let sink = reports.clone();

@@ -46,7 +46,9 @@ fn pushes_and_pulls_overlap_and_are_awaited_in_any_order() {
         let mut params = worker.join(&variables(ps as u32), |_| ()).unwrap();
         let mut other = params.clone();
         let mut token = || worker.token().unwrap().unwrap();
-        let (first, second, third) = (token(), token(), token());
+        let first = token();
+        let second = token();
+        let third = token();
         let gradients = [ones(&mut worker), ones(&mut worker)];
         let [one, two] = gradients;
         let pull = worker.start_pull(&third, &mut params);
@@ -147,8 +149,10 @@ fn variables_are_pulled_one_by_one_and_awaited_in_any_order() {
             .fill(pushpull::variable::f16::ONE);
         worker.push(token, gradients).unwrap();
         let token = worker.token().unwrap().unwrap();
-        let (mut small, mut large) = ([0.0_f32; 3], vec![0.0_f32; ELEMENTS as usize]);
-        let (mut empty, mut halves) = ([0.0_f32; 0], [pushpull::variable::f16::ZERO; 5]);
+        let mut small = [0.0_f32; 3];
+        let mut large = vec![0.0_f32; ELEMENTS as usize];
+        let mut empty = [0.0_f32; 0];
+        let mut halves = [pushpull::variable::f16::ZERO; 5];
         let first = worker.start_pull_variable(&token, "small", &mut small);
         let second = worker.start_pull_variable(&token, "large", &mut large);
         let third = worker.start_pull_variable(&token, "halves", &mut halves);
@@ -177,7 +181,8 @@ fn variables_are_pulled_one_by_one_and_awaited_in_any_order() {
 #[test]
 fn a_variable_of_a_past_step_is_stale() {
     let cluster = TestCluster::sgd(2, |config| config.mode(synchronous(1, 2)));
-    let (mut slow, mut fast) = (cluster.worker(0), cluster.worker(1));
+    let mut slow = cluster.worker(0);
+    let mut fast = cluster.worker(1);
     slow.join(&[vector("small", 3)], |_| ()).unwrap();
     fast.join(&[vector("small", 3)], |_| ()).unwrap();
     let stale = slow.token().unwrap().unwrap();

@@ -130,7 +130,8 @@ fn gradients_in_push_buffers_give_the_same_values_as_sent_gradients() {
 
 #[test]
 fn gradients_are_sent_to_a_server_without_push_buffers() {
-    let (folder, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let state = tempfile::tempdir().unwrap();
     let (shared, _) = train(folder.path(), |config| config, |config| config);
     let none = |config: PsConfig| config.network(Network::default().shared_memory(false));
     let (sent, direct) = train(folder.path(), none, |config| config);
@@ -326,7 +327,8 @@ fn an_accepted_gradient_is_not_overwritten_before_all_shards_apply_it() {
 
 #[test]
 fn gradients_outlive_the_server_that_shares_their_memory() {
-    let (folder, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let state = tempfile::tempdir().unwrap();
     let stored = |config: PsConfig| {
         let state = state.path().to_owned();
         config.storage(Storage::directory(state).bytes_max(1 << 30))
@@ -358,7 +360,8 @@ fn gradients_outlive_a_server_that_loses_its_values() {
     let mut worker = cluster.worker(0);
     worker.join(&plain(), |_| ()).unwrap();
     (0..3).for_each(|_| push(&mut worker, 1.0));
-    let (mut held, token) = (filled(&mut worker, 1.0), worker.token().unwrap().unwrap());
+    let mut held = filled(&mut worker, 1.0);
+    let token = worker.token().unwrap().unwrap();
     let address = cluster.spec.task_address("ps", 0).unwrap().to_owned();
     cluster.stop();
     let listener = block_on(pushpull::Ps::listen(&address)).unwrap();

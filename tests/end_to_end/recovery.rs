@@ -141,7 +141,8 @@ fn a_server_that_is_away_during_the_first_save_ends_no_session() {
         index += 1;
         server
     });
-    let (restarted, heard) = (Arc::<Mutex<Option<Ps>>>::default(), Texts::default());
+    let restarted = Arc::<Mutex<Option<Ps>>>::default();
+    let heard = Texts::default();
     let restart = {
         let address = addresses[1].clone();
         move || block_on(Ps::listen(&address)).unwrap().start(config(1)).unwrap()

@@ -184,7 +184,8 @@ fn checkpoints(config: PsConfig, directory: &Path) -> PsConfig {
 /// Trains a session to its end, and returns the number of its steps and its final local value.
 fn train(config: TrainingConfig, replica: usize) -> (f32, f32) {
     let mut session = TrainingSession::start(config).unwrap();
-    let (mut steps, mut local) = (0.0, 0.0);
+    let mut steps = 0.0;
+    let mut local = 0.0;
     while let Some(mut step) = session.step().unwrap() {
         let (params, gradients) = step.parts();
         update(params, replica);

@@ -57,7 +57,8 @@ impl RowEncoder {
 
     fn row(&mut self, name: &'static str, number: u64, given: &[f32]) -> Vec<f32> {
         let residual = self.residuals.entry((name, number)).or_insert_with(|| Residual::new(WIDTH));
-        let (mut bytes, mut found) = (Vec::new(), vec![0.0; WIDTH]);
+        let mut bytes = Vec::new();
+        let mut found = vec![0.0; WIDTH];
         residual.encode(&self.codec, ScaleBlocks::THROUGH, 0, given, &mut bytes).unwrap();
         self.codec.encoding().decode(&bytes, &mut found).unwrap();
         found
@@ -206,7 +207,8 @@ fn values(reader: &mut Reader, rows: u64) -> [Vec<f32>; 2] {
 /// Checks that rows are encoded once and applied once, wherever connections are cut.
 #[test]
 fn encoded_rows_count_once_through_cut_connections() {
-    let (rows, steps) = (6000, 20);
+    let rows = 6000;
+    let steps = 20;
     let listener = listen();
     let proxy_listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let cluster = spec([proxy_listener.local_addr().unwrap().to_string()], 1);
@@ -289,7 +291,8 @@ fn rows_are_pulled_in_half_as_many_bytes() {
     worker.join(&variables, |_| ()).unwrap();
     worker.assign_rows("counts", &[3], &[i64::MAX, 0, -1]).unwrap();
     let rounded = |value: f64| {
-        let (mut bytes, mut found) = (Vec::new(), [0f64]);
+        let mut bytes = Vec::new();
+        let mut found = [0f64];
         Codec::Bf16.encode(&[value], &mut bytes).unwrap();
         Codec::Bf16.encoding().decode(&bytes, &mut found).unwrap();
         found[0]
@@ -309,14 +312,16 @@ fn rows_are_pulled_in_half_as_many_bytes() {
         assert!(rows.iter().copied().eq(expected), "{name}");
         assert!(rows != given, "{name}");
     }
-    let (mut doubles, mut all) = ([0f64; 6], [0f64; 6]);
+    let mut doubles = [0f64; 6];
+    let mut all = [0f64; 6];
     worker.pull_rows(&token, "doubles", &[2, 0], &mut doubles).unwrap();
     whole.pull_rows("doubles", &[2, 0], &mut all).unwrap();
     assert_eq!(doubles, all.map(rounded));
     let mut counts = [7; 6];
     worker.pull_rows(&token, "counts", &[3, 1], &mut counts).unwrap();
     assert_eq!(counts, [i64::MAX, 0, -1, 0, 0, 0]);
-    let (mut plain, mut all) = ([0f32; 6], [0f32; 6]);
+    let mut plain = [0f32; 6];
+    let mut all = [0f32; 6];
     worker.pull_rows(&token, "plain", &[1, 3], &mut plain).unwrap();
     whole.pull_rows("plain", &[1, 3], &mut all).unwrap();
     assert_eq!(plain, all);

@@ -60,7 +60,8 @@ fn trained(ps: usize, shards: u16, optimizer: impl Optimizer + Clone) -> Vec<f32
 #[test]
 fn rows_do_not_depend_on_the_number_of_shards() {
     // Adagrad skips rows that a push lacks, Adam does not: every shard counts every push.
-    let (lazy, eager) = (trained(1, 1, Adagrad::new(0.1)), trained(1, 1, Adam::new(0.1)));
+    let lazy = trained(1, 1, Adagrad::new(0.1));
+    let eager = trained(1, 1, Adam::new(0.1));
     assert!(lazy != eager && lazy.iter().all(|value| value.is_finite()));
     for (ps, shards) in [(2, 1), (5, 1), (2, 2)] {
         assert_eq!(trained(ps, shards, Adagrad::new(0.1)), lazy, "{ps} times {shards}");
@@ -95,12 +96,14 @@ pub(crate) fn check_reductions(table: &VariableSpec, id: fn(u64) -> u64) {
             );
             let mut gradients = worker.gradients();
             // One row from both workers, and one from each alone.
-            let (ids, rows) = ([id(1), id(20 + index as u64)], [-2.0_f32; 6]);
+            let ids = [id(1), id(20 + index as u64)];
+            let rows = [-2.0_f32; 6];
             gradients.set_rows("table", &ids, &rows).unwrap();
             assert_eq!(worker.push(token, gradients).unwrap(), Push::Accepted { step: 1 });
         }
         let token = workers[0].token().unwrap().unwrap();
-        let (mut rows, ids) = ([0.0_f32; 12], [0, 1, 20, 21].map(id));
+        let mut rows = [0.0_f32; 12];
+        let ids = [0, 1, 20, 21].map(id);
         let found = workers[0].pull_rows(&token, "table", &ids, &mut rows).unwrap();
         assert_eq!(found, Pulled::Pulled { step: 1 });
         drop(token);
@@ -139,7 +142,8 @@ fn bad_rows_are_reported_before_anything_is_sent() {
     let mut params = worker.join(&variables(2), |_| ()).unwrap();
     let before = all_rows(&mut reader(&cluster));
     let token = worker.token().unwrap().unwrap();
-    let (table, bias) = (|| "table".to_owned(), || "bias".to_owned());
+    let table = || "table".to_owned();
+    let bias = || "bias".to_owned();
     let row = ViewError::Row { name: table(), row: ROWS, place: 1, rows: ROWS };
     let pulled = worker.pull_rows(&token, "table", &[0, ROWS], &mut [0.0_f32; 6]).unwrap_err();
     assert_eq!(pulled, row.clone().into());

@@ -59,7 +59,8 @@ fn train(
 /// other variable.
 fn trained_alone(variable: VariableSpec, rule: impl Optimizer + Clone, steps: u64) -> Vec<f32> {
     let cluster = TestCluster::start(1, 1, rule, |config| config);
-    let (mut worker, variables) = (cluster.worker(0), [variable]);
+    let mut worker = cluster.worker(0);
+    let variables = [variable];
     let mut params = worker.join(&variables, |_| ()).unwrap();
     let values = train(&mut worker, &mut params, &variables, 0..steps).remove(0);
     cluster.stop();
@@ -82,7 +83,8 @@ fn each_variable_has_its_own_optimizer_on_any_number_of_shards() {
     for (ps, shards, parts) in [(1, 1, 1), (1, 2, 3), (2, 2, 4)] {
         let configure = |config: PsConfig| with_two_optimizers(config).shards(shards);
         let cluster = TestCluster::start(ps, 1, Adam::new(0.25), configure);
-        let (mut worker, variables) = (cluster.worker(0), variables(parts));
+        let mut worker = cluster.worker(0);
+        let variables = variables(parts);
         let mut params = worker.join(&variables, |_| ()).unwrap();
         let values = train(&mut worker, &mut params, &variables, 0..6);
         assert!(values == expected, "{ps} tasks of {shards} shards");

@@ -62,7 +62,8 @@ impl<S: AsFd + Write> RawConnection<S> {
     }
 
     fn receive(&mut self) -> Message {
-        let (stream, descriptors) = (&self.stream, &mut self.descriptors);
+        let stream = &self.stream;
+        let descriptors = &mut self.descriptors;
         let mut source = |slices: &mut [IoSliceMut<'_>]| -> io::Result<usize> {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
             let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -217,7 +218,8 @@ fn a_reader_of_shared_values_sees_whole_versions_during_updates() {
     let mut connection = connect_unix(&socket);
     let mut client = SharedReader::of(&mut connection);
     let reads = std::thread::spawn(move || {
-        let (mut versions, mut pulls) = (Vec::new(), 0);
+        let mut versions = Vec::new();
+        let mut pulls = 0;
         while versions.last() != Some(&200) {
             let Ok(counts) = client.pin() else {
                 std::thread::yield_now();
@@ -227,7 +229,8 @@ fn a_reader_of_shared_values_sees_whole_versions_during_updates() {
             client.reader.unpin(4 * (SMALL + LARGE)).unwrap();
             pulls += 1;
             // Every fourth push updates both variables.
-            let (small, large) = (counts.version as f32, counts.version.div_ceil(4) as f32);
+            let small = counts.version as f32;
+            let large = counts.version.div_ceil(4) as f32;
             let (first, others) = values.split_at(SMALL as usize);
             assert_eq!(first, [-small; SMALL as usize]);
             assert!(others.iter().all(|&value| value == -large), "version {}", counts.version);
@@ -391,7 +394,8 @@ pub(super) fn await_counts(
 
 #[test]
 fn a_restarted_server_shares_its_values_again() {
-    let (folder, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    let state = tempfile::tempdir().unwrap();
     let stored = |config: PsConfig| {
         let state = state.path().to_owned();
         config.storage(Storage::directory(state).bytes_max(1 << 30))

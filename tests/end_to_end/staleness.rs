@@ -85,7 +85,8 @@ fn the_histograms_of_all_shards_add_up_to_the_pushes() {
         ["a", "b", "c", "d"].map(|name| vector(name, 5)).into_iter().collect();
     std::thread::scope(|scope| {
         for index in 0..3 {
-            let (cluster, variables) = (&cluster, &variables);
+            let cluster = &cluster;
+            let variables = &variables;
             scope.spawn(move || {
                 let mut worker = cluster.worker(index);
                 let mut params = worker.join(variables, |_| {}).unwrap();

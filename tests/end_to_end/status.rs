@@ -69,7 +69,8 @@ fn a_server_names_the_worker_that_a_training_waits_for_and_then_tells_its_life()
     let cluster = start();
     let handle = cluster.handle();
     let mut events = handle.events();
-    let (absent, chief) = (TaskId::worker(1), TaskId::worker(0));
+    let absent = TaskId::worker(1);
+    let chief = TaskId::worker(0);
     let before = handle.status();
     assert_eq!((before.phase, before.global_step), (TrainingPhase::NoVariables, 0));
     assert_eq!(before.never_joined, [chief.clone(), absent.clone()]);
@@ -158,7 +159,8 @@ fn a_server_names_the_worker_that_a_training_waits_for_and_then_tells_its_life()
 fn a_reader_that_does_not_read_delays_nobody_and_learns_how_many_events_it_lost() {
     const ROUNDS: usize = 150;
     let cluster = TestCluster::sgd(1, |config| config);
-    let (mut slow, mut fast) = (cluster.handle().events(), cluster.handle().events());
+    let mut slow = cluster.handle().events();
+    let mut fast = cluster.handle().events();
     for round in 0..ROUNDS {
         cluster.worker(0).leave().unwrap();
         for kind in ["worker-joined", "worker-left"] {

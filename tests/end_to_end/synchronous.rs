@@ -29,7 +29,8 @@ fn noise(at: u64) -> f32 {
 /// Computes the gradient of a linear model's mean square error over these samples.
 fn gradient(weights: &[f32], bias: f32, samples: std::ops::Range<u64>) -> (Vec<f32>, f32) {
     let count = (samples.end - samples.start) as f32;
-    let (mut dw, mut db) = (vec![0.0; FEATURES], 0.0);
+    let mut dw = vec![0.0; FEATURES];
+    let mut db = 0.0;
     for sample in samples {
         let x: Vec<f32> = (0..FEATURES as u64).map(|f| noise(sample * 64 + f)).collect();
         let target: f32 = x.iter().enumerate().map(|(f, x)| x * f as f32 * 0.1).sum::<f32>() + 0.5;
@@ -58,7 +59,8 @@ fn train(
     let trained = Barrier::new(replicas as usize);
     let values = std::thread::scope(|scope| {
         let train = |index: u32| {
-            let (cluster, trained) = (&cluster, &trained);
+            let cluster = &cluster;
+            let trained = &trained;
             move || {
                 let mut worker = cluster.worker(index);
                 let mut params = worker.join(&variables(), |_| ()).unwrap();
@@ -123,7 +125,8 @@ fn two_deterministic_runs_give_the_same_bits() {
         let digest = Sha256::digest(&bytes);
         digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
     };
-    let (first, second) = (run(), run());
+    let first = run();
+    let second = run();
     println!("sha256 of the weights after {STEPS} steps: {first}, {second}");
     assert_eq!(first, second);
 }
@@ -138,7 +141,8 @@ fn a_step_with_a_backup_replica_takes_two_gradients_of_three() {
             move || {
                 let mut worker = cluster.worker(index);
                 let mut params = worker.join(&[vector("v", 1000), vector("u", 3)], |_| ()).unwrap();
-                let (mut accepted, mut stale) = (0, 0);
+                let mut accepted = 0;
+                let mut stale = 0;
                 while let Some(token) = worker.token().unwrap() {
                     if worker.pull(&token, &mut params).unwrap().is_stale() {
                         continue;

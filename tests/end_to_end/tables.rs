@@ -83,7 +83,8 @@ fn trained(ps: usize, shards: u16, optimizer: impl Optimizer + Clone) -> Vec<f32
 
 #[test]
 fn tables_do_not_depend_on_the_number_of_shards() {
-    let (rows, lazy) = (trained(1, 1, Adagrad::new(0.1)), trained(1, 1, Adam::new(0.1).lazy()));
+    let rows = trained(1, 1, Adagrad::new(0.1));
+    let lazy = trained(1, 1, Adam::new(0.1).lazy());
     assert!(rows != lazy && rows.iter().all(|value| value.is_finite()));
     for (ps, shards) in [(2, 1), (5, 1), (2, 2)] {
         assert_eq!(trained(ps, shards, Adagrad::new(0.1)), rows, "{ps} times {shards}");
@@ -108,7 +109,8 @@ fn exported(directory: &Path, since: u64) -> (Vec<u64>, BTreeMap<String, Vec<f32
     };
     let bytes = std::fs::read(&file).unwrap();
     let tensors = SafeTensors::deserialize(&bytes).unwrap();
-    let (mut ids, mut others) = (Vec::new(), BTreeMap::new());
+    let mut ids = Vec::new();
+    let mut others = BTreeMap::new();
     for (name, tensor) in tensors.iter() {
         let words = tensor.data().chunks(8).map(|w| u64::from_le_bytes(w.try_into().unwrap()));
         match name.ends_with(":ids") {
@@ -196,13 +198,15 @@ fn a_table_filled_by_random_admission_refuses_new_rows() {
     worker.join(&variables(1, spec), |_| ()).unwrap();
     let mut push = |ids: std::ops::Range<u64>| {
         let token = worker.token().unwrap().unwrap();
-        let (ids, mut gradients) = (ids.collect::<Vec<u64>>(), worker.gradients());
+        let ids = ids.collect::<Vec<u64>>();
+        let mut gradients = worker.gradients();
         gradients.set_rows("table", &ids, &vec![1.0_f32; 3 * ids.len()])?;
         worker.push(token, gradients)
     };
     let rows = || cluster.handle().metrics().table_rows;
     for block in 0..100 {
-        let (before, result) = (rows(), push(1_000 * block..1_000 * block + 1_000));
+        let before = rows();
+        let result = push(1_000 * block..1_000 * block + 1_000);
         let Ok(result) = result else {
             assert_eq!(before, 100, "only a full table refuses");
             let full = Error::TableFull {
@@ -236,7 +240,8 @@ fn pushes_beyond_the_limits_of_a_table_are_refused() {
     assert!(matches!(push((0..90).collect()), Ok(Push::Applied { .. })));
     let before = rows_of(&cluster, &[0, 89, 95]);
     let full = push((80..120).collect()).unwrap_err();
-    let (variable, shard) = ("table".to_owned(), ShardId::default());
+    let variable = "table".to_owned();
+    let shard = ShardId::default();
     let expected = Error::TableFull { variable, shard, rows: 90, more: 30, limit: 100 };
     assert_eq!(full, expected);
     assert_eq!(rows_of(&cluster, &[0, 89, 95]), before, "nothing may be applied");
@@ -316,7 +321,8 @@ fn a_table_with_a_budget_keeps_the_rows_in_use() {
     let ids: Vec<u64> = (0..100).map(id).collect();
     let never = TestCluster::start(1, 1, Sgd::new(1.0), |config| config);
     never.worker(0).join(&variables(1, large_table()), |_| ()).unwrap();
-    let (rows, first) = (rows_of(&cluster, &ids), rows_of(&never, &ids));
+    let rows = rows_of(&cluster, &ids);
+    let first = rows_of(&never, &ids);
     // The first gradient of each row is not applied: admission takes two pushes.
     for (row, first) in rows.iter().zip(first) {
         assert!((row - (first - 29.0)).abs() < 1e-4, "{row} of {first}");

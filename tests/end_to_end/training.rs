@@ -446,7 +446,8 @@ fn steps_have_the_samples_of_a_data_set() {
     let worker = WorkerConfig::new(cluster.spec.clone(), TaskId::worker(0)).data(set);
     let config = TrainingConfig::new(worker).variables([vector("w", 3)]);
     let mut session = TrainingSession::start(config).unwrap();
-    let (mut counts, mut steps) = ([0; 10], 0);
+    let mut counts = [0; 10];
+    let mut steps = 0;
     while let Some(mut step) = session.step().unwrap() {
         steps += 1;
         let range = step.samples().unwrap();

@@ -44,7 +44,8 @@ fn final_values_wait_for_the_pushes_of_all_workers() {
             true => config.mode(Synchronous::new(2).total_num_replicas(2)),
             false => config.mode(Asynchronous::default()),
         });
-        let (mut chief, mut slow) = (cluster.worker(0), cluster.worker(1));
+        let mut chief = cluster.worker(0);
+        let mut slow = cluster.worker(1);
         let mut values = join(&mut chief);
         let mut of_slow = join(&mut slow);
         let (token, late) = (chief.token().unwrap().unwrap(), slow.token().unwrap().unwrap());
@@ -84,7 +85,8 @@ fn a_worker_that_has_not_ended_is_named_and_one_that_left_is_not_waited_for() {
     let cluster = TestCluster::sgd(3, |config| config);
     let short = cluster.config(0).timeout(Duration::from_millis(300));
     let mut chief = Worker::connect(short).unwrap();
-    let (mut busy, mut gone) = (cluster.worker(1), cluster.worker(2));
+    let mut busy = cluster.worker(1);
+    let mut gone = cluster.worker(2);
     let mut values = join(&mut chief);
     for worker in [&mut busy, &mut gone] {
         join(worker);
@@ -111,7 +113,8 @@ fn a_restarted_step_owner_still_ends_the_training_for_all() {
     let storage = || Storage::directory(directory.path().join("state"));
     let configure = |config: PsConfig| config.storage(storage()).last_step(2);
     let cluster = TestCluster::sgd(2, configure);
-    let (mut chief, mut other) = (cluster.worker(0), cluster.worker(1));
+    let mut chief = cluster.worker(0);
+    let mut other = cluster.worker(1);
     let mut values = join(&mut chief);
     let mut of_other = join(&mut other);
     let (token, last) = (chief.token().unwrap().unwrap(), other.token().unwrap().unwrap());
@@ -119,7 +122,8 @@ fn a_restarted_step_owner_still_ends_the_training_for_all() {
     let waiting = thread::spawn(move || chief.pull_final(&mut values).map(|step| (step, values)));
     push(&mut other, last);
     thread::sleep(Duration::from_millis(50));
-    let (spec, address) = (cluster.spec.clone(), cluster.handle().address().to_owned());
+    let spec = cluster.spec.clone();
+    let address = cluster.handle().address().to_owned();
     cluster.suspend();
     let listener = block_on(Ps::listen(&address)).unwrap();
     let config = PsConfig::new(spec, TaskId::ps(0), Sgd::new(1.0));

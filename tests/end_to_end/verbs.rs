@@ -12,14 +12,16 @@ use super::cluster::{TestCluster, block_on, spec, vector};
 fn asynchronous_updates_do_not_wait_for_each_other() {
     // Loss w^2/2 from w = 1 at rate 0.1: both read 1.0, so both gradients are 1.0.
     let cluster = TestCluster::start(1, 2, Sgd::new(0.1), |config| config);
-    let (mut a, mut b) = (cluster.worker(0), cluster.worker(1));
+    let mut a = cluster.worker(0);
+    let mut b = cluster.worker(1);
     let variables = [vector("w", 1)];
     let fill = |initial: &mut pushpull::worker::InitialValues<'_>| {
         initial.set("w", &[1.0_f32]);
     };
     let mut params_a = a.join(&variables, fill).unwrap();
     let mut params_b = b.join(&variables, |_| panic!("only the chief initializes")).unwrap();
-    let (token_a, token_b) = (a.token().unwrap().unwrap(), b.token().unwrap().unwrap());
+    let token_a = a.token().unwrap().unwrap();
+    let token_b = b.token().unwrap().unwrap();
     assert_eq!(a.pull(&token_a, &mut params_a).unwrap(), Pulled::Pulled { step: 0 });
     b.pull(&token_b, &mut params_b).unwrap();
     let mut staleness = Vec::new();
@@ -178,7 +180,8 @@ fn plain_variables_are_assigned_and_added_to() {
 #[test]
 fn a_dropped_token_goes_to_another_worker() {
     let cluster = TestCluster::sgd(2, |config| config.last_step(1));
-    let (mut a, mut b) = (cluster.worker(0), cluster.worker(1));
+    let mut a = cluster.worker(0);
+    let mut b = cluster.worker(1);
     a.join(&[vector("w", 1)], |_| ()).unwrap();
     b.join(&[vector("w", 1)], |_| ()).unwrap();
     let token = a.token().unwrap().unwrap();
@@ -193,7 +196,8 @@ fn a_dropped_token_goes_to_another_worker() {
 #[test]
 fn the_chief_ends_the_training_for_all() {
     let cluster = TestCluster::sgd(2, |config| config);
-    let (mut chief, mut other) = (cluster.worker(0), cluster.worker(1));
+    let mut chief = cluster.worker(0);
+    let mut other = cluster.worker(1);
     assert!(chief.is_chief() && !other.is_chief());
     chief.join(&[vector("w", 1)], |_| ()).unwrap();
     other.join(&[vector("w", 1)], |_| ()).unwrap();

@@ -66,7 +66,8 @@ impl<'a> ReferenceVariable<'a> {
 
     fn push(&mut self, gradient: &[f32]) {
         self.count += 1;
-        let (at, mut sums) = (ApplyAt::new(self.count, 0), Sums::default());
+        let at = ApplyAt::new(self.count, 0);
+        let mut sums = Sums::default();
         let held: Vec<&[f32]> = self.slots.iter().map(Vec::as_slice).collect();
         self.rule.sum_f32(at, SumRun::new(&self.values, &held, gradient), &mut sums);
         let slots = &mut self.slots.iter_mut().map(Vec::as_mut_slice).collect::<Vec<_>>()[..];

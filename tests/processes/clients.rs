@@ -224,7 +224,8 @@ fn pulled(worker: &mut Worker, params: &mut Params) -> Vec<Vec<u32>> {
     let mut pulled: Vec<Vec<u32>> = SLOTTED.map(|name| bits(name).collect()).into();
     let half = params.view::<bf16>("half").unwrap().iter();
     pulled.push(half.map(|value| value.to_bits().into()).collect());
-    let (ids, mut rows) = ((0..70).collect::<Vec<u64>>(), [bf16::ZERO; 210]);
+    let ids = (0..70).collect::<Vec<u64>>();
+    let mut rows = [bf16::ZERO; 210];
     worker.pull_rows(&token, "rows", &ids, &mut rows).unwrap();
     pulled.push(rows.iter().map(|value| value.to_bits().into()).collect());
     pulled

@@ -473,7 +473,8 @@ fn a_bad_value_for_the_tool_is_reported_with_its_flag() {
     for line in lines {
         let said = Command::new(env!("CARGO_BIN_EXE_pushpull")).args(&line).output().unwrap();
         let errors = String::from_utf8(said.stderr).unwrap();
-        let (flag, value) = (line[line.len() - 2], line[line.len() - 1]);
+        let flag = line[line.len() - 2];
+        let value = line[line.len() - 1];
         let by_us = errors.starts_with(&format!("pushpull: {flag} {value}: "));
         let by_parser = errors.contains(&format!("invalid value '{value}' for '{flag} <"));
         assert!(!said.status.success() && (by_us || by_parser), "{line:?}: {errors}");

@@ -27,7 +27,8 @@ fn sections(help: &str) -> Vec<(&str, Vec<&str>)> {
 
 /// Returns the faults of a help text, and the number of its flags.
 fn check(help: &str) -> (Vec<String>, usize) {
-    let (mut faults, mut flags) = (Vec::new(), 0);
+    let mut faults = Vec::new();
+    let mut flags = 0;
     for (heading, lines) in sections(help) {
         let is_flag = |line: &str| line.trim_start().starts_with('-');
         if heading == "Policies" || !lines.iter().any(|line| is_flag(line)) {

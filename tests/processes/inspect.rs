@@ -378,7 +378,8 @@ fn state_with_a_failed_flush_is_reported_and_refused() {
     let mut worker = train(&cluster, 2);
     let token = worker.token().unwrap().unwrap();
     // The flush fails because the file cannot be found.
-    let (file, aside) = (state.join("shard-0/undo-1"), root.path().join("undo-1"));
+    let file = state.join("shard-0/undo-1");
+    let aside = root.path().join("undo-1");
     std::fs::rename(&file, &aside).unwrap();
     let mut gradients = worker.gradients();
     gradients.view_mut::<f32>("w").unwrap().fill(1.0);

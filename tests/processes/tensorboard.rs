@@ -185,7 +185,8 @@ fn check_histograms(tensorboard: &TensorBoard, written: &Written) {
     let points =
         tensorboard.wait(|tensorboard| tensorboard.points("histograms", "run-1", "weights"));
     assert_eq!((points.len(), points[0][1].as_u64(), points[1][1].as_u64()), (2, Some(7), Some(8)));
-    let (limits, counts) = (written.histogram.limits(), written.histogram.counts());
+    let limits = written.histogram.limits();
+    let counts = written.histogram.counts();
     let first = counts.iter().position(|&count| count > 0.0).unwrap();
     let last = counts.iter().rposition(|&count| count > 0.0).unwrap();
     let expected: Vec<[f32; 3]> = (first..=last)
@@ -242,7 +243,8 @@ fn check_hyperparameters(tensorboard: &TensorBoard) {
         assert_eq!(group["hparams"], expected);
         let [session] = &group["sessions"].as_array().unwrap()[..] else { panic!("{group}") };
         assert_eq!((&session["name"], &session["status"]), (&json!(run), &json!(status)));
-        let (start, end) = (&session["startTimeSecs"], &session["endTimeSecs"]);
+        let start = &session["startTimeSecs"];
+        let end = &session["endTimeSecs"];
         assert!(1.7e9 < start.as_f64().unwrap() && start.as_f64() <= end.as_f64(), "{session}");
         let metric = &session["metricValues"][0];
         assert_eq!(metric["name"]["tag"], json!("loss"));
@@ -280,7 +282,8 @@ impl TensorBoard {
         let (sender, receiver) = mpsc::channel();
         // The pipe is read to its end, so that TensorBoard never waits for it.
         thread::spawn(move || lines.map_while(Result::ok).for_each(|line| _ = sender.send(line)));
-        let (start, mut said) = (Instant::now(), Vec::new());
+        let start = Instant::now();
+        let mut said = Vec::new();
         loop {
             let left = LONG.saturating_sub(start.elapsed());
             let Ok(line) = receiver.recv_timeout(left) else {

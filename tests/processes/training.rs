@@ -35,7 +35,8 @@ struct Reports {
 
 impl Hook for Reports {
     fn joined(&mut self, at: &JoinReport<'_>) -> Result<Flow, HookError> {
-        let (worker, step) = (self.worker, at.step);
+        let worker = self.worker;
+        let step = at.step;
         // The test may have ended.
         _ = self.reports.send(Report::Joined { worker, step });
         Ok(Flow::Continue)

@@ -103,8 +103,11 @@ pub(crate) struct Connection {
 
 impl Connection {
     pub(crate) fn new(client: LinkClient, server: LinkServer, chance: SimChance) -> Connection {
-        let (to_server, to_client) = (Pipe::default(), Pipe::default());
-        let (is_up, slow, passed) = (false, false, Vec::new());
+        let to_server = Pipe::default();
+        let to_client = Pipe::default();
+        let is_up = false;
+        let slow = false;
+        let passed = Vec::new();
         Connection { client, server, is_up, to_server, to_client, slow, passed, chance }
     }
 

@@ -93,21 +93,24 @@ impl Setting {
             steps: chance.between(8, 24),
         };
         let sizes = drawn.min(at_most);
-        let (tasks, shards) = (sizes.tasks as u32, sizes.shards as u16);
+        let tasks = sizes.tasks as u32;
+        let shards = sizes.shards as u16;
         let workers = sizes.workers as u32;
         // Sometimes the cluster has one worker more than `total_num_replicas`.
         let asynchronous = chance.percent(25);
         let deterministic = chance.percent(12) && !asynchronous;
         let fewer = chance.percent(25) && !deterministic && workers > 1;
         let total = if fewer { workers - 1 } else { workers };
-        let (kind, draw) = (chance.between(0, 2), chance.next());
+        let kind = chance.between(0, 2);
+        let draw = chance.next();
         let aggregate = match kind {
             _ if deterministic => total,
             0 => 1 + (draw % u64::from(total)) as u32,
             1 => total,
             _ => total + 1 + (draw % 2) as u32,
         };
-        let (policy, draw) = (chance.between(0, 9), chance.next());
+        let policy = chance.between(0, 9);
+        let draw = chance.next();
         let on_loss = match policy {
             0..=5 => OnLoss::Shrink { min: 1 },
             6 | 7 => OnLoss::Shrink { min: 1 + (draw % u64::from(aggregate)) as u32 },
@@ -124,11 +127,13 @@ impl Setting {
         let shares = shared_values.percent(50);
         let tight = shares && shared_values.percent(50);
         let data = &mut SimChance::of(seed, "data");
-        let (consumes, batch, samples) =
-            (data.percent(40), data.between(1, 3) as u32, data.between(3, 20));
+        let consumes = data.percent(40);
+        let batch = data.between(1, 3) as u32;
+        let samples = data.between(3, 20);
         let epochs = data.between(1, 3);
         // Asynchronous variables have digits for a limited number of pushes.
-        let (samples, epochs) = (samples.min(sizes.steps), epochs.min(1 + sizes.steps / 8));
+        let samples = samples.min(sizes.steps);
+        let epochs = epochs.min(1 + sizes.steps / 8);
         let data = DataSet::new("data", samples.max(3), batch).map(|set| set.epochs(epochs));
         let data = data.expect("a batch has at most 3 samples");
         let cluster = ClusterSpec::builder().job("ps", ps).job("worker", hosts).build();

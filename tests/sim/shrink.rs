@@ -66,7 +66,8 @@ impl<F: FnMut(&Scenario) -> bool> Search<F> {
     fn make_smaller(&mut self, mut sizes: Sizes) {
         let mut least = Sizes::LEAST;
         for (which, (_, &mut least)) in least.named().into_iter().enumerate() {
-            let (mut fails, mut low) = (sizes.named()[which].1.to_owned(), least);
+            let mut fails = sizes.named()[which].1.to_owned();
+            let mut low = least;
             while low < fails {
                 let bound = if low == least { least } else { low.midpoint(fails) };
                 let mut at_most = self.smallest.at_most;

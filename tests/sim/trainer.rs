@@ -179,13 +179,15 @@ impl Trainer {
 
     fn ask(&mut self, now: Instant, endpoint: &mut SessionEndpoint, operation: WorkerOperation) {
         self.op = endpoint.submit(now, operation, self.timeout);
-        (self.asked, self.early_error) = (Some(now), None);
+        self.asked = Some(now);
+        self.early_error = None;
     }
 
     /// All state is lost while the process is stopped. Replies to earlier operations may still be on
     /// the way to it, and tell nothing.
     pub(crate) fn stay_away(&mut self) {
-        (self.was_away, self.op) = (true, 0);
+        self.was_away = true;
+        self.op = 0;
     }
 
     /// Asks for a token, after all state was lost while the process was stopped.
@@ -316,7 +318,8 @@ impl Trainer {
                 let is_of = if self.synchronous { step == grant.step } else { step >= grant.step };
                 assert!(is_of, "values of {step} for a token of {}", grant.step);
                 self.pulled(step, &bytes, endpoint, checker);
-                let (usual, continues) = (chance.millis(5, 200), chance.percent(50));
+                let usual = chance.millis(5, 200);
+                let continues = chance.percent(50);
                 let holds = self.holds.take();
                 if let Some(time) = holds.filter(|_| continues && self.slow.is_none()) {
                     self.slow = Some(SlowGradient::Computing(grant, step));
@@ -404,7 +407,8 @@ impl Trainer {
         match rest.pop() {
             Some(variable) => {
                 self.phase = Phase::Streaming(token, sequence, rest);
-                let (variables, bytes) = (vec![variable], self.gradient.clone());
+                let variables = vec![variable];
+                let bytes = self.gradient.clone();
                 self.ask(
                     now,
                     endpoint,
@@ -590,7 +594,9 @@ impl Trainer {
         let variables = setting.catalogue.variables();
         let left_out =
             chance.percent(15).then(|| chance.between(0, variables.len() as u64 - 1) as usize);
-        let (mut bytes, mut present, mut gradient) = (vec![0; endpoint.bytes()], vec![], vec![]);
+        let mut bytes = vec![0; endpoint.bytes()];
+        let mut present = vec![];
+        let mut gradient = vec![];
         for (index, variable) in variables.iter().enumerate() {
             let draw = token * 7 + u64::from(self.task) * 3 + self.incarnation;
             let line = checker.line(variable, draw);

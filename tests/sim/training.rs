@@ -132,7 +132,9 @@ impl SimWorld<Trainer> {
         let process = &mut self.processes[number];
         if process.is_alive && !process.program.was_away {
             let SimProcess { endpoint, program, chance, .. } = process;
-            let (now, setting, checker) = (self.now, &self.setting, &mut self.checker);
+            let now = self.now;
+            let setting = &self.setting;
+            let checker = &mut self.checker;
             match slow {
                 true => program.push_slow(now, endpoint, setting, checker, chance),
                 false => program.push(now, endpoint, setting, checker, chance),

@@ -226,7 +226,9 @@ impl<P: ProcessProgram> SimWorld<P> {
     /// Returns the figures of the run so far.
     pub(crate) fn outcome(self, mut figures: BTreeMap<&'static str, u64>) -> SimOutcome {
         figures.insert("clock_jumps", self.clock_jumps);
-        let (events, faults, trace) = (self.events, self.faults, self.trace.sum());
+        let events = self.events;
+        let faults = self.faults;
+        let trace = self.trace.sum();
         SimOutcome { events, faults, trace, figures }
     }
 

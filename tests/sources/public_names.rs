@@ -40,7 +40,10 @@ fn a_glob_hides_its_names() {
 /// If a glob hides names, or a `pub use` nests braces.
 fn root_names(source: &str) -> Vec<&str> {
     let lines = source.lines().filter(|line| !line.trim_start().starts_with("//"));
-    let (mut names, mut depth, mut is_cfg, mut in_use) = (Vec::new(), 0_usize, false, false);
+    let mut names = Vec::new();
+    let mut depth = 0_usize;
+    let mut is_cfg = false;
+    let mut in_use = false;
     for line in lines.map(str::trim) {
         let item = line.strip_prefix("pub ").filter(|_| depth == 0 && !is_cfg);
         if let Some(item) = item.filter(|item| !item.starts_with("use ")) {
@@ -55,7 +58,7 @@ fn root_names(source: &str) -> Vec<&str> {
             }));
             in_use = !line.ends_with(';');
         } else {
-            depth = depth + line.matches('{').count() - line.matches('}').count();
+            depth += line.matches('{').count() - line.matches('}').count();
         }
         is_cfg = line.starts_with("#[cfg(doctest)]") || (is_cfg && line.starts_with("#["));
     }

@@ -46,7 +46,8 @@ impl TestProcess {
             }
             std::thread::sleep(Duration::from_millis(20));
         };
-        let (mut output, mut errors) = (String::new(), String::new());
+        let mut output = String::new();
+        let mut errors = String::new();
         if let Some(mut pipe) = self.child.stdout.take() {
             pipe.read_to_string(&mut output).unwrap();
         }

@@ -117,7 +117,8 @@ impl CallsRound {
 
     /// Returns the next request and its shard; `None` once every shard has answered.
     pub(crate) fn next(&self) -> Option<(ShardId, Message)> {
-        let (shard, name) = (*self.shards.front()?, self.name.clone());
+        let shard = *self.shards.front()?;
+        let name = self.name.clone();
         let message = match self.kind {
             RoundKind::Open => {
                 // The step owner assigns the epoch, and the other shards are told.
@@ -217,7 +218,8 @@ impl SessionClient {
     async fn run_round(&self, mut round: CallsRound) -> Result<Option<OpenedCalls>, Error> {
         let begun = Instant::now();
         while let Some((shard, message)) = round.next() {
-            let (doing, timeout) = (round.doing(), self.config.timeout);
+            let doing = round.doing();
+            let timeout = self.config.timeout;
             match self.request(doing, shard, message, Bytes::new(), timeout).await {
                 Ok(answer) => round.answered(&answer.0)?,
                 // The shard has not heard yet of what the step owner has assigned.

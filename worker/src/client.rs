@@ -115,7 +115,9 @@ impl SessionClient {
     /// `None` if it goes on.
     pub(crate) async fn await_end(&self, within: Duration) -> Result<Option<EndReason>, Error> {
         let doing = "wait for the end of the training";
-        let (shard, message, body) = (self.owner, message::AwaitEnd {}.into(), Bytes::new());
+        let shard = self.owner;
+        let message = message::AwaitEnd {}.into();
+        let body = Bytes::new();
         // Zero would be no limit.
         let wait_ms = u32::try_from(within.as_millis().max(1)).ok();
         let command = SessionCommand::Request { shard, message, body, wait_ms };
@@ -231,7 +233,9 @@ impl SessionClient {
 
     /// Declares the data set on the step owner, or ensures that it has the same one.
     pub(crate) async fn declare_data(&self, set: &DataSet) -> Result<DataBegun, Error> {
-        let (doing, shard, timeout) = ("declare the data set", self.owner, self.config.timeout);
+        let doing = "declare the data set";
+        let shard = self.owner;
+        let timeout = self.config.timeout;
         let declare = message::DeclareData::from(set);
         match self.request(doing, shard, declare, Bytes::new(), timeout).await {
             Ok((Message::DataDeclared(declared), _)) => {
@@ -272,7 +276,8 @@ impl SessionClient {
 
     /// Fetches the catalogue that a shard holds.
     pub(crate) async fn fetch_catalogue(&self, shard: ShardId) -> Result<Catalogue, Error> {
-        let (timeout, body) = (self.config.timeout, Bytes::new());
+        let timeout = self.config.timeout;
+        let body = Bytes::new();
         let doing = "fetch the catalogue";
         let fetch = message::FetchCatalogue {};
         let (_, body) = self.request(doing, shard, fetch, body, timeout).await?;

@@ -250,7 +250,8 @@ mod tests {
         assert_eq!(gradients.clip_by_global_norm(6.5).unwrap(), 13.0);
         gradients.scale(1e-9);
         assert!((gradients.global_norm() / 6.5e-9 - 1.0).abs() < 1e-9);
-        let (h, b) = (VariableId(0), VariableId(1));
+        let h = VariableId(0);
+        let b = VariableId(1);
         assert_eq!((gradients.factor(h), gradients.factor(b)), (0.5e-9, 0.5e-9));
         assert_eq!(gradients.bytes_of(h)[..4], *bytemuck::cast_slice::<f16, u8>(&halves));
         gradients.scale(1e9);

@@ -131,7 +131,8 @@ impl Compression {
         rules.iter().try_for_each(|rule| rule.check(catalogue))?;
         let mut variables = BTreeMap::new();
         for (index, variable) in catalogue.variables().iter().enumerate() {
-            let (id, name) = (VariableId(index as u32), variable.name());
+            let id = VariableId(index as u32);
+            let name = variable.name();
             let rule = rules.iter().rfind(|rule| rule.decides_for(variable));
             let codec = rule.and_then(|rule| rule.codec);
             let Some(codec) = codec.filter(|&codec| supports(variable, codec)) else { continue };
@@ -246,7 +247,8 @@ impl Compression {
         factor: f64,
         out: &mut PartBuffer,
     ) -> Result<(), Error> {
-        let (id, most) = (rows.variable, plan.part_bytes());
+        let id = rows.variable;
+        let most = plan.part_bytes();
         let Compression { variables, widened } = self;
         let Some(VariableCodec { codec, residual }) = variables.get_mut(&id) else { return Ok(()) };
         let dtype = plan.catalogue().variable(id).dtype();
@@ -425,7 +427,8 @@ mod tests {
             let codec = |id| compression.variables.get(&VariableId(id)).map(|found| found.codec);
             [codec(0), codec(1), codec(2)]
         };
-        let (topk, int8) = (Some(Codec::TopK { fraction: 0.1 }), Some(Codec::Int8));
+        let topk = Some(Codec::TopK { fraction: 0.1 });
+        let int8 = Some(Codec::Int8);
         assert_eq!(chosen(&[("rows", int8), ("*", topk)]), [topk, int8, None]);
         assert_eq!(chosen(&[("*", topk), ("rows", int8)]), [topk, int8, None]);
         assert_eq!(chosen(&[("*", int8), ("rows", None)]), [int8, None, None]);

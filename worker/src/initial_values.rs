@@ -149,7 +149,8 @@ fn read(
     if let Some(variable) = options.renames.keys().find(|name| plan.find(name).is_err()) {
         return Err(LoadError::Rename { path: path(), variable: variable.clone() });
     }
-    let (mut values, mut used) = (BTreeMap::new(), BTreeSet::new());
+    let mut values = BTreeMap::new();
+    let mut used = BTreeSet::new();
     for (index, variable) in plan.catalogue().variables().iter().enumerate() {
         let (name, tensor) = (variable.name().to_owned(), options.tensor_of(variable.name()));
         let Some(info) = file.info(tensor) else {
@@ -164,14 +165,16 @@ fn read(
         let found = dtype_of(info);
         let is_cast = options.casts && found.is_some_and(|found| can_cast(found, variable.dtype()));
         if found != Some(variable.dtype()) && !is_cast {
-            let (tensor, found) = (tensor.to_owned(), info.dtype.to_string());
+            let tensor = tensor.to_owned();
+            let found = info.dtype.to_string();
             let dtype = variable.dtype();
             return Err(LoadError::Type { path: path(), tensor, found, variable: name, dtype });
         }
         let extents = info.shape.iter().map(|&extent| extent as u64);
         let same = extents.eq(variable.shape().extents().iter().copied());
         if !same {
-            let (tensor, shape) = (tensor.to_owned(), variable.shape().to_string());
+            let tensor = tensor.to_owned();
+            let shape = variable.shape().to_string();
             let found = format!("{:?}", info.shape);
             return Err(LoadError::Shape { path: path(), tensor, found, variable: name, shape });
         }
@@ -198,7 +201,8 @@ pub(crate) fn check_whole<T: Element>(
     let (id, range) = plan.locate::<T>(name)?;
     if size_of_val(values) != range.len() {
         let shape = plan.catalogue().variable(id).shape().to_string();
-        let (name, elements) = (name.to_owned(), values.len());
+        let name = name.to_owned();
+        let elements = values.len();
         return Err(ViewError::Length { name, elements, shape });
     }
     Ok(id)

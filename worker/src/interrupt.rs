@@ -155,7 +155,8 @@ mod tests {
         let interrupt = Interrupt::new();
         assert_eq!(interrupt.race_with_grace(ready(3)).await, Some(3));
         // The future ends only because the interrupt is raised, so within the grace.
-        let (raiser, raised) = (interrupt.clone(), interrupt.race(pending::<()>()));
+        let raiser = interrupt.clone();
+        let raised = interrupt.race(pending::<()>());
         let (settled, ()) =
             tokio::join!(interrupt.race_with_grace(raised), async move { raiser.raise() });
         assert_eq!(settled, Some(None));

@@ -67,12 +67,14 @@ impl JoinedModel {
     /// is encoded or sent. With one shard, that shard scans the unencoded gradients: it refuses the
     /// push before any of it counts.
     pub(crate) fn check(&self, gradients: &Gradients) -> Result<(), Error> {
-        let (plan, compression) = (&self.plan, self.compression());
+        let plan = &self.plan;
+        let compression = self.compression();
         let one_shard = plan.shards() == [self.owner];
         // Skips the loop over possibly many variables if there is nothing to check.
         let none = one_shard && compression.is_empty() && !plan.has_some_halves();
         for id in gradients.present().take_while(|_| !none) {
-            let (bytes, factor) = (gradients.bytes_of(id), gradients.factor(id));
+            let bytes = gradients.bytes_of(id);
+            let factor = gradients.factor(id);
             if !(one_shard && self.is_sent_as_it_is(&compression, id)) {
                 check_finite(self.non_finite, plan, id, bytes, factor)?;
             }
@@ -96,7 +98,8 @@ impl JoinedModel {
     /// Makes the parts that exist for this push only: those of rows, which are cut in place, and
     /// those of encoded gradients.
     pub(crate) fn make_parts(&self, gradients: &mut Gradients) -> Result<(), Error> {
-        let (plan, mut compression) = (&self.plan, self.compression());
+        let plan = &self.plan;
+        let mut compression = self.compression();
         let factors = &gradients.factors;
         let factor = |id| factors.get(&id).copied().unwrap_or(1.0);
         let staged = gradients.memory.staged_mut();
@@ -130,7 +133,8 @@ impl JoinedModel {
         elements: &[u8],
         copies: &mut PartBuffer,
     ) -> Result<(), Error> {
-        let (plan, mut compression) = (&self.plan, self.compression());
+        let plan = &self.plan;
+        let mut compression = self.compression();
         check_finite(self.non_finite, plan, id, elements, 1.0)?;
         compression.check(plan, id, elements, 1.0)?;
         if compression.covers(id) {
@@ -142,7 +146,8 @@ impl JoinedModel {
 
     /// Checks the rows of a streamed push, and cuts them into parts.
     pub(crate) fn rows_parts(&self, staged: &mut StagedParts, id: VariableId) -> Result<(), Error> {
-        let (plan, mut compression) = (&self.plan, self.compression());
+        let plan = &self.plan;
+        let mut compression = self.compression();
         for rows in staged.rows.iter() {
             check_rows_finite(self.non_finite, plan, rows, 1.0)?;
             compression.check_rows(plan, rows, 1.0)?;

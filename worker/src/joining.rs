@@ -51,7 +51,8 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
         shards: &'a [ShardId],
         fill: F,
     ) -> Self {
-        let (fill, values) = (Some(fill), BTreeMap::new());
+        let fill = Some(fill);
+        let values = BTreeMap::new();
         ChiefJoin { worker, plan, shards, fill, values, restored: None }
     }
 
@@ -82,7 +83,8 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
     async fn declare(&self) -> Result<Vec<DeclaredShard>, Error> {
         let digest = self.plan.catalogue().digest();
         let body = Bytes::copy_from_slice(self.plan.catalogue().encode());
-        let (timeout, doing) = (self.client().config.timeout, "declare the variables");
+        let timeout = self.client().config.timeout;
+        let doing = "declare the variables";
         let mut found = Vec::new();
         for &shard in self.shards {
             let declare = message::Declare { digest };
@@ -113,7 +115,8 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
     /// Returns the newest valid checkpoint, and the highest epoch that any names.
     async fn find_checkpoint(&self) -> Result<(Option<CheckpointId>, RestoreEpoch), Error> {
         let doing = "look for a checkpoint";
-        let (owner, timeout) = (self.client().owner, self.client().config.connect_timeout);
+        let owner = self.client().owner;
+        let timeout = self.client().config.connect_timeout;
         let find = message::FindCheckpoint {};
         match self.client().request(doing, owner, find, Bytes::new(), timeout).await? {
             (Message::CheckpointFound(found), _) => Ok((found.checkpoint, found.named)),
@@ -125,7 +128,8 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
     /// answer: a server that does not support the request closes the connection, and the wait is
     /// short.
     async fn passed_over(&self) -> Vec<PassedOver> {
-        let (doing, owner) = ("ask for damaged checkpoints", self.client().owner);
+        let doing = "ask for damaged checkpoints";
+        let owner = self.client().owner;
         let query = message::PassedOverQuery {};
         let answer =
             self.client().request(doing, owner, query, Bytes::new(), PASSED_OVER_TIMEOUT).await;
@@ -145,7 +149,8 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
         checkpoint: CheckpointId,
         epoch: RestoreEpoch,
     ) -> Result<(), Error> {
-        let (name, step) = (checkpoint.name.to_string(), checkpoint.step.0);
+        let name = checkpoint.name.to_string();
+        let step = checkpoint.step.0;
         let passed_over = self.passed_over().await;
         self.restored = Some(RestoredCheckpoint { name, step, epoch: epoch.0, passed_over });
         let prepare = message::PrepareRestore { checkpoint: checkpoint.clone(), epoch };
@@ -183,7 +188,9 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
         }
         for (id, values) in &self.values {
             // An initialized variable keeps its assigned values.
-            let (id, values, operation) = (*id, values.clone(), Operation::Assign {});
+            let id = *id;
+            let values = values.clone();
+            let operation = Operation::Assign {};
             self.worker.assign_bytes(self.plan, id, values, operation, shards).await?;
         }
         for &shard in shards {
@@ -200,7 +207,8 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
         shard: ShardId,
         message: impl Into<Message>,
     ) -> Result<(), Error> {
-        let (timeout, body) = (self.client().config.connect_timeout, Bytes::new());
+        let timeout = self.client().config.connect_timeout;
+        let body = Bytes::new();
         match self.client().request(doing, shard, message, body, timeout).await? {
             (Message::Ready(ready), _) if ready.digest == self.plan.catalogue().digest() => Ok(()),
             // Another chief has declared other variables meanwhile.

@@ -56,7 +56,8 @@ impl CopyPlan {
                     copy_plan.logical_blocks.push(logical);
                 }
                 let bytes = (within.end - within.start) as usize;
-                let (logical, from) = (copy_plan.logical_blocks.len() - 1, within.start as usize);
+                let logical = copy_plan.logical_blocks.len() - 1;
+                let from = within.start as usize;
                 copy_plan.copies.push(BlockCopy { logical, from, to, bytes });
                 to += bytes;
             }
@@ -184,7 +185,8 @@ mod tests {
         let placement = Placement::plan(&variables, &map, &PlacementStrategy::RoundRobin).unwrap();
         let plan =
             Arc::new(ShardingPlan::new(Arc::new(Catalogue::new(variables, &placement).unwrap())));
-        let (mut buffer, mut expected) = (vec![0_u8; plan.bytes()], vec![0; plan.bytes()]);
+        let mut buffer = vec![0_u8; plan.bytes()];
+        let mut expected = vec![0; plan.bytes()];
         let mut passed_over = 0;
         for (salt, &shard) in plan.shards().iter().enumerate() {
             let layout = plan.catalogue().layout(shard);

@@ -42,7 +42,8 @@ impl MeanVariables {
         };
         let packed = PackedVariables::new(plan, |it| every(it.replication()).is_some());
         let of = |id| every(plan.catalogue().variable(id).replication()).map(|every| (id, every));
-        let (mut base, contribution) = (packed.buffer(), packed.buffer());
+        let mut base = packed.buffer();
+        let contribution = packed.buffer();
         packed.pack(values, &mut base);
         let intervals = packed.ids().filter_map(of).collect();
         MeanVariables { packed, intervals, replicas, base, contribution }
@@ -63,21 +64,22 @@ impl MeanVariables {
     ) -> &[u8] {
         let range = plan.range(id);
         let packed = self.packed.locate(&range);
-        let (own, base) = (&values.bytes()[range], &self.base.bytes()[packed.clone()]);
+        let own = &values.bytes()[range];
+        let base = &self.base.bytes()[packed.clone()];
         let out = &mut self.contribution.bytes_mut()[packed];
         let replicas = self.replicas as f64;
         match plan.catalogue().variable(id).dtype() {
             DType::F32 => {
-                let (own, base): (&[f32], &[f32]) =
-                    (bytemuck::cast_slice(own), bytemuck::cast_slice(base));
+                let own: &[f32] = bytemuck::cast_slice(own);
+                let base: &[f32] = bytemuck::cast_slice(base);
                 let out: &mut [f32] = bytemuck::cast_slice_mut(out);
                 for ((out, &own), &base) in out.iter_mut().zip(own).zip(base) {
                     *out = ((f64::from(own) - f64::from(base)) / replicas) as f32;
                 }
             }
             _ => {
-                let (own, base): (&[f64], &[f64]) =
-                    (bytemuck::cast_slice(own), bytemuck::cast_slice(base));
+                let own: &[f64] = bytemuck::cast_slice(own);
+                let base: &[f64] = bytemuck::cast_slice(base);
                 let out: &mut [f64] = bytemuck::cast_slice_mut(out);
                 for ((out, &own), &base) in out.iter_mut().zip(own).zip(base) {
                     *out = (own - base) / replicas;

@@ -37,7 +37,8 @@ impl Pause {
         };
         match thread::Builder::new().name("pause".to_owned()).spawn(wait) {
             Ok(thread) => {
-                let (keep, thread) = (Some(keep), Some(thread));
+                let keep = Some(keep);
+                let thread = Some(thread);
                 Pause { waiting: Some(WaitingThread { over, keep, thread }) }
             }
             // Without a thread to wait, this one does.
@@ -78,7 +79,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_pause_lasts_for_its_length() {
-        let (start, length) = (Instant::now(), Duration::from_millis(20));
+        let start = Instant::now();
+        let length = Duration::from_millis(20);
         Pause::new(length).await;
         assert!(start.elapsed() >= length);
     }

@@ -114,7 +114,8 @@ impl PullClient {
     ) -> Result<Option<ReadPoint>, Error> {
         let variable = row_ids::check::<T>(plan, name, ids, out.len())?;
         let (row_requests, buffer) = self.row_pulls.prepare(plan, variable, ids, size_of_val(out));
-        let (plan, rows) = (plan.clone(), row_requests.clone());
+        let plan = plan.clone();
+        let rows = row_requests.clone();
         let command = SessionCommand::PullRows { plan, buffer, rows, token };
         match self.caller.call("pull rows", command, self.timeout).await? {
             Reply::Pulled { buffer, read } => {
@@ -151,7 +152,8 @@ impl PullCall {
     /// A pull that a test answers in place of a session.
     #[cfg(test)]
     pub(crate) fn requested(call: OperationFuture) -> PullCall {
-        let (buffers, replica_values) = (Arc::default(), ReplicaValues::Keep);
+        let buffers = Arc::default();
+        let replica_values = ReplicaValues::Keep;
         PullCall { state: PullState::Requested(call), buffers, replica_values }
     }
 

@@ -133,7 +133,8 @@ impl Reader {
         let (id, range) = self.plan.locate::<T>(name)?;
         if range.len() != size_of_val(values) {
             let shape = self.plan.catalogue().variable(id).shape().to_string();
-            let (name, elements) = (name.to_owned(), values.len());
+            let name = name.to_owned();
+            let elements = values.len();
             return Err(ViewError::Length { name, elements, shape }.into());
         }
         let values: &mut [u8] = bytemuck::cast_slice_mut(values);

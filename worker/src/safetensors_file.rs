@@ -91,7 +91,8 @@ impl SafetensorsFile {
                 Some(fault) => format(fault),
                 None => invalid(error),
             })?;
-        let (data, expected) = (after_length - length, metadata.data_len() as u64);
+        let data = after_length - length;
+        let expected = metadata.data_len() as u64;
         if data != expected {
             let mut names = metadata.offset_keys().into_iter();
             let end = |name: &String| metadata.info(name).map_or(0, |info| info.data_offsets.1);

@@ -126,7 +126,8 @@ mod tests {
     }
 
     fn checkpoint(epoch: u32) -> CheckpointId {
-        let (name, step) = (Text::clipped("checkpoint"), GlobalStep(7));
+        let name = Text::clipped("checkpoint");
+        let step = GlobalStep(7);
         CheckpointId { name, epoch: RestoreEpoch(epoch), step }
     }
 
@@ -279,7 +280,8 @@ mod tests {
             self.restores = self.restores.max(restore);
             for (shard, epoch) in chosen.into_iter().take(count) {
                 assert!(epoch.0 > self.shards[shard].1, "the shard accepts the epoch");
-                (self.shards[shard].1, self.shards[shard].2) = (epoch.0, restore);
+                self.shards[shard].1 = epoch.0;
+                self.shards[shard].2 = restore;
                 self.seen.push((shard, self.shards[shard].0, epoch.0, restore));
             }
         }
@@ -340,7 +342,8 @@ mod tests {
 
     #[test]
     fn the_highest_epoch_is_reported_with_its_shard() {
-        let (last, most) = (u32::MAX, u32::MAX - 1);
+        let last = u32::MAX;
+        let most = u32::MAX - 1;
         let cases = [
             (format!("D{last}"), None, format!("none after {last} of 0")),
             (format!("D0 R{most}"), Some(3), format!("none after {most} of 1")),

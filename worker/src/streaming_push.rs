@@ -135,7 +135,8 @@ impl StreamingPush {
     }
 
     async fn more(&self, staged: Arc<StagedParts>) -> Result<(), Error> {
-        let (sequence, JoinedModel { caller, timeout, .. }) = (self.sequence, &*self.model);
+        let sequence = self.sequence;
+        let JoinedModel { caller, timeout, .. } = &*self.model;
         let command =
             SessionCommand::AddParts { sequence, staged: Some(staged), parts: Vec::new() };
         let _timer = caller.times().timer(TimedOperation::Push).started();

@@ -200,7 +200,8 @@ impl Worker {
         if self.model.is_some() {
             return Err(Error::AlreadyJoined);
         }
-        let (owner, timeout) = (self.client.owner, self.client.config.connect_timeout);
+        let owner = self.client.owner;
+        let timeout = self.client.config.connect_timeout;
         self.client.await_ready(owner, timeout).await?;
         let catalogue = self.client.fetch_catalogue(owner).await?;
         let plan = Arc::new(ShardingPlan::new(Arc::new(catalogue)));
@@ -222,7 +223,8 @@ impl Worker {
     ) -> Result<(Vec<ShardId>, Compression), Error> {
         let (shards, settings) = self.client.open(plan).await?;
         let config = &self.client.config;
-        let (codecs, row_bytes) = (&config.codecs, config.row_residual_bytes);
+        let codecs = &config.codecs;
+        let row_bytes = config.row_residual_bytes;
         let encodings = &settings.encodings;
         let compression = Compression::new(plan.catalogue(), codecs, encodings, row_bytes)?;
         Ok((shards, compression))
@@ -306,7 +308,8 @@ impl Worker {
     pub fn request_token(
         &self,
     ) -> impl Future<Output = Result<Option<Token>, Error>> + Send + use<> {
-        let (caller, timeout) = (self.client.caller.clone(), self.client.config.timeout);
+        let caller = self.client.caller.clone();
+        let timeout = self.client.config.timeout;
         let reads_data = self.client.config.data.is_some();
         async move {
             let timer = caller.times().timer(TimedOperation::Token).started();
@@ -340,7 +343,8 @@ impl Worker {
     /// If the worker has not joined.
     pub fn gradients(&mut self) -> Gradients {
         let model = self.model.as_ref().expect("cannot make gradients before joining");
-        let (plan, runs) = (model.plan.clone(), model.runs.clone());
+        let plan = model.plan.clone();
+        let runs = model.runs.clone();
         Gradients::new(plan.clone(), self.memory(&plan, &runs))
     }
 
@@ -368,7 +372,8 @@ impl Worker {
     ///
     /// Dropping the future does not take the request back.
     pub async fn finish(&mut self) -> Result<(), Error> {
-        let (owner, timeout) = (self.client.owner, self.client.config.timeout);
+        let owner = self.client.owner;
+        let timeout = self.client.config.timeout;
         let doing = "finish the training";
         self.client.request(doing, owner, message::Finish {}, Bytes::new(), timeout).await?;
         Ok(())
@@ -401,8 +406,10 @@ impl Worker {
     /// Waits until the training has ended on all workers.
     #[doc(hidden)]
     pub async fn await_end(&self) -> Result<(), Error> {
-        let (doing, timeout) = ("wait for the end of the training", self.client.config.timeout);
-        let (owner, message) = (self.client.owner, message::AwaitEnd {});
+        let doing = "wait for the end of the training";
+        let timeout = self.client.config.timeout;
+        let owner = self.client.owner;
+        let message = message::AwaitEnd {};
         self.client.request(doing, owner, message, Bytes::new(), timeout).await.map(|_| ())
     }
 
@@ -430,7 +437,9 @@ impl Worker {
     #[doc(hidden)]
     pub fn start_save(&self, user: &[u8]) -> SaveHandle {
         let doing = "save a checkpoint";
-        let (bytes, limit, caller) = (user.len() as u64, USER_BLOB_BYTES_MAX, &self.client.caller);
+        let bytes = user.len() as u64;
+        let limit = USER_BLOB_BYTES_MAX;
+        let caller = &self.client.caller;
         let checked = match bytes > limit {
             true => Err(Error::UserBlob { bytes, limit }),
             false => self.model(doing).map(|_| ()),
@@ -438,7 +447,8 @@ impl Worker {
         SaveHandle::new(match checked {
             Err(error) => caller.failed(doing, error),
             Ok(()) => {
-                let (shard, body) = (self.client.owner, Bytes::copy_from_slice(user));
+                let shard = self.client.owner;
+                let body = Bytes::copy_from_slice(user);
                 let command = SessionCommand::Request {
                     shard,
                     message: message::Save {}.into(),

@@ -66,9 +66,11 @@ impl<'a> FrozenNetwork<'a> {
     pub(super) fn products(&mut self) -> Result<(), ThreadError> {
         let batch = self.data.batch(self.next);
         let device = &self.device;
-        let (w1, w2) = (&self.params[0], &self.params[2]);
+        let w1 = &self.params[0];
+        let w2 = &self.params[2];
         let features = Matrix::new(batch.features, BATCH_ROWS, INPUTS)?;
-        let (w1, w2) = (Matrix::new(w1, INPUTS, HIDDEN)?, Matrix::new(w2, HIDDEN, CLASSES)?);
+        let w1 = Matrix::new(w1, INPUTS, HIDDEN)?;
+        let w2 = Matrix::new(w2, HIDDEN, CLASSES)?;
         device.multiply(features, w1, 0.0, &mut self.activations)?;
         let activations = Matrix::new(&self.activations, BATCH_ROWS, HIDDEN)?;
         device.multiply(activations, w2, 0.0, &mut self.logits)?;

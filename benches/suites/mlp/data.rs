@@ -31,8 +31,8 @@ impl Data {
         let teacher =
             random("teacher", width, classes, Initializer::Normal { mean: 0.0, stddev: 1.0 });
         let mut scores = vec![0.0; rows * classes];
-        let (samples, teacher) =
-            (Matrix::new(&features, rows, width)?, Matrix::new(&teacher, width, classes)?);
+        let samples = Matrix::new(&features, rows, width)?;
+        let teacher = Matrix::new(&teacher, width, classes)?;
         Device::cpu()?.multiply(samples, teacher, 0.0, &mut scores)?;
         let labels = scores.chunks_exact(classes).map(greatest).collect();
         Ok(Data { features, labels, batch_rows, width })

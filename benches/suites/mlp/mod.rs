@@ -67,16 +67,19 @@ pub(crate) fn run(transport: Transport, pace: Pace, report: &mut Report) -> Resu
             &mut || synchronous.turn(),
         ],
     )?;
-    let (alone, bare) = ("computing alone", "the matrix products alone");
+    let alone = "computing alone";
+    let bare = "the matrix products alone";
     for (name, ours, ceiling, ceiling_name) in [
         ("mlp_compute", &computing, &products, bare),
         ("mlp_wire", &exchanging, &computing, alone),
         ("mlp_asynchronous", &ours, &computing, alone),
         ("mlp_synchronous", &in_step, &computing, alone),
     ] {
-        let (name, unit) = (format!("{name}_{}", transport.name()), Unit::Batches);
-        let (ours, ceiling, amount) =
-            (ours.clone(), ceiling.clone(), (BATCHES_PER_TURN * WORKERS) as u64);
+        let name = format!("{name}_{}", transport.name());
+        let unit = Unit::Batches;
+        let ours = ours.clone();
+        let ceiling = ceiling.clone();
+        let amount = (BATCHES_PER_TURN * WORKERS) as u64;
         report.row(Row { name, unit, amount, ours, ceiling, ceiling_name })?;
     }
     asynchronous.check()?;
@@ -89,7 +92,8 @@ fn together<T: Send>(
     workers: &mut [T],
     batch: impl Fn(&mut T) -> Result<(), ThreadError> + Sync,
 ) -> Result<Duration, BenchError> {
-    let (began, batch) = (Instant::now(), &batch);
+    let began = Instant::now();
+    let batch = &batch;
     std::thread::scope(|scope| {
         let turn = |worker| scope.spawn(move || one_turn(worker, batch));
         let threads: Vec<_> = workers.iter_mut().map(turn).collect();

@@ -62,7 +62,8 @@ impl<'a> Training<'a> {
         // A pull with a token includes all steps before it.
         let token = trainer.ready().map_err(failure)?;
         trainer.worker.pull(&token, &mut trainer.params)?;
-        let (step, loss) = (trainer.params.step(), trainer.loss().map_err(failure)?);
+        let step = trainer.params.step();
+        let loss = trainer.loss().map_err(failure)?;
         if step * self.gradients_per_step != pushed {
             let per_step = self.gradients_per_step;
             return Err(format!("{pushed} pushes made {step} steps of {per_step}").into());
@@ -124,7 +125,8 @@ impl<'a> TrainingWorker<'a> {
         let token = self.ready()?;
         let mut gradients = self.worker.gradients();
         let batch = self.data.batch(self.next);
-        let (values, mut out) = ((&self.params).into(), (&mut gradients).into());
+        let values = (&self.params).into();
+        let mut out = (&mut gradients).into();
         self.model.gradients(values, batch, &mut out)?;
         let StepOutcome { push, next, .. } =
             self.worker.push_and_pull(token, gradients, &mut self.params)?;
@@ -144,7 +146,8 @@ impl<'a> TrainingWorker<'a> {
         let mut sum = 0.0;
         for batch in 0..self.data.batches() {
             let batch = self.data.batch(batch);
-            let (values, mut out) = ((&self.params).into(), (&mut gradients).into());
+            let values = (&self.params).into();
+            let mut out = (&mut gradients).into();
             sum += self.model.gradients(values, batch, &mut out)?;
         }
         Ok(sum / self.data.batches() as f64)

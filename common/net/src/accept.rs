@@ -322,7 +322,8 @@ async fn read_hello(frames: &mut FrameStream) -> Result<(Header, Hello), ReadErr
     match frames.next().await? {
         (header, Message::Hello(hello)) => Ok((header, hello)),
         (_, message) => {
-            let (found, when) = (message.name(), "before a hello");
+            let found = message.name();
+            let when = "before a hello";
             Err(ProtocolError::Unexpected { found, when }.into())
         }
     }

@@ -154,7 +154,8 @@ mod tests {
         fn wait(&mut self, micros: u64, busy: bool) -> u64 {
             let mut wait = self.spin.begin(self.now);
             let polled = (0..micros).take_while(|&at| {
-                let (asked, spin) = (&mut self.asked, &self.spin);
+                let asked = &mut self.asked;
+                let spin = &self.spin;
                 wait.polls(self.now + Duration::from_micros(at), || {
                     spin.pays() && {
                         *asked += 1;
@@ -235,7 +236,8 @@ mod tests {
     fn a_polling_thread_sleeps_once_other_threads_need_the_processor() {
         let mut waiter = SpinningThread::new(CALLER);
         (0..16).for_each(|_| _ = waiter.wait(200, false));
-        let (now, mut asked) = (waiter.now, 0);
+        let now = waiter.now;
+        let mut asked = 0;
         let mut wait = waiter.spin.begin(now);
         let polled = (0..300).take_while(|&at| {
             wait.polls(now + Duration::from_micros(at), || {
@@ -280,7 +282,8 @@ mod tests {
     fn a_jump_of_the_clock_ends_a_wait_uncounted() {
         let mut waiter = SpinningThread::new(SERVER);
         (0..40).for_each(|_| _ = waiter.wait(10, false));
-        let (before, now) = (waiter.now, waiter.now + Duration::from_secs(3600));
+        let before = waiter.now;
+        let now = waiter.now + Duration::from_secs(3600);
         let mut wait = waiter.spin.begin(now);
         assert!(wait.polls(now, || true));
         assert!(!wait.clone().polls(before, || true), "polls for an hour");
@@ -294,7 +297,9 @@ mod tests {
         fn failed_polls_are_paid_for_by_short_waits(
             waits in prop::collection::vec((0_u64..200, 0..8_usize), 0..200),
         ) {
-            let (mut waiter, mut failed, mut short) = (SpinningThread::new(SERVER), 0, 0);
+            let mut waiter = SpinningThread::new(SERVER);
+            let mut failed = 0;
+            let mut short = 0;
             for (micros, times) in waits {
                 for _ in 0..times {
                     let polled = waiter.wait(micros, false);

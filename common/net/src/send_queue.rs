@@ -69,9 +69,11 @@ impl<B: SendBody> SendQueue<B> {
 
     /// Queues a frame. `crc` is the checksum of its body, if it has one.
     pub fn push(&mut self, envelope: &Envelope, message: &Message, crc: Option<u32>, body: B) {
-        let (mut head, stamp) = (self.head(), BodyStamp { bytes: body.bytes(), crc });
+        let mut head = self.head();
+        let stamp = BodyStamp { bytes: body.bytes(), crc };
         encode_for(self.features, &mut head, envelope, message, stamp);
-        let (bytes, descriptors) = (head.len() + stamp.bytes as usize, Vec::new());
+        let bytes = head.len() + stamp.bytes as usize;
+        let descriptors = Vec::new();
         self.queue.push_back(QueuedFrame { head, body, bytes, is_stream: false, descriptors });
     }
 
@@ -92,7 +94,8 @@ impl<B: SendBody> SendQueue<B> {
 
     /// Queues a stream, whose frames are those of [`SendBody::next_frame`].
     pub fn push_stream(&mut self, body: B) {
-        let (head, descriptors) = (self.head(), Vec::new());
+        let head = self.head();
+        let descriptors = Vec::new();
         self.queue.push_back(QueuedFrame { head, body, bytes: 0, is_stream: true, descriptors });
     }
 
@@ -139,7 +142,8 @@ impl<B: SendBody> SendQueue<B> {
             match written {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(count) => {
-                    (wrote, self.blocked) = (true, false);
+                    wrote = true;
+                    self.blocked = false;
                     self.consume_sent(count, &mut sent);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -158,7 +162,8 @@ impl<B: SendBody> SendQueue<B> {
     /// Fills `slices` with the next unsent bytes, in order. Returns the number of slices filled.
     fn unsent<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
         let Some(first) = self.queue.front() else { return 0 };
-        let (mut skip, mut count) = (self.sent, 0);
+        let mut skip = self.sent;
+        let mut count = 0;
         // Later frames join the first one, except behind a stream, whose next frame is not encoded
         // yet. Descriptors are sent with the first byte of a write.
         let others = if first.is_stream { 0 } else { self.queue.len() - 1 };
@@ -271,7 +276,8 @@ mod tests {
     fn fill(queue: &mut SendQueue<TestBody>) -> (Vec<u8>, usize) {
         let mut expected = Vec::new();
         for index in 0..40 {
-            let (envelope, message) = (Envelope::default(), Heartbeat {}.into());
+            let envelope = Envelope::default();
+            let message = Heartbeat {}.into();
             let slices = body(index);
             let whole = slices.concat();
             if index % 5 == 4 {
@@ -297,7 +303,9 @@ mod tests {
     #[test]
     fn partial_writes_send_whole_frames_in_order() {
         for most in [1, 7, 80, 81, 333, 1 << 20] {
-            let (mut queue, mut sent, mut done) = (SendQueue::default(), Vec::new(), 0);
+            let mut queue = SendQueue::default();
+            let mut sent = Vec::new();
+            let mut done = 0;
             let (expected, items) = fill(&mut queue);
             while !queue.is_empty() {
                 let mut slices = [IoSlice::new(&[]); SLICES_MAX];

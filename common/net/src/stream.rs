@@ -320,7 +320,8 @@ mod tests {
                 written += count;
             }
             let peer = std::thread::spawn(move || {
-                let (mut bytes, mut read) = (vec![0; 100_000], 0);
+                let mut bytes = vec![0; 100_000];
+                let mut read = 0;
                 while read < all {
                     read += theirs.read(&mut bytes).unwrap();
                 }

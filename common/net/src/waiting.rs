@@ -128,7 +128,9 @@ mod tests {
 
     #[test]
     fn the_host_with_the_most_connections_loses_one() {
-        let (a, b, c) = (host(1), host(2), PeerHost::Local);
+        let a = host(1);
+        let b = host(2);
+        let c = PeerHost::Local;
         let hosts = [b, a, a, a, c, c, c, c, c];
         // With the newcomer: a 3; then a 2, b 1, c 2, and a's oldest is older; then c has the most.
         let expected = [None, None, None, None, Some(1), Some(2), Some(4), Some(5), Some(6)];

@@ -114,7 +114,8 @@ impl<'a> Volatile<'a> {
         let head = self.start.align_offset(size_of::<W>()).min(to.len());
         let (first, rest) = to.split_at_mut(head);
         let mut words = rest.chunks_exact_mut(size_of::<W>());
-        let (mut at, mut sums) = (head, [0; 4]);
+        let mut at = head;
+        let mut sums = [0; 4];
         for word in &mut words {
             let value: W = self.load(at);
             let value = bytemuck::bytes_of(&value);

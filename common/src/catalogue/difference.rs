@@ -17,22 +17,26 @@ pub(super) fn of_variables(ours: &VariableSpec, theirs: &VariableSpec) -> Option
     }
     if ours.is_trainable() != theirs.is_trainable() {
         let word = |trainable| if trainable { "trainable" } else { "plain" };
-        let (a, b) = (word(ours.is_trainable()), word(theirs.is_trainable()));
+        let a = word(ours.is_trainable());
+        let b = word(theirs.is_trainable());
         return Some(format!("{name:?} is {a}, not {b}"));
     }
     if ours.replication() != theirs.replication() {
-        let (a, b) = (ours.replication(), theirs.replication());
+        let a = ours.replication();
+        let b = theirs.replication();
         return Some(format!("{name:?} is {a}, not {b}"));
     }
     if ours.is_sparse() != theirs.is_sparse() {
         let word = |sparse| if sparse { "sparse" } else { "dense" };
-        let (a, b) = (word(ours.is_sparse()), word(theirs.is_sparse()));
+        let a = word(ours.is_sparse());
+        let b = word(theirs.is_sparse());
         return Some(format!("{name:?} is {a}, not {b}"));
     }
     if ours.as_table() != theirs.as_table() {
         let word =
             |table: Option<&TableSpec>| table.map_or("no table".to_owned(), |t| format!("{t:?}"));
-        let (a, b) = (word(ours.as_table()), word(theirs.as_table()));
+        let a = word(ours.as_table());
+        let b = word(theirs.as_table());
         return Some(format!("{name:?} is {a}, not {b}"));
     }
     if (ours.initializer, ours.seed) != (theirs.initializer, theirs.seed) {

@@ -143,8 +143,11 @@ fn take_rows(reader: &mut FieldReader<'_>) -> Result<RowKind, ProtocolError> {
         2 => {}
         other => return Err(reader.invalid("rows", other.into())),
     }
-    let (bytes_max, rows_at_once) = (u64::take(reader)?, u32::take(reader)?);
-    let (tag, pushes, probability) = (u8::take(reader)?, u32::take(reader)?, f64::take(reader)?);
+    let bytes_max = u64::take(reader)?;
+    let rows_at_once = u32::take(reader)?;
+    let tag = u8::take(reader)?;
+    let pushes = u32::take(reader)?;
+    let probability = f64::take(reader)?;
     let admission = match tag {
         0 => RowAdmission::Always,
         1 => RowAdmission::After { pushes },
@@ -181,7 +184,9 @@ fn put_initializer(initializer: Initializer, out: &mut Vec<u8>) {
 }
 
 fn take_initializer(reader: &mut FieldReader<'_>) -> Result<Initializer, ProtocolError> {
-    let (tag, a, b) = (u8::take(reader)?, f64::take(reader)?, f64::take(reader)?);
+    let tag = u8::take(reader)?;
+    let a = f64::take(reader)?;
+    let b = f64::take(reader)?;
     Ok(match tag {
         1 => Initializer::Zeros,
         2 => Initializer::Ones,

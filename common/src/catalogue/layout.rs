@@ -78,7 +78,8 @@ impl Partition {
             return ScaleBlocks::THROUGH;
         }
         let size = self.dtype.size() as u64;
-        let (width, before) = (self.row_bytes() / size, (offset - self.offset) / size);
+        let width = self.row_bytes() / size;
+        let before = (offset - self.offset) / size;
         ScaleBlocks::of_rows(width as usize, before as usize)
     }
 }
@@ -206,7 +207,8 @@ pub(super) fn check_coverage(
     for (index, variable) in variables.iter().enumerate() {
         starts.push(next);
         let rows = variable.shape().rows();
-        let (mut part, mut row) = (0, 0);
+        let mut part = 0;
+        let mut row = 0;
         let fault = |part, start| CatalogueError::Partitions {
             name: variable.name().to_owned(),
             rows,
@@ -220,7 +222,8 @@ pub(super) fn check_coverage(
                 return Err(fault(part, place.rows.start));
             }
             row = place.rows.end;
-            (part, next) = (part + 1, next + 1);
+            part += 1;
+            next += 1;
         }
         if row != rows || part == 0 {
             return Err(fault(part, row));

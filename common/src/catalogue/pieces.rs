@@ -121,7 +121,8 @@ impl ShardLayout {
     /// cover the range if it is within the layout.
     pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = LayoutPiece> + '_ {
         self.within(range.clone()).map(move |partition| {
-            let (start, end) = (partition.offset.max(range.start), partition.end().min(range.end));
+            let start = partition.offset.max(range.start);
+            let end = partition.end().min(range.end);
             let values = (partition.offset + partition.bytes).min(end).saturating_sub(start);
             LayoutPiece {
                 range: start..end,
@@ -226,7 +227,8 @@ mod tests {
             for form in
                 [ValueEncoding::Own, ValueEncoding::F16].into_iter().filter(|_| start <= end)
             {
-                let (range, mut out) = (start as u64..end as u64, Vec::new());
+                let range = start as u64..end as u64;
+                let mut out = Vec::new();
                 let words = &words[start / 8..end / 8];
                 layout.encode_values(form, range.clone(), words, &mut out).unwrap();
                 assert_eq!(out.len() as u64, layout.encoded_bytes(form, range.clone()));
@@ -276,7 +278,8 @@ mod tests {
         let target = |bytes| DecodeError::Target { dtype: DType::F32, bytes };
         assert_eq!(decode(&bytes, 4), Err(target(8)));
         let length = decode(&bytes[..8], 5);
-        let (encoding, elements) = (Encoding::Bf16, 5);
+        let encoding = Encoding::Bf16;
+        let elements = 5;
         let expected = DecodeError::Length { encoding, elements, bytes: 8, expected: 16 };
         assert_eq!(length, Err(expected));
         bytes[10] = 1;

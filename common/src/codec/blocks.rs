@@ -31,7 +31,8 @@ impl ScaleBlocks {
 
     /// Returns the lengths of the blocks of `elements` elements.
     pub(super) fn lengths(self, elements: usize) -> impl Iterator<Item = usize> {
-        let (mut row, mut left) = (self.width - self.before, elements);
+        let mut row = self.width - self.before;
+        let mut left = elements;
         std::iter::from_fn(move || {
             let length = BLOCK.min(row).min(left);
             left -= length;

@@ -19,7 +19,8 @@ pub(super) fn encode<T: Real>(blocks: ScaleBlocks, values: &[T], mut out: &mut [
         let (values, later) = rest.split_at(length);
         let (head, tail) = std::mem::take(&mut out).split_at_mut(size_of::<T>());
         let (codes, tail) = tail.split_at_mut(length);
-        (rest, out) = (later, tail);
+        rest = later;
+        out = tail;
         let scale = scale(values);
         head.copy_from_slice(scale.to_bytes().as_ref());
         if scale > T::ZERO {
@@ -55,12 +56,15 @@ pub(super) fn decode<T: Real>(
     bytes: &[u8],
     target: &mut [T],
 ) -> Result<(), DecodeError> {
-    let (lengths, mut rest, mut bytes) = (blocks.lengths(target.len()), target, bytes);
+    let lengths = blocks.lengths(target.len());
+    let mut rest = target;
+    let mut bytes = bytes;
     for (block, length) in lengths.enumerate() {
         let (target, later) = std::mem::take(&mut rest).split_at_mut(length);
         let (head, tail) = bytes.split_at(size_of::<T>());
         let (codes, tail) = tail.split_at(length);
-        (rest, bytes) = (later, tail);
+        rest = later;
+        bytes = tail;
         let scale = T::from_bytes(head);
         if !scale.is_finite() || scale < T::ZERO {
             return Err(DecodeError::Scale { block, value: scale.to_f64() });

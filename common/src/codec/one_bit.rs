@@ -61,7 +61,8 @@ fn bits<T: Real>(values: &[T]) -> u64 {
 /// The division keeps each sum within the largest element. The order of summation is fixed.
 fn shares<T: Real>(values: &[T]) -> [f64; 2] {
     const SHARE: f64 = 1.0 / BLOCK as f64;
-    let (mut above, mut below) = ([0f64; LANES], [0f64; LANES]);
+    let mut above = [0f64; LANES];
+    let mut below = [0f64; LANES];
     let mut add = |values: &[T; LANES]| {
         for lane in 0..LANES {
             let share = values[lane].to_f64() * SHARE;
@@ -82,7 +83,8 @@ pub(super) fn decode<T: Real>(bytes: &[u8], target: &mut [T]) -> Result<(), Deco
     let blocks = target.chunks_mut(BLOCK).zip(bytes.chunks(self::bytes(width, BLOCK)));
     for (block, (target, bytes)) in blocks.enumerate() {
         let (head, words) = bytes.split_at(2 * width);
-        let (above, below) = (T::from_bytes(head), T::from_bytes(&head[width..]));
+        let above = T::from_bytes(head);
+        let below = T::from_bytes(&head[width..]);
         let scale = |value: T| DecodeError::Scale { block, value: value.to_f64() };
         if !above.is_finite() || above < T::ZERO {
             return Err(scale(above));

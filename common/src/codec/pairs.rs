@@ -97,7 +97,8 @@ fn index(bytes: &[u8]) -> u32 {
 }
 
 pub(super) fn decode<T: Real>(bytes: &[u8], target: &mut [T]) -> Result<(), DecodeError> {
-    let (elements, width) = (target.len(), size_of::<T>());
+    let elements = target.len();
+    let width = size_of::<T>();
     let Some((head, rest)) = bytes.split_at_checked(HEAD) else {
         return length(Encoding::Pairs, elements, bytes, HEAD);
     };

@@ -114,7 +114,8 @@ fn names_and_seeds_are_independent() {
 /// Mean and standard deviation over 100,000 elements, each within five standard errors.
 #[test]
 fn moments_and_bounds() {
-    let (fan_in, fan_out) = (200.0f64, 500.0f64);
+    let fan_in = 200.0f64;
+    let fan_out = 500.0f64;
     let glorot = (2.0 / (fan_in + fan_out)).sqrt();
     let he = (2.0 / fan_in).sqrt();
     let cut = |stddev: f64| 2.0 * stddev / TRUNCATED_STDDEV;

@@ -200,7 +200,8 @@ impl<'a> Planner<'a> {
     /// Returns the position of the task that the variable's device names. An open job means the job
     /// of the map, because only its tasks hold variables.
     fn pinned(&self, variable: &VariableSpec) -> Result<Option<usize>, PlacementError> {
-        let (device, map_job) = (&variable.device, self.map.job());
+        let device = &variable.device;
+        let map_job = self.map.job();
         if device.job().is_some_and(|job| job != map_job) {
             return Err(PlacementError::PinnedJob {
                 variable: variable.name().to_owned(),

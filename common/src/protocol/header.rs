@@ -108,7 +108,8 @@ impl Header {
     }
 
     fn check(&self) -> Result<(), ProtocolError> {
-        let (oldest, newest) = (version::OLDEST, version::NEWEST);
+        let oldest = version::OLDEST;
+        let newest = version::NEWEST;
         if !(oldest..=newest).contains(&self.version) {
             return Err(ProtocolError::Version { found: self.version, oldest, newest });
         }

@@ -68,10 +68,12 @@ impl Geometry {
     /// Splits a range of the layout at the ends of logical blocks: returns each logical block and
     /// the range within it, in order.
     pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = (u32, Range<u64>)> + use<> {
-        let (block_bytes, mut start) = (self.block_bytes, range.start);
+        let block_bytes = self.block_bytes;
+        let mut start = range.start;
         std::iter::from_fn(move || {
             (start < range.end).then(|| {
-                let (logical, within) = (start / block_bytes, start % block_bytes);
+                let logical = start / block_bytes;
+                let within = start % block_bytes;
                 let bytes = (block_bytes - within).min(range.end - start);
                 start += bytes;
                 // Fits: logical blocks are numbered by 32 bits.

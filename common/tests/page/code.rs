@@ -125,7 +125,9 @@ fn braced(text: &str) -> Declared {
 
 /// Splits a text at its commas, except those within brackets.
 fn split_at_commas(text: &str) -> Vec<String> {
-    let (mut parts, mut part, mut depth) = (Vec::new(), String::new(), 0);
+    let mut parts = Vec::new();
+    let mut part = String::new();
+    let mut depth = 0;
     for character in text.chars() {
         match character {
             '<' | '(' | '[' | '{' => depth += 1,
@@ -240,7 +242,8 @@ fn message_names() -> BTreeSet<String> {
 }
 
 pub(crate) fn messages() -> BTreeSet<String> {
-    let (kinds, structs) = (kinds(), declared(MESSAGE, "wire_struct!"));
+    let kinds = kinds();
+    let structs = declared(MESSAGE, "wire_struct!");
     assert!(kinds.iter().map(|(kind, _)| kind).eq(Message::KINDS), "some kinds were not read");
     let line = |(kind, name): &(u16, String)| {
         let fields_of = structs.iter().find(|it| it.name == *name);
@@ -252,7 +255,8 @@ pub(crate) fn messages() -> BTreeSet<String> {
 }
 
 pub(crate) fn structs() -> BTreeSet<String> {
-    let (names, all) = (message_names(), MESSAGE.to_owned() + OUTCOME);
+    let names = message_names();
+    let all = MESSAGE.to_owned() + OUTCOME;
     let structs = declared(&all, "wire_struct!");
     let within = structs.into_iter().filter(|it| !names.contains(&it.name));
     let mut lines: BTreeSet<String> =
@@ -343,7 +347,8 @@ pub(crate) fn header() -> BTreeSet<String> {
         header.put(&mut bytes);
         bytes
     };
-    let (crc, empty) = (Header::BYTES - 4, put(&zero));
+    let crc = Header::BYTES - 4;
+    let empty = put(&zero);
     assert_eq!(empty[..4], header::MAGIC.to_le_bytes());
     assert_eq!(empty[crc..], crc32c::crc32c(&empty[..crc]).to_le_bytes());
     let mut lines = BTreeSet::from(["0: magic, 4 bytes".to_owned()]);

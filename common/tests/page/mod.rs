@@ -64,7 +64,8 @@ fn fields(cell: &str) -> String {
     let mut rest = cell;
     while !rest.is_empty() {
         let mut pieces = rest.splitn(3, '`');
-        let (name, form) = (pieces.next(), pieces.next());
+        let name = pieces.next();
+        let form = pieces.next();
         let (Some(name), Some(form), Some(behind)) = (name, form, pieces.next()) else {
             panic!("{cell:?} has a field without a name or a type");
         };
@@ -97,7 +98,9 @@ pub(crate) fn messages(page: &str) -> BTreeSet<String> {
         table.rows.iter().map(|row| {
             let [kind, name, fields_of, body] =
                 ["kind", "message", "fields", "body at most"].map(|name| table.cell(row, name));
-            let (kind, name, body) = (number(kind), quoted(name), number(body));
+            let kind = number(kind);
+            let name = quoted(name);
+            let body = number(body);
             format!("{kind} {name}({}), body of at most {body}", fields(fields_of))
         })
     }))
@@ -171,7 +174,8 @@ pub(crate) fn drawn_header(page: &str) -> BTreeSet<String> {
     lines(rows.flat_map(|(row, fields)| {
         let mut at = 0;
         let places = fields.split('|').map(move |field| {
-            let (offset, bytes) = (row + at, (field.len() + 1) / 7);
+            let offset = row + at;
+            let bytes = (field.len() + 1) / 7;
             at += bytes;
             let name = field.split_whitespace().next().unwrap_or_default();
             format!("{offset}: {name}, {bytes} bytes")

@@ -235,7 +235,8 @@ fn tokens(add: &mut impl FnMut(&str, Message)) {
     add("Returned", Returned {}.into());
     add("Goodbye", Goodbye {}.into());
     add("SkipBatch", SkipBatch { token: TokenId(11), generation: 12 }.into());
-    let (seed, epochs) = (Some(7), Some(3));
+    let seed = Some(7);
+    let epochs = Some(3);
     add("DeclareData", DeclareData { seed, epochs, ..declare_data() }.into());
     add("DeclareData endless", declare_data().into());
     add("DataDeclared", DataDeclared { begun: 21, unspent: 22 }.into());
@@ -244,7 +245,9 @@ fn tokens(add: &mut impl FnMut(&str, Message)) {
 }
 
 fn declare_data() -> DeclareData {
-    let (seed, epochs, drop_remainder) = (None, None, true);
+    let seed = None;
+    let epochs = None;
+    let drop_remainder = true;
     DeclareData { name: text("train"), samples: 60_000, batch: 128, seed, epochs, drop_remainder }
 }
 
@@ -307,9 +310,12 @@ fn call() -> CallRef {
 }
 
 fn calls(add: &mut impl FnMut(&str, Message)) {
-    let (name, source, epoch) = (text("trainer"), CallSource(31), CallEpoch(32));
+    let name = text("trainer");
+    let source = CallSource(31);
+    let epoch = CallEpoch(32);
     add("OpenCalls", OpenCalls { name, source, epoch }.into());
-    let (settled, window) = (CallNumber(34), 0b1010);
+    let settled = CallNumber(34);
+    let window = 0b1010;
     let first_digest = 0x1112_1314;
     let digest_of = CallNumber(33);
     let digest = 0x2122_2324;
@@ -340,7 +346,8 @@ fn answer() -> PushAnswer {
 }
 
 fn between_servers(add: &mut impl FnMut(&str, Message)) {
-    let (token, shard) = (TokenId(11), ShardId { task: 1, shard: 2 });
+    let token = TokenId(11);
+    let shard = ShardId { task: 1, shard: 2 };
     let client = ClientEpoch(3);
     add("Held", Held { token, client, shard, squares: 0.25 }.into());
     add("StepApplied", StepApplied { shard }.into());

@@ -96,7 +96,9 @@ const REVOKED: Place = (Region::ReaderSlot, 8);
 
 impl AtomicWords for View<'_> {
     fn load(&self, word: usize) -> u64 {
-        let (logical, fault, run) = ((self.region, word), self.run.fault, self.run);
+        let logical = (self.region, word);
+        let fault = self.run.fault;
+        let run = self.run;
         match (logical, self.reads) {
             (PIN, false) if fault == PlantedFault::PinIgnored => return 0,
             (REVOKED, true) if fault == PlantedFault::RevocationIgnored => return 0,
@@ -151,7 +153,9 @@ struct MachineState {
 }
 
 fn next(program: &Program<'_>, fault: PlantedFault, found: &[u64]) -> MachineStep {
-    let (at, next, sequence) = (Cell::new(0), Cell::new(None), Cell::new(None));
+    let at = Cell::new(0);
+    let next = Cell::new(None);
+    let sequence = Cell::new(None);
     let run = ProgramRun { found, at, next, fault, sequence, scratch: RefCell::default() };
     let ending = program(&run);
     run.next.get().unwrap_or(MachineStep::Done(ending))
@@ -235,7 +239,8 @@ fn step(
         MachineStep::Fence if !queue.is_empty() => return None,
         MachineStep::Fence | MachineStep::Ready => 0,
         MachineStep::Done(ending) => {
-            (*done, *ended) = (true, ending);
+            *done = true;
+            *ended = ending;
             0
         }
     };

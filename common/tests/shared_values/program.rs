@@ -147,12 +147,14 @@ impl<W: AtomicWords> ShardProgram<'_, W> {
 
 fn shard(run: &ProgramRun<'_>, script: Script, fault: PlantedFault) -> Option<Ending> {
     let words = |region| run.words(region, false);
-    let (values, blocks) = (words(Region::Values), [(0, 0), (1, 0)]);
+    let values = words(Region::Values);
+    let blocks = [(0, 0), (1, 0)];
     let block_table =
         BlockTable::new(words(Region::BlockTable), ValueCounts::default(), [0, 1].into_iter());
     let reader_slot = Some(ReaderSlot::new(words(Region::ReaderSlot)));
     run.ready();
-    let (free, retired) = (vec![2, 3], Vec::new());
+    let free = vec![2, 3];
+    let retired = Vec::new();
     let mut shard =
         ShardProgram { block_table, reader_slot, values: &values, blocks, free, retired, fault };
     shard.change(1);
@@ -172,8 +174,9 @@ fn shard(run: &ProgramRun<'_>, script: Script, fault: PlantedFault) -> Option<En
 fn reader(run: &ProgramRun<'_>, fault: PlantedFault) -> Option<Ending> {
     let words = |region| run.words(region, true);
     let owner_generation = 0;
-    let (block_table, reader_slot, values) =
-        (words(Region::BlockTable), words(Region::ReaderSlot), words(Region::Values));
+    let block_table = words(Region::BlockTable);
+    let reader_slot = words(Region::ReaderSlot);
+    let values = words(Region::Values);
     let mut reader =
         SharedValuesReader::new(block_table, reader_slot, values, GEOMETRY, owner_generation);
     let mut blocks = run.scratch.borrow_mut();

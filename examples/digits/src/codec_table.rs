@@ -59,7 +59,8 @@ pub(crate) fn write(options: &DigitsOptions, split: &Split, path: &Path) -> Resu
         let mut runs = Vec::new();
         for seed in options.seed..options.seed + SEEDS {
             let mut options = options.clone();
-            (options.codec, options.seed) = (codec, seed);
+            options.codec = codec;
+            options.seed = seed;
             let run = train_here(&options, split, &Interrupt::new())?;
             runs.push(run.ok_or("the training has no result")?);
         }

@@ -87,7 +87,8 @@ fn train_here(
     let start = Instant::now();
     let first_error = Mutex::new(None);
     let outcome = std::thread::scope(|scope| {
-        let (spec, first_error) = (cluster.spec(), &first_error);
+        let spec = cluster.spec();
+        let first_error = &first_error;
         let run = move |index| {
             let outcome = train::run(options, spec, TaskId::worker(index), split, interrupt);
             outcome.unwrap_or_else(|error| {
@@ -120,7 +121,8 @@ impl TrainingRun {
         elapsed: Duration,
         push_bytes: u64,
     ) -> Result<Option<TrainingRun>, TaskError> {
-        let (workers, servers) = (cluster.num_tasks("worker")?, cluster.num_tasks("ps")?);
+        let workers = cluster.num_tasks("worker")?;
+        let servers = cluster.num_tasks("ps")?;
         let run = |outcome| TrainingRun { outcome, workers, servers, elapsed, push_bytes };
         Ok(outcome.map(run))
     }

@@ -10,7 +10,8 @@ use std::fmt::Write;
 /// losses span more than a factor of 50. Losses that are not finite are left out and counted below
 /// the picture.
 pub(crate) fn curve(losses: &[(u64, f64)], width: usize, height: usize) -> String {
-    let (width, height) = (width.clamp(2, SIDE_MAX), height.clamp(2, SIDE_MAX));
+    let width = width.clamp(2, SIDE_MAX);
+    let height = height.clamp(2, SIDE_MAX);
     let finite = losses.iter().copied().filter(|(_, loss)| loss.is_finite());
     let mut finite: Vec<(u64, f64)> = finite.collect();
     finite.sort_by_key(|&(step, _)| step);
@@ -60,7 +61,8 @@ struct Scale {
 
 impl Scale {
     fn of(means: &[(usize, f64)], dots: usize) -> Scale {
-        let (mut least, mut greatest) = (f64::INFINITY, f64::NEG_INFINITY);
+        let mut least = f64::INFINITY;
+        let mut greatest = f64::NEG_INFINITY;
         for &(_, mean) in means {
             least = least.min(mean);
             greatest = greatest.max(mean);
@@ -108,7 +110,8 @@ fn draw(means: &[(usize, f64)], scale: &Scale, width: usize, height: usize) -> V
         dot(column, row);
     }
     for pair in points.windows(2) {
-        let ((left, from), (right, to)) = (pair[0], pair[1]);
+        let (left, from) = pair[0];
+        let (right, to) = pair[1];
         let dots = (right - left).max(from.abs_diff(to));
         for index in 1..dots {
             let share = index as f64 / dots as f64;

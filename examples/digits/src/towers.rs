@@ -84,7 +84,8 @@ async fn train_with(
     let accuracy = Mlp::new(Device::cpu()?, &sizes).accuracy(&values, split.test.samples())?;
     let outcome = Outcome { from_step: 0, steps: params.step(), accuracy, losses };
     let push_bytes = started.iter().map(|server| server.handle().metrics().push_bytes).sum();
-    let (workers, servers) = (towers as usize, started.len());
+    let workers = towers as usize;
+    let servers = started.len();
     Ok(TrainingRun { outcome, workers, servers, elapsed, push_bytes })
 }
 

@@ -51,7 +51,8 @@ struct KilledCluster {
 
 impl KilledCluster {
     fn start(kept: Kept, step_delay_ms: u64) -> KilledCluster {
-        let (folder, hosts) = (tempfile::tempdir().unwrap(), free_addresses(TASKS.len()));
+        let folder = tempfile::tempdir().unwrap();
+        let hosts = free_addresses(TASKS.len());
         let processes = Vec::new();
         let mut cluster = KilledCluster { folder, hosts, kept, step_delay_ms, processes };
         cluster.processes = (0..TASKS.len()).map(|task| cluster.process(task)).collect();
@@ -278,7 +279,8 @@ fn every_sample_counts_once_an_epoch_after_all_tasks_have_lost_their_state() {
     let mut random = SplitMix64::new(seed);
     let mut cluster = KilledCluster::start(Kept::Checkpoints, 2);
     let mut values = Values::of(&cluster);
-    let (span, everything) = (LAST_STEP / (kills + 1), Vec::from_iter(0..TASKS.len()));
+    let span = LAST_STEP / (kills + 1);
+    let everything = Vec::from_iter(0..TASKS.len());
     for kill in 0..kills {
         let (step, _) = values.at(kill * span + random.below(span as usize) as u64);
         assert!(step < LAST_STEP, "the training ended before kill {kill}");

@@ -58,7 +58,8 @@ impl<M> Evaluator<M> {
     /// global step. Prints the workers that it waits for. Continues without them once no step has
     /// been made for [`PATIENCE`].
     pub(crate) fn await_finished(&mut self, workers: &[u32]) -> Result<u64, TaskError> {
-        let (mut last_step, mut last_progress) = (0, Instant::now());
+        let mut last_step = 0;
+        let mut last_progress = Instant::now();
         let mut awaited = Vec::new();
         loop {
             let step = self.reader.pull(&mut self.params)?;
@@ -66,7 +67,8 @@ impl<M> Evaluator<M> {
             let unfinished = workers.iter().zip(finished).filter(|(_, finished)| **finished == 0);
             let unfinished: Vec<u32> = unfinished.map(|(&index, _)| index).collect();
             if step > last_step {
-                (last_step, last_progress) = (step, Instant::now());
+                last_step = step;
+                last_progress = Instant::now();
             }
             if unfinished.is_empty() {
                 return Ok(step);

@@ -16,7 +16,9 @@ pub(crate) fn auc(scores: &[f32], late: &[bool]) -> Option<f64> {
     order.sort_by(|&a, &b| scores[a].total_cmp(&scores[b]));
     // Counted in halves, so that the sums are exact: for each late sample, twice the number of
     // lower samples that are not late.
-    let (mut below, mut all_late, mut wins) = (0_u64, 0_u64, 0_u64);
+    let mut below = 0_u64;
+    let mut all_late = 0_u64;
+    let mut wins = 0_u64;
     for tied in order.chunk_by(|&a, &b| scores[a] == scores[b]) {
         let tied_late = tied.iter().filter(|&&sample| late[sample]).count() as u64;
         let tied_not = tied.len() as u64 - tied_late;
@@ -51,7 +53,8 @@ mod tests {
 
     /// Computes the AUC by its definition, over all pairs.
     fn counted(scores: &[f32], late: &[bool]) -> Option<f64> {
-        let (mut wins, mut pairs) = (0.0, 0.0);
+        let mut wins = 0.0;
+        let mut pairs = 0.0;
         for (high, _) in scores.iter().zip(late).filter(|(_, late)| **late) {
             for (low, _) in scores.iter().zip(late).filter(|(_, late)| !**late) {
                 pairs += 1.0;
@@ -72,7 +75,8 @@ mod tests {
             let scores: Vec<f32> =
                 (0..count).map(|_| random.below(different) as f32 - 7.0).collect();
             let late: Vec<bool> = (0..count).map(|_| random.below(3) == 0).collect();
-            let (found, expected) = (auc(&scores, &late), counted(&scores, &late));
+            let found = auc(&scores, &late);
+            let expected = counted(&scores, &late);
             assert_eq!(found.is_some(), expected.is_some());
             if let (Some(found), Some(expected)) = (found, expected) {
                 assert!((found - expected).abs() < 1e-12, "{found} {expected}");

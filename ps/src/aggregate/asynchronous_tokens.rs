@@ -70,7 +70,8 @@ impl AsynchronousTokens {
 
     /// Resets the step to that of a checkpoint. Token numbers keep increasing.
     pub(crate) fn roll_back(&mut self, step: GlobalStep) {
-        (self.ledger.steps.step, self.ledger.steps.finished) = (step.0, false);
+        self.ledger.steps.step = step.0;
+        self.ledger.steps.finished = false;
         self.ledger.steps.partly_applied = 0;
         self.audits.clear();
         let replicas = self.bounded_staleness.iter_mut().flat_map(BoundedStaleness::reset);

@@ -80,7 +80,8 @@ impl DataPosition {
     /// Continues with more epochs of the same data.
     pub(crate) fn extend(&mut self, set: DataSet) {
         debug_assert!(set.extends(&self.set), "the batches before keep their samples");
-        (self.set, self.changed) = (set, true);
+        self.set = set;
+        self.changed = true;
     }
 
     /// The first batch that was neither granted nor reserved.
@@ -127,7 +128,8 @@ impl DataPosition {
 
     /// Returns the first new batch of a rank.
     fn new_of_rank(&self, rank: u32, ranks: u32) -> Option<DataBatch> {
-        let (rank, ranks) = (u64::from(rank), u64::from(ranks));
+        let rank = u64::from(rank);
+        let ranks = u64::from(ranks);
         let ahead = (rank + ranks - self.next.0 % ranks) % ranks;
         let batch = DataBatch(self.next.0 + ahead);
         (batch.0 < self.set.all_batches() && self.unspent() + ahead as usize <= UNSPENT_BATCHES_MAX)
@@ -173,7 +175,8 @@ impl DataPosition {
         if self.planted.has(Bug::GrantReturnedBatchTwice) && unreserved {
             self.free.insert(batch, Some(ClientKey(u32::MAX)));
         }
-        (self.held, self.changed) = (self.held + 1, true);
+        self.held += 1;
+        self.changed = true;
         Some(batch)
     }
 
@@ -187,12 +190,14 @@ impl DataPosition {
     /// Gives a held batch back, to be granted again.
     pub(crate) fn put_back(&mut self, batch: DataBatch) {
         self.free.insert(batch, None);
-        (self.held, self.changed) = (self.held.saturating_sub(1), true);
+        self.held = self.held.saturating_sub(1);
+        self.changed = true;
     }
 
     /// Spends a held batch.
     pub(crate) fn spend(&mut self) {
-        (self.held, self.changed) = (self.held.saturating_sub(1), true);
+        self.held = self.held.saturating_sub(1);
+        self.changed = true;
     }
 
     /// Returns the batch that the holder of this one will probably be granted next, and reserves
@@ -304,7 +309,9 @@ mod tests {
 
     #[test]
     fn another_client_takes_a_reserved_batch_only_when_no_other_is_left() {
-        let (mut position, a, b) = (position(), ClientKey(0), ClientKey(1));
+        let mut position = position();
+        let a = ClientKey(0);
+        let b = ClientKey(1);
         assert_eq!(taken(&mut position, A), Some(0));
         for _ in 0..2 {
             assert_eq!(position.ahead(a, DataBatch(0), None), Some(DataBatch(1)));
@@ -322,7 +329,8 @@ mod tests {
 
     #[test]
     fn the_reservations_of_a_lost_client_are_granted_first() {
-        let (mut position, a) = (position(), ClientKey(0));
+        let mut position = position();
+        let a = ClientKey(0);
         position.ahead(a, DataBatch(0), None);
         assert_eq!(taken(&mut position, B), Some(1));
         position.forget(a);
@@ -359,7 +367,8 @@ mod tests {
         ) {
             let set = DataSet::new("train", 50, 3).unwrap().epochs(4);
             let mut position = DataPosition::new(set, PlantedBugs::default());
-            let (mut held, mut spent) = (Vec::new(), BTreeSet::new());
+            let mut held = Vec::new();
+            let mut spent = BTreeSet::new();
             for (operation, client, which) in events {
                 let client = ClientKey(client);
                 match operation {

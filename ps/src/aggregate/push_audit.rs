@@ -80,7 +80,9 @@ impl PushAudits {
         self.watch(client, now);
         let audit = self.0.get_mut(&client).filter(|audit| !audit.ends);
         audit.is_some_and(|audit| {
-            (audit.ends, audit.is_asked, audit.answers) = (true, false, BTreeMap::new());
+            audit.ends = true;
+            audit.is_asked = false;
+            audit.answers = BTreeMap::new();
             true
         })
     }

@@ -134,7 +134,8 @@ impl StepCoordinator {
         self.set_shards(self.shards);
         self.verdicts.clear();
         if let Some(data) = &self.ledger.data {
-            let (set, free) = (data.set().clone(), data.free().collect::<Vec<_>>());
+            let set = data.set().clone();
+            let free = data.free().collect::<Vec<_>>();
             let mut data = DataPosition::restored(set, data.next(), free, self.planted);
             self.ledger
                 .iter()
@@ -189,7 +190,8 @@ impl StepCoordinator {
 
     /// Restarts at this step with the live replicas, because other values have been restored.
     pub(crate) fn roll_back(&mut self, step: u64) {
-        (self.ledger.steps.step, self.ledger.steps.finished) = (step, false);
+        self.ledger.steps.step = step;
+        self.ledger.steps.finished = false;
         self.forget_tokens();
         self.advance();
     }
@@ -264,7 +266,8 @@ impl StepCoordinator {
         if let Some(denial) = self.denial(replica) {
             return denial;
         }
-        let (held, taker) = (smallvec![None; self.shards], self.taker(replica));
+        let held = smallvec![None; self.shards];
+        let taker = self.taker(replica);
         let issued = self.ledger.grant(replica, epoch, taker, now, held);
         // The last batch may complete a step of fewer gradients.
         self.advance();

@@ -29,7 +29,9 @@ impl StepReplicas {
         seen: BTreeSet<ClientKey>,
         expecting: bool,
     ) {
-        (self.live, self.seen, self.expecting) = (live, seen, expecting);
+        self.live = live;
+        self.seen = seen;
+        self.expecting = expecting;
     }
 
     pub(crate) fn join(&mut self, replica: ClientKey, rank: u32) {
@@ -82,7 +84,8 @@ mod tests {
 
     #[test]
     fn a_lost_replica_that_had_joined_is_not_expected() {
-        let (a, b) = (ClientKey(0), ClientKey(1));
+        let a = ClientKey(0);
+        let b = ClientKey(1);
         let mut replicas = StepReplicas::new(3);
         assert_eq!((replicas.expected(), replicas.count()), (3, 3));
         replicas.join(a, 0);

@@ -186,7 +186,8 @@ impl TokenIssuer {
         let holders: Vec<ClientKey> = ledger.holders().collect();
         ledger.changed.extend(holders);
         ledger.iter_mut().for_each(|out| out.issued.batch = None);
-        (ledger.data, ledger.data_replaced) = (data, true);
+        ledger.data = data;
+        ledger.data_replaced = true;
     }
 
     /// Continues with more epochs of the same data. Tokens keep their batches.
@@ -228,7 +229,8 @@ impl TokenIssuer {
     pub(crate) fn grant(&mut self, holder: ClientKey, issued: Issued, push_slot: u32) -> Grant {
         let Issued { token, generation, step, batch } = issued;
         let ranks = self.coordinator().and_then(StepCoordinator::ordered_ranks);
-        let (mut samples, mut ahead) = (None, None);
+        let mut samples = None;
+        let mut ahead = None;
         if let (Some(data), Some(batch)) = (&mut self.ledger_mut().data, batch) {
             samples = Some(data.range(batch));
             ahead = data.ahead(holder, batch, ranks).map(|batch| data.range(batch));

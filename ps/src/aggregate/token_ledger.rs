@@ -126,7 +126,8 @@ impl TokenLedger {
         };
         let token = TokenId(self.steps.next_token);
         self.steps.next_token += 1;
-        let (generation, step) = (generation_of(token, epoch), GlobalStep(self.steps.step));
+        let generation = generation_of(token, epoch);
+        let step = GlobalStep(self.steps.step);
         let issued = Issued { token, generation, step, batch };
         self.insert(holder, issued, now, held);
         Some(issued)
@@ -304,7 +305,9 @@ mod tests {
 
     #[test]
     fn a_token_is_found_by_number_and_by_holder_until_it_is_removed() {
-        let (a, b, now) = (ClientKey(0), ClientKey(1), Instant::now());
+        let a = ClientKey(0);
+        let b = ClientKey(1);
+        let now = Instant::now();
         let mut tokens = TokenLedger::new();
         let [first, second, third] = [a, b, a].map(|holder| {
             let taker = BatchTaker::Client(holder);

@@ -205,7 +205,8 @@ impl ModelState {
         self.newest_epoch += 1;
         let epoch = CallEpoch(self.newest_epoch);
         let opened = self.shards[OWNER].calls.open(NAME, epoch).expect("the owner opens calls");
-        let (source, known) = (opened.source, window_of(&opened));
+        let source = opened.source;
+        let known = window_of(&opened);
         self.coordinator = Some(Coordinator { source, epoch, known, is_open: false });
         self.messages.insert(ModelMessage::Open { source, epoch });
     }
@@ -260,7 +261,8 @@ impl ModelState {
         self.messages.remove(&message);
         match message {
             ModelMessage::Push { shard, call: (source, epoch, number, settled), from } => {
-                let (source, epoch) = (CallSource(source), CallEpoch(epoch));
+                let source = CallSource(source);
+                let epoch = CallEpoch(epoch);
                 let id = CallId { source, epoch, number: CallNumber(number) };
                 let call = CallRef { id, settled: CallNumber(settled), digest: 0 };
                 match self.shards[shard].calls.check(&call) {

@@ -22,7 +22,8 @@ fn opened() -> CallSources {
 }
 
 fn epoch_refusal(source: u64, epoch: u64, current: u64) -> Refusal {
-    let (source, epoch) = (CallSource(source), CallEpoch(epoch));
+    let source = CallSource(source);
+    let epoch = CallEpoch(epoch);
     Refusal::CallEpoch { source, epoch, current: CallEpoch(current) }
 }
 
@@ -92,7 +93,8 @@ fn a_call_outside_the_window_is_refused() {
         (100, 30, 30, 94),
         (u64::MAX, u64::MAX - 1, 1, 65),
     ] {
-        let (number, settled) = (CallNumber(number), CallNumber(settled));
+        let number = CallNumber(number);
+        let settled = CallNumber(settled);
         let expected =
             Refusal::CallWindow { number, settled: CallNumber(at), newest: CallNumber(newest) };
         assert_eq!(calls.check(&call(number.0, settled.0)), Err(expected), "{number}, {settled}");
@@ -143,7 +145,8 @@ fn another_shard_takes_what_the_step_owner_has_assigned() {
 #[test]
 fn a_closed_source_is_forgotten_and_not_opened_by_a_late_request() {
     let mut calls = opened();
-    let (source, trainer) = (CallSource(10), "trainer");
+    let source = CallSource(10);
+    let trainer = "trainer";
     assert_eq!(calls.close(trainer, CallEpoch(9)), Err(epoch_refusal(10, 9, 10)));
     assert_eq!(calls.close(trainer, CallEpoch(11)), Err(epoch_refusal(10, 11, 10)));
     assert_eq!(calls.close(trainer, EPOCH), Ok(()));

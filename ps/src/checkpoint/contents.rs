@@ -35,7 +35,8 @@ pub fn contents(
     let not_found = || CheckpointError::NotFound { name: name.to_owned() };
     let mut opened = Opened::open(storage, name.parse().map_err(|_| not_found())?)?;
     opened.verify()?;
-    let (manifest, catalogue) = (opened.manifest(), opened.catalogue());
+    let manifest = opened.manifest();
+    let catalogue = opened.catalogue();
     let clients = manifest.shards.iter().flat_map(|shard| &shard.clients);
     let mut clients: Vec<(String, u32)> =
         clients.map(|client| (client.job.clone(), client.index)).collect();

@@ -284,6 +284,7 @@ pub(super) fn corrupt(
     expected: impl fmt::Display,
     found: impl fmt::Display,
 ) -> CheckpointError {
-    let (expected, found) = (expected.to_string(), found.to_string());
+    let expected = expected.to_string();
+    let found = found.to_string();
     CheckpointError::Corrupt { file: file.to_owned(), offset, expected, found }
 }

@@ -193,7 +193,8 @@ fn tensors(
         let named = slots.iter().map(|slot| format!("{}:{slot}", variable.name()));
         let streams = std::iter::once((StoredStream::Values, variable.name().to_owned()))
             .chain(named.enumerate().map(|(slot, name)| (StoredStream::Slot(slot), name)));
-        let (id, mut extents) = (VariableId(index as u32), variable.shape().extents().to_vec());
+        let id = VariableId(index as u32);
+        let mut extents = variable.shape().extents().to_vec();
         let is_table = variable.as_table().is_some();
         if is_table {
             extents[0] = count_rows(opened, id, step)?;

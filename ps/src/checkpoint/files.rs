@@ -37,7 +37,8 @@ impl FileEntry {
             return Ok(());
         }
         let text = |file: &str, bytes: u64| format!("{file} of {bytes} bytes");
-        let (expected, found) = (text(file, bytes), text(&self.file, self.bytes));
+        let expected = text(file, bytes);
+        let found = text(&self.file, self.bytes);
         Err(corrupt(&format!("{folder}/{MANIFEST}"), 0, expected, found))
     }
 }
@@ -134,7 +135,8 @@ pub(super) fn open_sized(
     entry: &FileEntry,
 ) -> Result<Box<dyn ReadFile>, CheckpointError> {
     let file = storage.open(folder, &entry.file)?;
-    let (found, expected) = (file.bytes(), entry.bytes);
+    let found = file.bytes();
+    let expected = entry.bytes;
     if found != expected {
         let path = format!("{folder}/{}", entry.file);
         let text = |end: u64| format!("an end at byte {end}");

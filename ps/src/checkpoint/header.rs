@@ -47,7 +47,8 @@ pub(super) fn head(
     let mut start = 0;
     for tensor in tensors {
         let end = start + tensor.bytes();
-        let (name, extents) = (quoted(&tensor.name), &tensor.extents);
+        let name = quoted(&tensor.name);
+        let extents = &tensor.extents;
         let dtype = name_of(tensor.dtype);
         push(
             &mut json,

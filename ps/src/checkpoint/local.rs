@@ -206,7 +206,8 @@ impl CheckpointStorage for LocalDirectory {
         let opened = self.on("open", &[folder, file], || {
             rustix::fs::openat(&parent, file, flags, Mode::empty())
         })?;
-        let (path, file) = (self.path_of(folder, file), File::from(opened));
+        let path = self.path_of(folder, file);
+        let file = File::from(opened);
         let fault = |source| StorageFault::new("open", path.display(), source);
         let metadata = file.metadata().map_err(fault)?;
         if !metadata.is_file() {

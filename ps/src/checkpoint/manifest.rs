@@ -297,7 +297,8 @@ impl Manifest {
         if let Some((ours, theirs)) = expected.iter().zip(&self.partitions).find(|(a, b)| a != b) {
             return refuse(format!("{ours:?}"), format!("{theirs:?}"));
         }
-        let (ours, theirs) = (expected.len(), self.partitions.len());
+        let ours = expected.len();
+        let theirs = self.partitions.len();
         if ours != theirs {
             return refuse(format!("{ours} partitions"), format!("{theirs}"));
         }
@@ -348,7 +349,8 @@ fn partitions_of(catalogue: &Catalogue) -> Vec<PartitionEntry> {
 }
 
 fn too_large(what: &'static str, found: usize, limit: usize) -> Result<(), CheckpointError> {
-    let (found, limit) = (found as u64, limit as u64);
+    let found = found as u64;
+    let limit = limit as u64;
     if found > limit { Err(CheckpointError::TooLarge { what, found, limit }) } else { Ok(()) }
 }
 

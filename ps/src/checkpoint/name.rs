@@ -62,7 +62,8 @@ impl FromStr for CheckpointName {
         let parse = || {
             let (epoch, step) = text.strip_prefix("ckpt-")?.split_once('-')?;
             let (step, revision) = step.split_once('.').unwrap_or((step, "0"));
-            let (restore_epoch, global_step) = (epoch.parse().ok()?, step.parse().ok()?);
+            let restore_epoch = epoch.parse().ok()?;
+            let global_step = step.parse().ok()?;
             let name =
                 CheckpointName { restore_epoch, global_step, revision: revision.parse().ok()? };
             // A checkpoint has exactly one name: no leading zeros, no sign.

@@ -82,7 +82,8 @@ impl Save {
         catalogue: &Catalogue,
         contents: Contents,
     ) -> Result<PublishedCheckpoint, CheckpointError> {
-        let (storage, folder) = (&*self.storage, self.name.temporary());
+        let storage = &*self.storage;
+        let folder = self.name.temporary();
         let (firsts, _) = scan(storage, |manifest| manifest.first_saved_unix_ms)?;
         let first_saved = firsts.into_iter().min().unwrap_or(contents.saved_unix_ms);
         let manifest = Manifest::new(self.name, first_saved, catalogue, contents)?;

@@ -179,7 +179,8 @@ impl Opened {
         let saved = self.catalogue().variable(id);
         // A checkpoint holds master values; those of half types are f32.
         if saved.dtype().master() != wanted.dtype().master() {
-            let (found, expected) = (saved.dtype(), wanted.dtype());
+            let found = saved.dtype();
+            let expected = wanted.dtype();
             return Err(CheckpointError::DTypeMismatch { variable, checkpoint, found, expected });
         }
         if saved.as_table().is_some() != wanted.as_table().is_some() {
@@ -187,7 +188,8 @@ impl Opened {
             return Err(CheckpointError::TableMismatch { variable, checkpoint, found });
         }
         if saved.shape() != wanted.shape() {
-            let (found, expected) = (saved.shape().clone(), wanted.shape().clone());
+            let found = saved.shape().clone();
+            let expected = wanted.shape().clone();
             return Err(CheckpointError::ShapeMismatch { variable, checkpoint, found, expected });
         }
         let saved_by = self.manifest().training.optimizer(id);
@@ -195,7 +197,8 @@ impl Opened {
         if let (Some(saved_by), Some(trained_by)) = (saved_by, trained_by)
             && saved_by.kind != trained_by.kind
         {
-            let (found, expected) = (saved_by.kind.clone(), trained_by.kind.clone());
+            let found = saved_by.kind.clone();
+            let expected = trained_by.kind.clone();
             return Err(CheckpointError::OptimizerMismatch {
                 variable,
                 checkpoint,
@@ -207,7 +210,8 @@ impl Opened {
         let held = self.manifest().training.slots(id);
         for (index, slot) in training.slots_of(part).iter().enumerate() {
             let Some(from) = held.iter().position(|held| held == slot) else {
-                let (found, expected) = (held.to_vec(), slot.to_owned());
+                let found = held.to_vec();
+                let expected = slot.to_owned();
                 return Err(CheckpointError::SlotMissing { variable, checkpoint, found, expected });
             };
             streams.push((id, StoredStream::Slot(from), StoredStream::Slot(index)));
@@ -221,7 +225,8 @@ impl Opened {
         // Every gradient has a share, if an empty one, on each of them.
         let saved = self.catalogue().shards().filter_map(|shard| self.manifest().shard(shard));
         let counts: Vec<u64> = saved.map(|shard| shard.gradients).collect();
-        let (fewest, most) = (counts.iter().min(), counts.iter().max());
+        let fewest = counts.iter().min();
+        let most = counts.iter().max();
         most.zip(fewest).map_or(0, |(most, fewest)| most - fewest)
     }
 
@@ -237,8 +242,10 @@ impl Opened {
         let gradients_apart = self.gradients_apart();
         let same = target.digest() == self.catalogue().digest();
         if let Some(entry) = self.manifest().shard(shard).filter(|_| same) {
-            let (version, gradients) = (entry.version, entry.gradients);
-            let (clients, calls) = (entry.clients.clone(), entry.calls.clone());
+            let version = entry.version;
+            let gradients = entry.gradients;
+            let clients = entry.clients.clone();
+            let calls = entry.calls.clone();
             return RestoredShard { version, gradients, gradients_apart, clients, data, calls };
         }
         let shards = &self.manifest().shards;

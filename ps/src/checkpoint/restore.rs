@@ -71,7 +71,8 @@ pub(super) fn scan<T>(
     storage: &dyn CheckpointStorage,
     take: impl Fn(Manifest) -> T,
 ) -> Result<(Vec<T>, Vec<Refused>), CheckpointError> {
-    let (mut taken, mut refused) = (Vec::new(), Vec::new());
+    let mut taken = Vec::new();
+    let mut refused = Vec::new();
     for name in names(storage)? {
         match read_manifest(storage, name) {
             Ok(manifest) => taken.push(take(manifest)),
@@ -223,7 +224,9 @@ impl Opened {
         while next < elements.end {
             let parts = self.catalogue.partitions_of(variable);
             let part = &parts[parts.partition_point(|part| part.elements.end <= next)];
-            let (id, shard, held) = (part.id, part.shard, part.elements.clone());
+            let id = part.id;
+            let shard = part.shard;
+            let held = part.elements.clone();
             let size = part.dtype.size() as u64;
             self.verify_shard(shard)?;
             let start = self.start(shard, stream, id);
@@ -289,7 +292,8 @@ fn read_catalogue(
     storage: &dyn CheckpointStorage,
     manifest: &Manifest,
 ) -> Result<Catalogue, CheckpointError> {
-    let (name, entry) = (manifest.checkpoint, &manifest.catalogue);
+    let name = manifest.checkpoint;
+    let entry = &manifest.catalogue;
     verify(storage, &name.to_string(), entry)?;
     let bytes = read_small(storage, name, CATALOGUE, CATALOGUE_BYTES_MAX)?;
     let refuse = |found: String| corrupt(&format!("{name}/{CATALOGUE}"), 0, "the catalogue", found);

@@ -133,7 +133,8 @@ impl TableFile {
         ];
         let row_bytes = partition.row_bytes();
         if rows > ROWS_MAX {
-            let (what, limit) = ("rows of a table in one file", ROWS_MAX);
+            let what = "rows of a table in one file";
+            let limit = ROWS_MAX;
             return Err(CheckpointError::TooLarge { what, found: rows, limit });
         }
         let head = header::head(&metadata, &tensors)?;
@@ -192,7 +193,8 @@ impl TableFile {
         let mut from = 0;
         while from < self.rows {
             let rows = each.min(self.rows - from);
-            let (ids, steps) = (words(0, from, rows)?, words(1, from, rows)?);
+            let ids = words(0, from, rows)?;
+            let steps = words(1, from, rows)?;
             let pushes = words(2, from, rows)?;
             let heads = ids.into_iter().zip(steps).zip(pushes).map(|((id, step), pushes)| {
                 RowHead { id, step, pushes: u32::try_from(pushes).unwrap_or(u32::MAX) }

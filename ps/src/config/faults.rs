@@ -67,7 +67,8 @@ impl PsConfig {
     /// Returns the first invalid setting of synchronous mode.
     fn synchronous_fault(&self) -> Option<ConfigFault> {
         let settings = self.mode.synchronous()?;
-        let (aggregate, total) = (settings.replicas_to_aggregate, settings.total_num_replicas);
+        let aggregate = settings.replicas_to_aggregate;
+        let total = settings.total_num_replicas;
         let mode = format!("{aggregate} of {total}");
         if aggregate == 0 || total == 0 {
             return Some(("mode", mode, "both numbers must be at least 1"));

@@ -105,7 +105,9 @@ impl Inbox {
         let mut numbers = Vec::new();
         for slot in &mut push_buffer.push_slots {
             let number = self.next_number;
-            let (holder, requested, arrival) = (Some(client), true, None);
+            let holder = Some(client);
+            let requested = true;
+            let arrival = None;
             let push_slot = PushSlot { number, holder, requested, last_progress: now, arrival };
             *slot = Some(BufferSlot { push_slot, own: None });
             numbers.push(number);

@@ -145,7 +145,8 @@ pub(crate) struct PendingAnswer {
 impl PendingAnswer {
     /// Returns a pending answer for which no client waits.
     pub(crate) fn unawaited() -> PendingAnswer {
-        let (since, deadline) = (None, None);
+        let since = None;
+        let deadline = None;
         PendingAnswer { connection: 0, request: RequestId(0), next: false, since, deadline }
     }
 }
@@ -237,7 +238,8 @@ impl<'a> PushSource<'a> {
         });
         match next {
             Some((shared, held)) if held.start <= range.start => {
-                let (at, end) = (shared.start + range.start as usize, range.end.min(held.end));
+                let at = shared.start + range.start as usize;
+                let end = range.end.min(held.end);
                 let values = shared.memory.bytes(at, (end - range.start) as usize);
                 Some((PushValues::Shared(values), end))
             }

@@ -41,7 +41,8 @@ impl PushedRows<'_> {
 
     /// Returns the index of the first row whose number is at least `number`.
     pub(crate) fn first_from(&self, number: u64) -> usize {
-        let (mut low, mut high) = (0, self.len());
+        let mut low = 0;
+        let mut high = self.len();
         while low < high {
             let middle = low.midpoint(high);
             match self.number(middle) < number {

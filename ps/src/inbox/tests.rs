@@ -34,7 +34,8 @@ impl Inbox {
                 order,
             } = push_slot.arrival.as_ref()?;
             whole.as_ref()?;
-            let (number, holder) = (push_slot.number, push_slot.holder);
+            let number = push_slot.number;
+            let holder = push_slot.holder;
             let push = format!(
                 "{order}: {sequence:?} of {holder:?} in push slot {number}, {operation:?} under \
                  {token:?}.{generation} for {call:?} at {step:?}, {bytes} bytes at {extents:?}"
@@ -126,7 +127,8 @@ fn extents_merge_in_any_order_and_reject_overlaps() {
 fn push_slots_are_disjoint_and_their_numbers_are_unique() {
     let now = Instant::now();
     let mut inbox = inbox(2);
-    let (a, b) = (inbox.reserve(A, now).unwrap(), inbox.reserve(B, now).unwrap());
+    let a = inbox.reserve(A, now).unwrap();
+    let b = inbox.reserve(B, now).unwrap();
     assert_eq!((a, b, inbox.reserve(ClientKey(2), now)), (1, 2, None));
     inbox.bytes_mut(a, 0..16).unwrap().fill(1);
     inbox.bytes_mut(b, 0..16).unwrap().fill(2);
@@ -147,11 +149,12 @@ fn push_slots_are_disjoint_and_their_numbers_are_unique() {
 fn whole_pushes_outlive_their_client() {
     let now = Instant::now();
     let mut inbox = inbox(3);
-    let (whole, half) = (inbox.reserve(A, now).unwrap(), {
+    let whole = inbox.reserve(A, now).unwrap();
+    let half = {
         inbox.begin(1, arrival(1), now);
         inbox.set_whole(1, WHOLE);
         inbox.reserve(A, now).unwrap()
-    });
+    };
     inbox.begin(half, arrival(2), now);
     assert_eq!(inbox.find(A, Sequence(2)), Some(half));
     assert_eq!(inbox.whole_tokens().collect::<Vec<_>>(), [TokenId(1)]);

@@ -243,7 +243,9 @@ fn call_of([source, epoch, number, settled, digest]: [u64; 5]) -> Result<Option<
     if number >= CallWindow::NUMBER_LIMIT {
         return Err(());
     }
-    let (source, epoch, number) = (CallSource(source), CallEpoch(epoch), CallNumber(number));
+    let source = CallSource(source);
+    let epoch = CallEpoch(epoch);
+    let number = CallNumber(number);
     let id = CallId { source, epoch, number };
     let settled = CallNumber(settled);
     let call = CallRef { id, settled, digest };
@@ -275,7 +277,8 @@ fn map_of(extents: &Extents, layout: &ShardLayout) -> SmallVec<[u64; 8]> {
 fn set_bits(map: &mut [u64], bits: Range<usize>) {
     let words = bits.start / 64..bits.end.div_ceil(64);
     for word in words {
-        let (from, to) = (bits.start.max(64 * word), bits.end.min(64 * word + 64));
+        let from = bits.start.max(64 * word);
+        let to = bits.end.min(64 * word + 64);
         if let count @ 1.. = to.saturating_sub(from) {
             map[word] |= (u64::MAX >> (64 - count)) << (from % 64);
         }
@@ -286,7 +289,8 @@ fn set_bits(map: &mut [u64], bits: Range<usize>) {
 /// rows than its count.
 fn extents_of(words: &[u64], layout: &ShardLayout) -> Option<Extents> {
     let (map, rows) = words.split_at(map_words(layout));
-    let (mut extents, mut rows) = (Extents::default(), rows.iter());
+    let mut extents = Extents::default();
+    let mut rows = rows.iter();
     let mut indices = Vec::new();
     for (index, partition) in layout.all().iter().enumerate() {
         let covered = map[index / 64] >> (index % 64) & 1 == 1;

@@ -320,7 +320,8 @@ impl ShardReader<'_> {
             // An impossible number of slots is a fault of the index, found when the table is
             // opened.
             let slots = Table::slots_of(journal, table).min(SLOTS_MAX as u64) as usize;
-            let (generation, budget) = (record.generation, Budget::new(u64::MAX));
+            let generation = record.generation;
+            let budget = Budget::new(u64::MAX);
             let inputs = TableInputs {
                 files: TableFiles { arena: arena.clone(), generation, table, budget },
                 catalogue,

@@ -112,7 +112,8 @@ mod tests {
     use super::*;
 
     fn counted(values: impl IntoIterator<Item = u64>) -> StalenessHistogram {
-        let (histogram, mut all) = (Histogram::default(), StalenessHistogram::default());
+        let histogram = Histogram::default();
+        let mut all = StalenessHistogram::default();
         values.into_iter().for_each(|value| histogram.add(value));
         histogram.add_to(&mut all);
         all
@@ -136,7 +137,9 @@ mod tests {
 
     #[test]
     fn histograms_are_summed() {
-        let (a, b, mut all) = (Histogram::default(), Histogram::default(), Default::default());
+        let a = Histogram::default();
+        let b = Histogram::default();
+        let mut all = Default::default();
         [0, 3].into_iter().for_each(|value| a.add(value));
         [2, 7, 8].into_iter().for_each(|value| b.add(value));
         a.add_to(&mut all);

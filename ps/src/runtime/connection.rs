@@ -39,7 +39,8 @@ pub(super) async fn serve(core: Rc<ShardCore>, arrived: ArrivedPeer) {
     reader.set_features(core.features());
     outbox.agree(reader.features());
     let registration = ConnectionRegistration { core: core.clone(), connection };
-    let (hello, header) = (&arrived.hello, &arrived.header);
+    let hello = &arrived.hello;
+    let header = &arrived.header;
     core.handle(ShardInput::Connected { connection, hello, header, origin: arrived.origin });
     #[cfg(test)]
     tests::panic_if_asked(hello);

@@ -35,8 +35,10 @@ pub(super) enum FileJob {
 impl FileJobs {
     /// Creates an empty queue of jobs on checkpoints in this storage.
     pub(super) fn new(storage: Option<Arc<dyn CheckpointStorage>>) -> FileJobs {
-        let (queued, flush_due) = (Notify::new(), Notify::new());
-        let (queue, flush) = (RefCell::default(), RefCell::default());
+        let queued = Notify::new();
+        let flush_due = Notify::new();
+        let queue = RefCell::default();
+        let flush = RefCell::default();
         FileJobs { storage, queue, queued, flush, flush_due }
     }
 
@@ -56,7 +58,8 @@ impl FileJobs {
             let job = self.queue.borrow_mut().pop_front();
             match (job, self.storage.clone()) {
                 (Some(FileJob::Save(save)), Some(storage)) => {
-                    let (connection, request) = (save.connection, save.request);
+                    let connection = save.connection;
+                    let request = save.request;
                     let saved = spawn_blocking(move || save.run(storage)).await;
                     // A panic of the user's storage ends the server.
                     let result =

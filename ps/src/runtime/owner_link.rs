@@ -192,7 +192,8 @@ async fn serve(
     lease: Duration,
 ) -> Result<(), String> {
     let mut beat = tokio::time::interval(lease / 5);
-    let (mut last_received, mut frames) = (Instant::now(), Vec::new());
+    let mut last_received = Instant::now();
+    let mut frames = Vec::new();
     loop {
         tokio::select! {
             frame = connection.next() => {
@@ -224,7 +225,8 @@ mod tests {
 
     #[test]
     fn an_absence_is_reported_after_one_lease_and_when_it_ends() {
-        let (shard, lease) = (ShardId { task: 1, shard: 2 }, Duration::from_secs(5));
+        let shard = ShardId { task: 1, shard: 2 };
+        let lease = Duration::from_secs(5);
         let start = Instant::now();
         let mut absence = Absence::new(shard, lease, start);
         let cause = || "it is silent".to_owned();

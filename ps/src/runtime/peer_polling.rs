@@ -23,7 +23,8 @@ impl PeerPolling {
     /// Begins an adaptive spin for a peer: with `rest`, for the rest of a frame or of a write;
     /// otherwise for the next request.
     pub(super) fn wait_begins(&self, rest: bool) {
-        let (now, mut spin) = (Instant::now(), self.spin.borrow_mut());
+        let now = Instant::now();
+        let mut spin = self.spin.borrow_mut();
         spin.begin(now, rest);
         if spin.polls(now) {
             self.begun.notify_one();
@@ -70,7 +71,8 @@ struct PeerSpin {
 impl PeerSpin {
     fn new(longest: Duration) -> PeerSpin {
         let limits = SpinLimits { unconditional: Duration::ZERO, longest, recheck: longest };
-        let (requests, rests) = (AdaptiveSpin::new(limits), AdaptiveSpin::new(limits));
+        let requests = AdaptiveSpin::new(limits);
+        let rests = AdaptiveSpin::new(limits);
         let processors = Processors::current();
         PeerSpin { requests, rests, wait: None, processors, oversubscribed: None }
     }

@@ -202,7 +202,8 @@ impl Publisher {
         // or in synchronous mode writes the values that it has pinned for one step.
         let mut parts = JoinSet::new();
         for shard in shards {
-            let (peer_hello, name) = (self.peer_hello.clone(), name.to_string());
+            let peer_hello = self.peer_hello.clone();
+            let name = name.to_string();
             let address = self.addresses.get(&shard.task).cloned().unwrap_or_default();
             parts
                 .spawn(async move { save_shard(&peer_hello, &address, shard, &name, epoch).await });

@@ -90,7 +90,8 @@ const NEVER: Duration = Duration::from_secs(100 * 365 * 86_400);
 /// Runs the saver on the calling thread until the server stops.
 pub(super) fn run(saver: Saver) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (stop, abandon_flag) = (saver.stop.clone(), saver.abandon_flag.clone());
+    let stop = saver.stop.clone();
+    let abandon_flag = saver.abandon_flag.clone();
     // Dropping the runtime waits for file I/O, which the flag ends after the current piece.
     let stopping = || abandon_flag.abandon("the server stops");
     runtime.block_on(async {
@@ -287,7 +288,8 @@ impl SaverService {
 
     fn succeeded(&mut self, checkpoint: &CheckpointId, retained: &Result<(), String>) {
         let Saver { record, counters, events, note, .. } = &self.saver;
-        let (mut failed, name) = (0, checkpoint.name.as_str());
+        let mut failed = 0;
+        let name = checkpoint.name.as_str();
         record.send_modify(|record| failed = record.saved(std::time::Instant::now(), name));
         counters.checkpoints_saved.add(1);
         counters.saves_failed_in_a_row.set(0);
@@ -300,7 +302,8 @@ impl SaverService {
         note.iter().for_each(SaveNote::remove);
         if let Err(cause) = retained {
             counters.retentions_failed.add(1);
-            let (checkpoint, cause) = (name.to_owned(), cause.clone());
+            let checkpoint = name.to_owned();
+            let cause = cause.clone();
             events.emit(&Event::RetentionFailed { checkpoint, cause });
         }
     }

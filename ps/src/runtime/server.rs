@@ -170,13 +170,15 @@ impl Listener {
             .collect::<Result<Vec<_>, _>>()?;
         let in_memory = |arena_storage: &ArenaStorage| matches!(arena_storage, ArenaStorage::Folder(f) if f.is_in_memory());
         if config.storage.durability == Durability::Power && arena_storages.iter().any(in_memory) {
-            let (setting, value) = ("durability", "power".to_owned());
+            let setting = "durability";
+            let value = "power".to_owned();
             let reason = "the state directory is on a file system in memory";
             return Err(StartError::Setting { setting, value, reason });
         }
         let counters: Arc<[Arc<Counters>]> =
             arena_storages.iter().map(|_| Arc::default()).collect();
-        let (identity, server_run) = (Arc::new(config.identity()), server_run());
+        let identity = Arc::new(config.identity());
+        let server_run = server_run();
         let budget = Budget::new(config.storage.limit());
         let mut shards = Vec::new();
         for (index, arena_storage) in arena_storages.into_iter().enumerate() {
@@ -189,7 +191,8 @@ impl Listener {
             };
             shards.push(open_shard(parts, arena_storage, state.as_ref(), server_run)?);
         }
-        let (stop, addresses) = (CancellationToken::new(), self.endpoints.addresses().into());
+        let stop = CancellationToken::new();
+        let addresses = self.endpoints.addresses().into();
         let ending = Arc::new(ServerEnd::default());
         let saves = config.checkpoints.clone().filter(|_| config.owns_step());
         let claim = match saves.as_ref().map(|checkpoints| checkpoints.storage.claim()) {
@@ -259,13 +262,15 @@ impl Listener {
             };
             ps.spawn(format!("ps-{}-saver", config.task.index), &end, || saver::run(saver))?;
         }
-        let (mut senders, mut members) = (Vec::new(), Vec::new());
+        let mut senders = Vec::new();
+        let mut members = Vec::new();
         for (index, (shard, status)) in shards.into_iter().zip(publishers).enumerate() {
             let (sender, arrivals) = mpsc::channel(ARRIVALS_MAX);
             let (member_sender, member_receiver) = watch::channel((0, 0));
             senders.push(sender);
             members.push(member_receiver);
-            let (stop, config) = (stop.clone(), config.clone());
+            let stop = stop.clone();
+            let config = config.clone();
             let name = format!("ps-{}-shard-{index}", config.task.index);
             let saver = saver.take().filter(|_| index == 0);
             let owner = owner_address(&config, &identity, ps.handle.address(), index as u16);

@@ -36,7 +36,9 @@ impl Shard {
     #[cfg(any(test, fuzzing))]
     pub(crate) fn durable_state(&self) -> DurableState {
         // Each process increments `lives`. The goal of a step follows from the present clients.
-        let (lives, goal, applying) = (0, 0, false);
+        let lives = 0;
+        let goal = 0;
+        let applying = false;
         let record = ShardRecord { lives, goal, applying, ..self.record() };
         let clients = self.peers.registry.keys().map(|key| {
             let client = self.peers.registry.client(key);
@@ -199,7 +201,8 @@ impl Shard {
             assert!(whole.insert(token), "token {token} is spent twice");
         }
         for out in owner.ledger().iter() {
-            let (token, holder) = (out.issued.token, out.holder);
+            let token = out.issued.token;
+            let holder = out.holder;
             let present = self.peers.registry.client(holder).presence == ClientPresence::Present;
             let tokens = owner.asynchronous_tokens();
             let recalled = tokens.is_some_and(|tokens| tokens.recalls.has(token));

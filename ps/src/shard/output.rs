@@ -128,14 +128,17 @@ impl ShardOutputs {
         body: AnswerBody,
         crc: Option<u32>,
     ) {
-        let (envelope, can_wait) = (self.stamped(request), false);
+        let envelope = self.stamped(request);
+        let can_wait = false;
         self.push(ShardOutput::Send { connection, envelope, message, body, crc, can_wait });
     }
 
     /// Answers with a frame that may be corked until the next frame to the same client.
     pub(super) fn answer_corked(&mut self, connection: u64, request: Envelope, message: Message) {
-        let (envelope, body) = (self.stamped(request), AnswerBody::EMPTY);
-        let (crc, can_wait) = (None, true);
+        let envelope = self.stamped(request);
+        let body = AnswerBody::EMPTY;
+        let crc = None;
+        let can_wait = true;
         self.push(ShardOutput::Send { connection, envelope, message, body, crc, can_wait });
     }
 
@@ -193,7 +196,9 @@ impl ShardOutputs {
 
     /// Sends a message that is not an answer.
     pub(super) fn send(&mut self, connection: u64, envelope: Envelope, message: Message) {
-        let (body, crc, can_wait) = (AnswerBody::EMPTY, None, false);
+        let body = AnswerBody::EMPTY;
+        let crc = None;
+        let can_wait = false;
         self.push(ShardOutput::Send { connection, envelope, message, body, crc, can_wait });
     }
 

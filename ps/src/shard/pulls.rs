@@ -83,7 +83,8 @@ impl Pulls {
             _ => None,
         };
         if let Some((codec, detail)) = codec.and_then(|codec| Some((codec, unfit(codec)?))) {
-            let (variable, encoding) = (partition.variable, codec.encoding().code());
+            let variable = partition.variable;
+            let encoding = codec.encoding().code();
             let detail = Detail::clipped(detail);
             return Err(Refusal::Encoding { variable, encoding, detail });
         }

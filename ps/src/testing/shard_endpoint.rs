@@ -212,7 +212,8 @@ impl ShardEndpoint {
         // The entry that stays in the map records whether an output closes the connection
         // meanwhile.
         let place = self.connections.entry(connection).or_default();
-        let (mut reader, mut greeted) = (std::mem::take(&mut place.reader), place.greeted);
+        let mut reader = std::mem::take(&mut place.reader);
+        let mut greeted = place.greeted;
         let mut source = slice_source(bytes);
         let is_closing = |endpoint: &ShardEndpoint| {
             endpoint.connections.get(&connection).is_some_and(|stream| stream.closing)
@@ -240,7 +241,8 @@ impl ShardEndpoint {
                     if let Some(place) = self.connections.get_mut(&connection) {
                         place.features = reader.features();
                     }
-                    let (hello, header) = (&hello, &header);
+                    let hello = &hello;
+                    let header = &header;
                     let origin = match host {
                         ClientHost::Remote => PeerOrigin::Remote,
                         ClientHost::Loopback => PeerOrigin::Loopback,
@@ -252,7 +254,8 @@ impl ShardEndpoint {
             }
         };
         if let Some(place) = self.connections.get_mut(&connection) {
-            (place.reader, place.greeted) = (reader, greeted);
+            place.reader = reader;
+            place.greeted = greeted;
         }
         sound
     }
@@ -282,8 +285,9 @@ impl ShardEndpoint {
         reader.set_features(self.config.features);
         self.owner = Some((reader, false));
         let owner = self.config.cluster.step_owner().expect("a cluster has a ps task");
-        let (task, identity, features) =
-            (self.config.task.clone(), self.config.identity(), self.config.features);
+        let task = self.config.task.clone();
+        let identity = self.config.identity();
+        let features = self.config.features;
         let owner = ShardId { task: owner.index, shard: 0 };
         let hello = PeerHello { task, identity, features };
         let hello = hello.hello(owner, self.shard.newest_epoch());

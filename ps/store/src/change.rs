@@ -211,7 +211,8 @@ fn sum<T: Element>(
     for (typed, slot) in typed.iter_mut().zip(slots) {
         *typed = bytemuck::cast_slice(slot);
     }
-    let (values, gradient) = (bytemuck::cast_slice(values), bytemuck::cast_slice(gradient));
+    let values = bytemuck::cast_slice(values);
+    let gradient = bytemuck::cast_slice(gradient);
     add_up(SumRun::new(values, &typed[..slots.len()], gradient));
 }
 
@@ -352,7 +353,8 @@ mod tests {
             let collect = |mut input: ChangeInput<'_>| {
                 let mut pieces = Vec::new();
                 for within in &ranges {
-                    let (mut at, mut bytes) = (within.start, Vec::new());
+                    let mut at = within.start;
+                    let mut bytes = Vec::new();
                     input.each(within.clone(), |part, given| {
                         assert_eq!(
                             (part.start, part.len()),
@@ -369,7 +371,8 @@ mod tests {
                 input.fill(&mut rest);
                 (pieces, rest)
             };
-            let (mut counting, expected) = (CountingSource(0), collect(ChangeInput::Bytes(&all)));
+            let mut counting = CountingSource(0);
+            let expected = collect(ChangeInput::Bytes(&all));
             assert_eq!(collect(ChangeInput::Source(&mut counting)), expected, "{ranges:?}");
         }
     }
@@ -413,8 +416,8 @@ mod tests {
                     pieces.push(part);
                 }
             });
-            let (all, none) =
-                ((vec![starts..starts + 5000], vec![(5000, true)]), Default::default());
+            let all = (vec![starts..starts + 5000], vec![(5000, true)]);
+            let none = Default::default();
             let expected = if is_shared { all } else { none };
             assert_eq!((pieces, source.taken), expected, "{memory_offset}, {starts}");
         }

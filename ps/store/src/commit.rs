@@ -129,8 +129,12 @@ impl Journal {
         planted: PlantedBugs,
     ) -> Journal {
         let arena = arena.clone();
-        let (tables, indices, commits) = (None, Vec::new(), 0);
-        let (staged, sorted, words) = (Vec::new(), Vec::new(), Vec::new());
+        let tables = None;
+        let indices = Vec::new();
+        let commits = 0;
+        let staged = Vec::new();
+        let sorted = Vec::new();
+        let words = Vec::new();
         Journal {
             arena,
             control,
@@ -416,7 +420,8 @@ pub fn reseal(bytes: &mut [u8], arena: u64, kind: Kind, generation: u64) {
     let storage = crate::arena::ArenaStorage::Anonymous;
     let stamp = crate::layout::Stamp { shard: Default::default(), arena };
     let control = Words::new(copy(&[]), arena, Kind::Control, 0);
-    let (arena, planted) = (Arena { storage, stamp }, PlantedBugs::default());
+    let arena = Arena { storage, stamp };
+    let planted = PlantedBugs::default();
     let journal = Journal::of(&arena, control, words.memory, 0, planted);
     let load = |word| if word < bytes.len() / 8 { journal.intent.load(word) } else { 0 };
     let count = (load(COUNT) as usize).min((bytes.len() / 8).saturating_sub(PAIRS) / 2);

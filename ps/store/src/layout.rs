@@ -201,15 +201,18 @@ impl Page {
     /// Verifies that the page has this kind, stamp and generation.
     pub fn check(&self, kind: Kind, stamp: Stamp, generation: u64) -> Result<(), Fault> {
         if self.kind != kind {
-            let (expected, found) = (kind.name(), self.kind.name());
+            let expected = kind.name();
+            let found = self.kind.name();
             return Err(Fault::at(KIND_AT, format!("a file of {expected}, not of {found}")));
         }
         if self.stamp.shard != stamp.shard {
-            let (expected, found) = (stamp.shard, self.stamp.shard);
+            let expected = stamp.shard;
+            let found = self.stamp.shard;
             return Err(Fault::at(SHARD_AT, format!("a file of {expected}, not of {found}")));
         }
         if self.stamp.arena != stamp.arena {
-            let (expected, found) = (stamp.arena, self.stamp.arena);
+            let expected = stamp.arena;
+            let found = self.stamp.arena;
             return Err(Fault::at(
                 ARENA_AT,
                 format!("a file of arena {expected:#x}, not of {found:#x}"),

@@ -150,7 +150,8 @@ impl Store {
     /// once `memory_needed` is set.
     pub fn image(&mut self, step: u64, memory_needed: Arc<AtomicBool>) -> StoreImage {
         let tables = self.tables.iter_mut().map(|table| {
-            let (image, memory_needed) = (table.image(step), memory_needed.clone());
+            let image = table.image(step);
+            let memory_needed = memory_needed.clone();
             StoreTableImage { image, memory_needed }
         });
         let tables = tables.collect();
@@ -268,7 +269,8 @@ impl Store {
         rows: Range<usize>,
         input: &[u8],
     ) {
-        let (undo, planted) = (&mut self.undo, self.planted);
+        let undo = &mut self.undo;
+        let planted = self.planted;
         let found = self.tables[table].change_rows(change, rows, input, undo, planted);
         self.record_table_overflow(table, found);
     }
@@ -332,7 +334,8 @@ impl Store {
         self.slots.iter_mut().for_each(|slots| slots.committed(self.power));
         self.tables.iter_mut().for_each(Table::committed);
         if self.is_in_place() {
-            (self.in_place, self.tables_in_place) = (false, false);
+            self.in_place = false;
+            self.tables_in_place = false;
             self.undo.clear();
         }
     }
@@ -425,7 +428,8 @@ impl Store {
     /// for tests.
     #[cfg(any(test, feature = "testing"))]
     pub fn contents(&self) -> Vec<Vec<u8>> {
-        let (bytes, block_bytes) = (self.layout.bytes() as usize, self.geometry.block_bytes);
+        let bytes = self.layout.bytes() as usize;
+        let block_bytes = self.geometry.block_bytes;
         let concatenate = |pool: &Pool, part: usize| {
             let blocks = (0..pool.logical_blocks()).map(|logical| {
                 let end = block_bytes.min(bytes - logical * block_bytes);

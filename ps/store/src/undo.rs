@@ -103,7 +103,8 @@ impl Undo {
     /// Begins to record for the change that makes `version`.
     pub(crate) fn begin(&mut self, version: u64) {
         self.memory.store(VERSION, version);
-        (self.version, self.sum) = (version, first_sum(version));
+        self.version = version;
+        self.sum = first_sum(version);
     }
 
     /// Appends a tile for a table, or for the store's own blocks. `fill` is called with each stream
@@ -135,7 +136,8 @@ impl Undo {
         self.sum = sum_of(self.sum, words_of_head.as_flattened(), encoded_locations);
         head[..SUM.start].copy_from_slice(words_of_head.as_flattened());
         head[SUM].copy_from_slice(&self.sum.to_le_bytes());
-        let (length, stride) = (locations.len() * row_bytes, old.len() / streams);
+        let length = locations.len() * row_bytes;
+        let stride = old.len() / streams;
         for (stream, old) in old.chunks_exact_mut(stride).enumerate() {
             fill(stream, &mut old[..length]);
         }
@@ -190,7 +192,8 @@ impl Undo {
         if !self.is_prepared()? {
             return Ok(Vec::new());
         }
-        let (prepared, word) = (self.memory.load(VERSION), self.memory.load(LENGTH));
+        let prepared = self.memory.load(VERSION);
+        let word = self.memory.load(LENGTH);
         let length = word as u32 as usize;
         let expected = length_word(length, prepared);
         if expected != word || length > self.memory.len() - TILES {
@@ -211,7 +214,8 @@ impl Undo {
 
     fn decode(&self, length: usize, version: u64) -> Result<Vec<UndoRow>, Fault> {
         let mut tiles = &self.memory.bytes()[TILES..TILES + length];
-        let (mut rows, mut sum) = (Vec::new(), first_sum(version));
+        let mut rows = Vec::new();
+        let mut sum = first_sum(version);
         while !tiles.is_empty() {
             let at = TILES + length - tiles.len();
             let tile = UndoTile::parse(tiles).ok_or_else(|| Fault::at(at, "rows"))?;
@@ -249,7 +253,8 @@ impl UndoTile<'_> {
             number => Some(u16::try_from(number - 1).ok()?),
         };
         let streams = (streams & ((1 << STREAM_BITS) - 1)) as usize;
-        let (rows, row_bytes) = (rows as usize, row_bytes as usize);
+        let rows = rows as usize;
+        let row_bytes = row_bytes as usize;
         // The sums below cannot overflow.
         let sound = rows.checked_mul(row_bytes)? <= rest.len() && rows <= rest.len();
         if !sound || rows == 0 || row_bytes == 0 || !(1..=1 + SLOTS_MAX).contains(&streams) {
@@ -257,7 +262,8 @@ impl UndoTile<'_> {
         }
         let body = rest.get(..Undo::need(rows, row_bytes, streams) - HEAD_BYTES)?;
         let (locations, streams) = body.split_at(rows * LOCATION_BYTES);
-        let (bytes, head) = (HEAD_BYTES + body.len(), &head[..SUM.start]);
+        let bytes = HEAD_BYTES + body.len();
+        let head = &head[..SUM.start];
         Some(UndoTile { bytes, row_bytes, table, head, found, locations, streams })
     }
 
@@ -273,7 +279,8 @@ impl UndoTile<'_> {
             for (location, bytes) in locations.clone().zip(old.chunks_exact(self.row_bytes)) {
                 let [value, slot, start, _] = word_array(location);
                 let block = if stream == 0 { value } else { slot };
-                let (table, start) = (self.table, start as usize);
+                let table = self.table;
+                let start = start as usize;
                 rows.push(UndoRow { table, stream, block, start, bytes: bytes.to_vec() });
             }
         }
@@ -312,9 +319,11 @@ pub fn reseal(bytes: &mut [u8]) {
         return;
     }
     let word = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-    let (version, length) = (word(VERSION * 8), word(LENGTH * 8) as u32 as usize);
+    let version = word(VERSION * 8);
+    let length = word(LENGTH * 8) as u32 as usize;
     bytes[LENGTH * 8..TILES].copy_from_slice(&length_word(length, version).to_le_bytes());
-    let (mut at, mut sum) = (TILES, first_sum(version));
+    let mut at = TILES;
+    let mut sum = first_sum(version);
     while let Some(tile) = UndoTile::parse(&bytes[at..]) {
         let next = at + tile.bytes;
         sum = tile.sum(sum);
@@ -411,7 +420,8 @@ mod tests {
             undo.memory.write(byte, &[right]);
         }
         // A tile that is left of an older change is rejected, even if the length covers it.
-        let (end, left) = (undo.end, undo.memory.bytes().to_vec());
+        let end = undo.end;
+        let left = undo.memory.bytes().to_vec();
         undo.clear();
         undo.begin(8);
         record(&mut undo, &LOCATIONS, 8, &[&[9; 16], &[9; 16]]);

@@ -24,7 +24,8 @@ impl WorkSummary {
                 format!("{steps} steps applied, {} gradients admitted", all.gradients_admitted)
             }
         };
-        let (pulls, duplicates) = (all.pulls, all.duplicates);
+        let pulls = all.pulls;
+        let duplicates = all.duplicates;
         format!("task {task} is done{step}: {applied}, {pulls} pulls, {duplicates} duplicates")
     }
 }
@@ -46,10 +47,15 @@ mod tests {
     #[test]
     fn the_summary_counts_steps_in_synchronous_mode_and_gradients_in_asynchronous_mode() {
         let mut shards = [Metrics::default(), Metrics::default()];
-        (shards[0].steps_applied, shards[1].steps_applied) = (7, 8);
+        shards[0].steps_applied = 7;
+        shards[1].steps_applied = 8;
         let mut all = Metrics::default();
-        (all.global_step, all.steps_applied, all.gradients_admitted) = (20, 15, 16);
-        (all.gradients_applied, all.pulls, all.duplicates) = (3, 4, 1);
+        all.global_step = 20;
+        all.steps_applied = 15;
+        all.gradients_admitted = 16;
+        all.gradients_applied = 3;
+        all.pulls = 4;
+        all.duplicates = 1;
         let line = |owns_step, synchronous| {
             WorkSummary { task: 5, owns_step, synchronous }.line(&all, &shards)
         };

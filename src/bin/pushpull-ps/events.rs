@@ -115,7 +115,8 @@ impl Printer {
 
     /// Returns a function that queues a line of a kind as [`Printer::event_sink`] does.
     pub(crate) fn line_sink(&self) -> impl Fn(&'static str, String) + Send + Sync + 'static {
-        let (events, lost) = (self.events.clone(), self.lost.clone());
+        let events = self.events.clone();
+        let lost = self.lost.clone();
         move |kind, line| {
             if events.try_send((kind, line)).is_err() {
                 lost.fetch_add(1, Ordering::Relaxed);

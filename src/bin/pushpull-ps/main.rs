@@ -197,7 +197,8 @@ async fn start_after_predecessor<S>(
     start: impl AsyncFn() -> Result<S, DaemonError>,
     signals: &mut EndSignals,
 ) -> Result<S, DaemonError> {
-    let (began, mut reported) = (Instant::now(), false);
+    let began = Instant::now();
+    let mut reported = false;
     loop {
         let error = match start().await {
             Err(error) if error.is_transient && began.elapsed() < HANDOVER_TIMEOUT => error,

@@ -32,7 +32,8 @@ impl FromStr for ScheduleOption {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, terms) = text.split_once(':').ok_or("no ':' after the name")?;
-        let (number, steps) = (parsed::<f64>, parsed::<u64>);
+        let number = parsed::<f64>;
+        let steps = parsed::<u64>;
         if name == "steps" {
             let then = terms.split(',').map(|then| {
                 let (boundary, rate) = pair(then, '=')?;
@@ -41,7 +42,8 @@ impl FromStr for ScheduleOption {
             return Ok(ScheduleOption::Steps(then.collect::<Result<_, String>>()?));
         }
         let (first, last) = pair(terms, '/')?;
-        let (first, last) = (number(first)?, steps(last)?);
+        let first = number(first)?;
+        let last = steps(last)?;
         match name {
             "exponential" => Ok(ScheduleOption::Exponential(first, last)),
             "staircase" => Ok(ScheduleOption::Staircase(first, last)),

@@ -137,8 +137,10 @@ fn write_state(page: &mut String, state: &ShardState, shard: &ShardInspection) -
         )?;
     }
     for calls in &shard.calls {
-        let (name, settled) = (&calls.name, calls.window.settled());
-        let (epoch, behind) = (calls.epoch, calls.window.bits().count_ones());
+        let name = &calls.name;
+        let settled = calls.window.settled();
+        let epoch = calls.epoch;
+        let behind = calls.window.bits().count_ones();
         writeln!(
             page,
             "  calls      {name:?}, epoch {epoch}; settled up to {settled}, {behind} behind it"

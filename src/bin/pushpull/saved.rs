@@ -41,7 +41,8 @@ pub(crate) fn run(directory: &Path, only: Option<&str>, json: bool) -> Result<()
     let storage = Arc::new(LocalDirectory::open_read_only(directory)?);
     let found = read(&storage, directory, only)?;
     let mut unsound = found.refused.len();
-    let (mut values, mut page) = (Vec::new(), String::new());
+    let mut values = Vec::new();
+    let mut page = String::new();
     for (summary, contents) in &found.checkpoints {
         unsound += usize::from(contents.is_err());
         values.push(json_of(summary, contents));
@@ -125,7 +126,9 @@ fn page_of(summary: &CheckpointSummary, found: &Result<CheckpointContents, Strin
         Ok(contents) => {
             page += &format!("  sound      {} partitions\n", contents.partitions);
             for (variable, training) in contents.variables.iter().zip(&contents.training) {
-                let (name, dtype, shape) = (variable.name(), variable.dtype(), variable.shape());
+                let name = variable.name();
+                let dtype = variable.dtype();
+                let shape = variable.shape();
                 let by = training.as_ref().map(|(kind, _)| format!(", trained by {kind}"));
                 page +=
                     &format!("  variable   {name}: {dtype} {shape}{}\n", by.unwrap_or_default());

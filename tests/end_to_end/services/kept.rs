@@ -75,7 +75,8 @@ fn a_fetch_says_how_its_call_has_failed() {
 fn a_fetch_ends_if_the_client_that_has_kept_is_gone() {
     let (_cluster, servers) =
         start("worker", 2, &functions(), |config| config.lease(Duration::from_millis(200)));
-    let (first, other) = (connect(servers[0].target()), connect(servers[0].target()));
+    let first = connect(servers[0].target());
+    let other = connect(servers[0].target());
     let on = Call::new("identity").on("/task:1").feed("x", 1.0_f32);
     let kept = first.keep(on).unwrap();
     drop(first);

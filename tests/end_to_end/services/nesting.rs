@@ -63,7 +63,8 @@ fn recursion_ends_at_the_depth_limit() {
 #[test]
 fn nested_calls_end_with_the_outer_call() {
     let (sender, receiver) = mpsc::channel();
-    let (began, told) = (sender.clone(), sender);
+    let began = sender.clone();
+    let told = sender;
     let functions = Functions::new()
         .add("outer", move |call| {
             told.send(call.client().call(on("inner", 1)).unwrap_err().to_string())?;
@@ -136,7 +137,8 @@ fn a_nested_call_that_nobody_waits_for_ends_with_the_outer_call() {
 #[test]
 fn a_cancelled_call_makes_no_further_calls() {
     let count = Arc::new(AtomicU64::new(0));
-    let (counts, (sender, receiver)) = (count.clone(), mpsc::channel());
+    let counts = count.clone();
+    let (sender, receiver) = mpsc::channel();
     let functions = Functions::new()
         .add("effect", move |_| {
             counts.fetch_add(1, Ordering::SeqCst);

@@ -15,7 +15,8 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let open: Arc<Mutex<Vec<TcpStream>>> = Arc::default();
-        let (target, connections) = (target.to_owned(), open.clone());
+        let target = target.to_owned();
+        let connections = open.clone();
         std::thread::spawn(move || {
             for client in listener.incoming() {
                 let (Ok(client), Ok(server)) = (client, TcpStream::connect(&target)) else {
@@ -25,7 +26,8 @@ impl Proxy {
                 open.push(client.try_clone().unwrap());
                 open.push(server.try_clone().unwrap());
                 drop(open);
-                let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                let from = client.try_clone().unwrap();
+                let to = server.try_clone().unwrap();
                 std::thread::spawn(move || forward(from, to));
                 std::thread::spawn(move || forward(server, client));
             }

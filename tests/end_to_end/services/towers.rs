@@ -126,7 +126,8 @@ fn any_number_of_towers_gives_the_same_weights() {
     // Samples of 3 x - y + noise.
     let samples: Vec<[f32; 3]> = (0..64)
         .map(|n| {
-            let (x, y) = ((n as f32 * 0.7).sin(), (n as f32 * 1.3).cos());
+            let x = (n as f32 * 0.7).sin();
+            let y = (n as f32 * 1.3).cos();
             [x, y, 3.0 * x - y + (n as f32 * 2.1).sin() * 0.01]
         })
         .collect();

@@ -82,7 +82,8 @@ impl AsynchronousChecker {
         assert!(before.is_none(), "token {} is granted twice", push.token);
         self.samples.pushed(push.token, push.samples);
         let variables = push.gradient.iter().map(Option::is_some).collect();
-        let (read, step) = (push.read.0, None);
+        let read = push.read.0;
+        let step = None;
         self.pushes.push(CheckedPush { read, variables, step, dropped: false });
     }
 

@@ -51,17 +51,22 @@ impl CallSchedule {
     /// Draws the schedule of a seed. The bound does not change which calls the first ones are.
     pub(crate) fn draw(seed: u64, at_most: Sizes) -> CallSchedule {
         let chance = &mut SimChance::of(seed, "schedule");
-        let (few, many) = (chance.between(6, 40), chance.between(70, 110));
+        let few = chance.between(6, 40);
+        let many = chance.between(70, 110);
         // Some seeds have more calls than the window of a shard.
         let count = if chance.percent(12) { many } else { few };
         let workers = workers(seed, at_most);
-        let (has_kept, per_worker) = (chance.percent(60), chance.between(1, 3));
+        let has_kept = chance.percent(60);
+        let per_worker = chance.between(1, 3);
         let queue_max = if chance.percent(40) { chance.between(1, 8) } else { 1000 };
-        let (threads, skips, releases) =
-            (chance.between(1, 3), chance.percent(50), chance.percent(50));
+        let threads = chance.between(1, 3);
+        let skips = chance.percent(50);
+        let releases = chance.percent(50);
         let calls = (0..count.min(at_most.steps)).map(|_| {
-            let (pins, draw) = (chance.percent(25), chance.next());
-            let (pushes, kept) = (!chance.percent(10), chance.percent(40));
+            let pins = chance.percent(25);
+            let draw = chance.next();
+            let pushes = !chance.percent(10);
+            let kept = chance.percent(40);
             let pinned = pins.then(|| (draw % u64::from(workers)) as u32);
             PlannedCall { pinned, pushes, uses_kept: has_kept && kept }
         });

@@ -129,7 +129,8 @@ impl CallChecker {
 
     /// Checks a shard if its window has changed.
     pub(crate) fn shard_changed(&mut self, endpoint: &ShardEndpoint) {
-        let (shard, window) = (endpoint.id(), endpoint.settled_calls(COORDINATOR));
+        let shard = endpoint.id();
+        let window = endpoint.settled_calls(COORDINATOR);
         if self.windows.insert(shard, window) == Some(window) {
             return;
         }
@@ -208,7 +209,8 @@ impl CallChecker {
 
     /// Returns how often each call counts in each variable of a shard.
     fn effects(&self, endpoint: &ShardEndpoint) -> Vec<(String, Vec<u64>)> {
-        let (values, calls) = (endpoint.committed_values(), self.schedule.calls.len());
+        let values = endpoint.committed_values();
+        let calls = self.schedule.calls.len();
         let decode = |partition: Partition| {
             let ledger = ledger_elements(calls, partition.dtype);
             let mut effects = vec![0; calls];

@@ -75,7 +75,8 @@ impl Coordinating {
     pub(crate) fn waits(&self) -> Option<String> {
         let waits = self.endpoint.as_ref().map(CoordinatorEndpoint::waits);
         let ended = self.phase == CoordinatorPhase::Ended;
-        let (phase, scheduled) = (self.phase, self.scheduled);
+        let phase = self.phase;
+        let scheduled = self.scheduled;
         (!ended).then(|| format!("in {phase:?}, {scheduled} scheduled, {waits:?}"))
     }
 }
@@ -124,10 +125,12 @@ impl SimWorld<CallProgram> {
     }
 
     fn ask_shards(&mut self, number: usize, phase: CoordinatorPhase, operation: WorkerOperation) {
-        let (now, timeout) = (self.now, self.coordinating(number).timeout);
+        let now = self.now;
+        let timeout = self.coordinating(number).timeout;
         let op = self.processes[number].endpoint.submit(now, operation, timeout);
         let program = self.coordinating(number);
-        (program.phase, program.op) = (phase, op);
+        program.phase = phase;
+        program.op = op;
     }
 
     /// Handles the reply to an operation of the session.
@@ -222,13 +225,16 @@ impl SimWorld<CallProgram> {
         let known = std::mem::take(&mut self.coordinating(number).known);
         self.checker.opened(opened.window, &known);
         let CallChecker { schedule, closing, .. } = &self.checker;
-        let (skips, has_kept, closing) = (schedule.skips, schedule.has_kept, *closing);
+        let skips = schedule.skips;
+        let has_kept = schedule.has_kept;
+        let closing = *closing;
         let config = CoordinatorConfig::new()
             .queue_max(schedule.queue_max)
             .calls_per_worker(schedule.calls_per_worker)
             .retry_for(LONGER_THAN_A_RUN)
             .planted(self.setting.planted_worker);
-        let (now, workers) = (self.now, self.setting.workers);
+        let now = self.now;
+        let workers = self.setting.workers;
         let program = self.coordinating(number);
         let mut endpoint = CoordinatorEndpoint::new(
             now,
@@ -383,7 +389,8 @@ impl SimWorld<CallProgram> {
 
     /// Ends the program's wait for its calls, if they have ended.
     fn continue_program(&mut self, number: usize) {
-        let (now, last) = (self.now, self.checker.schedule.last());
+        let now = self.now;
+        let last = self.checker.schedule.last();
         let program = self.coordinating(number);
         if program.phase != CoordinatorPhase::Running {
             return;
@@ -451,7 +458,8 @@ impl SimWorld<CallProgram> {
         let CallProgram::Coordinator(program) = &self.processes[number].program else { return };
         for process in self.processes.iter().filter(|process| process.is_alive) {
             if let CallProgram::Server(server) = &process.program {
-                let (task, calls) = (server.task, server.endpoint.calls_of(program.incarnation));
+                let task = server.task;
+                let calls = server.endpoint.calls_of(program.incarnation);
                 assert_eq!(calls, 0, "worker {task} remembers calls that nobody needs");
             }
         }

@@ -251,11 +251,12 @@ impl SimWorld<CallProgram> {
         }
         let Some(execution) = server.operations.remove(&op) else { return };
         let Some(body) = server.bodies.get(&execution) else { return };
-        let (phase, cancelled) = (body.phase, body.cancelled);
+        let phase = body.phase;
+        let cancelled = body.cancelled;
         match (phase, reply) {
             (BodyPhase::Asking, Ok(WorkerAnswer::Token(Some(grant)))) => {
-                let (pulls, notices) =
-                    (self.chance(number).percent(60), self.chance(number).percent(50));
+                let pulls = self.chance(number).percent(60);
+                let notices = self.chance(number).percent(50);
                 match (cancelled && notices, pulls) {
                     (true, _) => self.drop_token(number, execution, grant, cancelled_failure()),
                     (false, true) => {
@@ -321,7 +322,9 @@ impl SimWorld<CallProgram> {
         }
         let notices = self.chance(number).percent(50);
         let Some(body) = self.server(number).bodies.get(&execution) else { return };
-        let (phase, call, gives_up) = (body.phase, body.call, body.cancelled && notices);
+        let phase = body.phase;
+        let call = body.call;
+        let gives_up = body.cancelled && notices;
         match (phase, call) {
             (BodyPhase::Computing(None), _) => self.ends(number, execution, Ok(())),
             (BodyPhase::Computing(Some((grant, _))), _) if gives_up => {
@@ -329,7 +332,8 @@ impl SimWorld<CallProgram> {
             }
             (BodyPhase::Computing(Some((grant, read))), Some(call)) => {
                 let endpoint = &self.processes[number].endpoint;
-                let (mut bytes, variables) = (vec![0; endpoint.bytes()], endpoint.variables());
+                let mut bytes = vec![0; endpoint.bytes()];
+                let variables = endpoint.variables();
                 for &id in &variables {
                     let spec = self.setting.catalogue.variable(id);
                     let length = spec.bytes() as usize / spec.dtype().size();
@@ -356,7 +360,8 @@ impl SimWorld<CallProgram> {
             None => i64::from(server.task),
         };
         server.endpoint.returned(now, execution, end.clone().map(|()| Value::from(value)));
-        let (function, call) = (body.function, body.call.map(|call| call.id.number));
+        let function = body.function;
+        let call = body.call.map(|call| call.id.number);
         self.trace.note(|| format!("  {function} for {call:?} ends: {end:?}"));
         self.drain_server(number);
     }

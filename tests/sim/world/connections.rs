@@ -39,7 +39,8 @@ impl<P: ProcessProgram> SimWorld<P> {
     pub(super) fn connect(&mut self, number: u64) {
         let now = self.now;
         let Some(connection) = self.connections.get(&number) else { return };
-        let (client, server) = (connection.client, connection.server);
+        let client = connection.client;
+        let server = connection.server;
         if !self.accepts(server) {
             self.connections.remove(&number);
             return self.client_gone(number, client);
@@ -87,7 +88,8 @@ impl<P: ProcessProgram> SimWorld<P> {
     pub(super) fn deliver(&mut self, number: u64, direction: Direction) {
         let now = self.now;
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        let (client, server) = (connection.client, connection.server);
+        let client = connection.client;
+        let server = connection.server;
         let arrival = connection.next(direction);
         connection.pipe(direction).due = !connection.pipe(direction).is_empty();
         if connection.pipe(direction).due {
@@ -214,7 +216,8 @@ impl<P: ProcessProgram> SimWorld<P> {
     /// Cuts a connection. Some of the bytes in flight may still arrive.
     pub(super) fn cut(&mut self, number: u64) {
         let Some(mut connection) = self.connections.remove(&number) else { return };
-        let (client, server) = (connection.client, connection.server);
+        let client = connection.client;
+        let server = connection.server;
         for direction in [Direction::ToServer, Direction::ToClient] {
             let bytes = connection.last(direction);
             if connection.is_up
@@ -228,7 +231,8 @@ impl<P: ProcessProgram> SimWorld<P> {
             }
         }
         let chance = &mut connection.chance;
-        let (one, other) = (notice_delay(chance), notice_delay(chance));
+        let one = notice_delay(chance);
+        let other = notice_delay(chance);
         self.after(one, ScheduledEvent::ServerGone(number, server));
         self.after(other, ScheduledEvent::ClientGone(number, client));
     }

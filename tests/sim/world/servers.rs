@@ -145,7 +145,8 @@ impl<P: ProcessProgram> SimWorld<P> {
                 self.now,
                 self.setting.part_bytes,
             );
-            let (steps, owns) = (endpoint.steps(), endpoint.owns_step());
+            let steps = endpoint.steps();
+            let owns = endpoint.owns_step();
             *host = Host::Up(Box::new(endpoint));
             if self.setting.catalogue.shards().any(|other| other == id) || owns {
                 P::opened(&mut self.checker, id, steps);

@@ -35,7 +35,8 @@ impl<P: ProcessProgram> SimWorld<P> {
         role: Role,
         incarnation: u64,
     ) -> worker::SessionEndpoint {
-        let (cluster, catalogue) = (&self.setting.cluster, self.setting.catalogue.clone());
+        let cluster = &self.setting.cluster;
+        let catalogue = self.setting.catalogue.clone();
         let part_bytes = self.setting.part_bytes;
         let features = self.setting.features_of(&task.to_string());
         #[allow(unused_mut, reason = "for a planted bug")]

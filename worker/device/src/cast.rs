@@ -68,7 +68,8 @@ impl Device {
         halves: impl Into<ViewMut<'a, H>>,
     ) -> Result<(), ComputeError> {
         const NAME: &str = "round";
-        let (values, halves) = (values.into(), halves.into());
+        let values = values.into();
+        let halves = halves.into();
         check_length(NAME, "values", values.len(), halves.len())?;
         match self.backend() {
             Backend::Cpu(pool) => {
@@ -93,7 +94,8 @@ impl Device {
         values: impl Into<ViewMut<'a, f32>>,
     ) -> Result<(), ComputeError> {
         const NAME: &str = "widen";
-        let (halves, values) = (halves.into(), values.into());
+        let halves = halves.into();
+        let values = values.into();
         check_length(NAME, "halves", halves.len(), values.len())?;
         match self.backend() {
             Backend::Cpu(pool) => {

@@ -60,11 +60,13 @@ impl Device {
         index: impl Into<ViewMut<'a, u64>>,
     ) -> Result<(), ComputeError> {
         const NAME: &str = "first_non_finite";
-        let (values, index) = (values.into(), index.into());
+        let values = values.into();
+        let index = index.into();
         check_length(NAME, "index", index.len(), 1)?;
         match self.backend() {
             Backend::Cpu(_) => {
-                let (values, index) = (values.host(NAME, "values")?, index.host(NAME, "index")?);
+                let values = values.host(NAME, "values")?;
+                let index = index.host(NAME, "index")?;
                 let found = finite::first_non_finite(DType::F32, bytemuck::cast_slice(values));
                 index[0] = found.map_or(u64::MAX, |(index, _)| index as u64);
             }
@@ -111,7 +113,9 @@ impl Device {
         out: impl Into<ViewMut<'a, u8>>,
     ) -> Result<(), ComputeError> {
         const NAME: &str = "encode";
-        let (gradient, residual, out) = (gradient.into(), residual.into(), out.into());
+        let gradient = gradient.into();
+        let residual = residual.into();
+        let out = out.into();
         let elements = gradient.len();
         check_codec(codec, elements)?;
         check_length(NAME, "residual", residual.len(), elements)?;
@@ -186,7 +190,8 @@ mod tests {
         let others = [Codec::F16, Codec::Bf16, Codec::Int8, Codec::OneBit];
         for codec in fractions.into_iter().chain(others) {
             for elements in [0, 1, 100, 257, 1000] {
-                let (gradient, mut left) = (random(1, elements), vec![0.0; elements]);
+                let gradient = random(1, elements);
+                let mut left = vec![0.0; elements];
                 let mut expected = Vec::new();
                 codec.encode(&gradient, &mut expected).unwrap();
                 let mut out = vec![0xff; Device::encoded_bytes_max(&codec, elements)];
@@ -207,7 +212,8 @@ mod tests {
     #[test]
     fn faults_are_found_before_anything_is_written() {
         let device = Device::cpu_threads(1).unwrap();
-        let (mut left, mut out) = ([0.5; 2], [0xff; 16]);
+        let mut left = [0.5; 2];
+        let mut out = [0xff; 16];
         let mut refusal = |codec: Codec, gradient: &[f32]| {
             let error = device.encode(&codec, gradient, &mut left, &mut out).unwrap_err();
             assert_eq!((left, out), ([0.5; 2], [0xff; 16]));

@@ -248,7 +248,8 @@ impl Device {
         to: impl Into<ViewMut<'a, T>>,
     ) -> Result<(), ComputeError> {
         const NAME: &str = "copy";
-        let (from, to) = (from.into(), to.into());
+        let from = from.into();
+        let to = to.into();
         check_length(NAME, "the source", from.len(), to.len())?;
         match &self.backend {
             Backend::Cpu(_) => {

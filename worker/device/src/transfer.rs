@@ -388,11 +388,14 @@ mod tests {
 
     impl HostMemory for HostBytes {
         fn slices_mut(&mut self, ranges: &[Range<usize>]) -> Vec<&mut [u8]> {
-            let (mut slices, mut rest, mut at) = (Vec::new(), &mut self.0[..], 0);
+            let mut slices = Vec::new();
+            let mut rest = &mut self.0[..];
+            let mut at = 0;
             for range in ranges {
                 let (slice, behind) = rest[range.start - at..].split_at_mut(range.len());
                 slices.push(slice);
-                (rest, at) = (behind, range.end);
+                rest = behind;
+                at = range.end;
             }
             slices
         }

@@ -91,7 +91,9 @@ impl Call {
     /// Gives the function an output that another call leaves on its server. The server of this call
     /// fetches it from there, once that call has ended.
     pub fn kept(self, name: &str, kept: &Kept, output: &str) -> Call {
-        let (task, id, output) = (kept.task().clone(), kept.id(), output.to_owned());
+        let task = kept.task().clone();
+        let id = kept.id();
+        let output = output.to_owned();
         self.input(name, CallArgument::Output { task, id, output })
     }
 
@@ -99,7 +101,8 @@ impl Call {
     /// Only a coordinator can make such a call. See [`super::Coordinator::per_worker`].
     #[doc(alias = "PerWorkerValues")]
     pub fn per_worker(self, name: &str, value: &PerWorker, output: &str) -> Call {
-        let (resource, output) = (value.resource(), output.to_owned());
+        let resource = value.resource();
+        let output = output.to_owned();
         self.input(name, CallArgument::PerWorker { resource, output })
     }
 
@@ -131,7 +134,8 @@ impl Call {
             let input = match input {
                 CallArgument::PerWorker { resource, output } => match kept(*resource) {
                     Some(id) => {
-                        let (task, output) = (worker.clone(), output.clone());
+                        let task = worker.clone();
+                        let output = output.clone();
                         CallArgument::Output { task, id, output }
                     }
                     None => input.clone(),
@@ -220,7 +224,8 @@ impl Call {
         if self.function.len() > limits::FUNCTION_NAME_BYTES_MAX {
             return Err("the name of the function is too long".to_owned());
         }
-        let (mut named, mut values) = (Vec::new(), Vec::new());
+        let mut named = Vec::new();
+        let mut values = Vec::new();
         for (name, input) in &self.inputs {
             let input = match input {
                 CallArgument::Value(value) => {

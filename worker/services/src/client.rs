@@ -71,14 +71,17 @@ impl Client {
         let (link, target, description) = describe_first(&core, &config.targets, deadline).await?;
         core.name_link(link, target.clone());
         core.set_cluster(description.cluster);
-        let (timeout, target_link, thread) = (config.timeout, Some(link), Some(thread));
+        let timeout = config.timeout;
+        let target_link = Some(link);
+        let thread = Some(thread);
         Ok(Client { core, timeout, target, target_link, thread })
     }
 
     /// Returns the client of a function on this task, which ends at the deadline.
     pub(crate) fn of_function(core: ClientCore, task: TaskId, deadline: Option<Instant>) -> Client {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let (timeout, target) = (left.unwrap_or(TIMEOUT), task);
+        let timeout = left.unwrap_or(TIMEOUT);
+        let target = task;
         Client { core, timeout, target, target_link: None, thread: None }
     }
 
@@ -365,7 +368,8 @@ pub(crate) async fn describe(
         CallReply::Described(task, bytes) => match Description::decode(&bytes) {
             Ok(description) => Ok((task, description)),
             Err(what) => {
-                let (doing, task) = (doing(), task.to_string());
+                let doing = doing();
+                let task = task.to_string();
                 Err(ServiceError::Protocol { doing, task, what })
             }
         },
@@ -392,12 +396,14 @@ impl ClientThread {
         let runner = SessionRunner::new(leadership.clone(), CALLER_SPIN.longest);
         let runner = Arc::new(runner.map_err(failed)?);
         let session = CallSession::new(incarnation, config.name.clone(), config.answer_bytes_max);
-        let (handle, filters) = (runner.handle().clone(), config.device_filters.clone());
+        let handle = runner.handle().clone();
+        let filters = config.device_filters.clone();
         let cluster = (ClusterSpec::default(), filters);
         let core =
             ClientCore::new(session, cluster, handle, leadership, config.unreachable.clone());
         let (stop, stopped) = oneshot::channel();
-        let (runs, times) = (runner.clone(), core.clone());
+        let runs = runner.clone();
+        let times = core.clone();
         let session = async move {
             tokio::select! {
                 () = times.run_timer() => {}

@@ -180,7 +180,8 @@ impl World {
             self.service_input(connection.server, ServiceInput::Disconnected { connection: id });
         }
         if tells_client {
-            let (number, reason) = (connection.number, "reset".to_owned());
+            let number = connection.number;
+            let reason = "reset".to_owned();
             let ended = CallInput::Disconnected { connection: number, reason };
             self.session_input(connection.client, ended);
         }
@@ -189,7 +190,9 @@ impl World {
     /// Delivers the next frame of a connection in one direction.
     fn deliver(&mut self, id: u64, to_server: bool) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
-        let (client, server, number) = (connection.client, connection.server, connection.number);
+        let client = connection.client;
+        let server = connection.server;
+        let number = connection.number;
         let queue = if to_server { &mut connection.to_server } else { &mut connection.to_client };
         let Some((envelope, message, body)) = queue.pop_front() else { return };
         let header = header_of(&envelope, &message, body.len() as u64);
@@ -205,7 +208,8 @@ impl World {
         match message {
             Message::Hello(hello) => {
                 self.connections.get_mut(&id).unwrap().accepted = true;
-                let (request, client) = (envelope.request, hello.incarnation);
+                let request = envelope.request;
+                let client = hello.incarnation;
                 let body_crc = BodyCrc::Off {};
                 let input = ServiceInput::Connected { connection: id, request, client, body_crc };
                 self.service_input(server, input);
@@ -235,7 +239,8 @@ impl World {
     }
 
     fn call(&mut self) {
-        let (client, server) = (self.below(CLIENTS), self.below(SERVERS));
+        let client = self.below(CLIENTS);
+        let server = self.below(SERVERS);
         let op = CallOp(self.next_op);
         self.next_op += 1;
         let number = self.sessions[client].number_call();
@@ -258,7 +263,8 @@ impl World {
         };
         self.asked.insert((client, op), number);
         let within = Duration::from_millis(500 + self.below(5_000) as u64);
-        let (link, deadline) = (LinkId(server), Some(self.now + within));
+        let link = LinkId(server);
+        let deadline = Some(self.now + within);
         let command = CallCommand::Call { number, order: Box::new(order) };
         self.session_input(client, CallInput::Command { op, link, command, deadline });
     }
@@ -372,7 +378,9 @@ fn seeds() -> u64 {
 
 #[test]
 fn every_call_is_answered_once_and_executed_at_most_once() {
-    let (mut done, mut lost, mut late) = (0, 0, 0);
+    let mut done = 0;
+    let mut lost = 0;
+    let mut late = 0;
     for seed in 0..seeds() {
         let mut world = World::new(seed);
         for _ in 0..1_500 {

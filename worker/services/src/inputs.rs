@@ -97,9 +97,12 @@ mod tests {
     #[test]
     fn a_deadline_that_passes_while_an_output_is_awaited_is_that_of_the_call() {
         let task = TaskId::worker(3);
-        let (owner, server, output) = (Incarnation(1), Incarnation(2), Text::clipped("v"));
+        let owner = Incarnation(1);
+        let server = Incarnation(2);
+        let output = Text::clipped("v");
         let awaited = output_awaited(&OutputRef { owner, server, call: 7, output }, &task);
-        let (doing, name) = ("fetch \"v\"".to_owned(), task.to_string());
+        let doing = "fetch \"v\"".to_owned();
+        let name = task.to_string();
         let error = |awaited: &str| ServiceError::Timeout {
             doing: doing.clone(),
             task: name.clone(),
@@ -117,7 +120,8 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
-        let (reason, waited) = ("refused".to_owned(), Duration::ZERO);
+        let reason = "refused".to_owned();
+        let waited = Duration::ZERO;
         let away = ServiceError::Unavailable { doing, task: name, waited, reason };
         assert!(matches!(fetch_failure(away, awaited), Failure::Failed { retry: true, .. }));
     }

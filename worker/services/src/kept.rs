@@ -45,7 +45,8 @@ impl Kept {
 
     pub(crate) fn id(&self) -> OutputId {
         let KeptCall { core, link, call, .. } = &*self.0;
-        let (owner, server) = (core.incarnation(), core.holder_of(*link, *call));
+        let owner = core.incarnation();
+        let server = core.holder_of(*link, *call);
         // The client may know by now that this server has lost them. Others are refused by the
         // next.
         if server != Incarnation(0) {

@@ -26,7 +26,8 @@ pub(crate) struct NestedClients {
 impl NestedClients {
     /// Creates the clients. `start` starts one when a function of its depth first needs it.
     pub(crate) fn new(start: impl Fn() -> ClientCore + Send + Sync + 'static) -> NestedClients {
-        let (clients, is_ended) = (Default::default(), AtomicBool::new(false));
+        let clients = Default::default();
+        let is_ended = AtomicBool::new(false);
         NestedClients { clients, start: Box::new(start), is_ended }
     }
 

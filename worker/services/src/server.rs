@@ -186,7 +186,8 @@ impl Server {
         let name = format!("server-{}-{}", config.task.job, config.task.index);
         let phase = handle.stop.clone();
         let run = move || {
-            let (local, serving) = (LocalSet::new(), core.clone());
+            let local = LocalSet::new();
+            let serving = core.clone();
             local.block_on(
                 &runtime,
                 serve(serving, client.clone(), endpoints, config.grace, stopped),
@@ -360,9 +361,11 @@ fn core_of(
     );
     let variables =
         Arc::new(ServerVariables::new(&config.cluster, &config.task, is_alone, &config.filters()));
-    let (task, states) = (config.task.clone(), States::default());
+    let task = config.task.clone();
+    let states = States::default();
     let resolver = InputResolver { variables: variables.clone(), client };
-    let (of_clients, handle) = (config.clone(), runtime.clone());
+    let of_clients = config.clone();
+    let handle = runtime.clone();
     let clients = NestedClients::new(move || {
         let client = client_of(&of_clients, &handle);
         let timed = client.clone();

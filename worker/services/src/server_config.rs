@@ -145,7 +145,8 @@ impl ServerConfig {
             }
         }
         if self.lease < Duration::from_millis(10) {
-            let (setting, value) = ("lease_ms", self.lease.as_millis() as u64);
+            let setting = "lease_ms";
+            let value = self.lease.as_millis() as u64;
             return Err(ServerError::Setting { setting, value, reason: "at least 10" });
         }
         Ok(())

@@ -131,7 +131,8 @@ pub(crate) fn add_to(functions: Functions) -> Functions {
 
 /// Pushes the mean of the gradients of towers.
 fn apply(call: &mut Invocation) -> Result<Outputs, FunctionError> {
-    let (mut values, mut losses) = (Vec::new(), Vec::new());
+    let mut values = Vec::new();
+    let mut losses = Vec::new();
     while let Ok(value) = call.input(&format!("{GRADIENTS}.{}", values.len())) {
         losses.push(f64::from(call.input(&format!("{LOSS}.{}", values.len()))?.element::<f32>()?));
         values.push(value.clone());

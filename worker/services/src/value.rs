@@ -151,7 +151,8 @@ impl Value {
     /// fewer elements than it has.
     pub fn tensor<T: Element>(shape: &[u64], elements: &[T]) -> Result<Value, ValueError> {
         let mut value = Value::zeros::<T>(shape)?;
-        let (expected, found) = (value.is.shape.elements(), elements.len() as u64);
+        let expected = value.is.shape.elements();
+        let found = elements.len() as u64;
         if expected != found {
             return Err(ValueError::Length { shape: shape.to_vec(), found });
         }
@@ -210,7 +211,8 @@ impl Value {
         memory: &Arc<AlignedBuffer>,
         start: &mut usize,
     ) -> Option<Value> {
-        let (begin, bytes) = (*start, usize::try_from(is.padded_bytes()).ok()?);
+        let begin = *start;
+        let bytes = usize::try_from(is.padded_bytes()).ok()?;
         let end = begin.checked_add(bytes).filter(|&end| end <= memory.bytes().len())?;
         *start = end;
         Some(Value { is, memory: memory.clone(), start: begin })
@@ -237,7 +239,8 @@ impl Value {
             let bytes = value.is.bytes() as usize;
             let Some(mut copy) = AlignedBuffer::try_of_bytes(bytes) else { continue };
             copy.bytes_mut()[..bytes].copy_from_slice(value.as_bytes());
-            (value.memory, value.start) = (Arc::new(copy), 0);
+            value.memory = Arc::new(copy);
+            value.start = 0;
         }
     }
 
@@ -282,7 +285,8 @@ impl Value {
         if Arc::get_mut(&mut self.memory).is_none() {
             let mut copy = AlignedBuffer::of_bytes(bytes);
             copy.bytes_mut()[..bytes].copy_from_slice(self.as_bytes());
-            (self.memory, self.start) = (Arc::new(copy), 0);
+            self.memory = Arc::new(copy);
+            self.start = 0;
         }
         let memory = Arc::get_mut(&mut self.memory).expect("nothing shares a memory just copied");
         Ok(bytemuck::cast_slice_mut(&mut memory.bytes_mut()[self.start..][..bytes]))
@@ -315,7 +319,8 @@ impl Value {
     /// [`ValueError::Elements`] for a tensor, [`ValueError::Text`] if the bytes are not UTF-8.
     pub fn text(&self) -> Result<&str, ValueError> {
         if self.is.elements != Elements::Bytes {
-            let (expected, found) = (Elements::Bytes, self.is.elements);
+            let expected = Elements::Bytes;
+            let found = self.is.elements;
             return Err(ValueError::Elements { expected, found });
         }
         let text = std::str::from_utf8(self.as_bytes());
@@ -333,7 +338,8 @@ impl Value {
         other: &Value,
         mut combine: impl FnMut(T, T) -> T,
     ) -> Result<Value, ValueError> {
-        let (left, right) = (self.view::<T>()?, other.view::<T>()?);
+        let left = self.view::<T>()?;
+        let right = other.view::<T>()?;
         let wider = if self.shape().rank() == 0 { other } else { self };
         let mut result = Value::zeroed(wider.is.clone())?;
         let out = result.view_mut::<T>()?;

@@ -31,7 +31,8 @@ impl ValueBody {
                 let end = range.start + bytes;
                 let part = parts.last_mut().expect("there is at least one part");
                 part.0.push((memory.clone(), range.start..end));
-                (range.start, left) = (end, left - bytes);
+                range.start = end;
+                left -= bytes;
             }
         }
         parts
@@ -112,7 +113,8 @@ impl IncomingValues {
 
     /// Returns the values, which share their memory.
     pub(crate) fn into_values(self) -> Vec<Value> {
-        let (memory, mut start) = (Arc::new(self.memory), 0);
+        let memory = Arc::new(self.memory);
+        let mut start = 0;
         let value = |is| Value::of_memory(is, &memory, &mut start);
         self.types.into_iter().map_while(value).collect()
     }

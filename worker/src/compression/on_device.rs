@@ -77,13 +77,16 @@ impl Compression {
         ids: &[VariableId],
         gradients: View<'_, u8>,
     ) -> Result<DeviceEncoding, Error> {
-        let (mut stretches, mut bytes) = (Vec::new(), 0);
+        let mut stretches = Vec::new();
+        let mut bytes = 0;
         for &id in ids {
             let Some(VariableCodec { codec, .. }) = self.variables.get(&id) else { continue };
             for (Stretch { before, elements, .. }, partition) in dense_stretches(codec, plan, id) {
                 let start = bytes;
                 bytes += Device::encoded_bytes_max(codec, elements.len());
-                let (codec, partition, bytes) = (*codec, partition.clone(), start..bytes);
+                let codec = *codec;
+                let partition = partition.clone();
+                let bytes = start..bytes;
                 stretches.push(EncodedStretch { codec, partition, before, elements, bytes });
             }
         }
@@ -117,7 +120,8 @@ impl Compression {
     ) -> Result<(), ComputeError> {
         let DeviceEncoding { stretches, residuals, .. } = encoding;
         for EncodedStretch { codec, partition, before, elements, bytes: place } in stretches {
-            let (bytes, elements) = (&bytes[place], elements.len());
+            let bytes = &bytes[place];
+            let elements = elements.len();
             let length = Device::encoded_bytes(&codec, elements, bytes)?;
             let copy = |out: &mut Vec<u8>| {
                 out.extend_from_slice(&bytes[..length]);

@@ -50,7 +50,8 @@ impl<T: Real> RowResiduals<T> {
     /// No residuals, for rows of `width` elements and at most `rows_max` rows in each generation.
     fn with_capacity(width: usize, rows_max: usize) -> RowResiduals<T> {
         let [young, old] = [(); 2].map(|()| RowGeneration::new());
-        let (left, gathered) = (Residual::new(0), Vec::default());
+        let left = Residual::new(0);
+        let gathered = Vec::default();
         RowResiduals { width, rows_max, young, old, left, gathered }
     }
 

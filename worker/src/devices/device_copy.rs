@@ -18,7 +18,8 @@ pub struct DeviceCopy {
 
 impl DeviceCopy {
     fn new(device: &Device, bytes: usize) -> Result<DeviceCopy, ComputeError> {
-        let (values, gradients) = (device.buffer(bytes)?, device.buffer(bytes)?);
+        let values = device.buffer(bytes)?;
+        let gradients = device.buffer(bytes)?;
         Ok(DeviceCopy { device: device.clone(), values, gradients })
     }
 

@@ -71,7 +71,8 @@ impl<B, N: Network<B>> Compute<B> for Model<N> {
         gradients: &mut StepGradients<'_>,
     ) -> Result<f64, ModelError> {
         let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
-        let (params, out) = (values.views(&names)?, gradients.views_mut(&names)?);
+        let params = values.views(&names)?;
+        let out = gradients.views_mut(&names)?;
         Ok(self.network.gradients(&params, batch, out)?)
     }
 }

@@ -137,7 +137,8 @@ fn split<'a>(view: ViewMut<'a, u8>, ranges: &[Range<usize>]) -> Vec<ViewMut<'a, 
     let mut order: Vec<usize> = (0..ranges.len()).collect();
     order.sort_unstable_by_key(|&index| (ranges[index].start, ranges[index].end));
     let mut views: Vec<ViewMut<'a, u8>> = ranges.iter().map(|_| ViewMut::from(&mut [])).collect();
-    let (mut rest, mut at) = (view, 0);
+    let mut rest = view;
+    let mut at = 0;
     for index in order {
         let range = &ranges[index];
         let (_, from) = rest.split_at(range.start - at);

@@ -124,7 +124,8 @@ where
         gradients: &mut StepGradients<'_>,
     ) -> Result<f64, ModelError> {
         let params = values.host();
-        let (samples, towers) = (batch.samples(), self.towers.len());
+        let samples = batch.samples();
+        let towers = self.towers.len();
         let mut rest = batch;
         let mut parts = Vec::with_capacity(towers);
         for tower in 0..towers {

@@ -56,7 +56,8 @@ impl Gradients {
         parts: &[(f64, &mut Gradients)],
         round: impl Fn(f64) -> T,
     ) -> Result<(), ViewError> {
-        let (mut ids, mut rows) = (Vec::new(), Vec::new());
+        let mut ids = Vec::new();
+        let mut rows = Vec::new();
         for (weight, part) in parts {
             let Some(found) = part.memory.rows().of_variable(id) else { continue };
             ids.extend_from_slice(found.ids);
@@ -83,7 +84,9 @@ mod tests {
         let length = 2 * SUMS_AT_ONCE + 7;
         let plan = plan_of(vec![VariableSpec::f32("w", [length as u64]).unwrap()], 1);
         let gradients = || Gradients::new(plan.clone(), GradientMemory::new(&plan, Arc::default()));
-        let (mut a, mut b, mut sum) = (gradients(), gradients(), gradients());
+        let mut a = gradients();
+        let mut b = gradients();
+        let mut sum = gradients();
         let fill = |gradients: &mut Gradients, value: fn(usize) -> f32| {
             let out = gradients.view_mut::<f32>("w").unwrap();
             out.iter_mut().enumerate().for_each(|(index, out)| *out = value(index));
@@ -111,7 +114,9 @@ mod tests {
         ];
         let plan = plan_of(variables, 2);
         let gradients = || Gradients::new(plan.clone(), GradientMemory::new(&plan, Arc::default()));
-        let (mut a, mut b, mut sum) = (gradients(), gradients(), gradients());
+        let mut a = gradients();
+        let mut b = gradients();
+        let mut sum = gradients();
         // What an earlier push left.
         sum.view_mut::<f32>("none").unwrap().fill(7.0);
         a.view_mut::<f32>("w").unwrap().copy_from_slice(&[1.0, 2.0]);

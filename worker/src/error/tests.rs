@@ -136,7 +136,9 @@ fn every_refusal_is_classified() {
 #[test]
 fn an_error_has_the_advice_that_its_text_gives() {
     use Advice::{Rejoin, Retry, SkipBatch, Stop};
-    let (name, doing, waited) = (|| "w".to_owned(), "push", Duration::from_secs(1));
+    let name = || "w".to_owned();
+    let doing = "push";
+    let waited = Duration::from_secs(1);
     let awaited = UnresponsiveShards::default();
     let sequence = Sequence(1);
     let codec_error = |value: f64| CodecError::NonFinite { codec: Codec::F16, element: 0, value };

@@ -36,7 +36,8 @@ impl DuplicateSums {
         self.order.sort_unstable();
         unique.extend(self.order.chunk_by(|a, b| a.0 == b.0).map(|of| of[0].0));
         let width = values.len().checked_div(ids.len()).unwrap_or(0);
-        let (order, sums) = (&self.order[..], &mut self.sum);
+        let order = &self.order[..];
+        let sums = &mut self.sum;
         let values: &[u8] = bytemuck::cast_slice(values);
         match T::DTYPE {
             DType::F32 => sum::<f32, f32>(order, width, values, sums, out, identity, identity),
@@ -91,7 +92,9 @@ mod tests {
 
     #[test]
     fn halves_are_summed_in_f32_and_rounded_once() {
-        let (mut sums, mut ids, mut bytes) = (DuplicateSums::default(), Vec::new(), Vec::new());
+        let mut sums = DuplicateSums::default();
+        let mut ids = Vec::new();
+        let mut bytes = Vec::new();
         let [one, tiny] = [bf16::ONE, bf16::from_f32(1.0 / 256.0)];
         // Each tiny row alone would be rounded away.
         sums.add_up(&[7, 5, 7, 7], &[one, -bf16::ZERO, tiny, tiny], &mut ids, &mut bytes);

@@ -263,7 +263,8 @@ fn split_slices<'a>(
     places: &[(usize, Range<usize>)],
     slices: &mut [&'a mut [u8]],
 ) {
-    let (mut rest, mut at) = (memory, 0);
+    let mut rest = memory;
+    let mut at = 0;
     loop {
         let left = (0..places.len()).filter(|&index| {
             let (memory, place) = &places[index];
@@ -273,7 +274,9 @@ fn split_slices<'a>(
         let place = places[next].1.clone();
         let (_, from) = rest.split_at_mut(place.start - at);
         let (slice, behind) = from.split_at_mut(place.len());
-        (slices[next], rest, at) = (slice, behind, place.end);
+        slices[next] = slice;
+        rest = behind;
+        at = place.end;
     }
 }
 
@@ -392,7 +395,8 @@ mod tests {
         let ids = (0..plan.catalogue().variables().len() as u32).map(VariableId);
         let dense = ids.filter(|&id| !plan.catalogue().variable(id).is_sparse());
         let scatter = Arc::new(Scatter::new(&plan, dense));
-        let (buffer, factors) = (gradients.memory.buffer.clone(), BTreeMap::new());
+        let buffer = gradients.memory.buffer.clone();
+        let factors = BTreeMap::new();
         let scattered = ScatteredGradients { scatter, buffer, factors };
         for (index, shard) in scattered.shards().enumerate() {
             let there = scattered.in_push_buffer(index, 2).unwrap();

@@ -127,7 +127,8 @@ mod tests {
         let expected = [[2; 4], [0; 4], [4; 4], [4; 4], [4; 4], [4; 4], [4; 4], [0; 4]].concat();
         assert_eq!(buffer.bytes()[..32], expected);
         assert_eq!(buffer.bytes()[32..], [[1; 12].as_slice(), &[0; 4]].concat());
-        let (b, c) = (plan.range(VariableId(2)), plan.range(VariableId(4)));
+        let b = plan.range(VariableId(2));
+        let c = plan.range(VariableId(4));
         assert_eq!(packed.locate(&(b.start..c.end)), 0..28);
         assert_eq!(packed.locate(&(c.start + 8..c.start + 12)), 16..20);
         let mut restored = AlignedBuffer::of_bytes(plan.bytes());

@@ -344,7 +344,9 @@ mod tests {
         assert_eq!((w.len(), w[5], b), (6, 6.0, &[0.0][..]));
         assert_eq!(params.view::<i64>("count").unwrap(), [0, -7]);
         assert_eq!(params.view::<f32>("x").unwrap_err(), unknown("x"));
-        let (name, asked, dtype) = ("b".to_owned(), DType::F64, DType::F32);
+        let name = "b".to_owned();
+        let asked = DType::F64;
+        let dtype = DType::F32;
         assert_eq!(params.view::<f64>("b").unwrap_err(), ViewError::Type { name, asked, dtype });
     }
 
@@ -353,7 +355,8 @@ mod tests {
         let mut gradients = gradients();
         assert_eq!(gradients.present().count(), 0);
         let [b, w] = gradients.views_mut::<f32, 2>(["b", "w"]).unwrap();
-        (b[0], w[0]) = (1.0, 2.0);
+        b[0] = 1.0;
+        w[0] = 2.0;
         assert_eq!(gradients.present().collect::<Vec<_>>(), [VariableId(0), VariableId(1)]);
         gradients.omit("w").unwrap();
         assert_eq!(gradients.present().collect::<Vec<_>>(), [VariableId(1)]);

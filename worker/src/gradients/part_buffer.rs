@@ -51,7 +51,8 @@ impl PartBuffer {
         let size = plan.catalogue().variable(id).dtype().size();
         for &shard in plan.shards() {
             // Adjacent partitions share parts.
-            let (mut first, mut run) = (self.bytes.len(), 0..0);
+            let mut first = self.bytes.len();
+            let mut run = 0..0;
             let partitions = plan.catalogue().partitions_of(id).iter();
             for partition in partitions.filter(|partition| partition.shard == shard) {
                 let start = self.bytes.len();
@@ -66,7 +67,8 @@ impl PartBuffer {
                 self.bytes.resize(start + padded, 0);
                 if run.end != partition.offset {
                     self.add_plain(plan, shard, run.start, first..start, 0);
-                    (first, run.start) = (start, partition.offset);
+                    first = start;
+                    run.start = partition.offset;
                 }
                 run.end = partition.end();
             }
@@ -148,9 +150,11 @@ impl PartBuffer {
         padding: usize,
     ) {
         for range in plan.cut(0..(bytes.len() + padding) as u64) {
-            let (start, end) = (range.start as usize, range.end as usize);
+            let start = range.start as usize;
+            let end = range.end as usize;
             let filled = start.min(bytes.len())..end.min(bytes.len());
-            let (padding, offset) = (end - start - filled.len(), offset + range.start);
+            let padding = end - start - filled.len();
+            let offset = offset + range.start;
             let body = bytes.start + filled.start..bytes.start + filled.end;
             self.parts.push(StagedPart { shard, offset, body, padding, encoded: None });
         }

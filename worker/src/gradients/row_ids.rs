@@ -18,7 +18,8 @@ pub(crate) fn check<T: Element>(
     let id = plan.find(name)?;
     let name = || name.to_owned();
     let variable = plan.catalogue().variable(id);
-    let (dtype, asked) = (variable.dtype(), T::DTYPE);
+    let dtype = variable.dtype();
+    let asked = T::DTYPE;
     if dtype != asked {
         return Err(ViewError::Type { name: name(), asked, dtype });
     }
@@ -66,7 +67,8 @@ mod tests {
 
     #[test]
     fn invalid_rows_are_reported_with_their_index() {
-        let (plan, name) = (plan(5, 2, 2), || "rows".to_owned());
+        let plan = plan(5, 2, 2);
+        let name = || "rows".to_owned();
         let check = |name: &str, ids: &[u64], elements| check::<f32>(&plan, name, ids, elements);
         assert_eq!(check("rows", &[4, 0, 4], 6), Ok(VariableId(1)));
         let row = ViewError::Row { name: name(), row: 5, place: 1, rows: 5 };
@@ -75,7 +77,8 @@ mod tests {
         assert_eq!(check("rows", &[0, 1], 5), Err(width));
         assert_eq!(check("dense", &[0], 1), Err(ViewError::Dense { name: "dense".to_owned() }));
         let asked = super::check::<f64>(&plan, "rows", &[0], 2);
-        let (asked, dtype) = (asked.unwrap_err(), DType::F32);
+        let asked = asked.unwrap_err();
+        let dtype = DType::F32;
         assert_eq!(asked, ViewError::Type { name: name(), asked: DType::F64, dtype });
     }
 

@@ -240,7 +240,8 @@ mod tests {
     /// Memory is reused once no frame is sent from it, and the pool has a limit.
     #[test]
     fn memory_of_pulls_is_reused() {
-        let (plan, pulls) = (plan(9, 2, 2), RowPulls::default());
+        let plan = plan(9, 2, 2);
+        let pulls = RowPulls::default();
         let ask = |ids: &[u64]| pulls.prepare(&plan, VariableId(0), ids, ids.len() * 8);
         let (row_requests, mut buffer) = ask(&[7, 0]);
         let at = Arc::as_ptr(&row_requests);

@@ -68,7 +68,8 @@ impl VariableRows<'_> {
     /// Returns the error for a NaN or an infinity at this index of the elements.
     pub(crate) fn non_finite(&self, plan: &ShardingPlan, element: usize, value: f64) -> Error {
         let spec = plan.catalogue().variable(self.variable);
-        let (variable, width) = (spec.name().to_owned(), spec.shape().row_elements() as usize);
+        let variable = spec.name().to_owned();
+        let width = spec.shape().row_elements() as usize;
         let row = self.ids[element / width];
         match spec.as_table() {
             Some(_) => {
@@ -105,18 +106,21 @@ impl RowGradients {
         ids: &[u64],
         values: &[T],
     ) -> Result<(), ViewError> {
-        let (first_id, first_byte) = (self.ids.len(), self.buffer.bytes.len());
+        let first_id = self.ids.len();
+        let first_byte = self.buffer.bytes.len();
         self.sums.add_up(ids, values, &mut self.ids, &mut self.buffer.bytes);
         if let Err(error) = self.check_count(plan, variable, first_id) {
             self.ids.truncate(first_id);
             self.buffer.bytes.truncate(first_byte);
             return Err(error);
         }
-        let (ids, values) = (first_id..self.ids.len(), first_byte..self.buffer.bytes.len());
+        let ids = first_id..self.ids.len();
+        let values = first_byte..self.buffer.bytes.len();
         let end = self.buffer.align();
         self.remove(variable);
         // The removed rows were before these.
-        let (by_ids, by_bytes) = (ids.end - self.ids.len(), end - self.buffer.bytes.len());
+        let by_ids = ids.end - self.ids.len();
+        let by_bytes = end - self.buffer.bytes.len();
         let set = RowSet { variable, ids, values }.moved(by_ids, by_bytes);
         let place = self.sets.partition_point(|set| set.variable < variable);
         self.sets.insert(place, set);
@@ -133,7 +137,8 @@ impl RowGradients {
     ) -> Result<(), ViewError> {
         let catalogue = plan.catalogue();
         let Some(table) = catalogue.variable(variable).as_table() else { return Ok(()) };
-        let (limit, partitions) = (table.rows_at_once, catalogue.partitions_of(variable));
+        let limit = table.rows_at_once;
+        let partitions = catalogue.partitions_of(variable);
         let counts = &mut self.counts;
         counts.clear();
         counts.resize(partitions.len(), 0);
@@ -241,7 +246,8 @@ impl RowGradients {
     ) -> impl Iterator<Item = (&'a Partition, VariableRows<'a>)> {
         self.by_partition.iter().map(|PartitionRows { partition, ids, values }| {
             let partition = &plan.catalogue().partitions()[*partition];
-            let (ids, values) = (&self.ids[ids.clone()], &self.buffer.bytes[values.clone()]);
+            let ids = &self.ids[ids.clone()];
+            let values = &self.buffer.bytes[values.clone()];
             (partition, VariableRows { variable: partition.variable, ids, values })
         })
     }
@@ -291,7 +297,8 @@ impl RowGradients {
         self.order.sort_unstable();
         let mut next = 0;
         for (index, partition) in partitions.iter().enumerate() {
-            let (first_id, first_byte) = (self.ids.len(), self.buffer.bytes.len());
+            let first_id = self.ids.len();
+            let first_byte = self.buffer.bytes.len();
             while let Some(&(_, place)) = self.order.get(next).filter(|of| of.0 == index as u32) {
                 let id = self.ids[ids.start + place as usize];
                 self.ids.push(id);
@@ -299,7 +306,8 @@ impl RowGradients {
                 self.buffer.bytes.extend_from_within(start..start + row_bytes);
                 next += 1;
             }
-            let (ids, values) = (first_id..self.ids.len(), first_byte..self.buffer.bytes.len());
+            let ids = first_id..self.ids.len();
+            let values = first_byte..self.buffer.bytes.len();
             self.buffer.align();
             self.by_partition.push(PartitionRows {
                 partition: partition.id.0 as usize,

@@ -49,7 +49,8 @@ impl Scatter {
     pub(crate) fn new(plan: &ShardingPlan, variables: impl Iterator<Item = VariableId>) -> Scatter {
         let all = plan.shards();
         let none: Vec<Vec<Range<u64>>> = vec![Vec::new(); all.len()];
-        let (mut unsplit, mut others) = (none.clone(), none);
+        let mut unsplit = none.clone();
+        let mut others = none;
         let mut halves: Vec<Vec<&Partition>> = vec![Vec::new(); all.len()];
         for partition in variables.flat_map(|id| plan.catalogue().partitions_of(id)) {
             let shard = all.binary_search(&partition.shard).expect("it holds a partition");
@@ -61,7 +62,8 @@ impl Scatter {
                 Some(_) => halves[shard].push(partition),
             }
         }
-        let (mut shards, mut pieces) = (Vec::new(), Vec::new());
+        let mut shards = Vec::new();
+        let mut pieces = Vec::new();
         let ranges = unsplit.into_iter().zip(others);
         for ((&shard, (unsplit, others)), halves) in all.iter().zip(ranges).zip(halves) {
             let mut planned = Vec::new();
@@ -116,8 +118,10 @@ impl ScatteredGradients {
     /// Returns the parts for a shard, by its index in [`ScatteredGradients::shards`].
     pub(crate) fn parts(&self, shard: usize) -> impl Iterator<Item = OutgoingPart> + '_ {
         self.scatter.shards[shard].planned.iter().map(|part| {
-            let (pieces, buffer) = (self.scatter.pieces.clone(), self.buffer.clone());
-            let (range, bytes) = (part.pieces.clone(), part.bytes);
+            let pieces = self.scatter.pieces.clone();
+            let buffer = self.buffer.clone();
+            let range = part.pieces.clone();
+            let bytes = part.bytes;
             part.part(FrameBody::Pieces { buffer, pieces, range, bytes }, &self.factors)
         })
     }
@@ -181,7 +185,8 @@ fn plan_ranges(
             LayoutSpan::Halves(_) => None,
             LayoutSpan::Padding => Some(BodyPiece::Padding(bytes)),
         }));
-        let (offset, bytes) = (range.start, range.end - range.start);
+        let offset = range.start;
+        let bytes = range.end - range.start;
         planned.push(PlannedPart { offset, pieces: first..pieces.len(), bytes, encoded: None });
     }
 }
@@ -194,11 +199,13 @@ fn plan_halves(
     planned: &mut Vec<PlannedPart>,
 ) {
     let Some(encoding) = partition.own_encoding else { return };
-    let (id, elements) = (partition.variable, &partition.elements);
+    let id = partition.variable;
+    let elements = &partition.elements;
     let count = (elements.end - elements.start) as usize;
     let first = plan.range(id).start + 2 * elements.start as usize;
     for half in plan.half_parts(partition, encoding, count) {
-        let (place, values) = (pieces.len(), first + half.values.start..first + half.values.end);
+        let place = pieces.len();
+        let values = first + half.values.start..first + half.values.end;
         pieces.push(BodyPiece::Buffer(values));
         pieces.extend(Some(BodyPiece::Padding(half.padding)).filter(|_| half.padding > 0));
         let encoded = Some((id, EncodedRange::of(partition, half.values.len() / 2, encoding)));
@@ -278,7 +285,8 @@ mod tests {
                 .into_iter()
                 .enumerate()
                 .map(|(i, (rows, width, parts, kind))| {
-                    let (name, extents) = (format!("v{i}"), [rows, width]);
+                    let name = format!("v{i}");
+                    let extents = [rows, width];
                     let spec = match kind {
                         0 => VariableSpec::f16(name, extents).unwrap(),
                         1 => VariableSpec::bf16(name, extents).unwrap(),

@@ -23,7 +23,8 @@ impl PartitionSelection {
     pub(crate) fn of(plan: &ShardingPlan, variable: VariableId) -> Vec<PartitionSelection> {
         let mut selected: Vec<PartitionSelection> = Vec::new();
         for partition in plan.catalogue().partitions_of(variable) {
-            let (shard, range) = (partition.shard, partition.offset..partition.end());
+            let shard = partition.shard;
+            let range = partition.offset..partition.end();
             if range.is_empty() {
                 continue;
             }
@@ -31,7 +32,8 @@ impl PartitionSelection {
             match open.filter(|open| open.partitions.len() < SELECTION_MAX) {
                 Some(open) => open.add(partition.id, range),
                 None => {
-                    let (partitions, ranges) = (vec![partition.id], vec![range]);
+                    let partitions = vec![partition.id];
+                    let ranges = vec![range];
                     selected.push(PartitionSelection { shard, partitions, ranges });
                 }
             }
@@ -113,7 +115,8 @@ mod tests {
 
     #[test]
     fn only_selected_ranges_are_accepted() {
-        let (shard, partitions) = (ShardId { task: 0, shard: 0 }, vec![PartitionId(1)]);
+        let shard = ShardId { task: 0, shard: 0 };
+        let partitions = vec![PartitionId(1)];
         let selected = PartitionSelection { shard, partitions, ranges: vec![8..24, 40..48] };
         let next = [0, 8, 16, 24, 40, 47, 48].map(|from| selected.next_value(from));
         assert_eq!(next, [Some(8), Some(8), Some(16), Some(40), Some(40), Some(47), None]);

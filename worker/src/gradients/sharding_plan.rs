@@ -218,7 +218,8 @@ impl ShardingPlan {
                     Some(last) => last.buffer_range.end += bytes,
                     None if bytes == 0 => {}
                     None => {
-                        let (buffer_range, shard_offset) = (start..start + bytes, partition.offset);
+                        let buffer_range = start..start + bytes;
+                        let shard_offset = partition.offset;
                         runs.push(BufferRun { shard, buffer_range, shard_offset });
                     }
                 }
@@ -281,7 +282,8 @@ impl ShardingPlan {
 
     /// Cuts a range of a shard's layout into parts.
     pub(super) fn cut(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
-        let (end, bytes) = (range.end, self.part_bytes);
+        let end = range.end;
+        let bytes = self.part_bytes;
         range.step_by(bytes as usize).map(move |start| start..end.min(start + bytes))
     }
 
@@ -337,7 +339,8 @@ fn segments(catalogue: &Catalogue, shard: ShardId, starts: &[usize]) -> Vec<Segm
     for partition in catalogue.layout(shard).partitions().iter().filter(|p| !p.is_sparse()) {
         let first = starts[partition.variable.0 as usize];
         let padded = partition.end() - partition.offset;
-        let (offset, bytes) = (partition.offset, partition.bytes);
+        let offset = partition.offset;
+        let bytes = partition.bytes;
         if partition.own_encoding.is_some() {
             let span = LayoutSpan::Halves(first + 2 * partition.elements.start as usize);
             push(Segment { start: offset, bytes, span, whole: false });
@@ -346,7 +349,8 @@ fn segments(catalogue: &Catalogue, shard: ShardId, starts: &[usize]) -> Vec<Segm
         }
         if catalogue.partitions_of(partition.variable).len() == 1 {
             // The buffer includes its padding.
-            let (start, span) = (partition.offset, LayoutSpan::Buffer(first));
+            let start = partition.offset;
+            let span = LayoutSpan::Buffer(first);
             push(Segment { start, bytes: padded, span, whole: true });
             continue;
         }

@@ -33,7 +33,8 @@ fn the_first_error_is_returned() {
     let plan = plan();
     let mut initial_values = InitialValues::new(&plan);
     initial_values.set("a", &[1.0_f32; 3]).set("a", &[1.0_f32; 4]).set("x", &[1.0_f32]);
-    let (name, shape) = ("a".to_owned(), plan.catalogue().variable(VariableId(0)).shape());
+    let name = "a".to_owned();
+    let shape = plan.catalogue().variable(VariableId(0)).shape();
     let shape = shape.to_string();
     assert_eq!(
         initial_values.finish().unwrap_err(),

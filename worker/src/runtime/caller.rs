@@ -246,7 +246,8 @@ pub(super) fn reply_channel(
     let (sender, receiver) = oneshot::channel();
     let open = returns.leadership().open();
     let answer = Answer { sender, returns: returns.clone(), _open: open };
-    let (state, returns) = (OperationState::Waiting(receiver), returns.clone());
+    let state = OperationState::Waiting(receiver);
+    let returns = returns.clone();
     (answer, OperationFuture { op, doing, state, returns })
 }
 
@@ -302,7 +303,9 @@ impl OperationFuture {
         error: Error,
         returns: &Arc<ReturnQueue>,
     ) -> OperationFuture {
-        let (op, state, returns) = (OpId(0), OperationState::Failed(error), returns.clone());
+        let op = OpId(0);
+        let state = OperationState::Failed(error);
+        let returns = returns.clone();
         OperationFuture { op, doing, state, returns }
     }
 
@@ -374,8 +377,9 @@ impl Caller {
         let runner = Arc::new(
             SessionRunner::new(returns.leadership().clone(), Duration::ZERO).expect("a runtime"),
         );
-        let (unclaimed, mapped_shards, push_buffers) =
-            (Arc::default(), Arc::default(), Arc::default());
+        let unclaimed = Arc::default();
+        let mapped_shards = Arc::default();
+        let push_buffers = Arc::default();
         let caller = Caller::new(commands, returns, unclaimed, mapped_shards, push_buffers, runner);
         (caller, SubmittedOperations(orders))
     }
@@ -426,12 +430,14 @@ mod tests {
         let (answer, call) = reply_channel(OpId(1), "test", returns);
         let (deadline, returns, open) =
             (Instant::now(), returns.clone(), returns.leadership().open());
-        let (command, answer) = (Some(command), Some(answer));
+        let command = Some(command);
+        let answer = Some(answer);
         (QueuedCommand { op: OpId(1), command, deadline, answer, returns, _open: open }, call)
     }
 
     fn push() -> SessionCommand {
-        let (operation, grant) = (Operation::Gradient {}, Some(grant()));
+        let operation = Operation::Gradient {};
+        let grant = Some(grant());
         let order = PushOrder::of_parts(operation, grant, ReadPoint::default(), Vec::new());
         SessionCommand::Push { order }
     }
@@ -482,7 +488,9 @@ mod tests {
         drop(call);
         assert!(returns.take().is_empty());
         let (answer, call) = open();
-        let (waited, awaited, sequence) = (Default::default(), Default::default(), None);
+        let waited = Default::default();
+        let awaited = Default::default();
+        let sequence = None;
         answer.send(Err(Error::Timeout { doing: "test", waited, awaited, sequence }));
         drop(call);
         assert!(

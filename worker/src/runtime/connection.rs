@@ -70,7 +70,8 @@ impl ShardConnection {
     async fn converse(&mut self, connected: Connected) -> Result<(), ReadError> {
         let Connected { stream, address } = connected;
         self.unproven = address;
-        let (link, same_host) = (self.link, stream.passes_descriptors());
+        let link = self.link;
+        let same_host = stream.passes_descriptors();
         let mut frames = FrameStream::new(stream, FrameReader::new());
         // The configuration names the server, so it is trusted: its metas may have any length.
         frames.open();

@@ -245,7 +245,8 @@ mod tests {
 
     #[test]
     fn a_shared_value_is_found_until_it_is_removed_or_replaced() {
-        let (links, shard) = (PerLink::default(), |task| ShardId { task, shard: 0 });
+        let links = PerLink::default();
+        let shard = |task| ShardId { task, shard: 0 };
         links.add(0, shard(7), "first");
         links.add(1, shard(8), "second");
         let held = links.of(shard(7)).unwrap();

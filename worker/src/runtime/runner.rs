@@ -28,8 +28,8 @@ impl SessionRunner {
     pub fn new(leadership: Arc<Leadership>, busy_poll: Duration) -> io::Result<SessionRunner> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let limits = CALLER_SPIN.with_longest(busy_poll);
-        let (adaptive_spin, processors) =
-            (Mutex::new(AdaptiveSpin::new(limits)), Processors::current());
+        let adaptive_spin = Mutex::new(AdaptiveSpin::new(limits));
+        let processors = Processors::current();
         let runtime = Some(runtime);
         let home = HomeProcess::current();
         Ok(SessionRunner { runtime, leadership, limits, adaptive_spin, processors, home })
@@ -118,7 +118,8 @@ pub struct LeadingCaller<'a> {
 impl LeadingCaller<'_> {
     /// Runs the session until a future is ready.
     pub fn wait<F: Future>(self, future: F) -> F::Output {
-        let (mut future, mut output) = (pin!(future), None);
+        let mut future = pin!(future);
+        let mut output = None;
         self.run_until(&mut |context| {
             future.as_mut().poll(context).map(|ready| output = Some(ready))
         });

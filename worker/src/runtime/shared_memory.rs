@@ -29,7 +29,8 @@ impl MappedFile {
     /// Maps this many bytes of a file, for reading or for reading and writing. Fails if the file is
     /// shorter or `bytes` is 0.
     fn new(file: &File, bytes: u64, writable: bool) -> io::Result<MappedFile> {
-        let (found, length) = (file.metadata()?.len(), usize::try_from(bytes));
+        let found = file.metadata()?.len();
+        let length = usize::try_from(bytes);
         let length = length.map_err(io::Error::other)?;
         if found < bytes || length == 0 {
             return Err(io::Error::other(format!("cannot map {bytes} bytes of a file of {found}")));
@@ -92,8 +93,8 @@ pub(crate) fn map(
     let SharedValues { offset, block_bytes, stride, blocks, logical_blocks, .. } = *shared;
     let geometry = Geometry { offset, block_bytes, stride, blocks, logical_blocks };
     geometry.check(shared.values_bytes).map_err(io::Error::other)?;
-    let (block_table_bytes, reader_slot_bytes) =
-        (8 * block_table_words(logical_blocks as usize), 8 * READER_SLOT_WORDS);
+    let block_table_bytes = 8 * block_table_words(logical_blocks as usize);
+    let reader_slot_bytes = 8 * READER_SLOT_WORDS;
     if shared.block_table_bytes < block_table_bytes as u64
         || shared.reader_slot_bytes < reader_slot_bytes as u64
     {
@@ -180,7 +181,8 @@ pub(crate) struct MappedSlot {
 
 impl SlotMemory for MappedSlot {
     fn bytes(&self) -> &[u8] {
-        let (start, length) = (self.start, self.push_buffer.slot_bytes);
+        let start = self.start;
+        let length = self.push_buffer.slot_bytes;
         // SAFETY: `map_push_buffer` has checked that the slot is inside the mapping. The mapping
         // lives as long as the push buffer, which `self` keeps alive. In this process only `self`
         // leads to these bytes, and changing them takes `&mut self`. The server maps them too, and
@@ -192,7 +194,8 @@ impl SlotMemory for MappedSlot {
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        let (start, length) = (self.start, self.push_buffer.slot_bytes);
+        let start = self.start;
+        let length = self.push_buffer.slot_bytes;
         // SAFETY: as in `bytes`. `&mut self` is the only access to these bytes in this process
         // while the slice lives. The server only reads them and expects them to change: it takes
         // them as values, never as an index or a length.

@@ -49,8 +49,9 @@ impl SessionThread {
         let mapped_shards = Arc::new(MappedShards::default());
         let unclaimed = session.unclaimed().clone();
         let push_buffers = Arc::new(PushBuffers::default());
-        let (caller_returns, caller_shards, caller_buffers) =
-            (returns.clone(), mapped_shards.clone(), push_buffers.clone());
+        let caller_returns = returns.clone();
+        let caller_shards = mapped_shards.clone();
+        let caller_buffers = push_buffers.clone();
         let caller = Caller::new(
             commands,
             caller_returns,
@@ -202,7 +203,8 @@ impl SessionCore {
     }
 
     fn take(&self, mut queued_command: QueuedCommand) {
-        let (op, deadline) = (queued_command.op, queued_command.deadline);
+        let op = queued_command.op;
+        let deadline = queued_command.deadline;
         if let Some((command, answer)) = queued_command.take() {
             lock(&self.answers).insert(op, answer);
             self.handle(SessionInput::Command { op, command, deadline });

@@ -163,7 +163,8 @@ impl Membership {
         link.identity = identity;
         link.lease = Duration::from_millis(welcome.lease_ms.max(100).into());
         link.values = self.config.values.filter(|&values| welcome.encodings.contains(values));
-        let (shards_per_task, non_finite) = (welcome.shards, welcome.non_finite);
+        let shards_per_task = welcome.shards;
+        let non_finite = welcome.non_finite;
         let whole_variables = link.identity.field(Identity::WHOLE_VARIABLES) == Some(Identity::YES);
         let mut encodings =
             self.settings.take().map_or_else(Default::default, |settings| settings.encodings);
@@ -302,7 +303,8 @@ impl Membership {
             // The chief may still restore it. The next hello lets it compare the variables.
             return Err(LinkFault::Reset("its variables have no values".to_owned()));
         }
-        let (epoch, step) = (welcome.restore_epoch, welcome.restored_step);
+        let epoch = welcome.restore_epoch;
+        let step = welcome.restored_step;
         let is_lost = link.has_lost(welcome.arena);
         if self.is_joined(link) && (epoch != link.restore_epoch || is_lost) {
             return Err(LinkFault::Session(self.lost_epoch(link, epoch, step)));

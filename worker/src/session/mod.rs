@@ -295,7 +295,8 @@ impl Session {
             PendingRequest::Token => self.token_answered(now, index, header.request, message),
             PendingRequest::Return(token) => work.tokens.return_answered(token, &message),
             PendingRequest::Pull(id, request) => {
-                let (of, synchronous) = ((id, request), membership.synchronous);
+                let of = (id, request);
+                let synchronous = membership.synchronous;
                 let event = work.pulls.answered(of, index, header, message, synchronous, links)?;
                 self.pull_advanced(now, id, index, event);
                 Ok(())
@@ -459,7 +460,8 @@ impl Session {
                 (op, work.pulls.received((op, request), index, last, synchronous, links))
             }
             Some(BodyTarget::EncodedValues { op, request, part, last }) => {
-                let (of, part) = ((op, request), (&part, last));
+                let of = (op, request);
+                let part = (&part, last);
                 (op, work.pulls.received_encoded(of, index, part, synchronous, links)?)
             }
         };

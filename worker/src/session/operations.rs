@@ -147,7 +147,8 @@ mod tests {
 
     #[test]
     fn the_last_part_of_a_push_has_the_deadline_of_its_most_patient_waiter() {
-        let (now, mut operations) = (Instant::now(), PendingOperations::default());
+        let now = Instant::now();
+        let mut operations = PendingOperations::default();
         let push = |sequence| OperationKind::Push { sequence: Sequence(sequence), owns: false };
         for (id, kind, seconds) in
             [(1, push(7), 2), (2, push(7), 3), (3, push(8), 9), (4, OperationKind::Token, 1)]
@@ -163,9 +164,11 @@ mod tests {
 
     #[test]
     fn operations_can_end_while_they_are_visited() {
-        let (now, mut operations) = (Instant::now(), PendingOperations::default());
+        let now = Instant::now();
+        let mut operations = PendingOperations::default();
         (1..=4).for_each(|id| operations.add(OpId(id), operation(OperationKind::Pull, now, 1)));
-        let (mut visited, mut next) = (Vec::new(), operations.first());
+        let mut visited = Vec::new();
+        let mut next = operations.first();
         while let Some(id) = next {
             visited.push(id.0);
             operations.remove(id);

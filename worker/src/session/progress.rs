@@ -224,7 +224,8 @@ mod tests {
 
     #[test]
     fn there_is_one_report_in_an_interval_and_none_without_a_wait() {
-        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let start = Instant::now();
+        let second = Duration::from_secs(1);
         let mut links = SessionLinks::new(ShardId { task: 0, shard: 0 }, 1);
         links.to(start, ShardId { task: 3, shard: 0 });
         let addresses = [(3, "host3:1".to_owned())].into();

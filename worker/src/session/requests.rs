@@ -144,7 +144,8 @@ impl ShardRequests {
         request.sent = true;
         let deadline_ms = request.wait_ms.map_or(deadline_ms, |wait| wait.min(deadline_ms));
         let envelope = Envelope { deadline_ms, ..Envelope::default() };
-        let (message, body) = (request.message.clone(), request.body.clone().into());
+        let message = request.message.clone();
+        let body = request.body.clone().into();
         let frame = OutgoingFrame { envelope, message, body };
         links.send(now, request.link, PendingRequest::Request(id), frame, outputs);
     }

@@ -108,7 +108,8 @@ impl MemorySharing {
             message => return Err(LinkFault::unexpected(&message)),
         };
         self.push_buffers += 1;
-        let (push_buffer, shard) = (PushBufferId(self.push_buffers), links[index].shard);
+        let push_buffer = PushBufferId(self.push_buffers);
+        let shard = links[index].shard;
         links[index].push_buffer = Some(push_buffer);
         let output = SessionOutput::SharedPushBuffer { link: index, shard, push_buffer, shared };
         outputs.push_back(output);

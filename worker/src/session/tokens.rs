@@ -356,7 +356,9 @@ mod tests {
 
     #[test]
     fn one_request_at_a_time_and_no_prefetch_after_a_lost_one() {
-        let (now, mut tokens, mut outputs) = (Instant::now(), Tokens::default(), VecDeque::new());
+        let now = Instant::now();
+        let mut tokens = Tokens::default();
+        let mut outputs = VecDeque::new();
         let (mut links, owner) = connected();
         tokens.request(now, OpId(1), (50, 50), &mut links, &mut outputs);
         tokens.request(now, OpId(2), (50, 50), &mut links, &mut outputs);
@@ -373,7 +375,8 @@ mod tests {
 
     #[test]
     fn a_repeated_grant_is_ignored() {
-        let (now, mut tokens) = (Instant::now(), Tokens::default());
+        let now = Instant::now();
+        let mut tokens = Tokens::default();
         let (mut links, owner) = connected();
         for token in [3, 3, 2] {
             let granted = Granted { grant: grant(token) }.into();
@@ -384,7 +387,9 @@ mod tests {
 
     #[test]
     fn a_return_is_repeated_until_it_is_answered() {
-        let (now, mut tokens, mut outputs) = (Instant::now(), Tokens::default(), VecDeque::new());
+        let now = Instant::now();
+        let mut tokens = Tokens::default();
+        let mut outputs = VecDeque::new();
         let (mut links, _) = connected();
         tokens.give_back(grant(3), false);
         (0..2).for_each(|_| tokens.send_returns(now, &mut links, &mut outputs));

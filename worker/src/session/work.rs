@@ -475,7 +475,8 @@ impl SessionWork {
 
     #[cfg(test)]
     pub(super) fn check_invariants(&self, links: &SessionLinks) {
-        let (mut requests, mut pulls) = (0, 0);
+        let mut requests = 0;
+        let mut pulls = 0;
         let mut next = self.operations.first();
         while let Some(id) = next {
             match self.operations.get(id).map(|operation| &operation.kind) {

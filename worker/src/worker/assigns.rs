@@ -82,7 +82,8 @@ impl Worker {
             variable,
             RowPartOptions { include_empty: false, include_values: true, factor: 1.0 },
         );
-        let (operation, staged) = (Operation::Assign {}, Some(Arc::new(staged)));
+        let operation = Operation::Assign {};
+        let staged = Some(Arc::new(staged));
         let order = PushOrder::of_parts(operation, None, ReadPoint::default(), Vec::new());
         let order = PushOrder { staged, ..order };
         self.assign_order(order, &plan).await.map(|_| ())

@@ -120,7 +120,8 @@ impl Worker {
             let range = plan.range(id);
             copy.buffer_mut().slice_mut(range.clone()).copy_from_slice(memory.buffer.slice(range));
         }
-        (copy.present, copy.staged) = (memory.present, memory.staged);
+        copy.present = memory.present;
+        copy.staged = memory.staged;
         copy
     }
 
@@ -225,7 +226,8 @@ impl Worker {
     /// # Errors
     /// [`Error::UnknownPush`] if the push is not among the last 64.
     pub async fn outcome(&mut self, sequence: Sequence) -> Result<Option<Push>, Error> {
-        let (caller, timeout) = (&self.client.caller, self.client.config.timeout);
+        let caller = &self.client.caller;
+        let timeout = self.client.config.timeout;
         match caller
             .call("ask for an outcome", SessionCommand::Outcome { sequence }, timeout)
             .await?

@@ -57,7 +57,9 @@ impl Worker {
         let ask = || self.client.caller.call("take a token", SessionCommand::Token, timeout);
         let token_call = synchronous.then(ask);
         let caller = &model.caller;
-        let (pushed, values, granted) = (None, None, None);
+        let pushed = None;
+        let values = None;
+        let granted = None;
         let mut pending =
             PushAndPull { caller, next, push, pushed, pull, values, token_call, granted };
         let push = poll_fn(|context| pending.poll(context, params)).await?;
@@ -147,13 +149,15 @@ impl PushAndPull<'_> {
             && let Poll::Ready(values) = pull.poll_into(context, params)
         {
             // An error is dropped here: the pull for the token meets it again.
-            (self.pull, self.values) = (None, values.ok().flatten());
+            self.pull = None;
+            self.values = values.ok().flatten();
         }
         if let Some(token_call) = &mut self.token_call
             && let Poll::Ready(reply) = Pin::new(token_call).poll(context)
         {
             let token = reply.and_then(|reply| token_of(self.caller, reply));
-            (self.token_call, self.granted) = (None, Some(token));
+            self.token_call = None;
+            self.granted = Some(token);
         }
         if !self.expects_values() {
             self.pull = None;
@@ -240,12 +244,15 @@ mod tests {
         let none = || Err(Error::Fenced);
         for granted in [&same_step as &dyn Fn() -> Result<Reply, Error>, &none] {
             let (caller, mut orders) = Caller::without_session();
-            let (mut params, forever) = (params(), Duration::MAX);
+            let mut params = params();
+            let forever = Duration::MAX;
             let call = || caller.call("test", SessionCommand::Token, forever);
             let push = PushHandle::new(call(), None);
             let pull = Some(PullCall::requested(call()));
             let token_call = Some(call());
-            let (pushed, values, granted_later) = (None, None, None);
+            let pushed = None;
+            let values = None;
+            let granted_later = None;
             let mut pending = PushAndPull {
                 caller: &caller,
                 next: GlobalStep(5),

@@ -27,7 +27,8 @@ fn ready(epoch: u32, step: u64) -> ServerState {
     let map = ShardMap::new(vec![0, 1], 1).unwrap();
     let placement = Placement::plan(&variables(), &map, &PlacementStrategy::RoundRobin).unwrap();
     let catalogue = Some(Catalogue::new(variables(), &placement).unwrap());
-    let (epoch, step) = (RestoreEpoch(epoch), GlobalStep(step));
+    let epoch = RestoreEpoch(epoch);
+    let step = GlobalStep(step);
     ServerState { catalogue, ready: true, epoch, step, ..ServerState::default() }
 }
 

@@ -59,15 +59,18 @@ impl ScriptedServer {
     pub(crate) fn start(task: u32, state: ServerState) -> ScriptedServer {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let (state, stopping) = (Arc::new(Mutex::new(state)), Arc::new(Mutex::new(false)));
-        let (connection_state, stop) = (state.clone(), stopping.clone());
+        let state = Arc::new(Mutex::new(state));
+        let stopping = Arc::new(Mutex::new(false));
+        let connection_state = state.clone();
+        let stop = stopping.clone();
         let acceptor = std::thread::spawn(move || {
             let mut connections = Vec::new();
             for stream in listener.incoming() {
                 if *stop.lock().unwrap() {
                     break;
                 }
-                let (stream, state) = (stream.unwrap(), connection_state.clone());
+                let stream = stream.unwrap();
+                let state = connection_state.clone();
                 connections.push(std::thread::spawn(move || serve(task, stream, &state)));
             }
             for connection in connections {
@@ -104,14 +107,17 @@ fn serve(task: u32, mut stream: TcpStream, state: &Mutex<ServerState>) {
                 CrashKind::LosesAnswer => drop(state.answer(task, &header, &message, &body)),
                 CrashKind::LosesState => {
                     state.requests.push(format!("crash at {}", message.name()));
-                    (state.catalogue, state.ready) = (None, false);
-                    (state.epoch, state.step) = (RestoreEpoch(0), GlobalStep(0));
+                    state.catalogue = None;
+                    state.ready = false;
+                    state.epoch = RestoreEpoch(0);
+                    state.step = GlobalStep(0);
                 }
             }
             return;
         }
         let Some((message, body)) = state.answer(task, &header, &message, &body) else { continue };
-        let (request, step) = (header.request, state.step);
+        let request = header.request;
+        let step = state.step;
         let restore_epoch = state.epoch;
         let envelope = Envelope { request, step, restore_epoch, ..Envelope::default() };
         let mut out = Vec::new();
@@ -161,7 +167,8 @@ impl ServerState {
             Message::Declare(_) => {
                 self.requests.push("declare".to_owned());
                 self.catalogue.get_or_insert_with(|| Catalogue::decode(body).unwrap());
-                let (state, restore_epoch) = (self.catalogue_state(), self.epoch);
+                let state = self.catalogue_state();
+                let restore_epoch = self.epoch;
                 message::Declared { state, restore_epoch, trained: self.step > GlobalStep(0) }
                     .into()
             }
@@ -189,7 +196,8 @@ impl ServerState {
                 message::RestorePrepared {}.into()
             }
             Message::Restore(asked) => {
-                let (name, step) = (asked.checkpoint.name.as_str(), asked.checkpoint.step);
+                let name = asked.checkpoint.name.as_str();
+                let step = asked.checkpoint.step;
                 self.begin(&format!("restore {name}"), asked.epoch, step)
             }
             Message::Reserve(_) => message::Reserved { push_slot: 1 }.into(),
@@ -198,7 +206,8 @@ impl ServerState {
                 part.whole?;
                 self.requests.push("assign".to_owned());
                 let outcome = Outcome::Applied { version: 1, step: self.step, staleness: 0 };
-                let (next, ended) = (None, None);
+                let next = None;
+                let ended = None;
                 message::PushAnswer { outcome, duplicate: false, next, ended, push_slot: 0 }.into()
             }
             Message::Pull(_) => {
@@ -223,12 +232,15 @@ impl ServerState {
         if epoch <= self.epoch {
             return self.other_epoch(epoch);
         }
-        (self.epoch, self.step, self.ready) = (epoch, step, true);
+        self.epoch = epoch;
+        self.step = step;
+        self.ready = true;
         message::Ready { digest }.into()
     }
 
     fn other_epoch(&self, found: RestoreEpoch) -> Message {
-        let (current, step) = (self.epoch, self.step);
+        let current = self.epoch;
+        let step = self.step;
         message::Refused { refusal: Refusal::RestoreEpoch { found, current, step } }.into()
     }
 

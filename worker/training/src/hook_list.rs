@@ -175,7 +175,8 @@ impl HookEntry {
             }
             Err(panic) => {
                 self.is_called = false;
-                let (hook, message) = (self.name.clone(), message_of(&*panic));
+                let hook = self.name.clone();
+                let message = message_of(&*panic);
                 Err(TrainingError::HookPanicked { hook, place, message })
             }
         }

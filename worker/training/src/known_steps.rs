@@ -25,7 +25,8 @@ pub(super) struct KnownSteps {
 impl KnownSteps {
     /// Records a join, which may go back.
     pub(super) fn joined(&mut self, step: u64) {
-        (self.newest, self.applied) = (step, step);
+        self.newest = step;
+        self.applied = step;
     }
 
     /// Records a token of this step.

@@ -160,7 +160,8 @@ impl Lifecycle {
         params: &Params,
         restored: Option<&RestoredCheckpoint>,
     ) -> Result<(), TrainingError> {
-        let (step, (is_later, cause)) = (params.step(), self.recovery.joined());
+        let step = params.step();
+        let (is_later, cause) = self.recovery.joined();
         let from_step = is_later.then_some(self.steps.newest);
         self.replica_values.joined(!is_later);
         self.phase = LifecyclePhase::Between;
@@ -460,7 +461,8 @@ impl Lifecycle {
         metrics: WorkerMetrics,
         scalars: &Scalars,
     ) -> Result<(), TrainingError> {
-        let (step, checkpoint) = (self.steps.newest, self.checkpoints.newest.clone());
+        let step = self.steps.newest;
+        let checkpoint = self.checkpoints.newest.clone();
         let end = self.ending.end(step, checkpoint, params, metrics);
         let told = self.hooks.end(&FinalValues { end, scalars });
         told.map_err(|error| self.fail(error))?;

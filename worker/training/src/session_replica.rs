@@ -44,7 +44,9 @@ impl SessionReplica {
         fill: FillValues,
     ) -> SessionReplica {
         let interrupt = config.interrupt.clone().unwrap_or_default();
-        let (joined, leaving, local_values) = (None, None, None);
+        let joined = None;
+        let leaving = None;
+        let local_values = None;
         let past = WorkerMetrics::default();
         SessionReplica { config, variables, fill, interrupt, joined, leaving, local_values, past }
     }
@@ -81,7 +83,8 @@ impl SessionReplica {
         let timeout = self.config.connect_timeout.min(within);
         let mut config = self.config.clone();
         config.limit = Instant::now().checked_add(within);
-        let (variables, fill) = (&self.variables, &mut self.fill.0);
+        let variables = &self.variables;
+        let fill = &mut self.fill.0;
         let attempt = async {
             let mut worker = Worker::connect(config.connect_timeout(timeout)).await?;
             let params = worker.join(variables, fill).await?;

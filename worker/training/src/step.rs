@@ -142,7 +142,8 @@ impl<'a> Step<'a> {
     ///
     /// Dropping the future withdraws the push if no shard can have received its share in full.
     pub async fn push(self) -> Result<GradientOutcome, TrainingError> {
-        let (session, grant) = (self.session, self.grant);
+        let session = self.session;
+        let grant = self.grant;
         let ended = push(session, grant).await;
         if ended.is_err() {
             session.wind_up().await;

@@ -102,7 +102,8 @@ impl TrainingSession {
         let TrainingConfig { worker, mut variables, fill, mut hooks, .. } = config;
         hooks.extend(ProgressHook::of(&worker));
         let mut lifecycle = Lifecycle::new(settings, hooks);
-        let (task, is_chief) = (&worker.task, settings.is_chief);
+        let task = &worker.task;
+        let is_chief = settings.is_chief;
         lifecycle.begin(&mut TrainingSetup { variables: &mut variables, task, is_chief })?;
         Ok(TrainingSession {
             lifecycle,
@@ -328,7 +329,8 @@ impl TrainingSession {
     /// Pulls the values for the token; `None` if there is none, or if the interrupt was raised.
     pub(crate) async fn pull(&mut self) -> Option<Result<Pulled, Error>> {
         let SessionReplica { joined, interrupt, .. } = &mut self.replica;
-        let (JoinedWorker { worker, params }, token) = (joined.as_mut()?, self.token.as_ref()?);
+        let JoinedWorker { worker, params } = joined.as_mut()?;
+        let token = self.token.as_ref()?;
         interrupt.race(worker.pull(token, params)).await
     }
 
@@ -418,7 +420,8 @@ impl TrainingSession {
             let StepTiming { begin, token, pull, compute, .. } = self.timing;
             self.timing.push = now.saturating_sub(begin + token + pull + compute);
             let params = &self.replica.of_step().params;
-            let (scalars, timing) = (&mut self.scalars, self.timing);
+            let scalars = &mut self.scalars;
+            let timing = self.timing;
             self.lifecycle.after_step(now, outcome, params, scalars, timing)?;
         }
         Ok(recovery)

@@ -242,7 +242,8 @@ impl<F: OptimizerFloat> RowCountedUpdate<'_, F> {
         let (alpha, epsilon) = self.adam.correct(self.rate, Into::<f64>::into(t) as i32);
         let mut corrected = self.corrected.get();
         corrected.t = t;
-        (corrected.update.alpha, corrected.update.epsilon) = (F::of(alpha), F::of(epsilon));
+        corrected.update.alpha = F::of(alpha);
+        corrected.update.epsilon = F::of(epsilon);
         self.corrected.set(corrected);
         corrected.update
     }

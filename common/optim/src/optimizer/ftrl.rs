@@ -119,7 +119,8 @@ impl Optimizer for Ftrl {
     impl_loops!();
 
     fn fault(&self) -> HyperparameterFault {
-        let (power, min_rate) = (self.learning_rate_power, self.learning_rate.min_rate());
+        let power = self.learning_rate_power;
+        let min_rate = self.learning_rate.min_rate();
         let usable = power.is_finite() && power <= 0.0;
         fault_unless(usable, "learning_rate_power", power, "it must be finite and at most 0")
             .or(not_negative("initial_accumulator", self.slots[0].initial))
@@ -176,7 +177,8 @@ impl<F: OptimizerFloat, const ROOT: bool> UpdateRule<F, 2> for FtrlUpdate<F, ROO
     #[inline(always)]
     fn step(self, w: F, [n, z]: [F; 2], g: F) -> (F, [F; 2]) {
         let grown = n + g * g;
-        let (before, after) = (self.power_of(n), self.power_of(grown));
+        let before = self.power_of(n);
+        let after = self.power_of(grown);
         let z = z + (g + self.twice_shrinkage * w - (after - before) / self.rate * w);
         let zero = F::of(0.0);
         let towards = if z < zero { zero - self.l1 } else { self.l1 };

@@ -73,7 +73,8 @@ impl<F: GoldenFloat> GoldenTable<F> {
         let within = first..first + gradient.len();
         let mut slots: Vec<&mut [F]> =
             self.slots.iter_mut().map(|slot| &mut slot[within.clone()]).collect();
-        let (values, slots) = (&mut self.values[within.clone()], &mut slots[..]);
+        let values = &mut self.values[within.clone()];
+        let slots = &mut slots[..];
         F::apply(rule, at, Run { values, slots, gradient });
     }
 
@@ -82,8 +83,8 @@ impl<F: GoldenFloat> GoldenTable<F> {
         let (relative, absolute) = F::TOLERANCE;
         assert_eq!(found.len(), expected.len(), "{what}");
         for (&found, expected) in found.iter().zip(expected) {
-            let (found, tolerance): (f64, f64) =
-                (found.into(), relative * expected.abs() + absolute);
+            let found: f64 = found.into();
+            let tolerance: f64 = relative * expected.abs() + absolute;
             assert!((found - expected).abs() <= tolerance, "{what}: {found}, not {expected}");
         }
     }
@@ -221,7 +222,8 @@ impl AdamWReference {
         for (i, g) in gradient.iter().enumerate() {
             self.m[i] = beta1 * self.m[i] + (1.0 - beta1) * g;
             self.v[i] = beta2 * self.v[i] + (1.0 - beta2) * g * g;
-            let (m, v) = (self.m[i] / (1.0 - beta1.powi(t)), self.v[i] / (1.0 - beta2.powi(t)));
+            let m = self.m[i] / (1.0 - beta1.powi(t));
+            let v = self.v[i] / (1.0 - beta2.powi(t));
             if v > 0.0 {
                 self.values[i] -= Self::RATE * (m / v.sqrt() + Self::DECAY * self.values[i]);
             } else {
@@ -249,8 +251,8 @@ fn check_adamw_against_reference<F: GoldenFloat>(which: &str) {
         let gradient = match inputs["steps"].get(count - 1) {
             None => numbers(&inputs["grads"][count - 1]),
             Some(rows) => {
-                let (ids, rows): (Vec<f64>, Vec<f64>) =
-                    (numbers(&rows["indices"]), numbers(&rows["values"]));
+                let ids: Vec<f64> = numbers(&rows["indices"]);
+                let rows: Vec<f64> = numbers(&rows["values"]);
                 let mut gradient = zeros.clone();
                 for (i, row) in rows.iter().enumerate() {
                     gradient[ids[i / table.width] as usize * table.width + i % table.width] += row;

@@ -124,7 +124,8 @@ fn in_place<
 ) {
     let length = run.values.len();
     let slots = slots_of::<_, S>(run.slots);
-    let (values, gradient) = (&mut run.values[..length], &run.gradient[..length]);
+    let values = &mut run.values[..length];
+    let gradient = &run.gradient[..length];
     let whole = length - length % N;
     for at in (0..whole).step_by(N) {
         step_in_place::<F, R, S, N>(rule, values, slots, gradient, at);
@@ -349,7 +350,8 @@ fn stream_line<F: OptimizerFloat, const N: usize>(out: &mut [F; N], line: &[F; N
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{__m256i, _mm256_loadu_si256, _mm256_stream_si256};
-        let (from, to) = (line.as_ptr().cast::<__m256i>(), out.as_mut_ptr().cast::<__m256i>());
+        let from = line.as_ptr().cast::<__m256i>();
+        let to = out.as_mut_ptr().cast::<__m256i>();
         let is_line = size_of::<[F; N]>() == LINE_BYTES;
         debug_assert!(is_line && out.as_ptr().align_offset(LINE_BYTES) == 0);
         for word in 0..size_of::<[F; N]>() / 32 {

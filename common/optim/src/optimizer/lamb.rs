@@ -86,7 +86,8 @@ impl Lamb {
         let direction = self.direction::<F>(at);
         let (values, gradient) = (run.values, &run.gradient[..run.values.len()]);
         let &[m, v] = run.slots else { unreachable!("a run has the slots that the rule names") };
-        let (m, v) = (&m[..values.len()], &v[..values.len()]);
+        let m = &m[..values.len()];
+        let v = &v[..values.len()];
         add_up(sums, values.len(), &Squares { direction, values, m, v, gradient });
     }
 }
@@ -138,7 +139,8 @@ impl BuiltInRule for Lamb {
     fn drive<F: OptimizerFloat>(&self, at: ApplyAt, run: impl RuleRun<F>) {
         let [values, direction, ..] = at.sums;
         let ratio = values.sqrt() / direction.sqrt();
-        let (zero, rate) = (F::default(), self.learning_rate.of(at));
+        let zero = F::default();
+        let rate = self.learning_rate.of(at);
         // A sum that is 0 in the variable's type counts as 0. If a variable has had no gradients
         // for long, its moments are rounding errors, which are no direction.
         let some = F::of(values) > zero && F::of(direction) > zero;
@@ -187,13 +189,16 @@ impl<F: OptimizerFloat + Into<f64>> Terms<2> for Squares<'_, F> {
     #[inline(always)]
     fn of<const LENGTH: usize>(&self, at: usize) -> [[f64; LENGTH]; 2] {
         let w: &[F; LENGTH] = line(self.values, at);
-        let (m, v): (&[F; LENGTH], &[F; LENGTH]) = (line(self.m, at), line(self.v, at));
+        let m: &[F; LENGTH] = line(self.m, at);
+        let v: &[F; LENGTH] = line(self.v, at);
         let g: &[F; LENGTH] = line(self.gradient, at);
         let [mut values, mut directions] = [[0.0; LENGTH]; 2];
         for i in 0..LENGTH {
             let (u, _) = self.direction.of(w[i], [m[i], v[i]], g[i]);
-            let (w, u): (f64, f64) = (w[i].into(), u.into());
-            (values[i], directions[i]) = (w * w, u * u);
+            let w: f64 = w[i].into();
+            let u: f64 = u.into();
+            values[i] = w * w;
+            directions[i] = u * u;
         }
         [values, directions]
     }
@@ -244,7 +249,8 @@ mod tests {
                 let v = self.v[i] / (1.0 - beta2.powi(t));
                 update.push(m / (v.sqrt() + EPSILON) + lambda * self.x[i]);
             }
-            let (of_values, of_update) = (norm(&self.x), norm(&update));
+            let of_values = norm(&self.x);
+            let of_update = norm(&update);
             let ratio =
                 if of_values == 0.0 || of_update == 0.0 { 1.0 } else { of_values / of_update };
             self.x.iter_mut().zip(update).for_each(|(x, u)| *x -= RATE * ratio * u);
@@ -285,7 +291,8 @@ mod tests {
 
     /// Applies one update in both passes, each in two runs.
     fn push<F: LambFloat>(rule: &Lamb, count: u64, streams: &mut [Vec<F>; 3], gradient: &[F]) {
-        let (mut sums, at) = (Sums::default(), ApplyAt::new(count, 0));
+        let mut sums = Sums::default();
+        let at = ApplyAt::new(count, 0);
         let runs = [0..gradient.len() / 3, gradient.len() / 3..gradient.len()];
         for run in runs.clone() {
             let [values, m, v] = streams.each_ref().map(|stream| &stream[run.clone()]);
@@ -313,8 +320,8 @@ mod tests {
             {
                 for (&found, expected) in found.iter().zip(expected) {
                     let (relative, absolute) = F::TOLERANCE;
-                    let (found, tolerance): (f64, _) =
-                        (found.into(), relative * expected.abs() + absolute);
+                    let found: f64 = found.into();
+                    let tolerance = relative * expected.abs() + absolute;
                     let near = (found - expected).abs() <= tolerance;
                     assert!(near, "{found}, not {expected}, after {count} steps");
                 }
@@ -335,13 +342,16 @@ mod tests {
 
     #[test]
     fn a_variable_without_gradients_comes_to_rest() {
-        let (rule, mut m, mut v) = (Lamb::new(0.01), vec![0.0_f32; 100], vec![0.0_f32; 100]);
+        let rule = Lamb::new(0.01);
+        let mut m = vec![0.0_f32; 100];
+        let mut v = vec![0.0_f32; 100];
         let mut values: Vec<f32> = (0..100).map(|i| (i as f32 * 0.7).sin()).collect();
         for count in 1..4000 {
             let gradient =
                 |i: usize| if count < 100 { (i as f32 + count as f32).cos() } else { 0.0 };
             let gradient: Vec<f32> = (0..100).map(gradient).collect();
-            let (at, mut sums) = (ApplyAt::new(count, count), Sums::default());
+            let at = ApplyAt::new(count, count);
+            let mut sums = Sums::default();
             rule.sum_f32(at, SumRun::new(&values, &[&m[..], &v], &gradient), &mut sums);
             let slots: &mut [&mut [f32]] = &mut [&mut m, &mut v];
             let at = at.with_sums(sums.totals());
@@ -352,9 +362,12 @@ mod tests {
 
     #[test]
     fn a_non_finite_ratio_counts_as_one() {
-        let (rule, at) = (Lamb::new(0.5).betas(0.0, 0.0).epsilon(0.0), ApplyAt::new(1, 0));
+        let rule = Lamb::new(0.5).betas(0.0, 0.0).epsilon(0.0);
+        let at = ApplyAt::new(1, 0);
         let after = |values, direction| {
-            let (mut value, mut m, mut v) = ([4.0_f64], [0.0], [0.0]);
+            let mut value = [4.0_f64];
+            let mut m = [0.0];
+            let mut v = [0.0];
             let slots: &mut [&mut [f64]] = &mut [&mut m, &mut v];
             let at = at.with_sums([values, direction, 0.0, 0.0]);
             rule.apply_f64(at, Run { values: &mut value, slots, gradient: &[2.0] });

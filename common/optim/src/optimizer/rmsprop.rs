@@ -144,8 +144,10 @@ struct CenteredUpdate<F>(RmsPropUpdate<F>);
 impl<F: OptimizerFloat> UpdateRule<F, 3> for CenteredUpdate<F> {
     #[inline(always)]
     fn step(self, w: F, [r, m, c]: [F; 3], g: F) -> (F, [F; 3]) {
-        let (r, c) = (self.0.move_mean(r, g * g), self.0.move_mean(c, g));
-        let (variance, zero) = (r - c * c, F::of(0.0));
+        let r = self.0.move_mean(r, g * g);
+        let c = self.0.move_mean(c, g);
+        let variance = r - c * c;
+        let zero = F::of(0.0);
         // Not `max`, which would drop a NaN.
         let variance = if variance < zero { zero } else { variance };
         let m = self.0.step_momentum(m, g, variance);

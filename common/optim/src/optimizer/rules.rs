@@ -99,14 +99,16 @@ impl OptimizerRules {
         let names = self.optimizers[1..].iter().map(|(names, _)| names);
         for names in names.chain(self.rates.iter().map(|(names, _)| names)) {
             if !trained().any(|variable| names.matches(variable.name())) {
-                let (variable, reason) = (names.to_string(), "no trained variable is named so");
+                let variable = names.to_string();
+                let reason = "no trained variable is named so";
                 return Err(Untrainable { variable, reason: reason.to_owned() });
             }
         }
         for (id, variable) in (0..).map(VariableId).zip(catalogue.variables()) {
             let (rule, factor) = self.of(variable.name());
             let rule = &self.optimizers[rule].1;
-            let (kind, parts) = (rule.kind(), catalogue.partitions_of(id).len());
+            let kind = rule.kind();
+            let parts = catalogue.partitions_of(id).len();
             let reason = match rule.sums_whole_variables() {
                 _ if !variable.is_trainable() => continue,
                 _ if factor != 1.0 && !rule.scales_rate() => {

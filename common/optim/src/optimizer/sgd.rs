@@ -57,7 +57,8 @@ impl Optimizer for Sgd {
 
 impl BuiltInRule for Sgd {
     fn drive<F: OptimizerFloat>(&self, at: ApplyAt, run: impl RuleRun<F>) {
-        let (rate, decay) = (F::of(self.learning_rate.of(at)), F::of(self.weight_decay));
+        let rate = F::of(self.learning_rate.of(at));
+        let decay = F::of(self.weight_decay);
         match self.weight_decay == 0.0 {
             true => run.update(SgdUpdate::<F, false> { rate, decay }),
             false => run.update(SgdUpdate::<F, true> { rate, decay }),

@@ -128,7 +128,8 @@ mod tests {
             };
             let mut whole = Sums::default();
             whole.add(elements.len(), terms(0));
-            let (mut cut, mut start) = (Sums::default(), 0);
+            let mut cut = Sums::default();
+            let mut start = 0;
             for length in cuts.into_iter().chain([elements.len()]) {
                 let length = length.min(elements.len() - start);
                 cut.add(length, terms(start));

@@ -8,8 +8,10 @@ use super::*;
 fn constant_gradients_give_a_centered_rule_no_nan() {
     let rule = RmsProp::new(0.01).centered();
     let gradient: [f32; 64] = std::array::from_fn(|index| (index + 1) as f32 * 33.3);
-    let (mut values, mut rms, mut momentum, mut mean) =
-        ([0.0; 64], [1.0; 64], [0.0; 64], [0.0; 64]);
+    let mut values = [0.0; 64];
+    let mut rms = [1.0; 64];
+    let mut momentum = [0.0; 64];
+    let mut mean = [0.0; 64];
     for count in 1..=1000 {
         let before = values;
         let gradient = if count == 1 { gradient.map(|g| 20.0 * g) } else { gradient };
@@ -26,7 +28,8 @@ fn constant_gradients_give_a_centered_rule_no_nan() {
 #[test]
 fn weight_decay_and_l2_follow_their_formulas() {
     let after = |rule: &dyn Optimizer, slot: f64| {
-        let (mut value, mut momentum) = ([4.0_f64], [slot]);
+        let mut value = [4.0_f64];
+        let mut momentum = [slot];
         let slots: &mut [&mut [f64]] = &mut [&mut momentum];
         let slots = &mut slots[..rule.slots().len()];
         let run = Run { values: &mut value, slots, gradient: &[2.0] };
@@ -35,7 +38,8 @@ fn weight_decay_and_l2_follow_their_formulas() {
     };
     // 4 - 0.5 (2 + 0.25 4)
     assert_eq!(after(&Sgd::new(0.5).weight_decay(0.25), 7.0), (2.5, 7.0));
-    let (plain, nesterov) = (Momentum::new(0.5, 0.5), Momentum::nesterov(0.5, 0.5));
+    let plain = Momentum::new(0.5, 0.5);
+    let nesterov = Momentum::nesterov(0.5, 0.5);
     // m = 0.5 2 + 2 + 0.25 4, w = 4 - 0.5 m
     assert_eq!(after(&plain.clone().l2(0.25), 2.0), (2.0, 4.0));
     // m = 0.5 2 + 2, w = 4 - 0.5 0.25 4 - 0.5 m
@@ -49,7 +53,8 @@ fn weight_decay_and_l2_follow_their_formulas() {
 #[test]
 fn an_infinite_weight_without_decay_stays_infinite() {
     for rule in [&Sgd::new(0.5) as &dyn Optimizer, &Momentum::new(0.5, 0.5)] {
-        let (mut value, mut momentum) = ([f32::INFINITY], [0.0]);
+        let mut value = [f32::INFINITY];
+        let mut momentum = [0.0];
         let slots: &mut [&mut [f32]] = &mut [&mut momentum];
         let slots = &mut slots[..rule.slots().len()];
         rule.apply_f32(ApplyAt::new(1, 0), Run { values: &mut value, slots, gradient: &[2.0] });
@@ -60,7 +65,9 @@ fn an_infinite_weight_without_decay_stays_infinite() {
 #[test]
 fn a_weight_is_zero_until_its_gradients_add_up_to_l1() {
     let rule = Ftrl::new(0.5).l1(2.5);
-    let (mut value, mut accum, mut linear) = ([0.0_f64], [0.1], [0.0]);
+    let mut value = [0.0_f64];
+    let mut accum = [0.1];
+    let mut linear = [0.0];
     let mut values = Vec::new();
     for count in 1..=4 {
         let slots: &mut [&mut [f64]] = &mut [&mut accum, &mut linear];
@@ -77,7 +84,9 @@ fn a_weight_is_zero_until_its_gradients_add_up_to_l1() {
 fn a_decayed_rate_keeps_ftrl_finite() {
     let rule = Ftrl::new(Schedule::exponential(0.5, 0.5, 10)).beta(1.0);
     assert_eq!(rule.fault(), None);
-    let (mut value, mut accum, mut linear) = ([0.0_f32], [0.1], [0.0]);
+    let mut value = [0.0_f32];
+    let mut accum = [0.1];
+    let mut linear = [0.0];
     for step in [0, 10, 100, 1_000, 100_000, u64::MAX] {
         let slots: &mut [&mut [f32]] = &mut [&mut accum, &mut linear];
         let run = Run { values: &mut value, slots, gradient: &[1.0] };
@@ -108,14 +117,17 @@ const RULES: [fn(Schedule) -> Box<dyn Optimizer>; 15] = [
 /// Returns values and slots after an update, in both types.
 fn results_of(rule: &dyn Optimizer, at: ApplyAt) -> impl PartialEq + std::fmt::Debug + use<> {
     let count = rule.slots().len();
-    let (mut wide, mut narrow) = ([1.0_f64, -2.0, 0.3], [1.0_f32, -2.0, 0.3]);
+    let mut wide = [1.0_f64, -2.0, 0.3];
+    let mut narrow = [1.0_f32, -2.0, 0.3];
     let mut wide_slots = vec![[0.5_f64; 3]; count];
     let mut narrow_slots = vec![[0.5_f32; 3]; count];
     let mut slots: Vec<&mut [f64]> = wide_slots.iter_mut().map(|slot| &mut slot[..]).collect();
-    let (values, slots) = (&mut wide[..], &mut slots[..]);
+    let values = &mut wide[..];
+    let slots = &mut slots[..];
     rule.apply_f64(at, Run { values, slots, gradient: &[0.1, 0.2, -0.7] });
     let mut slots: Vec<&mut [f32]> = narrow_slots.iter_mut().map(|slot| &mut slot[..]).collect();
-    let (values, slots) = (&mut narrow[..], &mut slots[..]);
+    let values = &mut narrow[..];
+    let slots = &mut slots[..];
     rule.apply_f32(at, Run { values, slots, gradient: &[0.1, 0.2, -0.7] });
     (wide, narrow, wide_slots, narrow_slots)
 }

@@ -158,7 +158,8 @@ fn declare(index: usize, (rows, width, which, pin): (u64, u64, i32, Option<u32>)
 /// Returns the bytes of one kind on the fullest task, and the largest part of that kind that no
 /// device pins.
 fn fullest_of(kind: VariableKind, variables: &[VariableSpec], placement: &Placement) -> (u64, u64) {
-    let (mut loads, mut largest) = ([0; 4], 0);
+    let mut loads = [0; 4];
+    let mut largest = 0;
     for placed in placement.partitions() {
         let variable = &variables[placed.variable.0 as usize];
         if VariableKind::of(variable) == kind {

@@ -175,7 +175,8 @@ fn open(directory: &Path, part: &str) -> Result<(Pipeline<Sample>, usize, usize)
     let labels = find(directory, &format!("{part}-labels-idx1-ubyte"))?;
     // The files of another worker may be packed and have other names.
     let source = IdxSource::open(images, labels)?.named(part);
-    let (rows, width) = (source.len() as usize, source.shape().iter().product());
+    let rows = source.len() as usize;
+    let width = source.shape().iter().product();
     let pipeline = Pipeline::new(source).try_map(|(pixels, label)| match usize::from(label) {
         0..CLASSES => {
             Ok((pixels.iter().map(|&pixel| f32::from(pixel) / 255.0).collect(), label.into()))

@@ -60,7 +60,8 @@ impl Digits {
 /// Returns the numbers below `count` in an order that depends on the seed (Fisher and Yates, by
 /// SplitMix64).
 fn shuffled(count: usize, seed: u64) -> Vec<usize> {
-    let (mut order, mut state): (Vec<usize>, u64) = ((0..count).collect(), seed);
+    let mut order: Vec<usize> = (0..count).collect();
+    let mut state: u64 = seed;
     for last in (1..count).rev() {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let bits = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -101,7 +102,8 @@ fn train_alone(digits: &Digits) -> f64 {
     });
     let [w1, gamma, beta, w2, b2, mean, variance]: [Vec<f32>; 7] =
         values.collect::<Vec<_>>().try_into().unwrap();
-    let (mut params, mut statistics) = ([w1, gamma, beta, w2, b2], [mean, variance]);
+    let mut params = [w1, gamma, beta, w2, b2];
+    let mut statistics = [mean, variance];
     let mut gradients = params.clone();
     for step in 0..STEPS {
         let before = params.clone();
@@ -118,7 +120,8 @@ fn train_alone(digits: &Digits) -> f64 {
             }
         }
     }
-    let (params, statistics) = (params.each_ref(), statistics.each_ref());
+    let params = params.each_ref();
+    let statistics = statistics.each_ref();
     NETWORK.accuracy(params.map(Vec::as_slice), statistics.map(Vec::as_slice), &digits.test)
 }
 
@@ -162,7 +165,8 @@ fn train_through_servers(digits: &Digits, declare: impl Fn(VariableSpec) -> Vari
     let mut reader = Reader::connect(cluster.worker_config(0)).unwrap();
     let mut params = reader.params();
     assert_eq!(reader.pull(&mut params).unwrap(), STEPS);
-    let (trained, statistics) = (params.views(TRAINED).unwrap(), params.views(STATISTICS).unwrap());
+    let trained = params.views(TRAINED).unwrap();
+    let statistics = params.views(STATISTICS).unwrap();
     let accuracy = NETWORK.accuracy(trained, statistics, &digits.test);
     cluster.stop().unwrap();
     accuracy

@@ -138,7 +138,8 @@ impl Network {
         sums: &[f32],
         [mean, variance]: [&[f32]; 2],
     ) -> HiddenLayer {
-        let (mut normalized, mut outputs) = (sums.to_vec(), sums.to_vec());
+        let mut normalized = sums.to_vec();
+        let mut outputs = sums.to_vec();
         each(sums, self.hidden, |row, unit, sum| {
             let at = row * self.hidden + unit;
             normalized[at] = (sum - mean[unit]) / (variance[unit] + EPSILON).sqrt();
@@ -163,7 +164,8 @@ impl Network {
 
     /// Returns the mean cross entropy, and its derivatives by the logits.
     fn loss(&self, params: [&[f32]; 5], outputs: &[f32], labels: &[usize]) -> (f32, Vec<f32>) {
-        let (mut loss, mut logits) = (0.0, self.logits(params, outputs));
+        let mut loss = 0.0;
+        let mut logits = self.logits(params, outputs);
         for (logits, &label) in logits.chunks_exact_mut(self.classes).zip(labels) {
             let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             loss += greatest - logits[label];

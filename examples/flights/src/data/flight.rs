@@ -75,7 +75,8 @@ impl ColumnPlaces {
         if delay.text == "NA" {
             return Ok(None);
         }
-        let (year, month) = (year.number(1..=9999)?, month.number(1..=12)?);
+        let year = year.number(1..=9999)?;
+        let month = month.number(1..=12)?;
         let day = day.number(1..=days(year, month))?;
         Ok(Some(Flight {
             month,

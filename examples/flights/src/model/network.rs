@@ -25,7 +25,8 @@ impl EmbeddingNetwork {
     /// Creates a network for samples of `fields` ids, with embeddings of `width` values and
     /// `hidden` units.
     pub(crate) fn new(fields: usize, width: usize, hidden: usize) -> EmbeddingNetwork {
-        let (inputs, units) = (vec![0.0; fields * width], vec![0.0; hidden]);
+        let inputs = vec![0.0; fields * width];
+        let units = vec![0.0; hidden];
         EmbeddingNetwork { fields, width, hidden, inputs, units }
     }
 
@@ -59,7 +60,8 @@ impl FlightModel<4> for EmbeddingNetwork {
     }
 
     fn shapes(&self) -> [Vec<u64>; 4] {
-        let (inputs, hidden) = (self.inputs.len() as u64, self.hidden as u64);
+        let inputs = self.inputs.len() as u64;
+        let hidden = self.hidden as u64;
         [vec![inputs, hidden], vec![hidden], vec![hidden, 1], vec![1]]
     }
 

@@ -86,8 +86,12 @@ fn bits(tokens: Tokens) -> impl Iterator<Item = Tokens> {
 impl State {
     /// The connection between the shards is lost, with all that is under way.
     fn lose_link(&mut self) {
-        (self.reports, self.questions, self.confirmations) = (0, 0, 0);
-        (self.admissions, self.overs, self.permissions) = (0, 0, 0);
+        self.reports = 0;
+        self.questions = 0;
+        self.confirmations = 0;
+        self.admissions = 0;
+        self.overs = 0;
+        self.permissions = 0;
         self.yielding = 0;
     }
 
@@ -341,8 +345,12 @@ impl State {
         if let [Some(own), Some(other)] = self.cut {
             next.push(fault.with(|s| {
                 s.lose_link();
-                (s.reported, s.outstanding, s.admitted) = (0, 0, 0);
-                (s.held, s.flight, s.clients) = ([0, 0], [0, 0], [0, 0]);
+                s.reported = 0;
+                s.outstanding = 0;
+                s.admitted = 0;
+                s.held = [0, 0];
+                s.flight = [0, 0];
+                s.clients = [0, 0];
                 s.applied = [own, other];
             }));
         }

@@ -192,8 +192,12 @@ impl ModelState {
         let shard = ModelShard { whole: BTreeSet::new(), follower: StepFollower::new(0, planted) };
         let mut replicas = vec![ModelReplica::Idle; setting.replicas];
         replicas.resize(setting.replicas + setting.late_replicas, ModelReplica::Absent);
-        let (faults, slow, push_slots) = (setting.faults, setting.slow, rule.push_slots);
-        let (shards, delayed_pushes, accepted) = (vec![shard; shards], Vec::new(), BTreeSet::new());
+        let faults = setting.faults;
+        let slow = setting.slow;
+        let push_slots = rule.push_slots;
+        let shards = vec![shard; shards];
+        let delayed_pushes = Vec::new();
+        let accepted = BTreeSet::new();
         let now = Instant::now();
         ModelState {
             now,
@@ -318,7 +322,8 @@ impl ModelState {
                     &mut state.replicas[replica]
                 {
                     *sent |= 1 << shard;
-                    let (token, step) = (grant.token, *step);
+                    let token = grant.token;
+                    let step = *step;
                     state.receive(shard, token, step);
                 }
             }
@@ -366,7 +371,8 @@ impl ModelState {
             ModelEvent::DeliverDelayed { delayed, shard } => {
                 let DelayedPush { token, step, left } = &mut state.delayed_pushes[delayed];
                 *left &= !(1 << shard);
-                let (token, step) = (*token, *step);
+                let token = *token;
+                let step = *step;
                 state.receive(shard, token, step);
             }
             ModelEvent::KillOwner => {
@@ -586,7 +592,8 @@ impl ModelState {
             }
         }
         for (index, shard) in self.shards.iter().enumerate() {
-            let (applied, committed) = (shard.follower.step(), self.owner.step());
+            let applied = shard.follower.step();
+            let committed = self.owner.step();
             if applied > committed || applied + 1 < committed {
                 return Err(format!(
                     "shard {index} is at step {applied}, the owner at {committed}"

@@ -105,7 +105,8 @@ fn finish_ends_grants_but_not_outstanding_tokens() {
 
 #[test]
 fn a_lost_replica_loses_the_tokens_of_pushes_that_are_not_admitted() {
-    let (now, mut owner) = (Instant::now(), synchronous_issuer());
+    let now = Instant::now();
+    let mut owner = synchronous_issuer();
     let [a, b] = [A, B].map(|client| granted(owner.request(client, EPOCH, now)));
     assert_eq!(owner.request(A, EPOCH, now), TokenResponse::Wait, "it has its share");
     owner.check_invariants();

@@ -21,7 +21,8 @@ fn open(path: &Path) -> Arc<dyn CheckpointStorage> {
 fn a_directory_keeps_checkpoints_private() {
     let temporary = tempfile::tempdir().unwrap();
     let path = temporary.path().join("deep/checkpoints");
-    let (storage, catalogue) = (open(&path), place(variables(2), 2, 1));
+    let storage = open(&path);
+    let catalogue = place(variables(2), 2, 1);
     for step in [1, 2, 3] {
         let published = save(&storage, &catalogue, step).unwrap();
         let retention = Retention { max_to_keep: 2, ..Retention::default() };
@@ -45,7 +46,8 @@ fn a_directory_keeps_checkpoints_private() {
 #[test]
 fn no_name_or_link_leads_out_of_a_directory() {
     let temporary = tempfile::tempdir().unwrap();
-    let (inside, outside) = (temporary.path().join("in"), temporary.path().join("out"));
+    let inside = temporary.path().join("in");
+    let outside = temporary.path().join("out");
     fs::create_dir(&outside).unwrap();
     fs::write(outside.join("file"), "secret").unwrap();
     let storage = open(&inside);
@@ -76,7 +78,8 @@ fn no_name_or_link_leads_out_of_a_directory() {
 fn a_removed_directory_is_created_again_and_a_replaced_one_is_used() {
     let temporary = tempfile::tempdir().unwrap();
     let path = temporary.path().join("checkpoints");
-    let (storage, catalogue) = (open(&path), place(variables(2), 2, 1));
+    let storage = open(&path);
+    let catalogue = place(variables(2), 2, 1);
     save(&storage, &catalogue, 1).unwrap();
     fs::remove_dir_all(&path).unwrap();
     save(&storage, &catalogue, 2).unwrap();

@@ -89,7 +89,8 @@ fn a_checkpoint_of_another_format_is_not_passed_over() {
 #[test]
 fn a_header_must_match_the_catalogue() {
     let (memory, _) = saved(&place(variables(2), 2, 1), &[9]);
-    let (text, whole) = (manifest(&memory), memory.bytes_of(NAME, SHARD));
+    let text = manifest(&memory);
+    let whole = memory.bytes_of(NAME, SHARD);
     let length = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
     for at in 0..8 + length {
         let mut forged = whole.clone();

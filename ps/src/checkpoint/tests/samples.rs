@@ -124,8 +124,8 @@ pub(super) fn save_with(
         .shards()
         .map(|id| {
             let memory = SampleMemory { catalogue, shard: id, step };
-            let (name, training) =
-                (save.name(), CheckpointTraining::by_one(catalogue, "adam", &SLOTS));
+            let name = save.name();
+            let training = CheckpointTraining::by_one(catalogue, "adam", &SLOTS);
             let file = write_shard(&**storage, name, catalogue, id, &training, memory, planted)?;
             Ok(entry(id, file, step))
         })
@@ -215,7 +215,8 @@ pub(super) fn check_restored(
                 expected.push((stream.to_string(), start, bytes));
             }
         }
-        let (found, expected) = (merged(pieces), merged(expected));
+        let found = merged(pieces);
+        let expected = merged(expected);
         assert_eq!(found.len(), expected.len(), "{shard}");
         for (found, expected) in found.iter().zip(&expected) {
             assert_eq!(found, expected, "{shard}");

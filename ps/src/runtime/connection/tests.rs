@@ -93,7 +93,8 @@ fn a_panicking_connection_task_frees_its_slot() {
 #[tokio::test]
 async fn a_corked_frame_is_sent_with_the_next_one_or_once_it_is_due() {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let (stream, mut peer) = (Stream::unix(ours).unwrap(), theirs.into_std().unwrap());
+    let stream = Stream::unix(ours).unwrap();
+    let mut peer = theirs.into_std().unwrap();
     let outbox = Outbox::default();
     let frame = |request| {
         let envelope = Envelope { request: RequestId(request), ..Envelope::default() };

@@ -60,8 +60,10 @@ impl SaverHarness {
     }
 
     fn order(&self, ticket: u64, epoch: u32, step: u64) -> SaverOrder {
-        let (epoch, step) = (RestoreEpoch(epoch), GlobalStep(step));
-        let (requester, catalogue) = (SaveRequester::Ticket(ticket), self.catalogue.clone());
+        let epoch = RestoreEpoch(epoch);
+        let step = GlobalStep(step);
+        let requester = SaveRequester::Ticket(ticket);
+        let catalogue = self.catalogue.clone();
         SaverOrder::Save { requester, user: Vec::new(), catalogue, epoch, step }
     }
 
@@ -119,7 +121,8 @@ async fn the_newest_checkpoint_is_found_while_another_is_saved() {
 
 #[tokio::test]
 async fn a_failing_shard_closes_the_connections_to_the_others() {
-    let ((silent, first), (failing, second)) = (listen().await, listen().await);
+    let (silent, first) = listen().await;
+    let (failing, second) = listen().await;
     let (mut harness, service) = SaverHarness::new([first, second]);
     tokio::spawn(service.serve());
     harness.save(1).await;
@@ -172,7 +175,8 @@ async fn requests_during_a_search_share_its_result() {
 #[tokio::test]
 async fn a_stop_ends_a_search_after_the_current_piece() {
     let (mut harness, mut service) = SaverHarness::new([]);
-    let (stop, abandon_flag) = (service.saver.stop.clone(), service.saver.abandon_flag.clone());
+    let stop = service.saver.stop.clone();
+    let abandon_flag = service.saver.abandon_flag.clone();
     let publisher = Arc::get_mut(&mut service.saver.publisher).unwrap();
     publisher.storage = abandon_flag.watch(Arc::new(harness.gate.clone()));
     let SaverService { saver, .. } = service;
@@ -192,7 +196,8 @@ async fn a_stop_ends_a_search_after_the_current_piece() {
 
 fn published(epoch: u32, step: u64, retained: Result<(), String>) -> PublishedSave {
     let name = Text::clipped(format!("ckpt-{epoch}-{step}"));
-    let (epoch, step) = (RestoreEpoch(epoch), GlobalStep(step));
+    let epoch = RestoreEpoch(epoch);
+    let step = GlobalStep(step);
     PublishedSave { checkpoint: CheckpointId { name, epoch, step }, retained }
 }
 
@@ -320,7 +325,8 @@ async fn a_save_that_fails_leaves_no_files() {
 #[tokio::test]
 async fn a_passed_over_checkpoint_is_reported_and_counted() {
     let (mut harness, mut service) = SaverHarness::new([]);
-    let (events, counters) = (record_events(&mut service), service.saver.counters.clone());
+    let events = record_events(&mut service);
+    let counters = service.saver.counters.clone();
     let storage = service.saver.publisher.storage.clone();
     tokio::spawn(service.serve());
     storage.create_folder("ckpt-1-12").unwrap();

@@ -85,7 +85,8 @@ impl ShardCheckpoints {
         let restoring = self.restoring.as_mut()?;
         // A chief that has reconnected asks again.
         if restoring.epoch == order.epoch && restoring.checkpoint == order.checkpoint {
-            (restoring.connection, restoring.request) = (request.connection, request.envelope);
+            restoring.connection = request.connection;
+            restoring.request = request.envelope;
             return Some(Ok(()));
         }
         // An earlier chief has requested it. Its successor begins again once this restore has ended.
@@ -119,7 +120,8 @@ impl ShardCheckpoints {
         let Some(check) = self.checking.as_mut().filter(|check| check.order == *order) else {
             return false;
         };
-        (check.request, check.restores) = (request, restores);
+        check.request = request;
+        check.restores = restores;
         true
     }
 

@@ -127,7 +127,9 @@ impl Shard {
         });
         let named = missing.iter().map(|&client| self.peers.registry.describe(now, client));
         let named = shards.chain(named).collect::<Vec<String>>().join(", ");
-        let (step, count, goal) = (coordinator.step(), given.len(), coordinator.current.goal());
+        let step = coordinator.step();
+        let count = given.len();
+        let goal = coordinator.current.goal();
         let joined = u32::try_from(self.peers.registry.keys().count()).unwrap_or(u32::MAX);
         let total = self.config.rule().map_or(0, |rule| rule.total);
         // Replicas that have not joined are expected for a limited time. A step that is short needs

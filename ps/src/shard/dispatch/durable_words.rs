@@ -88,8 +88,8 @@ impl Shard {
             ..ShardRecord::default()
         };
         if let Some(coordinator) = steps.coordinator() {
-            (record.goal, record.applying) =
-                (coordinator.current.goal(), coordinator.current.is_applying());
+            record.goal = coordinator.current.goal();
+            record.applying = coordinator.current.is_applying();
         }
         if let VariablesState::Declared(store) | VariablesState::Ready(store) = &variables.state {
             let geometry = store.geometry();

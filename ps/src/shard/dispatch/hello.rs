@@ -52,7 +52,8 @@ impl Shard {
                 return Err(Refusal::Role { role: role.code(), kind: 1 });
             }
         };
-        let (role, crc) = (hello.role, incoming.has_crc());
+        let role = hello.role;
+        let crc = incoming.has_crc();
         let features = self.config.features.agreed(hello.features.has);
         let heard_at = now;
         let expected_body = None;

@@ -157,7 +157,9 @@ impl MessageRights {
 
 impl Senders {
     fn rights(self) -> MessageRights {
-        let (reads, needs_lease, acts_as_chief) = (false, false, false);
+        let reads = false;
+        let needs_lease = false;
+        let acts_as_chief = false;
         MessageRights { senders: self, reads, needs_lease, acts_as_chief }
     }
 }

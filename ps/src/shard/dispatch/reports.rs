@@ -36,7 +36,8 @@ impl Shard {
     /// that may be its reason.
     pub(in crate::shard) fn report_left(&mut self, client: ClientKey) {
         self.report_end();
-        let (task, step) = (self.task_of(client), self.steps.step().0);
+        let task = self.task_of(client);
+        let step = self.steps.step().0;
         self.report(Event::WorkerLeft { task, step });
     }
 
@@ -45,7 +46,8 @@ impl Shard {
     pub(in crate::shard) fn report_lost(&mut self, now: Instant, client: ClientKey) {
         let tokens = self.steps.owner.as_ref().map_or(0, |owner| owner.ledger().count_of(client));
         let silent = self.peers.registry.client(client).silent(now);
-        let (task, step) = (self.task_of(client), self.steps.step().0);
+        let task = self.task_of(client);
+        let step = self.steps.step().0;
         self.report(Event::WorkerLost { task, step, silent, tokens });
     }
 

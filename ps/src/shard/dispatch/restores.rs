@@ -196,8 +196,10 @@ impl Shard {
             store.seal(&mut self.files.journal);
         }
         fence();
-        (self.variables.epoch, self.variables.restored_step) = (epoch, step);
-        (self.variables.version, self.variables.gradients) = (counts.version, counts.gradients);
+        self.variables.epoch = epoch;
+        self.variables.restored_step = step;
+        self.variables.version = counts.version;
+        self.variables.gradients = counts.gradients;
         if let Some(owner) = &mut self.steps.owner {
             owner.forget_tokens();
             owner.roll_back(step);

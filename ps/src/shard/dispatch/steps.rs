@@ -51,7 +51,8 @@ impl Shard {
         if let Some(holder) = holder.filter(|_| self.config.planted.has(Bug::KeyByReplica))
             && let Some(issued) = owner.ledger().of(holder).last()
         {
-            (token, is_out) = (issued.token, true);
+            token = issued.token;
+            is_out = true;
         }
         let is_held =
             owner.coordinator_mut().zip(own).is_some_and(|(coordinator, own)| match squares {

@@ -52,7 +52,8 @@ impl Shard {
             if self.peers.registry.client(client).connection != Some(whole.connection) {
                 continue;
             }
-            let (request, sequence) = (whole.request, push.sequence);
+            let request = whole.request;
+            let sequence = push.sequence;
             let request = Envelope { request, sequence, ..Envelope::default() };
             let refusal = match short {
                 Some(short) => self.replicas_absent(now, short),

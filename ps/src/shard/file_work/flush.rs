@@ -32,7 +32,9 @@ impl Flush {
             }
         }
         let name = image_name(self.number);
-        let (kind, stamp, generation) = (Kind::Image, self.stamp, self.number);
+        let kind = Kind::Image;
+        let stamp = self.stamp;
+        let generation = self.number;
         let text = (self.image.len() as u64).to_le_bytes();
         let crc = u64::from(crc32c::crc32c(&self.image)).to_le_bytes();
         let page = Page { kind, stamp, generation, text: [text, crc].concat() };

@@ -58,7 +58,9 @@ impl ShardSave {
         storage: Arc<dyn CheckpointStorage>,
     ) -> Result<Vec<u8>, CheckpointFault> {
         let storage = &*self.abandon_flag.watch(storage);
-        let (catalogue, shard, training) = (&*self.catalogue, self.shard, &self.training);
+        let catalogue = &*self.catalogue;
+        let shard = self.shard;
+        let training = &self.training;
         let CheckpointCut { mut image, version, gradients, clients, data, calls, .. } = self.cut;
         let tables = std::mem::take(&mut image.tables);
         let file = write_shard(storage, self.name, catalogue, shard, training, image, self.planted);

@@ -40,12 +40,16 @@ impl Shard {
     pub(super) fn recover_members(&mut self, recovery: &Recovery) -> Result<(), StorageError> {
         let record = &recovery.record;
         let Shard { files, variables, peers, steps, counters, .. } = self;
-        (variables.version, variables.gradients) = (record.version, record.gradients);
-        (files.lives, files.generation) = (record.lives, record.generation);
-        (variables.epoch, variables.restored_step) = (record.restore_epoch, record.restored_step);
+        variables.version = record.version;
+        variables.gradients = record.gradients;
+        files.lives = record.lives;
+        files.generation = record.generation;
+        variables.epoch = record.restore_epoch;
+        variables.restored_step = record.restored_step;
         peers.registry.mint_above(record.newest_epoch);
         peers.registry.restore_forgotten(record.forgotten);
-        (peers.chief.epoch, peers.chief.client) = (record.chief, record.chief_client);
+        peers.chief.epoch = record.chief;
+        peers.chief.client = record.chief_client;
         if let Some(owner) = &mut steps.owner {
             owner.restore(record.steps);
             counters.global_step.set(record.steps.step);
@@ -139,7 +143,8 @@ impl Shard {
             // were not answered.
             return Ok(Vec::new());
         }
-        let (layout, push_slots) = (&generation.layout, record.push_slots);
+        let layout = &generation.layout;
+        let push_slots = record.push_slots;
         let journal = &self.files.journal;
         let whole = whole_slots(journal, layout, first, push_slots, record.clients)?;
         self.check_whole_pushes(record.stage, &whole, first)?;

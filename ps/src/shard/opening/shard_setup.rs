@@ -148,7 +148,8 @@ impl ShardSetup {
         let power = (config.storage.durability == Durability::Power).then(Power::default);
         let registry = ClientRegistry::new(config.lease, run.epoch_base, config.planted)
             .keeping(config.cluster.clone());
-        let (generation, lives) = (0, 0);
+        let generation = 0;
+        let lives = 0;
         Shard {
             files: ShardFiles {
                 config: config.clone(),
@@ -230,7 +231,8 @@ pub(in crate::shard) const CONTROL_NEW: &str = "control.new";
 /// once it has its control file. Any other files without one are an arena's state, and are an
 /// error.
 fn clear_unfinished(storage: &ArenaStorage) -> Result<(), StorageError> {
-    let (intent, names) = (file_name(Kind::Intent, 0), storage.names()?);
+    let intent = file_name(Kind::Intent, 0);
+    let names = storage.names()?;
     let mut unfinished = names.iter().all(|name| *name == CONTROL_NEW || *name == intent);
     // The intent is created after the new control file, but a power cut may leave only the intent's
     // name.

@@ -50,7 +50,8 @@ impl ChiefFence {
     pub(in crate::shard) fn raise(&mut self, key: ClientKey, epoch: ClientEpoch) -> bool {
         let is_newer = epoch > self.epoch;
         if is_newer {
-            (self.epoch, self.client) = (epoch, Some(key));
+            self.epoch = epoch;
+            self.client = Some(key);
         }
         is_newer
     }

@@ -344,7 +344,10 @@ impl ClientRegistry {
             self.clients.push(fresh);
             self.changed.insert(key);
             self.by_task.insert(task.clone(), key);
-            let (fenced, replaced, joins, is_known) = (false, None, true, false);
+            let fenced = false;
+            let replaced = None;
+            let joins = true;
+            let is_known = false;
             let displaced = None;
             return Ok(AdmittedClient { key, epoch, fenced, replaced, joins, is_known, displaced });
         };

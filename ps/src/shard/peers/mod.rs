@@ -164,7 +164,8 @@ impl Peers {
         let IncomingHello { connection, hello, now, .. } = *hello;
         let task = TaskId::new(hello.job.as_str(), hello.task);
         self.registry.keep(kept.chain(self.chief.client).collect());
-        let (incarnation, epoch) = (hello.incarnation, hello.client_epoch);
+        let incarnation = hello.incarnation;
+        let epoch = hello.client_epoch;
         self.registry.admit(&task, incarnation, epoch, owns_step, connection, now)
     }
 

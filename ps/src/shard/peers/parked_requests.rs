@@ -119,7 +119,9 @@ mod tests {
     use crate::shard::request::parked_request::WaitReason;
 
     fn request(connection: u64, since: Instant) -> PeerRequest {
-        let (role, client, envelope) = (Role::Reader {}, None, Envelope::default());
+        let role = Role::Reader {};
+        let client = None;
+        let envelope = Envelope::default();
         PeerRequest { connection, role, client, kind: 0, envelope, since, deadline: None }
     }
 

@@ -54,11 +54,14 @@ impl EncodedPart {
         let store = store.ok_or(Refusal::NotInitialized {})?;
         let layout = store.layout();
         if part.offset >= layout.values_end() {
-            let (offset, bytes, limit) = (part.offset, header.body_bytes, layout.values_end());
+            let offset = part.offset;
+            let bytes = header.body_bytes;
+            let limit = layout.values_end();
             return Err(Refusal::Range { offset, bytes, limit });
         }
         let partition = layout.at(part.offset);
-        let (variable, dtype) = (partition.variable, partition.dtype);
+        let variable = partition.variable;
+        let dtype = partition.dtype;
         let refusal = |detail: String| {
             let detail = Detail::clipped(detail);
             Refusal::Encoding { variable, encoding: form.encoding, detail }
@@ -78,7 +81,8 @@ impl EncodedPart {
             return Err(refusal("rows cannot have it".to_owned()));
         }
         let decoded = u64::from(form.elements) * dtype.size() as u64;
-        let (end, limit) = (part.offset + decoded, partition.offset + partition.bytes);
+        let end = part.offset + decoded;
+        let limit = partition.offset + partition.bytes;
         let aligned = (part.offset - partition.offset).is_multiple_of(dtype.size() as u64);
         if !aligned || form.elements == 0 || end > limit || decoded > PART_BYTES_MAX {
             return Err(Refusal::Range { offset: part.offset, bytes: decoded, limit });
@@ -90,13 +94,15 @@ impl EncodedPart {
             _ => header.body_bytes == most,
         };
         if !fits {
-            let (found, elements) = (header.body_bytes, form.elements);
+            let found = header.body_bytes;
+            let elements = form.elements;
             return Err(refusal(format!("{found} bytes for {elements} elements")));
         }
         // The last elements include the padding behind them. Rows may end after any whole row.
         let ends = end == limit || partition.is_sparse();
         let end = if ends { end.next_multiple_of(8) } else { end };
-        let (decoded, bytes) = (decoded as usize, Vec::default());
+        let decoded = decoded as usize;
+        let bytes = Vec::default();
         let encoded = EncodedPart { encoding, variable, dtype, blocks, decoded, factor, bytes };
         Ok((part.offset..end, encoded))
     }

@@ -33,7 +33,9 @@ impl IncomingHello<'_> {
         let cluster = &config.cluster;
         let ps_job = config.job();
         let unknown = |detail: String| {
-            let (job, task, detail) = (hello.job.clone(), hello.task, Detail::clipped(detail));
+            let job = hello.job.clone();
+            let task = hello.task;
+            let detail = Detail::clipped(detail);
             Err(Refusal::UnknownTask { job, task, detail })
         };
         let has = |job: &str| cluster.num_tasks(job).is_ok_and(|tasks| tasks > 0);

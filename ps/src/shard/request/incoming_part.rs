@@ -35,14 +35,17 @@ impl IncomingPart {
     /// Returns the answer that its client waits for from now on, if this is the last part.
     pub(in crate::shard) fn pending_answer(&self, now: Instant) -> PendingAnswer {
         let PeerRequest { connection, envelope, deadline, .. } = self.request;
-        let (request, next, since) = (envelope.request, self.part.next, Some(now));
+        let request = envelope.request;
+        let next = self.part.next;
+        let since = Some(now);
         PendingAnswer { connection, request, next, since, deadline }
     }
 
     /// Returns the push that begins with this part, for a shard that has applied `step` steps, if
     /// it counts them.
     pub(in crate::shard) fn new_push(&self, step: Option<u64>) -> PushArrival {
-        let (named, part) = (self.request.envelope.step, &self.part);
+        let named = self.request.envelope.step;
+        let part = &self.part;
         PushArrival {
             sequence: self.sequence(),
             operation: part.operation,

@@ -191,7 +191,8 @@ mod tests {
         let mut words = vec![0; CallRecord::WORDS];
         encode(&calls, u64::MAX, &mut words);
         assert!(decode(&words).is_ok());
-        let (one, two) = (CallRecord::place(0), CallRecord::place(1));
+        let one = CallRecord::place(0);
+        let two = CallRecord::place(1);
         let name = words[one + NAME];
         for (word, value) in [
             (CLOSED, EPOCH_LIMIT),

@@ -203,7 +203,8 @@ mod tests {
             let job = pushpull_common::protocol::wire::Text::<JOB_BYTES_MAX>::clipped(&job);
             let task = TaskId::new(job.as_str(), index);
             let presence = [ClientPresence::Present, ClientPresence::Left, ClientPresence::Lost][presence];
-            let (epoch, incarnation) = (ClientEpoch(epoch), Incarnation(incarnation));
+            let epoch = ClientEpoch(epoch);
+            let incarnation = Incarnation(incarnation);
             let restored = DurableClient { task: task.clone(), epoch, incarnation, presence, window, reads_data };
             let settled: Vec<_> = restored.window.settled().collect();
             let newest = restored.window.newest();

@@ -99,7 +99,8 @@ impl DataRecord {
         let name = name.ok_or_else(|| fault(NAME, "the name of a data set"))?;
         let batch = u32::try_from(load(BATCH)).map_err(|_| fault(BATCH, "the size of a batch"))?;
         let optional = |bit: u64, word: usize| (flags & bit != 0).then(|| load(word));
-        let (seed, epochs) = (optional(HAS_SEED, SEED), optional(HAS_EPOCHS, EPOCHS));
+        let seed = optional(HAS_SEED, SEED);
+        let epochs = optional(HAS_EPOCHS, EPOCHS);
         let drops_remainder = flags & DROPS_REMAINDER != 0;
         let set = DataSet::of_fields(name, load(SAMPLES), batch, seed, epochs, drops_remainder);
         let set = set.map_err(|error| fault(SAMPLES, &format!("a data set; {error}")))?;

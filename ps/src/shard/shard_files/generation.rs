@@ -150,7 +150,8 @@ impl Generation {
     ) -> Result<(Box<Store>, Inbox), StorageError> {
         let Generation { catalogue, layout, rules, geometry, push_slots } = self;
         let reservation = self.reserve(files)?;
-        let (words, tables) = (self.table_words(), self.tables());
+        let words = self.table_words();
+        let tables = self.tables();
         let generation = files.generation + 1;
         for kind in OF_A_GENERATION {
             // An earlier attempt was killed, or ran out of space.

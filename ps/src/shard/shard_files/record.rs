@@ -278,7 +278,9 @@ pub(crate) fn encode_admitted(
 pub(crate) fn decode_admitted(words: &[u64], clients: usize) -> Result<Vec<AdmittedPush>, usize> {
     let mut admitted: Vec<AdmittedPush> = Vec::new();
     for (index, word) in words.chunks_exact(ADMITTED_WORDS).enumerate() {
-        let (token, holder, factor) = (word[0], word[1], BitwiseF64::from_bits(word[2]));
+        let token = word[0];
+        let holder = word[1];
+        let factor = BitwiseF64::from_bits(word[2]);
         if word == [0; ADMITTED_WORDS] {
             continue;
         }
@@ -292,7 +294,8 @@ pub(crate) fn decode_admitted(words: &[u64], clients: usize) -> Result<Vec<Admit
         if !(factor.get() > 0.0 && factor.get() <= 1.0) {
             return Err(ADMITTED_WORDS * index + 2);
         }
-        let (holder, batch) = (ClientKey(holder as u32 - 1), word[3].checked_sub(1).map(DataBatch));
+        let holder = ClientKey(holder as u32 - 1);
+        let batch = word[3].checked_sub(1).map(DataBatch);
         admitted.push(AdmittedPush { token, holder, factor, batch });
     }
     Ok(admitted)
@@ -392,7 +395,8 @@ pub(in crate::shard) mod tests {
                     // Other shards report any squared norm. Negative ones are rejected.
                     let squares = [a, b].map(|it| if it < 0.0 { -it } else { it }).map(BitwiseF64::from);
                     let factor = clipping::factor(bound.into(), squares.into_iter());
-                    let (holder, batch) = (ClientKey(holder), batch.map(DataBatch));
+                    let holder = ClientKey(holder);
+                    let batch = batch.map(DataBatch);
                     AdmittedPush { token, holder, factor, batch }
                 })
                 .collect();
@@ -438,12 +442,15 @@ pub(in crate::shard) mod tests {
     #[test]
     fn admitted_pushes_have_their_documented_words() {
         let push = |token, holder, factor: f64, batch: Option<u64>| {
-            let (holder, factor, batch) = (ClientKey(holder), factor.into(), batch.map(DataBatch));
+            let holder = ClientKey(holder);
+            let factor = factor.into();
+            let batch = batch.map(DataBatch);
             AdmittedPush { token, holder, factor, batch }
         };
         let admitted = vec![push(7, 1, 1.0, Some(4)), push(3, 0, 0.5, None)];
         let words: Vec<u64> = encode_admitted(&admitted, 3).collect();
-        let (one, half) = (1.0_f64.to_bits(), 0.5_f64.to_bits());
+        let one = 1.0_f64.to_bits();
+        let half = 0.5_f64.to_bits();
         assert_eq!(words, [7, 2, one, 5, 3, 1, half, 0, 0, 0, 0, 0]);
         assert_eq!(decode_admitted(&words, 2), Ok(admitted));
         let beyond = 1.5_f64.to_bits();

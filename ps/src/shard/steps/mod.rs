@@ -68,14 +68,16 @@ pub(super) struct Steps {
 impl Steps {
     pub(super) fn new(id: ShardId, config: Arc<PsConfig>, counters: Arc<Counters>) -> Steps {
         let PsConfig { last_step, planted, .. } = *config;
-        let (rule, owns_step) = (config.rule(), id.shard == 0 && config.owns_step());
+        let rule = config.rule();
+        let owns_step = id.shard == 0 && config.owns_step();
         let owner = owns_step.then(|| match rule {
             Some(rule) => {
                 TokenIssuer::Synchronous(Box::new(StepCoordinator::new(rule, 1, planted)))
             }
             None => {
                 let mode = config.mode.asynchronous().copied().unwrap_or_default();
-                let (wait_ahead, reject_older) = (mode.wait_ahead, mode.reject_older);
+                let wait_ahead = mode.wait_ahead;
+                let reject_older = mode.reject_older;
                 let tokens = AsynchronousTokens::new(last_step, wait_ahead, reject_older, planted);
                 TokenIssuer::Asynchronous(Box::new(tokens))
             }

@@ -85,7 +85,8 @@ pub(super) fn random_parts(entry: usize, random: &mut Random) -> Vec<(u64, Vec<u
             let words = 1 + random.below(rest.len() as u64 / 8) as usize;
             let (head, tail) = rest.split_at(8 * words);
             parts.push((offset, head.to_vec()));
-            (offset, rest) = (offset + head.len() as u64, tail);
+            offset += head.len() as u64;
+            rest = tail;
         }
     }
     parts

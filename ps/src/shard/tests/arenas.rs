@@ -62,13 +62,15 @@ pub(super) fn train(world: &mut World) -> ConnectionId {
     let body = bytes_of(&gradient);
     for sequence in 1..=3 {
         for line in lines {
-            let (grant, push_slot) = (world.token(line), world.push_slot(line));
+            let grant = world.token(line);
+            let push_slot = world.push_slot(line);
             let push = Push::gradient(sequence, grant, push_slot);
             world.push_answer(line, &push, &[(0, &body)]);
         }
     }
     world.token(lines[0]);
-    let (grant, push_slot) = (world.token(lines[1]), world.push_slot(lines[1]));
+    let grant = world.token(lines[1]);
+    let push_slot = world.push_slot(lines[1]);
     let push = Push::gradient(4, grant, push_slot);
     world.push(lines[1], &push, &[(0, &body)]);
     lines[0]
@@ -181,7 +183,8 @@ impl Decoded {
                 bodies.extend_from_slice(inbox.unwrap().bytes(number, extent.clone()).unwrap());
             }
         }
-        let (mut tables, mut contents) = (0, Vec::new());
+        let mut tables = 0;
+        let mut contents = Vec::new();
         if let VariablesState::Declared(store) | VariablesState::Ready(store) =
             &shard.variables.state
         {

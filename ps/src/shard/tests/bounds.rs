@@ -228,7 +228,8 @@ fn a_gradient_that_becomes_too_old_while_it_arrives_is_dropped_whole() {
         BoundedWorkers::new(3, |config| config.mode(Asynchronous::default().reject_older(0)));
     let old = workers.token(1).unwrap();
     let push = workers.begin(1, old, false);
-    let (line, half) = (workers.lines[1], bytes_of(&[9.0]));
+    let line = workers.lines[1];
+    let half = bytes_of(&[9.0]);
     // The first half is fresh enough, and is applied to shadow blocks.
     workers.world.send(line, push.envelope(), push.part(0, None), &half);
     assert!(workers.train(0));
@@ -273,7 +274,8 @@ fn a_stale_push_whose_token_is_taken_back_between_its_parts_is_refused_for_its_t
         let old = workers.token(1).unwrap();
         assert!(workers.train(0));
         let push = workers.begin(1, old, false);
-        let (line, body) = (workers.lines[1], bytes_of(&[9.0; 4]));
+        let line = workers.lines[1];
+        let body = bytes_of(&[9.0; 4]);
         let (before, after) = body.split_at(skipped);
         workers.world.send(line, push.envelope(), push.part(0, None), before);
         workers.pass(timeout + 2 * TICK, &[0, 1]);
@@ -300,7 +302,8 @@ fn a_whole_push_keeps_its_token_when_another_is_sent_under_it() {
     // A whole push of the newest values, which is queued.
     let young = Grant { step: 2.into(), ..token };
     let push = workers.begin(1, young, false);
-    let (line, body) = (workers.lines[1], bytes_of(&[1.0, 1.0]));
+    let line = workers.lines[1];
+    let body = bytes_of(&[1.0, 1.0]);
     let first = workers.world.send(line, push.envelope(), push.part(0, Some(16)), &body);
     let push = workers.begin(1, token, false);
     let second = workers.world.send(line, push.envelope(), push.part(0, Some(16)), &body);

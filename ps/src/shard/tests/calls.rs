@@ -39,7 +39,8 @@ fn one_shard() -> Calls {
 }
 
 pub(super) fn open(name: &str) -> Message {
-    let (source, epoch) = (CallSource(0), CallEpoch(0));
+    let source = CallSource(0);
+    let epoch = CallEpoch(0);
     message::OpenCalls { name: Text::clipped(name), source, epoch }.into()
 }
 
@@ -86,7 +87,8 @@ impl Calls {
 
     /// Returns the calls without another epoch.
     fn query(&mut self) -> CallsAre {
-        let (line, name) = (self.workers[0][0], Text::clipped("trainer"));
+        let line = self.workers[0][0];
+        let name = Text::clipped("trainer");
         calls_are(self.world.ask(line, message::CallsQuery { name }.into()))
     }
 
@@ -193,7 +195,8 @@ fn a_push_that_is_applied_on_arrival_is_discarded_if_its_call_counts_meanwhile()
     let mut calls = one_shard();
     let opened = calls.open();
     let slow = calls.gradient(0, call(&opened, 1));
-    let (line, body) = (calls.workers[0][0], ones());
+    let line = calls.workers[0][0];
+    let body = ones();
     calls.world.send(line, slow.envelope(), slow.part(0, None), &body[..16]);
     assert_eq!(calls.push(1, call(&opened, 1)), applied(1));
     let last = slow.part(16, Some(body.len() as u64));
@@ -215,7 +218,8 @@ fn a_push_that_is_applied_on_arrival_is_discarded_if_its_call_counts_meanwhile()
 fn all_parts_of_a_push_are_of_one_call() {
     let mut calls = one_shard();
     let opened = calls.open();
-    let (line, body) = (calls.workers[0][0], ones());
+    let line = calls.workers[0][0];
+    let body = ones();
     let named = calls.gradient(0, call(&opened, 1));
     let unnamed = Push { call: None, ..named };
     for (first, second) in [(named, unnamed), (unnamed, named)] {
@@ -326,8 +330,8 @@ fn a_stale_gradient_settles_no_call_and_a_repeated_one_is_not_stale() {
     let mode = Mode::from(Asynchronous::default().reject_older(0));
     let mut calls = calls_of(1, |config| config.mode(mode));
     let opened = calls.open();
-    let (stale, repeated) =
-        (calls.gradient(0, call(&opened, 1)), calls.gradient(0, call(&opened, 2)));
+    let stale = calls.gradient(0, call(&opened, 1));
+    let repeated = calls.gradient(0, call(&opened, 2));
     assert_eq!(calls.push(1, call(&opened, 2)), applied(1));
     let line = calls.workers[0][0];
     let answer = calls.world.push_answer(line, &stale, &[(0, &ones())]);
@@ -548,10 +552,12 @@ fn a_repeated_push_under_a_token_of_another_complete_push_is_refused() {
     let mut calls = one_shard();
     let opened = calls.open();
     assert_eq!(calls.push(0, call(&opened, 1)), applied(1));
-    let (line, body) = (calls.workers[0][0], ones());
+    let line = calls.workers[0][0];
+    let body = ones();
     let paid = calls.gradient(0, call(&opened, 2));
     let request = calls.world.push(line, &paid, &[(0, &body)]);
-    let (sequence, push_slot) = (50, calls.world.push_slot(line));
+    let sequence = 50;
+    let push_slot = calls.world.push_slot(line);
     let second = Push { sequence, push_slot, call: Some(call(&opened, 1)), ..paid };
     let refused = calls.world.push(line, &second, &[(0, &body)]);
     let refused = outcome(calls.world.answer(line, refused).unwrap());

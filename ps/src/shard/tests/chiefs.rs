@@ -45,7 +45,8 @@ pub(super) fn an_older_chief_is_fenced(planted: PlantedBugs) {
     let fresh = [world.join(1, &mut second)];
     let old = lines[1];
     let name = pushpull_common::protocol::wire::Text::clipped("ckpt");
-    let (epoch, step) = (RestoreEpoch(1), 0.into());
+    let epoch = RestoreEpoch(1);
+    let step = 0.into();
     let checkpoint = message::CheckpointId { name, epoch: RestoreEpoch(0), step };
     let asked: [Message; 4] = [
         message::Initialize { epoch }.into(),
@@ -82,7 +83,8 @@ pub(super) fn an_older_chief_is_fenced(planted: PlantedBugs) {
 fn a_half_sent_declaration_of_an_older_chief_is_refused() {
     let (mut world, _, lines, mut second) = world(PlantedBugs::default());
     let catalogue = world.catalogue.clone();
-    let (digest, body) = (catalogue.digest(), catalogue.encode());
+    let digest = catalogue.digest();
+    let body = catalogue.encode();
     let envelope = Envelope::default();
     let request =
         world.announce(lines[1], envelope, message::Declare { digest }.into(), body.len());
@@ -155,7 +157,8 @@ fn a_worker_cannot_become_the_chief_under_its_epoch() {
         for older in [false, true] {
             let configure = |config: PsConfig| config.shards(2).lease(LEASE);
             let mut world = World::bare(variables(), Sgd::new(1.0), configure);
-            let (mut first, mut worker) = (chief(), worker(7));
+            let mut first = chief();
+            let mut worker = worker(7);
             for shard in [0, 1] {
                 if older {
                     world.join(shard, &mut worker);

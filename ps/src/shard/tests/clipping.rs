@@ -12,12 +12,14 @@ fn a_gradient_is_scaled_by_its_norm_over_all_shards() {
     for shards in [1, 2] {
         let mode = synchronous(2, 2).clip_by_global_norm(norm());
         let mut cluster = ShardCluster::new(shards, mode, |config| config);
-        let (a, b) = (cluster.token(0), cluster.token(1));
+        let a = cluster.token(0);
+        let b = cluster.token(1);
         assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
         assert_eq!(cluster.push(1, b, 4.0), ACCEPTED(0));
         // The norm on one shard alone would give another value there.
         assert_eq!(cluster.values(1), (-1.0, -1.0), "{shards} shards");
-        let (a, b) = (cluster.token(0), cluster.token(1));
+        let a = cluster.token(0);
+        let b = cluster.token(1);
         cluster.push(0, a, 0.5);
         cluster.push(1, b, 0.25);
         assert_eq!(cluster.values(2), (-1.375, -1.375), "no gradient exceeds the bound");

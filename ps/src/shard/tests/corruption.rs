@@ -192,7 +192,8 @@ impl DamageMatrix {
                 self.judge(&file, &what, vec![(file.clone(), Some(theirs.to_vec()))]);
             }
             for (name, other) in self.files.clone().iter().filter(|(name, _)| **name != file) {
-                let (ours, theirs) = (Some(bytes.to_vec()), Some(other.to_vec()));
+                let ours = Some(bytes.to_vec());
+                let theirs = Some(other.to_vec());
                 let swapped = vec![(file.clone(), theirs), (name.clone(), ours)];
                 self.judge(&file, &format!("a swap with {name}"), swapped);
             }
@@ -269,7 +270,8 @@ fn run(integrity: bool) -> BTreeMap<String, Tally> {
     for image in images(integrity) {
         let world = world(LIFE, 1, integrity);
         let right = Decoded::of(&world, image.files.clone(), LIFE).unwrap();
-        let (files, image) = (image.files, image.name);
+        let files = image.files;
+        let image = image.name;
         let mut matrix = DamageMatrix { world, files, right, integrity, image, tallies };
         matrix.flips(&mut random);
         matrix.lengths();

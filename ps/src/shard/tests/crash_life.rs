@@ -138,7 +138,8 @@ pub(super) fn run(
     // The first declaration contains the variables with their own optimizers, too.
     let named = model().into_iter().filter(|variable| ["dense", "bias"].contains(&variable.name()));
     let others = variables().into_iter().chain([users()]).chain(named).collect();
-    let (catalogue, other) = (world.catalogue.clone(), place(others, 1));
+    let catalogue = world.catalogue.clone();
+    let other = place(others, 1);
     assert!(matches!(world.declare(line, &other), Message::Declared(_)));
     assert!(matches!(world.declare(line, &catalogue), Message::Declared(_)));
 
@@ -167,7 +168,8 @@ pub(super) fn run(
     // A few rows in place, one of which spans two blocks; then all rows.
     for (sequence, rows) in [(8, vec![1_u32, 2, 12, 38]), (9, (0..40).collect())] {
         let push = world.gradient(line, sequence);
-        let (index, values) = (index_of(&rows), numbers(5 * rows.len(), 6.0));
+        let index = index_of(&rows);
+        let values = numbers(5 * rows.len(), 6.0);
         applied(&world.push_answer(line, &push, &[(3328, &index), (768, &values)]));
     }
     // Enough rows of a table to grow its index by a page; then more, for which some are
@@ -177,7 +179,8 @@ pub(super) fn run(
     for (sequence, ids) in pushes.into_iter().filter(|_| scenario.many_clients) {
         let ids: Vec<u64> = ids.collect();
         let push = world.gradient(line, sequence);
-        let (index, values) = (index_of(&ids), numbers(2 * ids.len(), 7.0));
+        let index = index_of(&ids);
+        let values = numbers(2 * ids.len(), 7.0);
         applied(&world.push_answer(line, &push, &[(3496, &index), (1568, &values)]));
     }
     let evicted = world.metrics().table_rows_evicted;

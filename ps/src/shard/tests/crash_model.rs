@@ -104,7 +104,8 @@ impl Judge {
         let test_files = TestFiles::with(files.clone());
         let images = Rc::new(RefCell::new(Vec::new()));
         let event_count = Rc::new(Cell::new(0));
-        let (left, counter) = (images.clone(), event_count.clone());
+        let left = images.clone();
+        let counter = event_count.clone();
         let mut follow = Images::new(test_files.clone(), self.random.below(u64::MAX));
         let watch = store_trace::watch(move |event| {
             counter.set(counter.get() + 1);

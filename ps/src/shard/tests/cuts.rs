@@ -40,7 +40,8 @@ fn cluster_of(
 
 /// Makes a step of the gradients 1 and 3.
 fn step(cluster: &mut ShardCluster, step: u64) {
-    let (a, b) = (cluster.token(0), cluster.token(1));
+    let a = cluster.token(0);
+    let b = cluster.token(1);
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(step));
     assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(step));
 }
@@ -82,7 +83,8 @@ fn a_checkpoint_is_of_the_step_that_all_shards_had_applied() {
     let (mut cluster, storage) = cluster(folder.path());
     step(&mut cluster, 0);
     // In the middle of the second step: one of its gradients is admitted.
-    let (a, b) = (cluster.token(0), cluster.token(1));
+    let a = cluster.token(0);
+    let b = cluster.token(1);
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(1));
     assert_eq!(request_save(&mut cluster), [1]);
     let save = Save::begin(storage, RestoreEpoch(1), GlobalStep(1), None).unwrap();
@@ -101,7 +103,8 @@ fn publish_and_restore(cluster: &mut ShardCluster, save: Save, shards: Vec<Shard
     let catalogue = cluster.world.catalogue.clone();
     let training = CheckpointTraining::by_one(&catalogue, "sgd", &[]);
     let name = save.name();
-    let (epoch, step) = (RestoreEpoch(name.restore_epoch), GlobalStep(name.global_step));
+    let epoch = RestoreEpoch(name.restore_epoch);
+    let step = GlobalStep(name.global_step);
     let name = Text::clipped(name.to_string());
     let contents = Contents { saved_unix_ms: 1, training, shards, user: Vec::new() };
     save.publish(&catalogue, contents).unwrap();
@@ -247,7 +250,8 @@ fn a_shard_without_a_cut_of_the_step_refuses_to_save_it() {
 /// receive the commit of the step.
 fn one_behind(folder: &std::path::Path) -> ShardCluster {
     let (mut cluster, _) = cluster(folder);
-    let (a, b) = (cluster.token(0), cluster.token(1));
+    let a = cluster.token(0);
+    let b = cluster.token(1);
     cluster.push(0, a, 1.0);
     cluster.replicas[1].sequence += 1;
     cluster.push_to(1, 1, b, 3.0);

@@ -25,7 +25,8 @@ fn declare(set: &DataSet) -> Message {
 fn ready(configure: impl Fn(PsConfig) -> PsConfig) -> (World, ConnectionId, ConnectionId) {
     let (mut world, chief) = World::ready(variables(), Sgd::new(1.0), configure);
     world.disconnect(chief[0]);
-    let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
+    let a = world.join(0, &mut worker(1));
+    let b = world.join(0, &mut worker(2));
     for line in [a, b] {
         let declared = world.ask(line, declare(&data_set()));
         assert!(matches!(declared, Message::DataDeclared(_)), "{declared:?}");
@@ -94,7 +95,8 @@ fn a_client_waits_for_batches_that_others_hold_at_the_end() {
     let waiting = world.say(b, ask());
     assert_eq!(world.answer(b, waiting), None);
     let last = grants[5];
-    let (token, generation) = (last.token, last.generation);
+    let token = last.token;
+    let generation = last.generation;
     world.ask(a, message::ReturnToken { token, generation }.into());
     let Some(Message::Granted(granted)) = world.answer(b, waiting) else { panic!() };
     assert_eq!(samples(granted.grant), samples(last));
@@ -104,7 +106,8 @@ fn a_client_waits_for_batches_that_others_hold_at_the_end() {
 fn the_batch_of_a_skipped_token_is_never_granted_again() {
     let (mut world, a, b) = ready(|config| config);
     let grant = world.token(a);
-    let (token, generation) = (grant.token, grant.generation);
+    let token = grant.token;
+    let generation = grant.generation;
     let skip = || -> Message { message::SkipBatch { token, generation }.into() };
     assert_eq!(world.ask(a, skip()), message::Returned {}.into());
     assert_eq!(world.refused(a, skip()), Refusal::Token { token, generation });
@@ -118,7 +121,8 @@ fn the_batch_of_a_skipped_token_is_never_granted_again() {
 fn the_batch_of_a_stale_gradient_is_granted_again() {
     let mode = || Asynchronous::default().reject_older(0);
     let (mut world, a, b) = ready(|config| config.mode(mode()));
-    let (old, young) = (world.token(a), world.token(b));
+    let old = world.token(a);
+    let young = world.token(b);
     assert!(matches!(spend(&mut world, b, 1, young), Outcome::Applied { .. }));
     assert!(matches!(spend(&mut world, a, 1, old), Outcome::Stale { .. }));
     assert_eq!(samples(world.token(b)), samples(old));
@@ -213,12 +217,14 @@ fn data_are_not_declared_beside_a_worker_that_has_trained_without() {
 fn data_are_not_declared_while_tokens_without_a_batch_are_held() {
     let (mut world, chief) = World::ready(variables(), Sgd::new(1.0), |config| config);
     world.disconnect(chief[0]);
-    let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
+    let a = world.join(0, &mut worker(1));
+    let b = world.join(0, &mut worker(2));
     let grant = world.token(a);
     assert_eq!((grant.samples, grant.ahead), (None, None));
     let Refusal::DataSet { differs } = world.refused(b, declare(&data_set())) else { panic!() };
     assert!(differs.to_string().starts_with("1 tokens without a batch"), "{differs}");
-    let (token, generation) = (grant.token, grant.generation);
+    let token = grant.token;
+    let generation = grant.generation;
     world.ask(a, message::ReturnToken { token, generation }.into());
     assert!(matches!(world.ask(b, declare(&data_set())), Message::DataDeclared(_)));
 }

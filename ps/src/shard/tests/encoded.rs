@@ -183,7 +183,8 @@ fn half_precision_values_travel_in_two_bytes_or_four() {
     let variables = vec![VariableSpec::f32("w", [1]).unwrap(), brains, plain];
     let (mut world, _) = World::ready(variables, Sgd::new(1.0), |config| config);
     let line = world.join(0, &mut worker(1));
-    let (of_brains, of_plain) = (Encoding::Bf16.code(), Encoding::F16.code());
+    let of_brains = Encoding::Bf16.code();
+    let of_plain = Encoding::F16.code();
     let send = |world: &mut World, push: Push, form, offset, whole, body: &[u8]| {
         let message = match form {
             Some(form) => push.encoded(form, offset, Some(whole)),

@@ -40,7 +40,8 @@ fn encode(codec: Codec, before: usize, values: &[f32]) -> Vec<u8> {
 }
 
 fn decode(codec: Codec, before: usize, values: &[f32]) -> Vec<f32> {
-    let (bytes, mut found) = (encode(codec, before, values), vec![0.0; values.len()]);
+    let bytes = encode(codec, before, values);
+    let mut found = vec![0.0; values.len()];
     let blocks = ScaleBlocks::of_rows(3, before);
     codec.encoding().decode_rows(blocks, &bytes, &mut found).unwrap();
     found
@@ -109,7 +110,8 @@ fn encoded_rows_are_decoded_into_the_inbox() {
     for codec in [Codec::F16, Codec::Bf16, Codec::Int8] {
         let code = codec.encoding().code();
         let all = encode(codec, 0, &VALUES);
-        let (head, tail) = (encode(codec, 0, &VALUES[..4]), encode(codec, 1, &VALUES[4..]));
+        let head = encode(codec, 0, &VALUES[..4]);
+        let tail = encode(codec, 1, &VALUES[4..]);
         let whole: &[Encoded<'_>] = &[(0, code, 6, &all, Some(24))];
         // The second part begins within a row, which then has two scales.
         let cut: &[Encoded<'_>] = &[(0, code, 4, &head, None), (16, code, 2, &tail, Some(24))];
@@ -136,7 +138,8 @@ fn encoded_rows_of_growing_tables_are_decoded_into_the_inbox() {
     let (mut world, line) = ready();
     let code = Encoding::Int8.code();
     // Three rows: an odd number, so that padding follows.
-    let (ids, values) = ([7_u64, 1 << 40, u64::MAX], [&VALUES[..], &[0.25, 0.5, 3.0]].concat());
+    let ids = [7_u64, 1 << 40, u64::MAX];
+    let values = [&VALUES[..], &[0.25, 0.5, 3.0]].concat();
     let body = encode(Codec::Int8, 0, &values);
     let gradient = world.gradient(line, 1);
     let parts = [(USERS.0, code, 9, &body[..], Some(40))];
@@ -153,7 +156,8 @@ fn encoded_rows_of_growing_tables_are_decoded_into_the_inbox() {
 /// Malformed rows are refused and change nothing, and the push slot serves the next push.
 #[test]
 fn malformed_rows_are_refused_with_their_variable() {
-    let (f16, int8) = (Encoding::F16.code(), Encoding::Int8.code());
+    let f16 = Encoding::F16.code();
+    let int8 = Encoding::Int8.code();
     let body = encode(Codec::Int8, 0, &VALUES);
     let refused = |parts: &[Encoded<'_>]| {
         let (mut world, line) = ready();
@@ -164,7 +168,8 @@ fn malformed_rows_are_refused_with_their_variable() {
         let push_slot = world.push_slot(line);
         let grant = world.token(line);
         let push = Push::gradient(2, grant, push_slot);
-        let (index, values) = (index_of(&[0_u32, 1]), bytes_of(&[1f32; 6]));
+        let index = index_of(&[0_u32, 1]);
+        let values = bytes_of(&[1f32; 6]);
         let answer = world.push_answer(line, &push, &[(ROWS.1, &index), (ROWS.0, &values)]);
         assert!(is_applied(&answer), "{answer:?}");
         let rows = pull(&mut world, line, 0, &[0_u32, 1, 4], None).unwrap();
@@ -231,7 +236,8 @@ fn half_precision_rows_travel_in_two_bytes_or_four() {
     // The layout is that of f32.
     let (mut world, _) = World::ready(variables, Sgd::new(1.0), |config| config);
     let line = world.join(0, &mut worker(1));
-    let (f16, bf16) = (Encoding::F16.code(), Encoding::Bf16.code());
+    let f16 = Encoding::F16.code();
+    let bf16 = Encoding::Bf16.code();
     let index = index_of(&[1_u32, 4]);
     let values = [1.0, -2.5, 0.1, 65504.0, 2f32.powi(-20), 3.0];
     let body = encode(Codec::F16, 0, &values);

@@ -48,7 +48,8 @@ fn a_worker_joins_and_leaves_or_is_lost_and_joins_again() {
     world.join(0, &mut peer);
     assert_eq!(taken(&mut world), [joined(true)]);
     world.pass(LEASE + TICK, &[]);
-    let (silent, tokens) = (LEASE, 0);
+    let silent = LEASE;
+    let tokens = 0;
     let lost = Event::WorkerLost { task: task.clone(), step: 0, silent, tokens };
     assert_eq!(taken(&mut world), [lost]);
     let mut restarted = peer.restarted();
@@ -77,7 +78,8 @@ fn a_lost_worker_is_named_with_its_tokens() {
 #[test]
 fn a_wait_is_reported_once_after_a_lease_and_so_is_its_end() {
     let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| with_workers(config, 2));
-    let (a, b) = (cluster.token(0), cluster.token(1));
+    let a = cluster.token(0);
+    let b = cluster.token(1);
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
     assert_eq!(cluster.try_token(0), Ok(None));
     taken(&mut cluster.world);
@@ -89,14 +91,16 @@ fn a_wait_is_reported_once_after_a_lease_and_so_is_its_end() {
     assert_eq!((&wait.workers[..], wait.waited), (&[TaskId::worker(1)][..], LEASE));
     assert_eq!(cluster.push(1, b, 1.0), ACCEPTED(0));
     cluster.pass(TICK, &[0, 1]);
-    let (workers, waited) = (vec![TaskId::worker(1)], 5 * LEASE);
+    let workers = vec![TaskId::worker(1)];
+    let waited = 5 * LEASE;
     assert_eq!(taken(&mut cluster.world), [Event::WaitEnded { step: 1, workers, waited }]);
 }
 
 #[test]
 fn a_wait_goes_on_if_its_request_is_repeated() {
     let mut cluster = ShardCluster::new(1, synchronous(2, 2), |config| config);
-    let (a, b) = (cluster.token(0), cluster.token(1));
+    let a = cluster.token(0);
+    let b = cluster.token(1);
     cluster.push(0, a, 1.0);
     for _ in 0..3 {
         assert_eq!(cluster.try_token(0), Ok(None));
@@ -186,7 +190,9 @@ fn a_variable_without_a_gradient_in_a_hundred_updates_is_reported_once() {
             assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
             assert_eq!(world.events.len(), usize::from(sequence >= 100), "push {sequence}");
         }
-        let (shard, variable, updates) = (ShardId::default(), "d".to_owned(), 100);
+        let shard = ShardId::default();
+        let variable = "d".to_owned();
+        let updates = 100;
         assert_eq!(taken(&mut world), [Event::NeverTrained { shard, variable, updates }]);
     }
 }

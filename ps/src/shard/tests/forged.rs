@@ -144,7 +144,8 @@ fn forged_arenas_are_refused_or_work() {
         std::env::var("PUSHPULL_LIARS").map_or(arena_count, |count| count.parse().unwrap());
     let seeds = seed.map_or(0..arena_count, |seed: u64| seed..seed + 1);
     let states: Vec<_> = [false, true].map(images).into_iter().flatten().collect();
-    let (mut refused, mut works) = (0, 0);
+    let mut refused = 0;
+    let mut works = 0;
     for seed in seeds {
         let _seed_guard = PrintSeedOnPanic(seed);
         let mut random = Random::new(seed);

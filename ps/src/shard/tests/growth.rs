@@ -35,8 +35,10 @@ fn push(
     let gradient: Push = world.gradient(line, sequence);
     let layout = world.catalogue.layout(ShardId { task: 0, shard: 0 });
     let table = &layout.tables()[0];
-    let (index_at, rows_at) = (table.index.unwrap(), table.offset);
-    let (index, row) = (index_of(&[id]), bytes_of(&[5_f32, 6.0]));
+    let index_at = table.index.unwrap();
+    let rows_at = table.offset;
+    let index = index_of(&[id]);
+    let row = bytes_of(&[5_f32, 6.0]);
     world.push(line, &gradient, &[(index_at, &index), (rows_at, &row)])
 }
 
@@ -130,10 +132,12 @@ fn a_heartbeat_is_answered_while_an_update_grows_its_table() {
     let gradient: Push = world.gradient(line, 1);
     let layout = world.catalogue.layout(ShardId { task: 0, shard: 0 });
     let table = &layout.tables()[0];
-    let (index_at, rows_at) = (table.index.unwrap(), table.offset);
+    let index_at = table.index.unwrap();
+    let rows_at = table.offset;
     let ids: Vec<u64> = (0..u64::from(ROWS)).map(|id| 3 * id).collect();
     let rows = bytes_of(&vec![1_f32; 32 * ROWS as usize]);
-    let (index, mut parts) = (index_of(&ids), Vec::new());
+    let index = index_of(&ids);
+    let mut parts = Vec::new();
     for (values, first) in [(&index, index_at), (&rows, rows_at)] {
         let chunks = values.chunks(1 << 20).enumerate();
         parts.extend(chunks.map(|(part, values)| (first + ((part as u64) << 20), values)));

@@ -36,7 +36,8 @@ fn a_refused_client_learns_the_reason_and_is_closed() {
     assert_eq!(refusal(&mut world, other), Refusal::WrongShard { wanted, task: 0, shards: 1 });
 
     let mut other = hello.clone();
-    (other.version_oldest, other.version_newest) = (7, 9);
+    other.version_oldest = 7;
+    other.version_newest = 9;
     let refused = Refusal::Version { oldest: version::OLDEST, newest: version::NEWEST };
     assert_eq!(refusal(&mut world, other), refused);
 
@@ -61,7 +62,9 @@ fn a_refused_client_learns_the_reason_and_is_closed() {
 
     let mut other = hello.clone();
     other.seen_epoch = RestoreEpoch(2);
-    let (found, current, step) = (RestoreEpoch(2), RestoreEpoch(0), GlobalStep(0));
+    let found = RestoreEpoch(2);
+    let current = RestoreEpoch(0);
+    let step = GlobalStep(0);
     assert_eq!(refusal(&mut world, other), Refusal::RestoreEpoch { found, current, step });
     assert_eq!(world.members, [(0, 0)], "no member has joined");
 }
@@ -104,7 +107,8 @@ fn readers_and_shards_that_are_silent_for_a_lease_lose_their_connections() {
     let mut of_role = |role| world.join(0, &mut Peer { role, ..worker(0) });
     let [reader, silent] = [of_role(Role::Reader {}), of_role(Role::Reader {})];
     let mut peer = super::peers::worker(0).hello(0);
-    (peer.role, peer.job) = (Role::Peer {}, Text::clipped("ps"));
+    peer.role = Role::Peer {};
+    peer.job = Text::clipped("ps");
     let (shard, _) = world.handshake(0, peer, true).unwrap();
     let left = world.join(0, &mut worker(1));
     world.ask(left, message::Leave {}.into());
@@ -203,7 +207,8 @@ fn the_epoch_of_another_task_is_refused_by_the_step_owner() {
     world.join(0, &mut first);
     let mut liar = Peer { epoch: first.epoch, ..worker(2) };
     let refusal = world.try_join(0, &mut liar).unwrap_err();
-    let (epoch, newest) = (first.epoch, ClientEpoch(0));
+    let epoch = first.epoch;
+    let newest = ClientEpoch(0);
     assert_eq!(refusal, Refusal::UnknownEpoch { epoch, newest });
 }
 
@@ -252,7 +257,9 @@ fn a_client_of_another_state_in_the_same_epoch_is_told_so() {
     world.join(0, &mut member);
     for peer in [&member, &worker(2), &chief()] {
         let refusal = world.handshake(0, seen(peer, LIFE.arena + 1), false).unwrap_err();
-        let (found, current, step) = (epoch, epoch, GlobalStep(0));
+        let found = epoch;
+        let current = epoch;
+        let step = GlobalStep(0);
         assert_eq!(refusal, Refusal::RestoreEpoch { found, current, step }, "{:?}", peer.role);
     }
     let (line, welcome) = world.handshake(0, seen(&member, LIFE.arena), false).unwrap();
@@ -301,10 +308,14 @@ fn world_of(cluster: &str, elastic: bool) -> World {
 /// Checks which tasks are accepted, by the role, the job and the index that they claim.
 #[test]
 fn only_tasks_of_the_cluster_are_accepted() {
-    let (only, dense) = ("ps=a:1", "ps=a:1,b:1;worker=c:1,d:1");
+    let only = "ps=a:1";
+    let dense = "ps=a:1,b:1;worker=c:1,d:1";
     let sparse = "ps=a:1;worker=3@c:1;evaluator=d:1";
-    let (local, beside) = ("local=a:1,b:1", "local=a:1,b:1;worker=c:1");
-    let (worker, chief, peer) = (Role::Worker {}, Role::Chief {}, Role::Peer {});
+    let local = "local=a:1,b:1";
+    let beside = "local=a:1,b:1;worker=c:1";
+    let worker = Role::Worker {};
+    let chief = Role::Chief {};
+    let peer = Role::Peer {};
     let table = [
         // A cluster that lists no workers does not restrict them.
         (only, false, worker, "worker", 7, true),
@@ -363,7 +374,8 @@ fn only_tasks_of_the_cluster_are_accepted() {
     for (cluster, elastic, role, job, task, welcome) in table {
         let mut world = world_of(cluster, elastic);
         let mut hello = worker_of(task).hello(0);
-        (hello.role, hello.job) = (role, Text::clipped(job));
+        hello.role = role;
+        hello.job = Text::clipped(job);
         match world.handshake(0, hello, false) {
             Ok(_) => assert!(welcome, "{cluster}: {role:?} {job} {task}"),
             Err(Refusal::UnknownTask { job: named, task: index, detail }) => {

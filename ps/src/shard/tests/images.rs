@@ -38,7 +38,8 @@ impl Stretch {
             if chance() {
                 bytes[start..end].copy_from_slice(&self.old[start..end]);
             }
-            (start, end) = (end, end + LINE);
+            start = end;
+            end += LINE;
         }
     }
 
@@ -66,7 +67,8 @@ pub(super) struct Images {
 
 impl Images {
     pub(super) fn new(test_files: TestFiles, seed: u64) -> Images {
-        let (shared, streamed) = (Vec::new(), Vec::new());
+        let shared = Vec::new();
+        let streamed = Vec::new();
         Images { test_files, shared, streamed, random: Random::new(seed), last: FileCopies::new() }
     }
 

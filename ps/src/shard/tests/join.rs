@@ -209,7 +209,8 @@ fn values_assigned_before_initialization_are_kept() {
 #[test]
 fn clients_that_wait_for_values_are_answered_once_they_exist() {
     let mut world = bare();
-    let (chief, waiting) = (world.join(0, &mut chief()), world.join(0, &mut worker(1)));
+    let chief = world.join(0, &mut chief());
+    let waiting = world.join(0, &mut worker(1));
     let envelope = Envelope { deadline_ms: 300, ..Envelope::default() };
     let with_deadline = world.send(waiting, envelope, message::AwaitReady {}.into(), &[]);
     let without_deadline = world.say(waiting, message::AwaitReady {}.into());

@@ -117,8 +117,10 @@ impl PersistentState {
     /// Returns this state without variables, as it is between two declarations.
     pub(super) fn undeclared(&self) -> PersistentState {
         let mut tables = self.tables.clone();
-        (tables.variables, tables.digest) = (0, None);
-        (tables.assigned, tables.whole) = (Vec::new(), Vec::new());
+        tables.variables = 0;
+        tables.digest = None;
+        tables.assigned = Vec::new();
+        tables.whole = Vec::new();
         PersistentState { tables, values: Vec::new(), rows: Vec::new() }
     }
 }
@@ -129,7 +131,8 @@ impl Shard {
         // Decodes the window as recovery does: outcomes that have left it are of no use.
         let window: Vec<u64> = client.window.words();
         let window = PushWindow::decode(&window, PlantedBugs::default()).expect("a window");
-        let (task, epoch) = (&client.task, client.epoch);
+        let task = &client.task;
+        let epoch = client.epoch;
         let name = format!("{task} {epoch:?} {:?} {:?}", client.incarnation, client.presence);
         let tokens = self.steps.owner.iter().flat_map(|owner| owner.ledger().of(key));
         let tokens = tokens.map(|token| format!("{token:?}")).collect();

@@ -20,7 +20,8 @@ const LEASE: Duration = Duration::from_secs(5);
 #[test]
 fn members_are_counted_as_they_join_leave_and_are_lost() {
     let mut world = World::bare(variables(), Sgd::new(1.0), |config| config);
-    let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
+    let a = world.join(0, &mut worker(1));
+    let b = world.join(0, &mut worker(2));
     let mut reader = worker(3);
     reader.role = Role::Reader {};
     world.join(0, &mut reader);
@@ -119,7 +120,8 @@ fn every_byte_of_a_header_a_meta_and_a_body_renews_the_lease() {
     reader.open();
     // Each message arrives in pieces of this size, one within each lease.
     for (message, body, piece) in [(large, 0, 250), (part, 16, 1)] {
-        let (mut bytes, stamp) = (Vec::new(), BodyStamp::plain(body));
+        let mut bytes = Vec::new();
+        let stamp = BodyStamp::plain(body);
         encode(&mut bytes, &push.envelope(), &message, stamp);
         bytes.resize(bytes.len() + body as usize, 0);
         let pieces = bytes.chunks(piece).len();

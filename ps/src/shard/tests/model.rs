@@ -66,7 +66,8 @@ impl Model {
                 config.token_timeout(timeout).storage(Storage::memory().integrity_full(true));
             PsConfig { block_bytes: 256, planted, ..config }
         });
-        let (reader, chief) = (lines[0], super::peers::chief());
+        let reader = lines[0];
+        let chief = super::peers::chief();
         world.chop = 16 + random.below(800) as usize;
         let calls = random.one_in(2).then(|| calls_are(world.ask(lines[0], open("trainer"))));
         let actors = (1..=2 + random.below(3) as u32).map(actor).collect();
@@ -240,11 +241,15 @@ impl Model {
     fn forget_line(&mut self, index: usize) {
         let keeps_push_slot = self.random.one_in(2);
         let actor = &mut self.actors[index];
-        (actor.line, actor.asked, actor.reserving) = (None, None, None);
+        actor.line = None;
+        actor.asked = None;
+        actor.reserving = None;
         if let Some(pending) = &mut actor.pending {
-            (pending.sent, pending.request) = (0, None);
+            pending.sent = 0;
+            pending.request = None;
             if !keeps_push_slot {
-                (pending.push.push_slot, actor.push_slot) = (0, 0);
+                pending.push.push_slot = 0;
+                actor.push_slot = 0;
             }
         }
     }
@@ -271,7 +276,8 @@ impl Model {
         let left = self.world.say(line, message::Leave {}.into());
         // The client may have been lost before.
         self.world.answer(line, left).expect("`Leave` is answered");
-        (actor.token, actor.push_slot) = (None, 0);
+        actor.token = None;
+        actor.push_slot = 0;
         self.disconnect(index);
     }
 
@@ -388,7 +394,9 @@ impl Model {
             }
             Message::Refused(refused) => match refused.refusal {
                 Refusal::PushSlotTaken { .. } => {
-                    (pending.push.push_slot, pending.sent, pending.request) = (0, 0, None);
+                    pending.push.push_slot = 0;
+                    pending.sent = 0;
+                    pending.request = None;
                     actor.pending = Some(pending);
                 }
                 Refusal::Token { .. } => self.does_not_count(pending.entry),
@@ -420,7 +428,11 @@ fn random_runs_lose_no_push_and_apply_none_twice() {
 
 /// Runs the model once for each of these seeds.
 pub(super) fn suite(planted: PlantedBugs, seeds: Range<u64>) {
-    let (mut pushes, mut unknown, mut refused, mut kills, mut repeated) = (0, 0, 0, 0, 0);
+    let mut pushes = 0;
+    let mut unknown = 0;
+    let mut refused = 0;
+    let mut kills = 0;
+    let mut repeated = 0;
     for seed in seeds {
         let seed_guard = super::random::PrintSeedOnPanic(seed);
         let mut model = Model::new(seed, planted);

@@ -17,8 +17,10 @@ fn a_second_gradient_from_the_same_values_is_one_step_stale() {
     let w = VariableSpec::new("w", DType::F64, Shape::scalar()).unwrap();
     let w = w.initializer(Initializer::Ones);
     let (mut world, _) = World::ready(vec![w], Sgd::new(0.1), |config| config);
-    let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
-    let (token_a, token_b) = (world.token(a), world.token(b));
+    let a = world.join(0, &mut worker(1));
+    let b = world.join(0, &mut worker(2));
+    let token_a = world.token(a);
+    let token_b = world.token(b);
     let read = [f64s(&world.values(a))[0], f64s(&world.values(b))[0]];
     assert_eq!(read, [1.0, 1.0]);
     for (line, grant, gradient, value, step, expected) in

@@ -70,7 +70,8 @@ fn ready(
 
 /// The parts of a push for `small`, `big` or both, with [`LARGE`] at element `at` of the last one.
 fn dense(small: bool, big: bool, at: usize) -> Vec<(u64, Vec<u8>)> {
-    let (mut of_small, mut of_big) = (vec![UNIT; 6], vec![UNIT; BIG]);
+    let mut of_small = vec![UNIT; 6];
+    let mut of_big = vec![UNIT; BIG];
     match big {
         true => of_big[at] = LARGE,
         false => of_small[at] = LARGE,
@@ -146,7 +147,8 @@ fn a_push_that_would_overflow_a_value_changes_nothing_and_names_it() {
             (false, true, 39_999, 1),
         ] {
             let (mut world, line) = begin();
-            let (grant, mut push_slot) = (world.token(line), world.push_slot(line));
+            let grant = world.token(line);
+            let mut push_slot = world.push_slot(line);
             let before = state(&mut world, line);
             for sequence in 1..3 {
                 let push = Push::gradient(sequence, grant, push_slot);
@@ -281,7 +283,8 @@ fn a_synchronous_step_that_overflows_is_applied_and_counted() {
     let mode = synchronous(2, 2);
     let world = World::bare(variables, Sgd::new(RATE), |config| config.mode(mode).inbox_pushes(1));
     let mut cluster = ShardCluster::of(world, mode);
-    let (a, b) = (cluster.token(0), cluster.token(1));
+    let a = cluster.token(0);
+    let b = cluster.token(1);
     cluster.push(0, a, LARGE);
     cluster.push(1, b, LARGE);
     assert_eq!(cluster.values(1).0, f32::INFINITY);

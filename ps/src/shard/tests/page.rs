@@ -43,7 +43,8 @@ fn refused_while(request: &str) -> &'static str {
 }
 
 fn restore(name: &str) -> Message {
-    let (epoch, step) = (RestoreEpoch(1), GlobalStep(1));
+    let epoch = RestoreEpoch(1);
+    let step = GlobalStep(1);
     let checkpoint = CheckpointId { name: Text::clipped(name), epoch, step };
     message::Restore { checkpoint, epoch: RestoreEpoch(9) }.into()
 }
@@ -55,8 +56,13 @@ fn requests() -> Vec<Message> {
     let gradient = Push::plain(1, Operation::Gradient {}, 1).part(0, None);
     let encoded = Push::plain(1, Operation::Gradient {}, 1).encoded((1, 1), 0, None);
     let ranges = List::default();
-    let (operation, token, generation, push_slot) = (Operation::Gradient {}, TokenId(1), 1, 1);
-    let (whole, next, read) = (None, false, None);
+    let operation = Operation::Gradient {};
+    let token = TokenId(1);
+    let generation = 1;
+    let push_slot = 1;
+    let whole = None;
+    let next = false;
+    let read = None;
     let shared =
         message::PushShared { operation, token, generation, push_slot, whole, next, read, ranges };
     vec![
@@ -137,7 +143,8 @@ fn requests_without_values_are_refused_as_on_the_page() {
     let (mut saved, _) = World::ready(variables(), Sgd::new(1.0), configure);
     let storage: Arc<dyn CheckpointStorage> =
         Arc::new(LocalDirectory::create(folder.path()).unwrap());
-    (saved.storage, world.storage) = (Some(storage.clone()), Some(storage.clone()));
+    saved.storage = Some(storage.clone());
+    world.storage = Some(storage.clone());
     let checkpoint = super::restores::save(&mut saved, &storage, 1);
     let restore = message::Restore { checkpoint, epoch: RestoreEpoch(9) };
     let request = world.say(line, restore.into());
@@ -246,7 +253,8 @@ fn an_index_may_come_before_its_rows_or_after_them() {
         vec![table("a"), VariableSpec::f32("b", [2]).unwrap(), table("c")]
     };
     // `a` at 0, `b` at 48, `c` at 56; their indices at 104 and 136.
-    let (index, rows) = (index_of(&[1_u32, 4]), bytes_of(&[-1_f32, -2.0, -3.0, -4.0]));
+    let index = index_of(&[1_u32, 4]);
+    let rows = bytes_of(&[-1_f32, -2.0, -3.0, -4.0]);
     let dense = bytes_of(&[-5_f32, -6.0]);
     let none = index_of::<u32>(&[]);
     let parts = [(0, &rows[..]), (48, &dense[..]), (104, &index[..]), (136, &none[..])];
@@ -292,7 +300,8 @@ fn a_shard_that_does_not_own_the_step_reports_none() {
 #[test]
 fn a_hello_is_checked_by_its_seen_epoch_and_not_by_its_header() {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), |config| config);
-    let (request, restore_epoch) = (RequestId(500), RestoreEpoch(77));
+    let request = RequestId(500);
+    let restore_epoch = RestoreEpoch(77);
     let envelope = Envelope { request, restore_epoch, ..Envelope::default() };
     let (header, said) = pack(&envelope, &worker(1).hello(0).into(), 0);
     let Message::Hello(hello) = said else { unreachable!() };
@@ -309,7 +318,9 @@ fn a_hello_is_checked_by_its_seen_epoch_and_not_by_its_header() {
 
     let seen = |peer: Peer| Hello { seen_epoch: RestoreEpoch(9), ..peer.hello(0) };
     let refusal = world.handshake(0, seen(worker(2)), false).unwrap_err();
-    let (found, current, step) = (RestoreEpoch(9), RestoreEpoch(1), GlobalStep(0));
+    let found = RestoreEpoch(9);
+    let current = RestoreEpoch(1);
+    let step = GlobalStep(0);
     assert_eq!(refusal, Refusal::RestoreEpoch { found, current, step });
     let reader = Peer { role: Role::Reader {}, ..worker(3) };
     world.handshake(0, seen(reader), false).unwrap();

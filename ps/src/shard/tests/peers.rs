@@ -135,7 +135,8 @@ impl Push {
     }
 
     pub(super) fn plain(sequence: u64, operation: Operation, push_slot: u32) -> Push {
-        let (token, step) = (TokenId(0), GlobalStep(0));
+        let token = TokenId(0);
+        let step = GlobalStep(0);
         let grant = Grant { token, generation: 0, step, push_slot: 0, samples: None, ahead: None };
         Push { sequence, operation, grant, push_slot, next: false, read: None, call: None }
     }
@@ -169,7 +170,8 @@ impl Push {
     }
 
     pub(super) fn envelope(&self) -> Envelope {
-        let (sequence, step) = (Sequence(self.sequence), self.grant.step);
+        let sequence = Sequence(self.sequence);
+        let step = self.grant.step;
         Envelope { sequence, step, ..Envelope::default() }
     }
 }
@@ -190,7 +192,8 @@ fn unpack_frame(frame: &[u8]) -> (Header, Message) {
 
 /// Returns the bodies of all parts of a pull in one buffer, and their version.
 pub(super) fn unpack(mut parts: PulledParts) -> (Vec<u8>, u64) {
-    let (mut bytes, mut version) = (Vec::new(), None);
+    let mut bytes = Vec::new();
+    let mut version = None;
     let mut head = Vec::new();
     while let Some(range) = parts.next_part(Features::NONE, &mut head) {
         let (header, message) = unpack_frame(&std::mem::take(&mut head));

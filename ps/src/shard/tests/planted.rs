@@ -139,7 +139,8 @@ fn caught_by(layer: &Layer, planted: PlantedBugs) -> Option<String> {
 fn every_planted_bug_is_caught() {
     let mut matrix = format!("{:24}", "");
     LAYERS.iter().for_each(|layer| matrix += &format!(" | {:18}", layer.name));
-    let (mut missed, mut reasons) = (Vec::new(), String::new());
+    let mut missed = Vec::new();
+    let mut reasons = String::new();
     let bugs: Vec<Bug> =
         Bug::ALL.iter().copied().filter(|bug| !IN_CLUSTERS.contains(bug)).collect();
     for &bug in &bugs {
@@ -152,7 +153,8 @@ fn every_planted_bug_is_caught() {
             }
             let start = Instant::now();
             let caught = caught_by(layer, PlantedBugs::with(bug));
-            let (cell, time) = (if caught.is_some() { "caught" } else { "-" }, start.elapsed());
+            let cell = if caught.is_some() { "caught" } else { "-" };
+            let time = start.elapsed();
             if let Some(message) = caught {
                 found += 1;
                 let message: String =

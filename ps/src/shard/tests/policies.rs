@@ -21,7 +21,8 @@ fn two_shards(configure: impl Fn(PsConfig) -> PsConfig) -> (World, Client, Clien
     let variables = vec![ones("a", 2), ones("b", 2)];
     let (mut world, _) =
         World::ready(variables, Sgd::new(0.5), |config| configure(config.shards(2)));
-    let (a, b) = (Client::join(&mut world, 1), Client::join(&mut world, 2));
+    let a = Client::join(&mut world, 1);
+    let b = Client::join(&mut world, 2);
     (world, a, b)
 }
 
@@ -51,7 +52,8 @@ fn a_damped_gradient_is_scaled_by_its_staleness() {
 fn a_gradient_is_compensated_for_the_change_of_its_shard() {
     let (mut world, mut a, mut b) =
         two_shards(|config| config.mode(Asynchronous::default().staleness(HALF)));
-    let (stale, fresh) = (a.step(&mut world), b.step(&mut world));
+    let stale = a.step(&mut world);
+    let fresh = b.step(&mut world);
     let bodies = [bytes_of(&[2_f64, -2.0]), bytes_of(&[1_f64, 0.0])];
     b.push(&mut world, &fresh, &[(0, &bodies[0]), (1, &bodies[1])]);
     assert_eq!(values(&mut world, &b), [[0.0, 2.0], [0.5, 1.0]]);
@@ -68,7 +70,8 @@ fn a_gradient_whose_base_values_are_lost_is_not_compensated() {
     let (mut world, mut a, mut b) =
         two_shards(|config| config.mode(Asynchronous::default().staleness(HALF)));
     let ones = bytes_of(&[1_f64, 1.0]);
-    let (early, fresh) = (a.step(&mut world), b.step(&mut world));
+    let early = a.step(&mut world);
+    let fresh = b.step(&mut world);
     b.push(&mut world, &fresh, &[(0, &ones), (1, &ones)]);
     let late = a.step(&mut world);
     a.push(&mut world, &early, &[(0, &ones), (1, &ones)]);
@@ -86,7 +89,8 @@ fn base_values_are_lost_with_the_process() {
     let (mut world, mut a, mut b) =
         two_shards(|config| config.mode(Asynchronous::default().staleness(HALF)));
     let ones = bytes_of(&[1_f64, 1.0]);
-    let (stale, fresh) = (a.step(&mut world), b.step(&mut world));
+    let stale = a.step(&mut world);
+    let fresh = b.step(&mut world);
     b.push(&mut world, &fresh, &[(0, &ones), (1, &ones)]);
     a.send(&mut world, &stale, &[(0, &ones), (1, &ones)]);
     for shard in [0, 1] {
@@ -120,7 +124,8 @@ fn copies_count_against_bytes_max_and_are_freed_with_their_clients() {
     let (mut world, mut a, mut b) = two_shards(|config| {
         config.mode(Asynchronous::default().staleness(HALF)).storage(storage.clone())
     });
-    let (stale, fresh) = (a.step(&mut world), b.step(&mut world));
+    let stale = a.step(&mut world);
+    let fresh = b.step(&mut world);
     let ones = bytes_of(&[1_f64, 1.0]);
     b.push(&mut world, &fresh, &[(0, &ones), (1, &ones)]);
     a.push(&mut world, &stale, &[(0, &ones), (1, &ones)]);
@@ -163,11 +168,14 @@ fn every_element_of_a_large_push_is_compensated_by_its_own_values() {
         let (mut world, _) = World::ready(variables, Sgd::new(0.25), |c| {
             c.mode(Asynchronous::default().staleness(HALF))
         });
-        let (a, mut b) = (Client::join(&mut world, 1), Client::join(&mut world, 2));
-        let (stale, fresh) = (a.step(&mut world), b.step(&mut world));
+        let a = Client::join(&mut world, 1);
+        let mut b = Client::join(&mut world, 2);
+        let stale = a.step(&mut world);
+        let fresh = b.step(&mut world);
         b.push(&mut world, &fresh, &[(0, &body(1))]);
         let push = Push::gradient(1, stale.grant, world.push_slot(a.lines[0]));
-        let (body, mut parts) = (body(2), Vec::new());
+        let body = body(2);
+        let mut parts = Vec::new();
         for (index, &start) in [0].iter().chain(&cuts).enumerate() {
             let end = cuts.get(index).copied().unwrap_or(body.len());
             parts.push((start as u64, &body[start..end]));
@@ -208,7 +216,8 @@ fn one_by_one(
         let PulledStep { grant, read, .. } = client.step(&mut world);
         let push = Push::gradient(sequence, grant, world.push_slot(client.lines[0]));
         let push = Push { read: read[0], ..push };
-        let (narrow, wide) = (bytes_of(narrow), bytes_of(wide));
+        let narrow = bytes_of(narrow);
+        let wide = bytes_of(wide);
         let both = [&narrow[..], &wide[..]].concat();
         let parts: [(u64, &[u8]); 2] = [(0, &narrow), (16, &wide)];
         let parts = if in_parts { &parts[..] } else { &[(0, &both[..])] };
@@ -264,7 +273,8 @@ fn damped_steps_converge_where_plain_steps_diverge() {
         assert_eq!(world.metrics().staleness.quantile_at_most(0.9), Some(7));
         f64s(&workers[0].step(&mut world).values[0])[0].abs()
     };
-    let (plain, damped) = (train(StalenessPolicy::Ignore), train(DAMP));
+    let plain = train(StalenessPolicy::Ignore);
+    let damped = train(DAMP);
     assert!(plain > 1e6 && damped < 1e-3, "{plain} and {damped}");
 }
 
@@ -314,7 +324,8 @@ fn compensated_steps_with_a_modest_lambda_stay_closer_to_those_of_one_worker() {
         let elements = trajectory.iter().flatten().zip(alone.iter().flatten());
         elements.map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt()
     };
-    let (plain, compensated) = (distance(StalenessPolicy::Ignore), distance(HALF));
+    let plain = distance(StalenessPolicy::Ignore);
+    let compensated = distance(HALF);
     assert!(compensated < 0.75 * plain, "{compensated} and {plain}");
     let too_much = distance(StalenessPolicy::DelayCompensation { lambda: 2.0 });
     assert!(too_much > plain, "{too_much} and {plain}");

@@ -114,7 +114,8 @@ fn a_cut_while_an_arena_is_created_leaves_none() {
         pages.extend([Vec::new(), vec![0; whole.len()], whole]);
         std::iter::once(None).chain(pages.into_iter().map(Some)).collect::<Vec<_>>()
     };
-    let (mut cuts, intents) = (0, left("intent"));
+    let mut cuts = 0;
+    let intents = left("intent");
     for control in left("control.new") {
         for intent in intents.clone() {
             let named = [("control.new", control.clone()), ("intent", intent)];
@@ -143,7 +144,8 @@ fn a_cut_while_an_arena_is_created_leaves_none() {
 /// Random runs that end with power cuts. Panics if an acknowledged push is lost. Returns the number
 /// of cuts and of acknowledged pushes.
 pub(super) fn cuts(seeds: std::ops::Range<u64>, planted: PlantedBugs) -> (usize, usize) {
-    let (mut cuts, mut acknowledged) = (0, 0);
+    let mut cuts = 0;
+    let mut acknowledged = 0;
     for seed in seeds {
         let seed_guard = super::random::PrintSeedOnPanic(seed);
         let mut random = Random::new(seed);

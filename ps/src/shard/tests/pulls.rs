@@ -22,7 +22,8 @@ fn large(pin_bytes: u64) -> (World, ConnectionId, ConnectionId) {
     let (mut world, _) = World::ready(vec![w], Sgd::new(1.0), |config| {
         config.storage(Storage::memory().pin_bytes_max(pin_bytes))
     });
-    let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
+    let a = world.join(0, &mut worker(1));
+    let b = world.join(0, &mut worker(2));
     (world, a, b)
 }
 

@@ -145,13 +145,15 @@ fn gradients_in_a_push_buffer_are_applied_like_sent_ones() {
             let (mut world, ..) = same_host(variables(), |config| {
                 config.mode(Asynchronous::default().staleness(policy))
             });
-            let (mut a, mut b) = (Client::join(&mut world, 2), Client::join(&mut world, 3));
-            let (stale, fresh) = (a.step(&mut world), b.step(&mut world));
+            let mut a = Client::join(&mut world, 2);
+            let mut b = Client::join(&mut world, 3);
+            let stale = a.step(&mut world);
+            let fresh = b.step(&mut world);
             b.push(&mut world, &fresh, &[(0, &body(1))]);
             let line = a.lines[0];
             if in_push_buffer {
-                let (push_buffer, bytes) =
-                    (MappedBuffer::new(&mut world, line), body(2).len() as u64);
+                let push_buffer = MappedBuffer::new(&mut world, line);
+                let bytes = body(2).len() as u64;
                 push_buffer.put(0, 0, &body(2));
                 let gradient = Push::gradient(1, stale.grant, push_buffer.push_slot(0));
                 let gradient = Push { read: stale.read[0], ..gradient };
@@ -184,7 +186,8 @@ fn shared_ranges_and_sent_parts_make_one_push() {
     let table = VariableSpec::f32("table", [5, 3]).unwrap().sparse();
     let (mut world, _, line) = same_host(vec![dense, table], |config| config);
     let push_buffer = MappedBuffer::new(&mut world, line);
-    let (index, values) = (index_of(&[1_u32, 4]), bytes_of(&[1_f32; 6]));
+    let index = index_of(&[1_u32, 4]);
+    let values = bytes_of(&[1_f32; 6]);
     for (sequence, first) in [(1, true), (2, false)] {
         push_buffer.put(0, 0, &bytes_of(&[2_f32; 6]));
         // The server ignores the bytes of the buffer where the numbers of rows would be.
@@ -241,7 +244,8 @@ fn a_push_with_nan_changes_nothing_not_even_the_rows_of_a_table() {
     let bytes = 4 * LARGE as u64;
     let layout = world.catalogue.layout(ShardId { task: 0, shard: 0 });
     let index_at = layout.tables()[0].index.unwrap();
-    let (index, row) = (index_of(&[77_u64]), bytes_of(&[5_f32, 6.0]));
+    let index = index_of(&[77_u64]);
+    let row = bytes_of(&[5_f32, 6.0]);
     // A new row is written elsewhere; an existing row is changed in place.
     let mut grant = world.token(line);
     for (sequence, value, rows) in [(1, f32::NAN, 0), (2, 1.0, 1), (3, f32::NAN, 1), (4, 1.0, 1)] {
@@ -274,7 +278,8 @@ fn gradients_for_changes_in_place_are_scanned_first() {
     let (mut world, _, line) = same_host(vec![dense, table], |config| config);
     let push_buffer = MappedBuffer::new(&mut world, line);
     let rows: Vec<u32> = (0..256).map(|row| row << 12).collect();
-    let (index, values) = (index_of(&rows), bytes_of(&[1_f32; 4 * 256]));
+    let index = index_of(&rows);
+    let values = bytes_of(&[1_f32; 4 * 256]);
     let table = world.catalogue.layout(ShardId { task: 0, shard: 0 }).partitions()[1].clone();
     let grant = world.token(line);
     for (sequence, value) in [(1, f32::NAN), (2, 1.0)] {
@@ -310,7 +315,8 @@ fn any_variables_may_be_in_the_push_buffer_and_the_others_sent() {
         let mut shared = Vec::new();
         for n in 0..3 {
             // Each push has other values, because both kinds of memory keep the old ones.
-            let (value, at) = (bytes_of(&[((n + 1) * mask) as f32; 2]), 8 * n);
+            let value = bytes_of(&[((n + 1) * mask) as f32; 2]);
+            let at = 8 * n;
             match mask >> n & 1 {
                 1 => {
                     push_buffer.put(0, at, &value);
@@ -340,8 +346,8 @@ fn invalid_ranges_are_refused_and_the_next_push_is_applied() {
     let plain = VariableSpec::f32("plain", [2]).unwrap().plain();
     // The variables are at 0, 24, 40 and 104; the numbers of rows begin at 112.
     let (mut world, chief, line) = same_host(vec![dense, odd, table, plain], |config| config);
-    let (push_buffer, other) =
-        (MappedBuffer::new(&mut world, line), MappedBuffer::new(&mut world, chief));
+    let push_buffer = MappedBuffer::new(&mut world, line);
+    let other = MappedBuffer::new(&mut world, chief);
     let ordinary = world.push_slot(line);
     let far = u64::MAX - 7;
     let range = |offset, bytes, limit| format!("{:?}", Refusal::Range { offset, bytes, limit });
@@ -456,7 +462,8 @@ fn a_push_with_nan_of_any_size_changes_nothing() {
             push_buffer.put(0, 4 * at as u64, &bad);
             let gradient = Push::gradient(sequence as u64 + 1, grant, push_buffer.push_slot(0));
             let refused = refusal(push(&mut world, line, &gradient, &[(0, bytes)]));
-            let (variable, element) = (VariableId((at / elements) as u32), at % elements);
+            let variable = VariableId((at / elements) as u32);
+            let element = at % elements;
             let found = matches!(refused, Refusal::NonFinite { variable: v, element: e, value }
                 if v == variable && e == element as u64 && value.is_nan());
             assert!(found, "element {at} of {elements}: {refused:?}");
@@ -479,7 +486,8 @@ fn nan_that_is_overwritten_before_the_second_pass_is_refused() {
     let variables = vec![VariableSpec::f32("w", [LARGE as u64]).unwrap()];
     let (mut world, _, line) =
         same_host(variables, |config| config.optimizer_for("w", Lamb::default()));
-    let (push_buffer, bytes) = (MappedBuffer::new(&mut world, line), 4 * LARGE as u64);
+    let push_buffer = MappedBuffer::new(&mut world, line);
+    let bytes = 4 * LARGE as u64;
     push_buffer.put(0, 0, &f32::INFINITY.to_le_bytes());
     let gradient = Push::gradient(1, world.token(line), push_buffer.push_slot(0));
     let all = gradient.shared(&[(0, bytes)], Some(bytes));

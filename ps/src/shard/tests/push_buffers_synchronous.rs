@@ -54,15 +54,17 @@ impl SharedBuffers {
         value: f32,
     ) -> Option<Message> {
         let cluster = &mut self.cluster;
-        let (line, sequence) =
-            (cluster.replicas[replica].lines[shard], cluster.replicas[replica].sequence);
-        let (w, d) = (bytes_of(&[value; 3]), bytes_of(&[f64::from(value); 2]));
+        let line = cluster.replicas[replica].lines[shard];
+        let sequence = cluster.replicas[replica].sequence;
+        let w = bytes_of(&[value; 3]);
+        let d = bytes_of(&[f64::from(value); 2]);
         let body = match (self.push_buffers[replica].len(), shard) {
             (1, _) => [w, d].concat(),
             (_, 0) => w,
             _ => d,
         };
-        let (push_buffer, bytes) = (&self.push_buffers[replica][shard], body.len() as u64);
+        let push_buffer = &self.push_buffers[replica][shard];
+        let bytes = body.len() as u64;
         push_buffer.put(place, 0, &body);
         let push = Push::gradient(sequence, grant, push_buffer.push_slot(place));
         let said = push.shared(&[(0, bytes)], Some(bytes));
@@ -111,7 +113,8 @@ fn gradients_in_push_buffers_are_clipped_by_their_norm() {
         let norm = 20_f64.sqrt();
         let mode = synchronous(2, 2).clip_by_global_norm(norm / 2.0);
         let mut shared = SharedBuffers::new(shards, mode);
-        let (a, b) = (shared.cluster.token(0), shared.cluster.token(1));
+        let a = shared.cluster.token(0);
+        let b = shared.cluster.token(1);
         assert_eq!(shared.push(0, 0, a, 2.0), ACCEPTED(0));
         assert_eq!(shared.push(1, 0, b, 0.5), ACCEPTED(0));
         let (w, d) = shared.cluster.values(1);
@@ -150,7 +153,8 @@ fn nan_is_refused_before_a_shard_reports_that_it_holds_the_push() {
 #[test]
 fn a_stale_push_frees_its_buffer_slot_and_a_held_one_does_not() {
     let mut shared = SharedBuffers::new(2, synchronous(1, 2));
-    let (fast, slow) = (shared.cluster.token(0), shared.cluster.token(1));
+    let fast = shared.cluster.token(0);
+    let slow = shared.cluster.token(1);
     // One shard holds the slow replica's part before the step is made without it.
     shared.cluster.replicas[1].sequence += 1;
     let held = shared.push_to((1, 1), 0, slow, 9.0);
@@ -180,7 +184,8 @@ fn work_due_on_a_push_is_not_done_on_the_next_in_its_buffer_slot() {
         };
         let mut shared = SharedBuffers::new(1, clip(synchronous(1, 1)));
         let grant = shared.cluster.token(0);
-        let (line, push_buffer) = (shared.cluster.replicas[0].lines[0], &shared.push_buffers[0][0]);
+        let line = shared.cluster.replicas[0].lines[0];
+        let push_buffer = &shared.push_buffers[0][0];
         push_buffer.put(0, 0, &[0; 56]);
         let world = &mut shared.cluster.world;
         let push = Push::gradient(1, grant, push_buffer.push_slot(0));
@@ -188,7 +193,8 @@ fn work_due_on_a_push_is_not_done_on_the_next_in_its_buffer_slot() {
         if clips {
             assert_eq!(world.slice(0), WorkOutcome::More, "it is scanned, and not measured yet");
         }
-        let (token, generation) = (grant.token, grant.generation);
+        let token = grant.token;
+        let generation = grant.generation;
         world.say(line, message::ReturnToken { token, generation }.into());
         let dropped = world.shards[0].intake.inbox.as_ref().unwrap().arrivals().count() == 0;
         assert!(dropped, "a push without a token is dropped");
@@ -207,7 +213,8 @@ fn work_due_on_a_push_is_not_done_on_the_next_in_its_buffer_slot() {
 fn an_unscanned_push_is_not_reported_as_held() {
     let mut shared = SharedBuffers::new(2, synchronous(1, 1));
     let grant = shared.cluster.token(0);
-    let (line, push_buffer) = (shared.cluster.replicas[0].lines[1], &shared.push_buffers[0][1]);
+    let line = shared.cluster.replicas[0].lines[1];
+    let push_buffer = &shared.push_buffers[0][1];
     push_buffer.put(0, 0, &bytes_of(&[f64::NAN, 1.0]));
     let world = &mut shared.cluster.world;
     let push = Push::gradient(1, grant, push_buffer.push_slot(0));
@@ -230,7 +237,8 @@ fn an_unscanned_push_is_not_reported_as_held() {
 fn an_unscanned_push_is_answered_when_its_step_is_over() {
     let mut shared = SharedBuffers::new(2, synchronous(1, 2));
     let slow = shared.cluster.token(1);
-    let (line, push_buffer) = (shared.cluster.replicas[1].lines[1], &shared.push_buffers[1][1]);
+    let line = shared.cluster.replicas[1].lines[1];
+    let push_buffer = &shared.push_buffers[1][1];
     push_buffer.put(0, 0, &bytes_of(&[9.0, 9.0]));
     let world = &mut shared.cluster.world;
     let push = Push::gradient(1, slow, push_buffer.push_slot(0));
@@ -253,7 +261,8 @@ fn a_gradient_is_measured_alone_after_an_unfinished_one_in_its_buffer_slot() {
     let mode = synchronous(1, 1).clip_by_global_norm(norm + 1.0);
     let mut shared = SharedBuffers::with(vec![w], 1, mode, |config| config);
     let first = shared.cluster.token(0);
-    let (line, push_buffer) = (shared.cluster.replicas[0].lines[0], &shared.push_buffers[0][0]);
+    let line = shared.cluster.replicas[0].lines[0];
+    let push_buffer = &shared.push_buffers[0][0];
     let bytes = 4 * LARGE as u64;
     let say = |sequence, grant| {
         let push = Push::gradient(sequence, grant, push_buffer.push_slot(0));
@@ -267,7 +276,8 @@ fn a_gradient_is_measured_alone_after_an_unfinished_one_in_its_buffer_slot() {
     for _ in 0..bytes.div_ceil(1 << 20) + 2 {
         assert_eq!(world.slice(0), WorkOutcome::More);
     }
-    let (token, generation) = (first.token, first.generation);
+    let token = first.token;
+    let generation = first.generation;
     world.say(line, message::ReturnToken { token, generation }.into());
     let asked = world.say(line, message::TokenRequest { newest: token }.into());
     let Some(Message::Granted(granted)) = world.answer(line, asked) else { panic!("no token") };
@@ -297,8 +307,8 @@ fn large_gradients_are_averaged_in_slices() {
         let bytes = 4 * LARGE as u64;
         for replica in 0..replicas as usize {
             let grant = shared.cluster.token(replica);
-            let (line, push_buffer) =
-                (shared.cluster.replicas[replica].lines[0], &shared.push_buffers[replica][0]);
+            let line = shared.cluster.replicas[replica].lines[0];
+            let push_buffer = &shared.push_buffers[replica][0];
             let gradient: Vec<f32> = (0..LARGE).map(|at| ramp(at) * (1 + replica) as f32).collect();
             push_buffer.put(0, 0, &bytes_of(&gradient));
             let push = Push::gradient(1, grant, push_buffer.push_slot(0));
@@ -312,7 +322,8 @@ fn large_gradients_are_averaged_in_slices() {
         let values = shared.cluster.world.values(shared.cluster.replicas[0].lines[0]);
         // Each clipped gradient is as large as the first one.
         let sum = if clips { replicas } else { (1..=replicas).sum() };
-        let (mean, most) = (sum as f32 / replicas as f32, if clips { 1e-5 } else { 0.0 });
+        let mean = sum as f32 / replicas as f32;
+        let most = if clips { 1e-5 } else { 0.0 };
         let differs = |(at, value): (usize, &f32)| (*value + ramp(at) * mean).abs() > most;
         assert_eq!(f32s(&values).iter().enumerate().position(differs), None);
     }
@@ -325,7 +336,8 @@ fn a_gradient_without_rows_of_a_sparse_variable_is_measured() {
     let mode = synchronous(1, 1).clip_by_global_norm(12_f64.sqrt());
     let mut shared = SharedBuffers::with(vec![dense, table], 1, mode, |config| config);
     let grant = shared.cluster.token(0);
-    let (line, push_buffer) = (shared.cluster.replicas[0].lines[0], &shared.push_buffers[0][0]);
+    let line = shared.cluster.replicas[0].lines[0];
+    let push_buffer = &shared.push_buffers[0][0];
     push_buffer.put(0, 0, &bytes_of(&[2_f32, 2.0, 2.0, -2.0, -4.0, -4.0]));
     let world = &mut shared.cluster.world;
     let push = Push::gradient(1, grant, push_buffer.push_slot(0));

@@ -61,7 +61,8 @@ fn waiting_clients_are_served_in_order() {
         let Some(Message::Reserved(next)) = world.answer(line, request) else {
             panic!("the push slot is not granted")
         };
-        (sender, push_slot) = (line, next.push_slot);
+        sender = line;
+        push_slot = next.push_slot;
     }
     let answer = world.push_answer(sender, &add(1, push_slot), &[(32, &ones())]);
     assert!(matches!(answer, Message::PushAnswer(answer) if answer.push_slot != 0));
@@ -172,7 +173,8 @@ fn a_wait_for_a_push_slot_ends_at_its_deadline() {
 fn another_declaration_has_new_push_slots_and_serves_waiting_clients() {
     let mut world = World::bare(variables(), Sgd::new(1.0), |config| config.inbox_pushes(1));
     let chief = world.join(0, &mut chief());
-    let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
+    let a = world.join(0, &mut worker(1));
+    let b = world.join(0, &mut worker(2));
     let refused = world.refused(a, message::Reserve {}.into());
     assert_eq!(refused, Refusal::NotInitialized {});
     let first = world.catalogue.clone();

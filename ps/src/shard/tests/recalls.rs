@@ -29,7 +29,8 @@ fn taken_back(cluster: &ShardCluster) -> u64 {
 
 /// Pushes to one shard as the second replica, under its present sequence.
 fn push_to(cluster: &mut ShardCluster, shard: usize, grant: Grant) -> Result<Outcome, Refusal> {
-    let (line, sequence) = (cluster.replicas[1].lines[shard], cluster.replicas[1].sequence);
+    let line = cluster.replicas[1].lines[shard];
+    let sequence = cluster.replicas[1].sequence;
     let push_slot = cluster.world.push_slot(line);
     let push = super::peers::Push::gradient(sequence, grant, push_slot);
     let body = match shard {

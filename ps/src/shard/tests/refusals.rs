@@ -47,7 +47,8 @@ fn refusals(
 #[test]
 fn parts_of_a_push_have_one_operation() {
     let (mut world, line) = ready(NonFinite::Reject);
-    let (grant, push_slot) = (world.token(line), world.push_slot(line));
+    let grant = world.token(line);
+    let push_slot = world.push_slot(line);
     let gradient = Push::gradient(1, grant, push_slot);
     world.send(line, gradient.envelope(), gradient.part(0, None), &[0; 16]);
     let assign = Push { operation: Operation::Assign {}, ..gradient };
@@ -271,7 +272,8 @@ fn parts_applied_as_they_arrive_are_scanned_once() {
             let plain = VariableSpec::f32("plain", [4]).unwrap().plain();
             let configure = |config: crate::PsConfig| config.non_finite(policy);
             let (mut world, _) = World::ready(vec![w, plain], Sgd::new(1.0), configure);
-            let (line, other) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
+            let line = world.join(0, &mut worker(1));
+            let other = world.join(0, &mut worker(2));
             let push = |world: &mut World, sequence, gradient: &[f32]| {
                 let grant = world.token(line);
                 let push = Push::gradient(sequence, grant, world.push_slot(line));
@@ -328,7 +330,8 @@ fn the_slot_of_a_push_that_is_refused_as_it_is_applied_goes_to_the_client_that_w
     const ELEMENTS: usize = 4;
     let w = VariableSpec::f32("w", [ELEMENTS as u64]).unwrap();
     let (mut world, _) = World::ready(vec![w], Sgd::new(1.0), |config| config.inbox_pushes(1));
-    let (line, other) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
+    let line = world.join(0, &mut worker(1));
+    let other = world.join(0, &mut worker(2));
     let push = |world: &mut World, sequence| {
         let grant = world.token(line);
         let push = Push::gradient(sequence, grant, world.push_slot(line));

@@ -61,7 +61,8 @@ fn world_with(
 }
 
 fn push(world: &mut World, line: ConnectionId, sequence: u64) {
-    let (grant, push_slot) = (world.token(line), world.push_slot(line));
+    let grant = world.token(line);
+    let push_slot = world.push_slot(line);
     let body = bytes_of(&[-1_f32; ELEMENTS as usize]);
     world.push_answer(line, &Push::gradient(sequence, grant, push_slot), &[(0, &body)]);
 }
@@ -110,7 +111,8 @@ fn save_forged(
     step: u64,
     forge: impl Fn(&mut Contents),
 ) -> CheckpointId {
-    let (epoch, step) = (RestoreEpoch(1), GlobalStep(step));
+    let epoch = RestoreEpoch(1);
+    let step = GlobalStep(step);
     let save = Save::begin(storage.clone(), epoch, step, None).unwrap();
     let name = Text::clipped(save.name().to_string());
     let line = world.join(0, &mut Peer { role: Role::Peer {}, ..worker(9) });
@@ -120,7 +122,8 @@ fn save_forged(
     let entry = world.answer_body(line, request);
     let entry: ShardEntry = serde_json::from_slice(&entry).unwrap();
     let training = CheckpointTraining::by_one(&world.catalogue, "sgd", &[]);
-    let (shards, user) = (vec![entry], Vec::new());
+    let shards = vec![entry];
+    let user = Vec::new();
     let mut contents = Contents { saved_unix_ms: 1, training, shards, user };
     forge(&mut contents);
     save.publish(&world.catalogue.clone(), contents).unwrap();
@@ -167,7 +170,9 @@ fn state_from_before_a_restore_does_not_outlive_it() {
     assert!(matches!(world.answer(chief_line, again), Some(Message::Ready(_))));
 
     let gone = world.handshake(0, hello, false).unwrap_err();
-    let (found, current, step) = (RestoreEpoch(1), epoch, GlobalStep(2));
+    let found = RestoreEpoch(1);
+    let current = epoch;
+    let step = GlobalStep(2);
     assert_eq!(gone, Refusal::RestoreEpoch { found, current, step });
     assert_eq!(f32s(&world.values(chief_line)), [2.0; 4]);
     let grant = world.token(early);
@@ -188,7 +193,8 @@ fn calls_go_back_with_the_values_in_which_they_have_counted() {
     let line = world.join(0, &mut peer);
     let opened = calls_are(world.ask(line, open("trainer")));
     let push_call = |world: &mut World, line, sequence, call| {
-        let (grant, push_slot) = (world.token(line), world.push_slot(line));
+        let grant = world.token(line);
+        let push_slot = world.push_slot(line);
         let push = Push::gradient(sequence, grant, push_slot);
         let push = Push { call: Some(call), ..push };
         let body = bytes_of(&[-1_f32; ELEMENTS as usize]);
@@ -450,7 +456,8 @@ fn the_largest_accepted_counts_leave_an_arena_that_opens_again() {
     let (mut world, chief_line, storage) = world(folder.path());
     let last = RESTORED_LIMIT - 1;
     let checkpoint = save_forged(&mut world, &storage, last, |contents| {
-        (contents.shards[0].version, contents.shards[0].gradients) = (last, last);
+        contents.shards[0].version = last;
+        contents.shards[0].gradients = last;
     });
     let answer = restore(&mut world, chief_line, checkpoint, 2);
     assert!(matches!(answer, Some(Message::Ready(_))), "{answer:?}");

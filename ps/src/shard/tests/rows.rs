@@ -67,7 +67,9 @@ fn push(
     dense: &[f32],
 ) -> Message {
     let push = world.gradient(line, sequence);
-    let (index, values, dense) = (index_of(rows), bytes_of(values), bytes_of(dense));
+    let index = index_of(rows);
+    let values = bytes_of(values);
+    let dense = bytes_of(dense);
     let parts = [(INDEX, &index[..]), (TABLE, &values), (0, &dense)];
     let parts: Vec<_> = parts.into_iter().filter(|(_, body)| !body.is_empty()).collect();
     world.push_answer(line, &push, &parts)
@@ -97,7 +99,10 @@ fn rows_are_pulled_in_the_requested_order() {
     let rows = pull(&mut world, line, 1, &[4, 0, 4]).unwrap();
     assert_eq!(rows, [12.0, 13.0, 14.0, 0.0, 1.0, 2.0, 12.0, 13.0, 14.0]);
     assert_eq!(pull(&mut world, line, 1, &[]), Ok(vec![]));
-    let (variable, place, from, last) = (VariableId(1), 1, 0, 4);
+    let variable = VariableId(1);
+    let place = 1;
+    let from = 0;
+    let last = 4;
     let refused = Refusal::Row { variable, place, row: 5, from, last };
     assert_eq!(pull(&mut world, line, 1, &[0, 5]), Err(refused));
     for partition in [0, 2] {
@@ -130,7 +135,8 @@ fn a_push_of_rows_changes_only_these_and_their_slots() {
 #[test]
 fn bad_rows_are_refused_and_change_nothing() {
     let (mut world, line) = ready(Sgd::new(1.0));
-    let (variable, partition) = (VariableId(1), PartitionId(1));
+    let variable = VariableId(1);
+    let partition = PartitionId(1);
     let row = |place, row, from| Refusal::Row { variable, place, row, from, last: 4 };
     let incomplete = |bytes, expected| Refusal::Incomplete { partition, bytes, expected };
     let index = |numbers: &[u32], said: u64| {
@@ -242,7 +248,8 @@ proptest! {
     ) {
         const ROWS: u32 = 40;
         let start = |sparse| alone(rule.clone(), ROWS.into(), sparse);
-        let ((mut sparse, a), (mut dense, b)) = (start(true), start(false));
+        let (mut sparse, a) = start(true);
+        let (mut dense, b) = start(false);
         let moves_all = sparse.config.rules.default().moves_absent_rows();
         let index = u64::from(ROWS) * 12;
         for (sequence, rows) in (1..).zip(pushes) {

@@ -245,8 +245,8 @@ fn an_update_waits_until_a_reader_unpins_or_is_revoked() {
 #[test]
 fn a_reader_that_takes_too_long_learns_that_its_pin_is_revoked() {
     let (mut world, chief, line) = large(20 << 16);
-    let (mut slow, mut quick) =
-        (SharingClient::new(&mut world, line), SharingClient::new(&mut world, chief));
+    let mut slow = SharingClient::new(&mut world, line);
+    let mut quick = SharingClient::new(&mut world, chief);
     slow.pin().unwrap();
     assert_eq!(push_large(&mut world, line, 1), WorkOutcome::Idle);
     quick.pin().unwrap();
@@ -264,8 +264,8 @@ fn a_reader_that_takes_too_long_learns_that_its_pin_is_revoked() {
 #[test]
 fn a_stalled_reader_is_cut_off_although_no_update_waits() {
     let (mut world, chief, line) = large(20 << 16);
-    let (mut stopped, mut busy) =
-        (SharingClient::new(&mut world, line), SharingClient::new(&mut world, chief));
+    let mut stopped = SharingClient::new(&mut world, line);
+    let mut busy = SharingClient::new(&mut world, chief);
     let stall_timeout = Duration::from_secs(30);
     stopped.pin().unwrap();
     let start = world.now;
@@ -329,8 +329,8 @@ fn no_content_of_a_reader_slot_harms_the_shard() {
 #[test]
 fn values_that_are_no_longer_shared_cannot_be_read() {
     let (mut world, chief, line) = same_host(variables(), |config| config);
-    let (mut gone, mut stays) =
-        (SharingClient::new(&mut world, line), SharingClient::new(&mut world, chief));
+    let mut gone = SharingClient::new(&mut world, line);
+    let mut stays = SharingClient::new(&mut world, chief);
     gone.pin().unwrap();
     world.disconnect(line);
     assert_eq!(gone.reader.unpin(0), Err(PinError::Closed));
@@ -353,7 +353,8 @@ fn values_taken_over_by_another_process_are_not_read() {
     let mut client = SharingClient::new(&mut world, line);
     assert_eq!((client.shared.owner_generation, client.pin().is_ok()), (0, true));
     // The block table of a killed process stays as it is.
-    let (parts, life) = (world.parts(0), ServerRun { arena: 2, ..LIFE });
+    let parts = world.parts(0);
+    let life = ServerRun { arena: 2, ..LIFE };
     let next = Shard::open(parts, storage(), life, world.now).unwrap();
     std::mem::forget(std::mem::replace(&mut world.shards[0], next));
     assert_eq!(client.reader.unpin(0), Err(PinError::Closed));

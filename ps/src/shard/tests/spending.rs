@@ -11,7 +11,8 @@ use crate::config::PsConfig;
 
 fn ready(configure: impl Fn(PsConfig) -> PsConfig) -> (World, ConnectionId, ConnectionId) {
     let (mut world, _) = World::ready(variables(), Sgd::new(1.0), configure);
-    let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
+    let a = world.join(0, &mut worker(1));
+    let b = world.join(0, &mut worker(2));
     (world, a, b)
 }
 
@@ -38,7 +39,8 @@ fn an_assignment_does_not_hold_a_token() {
     let push_slot = world.push_slot(b);
     let push = Push { grant, ..Push::plain(1, Operation::Assign {}, push_slot) };
     world.push(b, &push, &[(32, &[0; 16])]);
-    let (token, generation) = (grant.token, grant.generation);
+    let token = grant.token;
+    let generation = grant.generation;
     let returned = world.say(a, message::ReturnToken { token, generation }.into());
     assert!(matches!(world.answer(a, returned), Some(Message::Returned(_))));
 }
@@ -64,11 +66,13 @@ fn a_shard_that_does_not_own_the_step_checks_holder_and_use_of_a_token() {
     let (mut world, lines) =
         World::ready(variables(), Sgd::new(1.0), |config| config.shards(2).inbox_pushes(3));
     let before = world.values(lines[1]);
-    let (mut b0, mut b1) = (worker(1), worker(1));
+    let mut b0 = worker(1);
+    let mut b1 = worker(1);
     let other = world.join(0, &mut b0);
     b1.epoch = b0.epoch;
     let other = [other, world.join(1, &mut b1)];
-    let (grant, of_other) = (world.token(lines[0]), world.token(other[0]));
+    let grant = world.token(lines[0]);
+    let of_other = world.token(other[0]);
     let made_up = Grant { token: TokenId(99), ..grant };
     let huge = Grant { token: TokenId(u64::MAX), ..grant };
     let none = Grant { token: TokenId(0), generation: 0, ..grant };

@@ -108,7 +108,8 @@ fn histogram(world: &World, shard: usize) -> String {
 #[test]
 fn each_shard_counts_the_gradients_applied_since_the_pull() {
     let mut world = two_shards(|config| config);
-    let (mut a, mut b) = (Client::join(&mut world, 1), Client::join(&mut world, 2));
+    let mut a = Client::join(&mut world, 1);
+    let mut b = Client::join(&mut world, 2);
     let ones = bytes_of(&[1_f64, 1.0]);
     let stale = a.step(&mut world);
     for _ in 0..2 {
@@ -149,8 +150,10 @@ fn impossible_counts_are_clamped_and_missing_ones_are_counted() {
 #[test]
 fn a_gradient_that_is_overtaken_while_it_arrives_is_one_staler() {
     let mut world = World::ready(vec![ones("a", 4)], Sgd::new(0.5), |config| config).0;
-    let (a, mut b) = (Client::join(&mut world, 1), Client::join(&mut world, 2));
-    let (slow, fast) = (a.step(&mut world), b.step(&mut world));
+    let a = Client::join(&mut world, 1);
+    let mut b = Client::join(&mut world, 2);
+    let slow = a.step(&mut world);
+    let fast = b.step(&mut world);
     let push = Push::gradient(1, slow.grant, world.push_slot(a.lines[0]));
     let push = Push { read: slow.read[0], ..push };
     let half = bytes_of(&[1_f64, 1.0]);
@@ -168,9 +171,11 @@ fn a_gradient_that_is_overtaken_while_it_arrives_is_one_staler() {
 #[test]
 fn only_the_step_owner_knows_the_staleness_after_a_kill() {
     let mut world = two_shards(|config| config);
-    let (mut a, mut b) = (Client::join(&mut world, 1), Client::join(&mut world, 2));
+    let mut a = Client::join(&mut world, 1);
+    let mut b = Client::join(&mut world, 2);
     let ones = bytes_of(&[1_f64, 1.0]);
-    let (stale, fresh) = (a.step(&mut world), b.step(&mut world));
+    let stale = a.step(&mut world);
+    let fresh = b.step(&mut world);
     b.push(&mut world, &fresh, &[(0, &ones), (1, &ones)]);
     a.send(&mut world, &stale, &[(0, &ones), (1, &ones)]);
     for shard in [0, 1] {

@@ -100,7 +100,8 @@ fn a_chief_or_the_server_ends_a_training() {
 #[test]
 fn members_have_their_presence_their_tokens_and_their_step_time() {
     let (mut world, lines) = World::ready(variables(), Sgd::new(1.0), |config| config);
-    let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
+    let a = world.join(0, &mut worker(1));
+    let b = world.join(0, &mut worker(2));
     world.disconnect(lines[0]);
     for (sequence, pause) in [(1, 100), (2, 300)] {
         world.pass(Duration::from_millis(pause), &[a, b]);
@@ -131,7 +132,8 @@ fn members_have_their_presence_their_tokens_and_their_step_time() {
 #[test]
 fn a_synchronous_step_names_whom_it_waits_for() {
     let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| with_workers(config, 2));
-    let (a, b) = (cluster.token(0), cluster.token(1));
+    let a = cluster.token(0);
+    let b = cluster.token(1);
     assert_eq!(status(&cluster.world).waiting, None);
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
     assert_eq!(cluster.try_token(0), Ok(None));
@@ -170,7 +172,8 @@ fn a_worker_ahead_waits_for_the_slowest() {
     let configure = |config: PsConfig| config.mode(Asynchronous::default().wait_ahead(1));
     let (mut world, lines) = World::ready(variables(), Sgd::new(1.0), configure);
     world.disconnect(lines[0]);
-    let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
+    let a = world.join(0, &mut worker(1));
+    let b = world.join(0, &mut worker(2));
     let _slow = world.token(b);
     let push = world.gradient(a, 1);
     world.push_answer(a, &push, &[(0, &[0; 16])]);
@@ -192,7 +195,8 @@ fn the_data_position_is_part_of_the_status() {
         let push = Push::gradient(sequence, grant, world.push_slot(lines[0]));
         world.push_answer(lines[0], &push, &[(0, &bytes_of(&[1_f32; 3]))]);
     }
-    (expected.epoch, expected.begun) = (1, 6);
+    expected.epoch = 1;
+    expected.begun = 6;
     let ended = status(&world);
     assert_eq!((ended.data, ended.phase), (Some(expected), TrainingPhase::DataEnd));
 }

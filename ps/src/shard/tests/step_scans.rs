@@ -43,7 +43,8 @@ impl SharedBuffers {
     ) -> RequestId {
         let it = &mut self.cluster.replicas[replica];
         it.sequence += 1;
-        let (line, sequence) = (it.lines[0], it.sequence);
+        let line = it.lines[0];
+        let sequence = it.sequence;
         let push_buffer = &self.push_buffers[replica][0];
         push_buffer.put(buffer_slot, 0, &bytes_of(gradient));
         let push = Push::gradient(sequence, grant, push_buffer.push_slot(buffer_slot));
@@ -125,7 +126,8 @@ fn a_non_finite_gradient_is_refused_and_the_step_waits_for_another() {
             true => config.optimizer_for("w", Subtract),
             false => config,
         });
-        let (first, last) = (shared.cluster.token(0), shared.cluster.token(1));
+        let first = shared.cluster.token(0);
+        let last = shared.cluster.token(1);
         let request = shared.push_in_place(0, 0, first, &all(1.0));
         shared.finish_work();
         assert_eq!(shared.outcome(0, request), accepted(0));
@@ -154,7 +156,8 @@ fn a_non_finite_gradient_is_refused_and_the_step_waits_for_another() {
 #[test]
 fn a_gradient_is_not_refused_for_a_change_to_another() {
     let mut shared = replicas(2, 2, |config| config);
-    let (first, last) = (shared.cluster.token(0), shared.cluster.token(1));
+    let first = shared.cluster.token(0);
+    let last = shared.cluster.token(1);
     shared.push_in_place(0, 0, first, &all(1.0));
     shared.finish_work();
     shared.push_buffers[0][0].put(0, 0, &bytes_of(&all(f32::NAN)));
@@ -167,11 +170,13 @@ fn a_gradient_is_not_refused_for_a_change_to_another() {
 #[test]
 fn non_finite_elements_are_counted_once() {
     let mut shared = replicas(2, 2, |config| config.non_finite(NonFinite::Count));
-    let (first, last) = (shared.cluster.token(0), shared.cluster.token(1));
+    let first = shared.cluster.token(0);
+    let last = shared.cluster.token(1);
     shared.push_in_place(0, 0, first, &all(1.0));
     shared.finish_work();
     let mut gradient = all(5.0);
-    (gradient[3], gradient[LARGE - 1]) = (f32::NAN, f32::INFINITY);
+    gradient[3] = f32::NAN;
+    gradient[LARGE - 1] = f32::INFINITY;
     let request = shared.push_in_place(1, 0, last, &gradient);
     shared.finish_work();
     assert_eq!(shared.outcome(1, request), accepted(0));
@@ -244,7 +249,8 @@ fn a_gradient_withdrawn_during_its_scan_is_not_in_the_step() {
         for _ in 0..slices {
             assert_eq!(shared.cluster.world.slice(0), WorkOutcome::More, "the scan takes longer");
         }
-        let (token, generation) = (grants[1].token, grants[1].generation);
+        let token = grants[1].token;
+        let generation = grants[1].generation;
         let line = shared.cluster.replicas[1].lines[0];
         shared.cluster.world.say(line, message::ReturnToken { token, generation }.into());
         let asked = shared.cluster.world.say(line, message::TokenRequest { newest: token }.into());
@@ -279,7 +285,8 @@ fn an_assignment_during_a_scan_is_applied() {
         }
         let it = &mut shared.cluster.replicas[0];
         it.sequence += 1;
-        let (line, push_buffer) = (it.lines[0], &shared.push_buffers[0][0]);
+        let line = it.lines[0];
+        let push_buffer = &shared.push_buffers[0][0];
         push_buffer.put(1, BYTES, &bytes_of(&[7_f32; PLAIN as usize / 4]));
         let push = Push::plain(it.sequence, Operation::Assign {}, push_buffer.push_slot(1));
         let said = push.shared(&[(BYTES, BYTES + PLAIN)], Some(PLAIN));

@@ -112,7 +112,8 @@ const CASES: [Case; 5] = [
 
 impl Case {
     fn scenario(&self, planted: PlantedBugs) -> CrashScenario {
-        let (optimizer, past_cache) = ((self.optimizer)(), self.past_cache);
+        let optimizer = (self.optimizer)();
+        let past_cache = self.past_cache;
         CrashScenario { optimizer, mixed: false, past_cache, many_clients: false, planted, seed: 0 }
     }
 
@@ -127,7 +128,8 @@ impl Case {
         | InitialState::Prepared(offset, bytes)) = self.initial;
         let push = world.gradient(line, 1);
         world.push(line, &push, &[(offset, &numbers(bytes / 4, 1.0))]);
-        let (seen, config) = (test_files.clone(), world.config.clone());
+        let seen = test_files.clone();
+        let config = world.config.clone();
         let (images, left) = std::sync::mpsc::channel();
         let undone = matches!(self.initial, InitialState::Prepared(..));
         let watch = store_trace::watch(move |_| {
@@ -196,7 +198,8 @@ fn traced_child() {
     let Ok(child_args) = std::env::var(VARIABLE) else { return };
     let mut child_args = child_args.splitn(3, ':');
     let case: usize = child_args.next().and_then(|case| case.parse().ok()).expect("a case");
-    let (case, planted) = (&CASES[case], planted_named(child_args.next().expect("a bug")));
+    let case = &CASES[case];
+    let planted = planted_named(child_args.next().expect("a bug"));
     let state = StateDirectory::open(Path::new(child_args.next().expect("a directory"))).unwrap();
     let (_, config) = case.files();
     let config = Arc::new(PsConfig { planted, ..(*config).clone() });
@@ -292,7 +295,8 @@ impl Figures {
             return;
         };
         let kept = PersistentState::of(&shard);
-        let (before, after) = (&expected.before, &expected.after);
+        let before = &expected.before;
+        let after = &expected.after;
         if kept.values != before.values && kept.values != after.values {
             self.torn += 1;
         } else if kept != *before && kept != *after {

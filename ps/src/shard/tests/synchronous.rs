@@ -50,7 +50,8 @@ impl ShardCluster {
 
     /// Forms a cluster of the shards of this world, in which nothing is declared yet.
     pub(super) fn of(mut world: World, mode: impl Into<Mode>) -> ShardCluster {
-        let (shards, lines) = (world.shards.len(), world.begin());
+        let shards = world.shards.len();
+        let lines = world.begin();
         let first = Replica { peer: chief(), lines, sequence: 0, newest: 0 };
         let mut cluster = ShardCluster { world, links: vec![None; shards], replicas: vec![first] };
         (1..shards).for_each(|shard| cluster.link(shard));
@@ -198,8 +199,8 @@ impl ShardCluster {
         grant: Grant,
         value: f32,
     ) -> Option<Outcome> {
-        let (line, sequence) =
-            (self.replicas[replica].lines[shard], self.replicas[replica].sequence);
+        let line = self.replicas[replica].lines[shard];
+        let sequence = self.replicas[replica].sequence;
         let push_slot = self.world.push_slot(line);
         let w = bytes_of(&[value; 3]);
         let d = bytes_of(&[f64::from(value); 2]);
@@ -230,7 +231,8 @@ impl ShardCluster {
 
     /// Queries the state of this replica's last push on the step owner's shard.
     fn outcome(&mut self, replica: usize) -> message::OutcomeIs {
-        let (line, sequence) = (self.replicas[replica].lines[0], self.replicas[replica].sequence);
+        let line = self.replicas[replica].lines[0];
+        let sequence = self.replicas[replica].sequence;
         let about = Envelope { sequence: sequence.into(), ..Envelope::default() };
         let request = self.world.send(line, about, message::OutcomeQuery {}.into(), &[]);
         match self.world.answer(line, request) {
@@ -273,7 +275,8 @@ fn a_step_is_the_mean_of_its_gradients_on_every_shard() {
     for shards in [1, 2] {
         let mut cluster =
             ShardCluster::new(shards, synchronous(2, 2), |config| config.last_step(2));
-        let (a, b) = (cluster.token(0), cluster.token(1));
+        let a = cluster.token(0);
+        let b = cluster.token(1);
         assert_eq!(
             (a.step.0, cluster.try_token(0)),
             (0, Ok(None)),
@@ -283,7 +286,8 @@ fn a_step_is_the_mean_of_its_gradients_on_every_shard() {
         assert_eq!(cluster.values(0), (0.0, 0.0));
         assert_eq!(cluster.push(1, b, 3.0), ACCEPTED(0));
         assert_eq!(cluster.values(1), (-2.0, -2.0), "{shards} shards");
-        let (a, b) = (cluster.token(0), cluster.token(1));
+        let a = cluster.token(0);
+        let b = cluster.token(1);
         assert_eq!((a.step.0, b.step.0), (1, 1));
         cluster.push(1, b, 4.0);
         cluster.push(0, a, 0.0);
@@ -326,7 +330,8 @@ fn a_gradient_that_comes_too_late_is_stale_and_its_worker_continues_at_once() {
         cluster.push(1, tokens[1], 3.0);
         assert_eq!(cluster.push(2, tokens[2], 100.0), STALE(1));
         assert_eq!(cluster.values(1), (-2.0, -2.0));
-        let (slow, fast) = (cluster.token(2), cluster.token(0));
+        let slow = cluster.token(2);
+        let fast = cluster.token(0);
         assert_eq!((slow.step.0, fast.step.0), (1, 1));
         cluster.push(0, fast, 5.0);
         assert_eq!(cluster.push(2, slow, 7.0), ACCEPTED(1));
@@ -354,7 +359,8 @@ fn a_replica_killed_with_a_token_blocks_a_step_for_one_lease_at_most() {
 #[test]
 fn a_replica_that_runs_out_of_data_leaves_the_others_training() {
     let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
-    let (a, b) = (cluster.token(0), cluster.token(1));
+    let a = cluster.token(0);
+    let b = cluster.token(1);
     cluster.push(1, b, 3.0);
     cluster.leave(1);
     assert_eq!(
@@ -388,7 +394,8 @@ fn a_replica_that_comes_late_makes_the_next_step_larger() {
     cluster.push(0, a, 1.0);
     assert_eq!(cluster.values(1), (-1.0, -1.0));
     cluster.connect(1);
-    let (a, b) = (cluster.token(0), cluster.token(1));
+    let a = cluster.token(0);
+    let b = cluster.token(1);
     cluster.push(0, a, 1.0);
     assert_eq!(cluster.try_token(0), Ok(None));
     cluster.push(1, b, 3.0);
@@ -439,12 +446,14 @@ fn a_worker_that_is_started_a_hundred_times_is_one_replica() {
 fn a_restarted_chief_continues_at_the_same_step() {
     for admitted in [false, true] {
         let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
-        let (a, b) = (cluster.token(0), cluster.token(1));
+        let a = cluster.token(0);
+        let b = cluster.token(1);
         cluster.push(0, a, 1.0);
         cluster.push(1, b, 3.0);
         assert_eq!(cluster.values(1), (-2.0, -2.0));
         // In the middle of the next step, the chief restarts. It is the first replica.
-        let (a, b) = (cluster.token(0), cluster.token(1));
+        let a = cluster.token(0);
+        let b = cluster.token(1);
         if admitted {
             assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(1));
         }
@@ -476,7 +485,8 @@ fn a_restarted_chief_continues_at_the_same_step() {
 fn the_step_owner_may_be_killed_between_admission_and_commit() {
     for shards in [1, 2] {
         let mut cluster = ShardCluster::new(shards, synchronous(2, 2), |config| config);
-        let (a, b) = (cluster.token(0), cluster.token(1));
+        let a = cluster.token(0);
+        let b = cluster.token(1);
         assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
         cluster.kill_shard(0);
         let settled = cluster.outcome(0).state;
@@ -535,7 +545,8 @@ fn a_shard_killed_between_commit_and_apply_applies_the_step_when_it_is_back() {
     for shards in [1, 2] {
         for killed in 0..shards.into() {
             let mut cluster = ShardCluster::new(shards, synchronous(2, 2), |config| config);
-            let (a, b) = (cluster.token(0), cluster.token(1));
+            let a = cluster.token(0);
+            let b = cluster.token(1);
             cluster.push(0, a, 1.0);
             cluster.replicas[1].sequence += 1;
             for shard in 1..shards.into() {
@@ -545,7 +556,8 @@ fn a_shard_killed_between_commit_and_apply_applies_the_step_when_it_is_back() {
             let line = cluster.replicas[1].lines[0];
             let push_slot = cluster.world.push_slot(line);
             let push = Push::gradient(1, b, push_slot);
-            let (w, d) = (bytes_of(&[3_f32; 3]), bytes_of(&[3_f64; 2]));
+            let w = bytes_of(&[3_f32; 3]);
+            let d = bytes_of(&[3_f64; 2]);
             let body = if shards == 1 { [w, d].concat() } else { w };
             cluster.world.push(line, &push, &[(0, &body)]);
             cluster.kill_shard(killed);
@@ -572,7 +584,8 @@ fn a_replica_that_does_not_come_back_to_a_restarted_step_owner_is_lost() {
 #[test]
 fn gradients_that_are_left_at_the_end_of_training_make_a_last_step() {
     let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
-    let (a, b) = (cluster.token(0), cluster.token(1));
+    let a = cluster.token(0);
+    let b = cluster.token(1);
     cluster.push(0, a, 1.0);
     let line = cluster.replicas[0].lines[0];
     assert!(matches!(cluster.world.ask(line, message::Finish {}.into()), Message::Finished(_)));
@@ -587,7 +600,8 @@ fn gradients_that_are_left_at_the_end_of_training_make_a_last_step() {
 #[test]
 fn a_push_that_waits_for_an_earlier_task_is_kept_beyond_its_deadline() {
     let mut cluster = ShardCluster::new(2, synchronous(2, 2).deterministic(true), |config| config);
-    let (a, b) = (cluster.token(0), cluster.token(1));
+    let a = cluster.token(0);
+    let b = cluster.token(1);
     cluster.replicas[1].sequence += 1;
     cluster.push_to(1, 1, b, 3.0);
     let line = cluster.replicas[1].lines[0];
@@ -621,7 +635,8 @@ fn a_push_that_waits_for_an_earlier_task_is_kept_beyond_its_deadline() {
 #[test]
 fn a_push_is_dropped_when_its_token_is_returned() {
     let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
-    let (a, b) = (cluster.token(0), cluster.token(1));
+    let a = cluster.token(0);
+    let b = cluster.token(1);
     cluster.replicas[0].sequence += 1;
     assert_eq!(cluster.push_to(0, 0, a, 50.0), None, "the other shard lacks the push");
     let line = cluster.replicas[0].lines[0];
@@ -639,7 +654,8 @@ fn a_push_is_dropped_when_its_token_is_returned() {
 #[test]
 fn another_replica_takes_the_place_of_a_killed_one_while_the_others_wait() {
     let mut cluster = ShardCluster::new(1, synchronous(2, 2), |config| config);
-    let (a, _held) = (cluster.token(0), cluster.token(1));
+    let a = cluster.token(0);
+    let _held = cluster.token(1);
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
     assert_eq!(cluster.try_token(0), Ok(None), "it waits first, and has contributed");
     cluster.add(2);
@@ -660,7 +676,8 @@ fn a_push_on_one_shard_only_is_over_with_its_token() {
     let timeout = Duration::from_secs(60);
     let mut cluster =
         ShardCluster::new(2, synchronous(2, 2), |config| config.token_timeout(Some(timeout)));
-    let (a, b) = (cluster.token(0), cluster.token(1));
+    let a = cluster.token(0);
+    let b = cluster.token(1);
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
     cluster.replicas[1].sequence += 1;
     assert_eq!(cluster.push_to(0, 1, b, 50.0), None);
@@ -684,7 +701,8 @@ fn a_replica_that_leaves_and_comes_back_is_one_of_the_expected_replicas() {
     cluster.add(1);
     cluster.leave(1);
     cluster.connect(1);
-    let (a, b) = (cluster.token(0), cluster.token(1));
+    let a = cluster.token(0);
+    let b = cluster.token(1);
     cluster.push(0, a, 1.0);
     cluster.push(1, b, 2.0);
     assert_eq!(cluster.world.metrics().steps_applied, 0, "the third replica has not joined");
@@ -697,7 +715,8 @@ fn a_replica_that_leaves_and_comes_back_is_one_of_the_expected_replicas() {
 #[test]
 fn a_deterministic_last_step_does_without_absent_gradients() {
     let mut cluster = ShardCluster::new(1, synchronous(3, 3).deterministic(true), |config| config);
-    let (a, c) = (cluster.token(0), cluster.token(2));
+    let a = cluster.token(0);
+    let c = cluster.token(2);
     cluster.push(0, a, 1.0);
     assert_eq!(cluster.push(2, c, 3.0), None, "the gradient of the second task comes first");
     let line = cluster.replicas[0].lines[0];
@@ -712,7 +731,8 @@ fn a_deterministic_last_step_does_without_absent_gradients() {
 #[test]
 fn held_and_accepted_pushes_are_not_withdrawn() {
     let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
-    let (a, b) = (cluster.token(0), cluster.token(1));
+    let a = cluster.token(0);
+    let b = cluster.token(1);
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
     for (shard, outcome) in [(0, Outcome::Accepted { step: 0.into() }), (1, Outcome::Held {})] {
         let line = cluster.replicas[0].lines[shard];
@@ -759,7 +779,8 @@ fn claims_of_a_step_that_was_never_made_are_ignored() {
 #[test]
 fn a_push_under_the_token_of_another_replica_adds_nothing() {
     let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
-    let (a, b) = (cluster.token(0), cluster.token(1));
+    let a = cluster.token(0);
+    let b = cluster.token(1);
     // The second replica pushes under the first one's token where the step owner does not see it.
     cluster.replicas[1].sequence += 1;
     assert_eq!(cluster.push_to(1, 1, a, 50.0), Some(Outcome::Held {}));
@@ -796,7 +817,9 @@ fn a_declaration_says_that_training_has_begun_once_a_gradient_is_accepted() {
 #[test]
 fn a_lost_replica_that_keeps_pushing_adds_nothing() {
     let mut cluster = ShardCluster::new(2, synchronous(2, 3), |config| config);
-    let (a, b, c) = (cluster.token(0), cluster.token(1), cluster.token(2));
+    let a = cluster.token(0);
+    let b = cluster.token(1);
+    let c = cluster.token(2);
     cluster.replicas[2].sequence += 1;
     cluster.push_to(1, 2, c, 100.0);
     cluster.pass(LEASE + TICK, &[0, 1]);
@@ -819,11 +842,13 @@ fn a_replica_that_has_contributed_does_not_block_those_that_wait_behind_it() {
     let timeout = Duration::from_secs(2);
     let mode = synchronous(2, 2);
     let mut cluster = ShardCluster::new(2, mode, |config| config.token_timeout(Some(timeout)));
-    let (a, b) = (cluster.token(0), cluster.token(1));
+    let a = cluster.token(0);
+    let b = cluster.token(1);
     assert_eq!(cluster.push(0, a, 1.0), ACCEPTED(0));
     // The first replica waits for the next step. So does the second, which does not use its token.
     assert_eq!(cluster.try_token(0), Ok(None));
-    let (line, newest) = (cluster.replicas[1].lines[0], b.token);
+    let line = cluster.replicas[1].lines[0];
+    let newest = b.token;
     let request = cluster.world.say(line, message::TokenRequest { newest }.into());
     assert_eq!(cluster.world.answer(line, request), None);
     cluster.pass(timeout + TICK, &[0, 1]);
@@ -984,7 +1009,8 @@ fn cut_off(cluster: &mut ShardCluster, shard: usize) {
 #[test]
 fn a_shard_without_a_report_is_named_before_workers_that_have_contributed() {
     let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
-    let (a, b) = (cluster.token(0), cluster.token(1));
+    let a = cluster.token(0);
+    let b = cluster.token(1);
     cluster.pass(Duration::from_secs(1), &[0, 1]);
     cut_off(&mut cluster, 1);
     for (replica, grant) in [(0, a), (1, b)] {
@@ -994,7 +1020,8 @@ fn a_shard_without_a_report_is_named_before_workers_that_have_contributed() {
     }
     let wait_text = awaited_after(&mut cluster, 0, Duration::from_secs(3));
     let shard = "/job:ps/task:0/shard:1 (not connected, heard from 3";
-    let (first, second) = (wait_text.find(shard), wait_text.find("/job:worker"));
+    let first = wait_text.find(shard);
+    let second = wait_text.find("/job:worker");
     assert!(first.is_some() && first < second, "{wait_text}");
     assert!(wait_text.contains("has not reported 2 of the pushes that others hold"), "{wait_text}");
     // Once the shard reports, nothing is missing.
@@ -1005,7 +1032,8 @@ fn a_shard_without_a_report_is_named_before_workers_that_have_contributed() {
 #[test]
 fn a_shard_that_has_not_reported_a_step_as_applied_is_named() {
     let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
-    let (a, b) = (cluster.token(0), cluster.token(1));
+    let a = cluster.token(0);
+    let b = cluster.token(1);
     cluster.push(0, a, 1.0);
     cluster.replicas[1].sequence += 1;
     assert_eq!(cluster.push_to(1, 1, b, 1.0), Some(Outcome::Held {}));

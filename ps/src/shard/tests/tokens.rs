@@ -16,7 +16,8 @@ const LEASE: Duration = Duration::from_secs(5);
 fn ready(configure: impl Fn(PsConfig) -> PsConfig) -> (World, ConnectionId, ConnectionId) {
     let (mut world, chief) = World::ready(variables(), Sgd::new(1.0), configure);
     world.disconnect(chief[0]);
-    let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
+    let a = world.join(0, &mut worker(1));
+    let b = world.join(0, &mut worker(2));
     (world, a, b)
 }
 
@@ -48,7 +49,9 @@ fn many_clients_reach_exactly_the_last_step() {
     world.disconnect(chief[0]);
     let lines: Vec<ConnectionId> = (1..=10).map(|task| world.join(0, &mut worker(task))).collect();
     let mut waiting: Vec<_> = lines.iter().map(|&line| (line, world.say(line, ask()))).collect();
-    let (mut sequence, mut steps, mut ended) = (0, 0, 0);
+    let mut sequence = 0;
+    let mut steps = 0;
+    let mut ended = 0;
     while let Some((line, request)) = waiting.pop() {
         match world.answer(line, request) {
             Some(Message::Granted(granted)) => {
@@ -112,7 +115,8 @@ fn a_client_that_waits_for_the_last_step_gets_it_once_its_token_is_returned() {
 #[test]
 fn finish_ends_the_waits_and_a_token_that_is_out_may_be_spent() {
     let (mut world, chief) = World::ready(variables(), Sgd::new(1.0), |c| c.last_step(1));
-    let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
+    let a = world.join(0, &mut worker(1));
+    let b = world.join(0, &mut worker(2));
     let grant = world.token(a);
     let waiting = world.say(b, ask());
     assert!(matches!(world.ask(chief[0], message::Finish {}.into()), Message::Finished(_)));
@@ -201,7 +205,8 @@ fn a_token_held_too_long_goes_to_another_and_its_push_is_refused() {
     let push_slot = world.push_slot(a);
     let push = Push::gradient(1, grant, push_slot);
     let Message::Refused(refused) = world.push_answer(a, &push, &[(0, &[0; 16])]) else { panic!() };
-    let (token, generation) = (grant.token, grant.generation);
+    let token = grant.token;
+    let generation = grant.generation;
     assert_eq!(refused.refusal, Refusal::Token { token, generation });
 }
 
@@ -223,7 +228,8 @@ fn a_pause_of_the_server_takes_no_token_back() {
 #[test]
 fn a_restarted_client_returns_its_tokens_but_not_those_of_whole_pushes() {
     let (mut world, a, b) = ready(|config| config.last_step(2));
-    let (spent, _unspent) = (world.token(a), world.token(a));
+    let spent = world.token(a);
+    let _unspent = world.token(a);
     let waiting = world.say(b, ask());
     let push_slot = world.push_slot(a);
     world.push(a, &Push::gradient(1, spent, push_slot), &[(0, &bytes_of(&[1_f32, 1.0, 1.0]))]);

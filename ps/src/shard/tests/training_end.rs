@@ -27,7 +27,8 @@ impl Ending {
     fn new(configure: impl Fn(PsConfig) -> PsConfig) -> Ending {
         let (mut world, chief) = World::ready(variables(), Sgd::new(1.0), configure);
         world.ask(chief[0], message::Leave {}.into());
-        let (a, b) = (world.join(0, &mut worker(1)), world.join(0, &mut worker(2)));
+        let a = world.join(0, &mut worker(1));
+        let b = world.join(0, &mut worker(2));
         let mut peer = worker(3);
         peer.role = Role::Reader {};
         let reader = world.join(0, &mut peer);
@@ -58,7 +59,8 @@ fn ended(reason: EndReason) -> Option<Message> {
 fn the_training_ends_for_all_once_every_member_is_at_its_end() {
     let mut ending = Ending::new(|config| config.last_step(2));
     let Ending { a, b, .. } = ending;
-    let (first, second) = (ending.world.token(a), ending.world.token(b));
+    let first = ending.world.token(a);
+    let second = ending.world.token(b);
     ending.spend(a, 1, first);
     let of_a = ending.await_end(a);
     assert_eq!(ending.world.answer(a, of_a), None, "a step is missing");
@@ -113,7 +115,8 @@ fn after_a_restart_every_member_must_report_its_end_again() {
     let grant = ending.world.token(a);
     ending.spend(a, 1, grant);
     ending.world.restart(0).unwrap();
-    let (a, b) = (ending.world.join(0, &mut worker(1)), ending.world.join(0, &mut worker(2)));
+    let a = ending.world.join(0, &mut worker(1));
+    let b = ending.world.join(0, &mut worker(2));
     let of_a = ending.await_end(a);
     assert_eq!(ending.world.answer(a, of_a), None, "the other may be pushing");
     ending.await_end(b);

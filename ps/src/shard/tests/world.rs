@@ -127,16 +127,19 @@ impl World {
         let config = configure(PsConfig::new(cluster, TaskId::ps(0), optimizer));
         let budget =
             Budget::new(config.storage.bytes_max.unwrap_or(crate::config::Storage::BYTES_MAX));
-        let (config, identity) = (Arc::new(config), Arc::new(identity()));
+        let config = Arc::new(config);
+        let identity = Arc::new(identity());
         let counters: Vec<_> = (0..config.shards).map(|_| Arc::new(Counters::default())).collect();
         let now = Instant::now();
         let mut shard_files = Vec::new();
         let mut shards = Vec::new();
         for (index, counters) in counters.iter().enumerate() {
             let id = ShardId { task: 0, shard: index as u16 };
-            let (config, identity) = (config.clone(), identity.clone());
-            let (budget, counters, test_files) =
-                (budget.clone(), counters.clone(), test_files(index));
+            let config = config.clone();
+            let identity = identity.clone();
+            let budget = budget.clone();
+            let counters = counters.clone();
+            let test_files = test_files(index);
             let parts = ShardSetup { id, config, identity, budget, counters };
             shards.push(
                 Shard::open(parts, ArenaStorage::TestFiles(test_files.clone()), life, now).unwrap(),
@@ -314,7 +317,9 @@ impl World {
         let (header, message) =
             pack(&Envelope { request, ..Envelope::default() }, &hello.into(), 0);
         let Message::Hello(hello) = message else { unreachable!() };
-        let (connection, hello, header) = (line.connection, &hello, &header);
+        let connection = line.connection;
+        let hello = &hello;
+        let header = &header;
         self.input(shard, ShardInput::Connected { connection, hello, header, origin });
         match self.answer(line, request) {
             Some(Message::Welcome(welcome)) => Ok((line, welcome)),
@@ -380,7 +385,8 @@ impl World {
         let request = RequestId(self.next_request);
         self.next_request += 1;
         let (header, message) = pack(&Envelope { request, ..envelope }, &message, body_bytes);
-        let (connection, header) = (line.connection, &header);
+        let connection = line.connection;
+        let header = &header;
         self.input(line.shard, ShardInput::Message { connection, header, message });
         request
     }
@@ -447,7 +453,8 @@ impl World {
     pub(super) fn answer_body(&mut self, line: ConnectionId, request: RequestId) -> Vec<u8> {
         let storage = self.storage.clone().expect("the world has checkpoint storage");
         while let Some((shard, save)) = self.saves.pop() {
-            let (connection, request) = (save.connection, save.request);
+            let connection = save.connection;
+            let request = save.request;
             let result = save.run(storage.clone());
             self.input(shard, ShardInput::ShardSaved { connection, request, result });
         }

@@ -172,7 +172,8 @@ mod tests {
             f32("plain", 2).plain(),
             table,
         ];
-        let (with, without) = (true, false);
+        let with = true;
+        let without = false;
         let expected = [
             (0, 48, without),
             (48, 64, without),

@@ -75,7 +75,8 @@ impl NormJob {
                     }
                 }
             }
-            (self.partition, self.done) = (self.partition + 1, 0);
+            self.partition += 1;
+            self.done = 0;
         }
         true
     }

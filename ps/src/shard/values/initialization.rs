@@ -45,13 +45,15 @@ impl InitializeJob {
             let Some(partition) = store.layout().partitions().get(self.partition) else {
                 return true;
             };
-            let (elements, size) = (&partition.elements, partition.dtype.size() as u64);
+            let elements = &partition.elements;
+            let size = partition.dtype.size() as u64;
             // A partition has a cost even if it needs no work.
             let mut spent = PARTITION_COST;
             if variables.assigned.contains(&partition.id)
                 || self.done >= elements.end - elements.start
             {
-                (self.partition, self.done) = (self.partition + 1, 0);
+                self.partition += 1;
+                self.done = 0;
             } else {
                 let done = store.initialize(self.partition, self.done);
                 spent = spent.max(done.saturating_sub(self.done) * size);

@@ -26,7 +26,8 @@ impl PulledValues {
     }
 
     fn fill(&mut self, store: &Store, gradients: u64) {
-        let (bytes, mut done): (&mut [u8], _) = (bytemuck::cast_slice_mut(&mut self.words), 0);
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words);
+        let mut done = 0;
         for now in store.before(0..store.layout().bytes()) {
             let piece = done..done + now.len();
             bytes[piece.clone()].copy_from_slice(now);

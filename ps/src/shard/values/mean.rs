@@ -92,7 +92,8 @@ fn add_bytes<T: MeanElement>(
     is_first: bool,
     divisor: u32,
 ) {
-    let (sum, gradient) = (bytemuck::cast_slice_mut(sum), bytemuck::cast_slice(gradient));
+    let sum = bytemuck::cast_slice_mut(sum);
+    let gradient = bytemuck::cast_slice(gradient);
     match divisor {
         1 => add::<T>(sum, gradient, factor, is_first),
         _ => add_last::<T>(sum, gradient, factor, is_first, divisor),

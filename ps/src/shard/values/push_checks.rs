@@ -94,9 +94,11 @@ impl Variables {
         for table in store.tables() {
             let partition = table.partition();
             let Some(rows) = inbox.rows(push_slot, partition) else { continue };
-            let (more, limit) = (rows.len() as u64, table.limit());
+            let more = rows.len() as u64;
+            let limit = table.limit();
             if assigned && more > limit {
-                let (variable, rows) = (partition.variable, table.rows());
+                let variable = partition.variable;
+                let rows = table.rows();
                 return Err(Refusal::TableFull { variable, rows, more, limit });
             }
             if !table.rejects_when_full() {

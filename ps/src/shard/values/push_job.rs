@@ -110,7 +110,8 @@ impl PushJob {
         let (Some(push), Some(source)) = (inbox.arrival(push_slot), inbox.source(push_slot)) else {
             return Ok(true);
         };
-        let (operation, push_slots) = (push.operation, &[push_slot][..]);
+        let operation = push.operation;
+        let push_slots = &[push_slot][..];
         let pushes = UpdatePushes { inbox, push_slots, factors: &[], operation };
         if !self.has_begun() {
             let step = made_step(variables, push.step).0;
@@ -119,7 +120,8 @@ impl PushJob {
             self.update.begin(rows, variables, journal, pushes, adjustment, step)?;
         }
         // Parts that were sent were scanned on arrival.
-        let (scans_own, scans_shared) = (false, !self.is_scanned);
+        let scans_own = false;
+        let scans_shared = !self.is_scanned;
         let input = DenseInput::Push { source, scans_own, scans_shared };
         match self.update.slice(memory, variables, pushes, input)? {
             UpdateProgress::Unfinished => return Ok(false),

@@ -98,7 +98,9 @@ impl RowWork {
         self.touched.clear();
         self.numbers.clear();
         self.ids.clear();
-        (self.version, self.at, self.done) = (0, 0, 0);
+        self.version = 0;
+        self.at = 0;
+        self.done = 0;
     }
 
     /// Prepares to change these dense ranges, the rows and the tables, for an update.
@@ -116,7 +118,8 @@ impl RowWork {
         let assigned = operation != Operation::Gradient {};
         for TouchedRows { rows, .. } in &*self.touched {
             if let RowSelection::Ids(table, ids) = rows {
-                let (table, ids) = (&mut store.tables_mut()[*table], &self.ids[ids.clone()]);
+                let table = &mut store.tables_mut()[*table];
+                let ids = &self.ids[ids.clone()];
                 table.begin(journal, ids, (step, count), assigned)?;
             }
         }
@@ -176,7 +179,8 @@ impl RowWork {
                 let bytes = if single.is_some() { *budget } else { TILE_BYTES };
                 let each = (bytes / row_bytes).max(1) as usize;
                 let these = self.done..count.min(self.done.saturating_add(each));
-                let (start, end) = (self.done * row_bytes as usize, these.end * row_bytes as usize);
+                let start = self.done * row_bytes as usize;
+                let end = these.end * row_bytes as usize;
                 let values = match (single, rows) {
                     (Some(push), _) => &push.values[start..end],
                     (None, RowSelection::Pushed(rows)) => {
@@ -214,7 +218,8 @@ impl RowWork {
                 *budget = budget.saturating_sub(read.max(8));
                 self.done = end;
             }
-            (self.at, self.done) = (self.at + 1, 0);
+            self.at += 1;
+            self.done = 0;
         }
         Ok(true)
     }

@@ -122,7 +122,8 @@ impl StalenessAdjustment {
             let length = (range.end - range.start) as usize;
             let gradient = &mut bytemuck::cast_slice_mut(tile)[..length];
             input.fill(gradient);
-            let (read, mut done) = (read.bytes(&range), 0);
+            let read = read.bytes(&range);
+            let mut done = 0;
             for now in store.before(range.clone()) {
                 let piece = done..done + now.len();
                 let gradient = &mut gradient[piece.clone()];
@@ -160,7 +161,8 @@ where
     T: Element + Add<Output = T> + Sub<Output = T> + Mul<Output = T>,
 {
     let gradient: &mut [T] = bytemuck::cast_slice_mut(gradient);
-    let (read, now): (&[T], &[T]) = (bytemuck::cast_slice(read), bytemuck::cast_slice(now));
+    let read: &[T] = bytemuck::cast_slice(read);
+    let now: &[T] = bytemuck::cast_slice(now);
     for ((g, &read), &now) in gradient.iter_mut().zip(read).zip(now) {
         // The square of a large gradient may overflow where its product with a small change does
         // not.
@@ -192,14 +194,20 @@ mod tests {
     #[test]
     fn compensation_adds_the_squared_gradient_times_the_change() {
         let column = |column: usize| CASES.map(|case| case[column] as f32);
-        let (mut gradient, read, now) = (column(0), column(1), column(2));
-        let (read, now) = (bytemuck::cast_slice(&read), bytemuck::cast_slice(&now));
+        let mut gradient = column(0);
+        let read = column(1);
+        let now = column(2);
+        let read = bytemuck::cast_slice(&read);
+        let now = bytemuck::cast_slice(&now);
         compensate(DType::F32, 0.5, bytemuck::cast_slice_mut(&mut gradient), read, now);
         assert_eq!(gradient, column(3));
 
         let column = |column: usize| CASES.map(|case| case[column]);
-        let (mut gradient, read, now) = (column(0), column(1), column(2));
-        let (read, now) = (bytemuck::cast_slice(&read), bytemuck::cast_slice(&now));
+        let mut gradient = column(0);
+        let read = column(1);
+        let now = column(2);
+        let read = bytemuck::cast_slice(&read);
+        let now = bytemuck::cast_slice(&now);
         compensate(DType::F64, 0.5, bytemuck::cast_slice_mut(&mut gradient), read, now);
         // The last case does not overflow in this type.
         assert_eq!(gradient[..7], column(3)[..7]);
@@ -208,7 +216,8 @@ mod tests {
     #[test]
     fn elements_with_a_non_finite_result_stay_unchanged() {
         let mut gradient = [f64::INFINITY, f64::NEG_INFINITY, f64::NAN, 1.0];
-        let (read, now) = ([0.0; 4], [1.0, 0.0, 1.0, f64::INFINITY]);
+        let read = [0.0; 4];
+        let now = [1.0, 0.0, 1.0, f64::INFINITY];
         let bytes = bytemuck::cast_slice_mut(&mut gradient);
         compensate(DType::F64, 1.0, bytes, bytemuck::cast_slice(&read), bytemuck::cast_slice(&now));
         assert_eq!((gradient[0], gradient[1]), (f64::INFINITY, f64::NEG_INFINITY));

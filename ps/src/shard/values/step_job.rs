@@ -54,7 +54,8 @@ impl StepJob {
         if !variables.is_ready() {
             return Ok(true);
         }
-        let (push_slots, factors) = (&self.push_slots[..], &self.factors[..]);
+        let push_slots = &self.push_slots[..];
+        let factors = &self.factors[..];
         let operation = Operation::Gradient {};
         let update = UpdatePushes { inbox, push_slots, factors, operation };
         if !self.update.has_begun() {

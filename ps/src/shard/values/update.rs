@@ -92,7 +92,9 @@ impl Update {
         else {
             return Ok(());
         };
-        let (layout, rules, operation) = (store.layout(), &variables.rules, pushes.operation);
+        let layout = store.layout();
+        let rules = &variables.rules;
+        let operation = pushes.operation;
         self.dense.unite(&pushes.ranges(), layout);
         self.two_pass = TwoPass::new(layout, rules, operation);
         rows.find(pushes, store, rules);
@@ -141,7 +143,9 @@ impl Update {
         part: &Range<u64>,
     ) -> Result<UpdateProgress, NoFreeBlock> {
         target.store.can_change(std::iter::once(part.clone()))?;
-        (self.begun, self.range, self.done_to) = (true, 0, 0);
+        self.begun = true;
+        self.range = 0;
+        self.done_to = 0;
         self.dense = Extents::default();
         self.dense.add(part.clone());
         let mut budget = u64::MAX;
@@ -162,7 +166,8 @@ impl Update {
             }
             let block_bytes = target.store.geometry().block_bytes as u64;
             let Scratch { tile, shared_tile } = &mut *target.scratch;
-            let (dtype, config) = (partition.dtype, target.config);
+            let dtype = partition.dtype;
+            let config = target.config;
             let scan = NonFiniteScan { policy: config.non_finite, counters: target.counters };
             // The client may change the values between two passes. Both passes scan if non-finite
             // values are refused; only the pass that changes values counts them.
@@ -171,10 +176,13 @@ impl Update {
             let limits = RangeLimits { budget: *budget, block_bytes };
             let InputRange { end, read, values } =
                 input.next(part.clone(), dtype, limits, scan, shared_tile);
-            let (two_pass, adjustment) = (&mut self.two_pass, &self.adjustment);
-            let (spec, store) = (target.spec, &mut *target.store);
+            let two_pass = &mut self.two_pass;
+            let adjustment = &self.adjustment;
+            let spec = target.spec;
+            let store = &mut *target.store;
             let change_values = |mut values: InputValues<'_>| {
-                let (range, input) = (part.start..end, values.input());
+                let range = part.start..end;
+                let input = values.input();
                 let take = |store: &mut Store, range, input: ChangeInput<'_>| {
                     two_pass.apply(store, spec, &partition, range, input)
                 };
@@ -203,7 +211,8 @@ impl Update {
                 if !self.two_pass.end_pass() {
                     return None;
                 }
-                (self.range, self.done_to) = (0, 0);
+                self.range = 0;
+                self.done_to = 0;
                 continue;
             };
             let left = self.done_to.max(range.start)..range.end;

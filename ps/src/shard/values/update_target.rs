@@ -68,7 +68,8 @@ pub(in crate::shard) struct Scratch {
 impl<'a> UpdateSpec<'a> {
     /// Returns the change of a partition.
     pub(in crate::shard) fn change_of(self, partition: &Partition) -> Change<'a> {
-        let (variable, dtype) = (partition.variable, partition.dtype);
+        let variable = partition.variable;
+        let dtype = partition.dtype;
         match self.operation {
             Operation::Gradient {} => {
                 let at = self.at.at_rate(self.at.rate * self.rules.rate(variable));

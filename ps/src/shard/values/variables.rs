@@ -267,7 +267,8 @@ impl Variables {
         };
         let digest = store.catalogue().digest();
         let body = Bytes::from_owner(EncodedCatalogue(store.catalogue().clone()));
-        let (body, message) = (AnswerBody::Shared(body), CatalogueIs { digest }.into());
+        let body = AnswerBody::Shared(body);
+        let message = CatalogueIs { digest }.into();
         out.answer_with(request.connection, request.envelope, message, body, None);
     }
 
@@ -325,7 +326,8 @@ impl Variables {
                     store.seal(journal);
                 }
                 fence();
-                (self.epoch, self.restored_step) = (epoch, step);
+                self.epoch = epoch;
+                self.restored_step = step;
                 // The slots begin, also if earlier variables were trained and forgotten.
                 self.gradients = 0;
                 self.state = VariablesState::Ready(store);

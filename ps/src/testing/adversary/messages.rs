@@ -251,7 +251,9 @@ impl MessageDraw<'_> {
             10 => message::Initialize { epoch: RestoreEpoch(self.number() as u32) }.into(),
             11 => message::FindCheckpoint {}.into(),
             12 => {
-                let (epoch, of, step) = (self.number() as u32, self.number() as u32, self.number());
+                let epoch = self.number() as u32;
+                let of = self.number() as u32;
+                let step = self.number();
                 let checkpoint = CheckpointId {
                     name: Text::clipped("ckpt"),
                     epoch: RestoreEpoch(of),
@@ -272,7 +274,8 @@ impl MessageDraw<'_> {
                 message::ReturnToken { token: TokenId(token), generation }.into()
             }
             17 => {
-                let (token, generation) = (TokenId(self.number()), self.number() as u32);
+                let token = TokenId(self.number());
+                let generation = self.number() as u32;
                 message::ReturnToken { token, generation }.into()
             }
             18 => message::Reserve {}.into(),
@@ -334,11 +337,13 @@ impl MessageDraw<'_> {
                 }
             }
             30 => {
-                let (name, source) = (self.coordinator(), CallSource(self.number()));
+                let name = self.coordinator();
+                let source = CallSource(self.number());
                 message::OpenCalls { name, source, epoch: CallEpoch(self.number()) }.into()
             }
             31 => {
-                let (name, epoch) = (self.coordinator(), CallEpoch(0));
+                let name = self.coordinator();
+                let epoch = CallEpoch(0);
                 message::OpenCalls { name, source: CallSource(0), epoch }.into()
             }
             32 => message::CallsQuery { name: self.coordinator() }.into(),
@@ -347,11 +352,13 @@ impl MessageDraw<'_> {
                 message::CloseCalls { name: self.coordinator(), epoch }.into()
             }
             34 => {
-                let (part, call) = (self.any_part(client), self.call());
+                let part = self.any_part(client);
+                let call = self.call();
                 message::CallPart { part, call }.into()
             }
             35 => {
-                let (part, call) = (self.any_part(client), self.call());
+                let part = self.any_part(client);
+                let call = self.call();
                 let elements = (body.len() / 2) as u32;
                 let encoded = PushEncoded { part, encoding, elements, factor: 1.0 };
                 message::CallEncoded { encoded, call }.into()

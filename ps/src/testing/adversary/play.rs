@@ -50,7 +50,8 @@ impl<'a> Play<'a> {
     pub(super) fn new(mut choices: Choices<'a>) -> Play<'a> {
         let setting = ShardSetting::draw(&mut choices);
         let is_uniform = choices.one_in(2);
-        let (test_files, now) = (TestFiles::default(), Instant::now());
+        let test_files = TestFiles::default();
+        let now = Instant::now();
         let counters = Arc::<Counters>::default();
         let shard = setting.open(&test_files, &counters, now);
         Play {
@@ -143,9 +144,11 @@ impl<'a> Play<'a> {
         else {
             return;
         };
-        let (epoch, copy) = (hello.client_epoch, hello.clone());
+        let epoch = hello.client_epoch;
+        let copy = hello.clone();
         self.lines.push(PeerLine { connection, hello: copy, epoch, next: 1, body: None });
-        let (hello, header) = (&hello, &header);
+        let hello = &hello;
+        let header = &header;
         self.shard.handle(self.now, ShardInput::Connected { connection, hello, header, origin });
         self.handle_outputs();
     }
@@ -246,7 +249,8 @@ impl<'a> Play<'a> {
             let whole = last.then_some(named);
             let offset = if self.draw.choices.one_in(12) { self.draw.number() } else { offset };
             let end = offset.wrapping_add(bytes);
-            let (token, next) = (TokenId(token), last && next);
+            let token = TokenId(token);
+            let next = last && next;
             let part =
                 PushPart { operation, token, generation, push_slot, offset, whole, next, read };
             let envelope = Envelope {

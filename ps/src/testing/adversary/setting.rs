@@ -92,8 +92,10 @@ impl ShardSetting {
         counters: &Arc<Counters>,
         now: Instant,
     ) -> Shard {
-        let (identity, counters) = (Arc::new(Identity::new()), counters.clone());
-        let (config, budget) = (self.config.clone(), Budget::new(BYTES_MAX));
+        let identity = Arc::new(Identity::new());
+        let counters = counters.clone();
+        let config = self.config.clone();
+        let budget = Budget::new(BYTES_MAX);
         let parts = ShardSetup { id: self.id, config, identity, budget, counters };
         let life = ServerRun { boot: [0; 16], arena: 1, epoch_base: 0 };
         let opened = Shard::open(parts, ArenaStorage::TestFiles(test_files.clone()), life, now);

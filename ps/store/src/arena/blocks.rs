@@ -265,18 +265,18 @@ impl Blocks {
         self.assert_not_pinned(to);
         let bytes = self.shared.grid.block_bytes;
         assert!(within.start <= within.end && within.end <= bytes, "{within:?} of {bytes}");
-        let (mut read, mut written): ([&[u8]; N], [&mut [u8]; N]) = (
-            std::array::from_fn(|_| Default::default()),
-            std::array::from_fn(|_| Default::default()),
-        );
+        let mut read: [&[u8]; N] = std::array::from_fn(|_| Default::default());
+        let mut written: [&mut [u8]; N] = std::array::from_fn(|_| Default::default());
         for part in 0..parts {
             #[cfg(any(test, feature = "testing"))]
             self.shared.trace_streaming(to, part, within.clone());
-            let (from, to) = (self.shared.pointer(from, part), self.shared.pointer(to, part));
+            let from = self.shared.pointer(from, part);
+            let to = self.shared.pointer(to, part);
             // SAFETY: as in `read_part` and `write_part`. The range is inside a part. The slices
             // are of different blocks or different parts, which do not overlap.
             unsafe {
-                let (from, to) = (from.add(within.start), to.add(within.start));
+                let from = from.add(within.start);
+                let to = to.add(within.start);
                 read[part] = std::slice::from_raw_parts(from, within.len());
                 written[part] = std::slice::from_raw_parts_mut(to, within.len());
             }
@@ -412,7 +412,8 @@ mod tests {
         let read = std::thread::spawn(move || set.blocks().map(|b| b[63]).collect::<Vec<_>>());
         assert_eq!(read.join().unwrap(), [3, 69]);
         assert!(!blocks.is_pinned(3) && !blocks.has_pinned_sets());
-        let (one, other) = (blocks.pin_set(vec![1]), blocks.pin_set(vec![2]));
+        let one = blocks.pin_set(vec![1]);
+        let other = blocks.pin_set(vec![2]);
         drop(one);
         assert!(!blocks.is_pinned(0) && blocks.is_pinned(1) && blocks.has_pinned_sets());
         drop(other);

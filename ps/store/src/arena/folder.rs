@@ -203,7 +203,8 @@ impl Folder {
 
     pub(crate) fn rename(&self, from: &str, to: &str) -> Result<(), StorageError> {
         self.check_writable("rename a file in")?;
-        let (from, to) = (self.path(from), self.path(to));
+        let from = self.path(from);
+        let to = self.path(to);
         std::fs::rename(&from, to).map_err(|source| io_error("rename", &from, source))
     }
 

@@ -318,7 +318,8 @@ pub(super) unsafe fn copy_non_temporal(destination: *mut u8, source: &[u8]) {
     // SAFETY: the head is inside the destination, by the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(first.as_ptr(), destination, head) };
     let lines = rest.chunks_exact(16);
-    let (tail, mut at) = (lines.remainder(), head);
+    let tail = lines.remainder();
+    let mut at = head;
     for line in lines {
         // SAFETY: `at` is inside the destination and aligned to 16, because the head was copied.
         // The source's line is 16 bytes long. SSE2 exists on every x86-64 processor.

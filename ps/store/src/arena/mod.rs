@@ -236,7 +236,8 @@ impl ArenaStorage {
 
     /// Converts a fault in a file to an error that names the file.
     pub fn corrupt(&self, name: &str, fault: Fault) -> StorageError {
-        let (path, Fault { offset, expected, other_format }) = (self.path(name), fault);
+        let path = self.path(name);
+        let Fault { offset, expected, other_format } = fault;
         // The control file is opened first. Another file of another format was put there later.
         match other_format.filter(|_| name == file_name(Kind::Control, 0)) {
             Some(found) => StorageError::OtherFormat { path, found, format: FORMAT },

@@ -44,7 +44,8 @@ impl Journal {
     /// Splits an image into its files; `None` if it is malformed.
     pub fn split_image(image: &[u8]) -> Option<ImageFiles<'_>> {
         let word = |at: usize| Some(u64::from_le_bytes(image.get(at..at + 8)?.try_into().ok()?));
-        let (length, generation) = (usize::try_from(word(0)?).ok()?, word(8)?);
+        let length = usize::try_from(word(0)?).ok()?;
+        let generation = word(8)?;
         let (control, tables) = image.get(16..)?.split_at_checked(length)?;
         let at = 16 + offset_of(Address::Control(COMMITS));
         let commits = word(at).filter(|_| control.len() >= 2 * PAGE_BYTES)?;

@@ -79,7 +79,8 @@ impl Journal {
     pub(crate) fn verify_index(&mut self, table: u16, pages: usize) -> Result<(), Fault> {
         let number = self.load(self.number_in_tables(table));
         let index = &mut self.indices[usize::from(table)];
-        let (used, cells) = (1 + pages, index.cells());
+        let used = 1 + pages;
+        let cells = index.cells();
         if used > cells {
             let what = format!("{used} pages after the first; the file ends");
             return Err(Fault::at(index.memory.len(), what));

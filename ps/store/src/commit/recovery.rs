@@ -29,7 +29,8 @@ impl Journal {
         let checked = Words::compare(0, expected, found);
         checked.map_err(|fault| self.corrupt(Kind::Control, 0, fault))?;
         self.commits = cell[COMMITS];
-        let (found, commits) = (self.intent.load(STATE) as u32, self.commits as u32);
+        let found = self.intent.load(STATE) as u32;
+        let commits = self.commits as u32;
         if found != commits {
             let what = format!("the intent of commit {commits}, not of {found}");
             return Err(self.corrupt(Kind::Intent, 0, Fault::at(STATE * 8, what)));
@@ -39,7 +40,8 @@ impl Journal {
 
     /// Verifies that the intent file has capacity for `words` words.
     pub fn check_intent(&mut self, words: usize) -> Result<(), StorageError> {
-        let (need, found) = (intent_bytes(words) + PAGE_BYTES as u64, self.intent.len());
+        let need = intent_bytes(words) + PAGE_BYTES as u64;
+        let found = self.intent.len();
         match found as u64 >= need {
             true => {
                 self.base_words = words;
@@ -76,14 +78,16 @@ impl Journal {
                 return Err(Fault::at(STATE * 8, what));
             }
         }
-        let (count, capacity) = (self.intent.load(COUNT), (self.intent.len() / 8 - PAIRS) / 2);
+        let count = self.intent.load(COUNT);
+        let capacity = (self.intent.len() / 8 - PAIRS) / 2;
         let count = usize::try_from(count).ok().filter(|&count| count <= capacity);
         let count =
             count.ok_or_else(|| Fault::at(COUNT * 8, format!("at most {capacity} words")))?;
         let pair =
             |i: usize| (self.intent.load(PAIRS + 2 * i), self.intent.load(PAIRS + 2 * i + 1));
         let sum = self.sum(state, (0..count).map(pair));
-        let (expected, found) = (sum, self.intent.load(CHECKSUM));
+        let expected = sum;
+        let found = self.intent.load(CHECKSUM);
         if expected != found {
             let what = format!("the checksum {expected:#018x} of the intent, not {found:#018x}");
             return Err(Fault::at(CHECKSUM * 8, what));
@@ -108,7 +112,8 @@ impl Journal {
     /// Verifies the first `words` control words, and computes the checksums of the unused cells
     /// after them: a process may have been killed while it extended the file.
     pub fn verify_control(&mut self, words: usize) -> Result<(), StorageError> {
-        let (used, cells) = (words.div_ceil(CELL_WORDS), self.control.cells());
+        let used = words.div_ceil(CELL_WORDS);
+        let cells = self.control.cells();
         if used > cells {
             let length = self.control.memory.len();
             let what = format!("{used} pages after the first; the file ends");
@@ -136,7 +141,8 @@ impl Journal {
     pub fn verify_tables(&self, generation: u64) -> Result<(), StorageError> {
         let Some(tables) = &self.tables else { return Ok(()) };
         let verified = tables.verify(tables.cells()).and_then(|()| {
-            let (expected, found) = (self.control.load(TABLES_AT), tables.load(tables.last()));
+            let expected = self.control.load(TABLES_AT);
+            let found = tables.load(tables.last());
             if expected == found {
                 return Ok(());
             }

@@ -57,7 +57,8 @@ impl StoreGeometry {
         let block_bytes = if many { LONG_BLOCK_FACTOR * block_bytes } else { block_bytes };
         let logical_blocks = layout.bytes().div_ceil(block_bytes as u64);
         let pinned = pin_bytes_max.unwrap_or(layout.bytes()).div_ceil(block_bytes as u64);
-        let (logical_blocks, pinned) = (logical_blocks as usize, pinned.max(1) as usize);
+        let logical_blocks = logical_blocks as usize;
+        let pinned = pinned.max(1) as usize;
         let undo_bytes = undo_bytes(layout, slots);
         StoreGeometry { block_bytes, slots, logical_blocks, pinned, undo_bytes }
     }
@@ -170,7 +171,8 @@ pub(super) fn pieces_of(
     range: &Range<u64>,
     block_bytes: usize,
 ) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
-    let (mut start, end) = (range.start as usize, range.end as usize);
+    let mut start = range.start as usize;
+    let end = range.end as usize;
     std::iter::from_fn(move || {
         (start < end).then(|| {
             let (logical, within) = logical_block_of(start, block_bytes);
@@ -195,8 +197,10 @@ mod tests {
     #[test]
     fn an_oversized_geometry_needs_all_memory_without_overflow() {
         for slots in [0, SLOTS_MAX] {
-            let (block_bytes, undo_bytes) = (BLOCK_BYTES, UNDO_BYTES);
-            let (logical_blocks, pinned) = (usize::MAX / 4, usize::MAX / 4);
+            let block_bytes = BLOCK_BYTES;
+            let undo_bytes = UNDO_BYTES;
+            let logical_blocks = usize::MAX / 4;
+            let pinned = usize::MAX / 4;
             let geometry = StoreGeometry { block_bytes, slots, logical_blocks, pinned, undo_bytes };
             assert_eq!(geometry.need(), u64::MAX);
         }
@@ -213,7 +217,8 @@ mod tests {
                 pinned: 2,
                 undo_bytes,
             };
-            let (values, slots) = (geometry.values(), geometry.slots());
+            let values = geometry.values();
+            let slots = geometry.slots();
             assert_eq!((values.stride, slots.stride, slots.parts), (65600, 65600, geometry.slots));
             assert_eq!((values.count, slots.count), (12, 12));
             // These numbers are also in `docs/arena.md`.

@@ -142,8 +142,11 @@ impl Store {
         } = plan;
         let streams = 1 + geometry.slots;
         let past_cache = layout.bytes().saturating_mul(streams as u64) > cached_bytes_max;
-        let (tables, undo_rows) = (Vec::new(), Vec::new());
-        let (in_place, tables_in_place, tile) = (false, false, RowTile::default());
+        let tables = Vec::new();
+        let undo_rows = Vec::new();
+        let in_place = false;
+        let tables_in_place = false;
+        let tile = RowTile::default();
         Store {
             catalogue,
             layout,

@@ -44,7 +44,8 @@ pub(super) fn first_new_overflow(
     before: Option<&[u8]>,
     after: &[u8],
 ) -> Option<(usize, f64)> {
-    let (size, mut from) = (dtype.size(), 0);
+    let size = dtype.size();
+    let mut from = 0;
     loop {
         let (index, value) = first_non_finite(dtype, &after[from..])?;
         let at = from + index * size;

@@ -188,7 +188,8 @@ impl Readers {
 impl InPlaceReader {
     /// Returns whether the reader has held the same pin for the timeout.
     fn has_stalled(&mut self, now: Instant, stall_timeout: Duration) -> bool {
-        let (pin, counted) = (self.reader_slot.pinned(), self.reader_slot.counted());
+        let pin = self.reader_slot.pinned();
+        let counted = self.reader_slot.counted();
         match self.observed_pin {
             _ if pin == 0 => self.observed_pin = None,
             Some((p, c, since)) if (p, c) == (pin, counted) => {
@@ -229,18 +230,20 @@ impl Store {
         let (values, values_bytes) = self.values.blocks.read_only_descriptor().map_err(failed)?;
         let words = SharedWords::new(READER_SLOT_WORDS).map_err(failed)?;
         let reservation = budget.reserve(words.bytes())?;
-        let (reader_slot, reader_slot_bytes) =
-            (words.writable_descriptor().map_err(failed)?, words.bytes());
+        let reader_slot = words.writable_descriptor().map_err(failed)?;
+        let reader_slot_bytes = words.bytes();
         let committed =
             (0..self.geometry.logical_blocks).map(|logical| self.values.committed_block(logical));
         let mut made = None;
         if !self.values.readers.exist() {
             let words = SharedWords::new(block_table_words(committed.len())).map_err(failed)?;
             let reservation = budget.reserve(words.bytes())?;
-            let (readers, first_sequences, moved_blocks) =
-                (Vec::new(), vec![0; committed.len()], Vec::new());
+            let readers = Vec::new();
+            let first_sequences = vec![0; committed.len()];
+            let moved_blocks = Vec::new();
             let block_table = BlockTable::new(words, counts, committed);
-            let (planted, commit_hidden) = (self.planted, false);
+            let planted = self.planted;
+            let commit_hidden = false;
             made = Some(Box::new(SharedReaders {
                 block_table,
                 readers,

@@ -58,14 +58,16 @@ impl Store {
     ) {
         let row_bytes = partition.row_bytes() as usize;
         let mut tile = std::mem::take(&mut self.tile);
-        let (mut rows, mut input) = (rows, input);
+        let mut rows = rows;
+        let mut input = input;
         self.locate(partition, rows, change, &mut tile.next);
         while let Some(&first) = rows.first() {
             std::mem::swap(&mut tile.locations, &mut tile.next);
             let count = tile.locations.len().max(1);
             let (head, rest) = input.split_at(count * row_bytes);
             let changed = &rows[..count];
-            (rows, input) = (&rows[count..], rest);
+            rows = &rows[count..];
+            input = rest;
             self.locate(partition, rows, change, &mut tile.next);
             match tile.locations.is_empty() {
                 true => self.change_in_pieces(change, range_of(partition, first), head),
@@ -87,7 +89,8 @@ impl Store {
         change: Change<'_>,
         locations: &mut Vec<RowLocation>,
     ) {
-        let (row_bytes, block_bytes) = (partition.row_bytes() as usize, self.geometry.block_bytes);
+        let row_bytes = partition.row_bytes() as usize;
+        let block_bytes = self.geometry.block_bytes;
         let slots = self.slots.as_ref().filter(|_| change.slots() > 0);
         locations.clear();
         for &row in rows.iter().take((TILE_BYTES / row_bytes).max(1)) {

@@ -41,7 +41,8 @@ impl Store {
         rows: impl ExactSizeIterator<Item = u32> + Clone,
         gathered: &mut Vec<u8>,
     ) {
-        let (row_bytes, block_bytes) = (partition.row_bytes() as usize, self.geometry.block_bytes);
+        let row_bytes = partition.row_bytes() as usize;
+        let block_bytes = self.geometry.block_bytes;
         gathered.reserve(rows.len() * row_bytes);
         let blocks = &self.values.blocks;
         // The block of a row and its offset in it, if it is in one block.
@@ -106,7 +107,8 @@ impl Snapshot {
     /// Yields the bytes of a range of the snapshot, in order.
     pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = &[u8]> {
         let block_bytes = self.block_bytes;
-        let (mut start, end) = (range.start as usize, range.end as usize);
+        let mut start = range.start as usize;
+        let end = range.end as usize;
         let (first, _) = logical_block_of(start, block_bytes);
         let mut index = self.logical.partition_point(|&block| (block as usize) < first);
         std::iter::from_fn(move || {
@@ -116,7 +118,8 @@ impl Snapshot {
             let base = self.logical[index] as usize * block_bytes;
             let stop = end.min(base + block_bytes);
             let piece = &self.pins.read(index)[start - base..stop - base];
-            (start, index) = (stop, index + 1);
+            start = stop;
+            index += 1;
             Some(piece)
         })
     }

@@ -131,7 +131,8 @@ fn a_discarded_change_has_no_effect() {
     let range = 0..4 * ELEMENTS;
     let gradient = vec![1_f32; ELEMENTS as usize];
     let bytes: &[u8] = bytemuck::cast_slice(&gradient);
-    let (at, rule) = (ApplyAt::new(1, 0), Adam::new(0.1));
+    let at = ApplyAt::new(1, 0);
+    let rule = Adam::new(0.1);
     let change =
         |store: &mut Store, range| store.change(gradient_of(&rule, at), range, bytes.into());
     let committed = [0, 1, 2].map(|discarded| {
@@ -175,11 +176,9 @@ fn a_snapshot_is_readable_across_block_boundaries() {
 #[test]
 fn values_and_slots_match_the_rule_on_every_write_path() {
     let rule = Adam::new(0.1);
-    let (mut values, mut m, mut v) = (
-        vec![0_f32; ELEMENTS as usize],
-        vec![0_f32; ELEMENTS as usize],
-        vec![0_f32; ELEMENTS as usize],
-    );
+    let mut values = vec![0_f32; ELEMENTS as usize];
+    let mut m = vec![0_f32; ELEMENTS as usize];
+    let mut v = vec![0_f32; ELEMENTS as usize];
     let mut fixtures: Vec<StoreFixture> = [false, true]
         .map(|past_cache| {
             let mut fixture = fixture(rule.clone(), 1);
@@ -252,12 +251,13 @@ fn a_byte_source_has_the_effect_of_a_slice() {
         for (count, range) in (1..).zip(ranges.iter().cycle().take(10)) {
             let gradient: Vec<f32> =
                 range.clone().map(|i| (i as f32).sin() + count as f32).collect();
-            let (bytes, at) = (bytemuck::cast_slice(&gradient), ApplyAt::new(count, 0));
+            let bytes = bytemuck::cast_slice(&gradient);
+            let at = ApplyAt::new(count, 0);
             for (fixture, is_streamed) in fixtures.iter_mut().zip([false, true]) {
                 fixture
                     .change(&[4 * range.start..4 * range.end], |store, range| {
-                        let (mut sums, mut sources) =
-                            (Sums::default(), [StreamedBytes(bytes), StreamedBytes(bytes)]);
+                        let mut sums = Sums::default();
+                        let mut sources = [StreamedBytes(bytes), StreamedBytes(bytes)];
                         let [summed, applied] =
                             sources.each_mut().map(|source| match is_streamed {
                                 true => ChangeInput::Source(source),
@@ -524,7 +524,8 @@ proptest! {
         let rule = rules_by_slots()[rule].clone();
         let dense = VariableSpec::f32("d", [80]).unwrap();
         let table = VariableSpec::f32("t", [40, width]).unwrap().sparse();
-        let (rules, block_bytes) = (OptimizerRules::new(rule.clone()), 1 << block_bits);
+        let rules = OptimizerRules::new(rule.clone());
+        let block_bytes = 1 << block_bits;
         let (mut store, _) = holding(vec![dense, table], rules, block_bytes, 0, false).unwrap();
         let partition = store.layout().partitions()[1].clone();
         let rows: Vec<u32> = rows.into_iter().collect();
@@ -571,7 +572,8 @@ fn table_rows_are_changed_in_place_unless_they_are_read() {
         store.reserve_intent_for_tables(&mut journal).unwrap();
         store.settle_tables(version);
         let in_place = store.is_in_place();
-        let (input, at) = (vec![1.0_f32; 4 * ids.len()], ApplyAt::new(version, version));
+        let input = vec![1.0_f32; 4 * ids.len()];
+        let at = ApplyAt::new(version, version);
         let change = gradient_of(&rule, at);
         store.change_table(0, change, 0..ids.len(), bytemuck::cast_slice(&input));
         store.publish(&mut journal);
@@ -618,9 +620,11 @@ fn table_rows_have_the_slots_of_their_rule() {
             let slots = &mut streams.collect::<Vec<_>>()[..];
             rule.apply_f32(at, Run { values, slots, gradient: &gradient });
         }
-        let (table, mut numbers) = (&store.tables()[0], Vec::new());
+        let table = &store.tables()[0];
+        let mut numbers = Vec::new();
         encode_numbers(table.partition(), ids.iter().copied(), &mut numbers);
-        let (numbers, mut rows) = (Numbers::of(table.partition(), &numbers), Vec::new());
+        let numbers = Numbers::of(table.partition(), &numbers);
+        let mut rows = Vec::new();
         table.gather(&journal, numbers, &mut Vec::new(), &mut rows);
         assert!(rows == bytemuck::cast_slice::<f32, u8>(&expected[0]), "{rule:?}");
     }

@@ -256,7 +256,8 @@ impl Store {
         let ShadowWrite { value, slot, within } = shadow_write.clone();
         let (values, values_out) =
             self.values.blocks.read_and_stream::<1>(value.from, value.block, 1, within.clone());
-        let ([values], [values_out]) = (values, values_out);
+        let [values] = values;
+        let [values_out] = values_out;
         let (mut slots, mut slots_out) = Default::default();
         let mut count = 0;
         if let (Some(pool), Some(slot)) = (&mut self.slots, slot) {
@@ -330,7 +331,9 @@ impl ShadowRuns for ShadowRange<'_, '_> {
 impl ShadowRange<'_, '_> {
     /// Implements [`ShadowRuns::each`] for at most `SLOTS` slots.
     fn each_with<T: Pod, const SLOTS: usize>(&mut self, change: &mut dyn FnMut(StreamRun<'_, T>)) {
-        let (start, count, past_cache) = (self.start, self.count, self.past_cache);
+        let start = self.start;
+        let count = self.count;
+        let past_cache = self.past_cache;
         self.input.each_next(start..start + self.values.len(), |within, gradient| {
             let within = within.start - start..within.end - start;
             let mut slots: [&[T]; SLOTS] = [&[]; SLOTS];

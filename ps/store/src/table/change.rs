@@ -115,7 +115,8 @@ impl Table {
             self.prepare_dirty_pages(journal, ids, &mut new_ids, &mut dirty, count);
         }
         let rejected = new_ids.iter().filter(|new| new.decision != AdmissionDecision::Row).count();
-        (dirty.misses, dirty.turned_away) = (new_ids.len() as u64, rejected as u64);
+        dirty.misses = new_ids.len() as u64;
+        dirty.turned_away = rejected as u64;
         self.new_ids = new_ids;
         let pages = dirty.page_count as usize;
         dirty.step = self.step;
@@ -206,7 +207,8 @@ impl Table {
         number: u64,
     ) {
         let committed = self.committed_pages(journal);
-        let (mut pages, mut count) = (BTreeMap::new(), dirty.page_count);
+        let mut pages = BTreeMap::new();
+        let mut count = dirty.page_count;
         let mut dirty_pages = DirtyPages::new(&committed, &mut pages, &mut count);
         self.expire(&mut dirty_pages, &mut dirty.gone, ids, number);
         let mut rows = self.rows - dirty.gone.len() as u64;
@@ -250,7 +252,8 @@ impl Table {
             }
         }
         dirty_pages.grow(pages_for(rows + dirty.candidates));
-        (dirty.pages, dirty.page_count) = (pages, count);
+        dirty.pages = pages;
+        dirty.page_count = count;
     }
 
     /// Points the entry of a row from record `before` to record `to`: in the dirty page, or as a
@@ -263,7 +266,8 @@ impl Table {
         (id, before, to): (u64, u32, u32),
     ) {
         let tag = tag_of(id, self.salt);
-        let (number, word) = (page_of(tag, dirty.page_count), IndexEntry::Row(to).word(tag));
+        let number = page_of(tag, dirty.page_count);
+        let word = IndexEntry::Row(to).word(tag);
         let named = |entry| entry == IndexEntry::Row(before);
         if let Some(page) = dirty.pages.get_mut(&number) {
             if let Some((place, _)) = find(page, tag, named) {
@@ -312,14 +316,15 @@ impl Table {
         }
         dirty.gone.iter().for_each(|&gone| self.records.free(gone));
         self.pages = dirty.page_count;
-        self.rows = self.rows + dirty.admitted - dirty.gone.len() as u64;
+        self.rows += dirty.admitted - dirty.gone.len() as u64;
         self.candidates = dirty.candidates;
         self.counts.hits += rows.len() as u64 - dirty.misses;
         self.counts.misses += dirty.misses;
         self.counts.admitted += dirty.admitted;
         self.counts.turned_away += dirty.turned_away;
         self.counts.evicted += dirty.gone.len() as u64;
-        (dirty.rows, dirty.words) = (rows, changed);
+        dirty.rows = rows;
+        dirty.words = changed;
         self.recycle(dirty);
     }
 

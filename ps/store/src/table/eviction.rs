@@ -67,7 +67,8 @@ impl Table {
     ) -> bool {
         // A different sample each time, but the same one if the push is applied again.
         let at = scatter(number ^ (dirty.gone.len() as u64).rotate_left(40));
-        let (start, first) = ((at >> 32) as usize % ENTRIES, at as u32 % dirty_pages.count());
+        let start = (at >> 32) as usize % ENTRIES;
+        let first = at as u32 % dirty_pages.count();
         let mut least = None;
         let mut sampled = 0;
         for (pages, number) in (first..dirty_pages.count()).chain(0..first).enumerate() {

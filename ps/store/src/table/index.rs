@@ -222,10 +222,12 @@ impl<'a, P: Pages> DirtyPages<'a, P> {
 
     /// Adds a page, and moves its entries there from the next page to be split.
     fn split(&mut self) {
-        let (added, more) = (*self.count, *self.count + 1);
+        let added = *self.count;
+        let more = *self.count + 1;
         let source = added - (1 << added.ilog2());
         let from = self.page(source);
-        let (mut stay, mut go) = (vec![0; ENTRIES], vec![0; ENTRIES]);
+        let mut stay = vec![0; ENTRIES];
+        let mut go = vec![0; ENTRIES];
         for &word in from.iter().filter(|&&word| word != 0) {
             let page = if page_of(tag_in(word), more) == added { &mut go } else { &mut stay };
             insert(page, word);
@@ -281,7 +283,9 @@ mod tests {
 
     #[test]
     fn a_full_page_that_cannot_be_split_is_reported() {
-        let (test_pages, mut changed, mut count) = (TestPages(BTreeMap::new()), BTreeMap::new(), 1);
+        let test_pages = TestPages(BTreeMap::new());
+        let mut changed = BTreeMap::new();
+        let mut count = 1;
         let mut dirty_pages = DirtyPages::new(&test_pages, &mut changed, &mut count);
         for record in 0..ENTRIES as u32 {
             dirty_pages.insert(5, IndexEntry::Row(record)).unwrap();
@@ -298,7 +302,9 @@ mod tests {
             steps in prop::collection::vec((any::<bool>(), 0u32..600, 0u32..8), 1..900),
             spread in prop::sample::select(vec![0u32, 3, 28]),
         ) {
-            let (test_pages, mut changed, mut count) = (TestPages(BTreeMap::new()), BTreeMap::new(), 1);
+            let test_pages = TestPages(BTreeMap::new());
+            let mut changed = BTreeMap::new();
+            let mut count = 1;
             let mut dirty_pages = DirtyPages::new(&test_pages, &mut changed, &mut count);
             let mut model: HashMap<u32, u32> = HashMap::new();
             for (is_insert, number, page) in steps {

@@ -231,7 +231,8 @@ impl Table {
     ) {
         let pages = self.committed_pages(journal);
         let mut lookups = [Lookup::default(); 2 * LOOKUP_DISTANCE];
-        let (mut ids, mut begun) = (ids.fuse(), 0);
+        let mut ids = ids.fuse();
+        let mut begun = 0;
         for round in 0_usize.. {
             if let Some(place) = round.checked_sub(2 * LOOKUP_DISTANCE) {
                 if place == begun {

@@ -41,12 +41,14 @@ impl Table {
     /// Creates an empty table, as the next index of the journal. No committed word names it yet.
     pub fn create(inputs: TableInputs<'_>, journal: &mut Journal) -> Result<Table, StorageError> {
         let TableFiles { arena, generation, table, budget } = &inputs.files;
-        let (part, bytes) = (Part::Table(*table), index_bytes(FIRST_PAGES));
+        let part = Part::Table(*table);
+        let bytes = index_bytes(FIRST_PAGES);
         arena.storage.remove(&part.file_name(Kind::Index, *generation))?;
         let reservation = budget.reserve(bytes)?;
         let memory = arena.create_part(Kind::Index, *generation, part, bytes)?;
         journal.use_index(memory, *generation);
-        let (table, shape) = (*table, shape_of(&inputs));
+        let table = *table;
+        let shape = shape_of(&inputs);
         let records = Records::new(inputs.files.clone(), shape, limit_of(&inputs));
         let mut made = Table::of(inputs, records);
         made.index_reservations.push(reservation);
@@ -111,7 +113,8 @@ impl Table {
     /// Returns the undo bytes for the rows of one push, in a partition whose rows have `slots`
     /// slots.
     pub(crate) fn undo_bytes_of_push(partition: &Partition, slots: usize) -> u64 {
-        let (dtype, row_bytes) = (partition.dtype, partition.row_bytes() as usize);
+        let dtype = partition.dtype;
+        let row_bytes = partition.row_bytes() as usize;
         let shape = RecordShape { dtype, row_bytes, slots };
         partition.row_count().saturating_mul(shape.undo_bytes() as u64)
     }
@@ -133,7 +136,8 @@ impl Table {
         if journal.index_pages(table) == 0 {
             return Err(corrupt(Fault::at(0, "a page of an index")));
         }
-        let (slots, found) = (shape_of(&inputs).slots as u64, Table::slots_of(journal, table));
+        let slots = shape_of(&inputs).slots as u64;
+        let found = Table::slots_of(journal, table);
         if slots != found {
             let what = format!("rows of {slots} slots, not of {found}");
             return Err(corrupt(Fault::at(offset_of(head(SLOTS_WORD)), what)));
@@ -145,13 +149,15 @@ impl Table {
         journal.verify_index(table, count as usize).map_err(corrupt)?;
         let files = u32::try_from(journal.load(head(FILES_WORD)));
         let files = files.map_err(|_| fault(FILES_WORD, "a number of files"))?;
-        let (shape, limit) = (shape_of(&inputs), limit_of(&inputs));
+        let shape = shape_of(&inputs);
+        let limit = limit_of(&inputs);
         let records = Records::open(inputs.files.clone(), shape, limit, files)?;
         let reservation = budget.reserve(index_bytes(journal.index_pages(table)))?;
         let undo_rows = inputs.undo_rows;
         let mut opened = Table::of(inputs, records);
         opened.index_reservations.push(reservation);
-        (opened.pages, opened.step) = (count, journal.load(head(STEP_WORD)));
+        opened.pages = count;
+        opened.step = journal.load(head(STEP_WORD));
         opened.apply_undo(undo_rows).map_err(|fault| {
             let name = crate::arena::file_name(Kind::Undo, generation);
             arena.storage.corrupt(&name, fault)
@@ -181,7 +187,8 @@ impl Table {
             let pages = super::CommittedPages { journal, table: self.number };
             let page = pages.page(number);
             for place in 0..ENTRIES {
-                let (word, tag) = (page[place], tag_in(page[place]));
+                let word = page[place];
+                let tag = tag_in(page[place]);
                 let fault = |what: &str| (number, place, what.to_owned());
                 let entry = IndexEntry::of(word);
                 if entry == IndexEntry::Empty {
@@ -231,7 +238,8 @@ impl Table {
         let taken: Vec<u32> = self.dirty_rows.iter().flat_map(|dirty| dirty.taken()).collect();
         self.records.check_invariants(&taken);
         let pages = super::CommittedPages { journal, table: self.number };
-        let (mut rows, mut candidates) = (0, 0);
+        let mut rows = 0;
+        let mut candidates = 0;
         for number in 0..self.pages {
             let page = pages.page(number);
             for &word in page.iter().filter(|&&word| word != 0) {
@@ -268,7 +276,8 @@ fn limit_of(inputs: &TableInputs<'_>) -> u64 {
 /// Returns the record layout of a table partition, and the maximum number of rows.
 fn sizes_of(catalogue: &Catalogue, partition: &Partition, slots: usize) -> (RecordShape, u64) {
     let slots = if partition.trainable { slots } else { 0 };
-    let (dtype, row_bytes) = (partition.dtype, partition.row_bytes());
+    let dtype = partition.dtype;
+    let row_bytes = partition.row_bytes();
     let shape = RecordShape { dtype, row_bytes: row_bytes as usize, slots };
     let buckets = partition.rows.end - partition.rows.start;
     let table = catalogue.variable(partition.variable).as_table();

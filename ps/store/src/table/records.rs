@@ -141,8 +141,11 @@ impl Records {
     /// Creates an empty set, for a table of at most `most` rows.
     pub(super) fn new(files: TableFiles, shape: RecordShape, most: u64) -> Records {
         let file_bits = file_bits(shape, most);
-        let (memory, live, free) = (Vec::new(), Vec::new(), Vec::new());
-        let (freed, retired) = (Vec::new(), Vec::new());
+        let memory = Vec::new();
+        let live = Vec::new();
+        let free = Vec::new();
+        let freed = Vec::new();
+        let retired = Vec::new();
         Records { files, shape, file_bits, memory, live, free, freed, retired }
     }
 
@@ -210,7 +213,8 @@ impl Records {
     /// # Errors
     /// If the budget or the numbering is exhausted, or the file cannot be created.
     pub(super) fn grow(&mut self) -> Result<(), StorageError> {
-        let (number, most) = (self.memory.len() as u32, RECORDS_MAX >> self.file_bits);
+        let number = self.memory.len() as u32;
+        let most = RECORDS_MAX >> self.file_bits;
         let bytes = self.file_bytes();
         if number >= most {
             return Err(StorageError::DoesNotFit { need: bytes, limit: 0 });

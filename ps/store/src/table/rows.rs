@@ -96,7 +96,8 @@ impl Table {
         if inserted.is_err() {
             return Err(StorageError::DoesNotFit { need: self.rows, limit: self.rows - 1 });
         }
-        let (shape, integrity) = (self.records.shape, self.integrity);
+        let shape = self.records.shape;
+        let integrity = self.integrity;
         let out = self.records.write(record);
         for (stream, bytes) in streams.iter().enumerate() {
             out[shape.stream(stream)].copy_from_slice(bytes);

@@ -56,7 +56,8 @@ impl TestTable {
         let undo = Undo::create(arena.create(Kind::Undo, 1, Undo::bytes(1 << 20)).unwrap());
         let inputs = inputs(&arena, &catalogue, &rule, &[]);
         let table = Table::create(inputs, &mut journal).unwrap();
-        let (in_place, version) = (true, 0);
+        let in_place = true;
+        let version = 0;
         let mut fixture =
             TestTable { arena, catalogue, journal, table, undo, in_place, rule, version };
         fixture.commit();
@@ -105,7 +106,8 @@ impl TestTable {
         let half = rows.len() / 2;
         let (head, rest) = gradients.split_at(half * WIDTH);
         for (places, input) in [(0..half, head), (half..rows.len(), rest)] {
-            let (input, planted) = (bytemuck::cast_slice(input), PlantedBugs::default());
+            let input = bytemuck::cast_slice(input);
+            let planted = PlantedBugs::default();
             self.table.change_rows(change, places, input, &mut self.undo, planted);
         }
         Ok(())
@@ -155,7 +157,8 @@ fn inputs<'a>(
     rule: &'a Adagrad,
     undo_rows: &'a [UndoRow],
 ) -> TableInputs<'a> {
-    let (arena, budget) = (arena.clone(), Budget::new(1 << 30));
+    let arena = arena.clone();
+    let budget = Budget::new(1 << 30);
     TableInputs {
         files: TableFiles { arena, generation: 1, table: 0, budget },
         catalogue,
@@ -463,7 +466,8 @@ fn undo_stays_within_its_reservation() {
         let need = fixture.table.undo_need().unwrap();
         fixture.undo.begin(fixture.version + 1);
         fixture.table.settle(true);
-        let (at, input) = (ApplyAt::new(fixture.version + 1, 2), vec![0.0_f32; each * WIDTH]);
+        let at = ApplyAt::new(fixture.version + 1, 2);
+        let input = vec![0.0_f32; each * WIDTH];
         let change = Change::Gradient { optimizer: &fixture.rule, at, dtype: DType::F32 };
         for start in (0..ids.len()).step_by(each) {
             let places = start..ids.len().min(start + each);
@@ -539,8 +543,10 @@ proptest! {
             for (id, gradient) in rows {
                 let first = fixture.first(id);
                 let (values, sums) = model.entry(id).or_insert((first, vec![0.1; WIDTH]));
-                let (gradient, at) = ([gradient; WIDTH], ApplyAt::new(fixture.version, step));
-                let (slots, gradient) = (&mut [&mut sums[..]], &gradient[..]);
+                let gradient = [gradient; WIDTH];
+                let at = ApplyAt::new(fixture.version, step);
+                let slots = &mut [&mut sums[..]];
+                let gradient = &gradient[..];
                 fixture.rule.apply_f32(at, pushpull_optim::optimizer::Run { values, slots, gradient });
             }
             if what == 0 {

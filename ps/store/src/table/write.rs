@@ -58,7 +58,8 @@ impl Table {
 
     /// Returns the first value that is not finite, and its byte offset in its row.
     fn first_non_finite(&self, dtype: DType, rows: &[RowMove]) -> Option<(usize, f64)> {
-        let (values, exponents) = (self.records.shape.stream(0), Exponents::of(dtype));
+        let values = self.records.shape.stream(0);
+        let exponents = Exponents::of(dtype);
         let mut rows = rows.iter().filter_map(|row| row.to);
         rows.find_map(|row| {
             let values = &self.records.read(row)[values.clone()];
@@ -90,7 +91,8 @@ impl Table {
             start: 0,
         }));
         if !locations.is_empty() {
-            let (table, record_bytes) = (Some(self.number), self.records.shape.record_bytes());
+            let table = Some(self.number);
+            let record_bytes = self.records.shape.record_bytes();
             undo.record(table, &locations, record_bytes, 1, |_, old| {
                 for (location, old) in locations.iter().zip(old.chunks_exact_mut(record_bytes)) {
                     old.copy_from_slice(self.records.read(location.value));
@@ -114,7 +116,8 @@ impl Table {
             self.row_buffer = row_buffer;
             return;
         }
-        let (shape, record) = (self.records.shape, self.records.write(to));
+        let shape = self.records.shape;
+        let record = self.records.write(to);
         for (stream, out) in shape.streams_mut(record).enumerate() {
             match stream {
                 0 => self.initial.fill(shape.dtype, row.id, out),

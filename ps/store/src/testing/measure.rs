@@ -118,7 +118,8 @@ impl StoreUnderTest {
     /// # Panics
     /// If the memory cannot be allocated.
     pub fn push_ids(&mut self, ids: &[u64], gradient: &[f32]) {
-        let (table, version) = (&mut self.store.tables_mut()[0], self.version + 1);
+        let table = &mut self.store.tables_mut()[0];
+        let version = self.version + 1;
         let begun = table.begin(&mut self.journal, ids, (self.version, version), false);
         begun.expect("memory for the rows");
         self.journal.grow_intent(table.dirty_words()).expect("memory for an intent");
@@ -131,9 +132,11 @@ impl StoreUnderTest {
 
     /// Returns rows of a growing table, concatenated.
     pub fn pull_ids(&self, ids: &[u64]) -> Vec<u8> {
-        let (table, mut encoded) = (&self.store.tables()[0], Vec::new());
+        let table = &self.store.tables()[0];
+        let mut encoded = Vec::new();
         encode_numbers(table.partition(), ids.iter().copied(), &mut encoded);
-        let (numbers, mut gathered) = (Numbers::of(table.partition(), &encoded), Vec::new());
+        let numbers = Numbers::of(table.partition(), &encoded);
+        let mut gathered = Vec::new();
         table.gather(&self.journal, numbers, &mut Vec::new(), &mut gathered);
         gathered
     }
@@ -158,15 +161,18 @@ impl StoreUnderTest {
         begun.expect("no block is pinned");
         let mut at = ApplyAt::new(self.version + 1, self.version);
         if self.optimizer.sums_whole_variables() {
-            let (optimizer, dtype) = (&*self.optimizer, DType::F32);
-            let (change, mut sums) = (Change::Gradient { optimizer, at, dtype }, Sums::default());
+            let optimizer = &*self.optimizer;
+            let dtype = DType::F32;
+            let change = Change::Gradient { optimizer, at, dtype };
+            let mut sums = Sums::default();
             self.store.add_up(change, whole, bytes.into(), &mut sums);
             at = at.with_sums(sums.totals());
         }
         let mut start = 0;
         for part in bytes.chunks(PART_BYTES) {
             let range = start..start + part.len() as u64;
-            let (optimizer, dtype) = (&*self.optimizer, DType::F32);
+            let optimizer = &*self.optimizer;
+            let dtype = DType::F32;
             let change = Change::Gradient { optimizer, at, dtype };
             let changed = self.store.change(change, range.clone(), part.into());
             changed.expect("no block is pinned");
@@ -219,8 +225,9 @@ pub(crate) fn holding(
     let stamp = Stamp { shard: ShardId::default(), arena: 1 };
     let arena = Arena { storage: ArenaStorage::Anonymous, stamp };
     let control = arena.create(Kind::Control, 0, PAGE_BYTES as u64)?;
-    let (planted, words, tables) =
-        (PlantedBugs::default(), geometry.table_words(), layout.tables().len());
+    let planted = PlantedBugs::default();
+    let words = geometry.table_words();
+    let tables = layout.tables().len();
     let mut journal = Journal::create(&arena, control, words + 8 * tables, planted)?;
     let memory = arena.create(Kind::Tables, 1, table_bytes(words + tables))?;
     journal.begin_tables(memory, 1, geometry.first_table());
@@ -278,7 +285,8 @@ impl InPlace {
                 let start = stream * SKEW_BYTES / 4;
                 &bytemuck::cast_slice(buffer.bytes())[start..start + gradient.len()]
             });
-            let (streams, mut sums) = (streams.collect::<Vec<&[f32]>>(), Sums::default());
+            let streams = streams.collect::<Vec<&[f32]>>();
+            let mut sums = Sums::default();
             let run = SumRun::new(streams[0], &streams[1..], gradient);
             self.optimizer.sum_f32(at, run, &mut sums);
             at = at.with_sums(sums.totals());

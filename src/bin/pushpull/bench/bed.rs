@@ -187,7 +187,9 @@ impl WorkerReplica {
         worker.join(specs, |_| ())?;
         let reader = Reader::connect(config)?;
         let params = reader.params();
-        let (names, unpushed, pushes) = (model.names().collect(), Vec::new(), 0);
+        let names = model.names().collect();
+        let unpushed = Vec::new();
+        let pushes = 0;
         Ok(WorkerReplica { worker, reader, params, names, unpushed, pushes })
     }
 
@@ -224,7 +226,8 @@ pub(crate) fn at_once<T: Send>(
     if let [one] = several {
         return again(one);
     }
-    let (again, count) = (&again, several.len() as u32);
+    let again = &again;
+    let count = several.len() as u32;
     let sum = std::thread::scope(|scope| {
         // A `BenchError` cannot be sent between threads: its text is.
         let turn = |one| scope.spawn(move || again(one).map_err(|error| error.to_string()));

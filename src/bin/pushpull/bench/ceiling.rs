@@ -224,7 +224,8 @@ pub(crate) struct RuleInPlace {
 
 impl RuleInPlace {
     pub(crate) fn new(bytes: usize) -> std::io::Result<RuleInPlace> {
-        let (elements, rule) = (bytes / 4, Arc::new(Sgd::new(RATE)));
+        let elements = bytes / 4;
+        let rule = Arc::new(Sgd::new(RATE));
         let values = InPlace::new(elements, rule)?;
         Ok(RuleInPlace { values, gradient: vec![0.0; elements] })
     }
@@ -352,7 +353,8 @@ impl PingPong {
 
 /// Echoes messages until the stream ends.
 async fn answer(end: StreamEnd) -> std::io::Result<()> {
-    let (mut stream, mut message) = (end.register()?, [0; 64]);
+    let mut stream = end.register()?;
+    let mut message = [0; 64];
     loop {
         stream.read_exact(&mut message).await?;
         stream.write_all(&message).await?;

@@ -92,7 +92,9 @@ mod tests {
     use super::*;
 
     fn line(name: &str, ours: f64) -> ReportLine {
-        let (name, unit, ceiling_name) = (name.to_owned(), Unit::Throughput, "rr");
+        let name = name.to_owned();
+        let unit = Unit::Throughput;
+        let ceiling_name = "rr";
         ReportLine {
             name,
             unit,

@@ -161,7 +161,8 @@ impl ReportLine {
                 "\"ceiling\":{ceiling:.6},\"ratio\":{ratio:.3},\"ceiling_is\":\"{ceiling_name}\","
             )
         });
-        let (compared, unit) = (compared.unwrap_or_default(), self.unit.name());
+        let compared = compared.unwrap_or_default();
+        let unit = self.unit.name();
         format!("{{\"name\":\"{name}\",{figures},{compared}\"unit\":\"{unit}\",\"n\":{rounds}}}")
     }
 
@@ -176,7 +177,8 @@ impl ReportLine {
 
     fn text(&self) -> String {
         let ReportLine { name, ceiling_name, .. } = self;
-        let ([ours, ceiling, ratio], unit) = (self.figures(), self.unit.name());
+        let [ours, ceiling, ratio] = self.figures();
+        let unit = self.unit.name();
         let p99 = self.p99.map(|p99| format!(" (p99 of ours {p99:.1})")).unwrap_or_default();
         format!("{name:<32} {ours:>9} {ceiling:>9} {ratio:>7}  {unit:<9}  {ceiling_name}{p99}")
     }
@@ -214,7 +216,9 @@ mod tests {
     fn a_rate_is_the_median_over_the_rounds() {
         let ours = vec![round(&[100, 300]), round(&[400, 400]), round(&[1000])];
         let ceiling = vec![round(&[50]); 3];
-        let (name, unit, ceiling_name) = ("a".to_owned(), Unit::Batches, "b");
+        let name = "a".to_owned();
+        let unit = Unit::Batches;
+        let ceiling_name = "b";
         let row = Row { name, unit, amount: 20, ours, ceiling, ceiling_name };
         let line = row.line();
         for (rate, expected) in [line.ours, line.ceiling.unwrap(), line.ratio().unwrap()]
@@ -229,8 +233,10 @@ mod tests {
 
     #[test]
     fn a_latency_is_the_median_over_all_operations() {
-        let (ours, ceiling) = (vec![round(&[1, 2]), round(&[3, 4, 100])], vec![round(&[2])]);
-        let (name, unit) = ("latency".to_owned(), Unit::Latency);
+        let ours = vec![round(&[1, 2]), round(&[3, 4, 100])];
+        let ceiling = vec![round(&[2])];
+        let name = "latency".to_owned();
+        let unit = Unit::Latency;
         let line = Row { name, unit, amount: 8, ours, ceiling, ceiling_name: "pingpong" }.line();
         let printed: serde_json::Value = serde_json::from_str(&line.json()).unwrap();
         let expected = serde_json::json!({

@@ -55,7 +55,8 @@ fn measure(
     pace: Pace,
     report: &mut Report,
 ) -> Result<(), BenchError> {
-    let (bytes, variables) = (bytes_of(size)?, options.transport_suite.variables as usize);
+    let bytes = bytes_of(size)?;
+    let variables = options.transport_suite.variables as usize;
     let replicas = options.transport_suite.replicas as usize;
     let bed = TestBed::start(at, transport, BenchModel { bytes, variables }, replicas)?;
     let mut end = format!("_{}_{size}", transport.name());
@@ -103,7 +104,8 @@ struct TransportRows<'a> {
 
 impl TransportRows<'_> {
     fn latency(&mut self) -> Result<(), BenchError> {
-        let (pace, bed) = (self.pace, &mut self.bed);
+        let pace = self.pace;
+        let bed = &mut self.bed;
         let ours = || bed.turn(PayloadDirection::Pull, 1);
         let ((ours, ceiling), ceiling_name) = match self.transport {
             Transport::Shm => {
@@ -115,8 +117,9 @@ impl TransportRows<'_> {
                 (interleave(pace, ours, || Ok(ceiling.once()?))?, PingPong::name(transport))
             }
         };
-        let (name, unit, amount) =
-            (format!("latency_pull{}", self.end), Unit::Latency, self.bytes as u64);
+        let name = format!("latency_pull{}", self.end);
+        let unit = Unit::Latency;
+        let amount = self.bytes as u64;
         self.report.row(Row { name, unit, amount, ours, ceiling, ceiling_name })?;
         Ok(())
     }
@@ -150,11 +153,13 @@ impl TransportRows<'_> {
 
     /// Measures a push without its messages.
     fn handed(&mut self) -> Result<(), BenchError> {
-        let (mut handing, mut applying) =
-            (GradientHandoff::start(self.bytes)?, RuleInPlace::new(self.bytes)?);
+        let mut handing = GradientHandoff::start(self.bytes)?;
+        let mut applying = RuleInPlace::new(self.bytes)?;
         let (ours, ceiling) = interleave(self.pace, || handing.once(), || Ok(applying.once()))?;
-        let (name, unit) = (format!("handed{}", self.end), Unit::Throughput);
-        let (amount, ceiling_name) = (self.bytes as u64, "the rule in place");
+        let name = format!("handed{}", self.end);
+        let unit = Unit::Throughput;
+        let amount = self.bytes as u64;
+        let ceiling_name = "the rule in place";
         self.report.row(Row { name, unit, amount, ours, ceiling, ceiling_name })?;
         Ok(())
     }
@@ -164,7 +169,8 @@ impl TransportRows<'_> {
         verb: &str,
         direction: PayloadDirection,
     ) -> Result<(), BenchError> {
-        let (transport, bytes) = (self.transport, self.bytes);
+        let transport = self.transport;
+        let bytes = self.bytes;
         let start = || Ok(RoundTrip::start(transport, direction, bytes)?);
         self.measure_beside(
             verb,
@@ -184,11 +190,14 @@ impl TransportRows<'_> {
         once: impl Fn(&mut C) -> Result<Duration, BenchError> + Sync,
         ceiling_name: &'static str,
     ) -> Result<(), BenchError> {
-        let (bed, times, replicas) = (&mut self.bed, self.times, self.replicas);
+        let bed = &mut self.bed;
+        let times = self.times;
+        let replicas = self.replicas;
         let mut ceilings = (0..replicas).map(|_| start()).collect::<Result<Vec<C>, _>>()?;
         let ceiling = || at_once(&mut ceilings, times, &once);
         let (ours, ceiling) = interleave(self.pace, || bed.turn(direction, times), ceiling)?;
-        let (name, unit) = (format!("{verb}{}", self.end), Unit::Throughput);
+        let name = format!("{verb}{}", self.end);
+        let unit = Unit::Throughput;
         let amount = (self.bytes * times * replicas) as u64;
         self.report.row(Row { name, unit, amount, ours, ceiling, ceiling_name })?;
         Ok(())

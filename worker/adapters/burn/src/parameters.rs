@@ -55,7 +55,8 @@ impl ModuleVisitor for ParameterReader {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let Ok(found) = &mut self.found else { return };
-        let (name, tensor) = (self.path.name(), param.val());
+        let name = self.path.name();
+        let tensor = param.val();
         let dtype = tensor.dtype();
         let mut add = || {
             if dtype_of(dtype).is_none() {
@@ -102,7 +103,8 @@ impl ModuleMapper for ParameterLoader<'_> {
         if self.result.is_err() {
             return param;
         }
-        let (name, dtype) = (self.path.name(), param.val().dtype());
+        let name = self.path.name();
+        let dtype = param.val().dtype();
         let values = with_element!(dtype, T => {
             self.params.view::<T>(&name).map(|values| TensorData::new(values.to_vec(), param.dims()))
         });
@@ -144,7 +146,8 @@ struct GradientCollector<'a> {
 
 impl GradientCollector<'_> {
     fn add<const D: usize>(&mut self, param: &Param<Tensor<D>>) -> Result<bool, AdapterError> {
-        let (name, tensor) = (self.path.name(), param.val());
+        let name = self.path.name();
+        let tensor = param.val();
         let dtype = tensor.dtype();
         if !tensor.is_require_grad() {
             // The session keeps these for the next step, and gives the chief's to the servers.

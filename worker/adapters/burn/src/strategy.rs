@@ -185,7 +185,8 @@ impl<M: LearnerModel> LearnerRun<M> {
         let train = self.train.clone();
         let mut items = train.iter();
         let mut accumulator = GradientsAccumulator::new();
-        let (mut iteration, mut accumulated) = (0, 0);
+        let mut iteration = 0;
+        let mut accumulated = 0;
         while optimizer.ready()
             && let Some(item) = self.take(items.next())
         {
@@ -220,7 +221,8 @@ impl<M: LearnerModel> LearnerRun<M> {
             epoch_number: epoch,
             total_items,
         }));
-        let (module, valid) = (self.module.valid(), self.valid.clone());
+        let module = self.module.valid();
+        let valid = self.valid.clone();
         let mut items = valid.iter();
         let mut iteration = 0;
         while let Some(item) = self.take(items.next()) {

@@ -81,8 +81,8 @@ fn two_learners_learn_what_one_learns() {
     })
     .unwrap();
     let train = |worker: u32| {
-        let (config, network) =
-            (TrainingConfig::new(cluster.worker_config(worker)), network.clone());
+        let config = TrainingConfig::new(cluster.worker_config(worker));
+        let network = network.clone();
         thread::spawn(move || {
             let strategy = PushPullStrategy::new(config, Device::default());
             let training = training(&format!("burn-{worker}"), BATCH / 2, worker.into());
@@ -174,7 +174,8 @@ fn the_cost_of_a_step_is_measured() {
     let network = network();
     let config = TrainingConfig::new(cluster.worker_config(0));
     let (mut optimizer, mut network) = PushPull::from_module(network, config).unwrap();
-    let (mut compute, mut step) = (Vec::new(), Vec::new());
+    let mut compute = Vec::new();
+    let mut step = Vec::new();
     let loader = batches(false, BATCH, 0).to_device(&Device::default().autodiff());
     while optimizer.ready() {
         for batch in loader.iter() {
@@ -195,7 +196,8 @@ fn the_cost_of_a_step_is_measured() {
         times.sort_unstable();
         times[times.len() / 2]
     };
-    let (compute, step) = (median(compute), median(step));
+    let compute = median(compute);
+    let step = median(step);
     println!("a step computes for {compute:?}, and pushes and pulls for {step:?}");
     assert!(!step.is_zero());
 }

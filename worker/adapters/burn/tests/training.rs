@@ -216,7 +216,8 @@ struct Normalized {
 fn running_statistics_stay_with_their_worker() {
     let cluster = cluster(2, 30);
     let train = |worker: u32| {
-        let (config, shift) = (config(&cluster, worker), [5.0, -3.0][worker as usize]);
+        let config = config(&cluster, worker);
+        let shift = [5.0, -3.0][worker as usize];
         thread::spawn(move || {
             let module = Normalized {
                 normalize: BatchNormConfig::new(3).init(&device()),
@@ -251,7 +252,8 @@ fn running_statistics_stay_with_their_worker() {
 fn averaged_statistics_are_shared() {
     let cluster = cluster(2, 20);
     let train = |worker: u32| {
-        let (config, shift) = (config(&cluster, worker), [4.0, -2.0][worker as usize]);
+        let config = config(&cluster, worker);
+        let shift = [4.0, -2.0][worker as usize];
         thread::spawn(move || {
             let module = Normalized {
                 normalize: BatchNormConfig::new(3).init(&device()),

@@ -121,7 +121,8 @@ impl PushPullBuilder {
         }
         for spec in &embeddings {
             if !spec.is_sparse() || spec.dtype() != DType::F32 {
-                let (name, dtype) = (spec.name().to_owned(), spec.dtype());
+                let name = spec.name().to_owned();
+                let dtype = spec.dtype();
                 return Err(AdapterError::NotEmbedding { name, dtype });
             }
         }

@@ -71,7 +71,8 @@ fn two_replicas_learn_what_one_process_learns() {
     })
     .unwrap();
     let train = |worker: u32| {
-        let (config, first) = (TrainingConfig::new(cluster.worker_config(worker)), first.clone());
+        let config = TrainingConfig::new(cluster.worker_config(worker));
+        let first = first.clone();
         thread::spawn(move || {
             let digits = ImageSet::digits(&Device::Cpu).unwrap();
             let (mut variables, network) = network();
@@ -82,7 +83,8 @@ fn two_replicas_learn_what_one_process_learns() {
             while optimizer.ready().unwrap() {
                 let (images, labels) = digits.batch(optimizer.global_step(), ROWS).unwrap();
                 let part = |all: Tensor| all.narrow(0, worker as usize * half, half).unwrap();
-                let (images, labels) = (part(images), part(labels));
+                let images = part(images);
+                let labels = part(labels);
                 let loss = network.loss(&images, &labels).unwrap();
                 let gradients = loss.backward().unwrap();
                 let since = Instant::now();
@@ -122,7 +124,8 @@ fn the_cost_of_a_step_is_measured() {
     let (variables, network) = network();
     let config = TrainingConfig::new(cluster.worker_config(0));
     let mut optimizer = PushPull::from_varmap(&variables, config).unwrap();
-    let (mut compute, mut step) = (Vec::new(), Vec::new());
+    let mut compute = Vec::new();
+    let mut step = Vec::new();
     while optimizer.ready().unwrap() {
         let since = Instant::now();
         let (images, labels) = digits.batch(optimizer.global_step(), ROWS).unwrap();
@@ -138,7 +141,8 @@ fn the_cost_of_a_step_is_measured() {
         times.sort_unstable();
         times[times.len() / 2]
     };
-    let (compute, step) = (median(compute), median(step));
+    let compute = median(compute);
+    let step = median(step);
     println!("a step computes for {compute:?}, and pushes and pulls for {step:?}");
     assert!(!step.is_zero());
 }

@@ -201,7 +201,8 @@ fn half_types_train_too() {
 fn running_statistics_stay_with_their_worker() {
     let cluster = cluster(2, 30);
     let train = |worker: u32| {
-        let (config, shift) = (config(&cluster, worker), [5.0, -3.0][worker as usize]);
+        let config = config(&cluster, worker);
+        let shift = [5.0, -3.0][worker as usize];
         thread::spawn(move || {
             let map = VarMap::new();
             let builder = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
@@ -237,7 +238,9 @@ fn running_statistics_stay_with_their_worker() {
 /// Rows of an embedding train as a dense variable does.
 #[test]
 fn embeddings_train_by_rows() {
-    let (rows, width, steps): (usize, usize, u64) = (50, 4, 15);
+    let rows: usize = 50;
+    let width: usize = 4;
+    let steps: u64 = 15;
     let ids_of = |step: u64| [10 + step % 5, 7, 10 + step % 5, 40 + step % 2];
     let target = Tensor::full(0.5_f32, (4, width), &Device::Cpu).unwrap();
     // The dense variable in this process.

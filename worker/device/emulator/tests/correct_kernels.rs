@@ -25,8 +25,10 @@ fn assert_near(got: f64, expected: f64, relative: f64, what: &str) {
 #[test]
 fn vectors_are_added() {
     let mut bench = Bench::new(CORRECT);
-    let (a, b) = (numbers(1000, 1), numbers(1000, 2));
-    let (left, right) = (bench.upload(&a), bench.upload(&b));
+    let a = numbers(1000, 1);
+    let b = numbers(1000, 2);
+    let left = bench.upload(&a);
+    let right = bench.upload(&b);
     let out = bench.room::<f32>(1000);
     let shape = ([4, 1], [256, 1]);
     bench.launch("vector_add", shape, 0, arguments![out, left, right, 1000i32]).unwrap();
@@ -36,10 +38,14 @@ fn vectors_are_added() {
 
 #[test]
 fn matrices_are_multiplied_in_tiles() {
-    let (m, n, k) = (37, 50, 45);
+    let m = 37;
+    let n = 50;
+    let k = 45;
     let mut bench = Bench::new(CORRECT);
-    let (a, b) = (numbers(m * k, 3), numbers(k * n, 4));
-    let (left, right) = (bench.upload(&a), bench.upload(&b));
+    let a = numbers(m * k, 3);
+    let b = numbers(k * n, 4);
+    let left = bench.upload(&a);
+    let right = bench.upload(&b);
     let out = bench.room::<f32>(m * n);
     let arguments = arguments![out, left, right, m as i32, n as i32, k as i32];
     bench.launch("matrix_product", ([4, 3], [16, 16]), 0, arguments).unwrap();
@@ -56,7 +62,8 @@ fn matrices_are_multiplied_in_tiles() {
 fn sums_are_reduced_in_shared_memory_and_in_warps() {
     let mut bench = Bench::new(CORRECT);
     let values: Vec<f32> = (0..1000).map(|i| (i % 17) as f32).collect();
-    let (input, out) = (bench.upload(&values), bench.upload(&[0f32]));
+    let input = bench.upload(&values);
+    let out = bench.upload(&[0f32]);
     let shape = ([3, 1], [128, 1]);
     bench.launch("reduce_dynamic", shape, 512, arguments![out, input, 1000i32]).unwrap();
     assert_eq!(bench.download::<f32>(out, 1)[0], values.iter().sum::<f32>());
@@ -70,7 +77,8 @@ fn sums_are_reduced_in_shared_memory_and_in_warps() {
 fn functions_are_called_with_arrays_in_local_memory() {
     let mut bench = Bench::new(CORRECT);
     let x = numbers(64, 5);
-    let (input, out) = (bench.upload(&x), bench.room::<f32>(64));
+    let input = bench.upload(&x);
+    let out = bench.room::<f32>(64);
     let arguments = arguments![out, input, 3i32, 2i32];
     bench.launch("call_and_tables", ([1, 1], [64, 1]), 0, arguments).unwrap();
     for (at, got) in bench.download::<f32>(out, 64).into_iter().enumerate() {
@@ -90,7 +98,9 @@ fn vectors_and_halves_are_loaded_and_stored() {
         [0x3c00u16, 0xc000, 0x3800, 0x4200, 0x0001, 0x7bff, 0x3555, 0xb555, 0x4900, 0x2e66];
     let floats =
         [1.0f32, -2.0, 0.5, 3.0, 2f32.powi(-24), 65504.0, 0.333_251_95, -0.333_251_95, 10.0];
-    let (input, half, out) = (bench.upload(&x), bench.upload(&halves), bench.room::<f32>(40));
+    let input = bench.upload(&x);
+    let half = bench.upload(&halves);
+    let out = bench.room::<f32>(40);
     bench.launch("vectors", ([1, 1], [32, 1]), 0, arguments![out, input, half, 10i32]).unwrap();
     let got = bench.download::<f32>(out, 40);
     for (at, f) in floats.into_iter().enumerate() {
@@ -102,11 +112,15 @@ fn vectors_and_halves_are_loaded_and_stored() {
 #[test]
 fn the_functions_of_the_library_are_near_those_of_rust() {
     let mut bench = Bench::new(CORRECT);
-    let (x, y) = (numbers(500, 7), numbers(500, 8));
-    let (a, b, out) = (bench.upload(&x), bench.upload(&y), bench.room::<f32>(6000));
+    let x = numbers(500, 7);
+    let y = numbers(500, 8);
+    let a = bench.upload(&x);
+    let b = bench.upload(&y);
+    let out = bench.room::<f32>(6000);
     bench.launch("functions", ([4, 1], [128, 1]), 0, arguments![out, a, b, 500i32]).unwrap();
     for (at, got) in bench.download::<f32>(out, 6000).chunks(12).enumerate() {
-        let (a, b) = (f64::from(x[at]), f64::from(y[at]));
+        let a = f64::from(x[at]);
+        let b = f64::from(y[at]);
         let large = f64::from(y[at] * 1e6);
         let expected = [
             a.exp(),
@@ -137,7 +151,8 @@ fn erf(x: f64) -> f64 {
     if x.abs() > 3.5 {
         return x.signum() * (1.0 - (-x * x).exp() / (x.abs() * std::f64::consts::PI.sqrt()));
     }
-    let (mut term, mut sum) = (x, x);
+    let mut term = x;
+    let mut sum = x;
     for n in 1..200 {
         term *= -x * x / f64::from(n);
         sum += term / f64::from(2 * n + 1);
@@ -149,11 +164,15 @@ fn erf(x: f64) -> f64 {
 fn doubles_are_near_those_of_rust() {
     let mut bench = Bench::new(CORRECT);
     let wide = |values: Vec<f32>| values.into_iter().map(f64::from).collect::<Vec<f64>>();
-    let (x, y) = (wide(numbers(200, 9)), wide(numbers(200, 10)));
-    let (a, b, out) = (bench.upload(&x), bench.upload(&y), bench.room::<f64>(1200));
+    let x = wide(numbers(200, 9));
+    let y = wide(numbers(200, 10));
+    let a = bench.upload(&x);
+    let b = bench.upload(&y);
+    let out = bench.room::<f64>(1200);
     bench.launch("doubles", ([2, 1], [128, 1]), 0, arguments![out, a, b, 200i32]).unwrap();
     for (at, got) in bench.download::<f64>(out, 1200).chunks(6).enumerate() {
-        let (a, b) = (x[at], y[at]);
+        let a = x[at];
+        let b = y[at];
         let expected = [a.exp(), b.abs().ln(), a.abs().powf(b), a.abs().sqrt(), a / b, a.sin()];
         for (which, (got, expected)) in got.iter().zip(expected).enumerate() {
             assert_near(*got, expected, 1e-14, &format!("{which} of {a}, {b}"));
@@ -166,10 +185,13 @@ fn integers_are_those_of_rust() {
     let mut bench = Bench::new(CORRECT);
     let a: Vec<i32> = (0..100i32).map(|i| i.wrapping_mul(-1_234_567_891)).collect();
     let b: Vec<u32> = (0..100u32).map(|i| i.wrapping_mul(2_654_435_761) + 1).collect();
-    let (left, right, out) = (bench.upload(&a), bench.upload(&b), bench.room::<i64>(800));
+    let left = bench.upload(&a);
+    let right = bench.upload(&b);
+    let out = bench.room::<i64>(800);
     bench.launch("integers", ([1, 1], [128, 1]), 0, arguments![out, left, right, 100i32]).unwrap();
     for (at, got) in bench.download::<i64>(out, 800).chunks(8).enumerate() {
-        let (x, y) = (a[at], b[at]);
+        let x = a[at];
+        let y = b[at];
         let wide = u64::from(y) << 32 | u64::from(x as u32);
         let expected = [
             i64::from(x / 7 + x % 5),
@@ -199,7 +221,8 @@ fn atomic_operations_do_not_race() {
 fn warps_vote_and_match() {
     let mut bench = Bench::new(CORRECT);
     let x: Vec<i32> = (0..64).map(|i| i * 5 % 8).collect();
-    let (input, out) = (bench.upload(&x), bench.room::<u32>(320));
+    let input = bench.upload(&x);
+    let out = bench.room::<u32>(320);
     bench.launch("votes", ([1, 1], [64, 1]), 0, arguments![out, input]).unwrap();
     for (at, got) in bench.download::<u32>(out, 320).chunks(5).enumerate() {
         let warp = &x[at / 32 * 32..at / 32 * 32 + 32];

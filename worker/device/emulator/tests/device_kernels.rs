@@ -74,7 +74,8 @@ fn halves_are_rounded_and_widened() {
     let halves: Vec<u32> = (0..count as u32 / 2).map(|i| (2 * i) | ((2 * i + 1) << 16)).collect();
     let input = bench.upload(&halves);
     for (widen, round) in [("widen_bf16", "round_bf16"), ("widen_f16", "round_f16")] {
-        let (wide, again) = (bench.room::<u32>(count as usize), bench.room::<u16>(count as usize));
+        let wide = bench.room::<u32>(count as usize);
+        let again = bench.room::<u16>(count as usize);
         bench.launch(widen, shape, 0, arguments![input, wide, count]).unwrap();
         bench.launch(round, shape, 0, arguments![wide, again, count]).unwrap();
         let values = bench.download::<f32>(wide, count as usize);

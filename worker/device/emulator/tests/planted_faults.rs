@@ -12,7 +12,8 @@ use support::{Bench, FAULTY};
 #[test]
 fn an_index_one_past_the_end_is_out_of_bounds() {
     let mut bench = Bench::new(FAULTY);
-    let (out, input) = (bench.room::<f32>(63), bench.upload(&[1f32; 63]));
+    let out = bench.room::<f32>(63);
+    let input = bench.upload(&[1f32; 63]);
     let fault = bench
         .launch("off_by_one", ([1, 1], [64, 1]), 0, arguments![out, input, 63i32])
         .unwrap_err();
@@ -39,7 +40,8 @@ fn an_index_into_the_neighbour_in_shared_memory_is_out_of_bounds() {
 #[test]
 fn a_missing_barrier_is_a_race() {
     let mut bench = Bench::new(FAULTY);
-    let (out, input) = (bench.room::<f32>(64), bench.upload(&[1f32; 256]));
+    let out = bench.room::<f32>(64);
+    let input = bench.upload(&[1f32; 256]);
     // The last thread's value is not there yet when the first reads it.
     let kind = bench.fault("missing_barrier", 64, arguments![out, input]);
     assert!(matches!(kind, DeviceFaultKind::Uninitialized { space: Space::Shared, .. }), "{kind}");
@@ -50,7 +52,8 @@ fn a_missing_barrier_is_a_race() {
 #[test]
 fn blocks_that_write_the_same_elements_race() {
     let mut bench = Bench::new(FAULTY);
-    let (out, input) = (bench.room::<f32>(64), bench.upload(&[1f32; 64]));
+    let out = bench.room::<f32>(64);
+    let input = bench.upload(&[1f32; 64]);
     let shape = ([4, 1], [16, 1]);
     let right = arguments![out, input, 16i32, 16i32];
     bench.launch("wrong_stride", shape, 0, right).unwrap();
@@ -81,7 +84,8 @@ fn memory_without_a_value_is_not_read() {
 #[test]
 fn freed_memory_is_not_read() {
     let mut bench = Bench::new(FAULTY);
-    let (out, input) = (bench.room::<f32>(64), bench.upload(&[1f32; 64]));
+    let out = bench.room::<f32>(64);
+    let input = bench.upload(&[1f32; 64]);
     bench.memory.free(input);
     let kind = bench.fault("read", 64, arguments![out, input]);
     let allocation = (input, 256);
@@ -91,7 +95,8 @@ fn freed_memory_is_not_read() {
 #[test]
 fn a_sum_without_atomic_operations_is_a_race() {
     let mut bench = Bench::new(FAULTY);
-    let (out, input) = (bench.upload(&[0f32]), bench.upload(&[1f32; 64]));
+    let out = bench.upload(&[0f32]);
+    let input = bench.upload(&[1f32; 64]);
     bench.launch("plain_sum", ([1, 1], [1, 1]), 0, arguments![out, input]).unwrap();
     let kind = bench.fault("plain_sum", 2, arguments![out, input]);
     assert!(matches!(kind, DeviceFaultKind::Race { space: Space::Global, .. }), "{kind}");
@@ -100,7 +105,8 @@ fn a_sum_without_atomic_operations_is_a_race() {
 #[test]
 fn a_barrier_that_not_all_threads_reach_is_divergent() {
     let mut bench = Bench::new(FAULTY);
-    let (out, input) = (bench.room::<f32>(64), bench.upload(&[1f32; 64]));
+    let out = bench.room::<f32>(64);
+    let input = bench.upload(&[1f32; 64]);
     bench.launch("divergent_barrier", ([1, 1], [64, 1]), 0, arguments![out, input, 64i32]).unwrap();
     let kind = bench.fault("divergent_barrier", 64, arguments![out, input, 60i32]);
     assert_eq!(kind, DeviceFaultKind::DivergentBarrier { waiting: 60, exited: 4, elsewhere: 0 });
@@ -121,7 +127,8 @@ fn an_endless_loop_uses_up_its_steps() {
 #[test]
 fn misaligned_accesses_and_divisions_by_zero_are_found() {
     let mut bench = Bench::new(FAULTY);
-    let (out, input) = (bench.room::<f32>(1), bench.upload(&[1i32, 0]));
+    let out = bench.room::<f32>(1);
+    let input = bench.upload(&[1i32, 0]);
     let kind = bench.fault("misaligned", 1, arguments![out, input]);
     assert!(matches!(kind, DeviceFaultKind::Misaligned { size: 4, .. }), "{kind}");
     assert_eq!(bench.fault("divide", 1, arguments![out, input]), DeviceFaultKind::DivisionByZero);

@@ -89,7 +89,9 @@ impl ThreadPool {
         beta: f32,
         product: &mut [f32],
     ) {
-        let (rows, inner, columns) = (a.rows, a.columns, b.columns);
+        let rows = a.rows;
+        let inner = a.columns;
+        let columns = b.columns;
         assert!(inner == b.rows && product.len() == rows * columns, "the matrices fit");
         let product = Product { values: product.as_mut_ptr(), stride: columns };
         let threads = match rows.saturating_mul(inner).saturating_mul(columns) >= PARALLEL_MIN {

@@ -48,7 +48,8 @@ impl CudaDevice {
         gradients: CudaViewMut<'_, f32>,
         bias_gradients: CudaViewMut<'_, f32>,
     ) -> Result<(), ComputeError> {
-        let (count, columns) = (gradients.view().len(), bias_gradients.view().len());
+        let count = gradients.view().len();
+        let columns = bias_gradients.view().len();
         if activation != Activation::Identity {
             let arguments = [
                 code(activation).into(),

@@ -49,7 +49,8 @@ impl CudaDevice {
         residual: CudaViewMut<'_, f32>,
         out: CudaViewMut<'_, u64>,
     ) -> Result<(), ComputeError> {
-        let (count, padded) = (gradient.len(), 4 * out.view().len());
+        let count = gradient.len();
+        let padded = 4 * out.view().len();
         let arguments =
             [gradient.into(), (&residual).into(), (&out).into(), count.into(), padded.into()];
         // SAFETY: These are the parameters of the kernel. Gradient and residual have `count`

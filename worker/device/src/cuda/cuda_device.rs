@@ -104,7 +104,8 @@ impl CudaDevice {
         let add = |used: u64| used.checked_add(bytes).filter(|&used| used <= self.limit);
         let reserved = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add);
         reserved.map(|_| ()).map_err(|used| {
-            let (index, limit) = (self.index, self.limit);
+            let index = self.index;
+            let limit = self.limit;
             ComputeError::MemoryLimit { index, bytes, used, limit }
         })
     }

@@ -33,7 +33,8 @@ impl<T: DeviceElement> CudaMemory<T> {
             return Ok(memory);
         }
         memory.device.bind()?;
-        let (stream, asynchronous) = (memory.device.stream.handle(), memory.device.has_pools);
+        let stream = memory.device.stream.handle();
+        let asynchronous = memory.device.has_pools;
         // SAFETY: The context is bound, and the stream is one of it.
         let pointer = unsafe {
             match asynchronous {

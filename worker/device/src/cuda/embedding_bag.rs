@@ -17,7 +17,8 @@ impl CudaDevice {
         bags: Bags<'_>,
         outputs: CudaViewMut<'_, f32>,
     ) -> Result<(), ComputeError> {
-        let (ids, ends) = (self.upload(bags.ids())?, self.upload(&ends(bags))?);
+        let ids = self.upload(bags.ids())?;
+        let ends = self.upload(&ends(bags))?;
         let arguments = [
             is_mean(combiner).into(),
             table.into(),
@@ -63,8 +64,10 @@ impl CudaDevice {
         gradients: CudaView<'_, f32>,
     ) -> Result<(), ComputeError> {
         let places = IdPlaces::of(combiner, bags);
-        let (ids, starts) = (self.upload(&places.ids)?, self.upload(&places.starts)?);
-        let (of_bags, factors) = (self.upload(&places.bags)?, self.upload(&places.factors)?);
+        let ids = self.upload(&places.ids)?;
+        let starts = self.upload(&places.starts)?;
+        let of_bags = self.upload(&places.bags)?;
+        let factors = self.upload(&places.factors)?;
         let arguments = [
             (&table).into(),
             width.into(),

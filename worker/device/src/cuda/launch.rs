@@ -100,7 +100,8 @@ impl CudaDevice {
             }
         };
         let mut parameters: Vec<*mut c_void> = arguments.iter().map(pointer).collect();
-        let (function, stream) = (self.modules.function(kernel), self.stream.handle());
+        let function = self.modules.function(kernel);
+        let stream = self.stream.handle();
         let [across, down] = [grid.0, grid.1].map(|blocks| blocks.min(self.blocks_max.get()));
         let grid = (across, down, 1);
         let block = (block.0, block.1, 1);

@@ -64,7 +64,8 @@ unsafe impl Sync for Modules {}
 impl Modules {
     /// Loads all kernels. The driver translates them, and caches the result for later processes.
     pub(super) fn load(context: &Arc<CudaContext>) -> Result<Modules, ComputeError> {
-        let (functions, context) = (HashMap::new(), context.clone());
+        let functions = HashMap::new();
+        let context = context.clone();
         let mut all = Modules { functions, modules: Vec::new(), context };
         all.context.bind()?;
         for &(text, names) in TOPICS {

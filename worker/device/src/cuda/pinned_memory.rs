@@ -31,7 +31,8 @@ unsafe impl<T: Sync> Sync for PinnedMemory<T> {}
 impl<T: DeviceElement> PinnedMemory<T> {
     /// Allocates memory for `length` elements, all zero.
     pub(crate) fn new(device: &Arc<CudaDevice>, length: usize) -> Result<Self, ComputeError> {
-        let (device, bytes) = (device.clone(), length.saturating_mul(size_of::<T>()));
+        let device = device.clone();
+        let bytes = length.saturating_mul(size_of::<T>());
         let mut pointer = std::ptr::NonNull::<T>::dangling().as_ptr();
         if bytes > 0 {
             device.bind()?;
@@ -89,7 +90,8 @@ impl<T: DeviceElement> PinnedMemory<T> {
             return Ok(());
         }
         device.bind()?;
-        let (from, stream) = (&self.as_slice()[..to.len()], device.stream.handle());
+        let from = &self.as_slice()[..to.len()];
+        let stream = device.stream.handle();
         // SAFETY: Both have the same number of elements; the caller guarantees the rest.
         unsafe { result::memcpy_htod_async(to.pointer(), from, stream) }
             .map_err(failed("cuMemcpyHtoDAsync"))

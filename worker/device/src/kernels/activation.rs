@@ -36,7 +36,9 @@ impl Device {
         outputs: impl Into<ViewMut<'a, f32>>,
     ) -> Result<(), ComputeError> {
         const NAME: &str = "activate";
-        let (bias, sums, outputs) = (bias.into(), sums.into(), outputs.into());
+        let bias = bias.into();
+        let sums = sums.into();
+        let outputs = outputs.into();
         let rows = sums.len().checked_div(bias.len()).unwrap_or(0);
         check_length(NAME, "sums", sums.len(), rows * bias.len())?;
         check_length(NAME, "outputs", outputs.len(), sums.len())?;
@@ -73,8 +75,10 @@ impl Device {
         bias_gradients: impl Into<ViewMut<'a, f32>>,
     ) -> Result<(), ComputeError> {
         const NAME: &str = "activate_back";
-        let (sums, outputs) = (sums.into(), outputs.into());
-        let (gradients, bias_gradients) = (gradients.into(), bias_gradients.into());
+        let sums = sums.into();
+        let outputs = outputs.into();
+        let gradients = gradients.into();
+        let bias_gradients = bias_gradients.into();
         let columns = bias_gradients.len();
         let rows = gradients.len().checked_div(columns).unwrap_or(0);
         check_length(NAME, "gradients", gradients.len(), rows * columns)?;
@@ -128,7 +132,8 @@ mod tests {
     #[test]
     fn gradients_are_derivatives_on_any_number_of_threads() {
         // More rows than a chunk has, and an odd width.
-        let (rows, columns) = (2 * ROWS_AT_ONCE + 3, 5);
+        let rows = 2 * ROWS_AT_ONCE + 3;
+        let columns = 5;
         let bias = random(1, columns);
         let weights = random(3, rows * columns);
         for activation in ALL {
@@ -140,7 +145,8 @@ mod tests {
                 device.activate(activation, &bias, &mut sums, &mut outputs).unwrap();
                 let mut gradients = weights.clone();
                 let mut bias_gradients = vec![f32::NAN; columns];
-                let (out, bias) = (&mut gradients, &mut bias_gradients);
+                let out = &mut gradients;
+                let bias = &mut bias_gradients;
                 device.activate_back(activation, &sums, &outputs, out, bias).unwrap();
                 (sums, outputs, gradients, bias_gradients)
             };
@@ -176,7 +182,8 @@ mod tests {
     #[test]
     fn activations_of_extreme_values() {
         let device = Device::cpu_threads(1).unwrap();
-        let (infinity, nan) = (f32::INFINITY, f32::NAN);
+        let infinity = f32::INFINITY;
+        let nan = f32::NAN;
         let cases = [
             (Activation::Relu, [infinity, -infinity], [infinity, 0.0]),
             (Activation::Tanh, [infinity, -infinity], [1.0, -1.0]),
@@ -189,11 +196,13 @@ mod tests {
             assert_eq!(outputs, expected, "{activation:?}");
         }
         for activation in ALL {
-            let (mut sums, mut outputs) = ([nan], [0.0]);
+            let mut sums = [nan];
+            let mut outputs = [0.0];
             device.activate(activation, &[0.0], &mut sums, &mut outputs).unwrap();
             assert!(outputs[0].is_nan(), "{activation:?} hides NaN");
         }
-        let (mut gradients, mut bias) = ([infinity], [0.0]);
+        let mut gradients = [infinity];
+        let mut bias = [0.0];
         let relu = Activation::Relu;
         device.activate_back(relu, &[-1.0], &[0.0], &mut gradients, &mut bias).unwrap();
         assert_eq!((gradients, bias), ([0.0], [0.0]));
@@ -211,7 +220,8 @@ mod tests {
         let error = device.activate(relu, &[0.0], &mut sums, &mut [0.0; 4]).unwrap_err();
         assert_eq!(error.to_string(), "activate needs 5 elements of outputs, not 4");
         assert_eq!(sums, [1.0; 5]);
-        let (mut gradients, mut bias) = ([1.0; 4], [0.0; 2]);
+        let mut gradients = [1.0; 4];
+        let mut bias = [0.0; 2];
         let error = device
             .activate_back(relu, &[0.0; 3], &[0.0; 4], &mut gradients, &mut bias)
             .unwrap_err();

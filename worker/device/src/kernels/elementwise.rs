@@ -149,7 +149,8 @@ mod tests {
     #[test]
     fn elements_are_combined_on_any_number_of_threads() {
         let count = 2 * ELEMENTS_AT_ONCE + 17;
-        let (x, before) = (random(1, count), random(2, count));
+        let x = random(1, count);
+        let before = random(2, count);
         type Kernel = fn(&Device, &[f32], &mut [f32]) -> Result<(), ComputeError>;
         type Combine = fn(f32, f32) -> f32;
         let cases: [(&str, Kernel, Combine); 5] = [

@@ -113,7 +113,8 @@ impl Device {
         outputs: impl Into<ViewMut<'a, f32>>,
     ) -> Result<(), ComputeError> {
         const NAME: &str = "embedding_bag";
-        let (table, outputs) = (table.into(), outputs.into());
+        let table = table.into();
+        let outputs = outputs.into();
         let rows = table.len().checked_div(width).unwrap_or(0);
         check_length(NAME, "the table", table.len(), rows * width)?;
         check_outputs(NAME, "outputs", bags, width, outputs.len())?;
@@ -149,7 +150,8 @@ impl Device {
         rows: impl Into<ViewMut<'a, f32>>,
     ) -> Result<(), ComputeError> {
         const NAME: &str = "embedding_bag_rows";
-        let (gradients, rows) = (gradients.into(), rows.into());
+        let gradients = gradients.into();
+        let rows = rows.into();
         check_outputs(NAME, "gradients", bags, width, gradients.len())?;
         let expected = bags.ids.len().saturating_mul(width);
         check_length(NAME, "rows", rows.len(), expected)?;
@@ -183,7 +185,8 @@ impl Device {
         gradients: impl Into<View<'a, f32>>,
     ) -> Result<(), ComputeError> {
         const NAME: &str = "embedding_bag_add";
-        let (table, gradients) = (table.into(), gradients.into());
+        let table = table.into();
+        let gradients = gradients.into();
         let rows = table.len().checked_div(width).unwrap_or(0);
         check_length(NAME, "the table", table.len(), rows * width)?;
         check_outputs(NAME, "gradients", bags, width, gradients.len())?;
@@ -227,7 +230,8 @@ mod tests {
 
     /// Bags of 0 to 4 ids, with ids that occur twice in one bag.
     fn lists() -> (Vec<u64>, Vec<usize>) {
-        let (mut ids, mut ends) = (Vec::new(), Vec::new());
+        let mut ids = Vec::new();
+        let mut ends = Vec::new();
         for bag in 0..(2 * ROWS_AT_ONCE + 5) as u64 {
             ids.extend((0..bag % 5).map(|k| (bag * 7 + k * k * 3) % ROWS as u64));
             ends.push(ids.len());
@@ -299,7 +303,8 @@ mod tests {
 
         let device = Device::cpu_threads(1).unwrap();
         let bags = Bags::new(&[1, 4], &[2]).unwrap();
-        let (sum, mut outputs) = (Combiner::Sum, [7.0; 2]);
+        let sum = Combiner::Sum;
+        let mut outputs = [7.0; 2];
         let unknown = device.embedding_bag(sum, &[0.0; 8], 2, bags, &mut outputs).unwrap_err();
         let expected = "id 4 at position 1 is not below the 4 rows of the table";
         assert_eq!(unknown.to_string(), expected);

@@ -130,15 +130,19 @@ mod tests {
         assert_eq!(product, [8.0, 7.0, 17.0, 16.0]);
         device.multiply(matrix(&A, 2, 3), matrix(&B, 3, 2), 1.0, &mut product).unwrap();
         assert_eq!(product, [16.0, 14.0, 34.0, 32.0]);
-        let (left, right) = (matrix(&A, 3, 2), matrix(&B, 2, 3));
+        let left = matrix(&A, 3, 2);
+        let right = matrix(&B, 2, 3);
         device.multiply(left.transposed(), right.transposed(), 0.0, &mut product).unwrap();
         assert_eq!(product, [-4.0, 16.0, -4.0, 22.0]);
         device.multiply(matrix(&[], 2, 0), matrix(&[], 0, 2), 0.0, &mut product).unwrap();
         assert_eq!(product, [0.0; 4]);
         for (rows, columns) in [(0, 3), (3, 0)] {
-            let (left, right) = ([1.0; 6], [1.0; 6]);
-            let (left, right) = (&left[..rows * 2], &right[..columns * 2]);
-            let (left, right) = (matrix(left, rows, 2), matrix(right, 2, columns));
+            let left = [1.0; 6];
+            let right = [1.0; 6];
+            let left = &left[..rows * 2];
+            let right = &right[..columns * 2];
+            let left = matrix(left, rows, 2);
+            let right = matrix(right, 2, columns);
             device.multiply(left, right, 0.0, &mut []).unwrap();
         }
     }
@@ -176,7 +180,8 @@ mod tests {
             beta in prop::sample::select(vec![0.0_f32, 1.0, -0.5]),
             seed in any::<u64>(),
         ) {
-            let (a, b) = (random(seed, rows * inner), random(seed ^ 1, inner * columns));
+            let a = random(seed, rows * inner);
+            let b = random(seed ^ 1, inner * columns);
             let oriented = |values, rows, columns, is_transposed| match is_transposed {
                 true => matrix(values, columns, rows).transposed(),
                 false => matrix(values, rows, columns),

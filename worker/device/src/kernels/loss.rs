@@ -57,7 +57,8 @@ impl Device {
         targets: impl Into<View<'a, f32>>,
     ) -> Result<f64, ComputeError> {
         const NAME: &str = "sigmoid_cross_entropy";
-        let (logits, targets) = (logits.into(), targets.into());
+        let logits = logits.into();
+        let targets = targets.into();
         check_samples(NAME, targets.len())?;
         check_length(NAME, "outputs", logits.len(), targets.len())?;
         let sum = match self.backend() {
@@ -85,7 +86,8 @@ impl Device {
         targets: impl Into<View<'a, f32>>,
     ) -> Result<f64, ComputeError> {
         const NAME: &str = "mean_squared_error";
-        let (outputs, targets) = (outputs.into(), targets.into());
+        let outputs = outputs.into();
+        let targets = targets.into();
         check_samples(NAME, targets.len())?;
         check_length(NAME, "outputs", outputs.len(), targets.len())?;
         let sum = match self.backend() {
@@ -167,7 +169,8 @@ mod tests {
 
     #[test]
     fn mean_squared_error_has_these_gradients() {
-        let (outputs, targets) = (random(7, SAMPLES), random(8, SAMPLES));
+        let outputs = random(7, SAMPLES);
+        let targets = random(8, SAMPLES);
         let kernel = |device: &Device, out: &mut [f32]| device.mean_squared_error(out, &targets);
         check(&outputs, kernel, |outputs| {
             let losses = outputs.iter().zip(&targets).map(|(x, &y)| (x - f64::from(y)).powi(2));

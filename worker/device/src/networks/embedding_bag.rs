@@ -123,7 +123,9 @@ impl EmbeddingBag {
         [table, weights, biases]: [View<'_, f32>; 3],
         bags: Bags<'_>,
     ) -> Result<(), ComputeError> {
-        let (width, classes, rows) = (self.width, self.classes, bags.len());
+        let width = self.width;
+        let classes = self.classes;
+        let rows = bags.len();
         check_length(NAME, "biases", biases.len(), classes)?;
         let weights = Matrix::new(weights, width, classes)?;
         self.embedded.fit(&self.device, rows * width)?;
@@ -133,7 +135,8 @@ impl EmbeddingBag {
         self.device.embedding_bag(self.combiner, table, width, bags, embedded)?;
         let embedded = Matrix::new(self.embedded.view(), rows, width)?;
         self.device.multiply(embedded, weights, 0.0, self.sums.view_mut())?;
-        let (sums, logits) = (self.sums.view_mut(), self.logits.view_mut());
+        let sums = self.sums.view_mut();
+        let logits = self.logits.view_mut();
         self.device.activate(Activation::Identity, biases, sums, logits)
     }
 }
@@ -161,7 +164,8 @@ impl Network<LabelledBags<'_>> for EmbeddingBag {
         batch: LabelledBags<'_>,
         gradients: Vec<ViewMut<'_, f32>>,
     ) -> Result<f64, ComputeError> {
-        let (params, gradients) = (tensors(NAME, params)?, tensors_mut(NAME, gradients)?);
+        let params = tensors(NAME, params)?;
+        let gradients = tensors_mut(NAME, gradients)?;
         let [table, weights, _] = params;
         let [mut by_table, by_weights, by_biases] = gradients;
         let LabelledBags { bags, labels } = batch;
@@ -170,10 +174,13 @@ impl Network<LabelledBags<'_>> for EmbeddingBag {
         check_length(NAME, "the gradient by the biases", by_biases.len(), self.classes)?;
         check_length(NAME, "labels", labels.len(), bags.len())?;
         let device = self.device.clone();
-        let (width, classes, rows) = (self.width, self.classes, labels.len());
+        let width = self.width;
+        let classes = self.classes;
+        let rows = labels.len();
         self.forward(params, bags)?;
         let loss = device.softmax_cross_entropy(self.logits.view_mut(), classes, labels)?;
-        let (sums, by_logits) = (self.sums.view(), self.logits.view_mut());
+        let sums = self.sums.view();
+        let by_logits = self.logits.view_mut();
         // The activation is the identity, so what it computed does not matter.
         device.activate_back(Activation::Identity, sums, sums, by_logits, by_biases)?;
         let by_logits = Matrix::new(self.logits.view(), rows, classes)?;
@@ -195,9 +202,12 @@ mod tests {
 
     #[test]
     fn gradients_are_the_derivatives_of_the_loss() {
-        let (rows, width, classes) = (9, 4, 3);
+        let rows = 9;
+        let width = 4;
+        let classes = 3;
         // An empty bag, an id twice in one bag, and an id of two bags.
-        let (ids, ends) = ([3, 8, 3, 0, 5, 8, 2], [3, 3, 5, 7]);
+        let ids = [3, 8, 3, 0, 5, 8, 2];
+        let ends = [3, 3, 5, 7];
         let bags = Bags::new(&ids, &ends).unwrap();
         let labels = [2, 0, 1, 2];
         let params = [random(1, rows * width), random(2, width * classes), random(3, classes)];
@@ -252,8 +262,10 @@ mod tests {
 
     #[test]
     fn a_table_of_the_rows_of_a_batch_gives_the_same_gradients() {
-        let (width, classes) = (3, 2);
-        let (ids, ends) = ([7, 1, 7, 4, 1], [2, 5]);
+        let width = 3;
+        let classes = 2;
+        let ids = [7, 1, 7, 4, 1];
+        let ends = [2, 5];
         let table = random(5, 10 * width);
         let others = [random(6, width * classes), random(7, classes)];
         let mut model = EmbeddingBag::new(Device::cpu_threads(1).unwrap(), 10, width, classes);
@@ -283,7 +295,8 @@ mod tests {
     fn tensors_that_do_not_fit_are_refused() {
         let mut model = EmbeddingBag::new(Device::cpu_threads(1).unwrap(), 2, 2, 2);
         let mut error = |table: &[f32], ids: &[u64], labels: &[u32]| {
-            let (four, two) = ([0.0; 4], [0.0; 2]);
+            let four = [0.0; 4];
+            let two = [0.0; 2];
             let params = [table.into(), (&four).into(), (&two).into()];
             let mut found = [vec![0.0; table.len()], vec![0.0; 4], vec![0.0; 2]];
             let ends = [ids.len()];

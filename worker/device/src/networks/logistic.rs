@@ -73,7 +73,8 @@ impl Logistic {
         let features = Matrix::new(features, rows, self.inputs)?;
         let weights = Matrix::new(weights, self.inputs, 1)?;
         self.device.multiply(features, weights, 0.0, self.sums.view_mut())?;
-        let (sums, logits) = (self.sums.view_mut(), self.logits.view_mut());
+        let sums = self.sums.view_mut();
+        let logits = self.logits.view_mut();
         self.device.activate(Activation::Identity, bias, sums, logits)
     }
 }
@@ -95,17 +96,21 @@ impl Network<Targets<'_>> for Logistic {
         batch: Targets<'_>,
         gradients: Vec<ViewMut<'_, f32>>,
     ) -> Result<f64, ComputeError> {
-        let (params, gradients) = (tensors(NAME, params)?, tensors_mut(NAME, gradients)?);
-        let ([by_weights, by_bias], Targets { features, targets }) = (gradients, batch);
+        let params = tensors(NAME, params)?;
+        let gradients = tensors_mut(NAME, gradients)?;
+        let [by_weights, by_bias] = gradients;
+        let Targets { features, targets } = batch;
         let rows = targets.len();
         check_length(NAME, "the gradient by the weights", by_weights.len(), self.inputs)?;
         check_length(NAME, "the gradient by the bias", by_bias.len(), 1)?;
         let device = self.device.clone();
-        let (features, targets) = (device.resident(features)?, device.resident(targets)?);
+        let features = device.resident(features)?;
+        let targets = device.resident(targets)?;
         self.forward(params, features.view(), rows)?;
         let loss = device.sigmoid_cross_entropy(self.logits.view_mut(), targets.view())?;
         // The activation is the identity, so what it computed does not matter.
-        let (sums, by_logits) = (self.sums.view(), self.logits.view_mut());
+        let sums = self.sums.view();
+        let by_logits = self.logits.view_mut();
         device.activate_back(Activation::Identity, sums, sums, by_logits, by_bias)?;
         let features = Matrix::new(features.view(), rows, self.inputs)?;
         let by_logits = Matrix::new(self.logits.view(), rows, 1)?;
@@ -121,9 +126,12 @@ mod tests {
 
     #[test]
     fn gradients_are_the_derivatives_of_the_loss() {
-        let (rows, inputs) = (150, 7);
+        let rows = 150;
+        let inputs = 7;
         let mut model = Logistic::new(Device::cpu_threads(2).unwrap(), inputs);
-        let (features, weights, bias) = (random(1, rows * inputs), random(2, inputs), random(3, 1));
+        let features = random(1, rows * inputs);
+        let weights = random(2, inputs);
+        let bias = random(3, 1);
         let targets: Vec<f32> = (0..rows).map(|row| (row * row % 3 == 0).into()).collect();
         let loss_of = |weights: &[f64], bias: f64| {
             let losses = features.chunks(inputs).zip(&targets).map(|(row, &target)| {
@@ -133,7 +141,8 @@ mod tests {
             });
             losses.sum::<f64>() / rows as f64
         };
-        let (mut by_weights, mut by_bias) = (vec![f32::NAN; inputs], [f32::NAN]);
+        let mut by_weights = vec![f32::NAN; inputs];
+        let mut by_bias = [f32::NAN];
         let params = [View::from(&weights), View::from(&bias)];
         let gradients = vec![(&mut by_weights).into(), (&mut by_bias).into()];
         let batch = Targets { features: &features, targets: &targets };
@@ -155,7 +164,8 @@ mod tests {
             let result = model.gradients(&params, Targets { features, targets }, gradients);
             result.unwrap_err().to_string()
         };
-        let (two, one) = ([0.0; 2], [0.0; 1]);
+        let two = [0.0; 2];
+        let one = [0.0; 1];
         assert_eq!(error(&two, &one, &one, &one), "Logistic needs 2 elements of features, not 1");
         assert_eq!(error(&one, &one, &two, &one), "Logistic needs 2 elements of weights, not 1");
         assert_eq!(error(&two, &two, &two, &one), "Logistic needs 1 elements of the bias, not 2");

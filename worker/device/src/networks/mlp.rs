@@ -112,7 +112,8 @@ impl Mlp {
         let Samples { features, labels } = samples;
         let inputs = self.sizes[0];
         check_length(NAME, "features", features.len(), labels.len().saturating_mul(inputs))?;
-        let (device, mut correct) = (self.device.clone(), 0);
+        let device = self.device.clone();
+        let mut correct = 0;
         for (chunk, labels) in labels.chunks(ROWS_AT_ONCE).enumerate() {
             let features = &features[chunk * ROWS_AT_ONCE * inputs..][..labels.len() * inputs];
             correct += classes::correct(&device, self.logits(params, features)?, labels)?;
@@ -135,12 +136,13 @@ impl Mlp {
             let (before, layers) = self.layers.split_at_mut(index);
             let LayerActivations { sums, outputs: values } = &mut layers[0];
             let below = before.last().map_or(features, |layer| layer.outputs.view());
-            let (weights, biases) = (params[2 * index], params[2 * index + 1]);
+            let weights = params[2 * index];
+            let biases = params[2 * index + 1];
             check_length(NAME, "biases", biases.len(), outputs)?;
             sums.fit(&self.device, rows * outputs)?;
             values.fit(&self.device, rows * outputs)?;
-            let (below, weights) =
-                (Matrix::new(below, rows, inputs)?, Matrix::new(weights, inputs, outputs)?);
+            let below = Matrix::new(below, rows, inputs)?;
+            let weights = Matrix::new(weights, inputs, outputs)?;
             self.device.multiply(below, weights, 0.0, sums.view_mut())?;
             let activation = if index == last { Activation::Identity } else { self.activation };
             self.device.activate(activation, biases, sums.view_mut(), values.view_mut())?;
@@ -267,7 +269,8 @@ mod tests {
         for (features, &label) in features.chunks(sizes[0]).zip(labels) {
             let mut values: Vec<f64> = features.iter().map(|&x| x.into()).collect();
             for (layer, outputs) in sizes[1..].iter().enumerate() {
-                let (weights, biases) = (&params[2 * layer], &params[2 * layer + 1]);
+                let weights = &params[2 * layer];
+                let biases = &params[2 * layer + 1];
                 let sum = |output: usize| {
                     let products =
                         values.iter().enumerate().map(|(i, x)| x * weights[i * outputs + output]);

@@ -93,7 +93,8 @@ fn compare(
             assert_eq!(found.len(), bytes.len(), "{what}");
             let place = found.iter().zip(&bytes).position(|(found, expected)| found != expected);
             assert_eq!(place, None, "byte of {what}");
-            let (found, left) = (bits(&stretch.residual()), bits(expected.left()));
+            let found = bits(&stretch.residual());
+            let left = bits(expected.left());
             let place = found.iter().zip(&left).position(|(found, left)| found != left);
             assert_eq!(place, None, "residual of {what}");
         }
@@ -396,7 +397,8 @@ fn wrong_lengths_are_refused() {
         assert_eq!(device.first_non_finite(&gradient, &mut two), refused("index", 2, 1));
     }
     let Devices { cpu, cuda, .. } = devices;
-    let (gradient, mut left) = (cpu.buffer::<f32>(4).unwrap(), cuda.buffer::<f32>(4).unwrap());
+    let gradient = cpu.buffer::<f32>(4).unwrap();
+    let mut left = cuda.buffer::<f32>(4).unwrap();
     let mut out = cuda.buffer::<u8>(8).unwrap();
     let refusal = cuda.encode(&Codec::F16, &gradient, &mut left, &mut out);
     assert!(matches!(refusal, Err(ComputeError::OtherMemory { .. })), "{refusal:?}");

@@ -60,12 +60,14 @@ pub(crate) fn products(devices: &Devices) {
         sizes.extend([(129, 130, 65), (1, 300, 3501), (1021, 1, 1031), (3503, 302, 1)]);
     }
     for (rows, inner, columns) in sizes {
-        let (a, b) = (random(1, rows * inner), random(2, inner * columns));
+        let a = random(1, rows * inner);
+        let b = random(2, inner * columns);
         for (transposes_a, transposes_b, beta) in
             [(false, false, 0.0), (true, false, 1.0), (false, true, -0.5), (true, true, 0.0)]
         {
             compare(devices, |device| {
-                let (a, b) = (device.resident(&a)?, device.resident(&b)?);
+                let a = device.resident(&a)?;
+                let b = device.resident(&b)?;
                 // The transposed of the stored matrix has the wanted shape.
                 let a = match transposes_a {
                     false => Matrix::new(a.view(), rows, inner)?,
@@ -168,7 +170,8 @@ pub(crate) fn embedding_bags(devices: &Devices) {
 fn embedding_bags_of(devices: &Devices, width: usize) {
     let rows = 11;
     // An empty bag, an id twice in one bag, and ids of several bags.
-    let (ids, ends) = ([3, 8, 3, 0, 10, 8, 2, 3], [3, 3, 5, 7, 8]);
+    let ids = [3, 8, 3, 0, 10, 8, 2, 3];
+    let ends = [3, 3, 5, 7, 8];
     for combiner in [Combiner::Sum, Combiner::Mean] {
         compare(devices, |device| {
             let bags = Bags::new(&ids, &ends)?;

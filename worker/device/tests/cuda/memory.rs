@@ -51,7 +51,8 @@ fn memory_is_limited_by_bytes() {
 fn memory_of_another_device_is_refused() {
     let Some(turn) = Turn::start() else { return };
     turn.set_devices(2);
-    let (cpu, first) = (Device::cpu_threads(1).unwrap(), Device::cuda(0).unwrap());
+    let cpu = Device::cpu_threads(1).unwrap();
+    let first = Device::cuda(0).unwrap();
     let second = Device::cuda(1).unwrap();
     assert_eq!([first.to_string(), second.to_string()], ["cuda:0", "cuda:1"]);
     assert!(first.is_same(&first.clone()) && !first.is_same(&second) && !first.is_same(&cpu));

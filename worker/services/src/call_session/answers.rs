@@ -64,9 +64,11 @@ impl CallSession {
     fn fail_all(&mut self, now: Instant, id: LinkId, reason: &str, of: impl Fn(&Pending) -> bool) {
         for request in self.links[id.0].pending.find(of) {
             let link = &mut self.links[id.0];
-            let (task, since) = (link.task_name(), link.failure.as_ref().map(|(since, _)| *since));
+            let task = link.task_name();
+            let since = link.failure.as_ref().map(|(since, _)| *since);
             let Some(pending) = link.pending.get_mut(request) else { continue };
-            let (doing, reason) = (pending.kind.doing(), reason.to_owned());
+            let doing = pending.kind.doing();
+            let reason = reason.to_owned();
             let error = match pending.was_sent {
                 true => ServiceError::Lost { doing, task, reason },
                 false => {
@@ -147,11 +149,14 @@ impl CallSession {
         let found = TaskId::new(server.job.as_str(), server.task);
         if let Some(expected) = link.task.clone().filter(|expected| *expected != found) {
             let address = link.address.clone();
-            let (found, expected) = (found.to_string(), expected.to_string());
+            let found = found.to_string();
+            let expected = expected.to_string();
             for request in self.links[id.0].pending.find(|_| true) {
                 let pending = self.links[id.0].pending.get_mut(request);
                 let Some(doing) = pending.map(|pending| pending.kind.doing()) else { continue };
-                let (address, found, expected) = (address.clone(), found.clone(), expected.clone());
+                let address = address.clone();
+                let found = found.clone();
+                let expected = expected.clone();
                 let error = ServiceError::OtherTask { doing, address, found, expected };
                 self.reply(id, request, Err(error));
             }
@@ -188,7 +193,8 @@ impl CallSession {
         for request in self.links[id.0].pending.find(|pending| pending.was_sent) {
             let pending = self.links[id.0].pending.get_mut(request);
             let Some(doing) = pending.map(|pending| pending.kind.doing()) else { continue };
-            let (task, what) = (task.clone(), what.to_owned());
+            let task = task.clone();
+            let what = what.to_owned();
             self.reply(id, request, Err(ServiceError::Protocol { doing, task, what }));
         }
         self.give_up(now, id, connection, format!("it has sent {what}"));
@@ -258,7 +264,8 @@ impl CallSession {
         names: Vec<String>,
         types: Result<Vec<ValueType>, String>,
     ) {
-        let (request, link) = (header.request, &mut self.links[id.0]);
+        let request = header.request;
+        let link = &mut self.links[id.0];
         let task = link.task_name();
         let Some(pending) = link.pending.get_mut(request) else { return };
         let Ok(types) = types else {

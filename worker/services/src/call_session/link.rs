@@ -167,8 +167,10 @@ impl Link {
 
     /// Records that the server has accepted the client.
     pub(super) fn opened(&mut self, now: Instant, connection: u64) {
-        (self.failure, self.failures) = (None, 0);
-        (self.heard, self.last_sent) = (now, now);
+        self.failure = None;
+        self.failures = 0;
+        self.heard = now;
+        self.last_sent = now;
         self.status = CallLinkStatus::Open { connection };
     }
 

@@ -280,14 +280,16 @@ impl CallSession {
         for request in self.links[id.0].pending.late(now) {
             let link = &mut self.links[id.0];
             let Some(pending) = link.pending.get_mut(request) else { continue };
-            let (doing, waited) = (pending.kind.doing(), now - pending.begun);
+            let doing = pending.kind.doing();
+            let waited = now - pending.begun;
             let was_sent = pending.was_sent;
             let is_open = matches!(link.status, CallLinkStatus::Open { .. });
             let task = link.task_name();
             let awaited = match &link.failure {
                 _ if was_sent => format!("the answer of {task}"),
                 Some((since, reason)) if !is_open => {
-                    let (waited, reason) = (now.saturating_duration_since(*since), reason.clone());
+                    let waited = now.saturating_duration_since(*since);
+                    let reason = reason.clone();
                     let error = ServiceError::Unavailable { doing, task, waited, reason };
                     self.reply(id, request, Err(error));
                     continue;

@@ -227,11 +227,13 @@ impl PendingRequests {
     pub(super) fn disconnected(&mut self) -> Vec<u64> {
         let mut acknowledged = Vec::new();
         for (&request, pending) in &mut self.all {
-            (pending.sent, pending.answer) = (false, None);
+            pending.sent = false;
+            pending.answer = None;
             acknowledged.append(&mut pending.acknowledges);
             self.unsent.of(&pending.kind).insert(request);
         }
-        (self.calls_sent, self.fetches_sent) = (0, 0);
+        self.calls_sent = 0;
+        self.fetches_sent = 0;
         acknowledged
     }
 

@@ -121,8 +121,10 @@ mod tests {
 
     #[test]
     fn a_per_worker_value_that_takes_too_long_is_made_again() {
-        let (doing, task) = ("call \"open\"".to_owned(), "/job:worker/task:2".to_owned());
-        let (waited, awaited) = (Duration::from_secs(1), "a thread".to_owned());
+        let doing = "call \"open\"".to_owned();
+        let task = "/job:worker/task:2".to_owned();
+        let waited = Duration::from_secs(1);
+        let awaited = "a thread".to_owned();
         let slow =
             ServiceError::Timeout { doing: doing.clone(), task: task.clone(), waited, awaited };
         let detail = "no data".to_owned();
@@ -152,7 +154,8 @@ mod tests {
             (Refusal::Role { role: 3, kind: 1 }, false),
         ];
         for (refusal, expected) in table {
-            let (doing, task) = ("call \"f\"".to_owned(), "/job:worker/task:2".to_owned());
+            let doing = "call \"f\"".to_owned();
+            let task = "/job:worker/task:2".to_owned();
             let error = ServiceError::Refused { doing, task, refusal };
             assert_eq!(is_transient(&error), expected, "{error}");
         }

@@ -72,7 +72,8 @@ impl Coordinator {
         config: CoordinatorConfig,
     ) -> Result<Coordinator, ServiceError> {
         let failed = |source| {
-            let (doing, source) = (format!("resume coordinator {name:?}"), Box::new(source));
+            let doing = format!("resume coordinator {name:?}");
+            let source = Box::new(source);
             ServiceError::Servers { doing, source }
         };
         client.check_servers(&format!("resume coordinator {name:?}"))?;
@@ -265,7 +266,8 @@ impl Coordinator {
         self.join().await?;
         let Some(Named { opened, reader, name }) = &self.shared.named else { return Ok(()) };
         reader.close_calls(name, opened.epoch).await.map_err(|source| {
-            let (doing, source) = (format!("close coordinator {name:?}"), Box::new(source));
+            let doing = format!("close coordinator {name:?}");
+            let source = Box::new(source);
             ServiceError::Servers { doing, source }
         })
     }

@@ -104,7 +104,9 @@ impl CoordinatorCore {
         client: Arc<Client>,
         named: Option<Named>,
     ) -> CoordinatorCore {
-        let (state, changed, timer) = (Mutex::new(state), Notify::new(), Timer::default());
+        let state = Mutex::new(state);
+        let changed = Notify::new();
+        let timer = Timer::default();
         CoordinatorCore { state, client, named, changed, timer }
     }
 

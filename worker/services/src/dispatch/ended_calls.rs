@@ -18,7 +18,8 @@ pub(super) struct EndedCalls {
 impl EndedCalls {
     /// Creates the set of the calls that have settled in a window.
     pub(super) fn new(window: CallWindow) -> EndedCalls {
-        let (settled, newest) = (window.settled().0, window.newest().0);
+        let settled = window.settled().0;
+        let newest = window.newest().0;
         let mut ended = EndedCalls { settled, above: BTreeSet::new() };
         let is_settled = |number: &u64| window.state(CallNumber(*number)) == Settlement::Settled;
         (settled + 1..=newest).filter(is_settled).for_each(|number| ended.end(number));

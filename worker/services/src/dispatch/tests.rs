@@ -154,7 +154,8 @@ fn the_first_final_error_cancels_what_has_not_begun_and_is_given_once() {
     for number in 1..=5 {
         world.schedule(number);
     }
-    let (first, second) = (world.started[0], world.started[1]);
+    let first = world.started[0];
+    let second = world.started[1];
     world.started.clear();
     world.end(first, AttemptEnd::Final("no such user"));
     assert_eq!((world.started(), world.dispatch.has_room()), (vec![], false));
@@ -327,7 +328,8 @@ fn every_call_ends_once_while_workers_come_and_go() {
     for seed in 0..300 {
         let mut chance = SeededRandom(seed);
         let mut world = world(3);
-        let (mut next, mut open) = (1, Vec::new());
+        let mut next = 1;
+        let mut open = Vec::new();
         for _ in 0..600 {
             open.append(&mut world.started);
             match chance.below(9) {

@@ -88,7 +88,8 @@ impl FunctionPool {
         if self.refuses.load(Ordering::SeqCst) {
             return Err(io::ErrorKind::WouldBlock.into());
         }
-        let (queue, idle) = (self.queue.clone(), self.idle.clone());
+        let queue = self.queue.clone();
+        let idle = self.idle.clone();
         let kept = self.kept;
         let idle_time = self.idle_time;
         let run = move || {

@@ -142,7 +142,8 @@ impl ServerCore {
         lock(&self.outboxes).insert(connection, outbox.clone());
         let registration = Registration { core: self.clone(), connection };
         self.connections.send_modify(|open| *open += 1);
-        let (request, client) = (header.request, hello.incarnation);
+        let request = header.request;
+        let client = hello.incarnation;
         self.handle(ServiceInput::Connected { connection, request, client, body_crc });
         let mut frames = FrameStream::new(stream, reader);
         frames.open();
@@ -317,7 +318,8 @@ impl ServerCore {
             (&name[..], value)
         });
         signature.check_inputs(types).map_err(|mismatch| {
-            let (input, detail) = (&mismatch.name[..], mismatch.detail);
+            let input = &mismatch.name[..];
+            let detail = mismatch.detail;
             unsuitable(&order.function, input, detail)
         })
     }
@@ -385,10 +387,12 @@ impl ServerCore {
         };
         match self.functions.body(&call.function) {
             Some(Body::Blocking(body)) => {
-                let (core, body) = (self.clone(), body.clone());
+                let core = self.clone();
+                let body = body.clone();
                 let ended = EndedExecution { core, execution, result: None };
                 let job: Job = Box::new(move |thread| {
-                    let (mut call, mut ended) = (call, ended);
+                    let mut call = call;
+                    let mut ended = ended;
                     ended.result = Some(match thread {
                         Ok(()) => result_of(catch_unwind(AssertUnwindSafe(|| body(&mut call)))),
                         Err(reason) => Err(failure_without(reason)),
@@ -402,7 +406,8 @@ impl ServerCore {
                 }
             }
             Some(Body::Asynchronous(body)) => {
-                let (core, body) = (self.clone(), body.clone());
+                let core = self.clone();
+                let body = body.clone();
                 self.runtime.spawn(async move {
                     let mut ended = EndedExecution { core, execution, result: None };
                     let begun = catch_unwind(AssertUnwindSafe(|| body(call)));

@@ -69,11 +69,13 @@ impl Service {
             return Err(Refusal::Settled { call: call.call, settled: state.settled });
         }
         if state.unacknowledged() >= config.calls_max {
-            let (what, limit) = (detail("calls at once"), config.calls_max as u64);
+            let what = detail("calls at once");
+            let limit = config.calls_max as u64;
             return Err(Refusal::Busy { what, limit });
         }
         if state.calls.len() >= config.calls_max + RETAINED_MAX {
-            let (what, limit) = (detail("calls with retained outputs"), RETAINED_MAX as u64);
+            let what = detail("calls with retained outputs");
+            let limit = RETAINED_MAX as u64;
             return Err(Refusal::Busy { what, limit });
         }
         if call.depth > limits::CALL_DEPTH_MAX {
@@ -100,7 +102,9 @@ impl Service {
             input: detail(input),
             detail: detail(problem),
         };
-        let (mut types, mut values, mut inputs) = (Vec::new(), Vec::new(), Vec::new());
+        let mut types = Vec::new();
+        let mut values = Vec::new();
+        let mut inputs = Vec::new();
         for (index, named) in call.inputs.items().iter().enumerate() {
             let input = named.name.as_str();
             if inputs.iter().any(|(other, _)| other == input) {
@@ -169,7 +173,9 @@ impl Service {
         checked: CheckedCall,
     ) {
         let CheckedCall { order, types, values, bytes } = checked;
-        let (client, number, deadline) = (order.client, order.call, order.deadline);
+        let client = order.client;
+        let number = order.call;
+        let deadline = order.deadline;
         let Some(mut incoming) = IncomingValues::new(types) else {
             let what = detail("the inputs, for which the system has no memory,");
             let refusal = Refusal::Memory { what, bytes, left: 0 };

@@ -21,7 +21,8 @@ impl Service {
     ) {
         self.drop_fetches_of(execution);
         let Some(ended) = self.executions.remove(execution) else { return };
-        let (client, call) = (ended.client, ended.call);
+        let client = ended.client;
+        let call = ended.call;
         let runs = self.clients.get(client).and_then(|state| state.calls.get(&call)).is_some_and(
             |entry| matches!(entry.state, CallState::Running { execution: of } if of == execution),
         );
@@ -48,7 +49,8 @@ impl Service {
         };
         let signature = self.functions.get(function).and_then(|f| f.signature.as_ref());
         if let Some(Err(mismatch)) = signature.map(|signature| signature.check_outputs(&outputs)) {
-            let (name, problem) = (mismatch.name, mismatch.detail);
+            let name = mismatch.name;
+            let problem = mismatch.detail;
             return failed(format!("output {name:?} of function {function:?}: {problem}"));
         }
         let bytes = outputs.iter().map(|(_, value)| value.value_type().padded_bytes()).sum();

@@ -165,8 +165,9 @@ impl Executions {
         let ran = execution.runs();
         let lends =
             blocking && awaited.is_some() && (execution.lends || self.threads_lent < LENT_MAX);
-        self.threads_lent = self.threads_lent - usize::from(execution.lends) + usize::from(lends);
-        (execution.lends, execution.awaited) = (lends, awaited);
+        self.threads_lent -= usize::from(execution.lends) + usize::from(lends);
+        execution.lends = lends;
+        execution.awaited = awaited;
         match (ran, execution.runs()) {
             (true, false) => self.count(client, blocking, -1, 0),
             (false, true) => self.count(client, blocking, 1, 0),

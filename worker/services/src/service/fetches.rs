@@ -38,7 +38,8 @@ pub(crate) fn output_awaited(of: &OutputRef, task: &TaskId) -> String {
 }
 
 fn no_output(of: &OutputRef, reason: &str) -> Refusal {
-    let (call, output) = (of.call, detail(of.output.as_str()));
+    let call = of.call;
+    let output = detail(of.output.as_str());
     Refusal::NoOutput { call, output, detail: detail(reason) }
 }
 
@@ -58,8 +59,8 @@ impl Service {
     ) {
         let of_connection = self.fetches.iter().filter(|f| f.is_from(connection)).count();
         if of_connection >= limits::PARKED_PER_CONNECTION_MAX {
-            let (what, limit) =
-                (detail("waiting fetches"), limits::PARKED_PER_CONNECTION_MAX as u64);
+            let what = detail("waiting fetches");
+            let limit = limits::PARKED_PER_CONNECTION_MAX as u64;
             return self.refuse(connection, header.request, Refusal::Busy { what, limit });
         }
         let wait = Duration::from_millis(header.deadline_ms.into());

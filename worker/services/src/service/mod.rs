@@ -243,7 +243,8 @@ impl Service {
     fn on_message(&mut self, now: Instant, connection: u64, header: &Header, message: Message) {
         let Some(at) = self.connections.get_mut(&connection) else { return };
         at.receiving = None;
-        let (client, request) = (at.client, header.request);
+        let client = at.client;
+        let request = header.request;
         match message {
             Message::Heartbeat(_) => {
                 self.send(connection, request, HeartbeatAnswer {}, ValueBody::default());
@@ -335,7 +336,8 @@ impl Service {
         body: ValueBody,
     ) {
         let Some(at) = self.connections.get(&connection) else { return };
-        let (message, crc) = (message.into(), at.crc && body.bytes() > 0);
+        let message = message.into();
+        let crc = at.crc && body.bytes() > 0;
         self.outputs.push_back(ServiceOutput::Send { connection, request, message, body, crc });
     }
 

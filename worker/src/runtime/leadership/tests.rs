@@ -69,7 +69,8 @@ const ASYNCHRONOUS: usize = CALLERS - 1;
 impl LeadershipModel {
     fn new(thread: ThreadState) -> LeadershipModel {
         let state = LeaderState { thread, callers: 0, leading: 0, terms: 0, open: 0 };
-        let (callers, sleeps) = ([CallerProgress::Outside; CALLERS], thread == ThreadState::Parked);
+        let callers = [CallerProgress::Outside; CALLERS];
+        let sleeps = thread == ThreadState::Parked;
         LeadershipModel { state, permit: false, unpark: false, sleeps, holder: None, callers }
     }
 
@@ -166,7 +167,8 @@ impl LeadershipModel {
             }
             model.permit = false;
             if model.apply(rules.yield_lead) {
-                (model.holder, model.sleeps) = (None, true);
+                model.holder = None;
+                model.sleeps = true;
             }
         } else if self.sleeps {
             if !self.unpark {

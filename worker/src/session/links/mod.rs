@@ -154,7 +154,8 @@ impl SessionLinks {
         link.blocked_reason.clear();
         // Another server may answer at this address, and there the number names another push slot.
         // If it is the same server, a reservation returns the same slot.
-        (link.push_slot, link.push_buffer) = (0, None);
+        link.push_slot = 0;
+        link.push_buffer = None;
         link.granted_since = None;
         let pending = std::mem::take(&mut link.pending);
         Some(LostRequests { pending, receiving: link.receiving.take() })
@@ -188,7 +189,8 @@ impl SessionLinks {
     ) {
         let link = &mut self.links[index];
         link.last_sent = now;
-        let (restore_epoch, crc) = (link.restore_epoch, link.crc);
+        let restore_epoch = link.restore_epoch;
+        let crc = link.crc;
         let OutgoingFrame { envelope, message, body } = frame;
         let envelope = Envelope { request, restore_epoch, ..envelope };
         outputs.push_back(SessionOutput::Send { link: index, envelope, message, body, crc });
@@ -319,7 +321,8 @@ mod tests {
 
     #[test]
     fn a_member_connects_to_the_step_owner_first() {
-        let (now, mut outputs) = (Instant::now(), VecDeque::new());
+        let now = Instant::now();
+        let mut outputs = VecDeque::new();
         let mut links = SessionLinks::new(OWNER, 1);
         let [other, owner] = [OTHER, OWNER].map(|shard| links.to(now, shard));
         assert_eq!((links.to(now, OTHER), links.owner()), (other, Some(owner)));
@@ -333,7 +336,8 @@ mod tests {
 
     #[test]
     fn pauses_between_attempts_are_random_and_bounded() {
-        let (now, mut outputs) = (Instant::now(), VecDeque::new());
+        let now = Instant::now();
+        let mut outputs = VecDeque::new();
         let mut links = SessionLinks::new(OWNER, 7);
         let link = links.to(now, OWNER);
         let mut pauses = BTreeSet::new();
@@ -351,7 +355,8 @@ mod tests {
 
     #[test]
     fn only_tokens_requested_after_a_welcome_were_granted_over_its_connection() {
-        let (now, mut outputs) = (Instant::now(), VecDeque::new());
+        let now = Instant::now();
+        let mut outputs = VecDeque::new();
         let mut links = SessionLinks::new(OWNER, 1);
         let [owner, other] = [OWNER, OTHER].map(|shard| links.to(now, shard));
         links.welcomed(owner, false);

@@ -186,8 +186,9 @@ impl ShardLink {
     /// Records that the transport is connected.
     pub(in crate::session) fn connected(&mut self, same_host: bool) {
         self.status = LinkStatus::AwaitingWelcome;
-        (self.same_host, self.requested_values, self.requested_push_buffer) =
-            (same_host, false, false);
+        self.same_host = same_host;
+        self.requested_values = false;
+        self.requested_push_buffer = false;
         self.crc = false;
     }
 

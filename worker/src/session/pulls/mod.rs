@@ -64,7 +64,8 @@ impl PendingPulls {
     pub(super) fn forget_answers(&mut self) {
         for request in self.0.iter_mut().flat_map(|(_, pull)| &mut pull.requests) {
             if matches!(request.progress, PullProgress::Done(..)) {
-                (request.progress, request.older) = (PullProgress::Unsent, None);
+                request.progress = PullProgress::Unsent;
+                request.older = None;
             }
         }
     }
@@ -138,7 +139,8 @@ impl PendingPulls {
             }
         }
         for index in 0..pull.requests.len() {
-            let (link, progress) = (pull.requests[index].link, pull.requests[index].progress);
+            let link = pull.requests[index].link;
+            let progress = pull.requests[index].progress;
             let up = links[link].is_up() && !outdated.contains(&link);
             if progress == PullProgress::Unsent && up && under_way[link] < ROW_REQUESTS_MAX {
                 under_way[link] += 1;
@@ -201,7 +203,8 @@ impl PendingPulls {
         }
         // The caller may have stopped waiting. The body is then read and discarded.
         let Some(pull) = self.get_mut(id) else { return Ok(PullEvent::Received) };
-        let (is_owner, bytes) = (links.is_owner(index), header.body_bytes);
+        let is_owner = links.is_owner(index);
+        let bytes = header.body_bytes;
         let link = &mut links[index];
         let encoded = pull
             .locate(request, message, bytes, link)
@@ -256,7 +259,8 @@ impl PendingPulls {
             PullProgress::Sent(_, step) => step,
             _ => GlobalStep(0),
         };
-        (request.progress, request.older) = (PullProgress::Done(epoch, step), None);
+        request.progress = PullProgress::Done(epoch, step);
+        request.older = None;
         let waits = pull.requests.iter().any(|of| of.progress == PullProgress::Unsent);
         match synchronous || waits || pull.is_complete() {
             true => PullEvent::Advanced,

@@ -309,7 +309,8 @@ impl PendingPull {
         if pulled.offset != next || (pulled.last && !whole) {
             return Err("values with a gap");
         }
-        (*received, *gradients) = (end, pulled.gradients);
+        *received = end;
+        *gradients = pulled.gradients;
         spans.iter_mut().for_each(|(span, _)| *span = span.behind(self.base));
         Ok(())
     }
@@ -383,8 +384,8 @@ fn scatter<R>(
     scratch.resize(padding.map(|(_, bytes)| bytes).sum(), 0);
     let count = spans.len();
     if count <= INLINE_TARGETS {
-        let (mut order, mut targets) =
-            ([0; INLINE_TARGETS], [(); INLINE_TARGETS].map(|()| &mut [][..]));
+        let mut order = [0; INLINE_TARGETS];
+        let mut targets = [(); INLINE_TARGETS].map(|()| &mut [][..]);
         let targets = &mut targets[..count];
         let split = split_targets(buffer, scratch, spans, &mut order[..count], targets);
         return receive(split.map(|()| targets));
@@ -410,13 +411,15 @@ fn split_targets<'a>(
     };
     order.iter_mut().enumerate().for_each(|(index, place)| *place = index);
     order.sort_unstable_by_key(|&index| start_of(index));
-    let (mut rest, mut at) = (buffer, 0);
+    let mut rest = buffer;
+    let mut at = 0;
     for &index in &*order {
         let Some(start) = start_of(index) else { continue };
         let (_, tail) = rest.split_at_mut_checked(start.checked_sub(at)?)?;
         let (target, tail) = tail.split_at_mut_checked(spans[index].1)?;
         targets[index] = target;
-        (rest, at) = (tail, start + spans[index].1);
+        rest = tail;
+        at = start + spans[index].1;
     }
     let mut rest = scratch;
     for (target, &(span, bytes)) in targets.iter_mut().zip(spans) {

@@ -185,13 +185,15 @@ impl PendingPushes {
             }
             return Ok(PushEvent::Advanced);
         };
-        let (synchronous, has_call) = (push.synchronous, push.call.is_some());
+        let synchronous = push.synchronous;
+        let has_call = push.call.is_some();
         let is_allowed = |outcome| is_allowed_outcome(outcome, synchronous, has_call, is_owner);
         let Some(share) = push.share_on(link) else { return Ok(PushEvent::Ignored) };
         let awaits_decision = synchronous && is_owner && share.phase == SharePhase::Sent;
         match message {
             Message::Reserved(reserved) if share.phase == SharePhase::Reserving => {
-                (share.push_slot, share.request) = (reserved.push_slot, None);
+                share.push_slot = reserved.push_slot;
+                share.request = None;
                 share.phase = SharePhase::Sending;
             }
             Message::PushAnswer(answer)
@@ -239,7 +241,8 @@ impl PendingPushes {
     ) -> Result<PushEvent, LinkFault> {
         let is_owner = links.is_owner(link);
         let Some(push) = self.pending.get_mut(&sequence) else { return Ok(PushEvent::Ignored) };
-        let (synchronous, has_call) = (push.synchronous, push.call.is_some());
+        let synchronous = push.synchronous;
+        let has_call = push.call.is_some();
         let Some(share) = push.share_on(link) else { return Ok(PushEvent::Ignored) };
         match message {
             Message::OutcomeIs(answer) => match answer.state {
@@ -251,7 +254,8 @@ impl PendingPushes {
                     share.phase = SharePhase::Settled(Ok(outcome));
                 }
                 PushState::TooOld { oldest } => {
-                    let (oldest, newest) = (Sequence(oldest), Sequence(u64::MAX));
+                    let oldest = Sequence(oldest);
+                    let newest = Sequence(u64::MAX);
                     let refusal = Refusal::Window { sequence, oldest, newest };
                     share.phase = SharePhase::Settled(Err(refusal));
                 }

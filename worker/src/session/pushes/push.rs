@@ -93,19 +93,24 @@ impl PushShare {
 
     /// Restarts a share that the shard does not have: a new push slot, and all parts again.
     pub(super) fn start_over(&mut self) {
-        (self.sent, self.request, self.whole, self.phase) = (0, None, false, SharePhase::NoSlot);
+        self.sent = 0;
+        self.request = None;
+        self.whole = false;
+        self.phase = SharePhase::NoSlot;
         self.uses_push_buffer = false;
     }
 
     /// Records that the step owner has not decided in time. Returns when the push was complete.
     pub(super) fn undecided(&mut self) -> Option<Instant> {
-        (self.phase, self.request) = (SharePhase::Undecided, None);
+        self.phase = SharePhase::Undecided;
+        self.request = None;
         self.completed_at
     }
 
     /// Updates the share after the loss of its connection: frames in flight are lost.
     pub(super) fn lost(&mut self) {
-        (self.request, self.uses_push_buffer) = (None, false);
+        self.request = None;
+        self.uses_push_buffer = false;
         self.phase = match std::mem::replace(&mut self.phase, SharePhase::NoSlot) {
             SharePhase::NoSlot | SharePhase::Reserving => SharePhase::NoSlot,
             SharePhase::Sending if self.sent == 0 => SharePhase::NoSlot,
@@ -160,7 +165,8 @@ impl PushShare {
                 |range: &Range<u64>| message::SharedRange { start: range.start, end: range.end };
             let ranges = List::of(some.iter().map(stretch));
             let ranges = ranges.expect("a chunk is within the limit of one message");
-            let (whole, next) = (part.whole.filter(|_| left == 0), part.next && left == 0);
+            let whole = part.whole.filter(|_| left == 0);
+            let next = part.next && left == 0;
             let deadline_ms = if left == 0 { envelope.deadline_ms } else { 0 };
             let envelope = Envelope { deadline_ms, ..envelope };
             let shared =
@@ -396,13 +402,16 @@ impl PendingPush {
         operations: &PendingOperations,
         outputs: &mut VecDeque<SessionOutput>,
     ) {
-        let (operation, grant, synchronous) = (self.operation, self.grant, self.synchronous);
+        let operation = self.operation;
+        let grant = self.grant;
+        let synchronous = self.synchronous;
         // If the owner's outcome must come first, the available parts are sent ahead and an empty
         // last part follows.
         let complete = self.complete && self.may_complete_on(self.shares[index].link, links);
         let deadline_ms = if synchronous { operations.remaining_ms(now, self.sequence) } else { 0 };
         let step = grant.map_or(GlobalStep(0), |grant| grant.step).max(self.read.step);
-        let (sequence, call) = (self.sequence, self.call);
+        let sequence = self.sequence;
+        let call = self.call;
         let share = &mut self.shares[index];
         let read = self.read.gradients.of(links[share.link].shard);
         let total = share.bytes();
@@ -434,8 +443,9 @@ impl PendingPush {
                 tokens.record_request();
             }
             if last {
-                (share.phase, share.whole, share.completed_at) =
-                    (SharePhase::Sent, true, Some(now));
+                share.phase = SharePhase::Sent;
+                share.whole = true;
+                share.completed_at = Some(now);
             }
             if let Some(in_buffer) = in_buffer {
                 let message = (message, call);

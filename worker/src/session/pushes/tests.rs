@@ -60,7 +60,8 @@ fn refusal() -> (SharePhase, bool) {
 
 #[test]
 fn an_asynchronous_push_is_decided_by_all_shards_or_by_the_owners_rejection() {
-    let (sending, sent) = ((SharePhase::Sending, false), (SharePhase::Sent, true));
+    let sending = (SharePhase::Sending, false);
+    let sent = (SharePhase::Sent, true);
     let table = [
         ([applied(), applied()], true),
         ([applied(), sent.clone()], false),
@@ -81,7 +82,8 @@ fn an_asynchronous_push_is_decided_by_all_shards_or_by_the_owners_rejection() {
 
 #[test]
 fn a_synchronous_push_is_decided_by_the_owner_or_by_a_refusal() {
-    let (sent, held) = ((SharePhase::Sent, true), settled(Outcome::Held {}));
+    let sent = (SharePhase::Sent, true);
+    let held = settled(Outcome::Held {});
     let accepted = settled(Outcome::Accepted { step: GlobalStep(3) });
     let table = [
         ([accepted, sent.clone()], true),
@@ -98,7 +100,8 @@ fn a_synchronous_push_is_decided_by_the_owner_or_by_a_refusal() {
 
 #[test]
 fn the_last_part_goes_ahead_of_the_owner_only_if_the_token_is_newer_than_the_connection() {
-    let (sending, sent) = ((SharePhase::Sending, false), (SharePhase::Sent, true));
+    let sending = (SharePhase::Sending, false);
+    let sent = (SharePhase::Sent, true);
     let mut links = links();
     let open = push(false, [sent.clone(), sending.clone()]);
     assert!(open.may_complete_on(0, &links), "the owner decides first");
@@ -111,20 +114,24 @@ fn the_last_part_goes_ahead_of_the_owner_only_if_the_token_is_newer_than_the_con
         assert!(whole.may_complete_on(1, &links), "the shard may have applied it already");
         assert!(push(true, [sent.clone(), sending.clone()]).may_complete_on(1, &links));
     }
-    (links.owner_first, links[1].granted_since) = (true, Some(TokenId(5)));
+    links.owner_first = true;
+    links[1].granted_since = Some(TokenId(5));
     assert!(!open.may_complete_on(1, &links), "the owner may reject the gradient as stale");
 }
 
 #[test]
 fn a_push_is_withdrawn_only_while_no_shard_can_hold_it_whole() {
-    let (now, mut outputs, mut links) = (Instant::now(), VecDeque::new(), links());
+    let now = Instant::now();
+    let mut outputs = VecDeque::new();
+    let mut links = links();
     let mut pushes = PendingPushes::new();
     let mut withdraw = |shares| {
         pushes.pending.insert(Sequence(1), push(false, shares));
         let grant = pushes.withdraw(now, Sequence(1), &mut links, &mut outputs);
         (grant.map(|grant| grant.token.0), pushes.pending.contains_key(&Sequence(1)))
     };
-    let (sending, sent) = ((SharePhase::Sending, false), (SharePhase::Sent, true));
+    let sending = (SharePhase::Sending, false);
+    let sent = (SharePhase::Sent, true);
     assert_eq!(withdraw([sending.clone(), sending.clone()]), (Some(5), false));
     assert_eq!(withdraw([sending.clone(), refusal()]), (Some(5), false));
     assert_eq!(withdraw([sending.clone(), sent]), (None, true));

@@ -42,7 +42,8 @@ fn joined(plan: &Arc<ShardingPlan>) -> SessionWorld {
 fn push(world: &mut SessionWorld, plan: &ShardingPlan, variables: &[u32]) -> OpId {
     let variables = variables.iter().copied().map(VariableId);
     let parts = Scatter::new(plan, variables).parts(|range| Bytes::from(vec![1; range.len()]));
-    let (operation, grant) = (Operation::Gradient {}, Some(grant(4, 0)));
+    let operation = Operation::Gradient {};
+    let grant = Some(grant(4, 0));
     let order = PushOrder::of_parts(operation, grant, ReadPoint::default(), parts);
     world.call(SessionCommand::Push { order: PushOrder { call: Some(CALL), ..order } })
 }
@@ -187,16 +188,19 @@ fn a_push_without_a_call_is_not_answered_as_repeated() {
 fn calls_are_opened_again_after_a_reconnect() {
     let plan = plan(1, 3);
     let mut world = SessionWorld::joined(&plan);
-    let (source, epoch) = (CallSource(0), CallEpoch(0));
+    let source = CallSource(0);
+    let epoch = CallEpoch(0);
     let message: Message = OpenCalls { name: Text::clipped("trainer"), source, epoch }.into();
-    let (body, wait_ms) = (Bytes::new(), None);
+    let body = Bytes::new();
+    let wait_ms = None;
     let shard = shard(0);
     let op = world.call(SessionCommand::Request { shard, message: message.clone(), body, wait_ms });
     world.next_frame(OWNER, "OpenCalls");
     world.reconnect(OWNER);
     let again = world.next_frame(OWNER, "OpenCalls");
     assert_eq!(again.message, message);
-    let (source, epoch) = (CallSource(3), CallEpoch(5));
+    let source = CallSource(3);
+    let epoch = CallEpoch(5);
     let settled = CallNumber(1);
     let window = 4;
     let first_digest = 6;
@@ -218,7 +222,8 @@ fn an_encoded_part_of_a_call_has_the_call() {
     let encoded = EncodedRange::of(&layout.partitions()[0], 5, Encoding::Bf16);
     let body = Bytes::from(vec![0; encoded.bytes as usize]);
     let part = OutgoingPart { offset: 0, body: body.into(), encoded: Some(encoded) };
-    let (operation, grant) = (Operation::Gradient {}, Some(grant(4, 0)));
+    let operation = Operation::Gradient {};
+    let grant = Some(grant(4, 0));
     let parts = vec![(shard(0), vec![part])];
     let order = PushOrder::of_parts(operation, grant, ReadPoint::default(), parts);
     world.call(SessionCommand::Push { order: PushOrder { call: Some(CALL), ..order } });

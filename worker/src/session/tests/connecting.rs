@@ -371,7 +371,8 @@ fn a_server_restarted_without_its_variables_ends_the_session() {
 #[test]
 fn requests_are_repeated_until_they_are_answered() {
     let mut world = SessionWorld::joined(&plan(1, 4));
-    let (message, body) = (message::FetchCatalogue {}.into(), bytes::Bytes::new());
+    let message = message::FetchCatalogue {}.into();
+    let body = bytes::Bytes::new();
     let op = world.call(SessionCommand::Request { shard: shard(0), message, body, wait_ms: None });
     let first = world.next_frame(OWNER, "FetchCatalogue");
     assert!((59_000..60_000).contains(&first.envelope.deadline_ms));

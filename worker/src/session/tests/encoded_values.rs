@@ -90,7 +90,8 @@ fn pull_rows(
         let ids: Vec<u64> = (0..counts[index]).collect();
         let mut wanted = RowRequests::default();
         wanted.build(plan, VariableId(index as u32), &ids);
-        let (plan, wanted) = (plan.clone(), Arc::new(wanted));
+        let plan = plan.clone();
+        let wanted = Arc::new(wanted);
         let buffer = AlignedBuffer::of_bytes(ids.len() * row_bytes);
         world.call(SessionCommand::PullRows { plan, buffer, rows: wanted, token: None })
     })
@@ -258,7 +259,8 @@ fn an_encoded_push_is_repeated_without_encoding_it_again() {
     let gradient: Vec<u8> = [1f32, -2.0, 3.0, 0.5, 7.0, -1.0].map(f32::to_ne_bytes).concat();
     let words: Vec<u64> =
         gradient.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
-    let (mut staged, bytes) = (StagedParts::default(), bytemuck::cast_slice(&words));
+    let mut staged = StagedParts::default();
+    let bytes = bytemuck::cast_slice(&words);
     compression.encode(&plan, VariableId(0), bytes, 1.0, &mut staged.copies).unwrap();
     let saved = compression.save(plan.catalogue()).unwrap();
     let operation = message::Operation::Gradient {};

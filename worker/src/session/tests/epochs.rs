@@ -13,12 +13,14 @@ use crate::session::{JoinedEpoch, OpId, Reply, SessionCommand, SessionInput};
 
 /// Returns a welcome in an epoch that began at this step.
 fn welcome_in(epoch: u32, step: u64) -> Welcome {
-    let (restore_epoch, restored_step) = (RestoreEpoch(epoch), GlobalStep(step));
+    let restore_epoch = RestoreEpoch(epoch);
+    let restored_step = GlobalStep(step);
     Welcome { restore_epoch, restored_step, ..welcome() }
 }
 
 fn other_epoch(found: u32, current: u32, step: u64) -> Message {
-    let (found, current) = (RestoreEpoch(found), RestoreEpoch(current));
+    let found = RestoreEpoch(found);
+    let current = RestoreEpoch(current);
     refused(Refusal::RestoreEpoch { found, current, step: GlobalStep(step) })
 }
 
@@ -54,7 +56,8 @@ fn seen_epoch(hello: &SentFrame) -> RestoreEpoch {
 }
 
 fn request(world: &mut SessionWorld, link: u32, message: impl Into<Message>) -> OpId {
-    let (message, body) = (message.into(), Bytes::new());
+    let message = message.into();
+    let body = Bytes::new();
     world.call(SessionCommand::Request { shard: shard(link), message, body, wait_ms: None })
 }
 
@@ -420,7 +423,8 @@ fn a_reader_waits_for_a_shard_that_restarts_without_values() {
 #[test]
 fn a_save_is_repeated_with_its_user_data() {
     let mut world = joined(Role::Chief {});
-    let (message, body) = (message::Save {}.into(), Bytes::from_static(b"epoch 3, row 5"));
+    let message = message::Save {}.into();
+    let body = Bytes::from_static(b"epoch 3, row 5");
     let save =
         world.call(SessionCommand::Request { shard: shard(0), message, body, wait_ms: None });
     assert_eq!(world.next_frame(OWNER, "Save").body, b"epoch 3, row 5");

@@ -124,7 +124,8 @@ impl ShardModel {
         let all = std::iter::once((&mut *owner, of_owner)).chain(others.iter_mut().zip(held));
         for (shard, fill) in all {
             shard.accepted = Some(fill.unwrap_or_else(|| some.clone()));
-            (shard.step, shard.version) = (step.0 + 1, step.0 + 1);
+            shard.step = step.0 + 1;
+            shard.version = step.0 + 1;
         }
         owner.decide(sequence, Outcome::Accepted { step });
     }
@@ -225,7 +226,8 @@ impl ShardModel {
 
     /// A checkpoint is restored, which discards all other state.
     pub(super) fn begin_epoch(&mut self) {
-        let (step, epoch) = (RESTORED_STEP.0, RestoreEpoch(self.epoch.0 + 1));
+        let step = RESTORED_STEP.0;
+        let epoch = RestoreEpoch(self.epoch.0 + 1);
         *self = ShardModel {
             step,
             epoch,
@@ -248,7 +250,8 @@ impl ShardModel {
             self.step += 1;
             assert!(self.out.remove(&arrival.token.0), "token {} is spent twice", arrival.token);
         }
-        let (version, step) = (self.version, GlobalStep(self.step));
+        let version = self.version;
+        let step = GlobalStep(self.step);
         let outcome = Outcome::Applied { version, step, staleness: 0 };
         self.settle(sequence, outcome);
         self.give_push_slots();
@@ -325,18 +328,21 @@ impl ShardModel {
 
     /// Handles a frame of the client.
     pub(super) fn handle(&mut self, frame: &SentFrame) {
-        let (request, sequence) = (frame.request(), frame.envelope.sequence.0);
+        let request = frame.request();
+        let sequence = frame.envelope.sequence.0;
         let found = match &frame.message {
             Message::Hello(hello) => hello.seen_epoch,
             _ => frame.envelope.restore_epoch,
         };
         if found.0 != 0 && found != self.epoch {
-            let (current, step) = (self.epoch, RESTORED_STEP);
+            let current = self.epoch;
+            let step = RESTORED_STEP;
             return self.refuse(request, Refusal::RestoreEpoch { found, current, step });
         }
         match &frame.message {
             Message::Hello(_) => {
-                let (restore_epoch, restored_step) = (self.epoch, RESTORED_STEP);
+                let restore_epoch = self.epoch;
+                let restored_step = RESTORED_STEP;
                 let mode = match self.synchronous {
                     false => ModeIs::Asynchronous { owner_first: self.owner_first },
                     true => ModeIs::Synchronous { replicas_to_aggregate: 1, total_num_replicas: 2 },
@@ -375,7 +381,8 @@ impl ShardModel {
                 let lost = self.out.range(asks.newest.0 + 1..).next().copied();
                 match lost {
                     Some(token) => {
-                        let (token, step) = (TokenId(token), GlobalStep(self.step));
+                        let token = TokenId(token);
+                        let step = GlobalStep(self.step);
                         let grant = Grant {
                             token,
                             generation: 1,
@@ -390,7 +397,8 @@ impl ShardModel {
                 }
             }
             Message::ReturnToken(returned) => {
-                let (token, generation) = (returned.token, returned.generation);
+                let token = returned.token;
+                let generation = returned.generation;
                 match self.out.remove(&token.0) {
                     true => self.answer(request, message::Returned {}),
                     false => self.refuse(request, Refusal::Token { token, generation }),
@@ -417,10 +425,12 @@ impl ShardModel {
 
     fn pull(&mut self, request: RequestId) {
         // Every byte of an answer is its version.
-        let (byte, step) = (self.version as u8, GlobalStep(self.step));
+        let byte = self.version as u8;
+        let step = GlobalStep(self.step);
         let half = (self.bytes / 2).next_multiple_of(8);
         for (range, last) in [(0..half, false), (half..self.bytes, true)] {
-            let (version, offset) = (self.version, range.start);
+            let version = self.version;
+            let offset = range.start;
             let pulled = message::Pulled { version, gradients: version, offset, last };
             let body = vec![byte; (range.end - range.start) as usize];
             self.answers.push_back((request, step, pulled.into(), body));
@@ -451,7 +461,8 @@ impl ShardModel {
     }
 
     fn part(&mut self, frame: &SentFrame, part: &PushPart, fill: Option<FillByte>, bytes: u64) {
-        let (request, sequence) = (frame.request(), frame.envelope.sequence.0);
+        let request = frame.request();
+        let sequence = frame.envelope.sequence.0;
         let newest = self.settled.last_key_value().map_or(0, |(newest, _)| *newest);
         assert!(sequence + WINDOW > newest, "push {sequence} is out of the window");
         if self.skipped == Some((sequence, part.push_slot)) {

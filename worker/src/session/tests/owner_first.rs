@@ -112,7 +112,8 @@ fn leaving_waits_until_every_shard_has_the_pending_pushes() {
     assert!(!parts(&mut world, 1).is_empty());
     world.cancel(op);
     for &shard in plan.shards() {
-        let (message, body) = (message::Leave {}.into(), Bytes::new());
+        let message = message::Leave {}.into();
+        let body = Bytes::new();
         world.call(SessionCommand::Request { shard, message, body, wait_ms: None });
     }
     assert!(world.is_quiet(OWNER) && world.is_quiet(1), "the owner may have applied it");
@@ -131,7 +132,9 @@ fn the_end_is_awaited_once_every_push_is_settled_on_every_shard() {
     let op = world.push(&plan, 4);
     let owner = parts(&mut world, OWNER).pop().unwrap();
     assert!(!parts(&mut world, 1).is_empty());
-    let (shard, message, body) = (plan.shards()[0], message::AwaitEnd {}.into(), Bytes::new());
+    let shard = plan.shards()[0];
+    let message = message::AwaitEnd {}.into();
+    let body = Bytes::new();
     let end = SessionCommand::Request { shard, message, body, wait_ms: Some(700) };
     let end = world.call(end);
     world.answer(&owner, push_answer(applied(5)));

@@ -83,7 +83,8 @@ fn the_step_of_a_pull_is_that_of_its_values() {
     let plan = plan(2, 2);
     let mut world = SessionWorld::joined(&plan);
     let op = world.pull(&plan);
-    let (owner, other) = (world.next_frame(0, "Pull"), world.next_frame(1, "Pull"));
+    let owner = world.next_frame(0, "Pull");
+    let other = world.next_frame(1, "Pull");
     world.answer_body(&owner, GlobalStep(10), part(0, true), &[1; 8]);
     // The owner has advanced since its values were read.
     world.answers_heartbeats = false;
@@ -98,7 +99,8 @@ fn the_step_of_a_pull_is_that_of_its_values() {
 fn an_asynchronous_pull_for_a_token_accepts_shards_at_any_step() {
     let plan = plan(2, 2);
     let mut world = SessionWorld::joined(&plan);
-    let (to, buffer) = (plan.clone(), AlignedBuffer::of_bytes(plan.bytes()));
+    let to = plan.clone();
+    let buffer = AlignedBuffer::of_bytes(plan.bytes());
     let op = world.call(SessionCommand::Pull { plan: to, buffer, token: Some(GlobalStep(5)) });
     for (link, step) in [(1, 0), (0, 7)] {
         let frame = world.next_frame(link, "Pull");
@@ -114,7 +116,8 @@ fn a_pull_returns_how_many_gradients_each_shard_had_applied() {
     let mut world = SessionWorld::joined(&plan);
     let op = world.pull(&plan);
     let part = |gradients| Pulled { gradients, ..part(0, true) };
-    let (owner, other) = (world.next_frame(0, "Pull"), world.next_frame(1, "Pull"));
+    let owner = world.next_frame(0, "Pull");
+    let other = world.next_frame(1, "Pull");
     world.answer_body(&owner, GlobalStep(7), part(4), &[1; 8]);
     // The other shard is asked again after a reconnect, and has advanced.
     world.answer_header(&other, GlobalStep(0), part(5), 8);
@@ -133,7 +136,8 @@ fn a_refused_pull_fails_and_later_answers_are_discarded() {
     let plan = plan(2, 2);
     let mut world = SessionWorld::joined(&plan);
     let op = world.pull(&plan);
-    let (owner, other) = (world.next_frame(0, "Pull"), world.next_frame(1, "Pull"));
+    let owner = world.next_frame(0, "Pull");
+    let other = world.next_frame(1, "Pull");
     let refusal = Refusal::Deadline { waited_ms: 1, awaited: Detail::clipped("step 9") };
     world.answer(&owner, refused(refusal.clone()));
     let expected = Error::Refused { doing: "pull", shard: shard(0), refusal };
@@ -240,7 +244,8 @@ fn values_with_a_gap_reset_the_link() {
 
 /// Pulls one variable of [`split_plan`], for a token of this step.
 fn one(world: &mut SessionWorld, plan: &Arc<ShardingPlan>, variable: u32, step: u64) -> OpId {
-    let (variable, token) = (VariableId(variable), Some(GlobalStep(step)));
+    let variable = VariableId(variable);
+    let token = Some(GlobalStep(step));
     let buffer = AlignedBuffer::of_bytes(plan.range(variable).len());
     world.call(SessionCommand::PullVariable { plan: plan.clone(), variable, buffer, token })
 }
@@ -256,7 +261,8 @@ fn place(plan: &ShardingPlan, variable: u32, task: u32) -> std::ops::Range<u64> 
 fn a_pull_of_one_variable_asks_its_shards_and_fills_its_own_buffer() {
     let plan = split_plan();
     let mut world = SessionWorld::joined(&plan);
-    let (split, small) = (one(&mut world, &plan, 0, 4), one(&mut world, &plan, 1, 4));
+    let split = one(&mut world, &plan, 0, 4);
+    let small = one(&mut world, &plan, 1, 4);
     let asked = |frame: &SentFrame| match &frame.message {
         Message::Pull(Pull { selection: Selection::Partitions { partitions } }) => {
             partitions.items().len()
@@ -293,7 +299,8 @@ fn a_pull_of_one_variable_asks_its_shards_and_fills_its_own_buffer() {
 #[test]
 fn values_of_another_variable_reset_the_link() {
     let plan = split_plan();
-    let (at, other) = (place(&plan, 0, 0), place(&plan, 1, 0));
+    let at = place(&plan, 0, 0);
+    let other = place(&plan, 1, 0);
     let bytes = |range: &std::ops::Range<u64>| (range.end - range.start) as usize;
     let answers = [
         (part(other.start, true), bytes(&other)),

@@ -23,7 +23,8 @@ use crate::session::{OpId, PushOrder, ReadPoint, Reply, SessionCommand};
 /// Starts a session with a push buffer from each shard that has a variable that can use one.
 fn world(plan: &Arc<ShardingPlan>, mode: ModeIs) -> SessionWorld {
     let mut world = SessionWorld::new();
-    (world.same_host, world.mode) = (true, mode);
+    world.same_host = true;
+    world.mode = mode;
     let mut world = world.join(plan);
     for (link, &shard) in plan.shards().iter().enumerate() {
         match plan.keeps_some_whole(shard) {
@@ -97,8 +98,10 @@ fn push_for(
     let scatter = Arc::new(Scatter::new(plan, ids.iter().copied().map(VariableId)));
     let factors = BTreeMap::new();
     let scattered = Some(ScatteredGradients { scatter, buffer, factors });
-    let (operation, grant) = (Operation::Gradient {}, Some(grant(1, 0)));
-    let (read, parts) = (ReadPoint::default(), Vec::new());
+    let operation = Operation::Gradient {};
+    let grant = Some(grant(1, 0));
+    let read = ReadPoint::default();
+    let parts = Vec::new();
     world.call(SessionCommand::Push {
         order: PushOrder { operation, grant, call, read, scattered, staged: None, parts },
     })
@@ -193,8 +196,8 @@ fn parts_outside_a_push_buffer_are_sent_into_the_same_slot() {
     let buffer = gradients(&world, &plan, &[0, 1], 3);
     let op = push(&mut world, &plan, &[0, 1], buffer);
     let small = plan.catalogue().partitions_of(VariableId(1))[0].clone();
-    let (reference_frame, part) =
-        (world.next_frame(0, "PushShared"), world.next_frame(0, "PushPart"));
+    let reference_frame = world.next_frame(0, "PushShared");
+    let part = world.next_frame(0, "PushPart");
     let split = plan.catalogue().partitions_of(VariableId(0))[0].clone();
     let bytes = split.end() - split.offset;
     assert_eq!(reference(&reference_frame), (70, None, vec![(small.offset, small.end())]));

@@ -148,7 +148,8 @@ impl RandomTest {
             plan,
         };
         for shard in &mut test.shards {
-            (shard.synchronous, shard.owner_first) = (synchronous, owner_first);
+            shard.synchronous = synchronous;
+            shard.owner_first = owner_first;
         }
         let shards = test.plan.shards().to_vec();
         test.call(SessionCommand::Open { shards }, AwaitedResult::Nothing, 60_000);
@@ -191,8 +192,8 @@ impl RandomTest {
                 SessionOutput::SharedValues { .. } => unreachable!("no shard shares its values"),
                 SessionOutput::SharedPushBuffer { link, push_buffer, shared, .. } => {
                     let view = |&number: &u32| {
-                        let (fill, taken) =
-                            (self.shards[link].shared[&number].clone(), Arc::default());
+                        let fill = self.shards[link].shared[&number].clone();
+                        let taken = Arc::default();
                         SlotView { number, fill, taken }
                     };
                     let push_slots = shared.push_slots.items().iter().map(view).collect();
@@ -269,7 +270,8 @@ impl RandomTest {
                 self.push_written(timeout)
             }
             (3..=5, Some(_), _) if self.next_fill < 250 => {
-                let (grant, fill) = (self.tokens.pop(), self.fill());
+                let grant = self.tokens.pop();
+                let fill = self.fill();
                 let mut order = order(&self.plan, grant, fill);
                 if self.random.below(4) == 0 {
                     let keep = self.random.below(self.shards.len() as u64) as u32;
@@ -279,7 +281,8 @@ impl RandomTest {
                 self.call(SessionCommand::Push { order }, AwaitedResult::Push(fill), timeout);
             }
             (6, Some(_), None) if self.next_fill < 250 => {
-                let (grant, fill) = (self.tokens.pop().unwrap(), self.fill());
+                let grant = self.tokens.pop().unwrap();
+                let fill = self.fill();
                 let mut order = order(&self.plan, Some(grant), fill);
                 order.parts.clear();
                 self.call(SessionCommand::Begin { order }, AwaitedResult::Begin(fill), timeout);
@@ -308,7 +311,8 @@ impl RandomTest {
 
     /// Pushes all variables, from push slots where they are available.
     fn push_written(&mut self, timeout: u64) {
-        let (grant, fill) = (self.tokens.pop(), self.fill());
+        let grant = self.tokens.pop();
+        let fill = self.fill();
         let mut buffer = GradientBuffer::new(self.plan.bytes(), self.plan.runs(|_| true).into());
         let bytes = self.plan.bytes();
         let take = |of| {
@@ -319,7 +323,8 @@ impl RandomTest {
                 .find(|push_slot| !push_slot.taken.swap(true, Ordering::Relaxed))?
                 .clone();
             view.fill.store(fill, Ordering::Relaxed);
-            let (number, bytes) = (view.number, AlignedBuffer::of_bytes(bytes));
+            let number = view.number;
+            let bytes = AlignedBuffer::of_bytes(bytes);
             Some(GradientSlot {
                 shard: of,
                 push_buffer: *push_buffer,
@@ -345,7 +350,8 @@ impl RandomTest {
 
     /// Pushes all variables from private memory.
     fn push_scattered(&mut self, timeout: u64) {
-        let (grant, fill) = (self.tokens.pop(), self.fill());
+        let grant = self.tokens.pop();
+        let fill = self.fill();
         let all = (0..self.shards.len() as u32).map(VariableId);
         let scatter = Arc::new(Scatter::new(&self.plan, all));
         let mut buffer = GradientBuffer::new(self.plan.bytes(), Arc::default());
@@ -389,7 +395,8 @@ impl RandomTest {
         let link = self.random.below(self.connections.len() as u64) as usize;
         let connection = &mut self.connections[link];
         if connection.requested {
-            (connection.requested, connection.connected) = (false, true);
+            connection.requested = false;
+            connection.connected = true;
             let same_host = self.same_host;
             return self.input(SessionInput::Connected { link, same_host });
         }

@@ -55,7 +55,8 @@ fn answer_push(world: &mut SessionWorld, frame: &SentFrame, outcome: Outcome) {
 fn push_one(world: &mut SessionWorld, plan: &ShardingPlan, token: u64) -> OpId {
     let parts =
         Scatter::new(plan, [VariableId(0)].into_iter()).parts(|range| vec![1; range.len()].into());
-    let (operation, grant) = (Operation::Gradient {}, Some(grant(token, 0)));
+    let operation = Operation::Gradient {};
+    let grant = Some(grant(token, 0));
     world.call(SessionCommand::Push {
         order: PushOrder::of_parts(operation, grant, ReadPoint::default(), parts),
     })
@@ -228,7 +229,8 @@ fn a_share_waiting_for_a_slot_or_a_connection_is_given_up_when_its_step_has_pass
     let mut world = joined(&plan);
     world.disconnect(2);
     let op = world.push(&plan, 4);
-    let (owner, reserve) = (last_part(&mut world, OWNER), world.next_frame(1, "Reserve"));
+    let owner = last_part(&mut world, OWNER);
+    let reserve = world.next_frame(1, "Reserve");
     answer_push(&mut world, &owner, STALE);
     assert_eq!(outcome(&mut world, op), STALE);
     world.next_frame(1, "Withdraw");
@@ -436,7 +438,8 @@ fn a_push_cancelled_before_a_shard_holds_it_returns_its_token() {
     world.next_frame(OWNER, "Withdraw");
     let back = world.next_frame(OWNER, "ReturnToken");
     // The step has passed in the meantime. The token cannot be returned, which does no harm.
-    let (token, generation) = (TokenId(4), 1);
+    let token = TokenId(4);
+    let generation = 1;
     world.answer(&back, refused(Refusal::Token { token, generation }));
     assert!(world.is_quiet(OWNER) && world.closed.is_empty());
     world.reconnect(OWNER);
@@ -517,7 +520,8 @@ fn a_pull_is_stale_if_any_shard_has_advanced() {
             // The caller drops the token, which the owner no longer knows.
             world.input(SessionInput::TokenDropped { grant: grant(4, 0) });
             let back = world.next_frame(OWNER, "ReturnToken");
-            let (token, generation) = (TokenId(4), 1);
+            let token = TokenId(4);
+            let generation = 1;
             world.answer(&back, refused(Refusal::Token { token, generation }));
             assert!(world.sent.is_empty() && world.closed.is_empty());
         }

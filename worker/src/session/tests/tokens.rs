@@ -49,7 +49,8 @@ fn prefetch(world: &mut SessionWorld) {
 #[test]
 fn one_request_is_unanswered_at_a_time() {
     let mut world = world();
-    let (first, second) = (world.call(SessionCommand::Token), world.call(SessionCommand::Token));
+    let first = world.call(SessionCommand::Token);
+    let second = world.call(SessionCommand::Token);
     let request = world.next_frame(OWNER, "TokenRequest");
     assert!(world.is_quiet(OWNER));
     give(&mut world, &request, 1);
@@ -299,12 +300,14 @@ fn a_token_refusal_ends_only_the_operation_that_requested_it() {
 fn a_fenced_session_fails_all_operations() {
     let mut world = world();
     let plan = plan(1, 4);
-    let (pull, push) = (world.pull(&plan), world.push(&plan, 9));
+    let pull = world.pull(&plan);
+    let push = world.push(&plan, 9);
     let op = world.call(SessionCommand::Token);
     world.next_frame(OWNER, "Pull");
     world.next_frame(OWNER, "Reserve");
     let request = world.next_frame(OWNER, "TokenRequest");
-    let (epoch, current) = (3.into(), 4.into());
+    let epoch = 3.into();
+    let current = 4.into();
     world.answer(&request, refused(Refusal::Fenced { epoch, current }));
     for op in [pull, push, op] {
         assert_eq!(world.reply(op).unwrap_err(), Error::Fenced);

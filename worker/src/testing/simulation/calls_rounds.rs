@@ -74,7 +74,8 @@ impl CallsRounds {
         match round.next() {
             Some((shard, message)) => {
                 self.0.insert(request, pending);
-                let (body, wait_ms) = (Bytes::new(), None);
+                let body = Bytes::new();
+                let wait_ms = None;
                 let command = SessionCommand::Request { shard, message, body, wait_ms };
                 RoundStep::Command { op: request, command, deadline }
             }

@@ -79,7 +79,8 @@ impl SimulatedPushBuffers {
         let memory = free.map(|free| self.pool.swap_remove(free));
         let mut memory =
             memory.unwrap_or_else(|| GradientMemory::new(&self.plan, self.runs.clone()));
-        let (buffer, push_buffers) = (memory.buffer_mut(), &self.push_buffers);
+        let buffer = memory.buffer_mut();
+        let push_buffers = &self.push_buffers;
         buffer.renew(|push_buffer| push_buffers.has(push_buffer), |shard| push_buffers.take(shard));
         if buffer.slot_count() == 0 {
             return None;

@@ -232,7 +232,8 @@ impl SessionEndpoint {
                 SessionCommand::PullVariable { plan, variable, buffer, token }
             }
             WorkerOperation::Push { grant, call, read, variables, bytes } => {
-                let (operation, grant) = (Operation::Gradient {}, Some(grant));
+                let operation = Operation::Gradient {};
+                let grant = Some(grant);
                 let read = ReadPoint { step: read, gradients: self.pulled_gradients.clone() };
                 let scattered = self.shared_memory.push_buffers.write(&variables, &bytes);
                 let bytes = Bytes::from(bytes);
@@ -246,7 +247,8 @@ impl SessionEndpoint {
                 SessionCommand::Push { order: PushOrder { call, scattered, ..order } }
             }
             WorkerOperation::Begin { grant, read } => {
-                let (operation, parts) = (Operation::Gradient {}, Vec::new());
+                let operation = Operation::Gradient {};
+                let parts = Vec::new();
                 let read = ReadPoint { step: read, gradients: self.pulled_gradients.clone() };
                 SessionCommand::Begin {
                     order: PushOrder::of_parts(operation, Some(grant), read, parts),
@@ -348,7 +350,9 @@ impl SessionEndpoint {
     pub fn continue_read(&mut self, now: Instant) {
         let Some(mut mapped_pull) = self.mapped_pull.take() else { return };
         let step = mapped_pull.step(&self.plan, &self.shared_memory.readers);
-        let (op, token, deadline) = (mapped_pull.op, mapped_pull.token, mapped_pull.deadline);
+        let op = mapped_pull.op;
+        let token = mapped_pull.token;
+        let deadline = mapped_pull.deadline;
         let answer = match step {
             ReadProgress::More => {
                 self.mapped_pull = Some(mapped_pull);

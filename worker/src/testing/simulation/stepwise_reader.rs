@@ -194,7 +194,8 @@ impl MappedPull {
             return ReadProgress::SendRequests;
         }
         self.read.gradients.lower(mapped_shard.shard, pinned.counts.gradients);
-        (self.next, self.tries) = (self.next + 1, 0);
+        self.next += 1;
+        self.tries = 0;
         ReadProgress::More
     }
 }

@@ -42,7 +42,8 @@ impl<T> BatchReader<T> {
 
     /// Checks that a range is part of the data set.
     pub(super) fn check(&self, range: SampleRange) -> Result<(), DataError> {
-        let (samples, batch) = (self.data_set.samples(), self.data_set.batch());
+        let samples = self.data_set.samples();
+        let batch = self.data_set.batch();
         let epochs = self.data_set.epoch_limit();
         let end = range.start.checked_add(u64::from(range.len));
         let is_inside = (1..=batch).contains(&range.len)
@@ -65,14 +66,15 @@ impl<T> BatchReader<T> {
         is_stopped: &AtomicBool,
         reached: &Cell<u64>,
     ) -> Result<Batch<T>, DataError> {
-        let (declared, found) = (self.data_set.samples(), self.samples.len());
+        let declared = self.data_set.samples();
+        let found = self.samples.len();
         if found != declared {
             return Err(DataError::LengthChanged { data_set: self.name(), declared, found });
         }
         let order = self.data_set.seed().map(|seed| Permutation::new(seed, range.epoch, declared));
         let capacity = (range.len as usize).min(CAPACITY_MAX);
-        let (mut indices, mut samples) =
-            (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
+        let mut indices = Vec::with_capacity(capacity);
+        let mut samples = Vec::with_capacity(capacity);
         for position in range.start..range.start + u64::from(range.len) {
             if is_stopped.load(Ordering::Relaxed) {
                 return Err(DataError::Stopped { data_set: self.name() });
@@ -87,7 +89,8 @@ impl<T> BatchReader<T> {
     }
 
     fn sample_error(&self, range: SampleRange, index: u64, error: SampleError) -> DataError {
-        let (data_set, epoch) = (self.name(), range.epoch);
+        let data_set = self.name();
+        let epoch = range.epoch;
         match error {
             SampleError::Source(source) => DataError::Source { data_set, epoch, index, source },
             SampleError::Map(source) => DataError::Map { data_set, epoch, index, source },

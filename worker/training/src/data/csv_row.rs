@@ -228,7 +228,8 @@ fn split_plain(bytes: &[u8], columns: &CsvColumns) -> Option<Fields> {
     // Every byte writes the end of the current field. A branch for each field instead would be
     // mispredicted most of the time, because fields differ in length.
     let mut ends = [0_u32; WIDTH_MAX];
-    let (delimiter, mut field) = (columns.delimiter, 0);
+    let delimiter = columns.delimiter;
+    let mut field = 0;
     for (at, &byte) in bytes.iter().enumerate() {
         // With too many fields this overwrites the first, and the row is refused below.
         ends[field % WIDTH_MAX] = at as u32;

@@ -176,7 +176,8 @@ impl CsvSource {
         let names: Vec<String> = names.into_iter().map(Into::into).collect();
         let position = |column: &String| {
             let mut positions = (0..self.header.len()).filter(|&at| self.header[at] == *column);
-            let (file, column) = (self.columns.file.clone(), column.clone());
+            let file = self.columns.file.clone();
+            let column = column.clone();
             match (positions.next(), positions.next()) {
                 (None, _) => {
                     Err(SourceError::Column { file, column, columns: listed(&self.header) })
@@ -210,7 +211,8 @@ impl CsvSource {
     ) -> Result<CsvSource, SourceError> {
         if b"\"\r\n".contains(&format.delimiter) {
             let expected = "no quote and no end of a line".to_owned();
-            let (field, found) = ("the delimiter", format.delimiter.into());
+            let field = "the delimiter";
+            let found = format.delimiter.into();
             return Err(SourceError::Header { file: path.to_owned(), field, found, expected });
         }
         let file = DataFile::open(path)?;

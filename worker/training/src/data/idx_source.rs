@@ -215,7 +215,8 @@ fn check_pair(samples: &IdxHead, labels: &IdxHead) -> Result<(), SourceError> {
     match (samples.is_labels(), labels.is_labels()) {
         (_, true) => Ok(()),
         (true, false) => {
-            let (found, labels_found) = (samples.contents(), labels.contents());
+            let found = samples.contents();
+            let labels_found = labels.contents();
             Err(SourceError::Exchanged { file, found, labels_file, labels_found })
         }
         (false, false) => {

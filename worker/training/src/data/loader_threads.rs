@@ -74,8 +74,10 @@ impl<T: Send + 'static> LoaderThreads<T> {
             threads: Vec::with_capacity(threads),
         };
         for _ in 0..threads {
-            let (received, answer) = (received.clone(), answer.clone());
-            let (reader, signals) = (started.reader.clone(), started.signals.clone());
+            let received = received.clone();
+            let answer = answer.clone();
+            let reader = started.reader.clone();
+            let signals = started.signals.clone();
             let run = move || run(&reader, &received, &answer, &signals);
             let thread = Builder::new().name("pushpull-data".to_owned()).spawn(run);
             let data_set = || started.reader.name();
@@ -262,8 +264,9 @@ mod tests {
     fn a_drop_waits_for_the_sample_that_is_read_and_no_longer() {
         let (entered, entries) = mpsc::channel();
         let (permit, permits) = mpsc::channel();
-        let (entered, permits, returned) =
-            (Mutex::new(entered), Mutex::new(permits), AtomicU64::new(0));
+        let entered = Mutex::new(entered);
+        let permits = Mutex::new(permits);
+        let returned = AtomicU64::new(0);
         let source = Arc::new(SlowSource { entered, permits, returned });
         let data_set = DataSet::new("slow", 100, 50).unwrap();
         let reader = BatchReader { samples: Arc::new(source.clone()), data_set };

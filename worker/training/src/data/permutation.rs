@@ -65,7 +65,8 @@ impl Permutation {
     /// Permutes the whole domain. Each round adds a function of one digit to the other, which can
     /// be undone.
     fn permute(&self, number: u64) -> u64 {
-        let (mut high, mut low) = (number / self.low_radix, number % self.low_radix);
+        let mut high = number / self.low_radix;
+        let mut low = number % self.low_radix;
         for pair in self.keys.chunks_exact(2) {
             high = add(high, below(mix(low ^ pair[0]), self.high_radix), self.high_radix);
             low = add(low, below(mix(high ^ pair[1]), self.low_radix), self.low_radix);

@@ -164,8 +164,10 @@ impl<T: Send + 'static> Pipeline<T> {
     pub fn loader(&self) -> Result<Loader<T>, DataError> {
         let data_set = self.data_set()?;
         let name = || data_set.name().to_owned();
-        let (threads, prefetch) = (self.threads, self.prefetch);
-        let (threads_max, prefetch_max) = (Self::THREADS_MAX, Self::PREFETCH_MAX);
+        let threads = self.threads;
+        let prefetch = self.prefetch;
+        let threads_max = Self::THREADS_MAX;
+        let prefetch_max = Self::PREFETCH_MAX;
         if threads > threads_max {
             return Err(DataError::Threads { data_set: name(), threads, max: threads_max });
         }

@@ -71,7 +71,8 @@ impl Hook for EarlyStopping {
         if self.without_improvement < self.limit {
             return Ok(Flow::Continue);
         }
-        let (scalar, count) = (&self.scalar, self.without_improvement);
+        let scalar = &self.scalar;
+        let count = self.without_improvement;
         Ok(Flow::Stop(match self.best {
             Some((best, at)) => format!(
                 "{scalar} has not improved for {count} observations, the best was {best} at step {at}"

@@ -86,7 +86,8 @@ mod tests {
 
     #[test]
     fn metrics_are_computed_from_the_last_values() {
-        let (hook, script) = (step_of_values(), Script { last_step: 3, ..Script::default() });
+        let hook = step_of_values();
+        let script = Script { last_step: 3, ..Script::default() };
         let handle = hook.handle();
         assert!(handle.get().is_none());
         script.play(vec![Box::new(hook)]).ended.unwrap();

@@ -72,14 +72,16 @@ mod tests {
         assert_eq!(pushes(&played.events), 3);
 
         let played = script().play(vec![Box::new(NanGuard::stop())]);
-        let (hook, reason) = ("NanGuard".to_owned(), "loss is NaN at step 3".to_owned());
+        let hook = "NanGuard".to_owned();
+        let reason = "loss is NaN at step 3".to_owned();
         let ended = played.ended.unwrap();
         assert_eq!((ended.step, ended.reason), (3, StopReason::Hook { hook, reason }));
         assert_eq!(pushes(&played.events), 3);
     }
 
     fn check(guard: &mut NanGuard, gradients: &Gradients) -> Result<Flow, String> {
-        let (params, scalars) = (&params_for(Vec::new(), 0), &Scalars::default());
+        let params = &params_for(Vec::new(), 0);
+        let scalars = &Scalars::default();
         let at = std::time::Duration::ZERO;
         let step = ComputedStep { step: 4, params, gradients, scalars, at };
         guard.before_push(&step).map_err(|error| error.to_string())

@@ -34,7 +34,8 @@ impl Hook for StepCounter {
 
     fn after_step(&mut self, step: &mut FinishedStep<'_>) -> Result<Flow, HookError> {
         let (at, before) = self.since;
-        let (steps, time) = (step.global_step.saturating_sub(before), step.at.saturating_sub(at));
+        let steps = step.global_step.saturating_sub(before);
+        let time = step.at.saturating_sub(at);
         if steps >= self.every && !time.is_zero() {
             step.scalars.set(Self::SCALAR, steps as f64 / time.as_secs_f64());
             self.since = (step.at, step.global_step);

@@ -68,8 +68,11 @@ impl Ending {
         if self.reason.as_ref().is_some_and(is_of_servers) {
             self.reason = self.own_reason.clone();
         }
-        (self.is_for_all, self.is_final, self.has_finished) = (false, false, false);
-        (self.has_awaited, self.has_refreshed) = (false, false);
+        self.is_for_all = false;
+        self.is_final = false;
+        self.has_finished = false;
+        self.has_awaited = false;
+        self.has_refreshed = false;
     }
 
     /// Returns the next action before the final checkpoint; `None` if there is no more. `finishes`
@@ -99,7 +102,8 @@ impl Ending {
 
     /// Records whether all workers have ended.
     pub(super) fn awaited(&mut self, is_final: bool) {
-        (self.has_awaited, self.is_final) = (true, is_final);
+        self.has_awaited = true;
+        self.is_final = is_final;
     }
 
     /// Records that the worker ends without its servers: they may have gone back, and the other

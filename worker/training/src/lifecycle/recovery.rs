@@ -74,7 +74,8 @@ impl TrainingRecovery {
 
     /// Ends all pauses: the training waits for its servers no longer.
     pub(super) fn end_pauses(&mut self) {
-        (self.not_before, self.gate_until) = (Duration::ZERO, Duration::ZERO);
+        self.not_before = Duration::ZERO;
+        self.gate_until = Duration::ZERO;
     }
 
     /// Returns how long the next attempt to join may take.

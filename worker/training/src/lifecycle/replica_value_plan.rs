@@ -37,7 +37,8 @@ impl ReplicaValuePlan {
     /// Records a join. The means are those of the servers. The local values may be older ones of
     /// this replica, unless it is the first join.
     pub(super) fn joined(&mut self, is_first: bool) {
-        (self.due, self.is_changed) = (None, !is_first);
+        self.due = None;
+        self.is_changed = !is_first;
     }
 
     /// Records that the caller may change its values.

@@ -369,7 +369,8 @@ fn lost() -> Error {
 }
 
 fn timeout(sequence: Option<u64>) -> Error {
-    let (doing, waited) = ("wait", Duration::from_secs(9));
+    let doing = "wait";
+    let waited = Duration::from_secs(9);
     let sequence = sequence.map(Sequence);
     Error::Timeout { doing, waited, awaited: UnresponsiveShards::default(), sequence }
 }

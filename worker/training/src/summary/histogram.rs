@@ -133,7 +133,8 @@ impl SummaryHistogram {
     /// Whether minimum and maximum can be the outer limits of the filled buckets.
     fn is_bounded(&self) -> bool {
         let filled = self.filled();
-        let (first, last) = (self.limits[filled.start], filled.end - 1);
+        let first = self.limits[filled.start];
+        let last = filled.end - 1;
         let is_empty = self.count == 0.0;
         let is_above = last == filled.start || self.max >= self.limits[last - 1];
         self.min <= self.max && (is_empty || self.min <= first && is_above)

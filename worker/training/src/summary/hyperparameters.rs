@@ -59,7 +59,8 @@ impl Hyperparameters {
         name: impl Into<String>,
         value: impl Into<HyperparameterValue>,
     ) -> Hyperparameters {
-        let (name, value) = (name.into(), value.into());
+        let name = name.into();
+        let value = value.into();
         match self.values.iter_mut().find(|(other, _)| *other == name) {
             Some((_, former)) => *former = value,
             None => self.values.push((name, value)),
@@ -88,7 +89,8 @@ impl Hyperparameters {
             match value {
                 _ if name.is_empty() => return Err(SummaryError::NoHyperparameterName),
                 HyperparameterValue::Number(number) if !number.is_finite() => {
-                    let (name, value) = (name.clone(), *number);
+                    let name = name.clone();
+                    let value = *number;
                     return Err(SummaryError::Hyperparameter { name, value });
                 }
                 _ => {}

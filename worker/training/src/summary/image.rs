@@ -134,7 +134,8 @@ fn header(png: &[u8]) -> Result<(u32, u32, u8), ImageError> {
         return Err(ImageError::NotPng { bytes: png.len() });
     };
     let edge = |at: usize| u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-    let (width, height) = (edge(16), edge(20));
+    let width = edge(16);
+    let height = edge(20);
     check_edges(width, height)?;
     let channels = match head[25] {
         0 => 1,

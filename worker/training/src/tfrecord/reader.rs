@@ -154,7 +154,8 @@ impl TfRecordReader {
         let Some(&[offset, end]) = frame else {
             return Err(TfRecordError::NoRecord { path: path(), record, records: self.len() });
         };
-        let (bytes, bytes_max) = (end - offset - RecordHead::OVERHEAD_BYTES, self.record_bytes_max);
+        let bytes = end - offset - RecordHead::OVERHEAD_BYTES;
+        let bytes_max = self.record_bytes_max;
         if bytes > bytes_max || bytes > isize::MAX as u64 - RecordHead::OVERHEAD_BYTES {
             return Err(TfRecordError::TooLongToRead {
                 path: path(),
@@ -183,7 +184,8 @@ impl RecordIndex<'_> {
     /// Walks from length to length. A length is used only if its checksum is correct and the file
     /// has that many bytes. Returns the torn tail.
     fn build(&mut self) -> Result<Option<TornTail>, TfRecordError> {
-        let (mut offset, mut length) = (0, 0);
+        let mut offset = 0;
+        let mut length = 0;
         if (1..RecordHead::OVERHEAD_BYTES).contains(&self.size) {
             self.check_format_of_short_file()?;
         }
@@ -247,7 +249,8 @@ impl RecordIndex<'_> {
             self.window.resize(bytes, 0);
             self.window_start = offset;
             if let Err(source) = self.file.read_exact_at(&mut self.window, offset) {
-                let (path, record) = (self.path.to_owned(), self.records());
+                let path = self.path.to_owned();
+                let record = self.records();
                 return Err(TfRecordError::Read { path, record, offset, source });
             }
         }

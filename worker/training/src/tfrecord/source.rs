@@ -51,7 +51,9 @@ impl TfRecordSource {
     pub fn open(
         paths: impl IntoIterator<Item = impl Into<PathBuf>>,
     ) -> Result<TfRecordSource, TfRecordError> {
-        let (mut files, mut ends, mut end) = (Vec::<TfRecordReader>::new(), Vec::new(), 0);
+        let mut files = Vec::<TfRecordReader>::new();
+        let mut ends = Vec::new();
+        let mut end = 0;
         for path in paths {
             let file = TfRecordReader::open(path)?;
             if let Some(tail) = file.torn_tail() {

@@ -83,11 +83,13 @@ impl<W: Write> TfRecordWriter<W> {
     pub fn append(&mut self, record: &[u8]) -> Result<(), TfRecordError> {
         let bytes = record.len() as u64;
         if bytes > RECORD_BYTES_MAX {
-            let (path, bytes_max) = (self.path.clone(), RECORD_BYTES_MAX);
+            let path = self.path.clone();
+            let bytes_max = RECORD_BYTES_MAX;
             return Err(TfRecordError::TooLongToAppend { path, bytes, bytes_max });
         }
         self.check_sync()?;
-        let (head, checksum) = (RecordHead::new(bytes), masked_crc32c(record).to_le_bytes());
+        let head = RecordHead::new(bytes);
+        let checksum = masked_crc32c(record).to_le_bytes();
         let appended = self.output.append(&[&head.0, record, &checksum]);
         appended.map_err(|source| self.write_error(source))
     }

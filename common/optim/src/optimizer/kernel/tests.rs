@@ -154,7 +154,8 @@ fn streamed_result_of_shared<F: OptimizerFloat>(
         let all = [&vec![F::of(f64::NAN); before][..], gradient].concat();
         PlacedStream::new(case, 0, &all)
     };
-    let (mut memory, mut full) = (gradients.iter().map(place_stream).collect::<Vec<_>>(), false);
+    let mut memory = gradients.iter().map(place_stream).collect::<Vec<_>>();
+    let mut full = false;
     let length = before + case.length;
     let bytes: Vec<&[u8]> =
         memory.iter_mut().map(|stream| bytemuck::cast_slice(stream.slice(length))).collect();
@@ -178,7 +179,8 @@ where
     for<'a> StreamRun<'a, F>: RuleRun<F>,
     for<'a, 'b> &'a mut Runs<'b, F>: RuleRun<F>,
 {
-    let (at, mut seed) = (ApplyAt::new(3, 2), case.seed);
+    let at = ApplyAt::new(3, 2);
+    let mut seed = case.seed;
     let mut streams: Vec<Vec<F>> =
         (0..=rule.slots().len()).map(|_| numbers(&mut seed, case.length)).collect();
     if rule.kind() != "momentum" && rule.kind() != "nesterov" {
@@ -199,7 +201,8 @@ where
                 let within = start..values.len().min(start + 21);
                 let slots = slots.iter_mut().map(|slot| &mut slot[within.clone()]);
                 let mut slots: Vec<&mut [F]> = slots.collect();
-                let (values, gradient) = (&mut values[within.clone()], &gradient[within]);
+                let values = &mut values[within.clone()];
+                let gradient = &gradient[within];
                 change(Run { values, slots: &mut slots, gradient });
             }
         };
@@ -276,7 +279,8 @@ proptest! {
         elements in prop::collection::vec(-1e3_f32..1e3, 0..200),
         cuts in prop::collection::vec(0_usize..40, 0..10),
     ) {
-        let (mut widest, mut baseline) = (Sums::default(), Sums::default());
+        let mut widest = Sums::default();
+        let mut baseline = Sums::default();
         let mut rest = &elements[..];
         for cut in cuts.into_iter().chain([usize::MAX]) {
             let (run, after) = rest.split_at(cut.min(rest.len()));

@@ -31,7 +31,9 @@ fn rights(message: impl Into<Message>) -> String {
 }
 
 fn part(operation: Operation) -> PushPart {
-    let (token, whole, read) = (TokenId(1), None, None);
+    let token = TokenId(1);
+    let whole = None;
+    let read = None;
     PushPart { operation, token, generation: 1, push_slot: 1, offset: 0, whole, next: false, read }
 }
 

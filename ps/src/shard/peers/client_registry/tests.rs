@@ -27,7 +27,8 @@ fn a_restart_fences_its_client_and_a_reconnect_does_not() {
     let outdated = admit(&mut registry, 10, 1, now).unwrap_err();
     assert!(matches!(outdated, Refusal::Fenced { current: ClientEpoch(2), .. }));
     let forged = admit(&mut registry, 12, u64::MAX, now).unwrap_err();
-    let (epoch, newest) = (ClientEpoch(u64::MAX), ClientEpoch(2));
+    let epoch = ClientEpoch(u64::MAX);
+    let newest = ClientEpoch(2);
     assert_eq!(forged, Refusal::UnknownEpoch { epoch, newest });
     assert_eq!(admit(&mut registry, 12, 0, now).unwrap().epoch, ClientEpoch(3));
 }

@@ -81,7 +81,8 @@ impl UseHistory {
 
 /// The first place that is in both of two sorted lists.
 fn overlap(left: &[Range<usize>], right: &[Range<usize>]) -> Option<usize> {
-    let (mut i, mut j) = (0, 0);
+    let mut i = 0;
+    let mut j = 0;
     while let (Some(a), Some(b)) = (left.get(i), right.get(j)) {
         if a.start < b.end && b.start < a.end {
             return Some(a.start.max(b.start));

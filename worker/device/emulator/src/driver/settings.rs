@@ -49,7 +49,8 @@ impl Settings {
     /// The newest version of PTX that the driver compiles.
     pub(crate) fn ptx_version(&self) -> (u32, u32) {
         let version = self.driver_version.unsigned_abs();
-        let (major, minor) = (version / 1000, version % 1000 / 10);
+        let major = version / 1000;
+        let minor = version % 1000 / 10;
         let minor = match (major, minor) {
             (12, 6..) => minor - 1,
             _ => minor,

@@ -89,7 +89,8 @@ impl DriverState {
 
     /// Makes the state one in which nothing has happened. Handles are not used again.
     pub(crate) fn reset(&mut self, settings: Settings) {
-        let (handles, launches) = (self.handles, self.launches);
+        let handles = self.handles;
+        let launches = self.launches;
         *self = DriverState { handles, launches, ..DriverState::with_settings(settings) };
     }
 
@@ -152,7 +153,8 @@ impl DriverState {
     }
 
     pub(crate) fn create_context(&mut self, device: usize) -> u64 {
-        let (handle, null_stream) = (self.new_handle(), self.new_handle());
+        let handle = self.new_handle();
+        let null_stream = self.new_handle();
         self.streams.insert(null_stream, EmulatedStream::new(handle, true));
         let context = EmulatedContext { device, retains: 1, sticky: None, null_stream };
         self.contexts.insert(handle, context);

@@ -83,7 +83,9 @@ impl Environment<'_> {
                     thread.set(d, yes);
                 }
                 &PtxOperation::Carry { how, d, a, b, c } => {
-                    let (a, b, c) = (thread.get(a), thread.get(b), thread.get(c));
+                    let a = thread.get(a);
+                    let b = thread.get(b);
+                    let c = thread.get(c);
                     let (sum, carry) = how.apply(a, b, c, thread.carry);
                     thread.set(d, sum);
                     if how.sets {
@@ -145,7 +147,9 @@ impl Environment<'_> {
         let frame = (frame + caller.local.size()).next_multiple_of(64) + 64;
         let mut parameters = vec![0; callee.parameters];
         for &(here, there, size) in &call.arguments {
-            let (here, there, size) = (here as usize, there as usize, size as usize);
+            let here = here as usize;
+            let there = there as usize;
+            let size = size as usize;
             parameters[there..there + size].copy_from_slice(&thread.parameters[here..here + size]);
         }
         let saved = CallFrame {
@@ -155,7 +159,8 @@ impl Environment<'_> {
             parameters: std::mem::replace(&mut thread.parameters, parameters),
         };
         thread.frames.push(saved);
-        (thread.function, thread.at) = (call.function as usize, 0);
+        thread.function = call.function as usize;
+        thread.at = 0;
         thread.enter(callee, frame, &self.geometry);
         Ok(())
     }
@@ -171,11 +176,14 @@ impl Environment<'_> {
         }
         let results = std::mem::replace(&mut thread.parameters, saved.parameters);
         thread.registers = saved.registers;
-        (thread.function, thread.at) = (saved.function, saved.at);
+        thread.function = saved.function;
+        thread.at = saved.at;
         let call = &program.functions[thread.function].instructions[thread.at].operation;
         if let PtxOperation::Call(call) = call {
             for &(here, there, size) in &call.results {
-                let (here, there, size) = (here as usize, there as usize, size as usize);
+                let here = here as usize;
+                let there = there as usize;
+                let size = size as usize;
                 thread.parameters[here..here + size].copy_from_slice(&results[there..there + size]);
             }
         }
@@ -218,7 +226,9 @@ impl Environment<'_> {
         (d, a, b): (Register, Register, Register),
     ) -> Result<(), DeviceFaultKind> {
         // An atomic operation is a write for all checks but that of the initial value.
-        let (a, b, size) = (thread.get(a), thread.get(b), of.size());
+        let a = thread.get(a);
+        let b = thread.get(b);
+        let size = of.size();
         let old = number(&self.peek(thread, address, size)?[..size]);
         let new = match how {
             AtomicOperation::Apply(f) => f(old, a),
@@ -334,7 +344,8 @@ fn resolve(thread: &Thread, address: MemoryOperand) -> (Space, u64) {
 fn parameter(parameters: &[u8], at: u64, size: usize) -> Result<[u8; 16], DeviceFaultKind> {
     let place = usize::try_from(at).ok().and_then(|at| Some(at..at.checked_add(size)?));
     let bytes = place.and_then(|place| parameters.get(place));
-    let (space, address) = (Space::Parameter, at);
+    let space = Space::Parameter;
+    let address = at;
     let bytes =
         bytes.ok_or(DeviceFaultKind::OutOfBounds { space, address, size, allocation: None })?;
     let mut value = [0; 16];

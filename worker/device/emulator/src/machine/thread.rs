@@ -78,7 +78,10 @@ impl Thread {
         geometry: &LaunchGeometry,
     ) {
         self.state = SchedulingState::Ready;
-        (self.function, self.at, self.carry, self.warp_epoch) = (function, 0, false, 0);
+        self.function = function;
+        self.at = 0;
+        self.carry = false;
+        self.warp_epoch = 0;
         self.frames.clear();
         self.parameters.clear();
         self.parameters.extend_from_slice(parameters);

@@ -11,7 +11,8 @@ pub(crate) fn resolve(program: &Program, warp: &mut [Thread]) -> bool {
         if warp[first].state != SchedulingState::AtWarp {
             continue;
         }
-        let (function, at) = (warp[first].function, warp[first].at);
+        let function = warp[first].function;
+        let at = warp[first].at;
         let operation = &program.functions[function].instructions[at].operation;
         let here: u32 = lanes(warp, |thread| {
             thread.state == SchedulingState::AtWarp
@@ -114,7 +115,8 @@ fn shuffle(how: Shuffle, warp: &mut [Thread], members: u32) {
         let lane = thread.lane();
         let by = thread.get(how.b) as u32 & 31;
         let control = thread.get(how.c) as u32;
-        let (clamp, segment) = (control & 31, control >> 8 & 31);
+        let clamp = control & 31;
+        let segment = control >> 8 & 31;
         let least = lane & segment;
         let greatest = least | clamp & !segment;
         let (source, in_range) = match how.mode {

@@ -148,7 +148,9 @@ impl Parser {
 
     /// Parses a variable after its space: `.align 4 .b8 name[16] = {1, 2}`.
     pub(super) fn variable(&mut self, space: VariableSpace) -> Result<Variable, PtxError> {
-        let (mut align, mut of, mut lanes) = (0, None, 1);
+        let mut align = 0;
+        let mut of = None;
+        let mut lanes = 1;
         let name = loop {
             let word = self.word()?;
             match word.as_str() {
@@ -165,7 +167,8 @@ impl Parser {
             }
         };
         let of = of.ok_or_else(|| self.error("a variable without a type"))?;
-        let (mut count, mut dynamic) = (lanes, false);
+        let mut count = lanes;
+        let mut dynamic = false;
         while self.eat('[') {
             if self.eat(']') {
                 dynamic = true;

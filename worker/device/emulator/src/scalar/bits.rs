@@ -71,7 +71,8 @@ fn permute(a: u64, b: u64, selector: u64) -> u64 {
 /// Inserts a bit field into `base`. The last operand has the position in its low byte, and the
 /// length in the next.
 fn merge(field: u64, base: u64, place: u64, width: u32) -> u64 {
-    let (position, length) = (place as u32 & 0xff, (place >> 8) as u32 & 0xff);
+    let position = place as u32 & 0xff;
+    let length = (place >> 8) as u32 & 0xff;
     let all = u64::MAX >> (64 - width);
     if length == 0 || position >= width {
         return base & all;

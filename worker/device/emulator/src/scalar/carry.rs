@@ -35,7 +35,9 @@ impl Carry {
         let mask = self.of.mask();
         let carry = u128::from(self.takes && carry);
         let product = self.of.wide(a).wrapping_mul(self.of.wide(b)) as u128;
-        let (a, b, c) = (u128::from(a & mask), u128::from(b & mask), u128::from(c & mask));
+        let a = u128::from(a & mask);
+        let b = u128::from(b & mask);
+        let c = u128::from(c & mask);
         let sum = match self.operation {
             CarryOperation::Add => a + b + carry,
             CarryOperation::Subtract => a.wrapping_sub(b).wrapping_sub(carry),

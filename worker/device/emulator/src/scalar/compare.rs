@@ -67,7 +67,8 @@ mod tests {
 
     #[test]
     fn unordered_comparisons_hold_for_nan() {
-        let (one, nan) = (u64::from(1f32.to_bits()), u64::from(f32::NAN.to_bits()));
+        let one = u64::from(1f32.to_bits());
+        let nan = u64::from(f32::NAN.to_bits());
         for name in ["eq", "ne", "lt", "le", "gt", "ge", "num"] {
             assert!(!comparison(name, Type::F32).unwrap()(one, nan), "{name}");
         }
@@ -78,7 +79,8 @@ mod tests {
 
     #[test]
     fn integers_compare_by_their_sign() {
-        let (minus, one) = (u64::from(u32::MAX), 1);
+        let minus = u64::from(u32::MAX);
+        let one = 1;
         assert!(comparison("lt", Type::S32).unwrap()(minus, one));
         assert!(!comparison("lt", Type::U32).unwrap()(minus, one));
         assert!(comparison("hi", Type::U32).unwrap()(minus, one));

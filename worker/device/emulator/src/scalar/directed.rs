@@ -27,7 +27,9 @@ fn sum_error(a: f64, b: f64, sum: f64) -> f64 {
 }
 
 pub(super) fn f32_operation(what: Rounded, a: f32, b: f32, c: f32, rounding: Rounding) -> f32 {
-    let (wide_a, wide_b, wide_c) = (f64::from(a), f64::from(b), f64::from(c));
+    let wide_a = f64::from(a);
+    let wide_b = f64::from(b);
+    let wide_c = f64::from(c);
     // Products of two floats are exact in 64 bits.
     let sum = |x: f64, y: f64, nearest: f32| {
         let sum = x + y;

@@ -91,7 +91,8 @@ macro_rules! directed {
     ($what:ident, $of:expr, $rounding:ident) => {
         match $of {
             Type::F32 => |a, b| {
-                let (a, b) = (f32_of(a), f32_of(b));
+                let a = f32_of(a);
+                let b = f32_of(b);
                 bits_of(f32_operation(Rounded::$what, a, b, 0.0, Rounding::$rounding))
             },
             Type::F64 => |a, b| {
@@ -117,11 +118,13 @@ pub(super) fn binary(operation: &str, of: Type) -> Option<Binary> {
         ("mul" | "mul.rn", Type::F64) => |a, b| (f64_of(a) * f64_of(b)).to_bits(),
         ("div.rn", Type::F64) => |a, b| (f64_of(a) / f64_of(b)).to_bits(),
         ("min", Type::F64) => |a, b| {
-            let (x, y) = (f64_of(a), f64_of(b));
+            let x = f64_of(a);
+            let y = f64_of(b);
             if x == y { a | b } else { x.min(y).to_bits() }
         },
         ("max", Type::F64) => |a, b| {
-            let (x, y) = (f64_of(a), f64_of(b));
+            let x = f64_of(a);
+            let y = f64_of(b);
             if x == y { a & b } else { x.max(y).to_bits() }
         },
         ("copysign", Type::F64) => |a, b| (b & !(1 << 63)) | (a & 1 << 63),

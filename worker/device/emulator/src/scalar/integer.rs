@@ -126,7 +126,8 @@ pub(super) fn ternary<T: Integer>(operation: &str) -> Option<Ternary> {
 
 /// Extracts a bit field, and extends it by its sign if the type has one.
 fn extract<T: Integer>(a: u64, position: u64, length: u64) -> u64 {
-    let (position, length) = (position as u32 & 0xff, length as u32 & 0xff);
+    let position = position as u32 & 0xff;
+    let length = length as u32 & 0xff;
     if length == 0 {
         return 0;
     }

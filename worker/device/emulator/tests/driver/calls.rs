@@ -18,7 +18,8 @@ fn calls_fail_when_they_are_told_to() {
     driver.control.set_devices(0);
     assert_eq!((driver.cuInit)(0), 100);
     driver.control.set_devices(2);
-    let (mut count, mut device) = (0, 0);
+    let mut count = 0;
+    let mut device = 0;
     assert_eq!((driver.cuDeviceGetCount)(&raw mut count), 3);
     assert_eq!((driver.cuInit)(0), 0);
     assert_eq!((driver.cuDeviceGetCount)(&raw mut count), 0);

@@ -8,7 +8,8 @@ use crate::harness::{made, turn};
 fn memory_that_a_queued_copy_uses_is_not_freed() {
     for registered in [false, true] {
         let driver = turn();
-        let (stream, device) = (driver.stream(), driver.device(64));
+        let stream = driver.stream();
+        let device = driver.device(64);
         let mut own = vec![1u8; 64];
         let host = if registered { own.as_mut_ptr() } else { driver.pinned(64) };
         if registered {
@@ -31,7 +32,8 @@ fn memory_that_a_queued_copy_uses_is_not_freed() {
 #[test]
 fn freed_device_memory_is_not_used() {
     let driver = turn();
-    let (stream, device) = (driver.stream(), driver.device(64));
+    let stream = driver.stream();
+    let device = driver.device(64);
     assert_eq!((driver.cuMemsetD8Async)(device, 7, 64, stream), 0);
     assert_eq!((driver.cuMemFree_v2)(device), 0);
     assert_eq!((driver.cuStreamSynchronize)(stream), 700);
@@ -40,7 +42,8 @@ fn freed_device_memory_is_not_used() {
         drop(driver);
         turn()
     };
-    let (stream, device) = (driver.stream(), driver.device(64));
+    let stream = driver.stream();
+    let device = driver.device(64);
     assert_eq!((driver.cuMemsetD8Async)(device, 7, 64, stream), 0);
     assert_eq!((driver.cuMemFreeAsync)(device, stream), 0);
     assert_eq!((driver.cuMemFreeAsync)(device, stream), 1);
@@ -56,7 +59,8 @@ fn memory_is_limited() {
     let mut address = 0;
     assert_eq!((driver.cuMemAlloc_v2)(&raw mut address, (1 << 19) + 1), 2);
     assert_eq!((driver.cuMemAlloc_v2)(&raw mut address, 0), 1);
-    let (mut free, mut total) = (0, 0);
+    let mut free = 0;
+    let mut total = 0;
     assert_eq!((driver.cuMemGetInfo_v2)(&raw mut free, &raw mut total), 0);
     assert_eq!((free, total), (1 << 19, 1 << 20));
     assert_eq!((driver.cuMemFree_v2)(first), 0);
@@ -68,7 +72,9 @@ fn leaks_are_counted() {
     let driver = turn();
     let mine = Leaks { contexts: 1, ..Leaks::default() };
     assert_eq!(driver.control.leaks(), mine);
-    let (stream, device, host) = (driver.stream(), driver.device(100), driver.pinned(10));
+    let stream = driver.stream();
+    let device = driver.device(100);
+    let host = driver.pinned(10);
     let event: u64 = made(|out| (driver.cuEventCreate)(out, 0));
     let leaks = Leaks {
         device_allocations: 1,
@@ -92,7 +98,8 @@ fn leaks_are_counted() {
 #[test]
 fn overlapping_and_partial_copies_keep_what_has_a_value() {
     let driver = turn();
-    let (stream, device) = (driver.stream(), driver.device(64));
+    let stream = driver.stream();
+    let device = driver.device(64);
     let other = driver.device(64);
     assert_eq!((driver.cuMemsetD8Async)(device, 1, 32, stream), 0);
     assert_eq!((driver.cuMemcpyDtoDAsync_v2)(other, device, 64, stream), 0);

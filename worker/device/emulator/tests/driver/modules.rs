@@ -10,7 +10,8 @@ fn a_fault_of_a_kernel_is_sticky_and_drops_what_is_queued() {
     let driver = turn();
     let stream = driver.stream();
     let function = driver.function(FAULTY, c"read");
-    let (input, output) = (driver.device(256), driver.device(256));
+    let input = driver.device(256);
+    let output = driver.device(256);
     assert_eq!((driver.cuMemsetD32Async)(input, 0, 64, stream), 0);
     assert_eq!(driver.launch(function, 64, stream, &[output, input]), 0);
     assert_eq!((driver.cuStreamSynchronize)(stream), 0);
@@ -88,7 +89,8 @@ fn a_module_that_cannot_be_run_is_refused_with_its_reason() {
     let text = CString::new(format!("{head}frobnicate.u32 %r1;\n}}\n")).unwrap();
     let mut log = [0u8; 40];
     let values = [log.as_mut_ptr().cast::<c_void>(), 40 as *mut c_void];
-    let (mut module, options) = (0, [5, 6]);
+    let mut module = 0;
+    let options = [5, 6];
     let code = (driver.cuModuleLoadDataEx)(
         &raw mut module,
         text.as_ptr(),
@@ -106,7 +108,8 @@ fn variables_of_modules_have_addresses() {
     let driver = turn();
     let text = CString::new(CORRECT).unwrap();
     let module = made(|out| (driver.cuModuleLoadData)(out, text.as_ptr()));
-    let (mut address, mut size) = (0, 0);
+    let mut address = 0;
+    let mut size = 0;
     let find = |name: &CStr, address: &mut u64, size: &mut usize| {
         (driver.cuModuleGetGlobal_v2)(address, size, module, name.as_ptr())
     };

@@ -12,7 +12,9 @@ use crate::harness::{Driver, FAULTY, made, send, turn};
 #[test]
 fn a_copy_is_done_when_its_stream_is_waited_for() {
     let driver = turn();
-    let (stream, device, host) = (driver.stream(), driver.device(64), driver.pinned(64));
+    let stream = driver.stream();
+    let device = driver.device(64);
+    let host = driver.pinned(64);
     assert_eq!((driver.cuMemsetD8Async)(device, 7, 64, stream), 0);
     assert_eq!((driver.cuMemcpyDtoHAsync_v2)(host, device, 64, stream), 0);
     assert_eq!(driver.byte(host), 0xff);
@@ -33,7 +35,8 @@ fn a_copy_is_done_when_its_stream_is_waited_for() {
 #[test]
 fn polling_makes_progress() {
     let driver = turn();
-    let (stream, device) = (driver.stream(), driver.device(64));
+    let stream = driver.stream();
+    let device = driver.device(64);
     let event: u64 = made(|out| (driver.cuEventCreate)(out, 0));
     assert_eq!((driver.cuEventQuery)(event), 0);
     assert_eq!((driver.cuMemsetD8Async)(device, 7, 64, stream), 0);
@@ -54,8 +57,10 @@ fn polling_makes_progress() {
 #[test]
 fn a_stream_waits_for_an_event_of_another() {
     let driver = turn();
-    let (first, second) = (driver.stream(), driver.stream());
-    let (device, host) = (driver.device(64), driver.pinned(64));
+    let first = driver.stream();
+    let second = driver.stream();
+    let device = driver.device(64);
+    let host = driver.pinned(64);
     let event: u64 = made(|out| (driver.cuEventCreate)(out, 2));
     assert_eq!((driver.cuMemsetD8Async)(device, 3, 64, first), 0);
     assert_eq!((driver.cuEventRecord)(event, first), 0);
@@ -75,7 +80,8 @@ fn a_stream_waits_for_an_event_of_another() {
 #[test]
 fn work_of_streams_that_nothing_orders_is_a_fault() {
     let driver = turn();
-    let (first, second) = (driver.stream(), driver.stream());
+    let first = driver.stream();
+    let second = driver.stream();
     let (device, other) = (driver.device(256), driver.device(256));
     let function = driver.function(FAULTY, c"read");
     let event: u64 = made(|out| (driver.cuEventCreate)(out, 2));
@@ -145,7 +151,9 @@ fn the_default_stream_is_ordered_with_blocking_ones() {
 #[test]
 fn a_host_function_is_called_after_the_work_before_it() {
     let driver = turn();
-    let (stream, device, host) = (driver.stream(), driver.device(64), driver.pinned(64));
+    let stream = driver.stream();
+    let device = driver.device(64);
+    let host = driver.pinned(64);
     assert_eq!((driver.cuMemsetD8Async)(device, 7, 64, stream), 0);
     assert_eq!((driver.cuMemcpyDtoHAsync_v2)(host, device, 64, stream), 0);
     let (sender, receiver) = mpsc::channel::<()>();
@@ -179,7 +187,8 @@ fn a_host_function_may_not_call_the_driver() {
 #[test]
 fn threads_use_the_driver_at_the_same_time() {
     let driver = turn();
-    let (copy, context) = (driver.driver, driver.context);
+    let copy = driver.driver;
+    let context = driver.context;
     let threads: Vec<_> = (0..4u8)
         .map(|value| {
             std::thread::spawn(move || {

@@ -126,7 +126,8 @@ fn outputs_that_stay_are_kept_alive_until_they_are_released() {
     let connection = world.accept(server(7, true));
     world.pass(LEASE / 5);
     assert!(matches!(world.sent[..], [(_, _, Message::Heartbeat(_), _)]), "{:?}", world.sent);
-    let (link, calls) = (world.link, vec![1]);
+    let link = world.link;
+    let calls = vec![1];
     world.input(CallInput::Release { link, calls: calls.clone() });
     assert!(matches!(&world.sent[1].2, Message::Release(release) if release.calls.items() == [1]));
     world.input(CallInput::Release { link, calls });
@@ -206,7 +207,8 @@ fn a_fetched_output_is_received_only_if_it_is_admitted() {
             assert_eq!(bytes, 8);
             if refused { Err(refusal.clone()) } else { Ok(()) }
         };
-        let (of, admission) = (output_of(Incarnation(1), 3), Some(Admission::new(admits)));
+        let of = output_of(Incarnation(1), 3);
+        let admission = Some(Admission::new(admits));
         world.command(CallCommand::Fetch { of, admission }, None);
         let connection = world.accept(server(7, false));
         let request = world.sent.remove(0).1.request;

@@ -242,7 +242,8 @@ fn a_call_that_needs_what_its_server_has_lost_is_refused() {
 #[test]
 fn a_call_names_the_process_that_has_what_it_needs_from_another_task() {
     let mut world = world();
-    let (maker, here) = (world.link, world.now);
+    let maker = world.link;
+    let here = world.now;
     let elsewhere = Some(TaskId::worker(1));
     let user = world.session.add_link(here, "elsewhere:1".to_owned(), elsewhere);
     let server_of_user = ServerIs { task: 1, calls_max: 9, ..server(40, false) };
@@ -322,10 +323,12 @@ fn what_a_broken_connection_may_have_lost_is_sent_again() {
     let number = |world: &mut World| world.sent_calls()[0].1.call;
     world.call(CallOrder { retain: true, ..order(&[]) });
     let connection = world.accept(server(7, false));
-    let (request, kept) = (world.sent[0].1.request, number(&mut world));
+    let request = world.sent[0].1.request;
+    let kept = number(&mut world);
     world.receive(connection, request, done(&[]), &[]);
     world.call(order(&[]));
-    let (request, ended) = (world.sent[0].1.request, number(&mut world));
+    let request = world.sent[0].1.request;
+    let ended = number(&mut world);
     world.receive(connection, request, done(&[]), &[]);
     world.replies.clear();
     // A call acknowledges one, and a release names the other. The connection breaks.

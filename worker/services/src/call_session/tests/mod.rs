@@ -136,7 +136,8 @@ impl World {
     fn command(&mut self, command: CallCommand, within: Option<Duration>) -> CallOp {
         let op = CallOp(self.next_op);
         self.next_op += 1;
-        let (link, deadline) = (self.link, within.map(|within| self.now + within));
+        let link = self.link;
+        let deadline = within.map(|within| self.now + within);
         self.input(CallInput::Command { op, link, command, deadline });
         op
     }

@@ -204,7 +204,8 @@ fn calls_are_cancelled_wherever_they_are() {
     world.send(connection, 3, call(3, "f"));
     let next = world.order();
     assert_eq!(next.call, 3);
-    let (execution, result) = (order.execution, Err(Failure::Cancelled));
+    let execution = order.execution;
+    let result = Err(Failure::Cancelled);
     world.input(ServiceInput::Returned { execution, result });
     assert!(world.sent.is_empty());
     world.returns(next.execution, 1_i64);
@@ -281,7 +282,9 @@ fn limits_of_clients_and_calls_are_named() {
         let (connection, _) = world.connect(client);
         world.send(connection, 1, call(1, "f"));
     }
-    let (connection, request, client) = (99, RequestId(1), Incarnation(4));
+    let connection = 99;
+    let request = RequestId(1);
+    let client = Incarnation(4);
     world.input(ServiceInput::Connected { connection, request, client, body_crc: BodyCrc::Off {} });
     assert!(world.closed.contains(&99));
 }

@@ -216,7 +216,8 @@ fn inputs_that_a_call_does_not_bring_are_charged_before_they_are_there() {
     let (connection, _) = world.connect(1);
     world.send(connection, 1, call(1, "async"));
     world.send(connection, 2, call(2, "async"));
-    let (first, second) = (world.order().execution, world.order().execution);
+    let first = world.order().execution;
+    let second = world.order().execution;
     assert_eq!(world.service.charge_input(first, 600 << 10), Ok(()));
     let what = Text::clipped("the inputs of function \"async\"");
     let refusal = Refusal::Memory { what, bytes: 600 << 10, left: 424 << 10 };

@@ -135,7 +135,8 @@ impl World {
     fn connect(&mut self, client: u64) -> (u64, bool) {
         let connection = self.next_connection;
         self.next_connection += 1;
-        let (request, client) = (RequestId(9), Incarnation(client));
+        let request = RequestId(9);
+        let client = Incarnation(client);
         self.input(ServiceInput::Connected {
             connection,
             request,

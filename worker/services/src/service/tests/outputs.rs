@@ -11,7 +11,8 @@ fn fetch(owner: u64, number: u64, output: &str) -> FetchOutput {
 }
 
 fn output_of(owner: u64, call: u64, output: &str) -> OutputRef {
-    let (owner, server) = (Incarnation(owner), Incarnation(0));
+    let owner = Incarnation(owner);
+    let server = Incarnation(0);
     OutputRef { owner, server, call, output: Text::clipped(output) }
 }
 
@@ -101,8 +102,10 @@ fn a_fetch_waits_a_lease_for_the_client_of_its_call() {
     let mut world = world();
     let (consumer, _) = world.connect(2);
     world.send(consumer, 1, fetch(1, 1, "value"));
-    let (execution, client) = (ExecutionId(9), Incarnation(2));
-    let (fetch, of) = (8, output_of(1, 1, "value"));
+    let execution = ExecutionId(9);
+    let client = Incarnation(2);
+    let fetch = 8;
+    let of = output_of(1, 1, "value");
     world.input(ServiceInput::LocalFetch { fetch, execution, client, of, deadline: None });
     world.pass(LEASE / 2);
     assert!(world.sent.is_empty() && world.local.is_empty());
@@ -186,7 +189,8 @@ fn a_fetch_ends_with_the_execution_that_waits_for_it() {
     for number in 2..100 {
         world.send(connection, number, call(number, "async"));
         let ExecutionOrder { execution, client, .. } = world.order();
-        let (fetch, of) = (number, output_of(1, 1, "value"));
+        let fetch = number;
+        let of = output_of(1, 1, "value");
         world.input(ServiceInput::LocalFetch { fetch, execution, client, of, deadline: None });
         assert_eq!(world.service.fetches.len(), 1);
         let calls = List::new(vec![number]).unwrap();

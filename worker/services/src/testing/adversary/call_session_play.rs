@@ -133,8 +133,10 @@ impl<'a> CallSessionPlay<'a> {
         let command = match self.choices.below(8) {
             0 => CallCommand::Describe,
             1 => {
-                let (call, output) = (self.choices.number(), Text::clipped("y"));
-                let (owner, server) = (Incarnation(5), Incarnation(0));
+                let call = self.choices.number();
+                let output = Text::clipped("y");
+                let owner = Incarnation(5);
+                let server = Incarnation(0);
                 let of = OutputRef { owner, server, call, output };
                 CallCommand::Fetch { of, admission: None }
             }

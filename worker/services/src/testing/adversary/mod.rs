@@ -72,7 +72,8 @@ mod tests {
     /// would not be tested.
     #[test]
     fn functions_run_and_commands_succeed() {
-        let (executions, replies) = (total(super::play_service), total(super::play_call_session));
+        let executions = total(super::play_service);
+        let replies = total(super::play_call_session);
         assert!(executions > 300 && replies > 100, "{executions} executions, {replies} replies");
     }
 }

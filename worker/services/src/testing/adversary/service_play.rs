@@ -157,7 +157,8 @@ impl<'a> ServicePlay<'a> {
     fn connect(&mut self) {
         let connection = self.next_connection;
         self.next_connection += 1;
-        let (request, client) = (self.request(), Incarnation(1 + self.choices.below(4) as u64));
+        let request = self.request();
+        let client = Incarnation(1 + self.choices.below(4) as u64);
         self.lines.push(ClientLine { connection, client, body: None, upload: None });
         let body_crc = if self.choices.one_in(2) { BodyCrc::On {} } else { BodyCrc::Off {} };
         self.input(ServiceInput::Connected { connection, request, client, body_crc });
@@ -272,7 +273,8 @@ impl<'a> ServicePlay<'a> {
         };
         let first = total.min(limits::PART_BYTES_MAX);
         let bytes = if self.choices.one_in(16) { self.choices.number() } else { first };
-        let (request, number) = (self.request(), call.call);
+        let request = self.request();
+        let number = call.call;
         let upload = Upload { request, call: number, offset: first, total };
         if let Some(line) = self.send(request, call.into(), bytes)
             && bytes == first

@@ -191,7 +191,8 @@ impl CoordinatorEndpoint {
         if self.dispatch.has_ended(number) {
             return ScheduledNumber::EndedBefore(number);
         }
-        let (resources, pinned) = (call.resources(), pinned.map(WorkerId));
+        let resources = call.resources();
+        let pinned = pinned.map(WorkerId);
         self.calls.insert(number, call);
         self.digests.insert(number, digest.unwrap_or_default());
         self.dispatch_input(now, DispatchInput::Schedule { number, pinned, resources });
@@ -317,7 +318,8 @@ impl CoordinatorEndpoint {
             return;
         }
         self.workers[index].probe_at = None;
-        let (link, deadline) = (self.workers[index].link, Some(now + PROBE_TIMEOUT));
+        let link = self.workers[index].link;
+        let deadline = Some(now + PROBE_TIMEOUT);
         self.command(
             now,
             CoordinatorOperation::Probe(worker),
@@ -432,7 +434,8 @@ impl CoordinatorEndpoint {
                 }
                 DispatchOutput::Make { worker, resource } => {
                     let SimulatedWorker { task, link, .. } = &self.workers[worker.0 as usize];
-                    let (device, link) = (DeviceSpec::of_task(task).to_string(), *link);
+                    let device = DeviceSpec::of_task(task).to_string();
+                    let link = *link;
                     let call = self.makers[resource.0 as usize].clone();
                     let order = call.on(&device).ends_with_connection().order(true);
                     let order = order.expect("the call of a per-worker value is valid");
@@ -464,14 +467,16 @@ impl CoordinatorEndpoint {
         let SimulatedWorker { task, link, .. } = &self.workers[worker.0 as usize];
         let made = |resource| {
             let &call = self.made.get(&(worker, resource))?;
-            let (owner, server) = (self.session.incarnation(), Incarnation(0));
+            let owner = self.session.incarnation();
+            let server = Incarnation(0);
             Some(OutputId { owner, server, call })
         };
         let call = self.calls[&number].on_worker(task, made);
         let digest = self.digests[&number];
         let scheduled = Some(self.opened.call(number, CallNumber(settled), digest));
         let order = decisions::attempt_order(&call, scheduled);
-        let (order, link) = (order.expect("the scheduled calls are valid"), *link);
+        let order = order.expect("the scheduled calls are valid");
+        let link = *link;
         let of_client = self.session.number_call();
         self.call(now, CoordinatorOperation::Attempt(attempt), link, of_client, order);
     }

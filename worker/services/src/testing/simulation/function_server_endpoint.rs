@@ -236,7 +236,8 @@ impl FunctionServerEndpoint {
     /// they violate the protocol: the caller must cut the connection.
     pub fn receive(&mut self, now: Instant, connection: u64, bytes: &[u8]) -> bool {
         let place = self.connections.entry(connection).or_default();
-        let (mut reader, mut greeted) = (std::mem::take(&mut place.reader), place.greeted);
+        let mut reader = std::mem::take(&mut place.reader);
+        let mut greeted = place.greeted;
         let mut source = slice_source(bytes);
         let is_closing = |endpoint: &FunctionServerEndpoint| {
             endpoint.connections.get(&connection).is_none_or(|of| of.closing)
@@ -260,7 +261,8 @@ impl FunctionServerEndpoint {
                 Ok(Poll::Frame(header, Message::Hello(hello))) => {
                     greeted = true;
                     reader.open();
-                    let (request, client) = (header.request, hello.incarnation);
+                    let request = header.request;
+                    let client = hello.incarnation;
                     let on = connection.is_multiple_of(2);
                     let body_crc = if on { BodyCrc::On {} } else { BodyCrc::Off {} };
                     let input = ServiceInput::Connected { connection, request, client, body_crc };
@@ -270,7 +272,8 @@ impl FunctionServerEndpoint {
             }
         };
         if let Some(place) = self.connections.get_mut(&connection) {
-            (place.reader, place.greeted) = (reader, greeted);
+            place.reader = reader;
+            place.greeted = greeted;
         }
         sound
     }
@@ -325,7 +328,8 @@ impl FunctionServerEndpoint {
                             self.resolve(now, order);
                         }
                         Err(refusal) => {
-                            let (execution, result) = (order.execution, Failure::Refused(refusal));
+                            let execution = order.execution;
+                            let result = Failure::Refused(refusal);
                             let result = Err(result);
                             self.handle(now, ServiceInput::Returned { execution, result });
                         }

@@ -22,7 +22,8 @@ fn range(start: u64, len: u32) -> SampleRange {
 fn gated() -> (TestSource, mpsc::Receiver<()>, mpsc::Sender<()>) {
     let (entered, entries) = mpsc::channel();
     let (permit, permits) = mpsc::channel();
-    let (entered, permits) = (Mutex::new(entered), Mutex::new(permits));
+    let entered = Mutex::new(entered);
+    let permits = Mutex::new(permits);
     let source = TestSource::new(100, move |index| {
         if index == 0 {
             // A test that has seen enough no longer receives.

@@ -115,7 +115,8 @@ fn an_interrupted_chief_finishes_the_training_and_waits_for_nobody() {
 fn only_the_chief_finishes_the_training_and_only_at_a_clean_end() {
     for (is_chief, fails_at, finishes) in [(true, None, 1), (false, None, 0), (true, Some(1), 0)] {
         let mut script = Script { last_step: 2, fails_at, ..Script::default() };
-        (script.settings.finish_for_all, script.settings.is_chief) = (true, is_chief);
+        script.settings.finish_for_all = true;
+        script.settings.is_chief = is_chief;
         let played = script.play(Vec::new());
         assert_eq!((played.count("finish"), played.count("leave")), (finishes, 1));
     }

@@ -80,7 +80,8 @@ fn script() -> impl Strategy<Value = Script> {
                 (PLACES[place], call, error)
             });
             let interrupt_at = interrupt_at.map(Duration::from_secs);
-            let (faults, joins) = (faults.collect(), joins.into());
+            let faults = faults.collect();
+            let joins = joins.into();
             Script {
                 settings,
                 variables: replica_values::all_kinds(),
@@ -97,18 +98,27 @@ fn script() -> impl Strategy<Value = Script> {
 
 /// Checks the order of the events of a training with the hook `a`.
 fn check(events: &[String]) -> Result<(), TestCaseError> {
-    let (mut is_joined, mut has_token, mut may_push, mut has_failed) = (false, false, false, false);
-    let (mut asked, mut saved) = (None, None);
+    let mut is_joined = false;
+    let mut has_token = false;
+    let mut may_push = false;
+    let mut has_failed = false;
+    let mut asked = None;
+    let mut saved = None;
     for event in events {
         let words: Vec<&str> = event.split(' ').collect();
         match words[0] {
             "join" => {
                 prop_assert!(!has_failed, "a join after a failure: {events:?}");
-                (is_joined, has_token, may_push, asked, saved) = (true, false, false, None, None);
+                is_joined = true;
+                has_token = false;
+                may_push = false;
+                asked = None;
+                saved = None;
             }
             "token" => {
                 prop_assert!(is_joined && !has_failed, "{events:?}");
-                (has_token, may_push) = (true, false);
+                has_token = true;
+                may_push = false;
             }
             "a.before_push" => {
                 prop_assert!(has_token && !may_push, "a gradient without a token: {events:?}");
@@ -116,7 +126,8 @@ fn check(events: &[String]) -> Result<(), TestCaseError> {
             }
             "push" => {
                 prop_assert!(may_push && !has_failed, "{events:?}");
-                (has_token, may_push) = (false, false);
+                has_token = false;
+                may_push = false;
             }
             "average" => prop_assert!(is_joined && !has_failed, "{events:?}"),
             "publish" => prop_assert!(is_joined, "{events:?}"),

@@ -61,7 +61,8 @@ fn only_variables_that_replicas_change_cost_an_action() {
     ];
     for (variables, is_chief, averages, publications) in cases {
         let mut script = Script { variables: variables.clone(), ..Script::default() };
-        (script.last_step, script.settings.is_chief) = (6, is_chief);
+        script.last_step = 6;
+        script.settings.is_chief = is_chief;
         let events = events(script);
         let count = |kind| events.iter().filter(|event| event.starts_with(kind)).count();
         let counted = (count("average"), count("publish"));

@@ -28,7 +28,8 @@ super::driver_functions! {
     fn cuEventRecord(event: u64, stream: u64) |state| record(state, event, stream);
     fn cuEventQuery(event: u64) |state| {
         let event = state.event(event)?;
-        let (context, place) = (event.context, event.place);
+        let context = event.context;
+        let place = event.place;
         state.sticky(context)?;
         match place.map_or(Reached::Yes, |place| state.advance(place)) {
             Reached::Yes => {
@@ -59,13 +60,16 @@ fn record(state: &mut DriverState, handle: u64, stream: u64) -> DriverResult {
     let place = state.queue(stream, StreamWork::Record { event: handle })?;
     let clock = state.streams.get(&stream).map(|stream| stream.clock.clone()).unwrap_or_default();
     if let Some(event) = state.events.get_mut(&handle) {
-        (event.place, event.reached, event.clock) = (Some(place), None, clock);
+        event.place = Some(place);
+        event.reached = None;
+        event.clock = clock;
     }
     Ok(())
 }
 
 fn elapsed(state: &DriverState, milliseconds: Out<f32>, start: u64, end: u64) -> DriverResult {
-    let (start, end) = (state.event(start)?, state.event(end)?);
+    let start = state.event(start)?;
+    let end = state.event(end)?;
     let recorded = start.place.is_some() && end.place.is_some();
     if !recorded || !start.has_time || !end.has_time {
         return Err(DriverErrorCode::INVALID_HANDLE);

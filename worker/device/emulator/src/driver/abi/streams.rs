@@ -46,7 +46,8 @@ super::driver_functions! {
         let context = state.current()?;
         let handle = state.stream(stream, context)?;
         let event = state.event(event)?;
-        let (place, clock) = (event.place, event.clock.clone());
+        let place = event.place;
+        let clock = event.clock.clone();
         match place {
             Some((other, number)) if other != handle => {
                 if let Some(stream) = state.streams.get_mut(&handle) {

@@ -44,7 +44,8 @@ impl Bitmap {
         let end = at + length;
         let mut place = at;
         while place < end {
-            let (word, bit) = (place / 64, place % 64);
+            let word = place / 64;
+            let bit = place % 64;
             let count = (64 - bit).min(end - place);
             let mask = (u64::MAX >> (64 - count)) << bit;
             let unset = !self.words[word] & mask;
@@ -64,7 +65,8 @@ impl Bitmap {
         let end = at + length;
         let mut place = at;
         while place < end {
-            let (word, bit) = (place / 64, place % 64);
+            let word = place / 64;
+            let bit = place % 64;
             let count = (64 - bit).min(end - place);
             change(&mut self.words[word], (u64::MAX >> (64 - count)) << bit);
             place += count;

@@ -130,7 +130,8 @@ impl ShadowPage {
     fn note_mark(&mut self, page: usize, place: usize, access: Access) -> Result<(), Race> {
         let marks = &mut self.marks[place];
         if let Some((mark, wrote)) = marks.conflict(access) {
-            let (block, thread) = (mark.block(), mark.thread());
+            let block = mark.block();
+            let thread = mark.thread();
             return Err(Race { at: page + place * self.grain, block, thread, wrote });
         }
         marks.note(access);

@@ -17,7 +17,8 @@ pub(crate) struct Region {
 
 impl Region {
     pub(crate) fn new(space: Space, size: usize) -> Region {
-        let (mapped, written) = (Bitmap::new(size), Bitmap::new(size));
+        let mapped = Bitmap::new(size);
+        let written = Bitmap::new(size);
         Region { space, bytes: vec![POISON; size], mapped, written }
     }
 
@@ -73,7 +74,8 @@ impl Region {
     }
 
     fn place(&self, at: u64, size: usize) -> Result<usize, DeviceFaultKind> {
-        let (space, address) = (self.space, at);
+        let space = self.space;
+        let address = at;
         let place = usize::try_from(at).unwrap_or(usize::MAX);
         let inside = place.checked_add(size).is_some_and(|end| end <= self.bytes.len());
         if !inside || !self.mapped.has_all(place, size) {

@@ -108,7 +108,8 @@ impl Decoder<'_> {
     ) -> Result<Option<()>, PtxError> {
         let a = self.source(whole, of)?;
         let length = of.bits() / parts.len() as u32;
-        let (c, f) = (self.constant(u64::from(length)), ternary("bfe", Type::U64));
+        let c = self.constant(u64::from(length));
+        let f = ternary("bfe", Type::U64);
         let Some(f) = f else { return Ok(None) };
         for (at, part) in parts.iter().enumerate() {
             let (d, _) = self.destination(part)?;
@@ -150,11 +151,13 @@ impl Decoder<'_> {
             (ternary("insert", of), ternary("bfe", Type::U64), ternary("insert", Type::B64));
         let (Some(f), Some(extract), Some(merge)) = functions else { return Ok(None) };
         let (d, _) = self.destination(target)?;
-        let (a, b) = (self.source(field, of)?, self.source(base, of)?);
-        let (position, length) =
-            (self.source(position, Type::U32)?, self.source(length, Type::U32)?);
+        let a = self.source(field, of)?;
+        let b = self.source(base, of)?;
+        let position = self.source(position, Type::U32)?;
+        let length = self.source(length, Type::U32)?;
         let low = self.new_register();
-        let (byte, second) = (self.constant(8), self.constant(8 | 8 << 8));
+        let byte = self.constant(8);
+        let second = self.constant(8 | 8 << 8);
         self.emit(PtxOperation::Ternary { f: extract, d: low, a: position, b: ZERO, c: byte });
         let c = self.new_register();
         self.emit(PtxOperation::Ternary { f: merge, d: c, a: length, b: low, c: second });
@@ -225,9 +228,11 @@ impl Decoder<'_> {
             other => (other.clone(), self.new_register()),
         };
         let (target, _) = self.destination(&target)?;
-        let (mut a, mut b) = (self.source(left, of)?, self.source(right, of)?);
+        let mut a = self.source(left, of)?;
+        let mut b = self.source(right, of)?;
         if flushes {
-            (a, b) = (self.flushed(a, of)?, self.flushed(b, of)?);
+            a = self.flushed(a, of)?;
+            b = self.flushed(b, of)?;
         }
         let combine = match (join, rest) {
             (Some(join), [predicate]) => Some((join, self.source(predicate, Type::Pred)?)),
