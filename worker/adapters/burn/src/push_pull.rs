@@ -5,8 +5,8 @@ use burn_optim::GradientsParams;
 use pushpull::blocking::TrainingSession;
 use pushpull::error::VariableError;
 use pushpull::training::{DetachedStep, GradientOutcome, TrainingConfig, TrainingEnd};
-use pushpull::worker::SampleRange;
 use pushpull::variable::{NamePattern, Shape};
+use pushpull::worker::SampleRange;
 use pushpull::{VariableSpec, WorkerConfig};
 
 use crate::elements::{dtype_of, elements, with_element};

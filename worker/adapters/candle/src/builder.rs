@@ -6,8 +6,8 @@ use candle_core::{Device, Tensor, Var};
 use candle_nn::VarMap;
 use pushpull::blocking::TrainingSession;
 use pushpull::training::TrainingConfig;
-use pushpull::worker::InitialValues;
 use pushpull::variable::{DType, NamePattern, Shape};
+use pushpull::worker::InitialValues;
 use pushpull::{VariableSpec, WorkerConfig};
 
 use crate::elements::{dtype_of, with_element, with_elements};
