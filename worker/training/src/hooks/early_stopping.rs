@@ -9,7 +9,8 @@ use crate::{FinishedStep, Flow, Hook, HookError, JoinReport};
 #[derive(Debug)]
 pub struct EarlyStopping {
     scalar: String,
-    limit: u64,
+    /// Observations without an improvement that end the training.
+    patience: u64,
     min_delta: f64,
     is_maximized: bool,
     /// The best value and its global step.
@@ -19,11 +20,11 @@ pub struct EarlyStopping {
 }
 
 impl EarlyStopping {
-    /// Ends after `limit` observations of `scalar` in a row that are not below the best one.
-    pub fn new(scalar: impl Into<String>, limit: u64) -> EarlyStopping {
+    /// Ends after `patience` observations of `scalar` in a row that are not below the best one.
+    pub fn new(scalar: impl Into<String>, patience: u64) -> EarlyStopping {
         EarlyStopping {
             scalar: scalar.into(),
-            limit,
+            patience,
             min_delta: 0.0,
             is_maximized: false,
             best: None,
@@ -68,7 +69,7 @@ impl Hook for EarlyStopping {
             return Ok(Flow::Continue);
         }
         self.without_improvement += 1;
-        if self.without_improvement < self.limit {
+        if self.without_improvement < self.patience {
             return Ok(Flow::Continue);
         }
         let scalar = &self.scalar;
