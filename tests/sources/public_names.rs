@@ -58,7 +58,8 @@ fn root_names(source: &str) -> Vec<&str> {
             }));
             in_use = !line.ends_with(';');
         } else {
-            depth += line.matches('{').count() - line.matches('}').count();
+            depth += line.matches('{').count();
+            depth -= line.matches('}').count();
         }
         is_cfg = line.starts_with("#[cfg(doctest)]") || (is_cfg && line.starts_with("#["));
     }

@@ -316,7 +316,8 @@ impl Table {
         }
         dirty.gone.iter().for_each(|&gone| self.records.free(gone));
         self.pages = dirty.page_count;
-        self.rows += dirty.admitted - dirty.gone.len() as u64;
+        self.rows += dirty.admitted;
+        self.rows -= dirty.gone.len() as u64;
         self.candidates = dirty.candidates;
         self.counts.hits += rows.len() as u64 - dirty.misses;
         self.counts.misses += dirty.misses;

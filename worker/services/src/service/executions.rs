@@ -165,7 +165,8 @@ impl Executions {
         let ran = execution.runs();
         let lends =
             blocking && awaited.is_some() && (execution.lends || self.threads_lent < LENT_MAX);
-        self.threads_lent -= usize::from(execution.lends) + usize::from(lends);
+        self.threads_lent -= usize::from(execution.lends);
+        self.threads_lent += usize::from(lends);
         execution.lends = lends;
         execution.awaited = awaited;
         match (ran, execution.runs()) {
