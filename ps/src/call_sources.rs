@@ -9,7 +9,7 @@ use pushpull_common::protocol::limits::{CALL_SOURCES_MAX, COORDINATOR_NAME_BYTES
 use pushpull_common::protocol::message::CallsAre;
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{CallRef, Refusal};
-use pushpull_store::testing::planted::{Bug, PlantedBugs};
+use pushpull_store::planted::{Bug, PlantedBugs};
 
 mod settled_digests;
 

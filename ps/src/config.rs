@@ -14,8 +14,8 @@ use pushpull_common::ids::TaskId;
 use pushpull_common::names::NamePattern;
 use pushpull_common::protocol::{Features, limits};
 use pushpull_optim::optimizer::{Optimizer, OptimizerRules};
+use pushpull_store::planted::PlantedBugs;
 use pushpull_store::store::{BLOCK_BYTES, CACHED_BYTES_MAX};
-use pushpull_store::testing::planted::PlantedBugs;
 
 use crate::aggregate::clipping::BitwiseF64;
 use crate::aggregate::step_rule::StepRule;

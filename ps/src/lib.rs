@@ -54,10 +54,10 @@ pub mod optim {
     };
 }
 
+#[cfg(feature = "planted")]
+pub use pushpull_store::planted;
 #[doc(hidden)]
 pub use pushpull_store::testing::measure;
-#[cfg(feature = "planted")]
-pub use pushpull_store::testing::planted::{Bug, PlantedBugs};
 
 pub use config::{
     Asynchronous, Checkpoints, Durability, Mode, Network, NonFinite, OnLoss, PsConfig,

@@ -4,7 +4,7 @@
 use pushpull_common::ids::{GlobalStep, Sequence, TokenId};
 use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::{Outcome, PushState};
-use pushpull_store::testing::planted::{Bug, PlantedBugs};
+use pushpull_store::planted::{Bug, PlantedBugs};
 
 /// The outcomes of the last [`WINDOW`] pushes of one client epoch on one shard.
 ///

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
-use pushpull_ps::{Bug, PlantedBugs};
-use pushpull_services::simulation::{PlantedServiceBugs, ServiceBug};
+use pushpull_ps::planted::{Bug, PlantedBugs};
+use pushpull_services::planted::{PlantedServiceBugs, ServiceBug};
 
 use crate::failure::{SimFailure, catch};
 use crate::scenario::{self, Family, Scenario};

@@ -13,7 +13,7 @@ use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 use pushpull_ps::testing::with_features;
 use pushpull_ps::{Asynchronous, Mode, Network, OnLoss, PsConfig, Sgd, Storage, Synchronous};
-use pushpull_services::simulation::PlantedServiceBugs;
+use pushpull_services::planted::PlantedServiceBugs;
 
 use crate::chance::SimChance;
 use crate::scenario::Sizes;
@@ -61,7 +61,7 @@ pub(crate) struct Setting {
     /// Whether shards may pin only [`PIN_BYTES`].
     pub(crate) tight: bool,
     #[cfg(feature = "planted")]
-    pub(crate) planted: pushpull_ps::PlantedBugs,
+    pub(crate) planted: pushpull_ps::planted::PlantedBugs,
     /// The bug that is planted in servers of functions and coordinators, if any.
     pub(crate) planted_worker: PlantedServiceBugs,
     pub(crate) cluster: ClusterSpec,

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{ClientEpoch, GlobalStep, ShardId, TokenId};
 use pushpull_common::protocol::message::EndReason;
-use pushpull_store::testing::planted::{Bug, PlantedBugs};
+use pushpull_store::planted::{Bug, PlantedBugs};
 
 use super::bounded_staleness::{BoundedStaleness, ReplicaProgress};
 use super::data_position::BatchTaker;

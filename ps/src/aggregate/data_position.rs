@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 
 use pushpull_common::data_set::{DataSet, SampleRange};
-use pushpull_store::testing::planted::{Bug, PlantedBugs};
+use pushpull_store::planted::{Bug, PlantedBugs};
 
 use crate::client_key::ClientKey;
 use crate::status::DataStatus;

@@ -17,7 +17,7 @@ use std::time::Instant;
 
 use pushpull_common::ids::ClientEpoch;
 use pushpull_common::protocol::message::EndReason;
-use pushpull_store::testing::planted::{Bug, PlantedBugs};
+use pushpull_store::planted::{Bug, PlantedBugs};
 use smallvec::smallvec;
 
 use super::clipping::{self, BitwiseF64};

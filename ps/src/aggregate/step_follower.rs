@@ -3,7 +3,7 @@
 //! A shard applies exactly what the step owner has committed, once. It decides nothing by counting
 //! its own pushes.
 
-use pushpull_store::testing::planted::{Bug, PlantedBugs};
+use pushpull_store::planted::{Bug, PlantedBugs};
 
 use super::clipping::BitwiseF64;
 use super::current_step::{CommittedStep, PerPush};

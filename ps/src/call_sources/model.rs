@@ -16,7 +16,7 @@ use pushpull_common::call_window::{CallWindow, Settlement};
 use pushpull_common::ids::{CallEpoch, CallNumber, CallSource};
 use pushpull_common::protocol::message::CallsAre;
 use pushpull_common::protocol::{CallId, CallRef};
-use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::planted::PlantedBugs;
 
 use super::{CallSources, CallVerdict};
 

@@ -7,7 +7,7 @@ use std::ops::Range;
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::ids::{PartitionId, ShardId};
 use pushpull_store::StoredStream;
-use pushpull_store::testing::planted::{Bug, PlantedBugs};
+use pushpull_store::planted::{Bug, PlantedBugs};
 
 use super::error::CheckpointError;
 use super::files::{FileEntry, HashedFile, verify_written};

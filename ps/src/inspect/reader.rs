@@ -13,9 +13,9 @@ use pushpull_store::arena::{Arena, ArenaStorage, Budget, file_name};
 use pushpull_store::change::SLOTS_MAX;
 use pushpull_store::commit::{Journal, table_bytes};
 use pushpull_store::layout::{FORMAT, Fault, Kind, PAGE_BYTES, Page};
+use pushpull_store::planted::PlantedBugs;
 use pushpull_store::store::{Store, StoreGeometry, StorePlan, count_undo_rows};
 use pushpull_store::table::{Table, TableFiles, TableInputs};
-use pushpull_store::testing::planted::PlantedBugs;
 use pushpull_store::undo::UndoRow;
 
 use super::report::{

@@ -44,7 +44,7 @@ use std::time::{Duration, Instant};
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, ShardId};
 use pushpull_common::protocol::message::EndReason;
-use pushpull_store::testing::planted::Bug;
+use pushpull_store::planted::Bug;
 
 use crate::aggregate::data_position::DataPosition;
 use crate::aggregate::token_issuer::TokenIssuer;

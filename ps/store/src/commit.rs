@@ -24,7 +24,7 @@ use pushpull_common::table::scatter;
 use crate::arena::{Arena, Memory, fence, file_name};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
-use crate::testing::planted::{Bug, PlantedBugs};
+use crate::planted::{Bug, PlantedBugs};
 pub use index::index_bytes;
 pub(crate) use index::page_word;
 use words::Words;

@@ -19,6 +19,7 @@ pub mod commit;
 mod error;
 pub mod layout;
 pub mod permissions;
+pub mod planted;
 pub mod store;
 pub mod table;
 pub mod testing;

@@ -1,8 +1,7 @@
-//! Planted bugs, test files and the trace of stores, for the tests of this crate and of its users.
+//! Test files and the trace of stores, for the tests of this crate and of its users.
 
 #[doc(hidden)]
 pub mod measure;
-pub mod planted;
 #[cfg(any(test, feature = "testing"))]
 pub mod store_trace;
 #[cfg(any(test, feature = "simulation"))]

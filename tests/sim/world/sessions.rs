@@ -50,11 +50,11 @@ impl<P: ProcessProgram> SimWorld<P> {
             features,
         );
         #[cfg(feature = "planted")]
-        if self.setting.planted.bug() == Some(pushpull_ps::Bug::SlotReusedEarly) {
+        if self.setting.planted.bug() == Some(pushpull_ps::planted::Bug::SlotReusedEarly) {
             endpoint.overwrite_push_slots();
         }
         #[cfg(feature = "planted")]
-        if self.setting.planted.bug() == Some(pushpull_ps::Bug::OwnerNotAsked) {
+        if self.setting.planted.bug() == Some(pushpull_ps::planted::Bug::OwnerNotAsked) {
             endpoint.skip_owner();
         }
         endpoint

@@ -23,7 +23,7 @@ use super::service::{
 };
 use super::value::Value;
 use super::value_body::ValueBody;
-use crate::testing::planted::PlantedServiceBugs;
+use crate::planted::PlantedServiceBugs;
 
 const SERVERS: usize = 2;
 const CLIENTS: usize = 2;

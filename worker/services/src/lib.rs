@@ -48,6 +48,8 @@ mod out_of_descriptors;
 mod outputs;
 mod params_pool;
 mod per_worker;
+#[doc(hidden)]
+pub mod planted;
 mod remote_value;
 mod running;
 mod runtime;

@@ -31,7 +31,7 @@ use super::service::{Service, ServiceConfig};
 use super::states::States;
 use super::value::Value;
 use super::variables::ServerVariables;
-use crate::testing::planted::PlantedServiceBugs;
+use crate::planted::PlantedServiceBugs;
 
 /// The reason why a server cannot start.
 #[derive(Debug, Error)]

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use pushpull_common::ids::ClientEpoch;
-use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::planted::PlantedBugs;
 use serde_json::{Value, json};
 
 use crate::aggregate::clipping::BitwiseF64;

@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use pushpull_common::data_set::DataSet;
 use pushpull_common::ids::ClientEpoch;
-use pushpull_store::testing::planted::{Bug, PlantedBugs};
+use pushpull_store::planted::{Bug, PlantedBugs};
 
 use crate::aggregate::current_step::TokenOutcome;
 use crate::aggregate::data_position::{DataBatch, DataPosition};

@@ -1,4 +1,4 @@
-use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::planted::PlantedBugs;
 
 use super::*;
 use crate::aggregate::step_rule::StepRule;

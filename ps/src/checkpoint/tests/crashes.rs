@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::planted::PlantedBugs;
 
 use super::memory::Crash;
 use super::samples::{SLOTS, check_restored, place, save, save_with, saved, variables};

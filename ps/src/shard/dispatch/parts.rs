@@ -8,8 +8,8 @@ use pushpull_common::protocol::message::{
     Operation, PushPart, PushShared, Reserved, Role, SharedRange,
 };
 use pushpull_common::protocol::{CallRef, Header, PushState, Refusal};
+use pushpull_store::planted::Bug;
 use pushpull_store::store::Store;
-use pushpull_store::testing::planted::Bug;
 
 use crate::aggregate::token_issuer::TokenIssuer;
 use crate::call_sources::CallVerdict;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use pushpull_common::ids::{Sequence, TokenId};
 use pushpull_common::protocol::message::{Operation, OutcomeIs, PushAnswer};
 use pushpull_common::protocol::{Envelope, Outcome, PushState, Refusal};
-use pushpull_store::testing::planted::Bug;
+use pushpull_store::planted::Bug;
 
 use crate::call_sources::CallVerdict;
 use crate::client_entry::ClientPresence;

@@ -2,7 +2,7 @@
 
 use pushpull_common::protocol::{Refusal, message};
 use pushpull_store::arena::fence;
-use pushpull_store::testing::planted::Bug;
+use pushpull_store::planted::Bug;
 
 use crate::aggregate::data_position::{DataBatch, DataPosition};
 use crate::checkpoint::{CallsEntry, CheckpointFault, CheckpointTraining};

@@ -6,7 +6,7 @@ use std::time::Instant;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, ShardId, TokenId};
 use pushpull_common::protocol::message::{self, PushAnswer};
 use pushpull_common::protocol::{Envelope, Outcome, PushState};
-use pushpull_store::testing::planted::Bug;
+use pushpull_store::planted::Bug;
 
 use crate::aggregate::current_step::CommittedStep;
 use crate::aggregate::current_step::TokenOutcome;

@@ -2,7 +2,7 @@
 
 use pushpull_store::arena::ArenaStorage;
 use pushpull_store::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
-use pushpull_store::testing::planted::{Bug, PlantedBugs};
+use pushpull_store::planted::{Bug, PlantedBugs};
 
 use crate::error::StorageError;
 

@@ -8,8 +8,8 @@ use std::time::Instant;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, ShardId, TaskId};
 use pushpull_common::protocol::Envelope;
+use pushpull_store::planted::PlantedBugs;
 use pushpull_store::store::StoreImage;
-use pushpull_store::testing::planted::PlantedBugs;
 
 use crate::checkpoint::{
     AbandonFlag, CallsEntry, CheckpointError, CheckpointFault, CheckpointName, CheckpointStorage,

@@ -21,7 +21,7 @@ use pushpull_common::ids::{ClientEpoch, TaskId};
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::{Hello, Role};
 use pushpull_common::protocol::refusal::Detail;
-use pushpull_store::testing::planted::{Bug, PlantedBugs};
+use pushpull_store::planted::{Bug, PlantedBugs};
 
 use super::client_registry::ClientRegistry;
 use crate::client_entry::ClientPresence;

@@ -7,7 +7,7 @@ use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::ids::{ClientEpoch, Incarnation, TaskId};
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::refusal::Detail;
-use pushpull_store::testing::planted::{Bug, PlantedBugs};
+use pushpull_store::planted::{Bug, PlantedBugs};
 
 use crate::checkpoint::ClientWindow;
 use crate::client_entry::{

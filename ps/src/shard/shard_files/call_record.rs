@@ -6,7 +6,7 @@ use pushpull_common::ids::{CallEpoch, CallNumber, CallSource};
 use pushpull_common::protocol::limits::{CALL_SOURCES_MAX, COORDINATOR_NAME_BYTES_MAX};
 use pushpull_store::commit::{Address, CELL_WORDS, Journal};
 use pushpull_store::layout::Fault;
-use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::planted::PlantedBugs;
 
 use super::data_record::DataRecord;
 use super::record::wrong;

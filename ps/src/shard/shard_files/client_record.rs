@@ -4,7 +4,7 @@ use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, TaskId, TokenId
 use pushpull_common::protocol::limits::{JOB_BYTES_MAX, TOKENS_PER_CLIENT_MAX};
 use pushpull_store::commit::{Address, CELL_WORDS, Journal};
 use pushpull_store::layout::Fault;
-use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::planted::PlantedBugs;
 
 use super::call_record::CallRecord;
 use super::data_record::DataRecord;

@@ -3,7 +3,7 @@
 use pushpull_common::data_set::DataSet;
 use pushpull_store::commit::{Address, CELL_WORDS, Journal};
 use pushpull_store::layout::Fault;
-use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::planted::PlantedBugs;
 
 use super::record::wrong;
 use crate::aggregate::data_position::{DataBatch, DataPosition, UNSPENT_BATCHES_MAX};

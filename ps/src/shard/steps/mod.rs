@@ -13,7 +13,7 @@ use std::time::Instant;
 use pushpull_common::ids::{CallSource, GlobalStep, ShardId, TokenId};
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::{CallRef, Envelope, Message, Outcome, Refusal, message};
-use pushpull_store::testing::planted::Bug;
+use pushpull_store::planted::Bug;
 use smallvec::SmallVec;
 
 use super::output::{ShardOutput, ShardOutputs};

@@ -8,7 +8,7 @@ use pushpull_common::protocol::message::{self, CallsAre, Operation, PushAnswer, 
 use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{CallId, CallRef, Message, Outcome, Refusal};
 use pushpull_optim::optimizer::Sgd;
-use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::planted::PlantedBugs;
 
 use super::peers::{Peer, Push, bytes_of, f32s, variables, worker};
 use super::world::{ConnectionId, World};

@@ -6,7 +6,7 @@ use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::message::{self, Operation, Role};
 use pushpull_common::protocol::{Envelope, Message, Refusal};
 use pushpull_optim::optimizer::Sgd;
-use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::planted::PlantedBugs;
 
 use super::peers::{Peer, Push, bytes_of, chief, variables, worker};
 use super::synchronous::ShardCluster;

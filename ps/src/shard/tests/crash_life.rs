@@ -11,7 +11,7 @@ use pushpull_common::table::{Eviction, TableSpec};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 use pushpull_optim::optimizer::{Adagrad, Lamb, Optimizer, OptimizerRules, Sgd};
-use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::planted::PlantedBugs;
 use pushpull_store::testing::test_files::TestFiles;
 
 use super::calls::{call, calls_are, open};

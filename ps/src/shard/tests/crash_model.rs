@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use pushpull_optim::optimizer::{Adam, Optimizer, Sgd};
 use pushpull_store::layout::PAGE_BYTES;
-use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::planted::PlantedBugs;
 use pushpull_store::testing::store_trace::{self, StoreEvent};
 use pushpull_store::testing::test_files::TestFiles;
 

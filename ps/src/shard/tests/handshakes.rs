@@ -11,7 +11,7 @@ use pushpull_common::protocol::message::{
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Features, Message, Refusal, version};
 use pushpull_optim::optimizer::Sgd;
-use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::planted::PlantedBugs;
 
 use super::peers::{Peer, chief, identity, variables, worker};
 use super::world::{LIFE, World};

@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use pushpull_common::ids::ShardId;
 use pushpull_store::arena::{ArenaStorage, Budget};
+use pushpull_store::planted::PlantedBugs;
 use pushpull_store::table::Table;
-use pushpull_store::testing::planted::PlantedBugs;
 use pushpull_store::testing::test_files::{Content, TestFiles};
 
 use super::peers::identity;

@@ -16,7 +16,7 @@ use pushpull_common::protocol::message::{self, CallsAre};
 use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal};
 use pushpull_common::variable::VariableSpec;
 use pushpull_optim::optimizer::Sgd;
-use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::planted::PlantedBugs;
 
 use super::actors::{Actor, DENSE, LEDGER, Pending, actor, check_whole, random_parts};
 use super::calls::{call, calls_are, open};

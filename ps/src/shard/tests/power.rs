@@ -10,7 +10,7 @@ use pushpull_optim::optimizer::Sgd;
 use pushpull_store::arena::{Arena, ArenaStorage};
 use pushpull_store::commit::{COMMITTED, Journal};
 use pushpull_store::layout::{Kind, PAGE_BYTES, Stamp};
-use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::planted::PlantedBugs;
 use pushpull_store::testing::test_files::{Content, TestFiles};
 
 use super::kept::FileCopies;

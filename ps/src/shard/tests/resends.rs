@@ -4,7 +4,7 @@ use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Envelope, Message, Outcome, PushState};
 use pushpull_optim::optimizer::Sgd;
-use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::planted::PlantedBugs;
 
 use super::peers::{Peer, Push, bytes_of, f32s, variables, worker};
 use super::world::{ConnectionId, World};

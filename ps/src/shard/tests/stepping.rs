@@ -23,7 +23,7 @@ use pushpull_optim::optimizer::{Adam, Optimizer, Sgd};
 use pushpull_store::arena::{ArenaStorage, Memory, StateDirectory};
 use pushpull_store::commit::COMMITTED;
 use pushpull_store::layout::PAGE_BYTES;
-use pushpull_store::testing::planted::PlantedBugs;
+use pushpull_store::planted::PlantedBugs;
 use pushpull_store::testing::store_trace::{self, StoreEvent};
 use pushpull_store::testing::test_files::{Content, TestFiles};
 
@@ -214,8 +214,7 @@ fn traced_child() {
 
 #[cfg(feature = "planted")]
 fn planted_named(name: &str) -> PlantedBugs {
-    let bug =
-        pushpull_store::testing::planted::Bug::ALL.iter().find(|bug| format!("{bug:?}") == name);
+    let bug = pushpull_store::planted::Bug::ALL.iter().find(|bug| format!("{bug:?}") == name);
     bug.map_or_else(PlantedBugs::default, |&bug| PlantedBugs::with(bug))
 }
 

@@ -4,7 +4,7 @@ use pushpull_common::protocol::message::Operation;
 use pushpull_optim::optimizer::ApplyAt;
 use pushpull_store::change::Stalled;
 use pushpull_store::commit::Journal;
-use pushpull_store::testing::planted::Bug;
+use pushpull_store::planted::Bug;
 
 use super::dense_input::{DenseInput, StepShare};
 use super::staleness::StalenessAdjustment;

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
-use crate::testing::planted::Bug;
+use crate::planted::Bug;
 
 impl Journal {
     /// Returns the first cell of the control words as it will be after `redo`, verified.

@@ -16,8 +16,8 @@ use crate::change::StoredStream;
 use crate::commit::{Address, Journal, offset_of};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};
+use crate::planted::PlantedBugs;
 use crate::table::{Table, TableFiles, TableInputs};
-use crate::testing::planted::PlantedBugs;
 use crate::undo::{UNDO_BYTES, Undo, UndoRow};
 
 /// The arguments for creating or opening a store.

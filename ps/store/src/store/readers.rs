@@ -17,7 +17,7 @@ use super::Store;
 use super::pool::Pool;
 use crate::arena::{Budget, Reservation, SharedWords};
 use crate::error::StorageError;
-use crate::testing::planted::{Bug, PlantedBugs};
+use crate::planted::{Bug, PlantedBugs};
 
 /// The bit of [`SharedValues::shares`] that stands for values.
 pub const VALUES: u64 = 1;

@@ -11,7 +11,7 @@ use super::Store;
 use super::geometry::logical_block_of;
 use crate::arena::Blocks;
 use crate::change::{Change, ChangeInput, InPlaceRuns, with_slots};
-use crate::testing::planted::Bug;
+use crate::planted::Bug;
 use crate::undo::RowLocation;
 
 /// The maximum size of a tile, of its values and of each slot, in bytes. A tile stays in cache from

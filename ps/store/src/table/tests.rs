@@ -16,8 +16,8 @@ use crate::arena::{Arena, ArenaStorage, Budget};
 use crate::change::Change;
 use crate::commit::table_bytes;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
+use crate::planted::PlantedBugs;
 use crate::table::RowHead;
-use crate::testing::planted::PlantedBugs;
 use crate::testing::test_files::{Content, TestFiles};
 use crate::undo::{Undo, UndoRow};
 

@@ -13,7 +13,7 @@ use super::change::RowMove;
 use super::records::RowHead;
 use super::records::{head_of, put_head};
 use crate::change::{Change, InPlaceRuns, with_slots};
-use crate::testing::planted::{Bug, PlantedBugs};
+use crate::planted::{Bug, PlantedBugs};
 use crate::undo::{RowLocation, Undo};
 
 /// The bytes of values in a tile. With their slots, their undo copies, and as much again prefetched

@@ -20,9 +20,9 @@ use crate::change::Change;
 use crate::commit::{Journal, table_bytes};
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
+use crate::planted::PlantedBugs;
 use crate::store::{BLOCK_BYTES, CACHED_BYTES_MAX, Store, StoreGeometry, StorePlan};
 use crate::table::Table;
-use crate::testing::planted::PlantedBugs;
 
 /// The size of a part of a push in bytes.
 const PART_BYTES: usize = 1 << 20;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::testing::planted::PlantedServiceBugs;
+use crate::planted::PlantedServiceBugs;
 
 /// The settings of a coordinator.
 #[derive(Clone, Debug)]

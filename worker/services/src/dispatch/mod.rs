@@ -20,7 +20,7 @@ pub(crate) use self::io::{
 };
 use self::scheduled_call::{CallStatus, ScheduledCall};
 use self::worker_state::{ResourceStatus, WorkerState};
-use crate::testing::planted::{PlantedServiceBugs, ServiceBug};
+use crate::planted::{PlantedServiceBugs, ServiceBug};
 
 /// The settings of a dispatch.
 #[derive(Clone, Debug)]

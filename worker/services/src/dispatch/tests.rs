@@ -4,7 +4,7 @@ use pushpull_common::ids::CallNumber;
 use pushpull_worker::simulation::SeededRandom;
 
 use super::*;
-use crate::testing::planted::PlantedServiceBugs;
+use crate::planted::PlantedServiceBugs;
 
 const RETRY_FOR: Duration = Duration::from_secs(10);
 

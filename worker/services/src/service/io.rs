@@ -7,7 +7,7 @@ use pushpull_common::protocol::message::{BodyCrc, OutputRef};
 use pushpull_common::protocol::{CallRef, Header, Message, Refusal};
 
 use crate::device_name::TaskDevice;
-use crate::testing::planted::PlantedServiceBugs;
+use crate::planted::PlantedServiceBugs;
 use crate::value::Value;
 use crate::value_body::ValueBody;
 

@@ -34,7 +34,7 @@ pub(crate) use self::io::{
 };
 use self::run_queue::RunQueue;
 use crate::function_table::FunctionTable;
-use crate::testing::planted::ServiceBug;
+use crate::planted::ServiceBug;
 use crate::value::Value;
 use crate::value_body::ValueBody;
 

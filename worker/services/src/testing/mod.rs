@@ -2,6 +2,5 @@
 
 #[cfg(any(test, feature = "simulation"))]
 pub mod adversary;
-pub(crate) mod planted;
 #[cfg(feature = "simulation")]
 pub mod simulation;

@@ -21,8 +21,8 @@ use pushpull_net::SendBody;
 use super::*;
 use crate::device_name::TaskDevice;
 use crate::function_table::FunctionFacts;
+use crate::planted::PlantedServiceBugs;
 use crate::signature::Signature;
-use crate::testing::planted::PlantedServiceBugs;
 use crate::value::{Value, beyond_memory};
 
 /// The time for which these services remember a silent client.

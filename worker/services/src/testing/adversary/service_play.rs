@@ -16,8 +16,8 @@ use super::choices::ServiceChoices;
 use super::frames::{framed, value_bytes, value_type};
 use crate::device_name::TaskDevice;
 use crate::function_table::{FunctionFacts, FunctionTable};
+use crate::planted::PlantedServiceBugs;
 use crate::service::{ExecutionId, Failure, Service, ServiceConfig, ServiceInput, ServiceOutput};
-use crate::testing::planted::PlantedServiceBugs;
 use crate::{Signature, Value};
 
 /// The time for which the service remembers a silent client.

@@ -17,11 +17,11 @@ use super::frames::frame_of;
 use crate::description::Description;
 use crate::device_name::TaskDevice;
 use crate::function_table::{FunctionFacts, FunctionTable};
+use crate::planted::{PlantedServiceBugs, ServiceBug};
 use crate::service::{
     ExecutionId, ExecutionOrder, Failure, InputSource, Service, ServiceConfig, ServiceInput,
     ServiceOutput,
 };
-use crate::testing::planted::{PlantedServiceBugs, ServiceBug};
 use crate::trainer::{counted, function_error};
 use crate::{FunctionError, Outputs, Value};
 

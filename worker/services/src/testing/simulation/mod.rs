@@ -7,7 +7,6 @@ mod coordinator_endpoint;
 mod frames;
 mod function_server_endpoint;
 
-pub use crate::testing::planted::{PlantedServiceBugs, ServiceBug};
 pub use coordinator_endpoint::{CoordinatorEndpoint, CoordinatorEvent, ScheduledNumber};
 pub use function_server_endpoint::{
     FunctionFailure, FunctionServerEndpoint, FunctionServerEvent, FunctionServerSettings,

@@ -1,7 +1,7 @@
 //! Planted bugs, which prove that the tests would find such bugs.
 //!
-//! The feature `planted` compiles them in; a value passed in then selects one. Without the feature
-//! [`PlantedBugs::has`] is `false` at compile time.
+//! The feature `planted` compiles them into builds with debug assertions; a value passed in then
+//! selects one. In every other build [`PlantedBugs::has`] is `false` at compile time.
 
 /// Defines the bugs and the list of all bugs in one place.
 macro_rules! bugs {
@@ -13,7 +13,6 @@ macro_rules! bugs {
             $($(#[$doc])+ $bug,)+
         }
 
-        #[cfg(feature = "planted")]
         impl Bug {
             /// All bugs.
             pub const ALL: &[Bug] = &[$(Bug::$bug),+];
@@ -93,32 +92,32 @@ bugs! {
 /// The planted bug, if any.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PlantedBugs {
-    #[cfg(feature = "planted")]
+    #[cfg(all(feature = "planted", debug_assertions))]
     bug: Option<Bug>,
 }
 
+#[cfg(all(feature = "planted", debug_assertions))]
 impl PlantedBugs {
     /// Plants this bug.
-    #[cfg(feature = "planted")]
     pub fn with(bug: Bug) -> PlantedBugs {
         PlantedBugs { bug: Some(bug) }
     }
 
     /// Returns the planted bug, if any.
-    #[cfg(feature = "planted")]
     pub fn bug(self) -> Option<Bug> {
         self.bug
     }
 
     /// Returns whether this bug is planted.
-    #[cfg(feature = "planted")]
     #[inline]
     pub fn has(self, bug: Bug) -> bool {
         self.bug == Some(bug)
     }
+}
 
+#[cfg(not(all(feature = "planted", debug_assertions)))]
+impl PlantedBugs {
     /// Returns false: no bug is compiled in.
-    #[cfg(not(feature = "planted"))]
     #[inline]
     pub fn has(self, _bug: Bug) -> bool {
         false

@@ -1,9 +1,7 @@
 //! Planted bugs, which prove that the tests would find such bugs.
 //!
-//! The feature `planted` compiles them in; a value passed in then selects one. Without the feature
-//! [`PlantedServiceBugs::has`] is `false` at compile time.
-
-#![allow(unreachable_pub, reason = "public for the simulator alone")]
+//! The feature `planted` compiles them into builds with debug assertions; a value passed in then
+//! selects one. In every other build [`PlantedServiceBugs::has`] is `false` at compile time.
 
 /// A plausible bug of a server of functions or a coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -14,13 +12,11 @@ pub enum ServiceBug {
     /// A pinned call whose worker is lost goes to any worker.
     RetryPinnedElsewhere,
     /// A scheduled call whose push has no effect ends well. Planted in the simulator's functions.
-    #[cfg_attr(not(feature = "simulation"), allow(dead_code, reason = "planted there alone"))]
     EndWithoutEffect,
 }
 
 impl ServiceBug {
     /// Every bug that can be planted here.
-    #[cfg(feature = "planted")]
     pub const ALL: &[ServiceBug] = &[
         ServiceBug::LeaseOutputsForEver,
         ServiceBug::RetryPinnedElsewhere,
@@ -31,26 +27,27 @@ impl ServiceBug {
 /// The planted bug, if any.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PlantedServiceBugs {
-    #[cfg(feature = "planted")]
+    #[cfg(all(feature = "planted", debug_assertions))]
     bug: Option<ServiceBug>,
 }
 
+#[cfg(all(feature = "planted", debug_assertions))]
 impl PlantedServiceBugs {
     /// Plants this bug alone.
-    #[cfg(feature = "planted")]
     pub fn with(bug: ServiceBug) -> PlantedServiceBugs {
         PlantedServiceBugs { bug: Some(bug) }
     }
 
     /// Returns whether this bug is planted.
-    #[cfg(feature = "planted")]
     #[inline]
     pub fn has(self, bug: ServiceBug) -> bool {
         self.bug == Some(bug)
     }
+}
 
+#[cfg(not(all(feature = "planted", debug_assertions)))]
+impl PlantedServiceBugs {
     /// Returns false: no bug is compiled in.
-    #[cfg(not(feature = "planted"))]
     #[inline]
     pub fn has(self, _bug: ServiceBug) -> bool {
         false
