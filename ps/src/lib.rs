@@ -21,6 +21,11 @@
 //! the memory of `pushpull-store`. `runtime` drives them with sockets, threads and clocks. This
 //! crate does not depend on the worker.
 
+#![cfg_attr(
+    all(feature = "simulation", not(debug_assertions)),
+    allow(dead_code, reason = "their callers are in no release build")
+)]
+
 mod aggregate;
 pub mod blocking;
 mod call_sources;
@@ -39,7 +44,7 @@ mod push_window;
 mod runtime;
 mod shard;
 mod status;
-#[cfg(any(test, feature = "simulation"))]
+#[cfg(any(test, fuzzing, all(feature = "simulation", debug_assertions)))]
 #[doc(hidden)]
 pub mod testing;
 
@@ -54,10 +59,11 @@ pub mod optim {
     };
 }
 
+#[cfg(feature = "measure")]
+#[doc(hidden)]
+pub use pushpull_store::measure;
 #[cfg(feature = "planted")]
 pub use pushpull_store::planted;
-#[doc(hidden)]
-pub use pushpull_store::testing::measure;
 
 pub use config::{
     Asynchronous, Checkpoints, Durability, Mode, Network, NonFinite, OnLoss, PsConfig,

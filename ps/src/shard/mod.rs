@@ -251,7 +251,7 @@ impl Shard {
         self.changed |= changes;
         if changes == Changes::NONE {
             self.hold_outputs();
-            #[cfg(any(test, fuzzing, feature = "simulation"))]
+            #[cfg(any(test, fuzzing, all(feature = "simulation", debug_assertions)))]
             self.check_unchanged();
             return;
         }

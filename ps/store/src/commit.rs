@@ -405,7 +405,7 @@ fn decode_address(word: u64) -> Address {
 }
 
 /// Recomputes the checksums of a file of words or of a committed intent that a test has modified.
-#[cfg(any(test, feature = "testing"))]
+#[cfg(any(test, feature = "simulation"))]
 pub fn reseal(bytes: &mut [u8], arena: u64, kind: Kind, generation: u64) {
     let copy = |bytes: &[u8]| {
         let mut memory = Memory::anonymous(bytes.len()).expect("memory for a test");

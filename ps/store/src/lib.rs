@@ -18,14 +18,22 @@ pub mod change;
 pub mod commit;
 mod error;
 pub mod layout;
+#[cfg(any(test, feature = "measure"))]
+#[doc(hidden)]
+pub mod measure;
 pub mod permissions;
 pub mod planted;
 pub mod store;
 pub mod table;
+#[cfg(any(test, fuzzing, all(feature = "simulation", debug_assertions)))]
 pub mod testing;
 pub mod undo;
+#[cfg(not(any(test, fuzzing, all(feature = "simulation", debug_assertions))))]
+mod without_testing;
 
 pub use arena::is_state;
 pub use change::StoredStream;
 pub use error::StorageError;
 pub use table::RowHead;
+#[cfg(not(any(test, fuzzing, all(feature = "simulation", debug_assertions))))]
+use without_testing as testing;

@@ -426,7 +426,7 @@ impl Store {
 
     /// Returns the committed contents of the values and of each slot, in the order of the layout;
     /// for tests.
-    #[cfg(any(test, feature = "testing"))]
+    #[cfg(any(test, feature = "simulation"))]
     pub fn contents(&self) -> Vec<Vec<u8>> {
         let bytes = self.layout.bytes() as usize;
         let block_bytes = self.geometry.block_bytes;

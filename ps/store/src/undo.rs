@@ -313,7 +313,7 @@ fn length_word(length: usize, version: u64) -> u64 {
 }
 
 /// Recomputes the checksums of a forged undo file.
-#[cfg(any(test, feature = "testing"))]
+#[cfg(any(test, feature = "simulation"))]
 pub fn reseal(bytes: &mut [u8]) {
     if bytes.len() < TILES {
         return;

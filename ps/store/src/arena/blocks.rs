@@ -16,7 +16,6 @@ use pushpull_common::shared_values::Geometry;
 use super::grid::Grid;
 use super::memory::{Memory, copy_non_temporal};
 use crate::cache::prefetch;
-#[cfg(any(test, feature = "testing"))]
 use crate::testing::store_trace;
 
 /// Blocks of equal size, addressed by number.
@@ -57,7 +56,6 @@ impl SharedBlocks {
     }
 
     /// Reports to the store trace that a part is borrowed for writing.
-    #[cfg(any(test, feature = "testing"))]
     fn trace_write(&self, block: u32, part: usize) {
         store_trace::borrowed(
             self.memory.address(),
@@ -67,7 +65,6 @@ impl SharedBlocks {
     }
 
     /// Reports to the store trace that a range is written with non-temporal stores.
-    #[cfg(any(test, feature = "testing"))]
     fn trace_streaming(&self, block: u32, part: usize, within: Range<usize>) {
         let start = self.start(block, part) + within.start;
         store_trace::streaming(self.memory.address(), start, within.len());
@@ -178,7 +175,6 @@ impl Blocks {
     pub(crate) fn write_part(&mut self, block: u32, part: usize) -> &mut [u8] {
         self.assert_not_pinned(block);
         let bytes = self.shared.grid.block_bytes;
-        #[cfg(any(test, feature = "testing"))]
         self.shared.trace_write(block, part);
         // SAFETY: as in `read_part`. `&mut self` excludes other borrows of this `Blocks`, which is
         // the only one of its mapping. The assertion excludes readers that hold a pin.
@@ -201,7 +197,6 @@ impl Blocks {
             if part >= parts {
                 return Default::default();
             }
-            #[cfg(any(test, feature = "testing"))]
             self.shared.trace_write(block, part);
             // SAFETY: as in `write_part`. The parts of a block do not overlap, and each is borrowed
             // once.
@@ -225,7 +220,6 @@ impl Blocks {
             start <= bytes && source.len() <= bytes - start,
             "cannot write at {start}: the part has {bytes} bytes"
         );
-        #[cfg(any(test, feature = "testing"))]
         self.shared.trace_streaming(block, part, start..start + source.len());
         // SAFETY: as in `write_part`. The assertion keeps the bytes inside the part. `source` may
         // be another block of this mapping, but not this block: `&mut self` and the absence of pins
@@ -268,7 +262,6 @@ impl Blocks {
         let mut read: [&[u8]; N] = std::array::from_fn(|_| Default::default());
         let mut written: [&mut [u8]; N] = std::array::from_fn(|_| Default::default());
         for part in 0..parts {
-            #[cfg(any(test, feature = "testing"))]
             self.shared.trace_streaming(to, part, within.clone());
             let from = self.shared.pointer(from, part);
             let to = self.shared.pointer(to, part);

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 use memmap2::{MmapOptions, MmapRaw};
 use pushpull_optim::volatile::Volatile;
 
-#[cfg(any(test, feature = "testing"))]
 use crate::testing::store_trace;
+use crate::testing::test_files::TestFile;
 
 /// A mapping: anonymous memory or a file.
 #[derive(Debug)]
@@ -24,8 +24,7 @@ pub struct Memory {
     bytes: usize,
     file: Option<File>,
     /// The entry of a test file.
-    #[cfg(any(test, feature = "simulation"))]
-    pub(crate) test_file: Option<crate::testing::test_files::TestFile>,
+    pub(crate) test_file: Option<TestFile>,
 }
 
 impl Memory {
@@ -130,15 +129,7 @@ impl Memory {
     }
 
     fn new(map: MmapRaw, bytes: usize, file: Option<File>) -> Memory {
-        #[cfg(any(test, feature = "simulation"))]
-        let test_file = None;
-        Memory {
-            map,
-            bytes,
-            file,
-            #[cfg(any(test, feature = "simulation"))]
-            test_file,
-        }
+        Memory { map, bytes, file, test_file: None }
     }
 
     /// Closes the file of the mapping, which can then no longer grow.
@@ -156,7 +147,6 @@ impl Memory {
 
     /// Extends the memory with zeros. The mapping may move.
     pub(crate) fn grow(&mut self, bytes: usize) -> std::io::Result<()> {
-        #[allow(unused_mut, reason = "mutated for test files")]
         let mut grown = match &self.file {
             Some(file) => {
                 super::reserve(file, bytes as u64)?;
@@ -168,14 +158,10 @@ impl Memory {
                 grown
             }
         };
-        #[cfg(any(test, feature = "testing"))]
         store_trace::moved(self.address(), grown.address());
-        #[cfg(any(test, feature = "simulation"))]
-        {
-            grown.test_file = self.test_file.take();
-            if let Some(test_file) = &grown.test_file {
-                test_file.set(crate::testing::test_files::TestFileState::open(&grown));
-            }
+        grown.test_file = self.test_file.take();
+        if let Some(test_file) = &grown.test_file {
+            test_file.opened_by(&grown);
         }
         *self = grown;
         Ok(())
@@ -195,7 +181,6 @@ impl Memory {
     /// Borrows all bytes for writing through the cache.
     #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        #[cfg(any(test, feature = "testing"))]
         store_trace::borrowed(self.address(), 0, self.bytes);
         // SAFETY: as in `bytes`. `&mut self` makes this borrow the only one.
         unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.bytes) }
@@ -226,7 +211,6 @@ impl Memory {
     /// # Panics
     /// If the index is out of range.
     pub fn store(&mut self, word: usize, value: u64) {
-        #[cfg(any(test, feature = "testing"))]
         store_trace::storing(self.address(), word * 8);
         compiler_fence(Ordering::SeqCst);
         self.word(word).store(value.to_le(), Ordering::Relaxed);
@@ -244,7 +228,6 @@ impl Memory {
             start <= self.bytes && source.len() <= self.bytes - start,
             "cannot write at {start}: the bytes do not fit"
         );
-        #[cfg(any(test, feature = "testing"))]
         store_trace::streaming(self.address(), start, source.len());
         // SAFETY: the assertion keeps the destination inside the mapping, `&mut self` makes it
         // exclusively ours, and a borrowed source cannot overlap it.
@@ -261,7 +244,6 @@ impl Memory {
     /// # Panics
     /// If the range is not inside the memory.
     pub(crate) fn stretch_mut(&mut self, within: std::ops::Range<usize>) -> &mut [u8] {
-        #[cfg(any(test, feature = "testing"))]
         store_trace::borrowed(self.address(), within.start, within.len());
         // SAFETY: as in `bytes_mut`.
         let all = unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.bytes) };
@@ -281,13 +263,10 @@ impl Memory {
     }
 }
 
-#[cfg(any(test, feature = "simulation"))]
 impl Drop for Memory {
     fn drop(&mut self) {
-        if let Some(test_file) = self.test_file.take().filter(|test_file| test_file.is_kept()) {
-            test_file.set(crate::testing::test_files::TestFileState::Closed(
-                crate::testing::test_files::Content::of(self.bytes()),
-            ));
+        if let Some(test_file) = self.test_file.take() {
+            test_file.close(self.bytes());
         }
     }
 }
@@ -300,7 +279,6 @@ pub fn fence() {
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
-    #[cfg(any(test, feature = "testing"))]
     store_trace::fenced();
     compiler_fence(Ordering::SeqCst);
 }

@@ -22,7 +22,6 @@ pub use shared::{SharedBytes, SharedWords};
 
 use crate::error::StorageError;
 use crate::layout::{FORMAT, Fault, Kind, PAGE_BYTES, Page, Stamp, TEXT_AT};
-#[cfg(any(test, feature = "simulation"))]
 use crate::testing::test_files::TestFiles;
 
 /// Skew between the streams that an optimizer reads and writes together. At the same offset modulo
@@ -45,7 +44,6 @@ pub enum ArenaStorage {
     /// Mapped files in a folder.
     Folder(Folder),
     /// The in-memory files of a test, which show what a crash would leave.
-    #[cfg(any(test, feature = "simulation"))]
     TestFiles(TestFiles),
 }
 
@@ -124,7 +122,6 @@ impl ArenaStorage {
         match self {
             ArenaStorage::Anonymous | ArenaStorage::Shareable => Ok(Vec::new()),
             ArenaStorage::Folder(folder) => folder.names(),
-            #[cfg(any(test, feature = "simulation"))]
             ArenaStorage::TestFiles(test_files) => Ok(test_files.names()),
         }
     }
@@ -143,7 +140,6 @@ impl ArenaStorage {
                 };
                 memory.map(Some).map_err(|source| io_error("map", &folder.path(name), source))
             }
-            #[cfg(any(test, feature = "simulation"))]
             ArenaStorage::TestFiles(test_files) => Ok(test_files.open(name)),
         }
     }
@@ -160,7 +156,6 @@ impl ArenaStorage {
             }
             ArenaStorage::Anonymous | ArenaStorage::Shareable => Memory::anonymous(length),
             ArenaStorage::Folder(folder) => Memory::of_file(folder.create(name, bytes)?),
-            #[cfg(any(test, feature = "simulation"))]
             ArenaStorage::TestFiles(test_files) => Ok(test_files.create(name, length)),
         };
         memory.map_err(|source| io_error("map", &path, source))
@@ -171,7 +166,6 @@ impl ArenaStorage {
         match self {
             ArenaStorage::Anonymous | ArenaStorage::Shareable => Ok(()),
             ArenaStorage::Folder(folder) => folder.rename(from, to),
-            #[cfg(any(test, feature = "simulation"))]
             ArenaStorage::TestFiles(test_files) => {
                 test_files.rename(from, to);
                 Ok(())
@@ -184,7 +178,6 @@ impl ArenaStorage {
         match self {
             ArenaStorage::Anonymous | ArenaStorage::Shareable => Ok(()),
             ArenaStorage::Folder(folder) => folder.sync(name),
-            #[cfg(any(test, feature = "simulation"))]
             ArenaStorage::TestFiles(test_files) => {
                 test_files.sync(name);
                 Ok(())
@@ -213,7 +206,6 @@ impl ArenaStorage {
         match self {
             ArenaStorage::Anonymous | ArenaStorage::Shareable => Ok(()),
             ArenaStorage::Folder(folder) => folder.write_durably(name, bytes),
-            #[cfg(any(test, feature = "simulation"))]
             ArenaStorage::TestFiles(test_files) => {
                 test_files.write_durably(name, bytes);
                 Ok(())
@@ -226,7 +218,6 @@ impl ArenaStorage {
         match self {
             ArenaStorage::Anonymous | ArenaStorage::Shareable => Ok(()),
             ArenaStorage::Folder(folder) => folder.remove(name),
-            #[cfg(any(test, feature = "simulation"))]
             ArenaStorage::TestFiles(test_files) => {
                 test_files.remove(name);
                 Ok(())

@@ -24,7 +24,7 @@ impl SharedWords {
     }
 
     /// Wraps words received from another process.
-    #[cfg(any(test, feature = "testing"))]
+    #[cfg(any(test, feature = "simulation"))]
     pub fn of(memory: Memory) -> SharedWords {
         SharedWords(memory)
     }

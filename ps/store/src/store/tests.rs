@@ -15,7 +15,7 @@ use pushpull_optim::optimizer::{
 
 use super::*;
 use crate::change::ByteSource;
-use crate::testing::measure::{alone, holding};
+use crate::measure::{alone, holding};
 use pushpull_optim::optimizer::SharedRun;
 
 const BLOCK: usize = 1024;

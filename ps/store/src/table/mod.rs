@@ -326,7 +326,7 @@ impl Table {
     }
 
     /// Returns the committed rows by id, each with its head and slots; for tests.
-    #[cfg(any(test, feature = "testing"))]
+    #[cfg(any(test, feature = "simulation"))]
     pub fn contents(&self, journal: &Journal) -> std::collections::BTreeMap<u64, Vec<u8>> {
         let pages = self.committed_pages(journal);
         let words = (0..self.pages).flat_map(|page| pages.page(page).to_vec());

@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::ThreadId;
 
-#[cfg(any(test, feature = "testing"))]
 use super::store_trace;
 use crate::arena::Memory;
 use crate::layout::{Kind, PAGE_BYTES};
@@ -124,13 +123,20 @@ fn memory_for(name: &str, bytes: usize) -> Memory {
 pub(crate) struct TestFile(Arc<Mutex<TestFileState>>);
 
 impl TestFile {
-    pub(crate) fn set(&self, item: TestFileState) {
-        *self.0.lock().expect("no panic holds the lock") = item;
+    /// Notes that this memory, on the caller's thread, has the file open.
+    pub(crate) fn opened_by(&self, memory: &Memory) {
+        self.set(TestFileState::open(memory));
     }
 
-    /// Returns whether [`TestFiles`] still lists the file.
-    pub(crate) fn is_kept(&self) -> bool {
-        Arc::strong_count(&self.0) > 1
+    /// Keeps the bytes of the memory that had the file open, if [`TestFiles`] still lists the file.
+    pub(crate) fn close(&self, bytes: &[u8]) {
+        if Arc::strong_count(&self.0) > 1 {
+            self.set(TestFileState::Closed(Content::of(bytes)));
+        }
+    }
+
+    fn set(&self, item: TestFileState) {
+        *self.0.lock().expect("no panic holds the lock") = item;
     }
 
     fn get(&self) -> TestFileState {
@@ -172,13 +178,12 @@ impl TestFiles {
         let TestFileState::Closed(content) = found.get() else { panic!("{name} is open twice") };
         let mut memory = memory_for(name, content.length);
         memory.write(0, &content.head);
-        found.set(TestFileState::open(&memory));
+        found.opened_by(&memory);
         memory.test_file = Some(found);
         Some(memory)
     }
 
     pub(crate) fn create(&self, name: &str, bytes: usize) -> Memory {
-        #[cfg(any(test, feature = "testing"))]
         store_trace::filing();
         let mut memory = memory_for(name, bytes);
         let found = TestFile(Arc::new(Mutex::new(TestFileState::open(&memory))));
@@ -188,7 +193,6 @@ impl TestFiles {
     }
 
     pub(crate) fn rename(&self, from: &str, to: &str) {
-        #[cfg(any(test, feature = "testing"))]
         store_trace::filing();
         let mut items = self.items();
         let item = items.remove(from).expect("the file exists");
@@ -199,7 +203,6 @@ impl TestFiles {
     }
 
     pub(crate) fn remove(&self, name: &str) {
-        #[cfg(any(test, feature = "testing"))]
         store_trace::filing();
         self.items().remove(name);
     }
@@ -233,7 +236,6 @@ impl TestFiles {
     }
 
     pub(crate) fn write_durably(&self, name: &str, bytes: &[u8]) {
-        #[cfg(any(test, feature = "testing"))]
         store_trace::filing();
         let item = TestFile(Arc::new(Mutex::new(TestFileState::Closed(Content::of(bytes)))));
         self.items().insert(name.to_owned(), item);
