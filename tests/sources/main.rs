@@ -1,7 +1,10 @@
-//! The sources: who may name whom, which names are public, which features compile what.
+//! The sources: who may name whom, which names are public, which features compile what,
+//! and what a release build leaves out.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod features;
 mod layers;
 mod public_names;
+#[cfg(target_os = "linux")]
+mod release_daemon;
