@@ -11,7 +11,9 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use pushpull::local::Cluster;
-use pushpull::services::{Call, Client, Functions, Server, ServerConfig, Towers, blocking};
+use pushpull::services::{
+    Call, Client, FunctionServer, FunctionServerConfig, Functions, Towers, blocking,
+};
 use pushpull::{ClusterSpec, PsConfig, Sgd, TaskId, VariableSpec, blocking::Worker};
 
 /// The bytes of the messages of an empty call and of its answer.
@@ -54,7 +56,7 @@ fn ping_pong() -> TcpStream {
 fn calls(rounds: usize, count: usize) {
     let functions =
         Functions::new().add_async("async", |_| async { Ok(()) }).add("blocking", |_| Ok(()));
-    let server = Server::local(functions).unwrap();
+    let server = FunctionServer::local(functions).unwrap();
     let client = blocking::Client::connect(server.target()).unwrap();
     let mut ping = ping_pong();
     let request = [0; CALL_BYTES[0]];
@@ -90,7 +92,7 @@ fn calls(rounds: usize, count: usize) {
 /// does not accept yet.
 fn open_calls(count: usize) {
     let functions = Functions::new().add_async("async", |_| async { Ok(()) });
-    let server = Server::local(functions).unwrap();
+    let server = FunctionServer::local(functions).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let client = runtime.block_on(Client::connect(server.target())).unwrap();
     let begun = Instant::now();
@@ -117,14 +119,15 @@ fn towers(rounds: usize, elements: usize) {
         gradients.view_mut_unfilled::<f32>("w")?.copy_from_slice(params.view("w")?);
         call.tower(gradients, 0.0)
     });
-    let listener = Server::listen("127.0.0.1:0").unwrap();
+    let listener = FunctionServer::listen("127.0.0.1:0").unwrap();
     // The worker is the chief, so the server is another task.
     let cluster = ClusterSpec::builder()
         .job("ps", ps.spec().job_tasks("ps").unwrap().into_iter().flatten())
         .job("worker", [ClusterSpec::NO_ADDRESS.to_owned(), listener.address()])
         .build()
         .unwrap();
-    let server = listener.start(ServerConfig::new(cluster, TaskId::worker(1), functions)).unwrap();
+    let server =
+        listener.start(FunctionServerConfig::new(cluster, TaskId::worker(1), functions)).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let client = runtime.block_on(Client::connect(server.target())).unwrap();
     let towers = Towers::new(&client, "tower", [TaskId::worker(1)]).unwrap();

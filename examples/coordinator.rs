@@ -30,7 +30,8 @@ use std::time::Duration;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 use pushpull::services::{
-    Call, Client, ClientConfig, Coordinator, CoordinatorConfig, Functions, Server, ServerConfig,
+    Call, Client, ClientConfig, Coordinator, CoordinatorConfig, FunctionServer,
+    FunctionServerConfig, Functions,
 };
 use pushpull::{
     ClusterSpec, Ps, PsConfig, Reader, Sgd, Storage, TaskId, VariableSpec, WorkerConfig,
@@ -89,7 +90,7 @@ pub(crate) async fn run(
             Ok(listener.start(config)?.serve(stop).await?)
         }
         "worker" => {
-            let listener = Server::listen(cluster.task_address("worker", index)?)?;
+            let listener = FunctionServer::listen(cluster.task_address("worker", index)?)?;
             let server = listener.start(worker_config(&cluster, index, pause))?;
             stop.await;
             server.stop();
@@ -111,7 +112,7 @@ fn ps_config(cluster: &ClusterSpec, index: u32) -> PsConfig {
     PsConfig::new(cluster.clone(), TaskId::ps(index), Sgd::new(1.0))
 }
 
-fn worker_config(cluster: &ClusterSpec, index: u32, pause: Duration) -> ServerConfig {
+fn worker_config(cluster: &ClusterSpec, index: u32, pause: Duration) -> FunctionServerConfig {
     let functions = Functions::new()
         .add("increment", move |call| {
             let mut gradients = call.gradients()?;
@@ -122,13 +123,13 @@ fn worker_config(cluster: &ClusterSpec, index: u32, pause: Duration) -> ServerCo
             call.push(gradients)
         })
         .add("read", |call| Ok(call.values()?.views::<f32, 2>(VARIABLES)?[0][0]));
-    ServerConfig::new(cluster.clone(), TaskId::worker(index), functions)
+    FunctionServerConfig::new(cluster.clone(), TaskId::worker(index), functions)
 }
 
 /// All tasks in this process, on ports that the system chooses.
 async fn count_in_one_process(calls: u64, pause: Duration) -> Result<(), ExampleError> {
     let ps = [Ps::listen("127.0.0.1:0").await?, Ps::listen("127.0.0.1:0").await?];
-    let workers = [Server::listen("127.0.0.1:0")?, Server::listen("127.0.0.1:0")?];
+    let workers = [FunctionServer::listen("127.0.0.1:0")?, FunctionServer::listen("127.0.0.1:0")?];
     let cluster = ClusterSpec::builder()
         .job("ps", ps.each_ref().map(|ps| ps.address()))
         .job("worker", workers.each_ref().map(|worker| worker.address()))

@@ -10,13 +10,13 @@
 use std::error::Error;
 
 use pushpull::services::blocking::Client;
-use pushpull::services::{Call, Functions, Server};
+use pushpull::services::{Call, FunctionServer, Functions};
 
 /// Calls a function of a local server, and returns its answer.
 pub(crate) fn hello() -> Result<String, Box<dyn Error>> {
     let functions = Functions::new()
         .add("hello", |call| Ok(format!("Hello, {}!", call.input("whom")?.text()?)));
-    let server = Server::local(functions)?;
+    let server = FunctionServer::local(functions)?;
     let client = Client::connect(server.target())?;
     let outputs = client.call(Call::new("hello").feed("whom", "distributed pushpull"))?;
     Ok(outputs.text()?.to_owned())

@@ -35,7 +35,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
-use pushpull::services::{Call, Client, Functions, Outputs, Server, ServerConfig};
+use pushpull::services::{Call, Client, FunctionServer, FunctionServerConfig, Functions, Outputs};
 use pushpull::variable::Initializer;
 use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, TaskId, VariableSpec};
 use tokio::signal::unix::{SignalKind, signal};
@@ -116,10 +116,10 @@ async fn serve_functions(
     task: TaskId,
     stop: impl Future<Output = ()>,
 ) -> Result<(), GraphError> {
-    let listener = Server::listen(cluster.task_address(&task.job, task.index)?)?;
+    let listener = FunctionServer::listen(cluster.task_address(&task.job, task.index)?)?;
     println!("{task} serves on {}", listener.address());
     let functions = Functions::new().elementwise();
-    let server = listener.start(ServerConfig::new(cluster, task, functions))?;
+    let server = listener.start(FunctionServerConfig::new(cluster, task, functions))?;
     stop.await;
     server.stop();
     Ok(())
@@ -128,7 +128,8 @@ async fn serve_functions(
 /// All tasks in this process, on ports that the system chooses.
 async fn compute_in_one_process(forever: bool) -> Result<(), GraphError> {
     let ps = Ps::listen("127.0.0.1:0").await?;
-    let workers = (0..3).map(|_| Server::listen("127.0.0.1:0")).collect::<Result<Vec<_>, _>>()?;
+    let workers =
+        (0..3).map(|_| FunctionServer::listen("127.0.0.1:0")).collect::<Result<Vec<_>, _>>()?;
     let cluster = ClusterSpec::builder()
         .job("ps", [ps.address()])
         .job("worker", workers.iter().map(|worker| worker.address()))
@@ -137,7 +138,7 @@ async fn compute_in_one_process(forever: bool) -> Result<(), GraphError> {
     let mut servers = Vec::new();
     for (index, worker) in (0..).zip(workers) {
         let functions = Functions::new().elementwise();
-        let config = ServerConfig::new(cluster.clone(), TaskId::worker(index), functions);
+        let config = FunctionServerConfig::new(cluster.clone(), TaskId::worker(index), functions);
         servers.push(worker.start(config)?);
     }
     compute(servers[0].target(), forever).await

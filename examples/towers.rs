@@ -16,7 +16,8 @@ use std::error::Error;
 use clap::Parser;
 use pushpull::compute::{Compute, Device, Mlp, Model, Network, Samples, View, ViewMut};
 use pushpull::services::{
-    Client, FunctionError, Functions, Invocation, Outputs, Server, ServerConfig, Towers, Value,
+    Client, FunctionError, FunctionServer, FunctionServerConfig, Functions, Invocation, Outputs,
+    Towers, Value,
 };
 use pushpull::{
     Adam, ClusterSpec, Params, Ps, PsConfig, Reader, TaskId, VariableSpec, WorkerConfig,
@@ -83,7 +84,7 @@ pub(crate) async fn train(towers: u32, steps: u64) -> Result<Outcome, ExampleErr
         return Err(format!("{towers} towers do not divide a batch of {BATCH} equally").into());
     }
     let ps = Ps::listen("127.0.0.1:0").await?;
-    let workers = (0..towers).map(|_| Server::listen("127.0.0.1:0"));
+    let workers = (0..towers).map(|_| FunctionServer::listen("127.0.0.1:0"));
     let workers = workers.collect::<Result<Vec<_>, _>>()?;
     let cluster = ClusterSpec::builder()
         .job("ps", [ps.address()])
@@ -93,7 +94,7 @@ pub(crate) async fn train(towers: u32, steps: u64) -> Result<Outcome, ExampleErr
     let mut servers = Vec::new();
     for (index, worker) in (0..).zip(workers) {
         let functions = Functions::new().towers().add("tower", tower);
-        let config = ServerConfig::new(cluster.clone(), TaskId::worker(index), functions);
+        let config = FunctionServerConfig::new(cluster.clone(), TaskId::worker(index), functions);
         servers.push(worker.start(config)?);
     }
 

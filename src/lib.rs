@@ -257,9 +257,9 @@ pub mod training {
 /// `docs/services.md` says what a call may be given, what it may leave, and how each failure ends.
 ///
 /// ```
-/// use pushpull::services::{Call, Functions, Server, blocking::Client};
+/// use pushpull::services::{Call, Functions, FunctionServer, blocking::Client};
 ///
-/// let server = Server::local(Functions::new().add("hello", |_| Ok("Hello!")))?;
+/// let server = FunctionServer::local(Functions::new().add("hello", |_| Ok("Hello!")))?;
 /// let client = Client::connect(server.target())?;
 /// assert_eq!(client.call(Call::new("hello"))?.text()?, "Hello!");
 /// # Ok::<(), Box<dyn std::error::Error>>(())

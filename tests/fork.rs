@@ -12,7 +12,9 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 use pushpull::blocking::{Ps, Reader, Worker};
 use pushpull::error::ServeError;
-use pushpull::services::{Call, Functions, Server, ServerConfig, ServiceError, blocking::Client};
+use pushpull::services::{
+    Call, FunctionServer, FunctionServerConfig, Functions, ServiceError, blocking::Client,
+};
 use pushpull::{
     ClusterSpec, Error, Params, PsConfig, Sgd, TaskId, Token, VariableSpec, WorkerConfig,
 };
@@ -52,7 +54,7 @@ struct Inherited {
     reader: Reader,
     client: Client,
     ps: Ps,
-    functions: Server,
+    functions: FunctionServer,
 }
 
 impl Inherited {
@@ -94,8 +96,8 @@ fn a_child_is_refused_by_name_and_its_parent_trains_on() {
     let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0)).last_step(20);
     let ps = Ps::start(Ps::listen(&socket).unwrap(), config).unwrap();
     let elementwise = Functions::new().elementwise();
-    let config = ServerConfig::new(cluster.clone(), TaskId::worker(0), elementwise);
-    let functions = Server::listen("127.0.0.1:0").unwrap().start(config).unwrap();
+    let config = FunctionServerConfig::new(cluster.clone(), TaskId::worker(0), elementwise);
+    let functions = FunctionServer::listen("127.0.0.1:0").unwrap().start(config).unwrap();
     let client = Client::connect(functions.target()).unwrap();
     let config = || WorkerConfig::new(cluster.clone(), TaskId::worker(0));
     let mut worker = Worker::connect(config()).unwrap();

@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use pushpull::services::blocking::Client;
-use pushpull::services::{Call, Functions, Server, ServerConfig, ServerListener};
+use pushpull::services::{
+    Call, FunctionServer, FunctionServerConfig, FunctionServerListener, Functions,
+};
 use pushpull::{ClusterSpec, TaskId};
 
 /// The servers, the clients, and the calls of all clients together. `PUSHPULL_THOROUGH=1` makes it
@@ -31,15 +33,15 @@ fn resident_bytes() -> u64 {
     pages.expect("a number of pages") * 4096
 }
 
-fn start(count: usize, functions: &Functions) -> Vec<Server> {
+fn start(count: usize, functions: &Functions) -> Vec<FunctionServer> {
     let listeners: Vec<_> =
-        (0..count).map(|_| Server::listen("127.0.0.1:0").expect("a free port")).collect();
-    let addresses = listeners.iter().map(ServerListener::address);
+        (0..count).map(|_| FunctionServer::listen("127.0.0.1:0").expect("a free port")).collect();
+    let addresses = listeners.iter().map(FunctionServerListener::address);
     let cluster = ClusterSpec::builder().job("local", addresses).build();
     let cluster = cluster.expect("a valid cluster");
-    let start = |(index, listener): (usize, ServerListener)| {
+    let start = |(index, listener): (usize, FunctionServerListener)| {
         let task = TaskId::new("local", index as u32);
-        let config = ServerConfig::new(cluster.clone(), task, functions.clone()).threads(2);
+        let config = FunctionServerConfig::new(cluster.clone(), task, functions.clone()).threads(2);
         listener.start(config).expect("a server")
     };
     listeners.into_iter().enumerate().map(start).collect()

@@ -13,7 +13,7 @@ use std::time::Duration;
 use pushpull::blocking::{Ps, TrainingSession, Worker};
 use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::services::{
-    Call, Client, Coordinator, CoordinatorConfig, Functions, Server, ServerConfig,
+    Call, Client, Coordinator, CoordinatorConfig, FunctionServer, FunctionServerConfig, Functions,
 };
 use pushpull::training::TrainingConfig;
 use pushpull::training::data::{GrantedBatches, Pipeline, SliceSource};
@@ -66,7 +66,7 @@ fn mark() {
 /// Serves one shard, and functions to the ways that call them.
 fn serve(way: &str) -> Result<()> {
     let listener = Ps::listen("127.0.0.1:0")?;
-    let functions = Server::listen("127.0.0.1:0")?;
+    let functions = FunctionServer::listen("127.0.0.1:0")?;
     let addresses = [listener.address(), functions.address()];
     let cluster = cluster(&addresses[0], &addresses[1])?;
     // No heartbeat is due in the other ways.
@@ -84,7 +84,11 @@ fn serve(way: &str) -> Result<()> {
             gradients.view_mut_unfilled::<f32>("w")?.fill(0.5);
             call.push(gradients)
         });
-        server = Some(functions.start(ServerConfig::new(cluster, TaskId::worker(0), offered))?);
+        server = Some(functions.start(FunctionServerConfig::new(
+            cluster,
+            TaskId::worker(0),
+            offered,
+        ))?);
     }
     println!("{} {}", addresses[0], addresses[1]);
     obey(Box::new(|| Ok(())))?;

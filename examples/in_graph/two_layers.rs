@@ -2,7 +2,8 @@
 
 use pushpull::compute::{Compute, Device, Mlp, Model, Network, Samples, View, ViewMut};
 use pushpull::services::{
-    Call, Client, FunctionError, Functions, Invocation, Outputs, Server, ServerConfig,
+    Call, Client, FunctionError, FunctionServer, FunctionServerConfig, Functions, Invocation,
+    Outputs,
 };
 use pushpull::{ClusterSpec, Ps, PsConfig, Reader, Sgd, TaskId, WorkerConfig};
 
@@ -30,7 +31,7 @@ pub(crate) struct Trained {
 /// Trains through worker 7, and beside it in this function alone.
 pub(crate) async fn train(steps: u64) -> Result<Trained, GraphError> {
     let ps = [Ps::listen("127.0.0.1:0").await?, Ps::listen("127.0.0.1:0").await?];
-    let workers = (0..WORKERS).map(|_| Server::listen("127.0.0.1:0"));
+    let workers = (0..WORKERS).map(|_| FunctionServer::listen("127.0.0.1:0"));
     let workers = workers.collect::<Result<Vec<_>, _>>()?;
     let cluster = ClusterSpec::builder()
         .job("ps", ps.each_ref().map(|ps| ps.address()))
@@ -44,7 +45,7 @@ pub(crate) async fn train(steps: u64) -> Result<Trained, GraphError> {
     }
     for (index, worker) in (0..).zip(workers) {
         let offered = Functions::new().add("train_step", train_step);
-        let config = ServerConfig::new(cluster.clone(), TaskId::worker(index), offered);
+        let config = FunctionServerConfig::new(cluster.clone(), TaskId::worker(index), offered);
         functions.push(worker.start(config)?);
     }
     let client = Client::connect(cluster.task_address("worker", WORKERS - 1)?).await?;

@@ -1,4 +1,4 @@
-//! Fuzzes a server of functions with clients that send valid messages with arbitrary numbers in
+//! Fuzzes a function server with clients that send valid messages with arbitrary numbers in
 //! every field. See `pushpull_services::adversary`.
 
 #![no_main]

@@ -6,7 +6,7 @@
 //! - **Trainings**: workers train until the last step. A synchronous run is checked against a
 //!   replay of its steps. An asynchronous run is checked by decoding from the values which pushes
 //!   they are the sum of.
-//! - **Calls**: a coordinator schedules calls on servers of functions, whose functions push. Every
+//! - **Calls**: a coordinator schedules calls on function servers, whose functions push. Every
 //!   call must take effect once on every shard.
 //!
 //! Run it with `cargo test --test sim`:

@@ -38,7 +38,7 @@ impl LinkClient {
 pub(crate) enum LinkServer {
     /// A shard.
     Shard(ShardId),
-    /// The server of functions of a worker task.
+    /// The function server of a worker task.
     Functions(u32),
 }
 

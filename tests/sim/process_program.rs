@@ -79,13 +79,13 @@ pub(crate) trait ProcessProgram: Sized + Debug {
     /// Tells the parts of a program beside its session that time has passed.
     fn tick(_: &mut SimWorld<Self>, _process: usize) {}
 
-    /// Handles an event of a connection to a server of functions.
+    /// Handles an event of a connection to a function server.
     fn call_event(_: &mut SimWorld<Self>, _process: usize, event: CallLinkEvent<'_>) -> bool {
         unreachable!("no process of the family has a connection to another: {event:?}")
     }
 }
 
-/// An event of a connection between a coordinator and a server of functions.
+/// An event of a connection between a coordinator and a function server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CallLinkEvent<'a> {
     /// The client's connection of this number is made.

@@ -62,7 +62,7 @@ pub(crate) struct Setting {
     pub(crate) tight: bool,
     #[cfg(feature = "planted")]
     pub(crate) planted: pushpull_ps::planted::PlantedBugs,
-    /// The bug that is planted in servers of functions and coordinators, if any.
+    /// The bug that is planted in function servers and coordinators, if any.
     pub(crate) planted_worker: PlantedServiceBugs,
     pub(crate) cluster: ClusterSpec,
     pub(crate) catalogue: Arc<Catalogue>,

@@ -318,7 +318,7 @@ impl<P: ProcessProgram> SimWorld<P> {
         self.processes[process].paused_until.filter(|&until| until > self.now)
     }
 
-    /// Returns the running process that is a server of functions.
+    /// Returns the running process that is a function server.
     fn process_of(&self, server: LinkServer) -> Option<usize> {
         let LinkServer::Functions(task) = server else { return None };
         let serves =

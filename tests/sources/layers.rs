@@ -253,8 +253,8 @@ const MODULES: &[(&str, &[&str])] = &[
 /// What carries out the decisions about calls.
 const SERVICES_RUNTIME: &[&str] = &[
     "crate::runtime",
-    "crate::server",
-    "crate::server_config",
+    "crate::function_server",
+    "crate::function_server_config",
     "crate::client",
     "crate::functions",
     "pushpull_worker::internal",

@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use pushpull::compute::{Device, Mlp, Model, Network, Samples, View, ViewMut};
 use pushpull::services::{
-    Client, FunctionError, Functions, Invocation, Outputs, Server, ServerConfig, Towers, Value,
+    Client, FunctionError, FunctionServer, FunctionServerConfig, Functions, Invocation, Outputs,
+    Towers, Value,
 };
 use pushpull::{ClusterSpec, Ps, Reader, TaskId, Worker, WorkerConfig};
 
@@ -34,7 +35,7 @@ async fn train_with(
         return Err(format!("--towers {towers} do not divide a batch of {rows} equally").into());
     }
     let servers = [Ps::listen("127.0.0.1:0").await?, Ps::listen("127.0.0.1:0").await?];
-    let tasks = (0..towers).map(|_| Server::listen("127.0.0.1:0"));
+    let tasks = (0..towers).map(|_| FunctionServer::listen("127.0.0.1:0"));
     let tasks = tasks.collect::<Result<Vec<_>, _>>()?;
     let cluster = ClusterSpec::builder()
         .job("ps", servers.iter().map(|server| server.address()))
@@ -50,7 +51,7 @@ async fn train_with(
     let mut towers_here = Vec::new();
     for (index, task) in (0..).zip(tasks) {
         let functions = Functions::new().towers().add("tower", move |call| tower(call, &sizes));
-        let config = ServerConfig::new(cluster.clone(), TaskId::worker(index), functions);
+        let config = FunctionServerConfig::new(cluster.clone(), TaskId::worker(index), functions);
         towers_here.push(task.start(config)?);
     }
     let client = Client::connect(towers_here[0].target()).await?;

@@ -1,6 +1,8 @@
-//! Servers of functions: beside the ps of a task, and alone for a task of another job.
+//! Function servers: beside the ps of a task, and alone for a task of another job.
 
-use pushpull::services::{Functions, Server, ServerConfig, ServerError, ServerListener};
+use pushpull::services::{
+    FunctionServer, FunctionServerConfig, FunctionServerError, FunctionServerListener, Functions,
+};
 use pushpull::{ClusterSpec, TaskId};
 
 use super::complaint::{CommandLine, DaemonError};
@@ -12,7 +14,7 @@ use super::shared::EndSignals;
 use super::unused::check_socket;
 use super::{EXIT_CONFIGURATION, start_after_predecessor};
 
-/// Starts the server of functions whose clients the ps of this task accepts. Their inputs and
+/// Starts the function server whose clients the ps of this task accepts. Their inputs and
 /// outputs have this many bytes.
 ///
 /// # Errors
@@ -22,9 +24,9 @@ pub(crate) fn start_beside(
     task: TaskId,
     cuda: bool,
     bytes: u64,
-) -> Result<Server, DaemonError> {
+) -> Result<FunctionServer, DaemonError> {
     let config = config_of(cluster, task, functions(), bytes).cuda(cuda);
-    Server::beside(config).map_err(|error| error.to_string().into())
+    FunctionServer::beside(config).map_err(|error| error.to_string().into())
 }
 
 /// Returns the configuration of a server. One client has at most half of the memory.
@@ -33,8 +35,8 @@ fn config_of(
     task: TaskId,
     functions: Functions,
     bytes: u64,
-) -> ServerConfig {
-    let config = ServerConfig::new(cluster.clone(), task, functions).bytes_max(bytes);
+) -> FunctionServerConfig {
+    let config = FunctionServerConfig::new(cluster.clone(), task, functions).bytes_max(bytes);
     config.client_bytes_max((bytes / 2).min(CLIENT_BYTES_MAX))
 }
 
@@ -89,13 +91,13 @@ fn listen(
     network: &NetworkOptions,
     typed: &CommandLine,
     (flag, address): (&str, &str),
-) -> Result<ServerListener, DaemonError> {
+) -> Result<FunctionServerListener, DaemonError> {
     let bind = match network.insecure {
-        true => Server::listen_insecure,
-        false => Server::listen,
+        true => FunctionServer::listen_insecure,
+        false => FunctionServer::listen,
     };
-    let failed = |flag: &str, error: ServerError| match error {
-        ServerError::Listen(error) => typed.cannot_listen(flag, &error),
+    let failed = |flag: &str, error: FunctionServerError| match error {
+        FunctionServerError::Listen(error) => typed.cannot_listen(flag, &error),
         error => error.to_string().into(),
     };
     let listener = bind(address).map_err(|error| failed(flag, error))?;
@@ -103,6 +105,6 @@ fn listen(
         return Ok(listener);
     };
     check_socket(typed, (flag, address), path)?;
-    let unix = Server::listen(&format!("unix:{}", path.display()));
+    let unix = FunctionServer::listen(&format!("unix:{}", path.display()));
     Ok(listener.also(unix.map_err(|error| failed("--unix-socket", error))?))
 }

@@ -1,17 +1,19 @@
-//! Servers of functions in this process.
+//! Function servers in this process.
 
 use std::time::{Duration, Instant};
 
 use pushpull::services::blocking::Client;
-use pushpull::services::{ClientConfig, Functions, Server, ServerConfig, ServerListener};
+use pushpull::services::{
+    ClientConfig, FunctionServer, FunctionServerConfig, FunctionServerListener, Functions,
+};
 use pushpull::{ClusterSpec, TaskId};
 
 /// Deadline that only ends a hang. No test depends on its length.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 /// Binds this many addresses.
-pub(crate) fn listen(count: usize) -> Vec<ServerListener> {
-    (0..count).map(|_| Server::listen("127.0.0.1:0").unwrap()).collect()
+pub(crate) fn listen(count: usize) -> Vec<FunctionServerListener> {
+    (0..count).map(|_| FunctionServer::listen("127.0.0.1:0").unwrap()).collect()
 }
 
 /// Starts this many tasks of a job with the same functions.
@@ -19,14 +21,14 @@ pub(crate) fn start(
     job: &str,
     count: usize,
     functions: &Functions,
-    configure: impl Fn(ServerConfig) -> ServerConfig,
-) -> (ClusterSpec, Vec<Server>) {
+    configure: impl Fn(FunctionServerConfig) -> FunctionServerConfig,
+) -> (ClusterSpec, Vec<FunctionServer>) {
     let listeners = listen(count);
-    let addresses = listeners.iter().map(ServerListener::address);
+    let addresses = listeners.iter().map(FunctionServerListener::address);
     let cluster = ClusterSpec::builder().job(job, addresses).build().unwrap();
-    let start = |(index, listener): (usize, ServerListener)| {
+    let start = |(index, listener): (usize, FunctionServerListener)| {
         let task = TaskId::new(job, index as u32);
-        let config = ServerConfig::new(cluster.clone(), task, functions.clone());
+        let config = FunctionServerConfig::new(cluster.clone(), task, functions.clone());
         listener.start(configure(config)).unwrap()
     };
     let servers = listeners.into_iter().enumerate().map(start).collect();
@@ -34,8 +36,8 @@ pub(crate) fn start(
 }
 
 /// Starts one server.
-pub(crate) fn start_one(functions: Functions) -> (Server, Client) {
-    let server = Server::local(functions).unwrap();
+pub(crate) fn start_one(functions: Functions) -> (FunctionServer, Client) {
+    let server = FunctionServer::local(functions).unwrap();
     let client = connect(server.target());
     (server, client)
 }

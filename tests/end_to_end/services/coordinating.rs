@@ -8,8 +8,8 @@ use std::time::Duration;
 use pushpull::blocking::Worker;
 use pushpull::local::Cluster;
 use pushpull::services::{
-    Call, Client, ClientConfig, Coordinator, CoordinatorConfig, FunctionError, Functions, Server,
-    ServerConfig, ServerListener, ServiceError, Signature,
+    Call, Client, ClientConfig, Coordinator, CoordinatorConfig, FunctionError, FunctionServer,
+    FunctionServerConfig, FunctionServerListener, Functions, ServiceError, Signature,
 };
 use pushpull::variable::DType;
 use pushpull::{ClusterSpec, PsConfig, Reader, Sgd, TaskId, VariableSpec, WorkerConfig};
@@ -20,7 +20,7 @@ use crate::services::cluster::{LONG, block_on, listen};
 struct Place {
     _ps: Cluster,
     cluster: ClusterSpec,
-    listeners: Vec<ServerListener>,
+    listeners: Vec<FunctionServerListener>,
 }
 
 fn place(ps: u32, workers: usize) -> Place {
@@ -33,21 +33,26 @@ fn place(ps: u32, workers: usize) -> Place {
     let listeners = listen(workers);
     let cluster = ClusterSpec::builder()
         .job("ps", ps.spec().job_tasks("ps").unwrap().into_iter().flatten())
-        .job("worker", listeners.iter().map(ServerListener::address))
+        .job("worker", listeners.iter().map(FunctionServerListener::address))
         .build()
         .unwrap();
     Place { _ps: ps, cluster, listeners }
 }
 
 impl Place {
-    fn start(&mut self, functions: &Functions) -> Vec<Server> {
+    fn start(&mut self, functions: &Functions) -> Vec<FunctionServer> {
         let listeners = std::mem::take(&mut self.listeners).into_iter().enumerate();
         listeners.map(|(index, listener)| self.start_at(index, listener, functions)).collect()
     }
 
-    fn start_at(&self, index: usize, listener: ServerListener, functions: &Functions) -> Server {
+    fn start_at(
+        &self,
+        index: usize,
+        listener: FunctionServerListener,
+        functions: &Functions,
+    ) -> FunctionServer {
         let task = TaskId::worker(index as u32);
-        let config = ServerConfig::new(self.cluster.clone(), task, functions.clone());
+        let config = FunctionServerConfig::new(self.cluster.clone(), task, functions.clone());
         listener.start(config.grace(Duration::ZERO)).unwrap()
     }
 
@@ -170,7 +175,7 @@ fn a_pinned_call_runs_on_its_worker_and_others_go_elsewhere() {
         assert_eq!(value.fetch_blocking().unwrap().text(), Ok("/job:worker/task:0"));
     }
     assert!(waits.try_fetch().is_none());
-    servers.push(place.start_at(1, Server::listen(&address).unwrap(), &functions));
+    servers.push(place.start_at(1, FunctionServer::listen(&address).unwrap(), &functions));
     assert_eq!(waits.fetch_blocking().unwrap().text(), Ok("/job:worker/task:1"));
     let error = block_on(coordinator.schedule(pinned(7))).unwrap_err().to_string();
     assert!(error.contains("/job:worker/task:7 is no worker"), "{error}");
@@ -196,7 +201,7 @@ fn each_worker_has_a_value_of_its_own_and_makes_it_again() {
     assert_eq!([used(0), used(1)], ["0 10", "1 11"]);
     let address = servers[1].target().to_owned();
     servers.pop().unwrap().stop();
-    servers.push(place.start_at(1, Server::listen(&address).unwrap(), &functions));
+    servers.push(place.start_at(1, FunctionServer::listen(&address).unwrap(), &functions));
     assert_eq!(used(1), "1 11");
 }
 
@@ -219,9 +224,9 @@ fn scheduled_increments_count_once_whoever_is_lost() {
                 let index = 1 + lost % 2;
                 drop(std::mem::replace(
                     &mut servers[index],
-                    Server::local(Functions::new()).unwrap(),
+                    FunctionServer::local(Functions::new()).unwrap(),
                 ));
-                let listener = Server::listen(&addresses[index]).unwrap();
+                let listener = FunctionServer::listen(&addresses[index]).unwrap();
                 servers[index] = place.start_at(index, listener, &increment());
                 lost += 1;
             }

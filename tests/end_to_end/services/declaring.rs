@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pushpull::blocking::{Reader, Worker};
 use pushpull::local::Cluster;
-use pushpull::services::{Call, Functions, Server, ServerConfig, ServiceError};
+use pushpull::services::{Call, FunctionServer, FunctionServerConfig, Functions, ServiceError};
 use pushpull::variable::Initializer;
 use pushpull::{ClusterSpec, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
 
@@ -24,7 +24,7 @@ fn step() -> Functions {
 }
 
 /// Two parameter servers, and one worker task that serves a function.
-fn start() -> (Cluster, ClusterSpec, Server) {
+fn start() -> (Cluster, ClusterSpec, FunctionServer) {
     let ps = Cluster::start(2, 1, |cluster, task| PsConfig::new(cluster, task, Sgd::new(1.0)));
     let ps = ps.unwrap();
     let worker = listen(1).remove(0);
@@ -33,7 +33,7 @@ fn start() -> (Cluster, ClusterSpec, Server) {
         .job("worker", [worker.address()])
         .build()
         .unwrap();
-    let config = ServerConfig::new(cluster.clone(), TaskId::worker(0), step());
+    let config = FunctionServerConfig::new(cluster.clone(), TaskId::worker(0), step());
     let server = worker.start(config).unwrap();
     (ps, cluster, server)
 }
@@ -91,7 +91,7 @@ fn functions_whose_session_is_fenced_join_again() {
     client.declare(&[variable()], |_| ()).unwrap();
     client.call(Call::new("step")).unwrap();
     // A second server of the task, as after a restart that the first has survived.
-    let config = ServerConfig::new(cluster.clone(), TaskId::worker(0), step());
+    let config = FunctionServerConfig::new(cluster.clone(), TaskId::worker(0), step());
     let second = listen(1).remove(0).start(config).unwrap();
     let other = connect(second.target());
     for _ in 0..3 {

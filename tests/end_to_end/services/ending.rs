@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use pushpull::services::{Call, Functions, Server, ServerConfig, ServiceError};
+use pushpull::services::{Call, FunctionServer, FunctionServerConfig, Functions, ServiceError};
 use pushpull::{ClusterSpec, TaskId};
 
 use crate::services::cluster::{connect, listen, start};
@@ -47,7 +47,7 @@ fn a_lost_server_is_named_and_the_client_goes_elsewhere() {
             Ok(())
         })
         .add("fine", |_| Ok(1_i64));
-    let configure = |config: ServerConfig| config.grace(Duration::ZERO);
+    let configure = |config: FunctionServerConfig| config.grace(Duration::ZERO);
     let (_cluster, mut servers) = start("local", 2, &functions, configure);
     let client = connect(servers[0].target());
     let running = client.inner().start(Call::new("wait")).unwrap();
@@ -71,12 +71,13 @@ fn a_call_to_a_restarted_server_runs() {
     let address = listener.address();
     let cluster = ClusterSpec::builder().job("local", [address.clone()]).build().unwrap();
     let functions = Functions::new().add("fine", |_| Ok(1_i64));
-    let config = || ServerConfig::new(cluster.clone(), TaskId::new("local", 0), functions.clone());
+    let config =
+        || FunctionServerConfig::new(cluster.clone(), TaskId::new("local", 0), functions.clone());
     let server = listener.start(config()).unwrap();
     let client = connect(server.target());
     assert!(client.call(Call::new("fine")).is_ok());
     server.stop();
-    let _server = Server::listen(&address).unwrap().start(config()).unwrap();
+    let _server = FunctionServer::listen(&address).unwrap().start(config()).unwrap();
     assert!(client.call(Call::new("fine")).is_ok());
 }
 
@@ -85,13 +86,13 @@ fn a_server_of_an_unknown_task_does_not_start() {
     let listener = listen(1).remove(0);
     let cluster = ClusterSpec::builder().job("local", [listener.address()]).build().unwrap();
     let error = listener
-        .start(ServerConfig::new(cluster, TaskId::worker(0), Functions::new()))
+        .start(FunctionServerConfig::new(cluster, TaskId::worker(0), Functions::new()))
         .unwrap_err();
     assert_eq!(
         error.to_string(),
         "cannot start /job:worker/task:0: cannot find the job \"worker\": the cluster has the jobs \
          local"
     );
-    let error = Server::listen("nonsense").unwrap_err().to_string();
+    let error = FunctionServer::listen("nonsense").unwrap_err().to_string();
     assert!(error.contains("it is not host:port or unix:/path"), "{error}");
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use pushpull::blocking::Ps;
 use pushpull::services::blocking::Client;
 use pushpull::services::{
-    Call, ClientConfig, FunctionError, Functions, ServerConfig, ServiceError,
+    Call, ClientConfig, FunctionError, FunctionServerConfig, Functions, ServiceError,
 };
 use pushpull::variable::Initializer;
 use pushpull::{ClusterSpec, PsConfig, Sgd, TaskId, VariableSpec};
@@ -180,7 +180,7 @@ fn functions_use_the_servers_that_take_the_place_of_others() {
     let functions = Functions::new()
         .add("train", |call| Ok(call.params()?.view::<f32>("w")?[0]))
         .add("read", |call| Ok(call.values()?.view::<f32>("w")?[0]));
-    let config = ServerConfig::new(cluster.clone(), TaskId::worker(0), functions);
+    let config = FunctionServerConfig::new(cluster.clone(), TaskId::worker(0), functions);
     let server = worker.start(config).unwrap();
     let client = connect(server.target());
     let start = |listener, shards, value| {

@@ -2,7 +2,9 @@
 
 use pushpull::blocking::Worker;
 use pushpull::local::Cluster;
-use pushpull::services::{Call, Functions, Server, ServerConfig, ServiceError, Signature, Value};
+use pushpull::services::{
+    Call, FunctionServer, FunctionServerConfig, Functions, ServiceError, Signature, Value,
+};
 use pushpull::variable::{DType, Initializer};
 use pushpull::{PsConfig, Sgd, TaskId, VariableSpec};
 
@@ -59,7 +61,7 @@ fn variables_go_from_their_servers_to_the_task_that_computes() {
         .build()
         .unwrap();
     let functions = Functions::new().elementwise();
-    let config = ServerConfig::new(cluster, TaskId::worker(0), functions);
+    let config = FunctionServerConfig::new(cluster, TaskId::worker(0), functions);
     let server = listener.start(config).unwrap();
     let client = connect(server.target());
     let of = |name: &str| Call::new(name).variable("a", "w").variable("b", "b");
@@ -82,7 +84,8 @@ fn without_parameter_servers_there_are_no_variables() {
     let cluster = "alone=a:1;too=b:1;worker=c:1".parse().unwrap();
     let listener = listen(1).remove(0);
     let functions = Functions::new().elementwise();
-    let server = listener.start(ServerConfig::new(cluster, TaskId::worker(0), functions)).unwrap();
+    let server =
+        listener.start(FunctionServerConfig::new(cluster, TaskId::worker(0), functions)).unwrap();
     let call = Call::new("identity").variable("x", "w");
     let error = connect(server.target()).call(call).unwrap_err().to_string();
     assert!(error.contains("cannot choose the job that holds the variables among"), "{error}");
@@ -130,13 +133,13 @@ fn a_server_keeps_state_between_calls_but_not_over_a_restart() {
     assert_eq!([count(&client), count(&client)], [1, 2]);
     assert_eq!(count(&connect(server.target())), 3, "all clients share it");
     server.stop();
-    let again = Server::local(functions).unwrap();
+    let again = FunctionServer::local(functions).unwrap();
     assert_eq!(count(&connect(again.target())), 1);
 }
 
-/// Starts a parameter server with the variable `big` of 1 MiB, and a server of functions whose
+/// Starts a parameter server with the variable `big` of 1 MiB, and a function server whose
 /// clients may use this many bytes.
-fn start_with_big(bytes: u64) -> (Cluster, Server) {
+fn start_with_big(bytes: u64) -> (Cluster, FunctionServer) {
     let ps = Cluster::start(1, 1, |cluster, task| PsConfig::new(cluster, task, Sgd::new(1.0)));
     let ps = ps.unwrap();
     let listener = listen(1).remove(0);
@@ -146,7 +149,8 @@ fn start_with_big(bytes: u64) -> (Cluster, Server) {
         .build()
         .unwrap();
     let functions = Functions::new().elementwise();
-    let config = ServerConfig::new(cluster, TaskId::worker(0), functions).client_bytes_max(bytes);
+    let config =
+        FunctionServerConfig::new(cluster, TaskId::worker(0), functions).client_bytes_max(bytes);
     let server = listener.start(config).unwrap();
     let big = VariableSpec::f32("big", [1 << 18]).unwrap().initializer(Initializer::Constant(2.0));
     connect(server.target()).declare(&[big], |_| ()).unwrap();

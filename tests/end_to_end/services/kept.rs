@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use pushpull::TaskId;
-use pushpull::services::{Call, Functions, Server, ServerConfig, ServiceError, Value};
+use pushpull::services::{
+    Call, FunctionServer, FunctionServerConfig, Functions, ServiceError, Value,
+};
 
 use crate::services::cluster::{block_on, connect, start, until};
 
@@ -94,8 +96,8 @@ fn what_a_restarted_server_has_lost_is_refused_at_once() {
     let kept = client.keep(one.on("/job:worker/task:1")).unwrap();
     let address = servers[1].target().to_owned();
     drop(servers.pop());
-    let listener = Server::listen(&address).unwrap();
-    let config = ServerConfig::new(cluster, TaskId::worker(1), functions());
+    let listener = FunctionServer::listen(&address).unwrap();
+    let config = FunctionServerConfig::new(cluster, TaskId::worker(1), functions());
     let _again = listener.start(config).unwrap();
     // Without a refusal, each of these would wait for its deadline.
     let uses = || Call::new("identity").kept("x", &kept, "x");

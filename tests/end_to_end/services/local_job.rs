@@ -3,7 +3,8 @@
 use pushpull::blocking::{Ps, Reader};
 use pushpull::server::Listener;
 use pushpull::services::{
-    Call, Client, ClientConfig, Coordinator, CoordinatorConfig, Functions, Server, ServerConfig,
+    Call, Client, ClientConfig, Coordinator, CoordinatorConfig, FunctionServer,
+    FunctionServerConfig, Functions,
 };
 use pushpull::variable::Initializer;
 use pushpull::{ClusterSpec, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
@@ -18,7 +19,7 @@ fn local(index: u32) -> TaskId {
 struct LocalJob {
     /// The cluster as the tasks know it. It lists no worker.
     cluster: ClusterSpec,
-    _tasks: Vec<(Ps, Server)>,
+    _tasks: Vec<(Ps, FunctionServer)>,
 }
 
 impl LocalJob {
@@ -27,8 +28,9 @@ impl LocalJob {
         let addresses = listeners.iter().map(Listener::address);
         let cluster = ClusterSpec::builder().job("local", addresses).build().unwrap();
         let start = |(index, listener): (u32, Listener)| {
-            let config = ServerConfig::new(cluster.clone(), local(index), functions.clone());
-            let server = Server::beside(config).unwrap();
+            let config =
+                FunctionServerConfig::new(cluster.clone(), local(index), functions.clone());
+            let server = FunctionServer::beside(config).unwrap();
             let config = PsConfig::new(cluster.clone(), local(index), Sgd::new(1.0));
             (Ps::start(listener.services(server.peers()), config).unwrap(), server)
         };

@@ -1,4 +1,4 @@
-//! Servers of functions and their clients, over real sockets.
+//! Function servers and their clients, over real sockets.
 
 mod cluster;
 

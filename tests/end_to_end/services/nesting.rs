@@ -235,7 +235,7 @@ fn a_client_of_a_function_ends_with_the_call_and_with_the_server() {
     let client = connect(servers[0].target());
     let running = client.inner().start(Call::new("outer")).unwrap();
     let nested: blocking::Client = receiver.recv_timeout(LONG).unwrap();
-    servers.into_iter().for_each(pushpull::services::Server::stop);
+    servers.into_iter().for_each(pushpull::services::FunctionServer::stop);
     let error = nested.call(Call::new("one")).unwrap_err();
     let is_end =
         |e: &ServiceError| matches!(e, ServiceError::Cancelled { .. } | ServiceError::Ended { .. });

@@ -5,8 +5,8 @@ use std::time::Duration;
 use pushpull::blocking::{Ps, Worker};
 use pushpull::cluster::DeviceFilters;
 use pushpull::services::{
-    Call, Client, ClientConfig, Coordinator, CoordinatorConfig, Functions, Outputs, ServerConfig,
-    ServerListener, ServiceError, blocking,
+    Call, Client, ClientConfig, Coordinator, CoordinatorConfig, FunctionServerConfig,
+    FunctionServerListener, Functions, Outputs, ServiceError, blocking,
 };
 use pushpull::{ClusterSpec, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
 
@@ -43,7 +43,7 @@ fn a_task_that_is_absent_delays_nobody_who_does_not_call_it() {
     let builder = ClusterSpec::builder().job("worker", addresses);
     let cluster = builder.build().unwrap();
     let mut listeners = listeners.into_iter();
-    let config = ServerConfig::new(cluster, TaskId::worker(0), functions());
+    let config = FunctionServerConfig::new(cluster, TaskId::worker(0), functions());
     let server = listeners.next().unwrap().start(config).unwrap();
     drop(listeners);
     let client = connect(server.target());
@@ -71,12 +71,13 @@ fn device_filters_keep_clients_and_servers_from_other_tasks() {
     // The filters of a server do not exclude itself.
     let filter = only(&["/job:evaluator"]);
     let mut listeners = listen(3);
-    let addresses: Vec<String> = listeners.iter().map(ServerListener::address).collect();
+    let addresses: Vec<String> = listeners.iter().map(FunctionServerListener::address).collect();
     let builder = ClusterSpec::builder().job("ps", [&addresses[2]]).job("worker", &addresses[..2]);
     let cluster = builder.build().unwrap();
     listeners.truncate(2);
-    let start = |(index, listener): (u32, ServerListener)| {
-        let config = ServerConfig::new(cluster.clone(), TaskId::worker(index), functions.clone());
+    let start = |(index, listener): (u32, FunctionServerListener)| {
+        let config =
+            FunctionServerConfig::new(cluster.clone(), TaskId::worker(index), functions.clone());
         listener.start(config.device_filters(filter.clone())).unwrap()
     };
     let servers: Vec<_> = (0..).zip(listeners).map(start).collect();
@@ -110,7 +111,8 @@ fn a_coordinator_with_a_name_needs_the_parameter_servers() {
     let address = ps.local_addr().unwrap().to_string();
     let listener = listen(1).remove(0);
     let builder = ClusterSpec::builder().job("ps", [address]).job("worker", [listener.address()]);
-    let config = ServerConfig::new(builder.build().unwrap(), TaskId::worker(0), functions());
+    let config =
+        FunctionServerConfig::new(builder.build().unwrap(), TaskId::worker(0), functions());
     let server = listener.start(config).unwrap();
     let filters = DeviceFilters::new(["/job:worker"]).unwrap();
     let config = ClientConfig::new(server.target()).device_filters(filters);
@@ -136,7 +138,7 @@ fn a_worker_trains_and_computes_while_another_is_absent() {
     let workers = listen(2);
     let cluster = ClusterSpec::builder()
         .job("ps", [ps.address()])
-        .job("worker", workers.iter().map(ServerListener::address))
+        .job("worker", workers.iter().map(FunctionServerListener::address))
         .build()
         .unwrap();
     // Nobody listens at the address of worker 1.
@@ -144,7 +146,7 @@ fn a_worker_trains_and_computes_while_another_is_absent() {
     let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0)).last_step(3);
     let _ps = Ps::start(ps, config).unwrap();
     let functions = Functions::new().elementwise();
-    let config = ServerConfig::new(cluster.clone(), TaskId::worker(0), functions);
+    let config = FunctionServerConfig::new(cluster.clone(), TaskId::worker(0), functions);
     let server = listener.start(config).unwrap();
     let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
     worker.join(&[VariableSpec::f32("w", [2]).unwrap()], |_| ()).unwrap();

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use pushpull::services::{Call, Functions, Server, ServiceError, Value};
+use pushpull::services::{Call, FunctionServer, Functions, ServiceError, Value};
 
 use crate::services::cluster::{connect, start};
 use crate::services::proxy::Proxy;
@@ -20,7 +20,7 @@ fn a_call_is_executed_once_however_often_the_connection_breaks() {
             Ok(call.input("x")?.zip(&Value::scalar(count as f32), |x: f32, n| x + n)?)
         }
     });
-    let server = Server::local(functions).unwrap();
+    let server = FunctionServer::local(functions).unwrap();
     let proxy = Proxy::to(server.target());
     let client = connect(&proxy.address);
     const CALLS: u64 = 20;

@@ -4,7 +4,7 @@ use pushpull::blocking::Worker;
 use pushpull::local::Cluster;
 use pushpull::server::OnLoss;
 use pushpull::services::{
-    Client, ClientConfig, Functions, ServerConfig, ServiceError, Towers, Value,
+    Client, ClientConfig, FunctionServerConfig, Functions, ServiceError, Towers, Value,
 };
 use pushpull::{ClusterSpec, Mode, PsConfig, Sgd, Synchronous, TaskId, VariableSpec};
 
@@ -41,7 +41,7 @@ fn functions() -> Functions {
 /// A parameter server with `w` of two zeros, and workers.
 struct Place {
     ps: Cluster,
-    servers: Vec<pushpull::services::Server>,
+    servers: Vec<pushpull::services::FunctionServer>,
     client: Client,
 }
 
@@ -69,7 +69,7 @@ fn place_in(mode: Mode, workers: usize, learning_rate: f64) -> Place {
         .enumerate()
         .map(|(index, listener)| {
             let task = TaskId::worker(index as u32);
-            listener.start(ServerConfig::new(cluster.clone(), task, functions())).unwrap()
+            listener.start(FunctionServerConfig::new(cluster.clone(), task, functions())).unwrap()
         })
         .collect();
     let config = ClientConfig::new(servers[0].target()).timeout(LONG);

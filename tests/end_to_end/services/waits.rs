@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pushpull::blocking::Ps;
 use pushpull::local::Cluster;
-use pushpull::services::{Call, Functions, ServerConfig, ServiceError, blocking::Client};
+use pushpull::services::{Call, FunctionServerConfig, Functions, ServiceError, blocking::Client};
 use pushpull::{ClusterSpec, PsConfig, Sgd, TaskId};
 
 use crate::services::cluster::{connect, listen, start};
@@ -26,7 +26,7 @@ fn a_variable_before_a_chief_names_the_chief_and_not_the_worker() {
         .elementwise()
         .add("train", |call| Ok(call.params()?.step() as i64))
         .add("read", |call| Ok(call.values()?.step() as i64));
-    let config = ServerConfig::new(cluster, TaskId::worker(0), functions);
+    let config = FunctionServerConfig::new(cluster, TaskId::worker(0), functions);
     let server = worker.start(config).unwrap();
     let client = connect(server.target());
     let of_variable = Call::new("identity").variable("x", "w");

@@ -37,7 +37,7 @@ pub(crate) struct CallSchedule {
     pub(crate) calls: Vec<PlannedCall>,
     pub(crate) calls_per_worker: usize,
     pub(crate) queue_max: usize,
-    /// The threads of a server of functions.
+    /// The threads of a function server.
     pub(crate) threads: usize,
     /// Whether workers make a per-worker value.
     pub(crate) has_kept: bool,

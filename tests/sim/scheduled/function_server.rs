@@ -23,7 +23,7 @@ use crate::process_program::CallLinkEvent;
 use crate::setting::LEASE;
 use crate::world::{ScheduledEvent, SimWorld};
 
-/// The state of a server of functions.
+/// The state of a function server.
 #[derive(Debug)]
 pub(crate) struct FunctionServer {
     pub(crate) task: u32,

@@ -1,6 +1,6 @@
 //! The family of scheduled calls: a coordinator schedules calls, whose functions push.
 //!
-//! The coordinator, the servers of functions and the parameter servers are the real state machines.
+//! The coordinator, the function servers and the parameter servers are the real state machines.
 //! Every call must take effect once on every shard, whichever processes are killed.
 
 mod call_schedule;

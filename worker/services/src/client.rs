@@ -441,7 +441,7 @@ mod tests {
 
     use super::*;
     use crate::block_on::block_on;
-    use crate::{Functions, Server};
+    use crate::{FunctionServer, Functions};
 
     /// Runs a task of a client, and returns the thread on which it runs.
     async fn thread_of(core: ClientCore) -> Result<Thread, ServiceError> {
@@ -472,7 +472,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_waits_runs_the_client() {
-        let server = Server::local(Functions::new()).unwrap();
+        let server = FunctionServer::local(Functions::new()).unwrap();
         let client = block_on(Client::connect(server.target())).unwrap();
         let own: ThreadId = std::thread::current().id();
         // The client's own thread may run the first tasks before it yields.

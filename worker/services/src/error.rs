@@ -145,7 +145,7 @@ pub enum ServiceError {
         /// The size of the answer in bytes.
         bytes: u64,
         /// The limit in bytes: `ClientConfig::answer_bytes_max`, in a function
-        /// `ServerConfig::client_bytes_max`.
+        /// `FunctionServerConfig::client_bytes_max`.
         limit: u64,
     },
     /// The system has no memory for the answer. The function has run.

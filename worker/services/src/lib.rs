@@ -13,7 +13,7 @@
 // | `value`, `value_body`, `value_error`, `outputs` | tensors and bytes; parts to send, memory to receive |
 // | `invocation`, `cancel`, `execution_waits`, `nested_calls`, `states`, `server_devices` | what a running function is given |
 // | `inputs`, `variables`, `params_pool` | the inputs of an execution, from calls and parameter servers |
-// | `server_config`, `server`, `out_of_descriptors` | a server: its settings, its start and end, what it reports |
+// | `function_server_config`, `function_server`, `out_of_descriptors` | a server: its settings, its start and end, what it reports |
 // | `description`, `device_name` | what a server says of itself |
 // | `client`, `client_config`, `call`, `kept`, `error`, `blocking`, `block_on` | a client, with and without futures |
 // | `running` | calls under way, as futures |
@@ -38,6 +38,8 @@ mod dispatch;
 mod elementwise;
 mod error;
 mod execution_waits;
+mod function_server;
+mod function_server_config;
 mod function_table;
 mod functions;
 mod inputs;
@@ -53,8 +55,6 @@ pub mod planted;
 mod remote_value;
 mod running;
 mod runtime;
-mod server;
-mod server_config;
 mod server_devices;
 mod service;
 mod signature;
@@ -76,6 +76,10 @@ pub use client_config::ClientConfig;
 pub use coordinator::{Coordinator, CoordinatorConfig};
 pub use description::Description;
 pub use error::ServiceError;
+pub use function_server::{
+    FunctionServer, FunctionServerError, FunctionServerHandle, FunctionServerListener,
+};
+pub use function_server_config::FunctionServerConfig;
 pub use functions::{FunctionError, Functions};
 pub use invocation::Invocation;
 pub use kept::{Keeping, Kept};
@@ -84,8 +88,6 @@ pub use outputs::Outputs;
 pub use per_worker::PerWorker;
 pub use remote_value::RemoteValue;
 pub use running::Running;
-pub use server::{Server, ServerError, ServerHandle, ServerListener};
-pub use server_config::ServerConfig;
 pub use signature::Signature;
 pub use states::State;
 pub use towers::{TowerStep, Towers};

@@ -3,11 +3,11 @@
 //! The feature `planted` compiles them into builds with debug assertions; a value passed in then
 //! selects one. In every other build [`PlantedServiceBugs::has`] is `false` at compile time.
 
-/// A plausible bug of a server of functions or a coordinator.
+/// A plausible bug of a function server or a coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ServiceBug {
-    /// A server of functions keeps the outputs of a client whose lease has passed.
+    /// A function server keeps the outputs of a client whose lease has passed.
     LeaseOutputsForEver,
     /// A pinned call whose worker is lost goes to any worker.
     RetryPinnedElsewhere,

@@ -57,7 +57,7 @@ pub(crate) struct ServerVariables {
 impl ServerVariables {
     /// Creates the variables of the servers of this cluster; without servers there are none.
     ///
-    /// `is_alone` says that the server of functions has addresses of its own. If its job could hold
+    /// `is_alone` says that the function server has addresses of its own. If its job could hold
     /// the variables, that job then serves functions alone. A task of the job `ps` always has
     /// variables, wherever its functions are.
     pub(crate) fn new(

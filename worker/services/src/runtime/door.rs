@@ -1,4 +1,4 @@
-//! Admits the peers that have said hello to a server of functions.
+//! Admits the peers that have said hello to a function server.
 
 use std::io;
 use std::sync::Arc;

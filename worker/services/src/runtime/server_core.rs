@@ -519,7 +519,7 @@ mod tests {
     use pushpull_common::protocol::{BodyStamp, Message, encode, version};
 
     use super::*;
-    use crate::{Server, ServerConfig};
+    use crate::{FunctionServer, FunctionServerConfig};
 
     /// Limit on every wait.
     const LONG: Duration = Duration::from_secs(60);
@@ -559,9 +559,9 @@ mod tests {
             let value = value.clone();
             async move { Ok(value) }
         });
-        let listener = Server::listen("127.0.0.1:0").unwrap();
+        let listener = FunctionServer::listen("127.0.0.1:0").unwrap();
         let cluster = ClusterSpec::builder().job("local", [listener.address()]).build().unwrap();
-        let config = ServerConfig::new(cluster, TaskId::new("local", 0), functions);
+        let config = FunctionServerConfig::new(cluster, TaskId::new("local", 0), functions);
         let lease = Duration::from_millis(300);
         let server = listener.start(config.lease(lease).cuda(false)).unwrap();
         let mut stream = TcpStream::connect(server.target()).unwrap();

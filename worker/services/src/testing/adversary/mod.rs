@@ -15,7 +15,7 @@ use call_session_play::CallSessionPlay;
 use choices::ServiceChoices;
 use service_play::ServicePlay;
 
-/// Plays the choices of an input as clients of a server of functions, and as its functions. Returns
+/// Plays the choices of an input as clients of a function server, and as its functions. Returns
 /// how many functions have run.
 ///
 /// # Panics

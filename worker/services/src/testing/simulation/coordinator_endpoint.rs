@@ -20,7 +20,7 @@ use crate::dispatch::{
 };
 use crate::{Call, CoordinatorConfig, Outputs, PerWorker, ServiceError};
 
-/// A coordinator with a name: its dispatch, and its session with the servers of functions.
+/// A coordinator with a name: its dispatch, and its session with the function servers.
 ///
 /// It does for both what `services/coordinator` and `services/runtime/client_core.rs` do, without a
 /// socket, a thread or a clock.
@@ -82,7 +82,7 @@ pub enum ScheduledNumber {
 /// An action of a coordinator.
 #[derive(Debug)]
 pub enum CoordinatorEvent {
-    /// Connect to the server of functions of a worker task.
+    /// Connect to the function server of a worker task.
     Connect {
         /// The number of the connection, chosen by the session.
         connection: u64,

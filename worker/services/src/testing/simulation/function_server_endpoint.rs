@@ -1,4 +1,4 @@
-//! A public endpoint of the service of a server of functions, for the simulator of whole clusters.
+//! A public endpoint of the service of a function server, for the simulator of whole clusters.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub struct FunctionServerEndpoint {
     events: VecDeque<FunctionServerEvent>,
 }
 
-/// The settings of a simulated server of functions.
+/// The settings of a simulated function server.
 #[derive(Clone, Debug)]
 pub struct FunctionServerSettings {
     /// The worker task of the server.

@@ -1,4 +1,4 @@
-//! Public endpoints for the simulator of whole clusters: a server of functions, a coordinator.
+//! Public endpoints for the simulator of whole clusters: a function server, a coordinator.
 //!
 //! An endpoint drives its machine like `runtime`, without a socket, a thread or a clock. The caller
 //! passes it bytes, frames and the time.

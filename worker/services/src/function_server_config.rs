@@ -1,4 +1,4 @@
-//! [`ServerConfig`]: the settings of a server of functions.
+//! [`FunctionServerConfig`]: the settings of a function server.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::device::DeviceFilters;
 use pushpull_common::ids::TaskId;
 
+use super::function_server::FunctionServerError;
 use super::functions::Functions;
 use super::out_of_descriptors::OutOfDescriptors;
 use super::runtime::descriptor_watch::DescriptorReport;
-use super::server::ServerError;
 
 /// The settings of a server.
 #[derive(Clone, Debug)]
-pub struct ServerConfig {
+pub struct FunctionServerConfig {
     pub(super) cluster: ClusterSpec,
     pub(super) task: TaskId,
     pub(super) functions: Functions,
@@ -30,10 +30,10 @@ pub struct ServerConfig {
     pub(super) out_of_descriptors: Option<DescriptorReport>,
 }
 
-impl ServerConfig {
+impl FunctionServerConfig {
     /// Creates the settings of a server for this task of a cluster. The task may be of any job.
-    pub fn new(cluster: ClusterSpec, task: TaskId, functions: Functions) -> ServerConfig {
-        ServerConfig {
+    pub fn new(cluster: ClusterSpec, task: TaskId, functions: Functions) -> FunctionServerConfig {
+        FunctionServerConfig {
             cluster,
             task,
             functions,
@@ -53,60 +53,60 @@ impl ServerConfig {
 
     /// The number of blocking functions of one client that run at once. Each has a thread, which it
     /// lends to others while it waits. Default: one for each processor, at least 2.
-    pub fn threads(self, threads: usize) -> ServerConfig {
-        ServerConfig { threads, ..self }
+    pub fn threads(self, threads: usize) -> FunctionServerConfig {
+        FunctionServerConfig { threads, ..self }
     }
 
     /// The number of threads that compute an operation of [`super::Invocation::device`] on the
     /// processor. Default: one for each processor.
-    pub fn device_threads(self, threads: usize) -> ServerConfig {
-        ServerConfig { device_threads: Some(threads), ..self }
+    pub fn device_threads(self, threads: usize) -> FunctionServerConfig {
+        FunctionServerConfig { device_threads: Some(threads), ..self }
     }
 
     /// Whether the server offers the CUDA devices of the machine, and opens the CUDA driver to list
     /// them. Default `true`.
-    pub fn cuda(self, cuda: bool) -> ServerConfig {
-        ServerConfig { cuda, ..self }
+    pub fn cuda(self, cuda: bool) -> FunctionServerConfig {
+        FunctionServerConfig { cuda, ..self }
     }
 
     /// The time for which a client is remembered that is silent, or not connected. After that its
     /// calls are cancelled, and its kept outputs are dropped. Default 10 s.
-    pub fn lease(self, lease: Duration) -> ServerConfig {
-        ServerConfig { lease, ..self }
+    pub fn lease(self, lease: Duration) -> FunctionServerConfig {
+        FunctionServerConfig { lease, ..self }
     }
 
     /// The number of calls of one client that may be under way. A client sends no more. Default 64.
-    pub fn calls_max(self, calls: usize) -> ServerConfig {
-        ServerConfig { calls_max: calls, ..self }
+    pub fn calls_max(self, calls: usize) -> FunctionServerConfig {
+        FunctionServerConfig { calls_max: calls, ..self }
     }
 
     /// The size in bytes that the inputs and outputs of one client may have. Default 1 GiB.
-    pub fn client_bytes_max(self, bytes: u64) -> ServerConfig {
-        ServerConfig { client_bytes_max: bytes, ..self }
+    pub fn client_bytes_max(self, bytes: u64) -> FunctionServerConfig {
+        FunctionServerConfig { client_bytes_max: bytes, ..self }
     }
 
     /// The size in bytes that the inputs and outputs of all clients may have together. Inputs and
     /// outputs beyond it are refused. Default 4 GiB.
-    pub fn bytes_max(self, bytes: u64) -> ServerConfig {
-        ServerConfig { bytes_max: bytes, ..self }
+    pub fn bytes_max(self, bytes: u64) -> FunctionServerConfig {
+        FunctionServerConfig { bytes_max: bytes, ..self }
     }
 
     /// The number of clients that are remembered. A newcomer displaces a client without calls here.
     /// Default 1024.
-    pub fn clients_max(self, clients: usize) -> ServerConfig {
-        ServerConfig { clients_max: clients, ..self }
+    pub fn clients_max(self, clients: usize) -> FunctionServerConfig {
+        FunctionServerConfig { clients_max: clients, ..self }
     }
 
     /// The longest time that a stopping server waits for the calls that it has accepted. Default 30
     /// s.
-    pub fn grace(self, grace: Duration) -> ServerConfig {
-        ServerConfig { grace, ..self }
+    pub fn grace(self, grace: Duration) -> FunctionServerConfig {
+        FunctionServerConfig { grace, ..self }
     }
 
     /// The tasks that the server connects to, beside itself: for variables, for kept outputs, and
     /// for calls of its functions. Default: all.
-    pub fn device_filters(self, filters: DeviceFilters) -> ServerConfig {
-        ServerConfig { device_filters: filters, ..self }
+    pub fn device_filters(self, filters: DeviceFilters) -> FunctionServerConfig {
+        FunctionServerConfig { device_filters: filters, ..self }
     }
 
     /// Calls `report` when the process has no file descriptor left for a connection, at most once a
@@ -118,8 +118,8 @@ impl ServerConfig {
     pub fn on_out_of_descriptors(
         self,
         report: impl Fn(&OutOfDescriptors) + Send + Sync + 'static,
-    ) -> ServerConfig {
-        ServerConfig { out_of_descriptors: Some(DescriptorReport::new(report)), ..self }
+    ) -> FunctionServerConfig {
+        FunctionServerConfig { out_of_descriptors: Some(DescriptorReport::new(report)), ..self }
     }
 
     /// Returns the device filters, which never exclude the task itself.
@@ -127,11 +127,11 @@ impl ServerConfig {
         self.device_filters.clone().and_task(&self.task)
     }
 
-    pub(super) fn check(&self) -> Result<(), ServerError> {
+    pub(super) fn check(&self) -> Result<(), FunctionServerError> {
         let TaskId { job, index } = &self.task;
         self.cluster.require(job, *index).map_err(|source| {
             let task = self.task.clone();
-            ServerError::UnknownTask { task, source }
+            FunctionServerError::UnknownTask { task, source }
         })?;
         let counts = [
             ("threads", self.threads, 4096, "1 to 4096"),
@@ -141,13 +141,13 @@ impl ServerConfig {
         for (setting, value, most, reason) in counts {
             if !(1..=most).contains(&value) {
                 let value = value as u64;
-                return Err(ServerError::Setting { setting, value, reason });
+                return Err(FunctionServerError::Setting { setting, value, reason });
             }
         }
         if self.lease < Duration::from_millis(10) {
             let setting = "lease_ms";
             let value = self.lease.as_millis() as u64;
-            return Err(ServerError::Setting { setting, value, reason: "at least 10" });
+            return Err(FunctionServerError::Setting { setting, value, reason: "at least 10" });
         }
         Ok(())
     }

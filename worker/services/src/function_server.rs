@@ -1,4 +1,4 @@
-//! [`Server`]: the server of functions of a task, its worker service and its master service.
+//! [`FunctionServer`]: the function server of a task, its worker service and its master service.
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -17,6 +17,7 @@ use tokio::task::LocalSet;
 use super::block_on::block_on;
 use super::call_session::CallSession;
 use super::description::Description;
+use super::function_server_config::FunctionServerConfig;
 use super::functions::Functions;
 use super::inputs::InputResolver;
 use super::invocation::ServerShared;
@@ -25,7 +26,6 @@ use super::runtime::client_core::ClientCore;
 use super::runtime::descriptor_watch::DescriptorWatch;
 use super::runtime::door::Door;
 use super::runtime::server_core::ServerCore;
-use super::server_config::ServerConfig;
 use super::server_devices::ServerDevices;
 use super::service::{Service, ServiceConfig};
 use super::states::States;
@@ -36,7 +36,7 @@ use crate::planted::PlantedServiceBugs;
 /// The reason why a server cannot start.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-pub enum ServerError {
+pub enum FunctionServerError {
     /// The address cannot be used.
     #[error(transparent)]
     Listen(#[from] ListenError),
@@ -51,7 +51,7 @@ pub enum ServerError {
     /// A setting is out of its range.
     #[error("cannot start with {setting} = {value}: it must be {reason}")]
     Setting {
-        /// The name of the setting in [`ServerConfig`].
+        /// The name of the setting in [`FunctionServerConfig`].
         setting: &'static str,
         /// The value that was set.
         value: u64,
@@ -76,27 +76,30 @@ const UNRETURNED_MAX: usize = 4;
 
 /// A bound address before its server starts.
 #[derive(Debug)]
-pub struct ServerListener {
+pub struct FunctionServerListener {
     endpoints: Endpoints,
 }
 
-impl ServerListener {
+impl FunctionServerListener {
     /// Returns the address as a cluster names it: `host:port` with the real port, or `unix:/path`.
     pub fn address(&self) -> String {
         self.endpoints.address()
     }
 
     /// Adds the addresses of another listener.
-    pub fn also(self, other: ServerListener) -> ServerListener {
-        ServerListener { endpoints: self.endpoints.also(other.endpoints) }
+    pub fn also(self, other: FunctionServerListener) -> FunctionServerListener {
+        FunctionServerListener { endpoints: self.endpoints.also(other.endpoints) }
     }
 
     /// Starts serving. When this returns, clients are answered.
     ///
     /// # Errors
-    /// Every [`ServerError`] but [`ServerError::Listen`].
-    pub fn start(self, config: ServerConfig) -> Result<Server, ServerError> {
-        Server::start(Some(self.endpoints), config)
+    /// Every [`FunctionServerError`] but [`FunctionServerError::Listen`].
+    pub fn start(
+        self,
+        config: FunctionServerConfig,
+    ) -> Result<FunctionServer, FunctionServerError> {
+        FunctionServer::start(Some(self.endpoints), config)
     }
 }
 
@@ -110,66 +113,70 @@ impl ServerListener {
 /// ones. Dropping it stops it.
 ///
 /// ```
-/// use pushpull_services::{Call, Functions, Server, blocking::Client};
+/// use pushpull_services::{Call, Functions, FunctionServer, blocking::Client};
 ///
-/// let server = Server::local(Functions::new().add("hello", |_| Ok("Hello!")))?;
+/// let server = FunctionServer::local(Functions::new().add("hello", |_| Ok("Hello!")))?;
 /// let client = Client::connect(server.target())?;
 /// assert_eq!(client.call(Call::new("hello"))?.text()?, "Hello!");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 #[doc(alias = "tf.train.Server")]
-pub struct Server {
-    handle: ServerHandle,
+pub struct FunctionServer {
+    handle: FunctionServerHandle,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Server {
+impl FunctionServer {
     /// Binds `host:port` on loopback, or `unix:/path`. Port 0 takes a free port.
     ///
     /// # Errors
     /// Every [`ListenError`].
-    pub fn listen(address: &str) -> Result<ServerListener, ServerError> {
-        Ok(ServerListener { endpoints: Endpoints::bind(address, false)? })
+    pub fn listen(address: &str) -> Result<FunctionServerListener, FunctionServerError> {
+        Ok(FunctionServerListener { endpoints: Endpoints::bind(address, false)? })
     }
 
-    /// Binds an address that other machines may reach; otherwise like [`Server::listen`]. Peers are
-    /// not authenticated yet: any client that can connect can call the functions.
+    /// Binds an address that other machines may reach; otherwise like [`FunctionServer::listen`].
+    /// Peers are not authenticated yet: any client that can connect can call the functions.
     ///
     /// # Errors
     /// Every [`ListenError`].
-    pub fn listen_insecure(address: &str) -> Result<ServerListener, ServerError> {
-        Ok(ServerListener { endpoints: Endpoints::bind(address, true)? })
+    pub fn listen_insecure(address: &str) -> Result<FunctionServerListener, FunctionServerError> {
+        Ok(FunctionServerListener { endpoints: Endpoints::bind(address, true)? })
     }
 
     /// Starts a cluster of one task in this process, `/job:local/task:0`, on a free port.
     ///
     /// # Errors
-    /// [`ServerError::Listen`] and [`ServerError::Thread`].
+    /// [`FunctionServerError::Listen`] and [`FunctionServerError::Thread`].
     #[doc(alias = "create_local_server")]
-    pub fn local(functions: Functions) -> Result<Server, ServerError> {
-        let listener = Server::listen("127.0.0.1:0")?;
+    pub fn local(functions: Functions) -> Result<FunctionServer, FunctionServerError> {
+        let listener = FunctionServer::listen("127.0.0.1:0")?;
         let task = TaskId::new("local", 0);
         let cluster = ClusterSpec::builder().job("local", [listener.address()]).build();
         let cluster = cluster.map_err(|source| {
             let task = task.clone();
-            ServerError::UnknownTask { task, source }
+            FunctionServerError::UnknownTask { task, source }
         })?;
-        listener.start(ServerConfig::new(cluster, task, functions))
+        listener.start(FunctionServerConfig::new(cluster, task, functions))
     }
 
     /// Starts a server whose clients another server of the same task accepts, on its own addresses.
-    /// [`Server::peers`] takes them.
+    /// [`FunctionServer::peers`] takes them.
     ///
     /// # Errors
-    /// Every [`ServerError`] but [`ServerError::Listen`].
-    pub fn beside(config: ServerConfig) -> Result<Server, ServerError> {
-        Server::start(None, config)
+    /// Every [`FunctionServerError`] but [`FunctionServerError::Listen`].
+    pub fn beside(config: FunctionServerConfig) -> Result<FunctionServer, FunctionServerError> {
+        FunctionServer::start(None, config)
     }
 
-    fn start(endpoints: Option<Endpoints>, config: ServerConfig) -> Result<Server, ServerError> {
+    fn start(
+        endpoints: Option<Endpoints>,
+        config: FunctionServerConfig,
+    ) -> Result<FunctionServer, FunctionServerError> {
         config.check()?;
-        let failed = |error: std::io::Error| ServerError::Thread { reason: error.to_string() };
+        let failed =
+            |error: std::io::Error| FunctionServerError::Thread { reason: error.to_string() };
         let address = endpoints.as_ref().map(Endpoints::address).unwrap_or_default();
         let is_alone = endpoints.is_some();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -177,7 +184,7 @@ impl Server {
         let client = client_of(&config, runtime.handle());
         let core = Arc::new(core_of(&config, is_alone, client.clone(), runtime.handle().clone()));
         let (stop, stopped) = watch::channel(Phase::Serving);
-        let handle = ServerHandle {
+        let handle = FunctionServerHandle {
             core: core.clone(),
             stop: Arc::new(stop),
             address: address.into(),
@@ -201,7 +208,7 @@ impl Server {
             phase.send_replace(Phase::Stopped);
         };
         let thread = std::thread::Builder::new().name(name).spawn(run).map_err(failed)?;
-        Ok(Server { handle, thread: Some(thread) })
+        Ok(FunctionServer { handle, thread: Some(thread) })
     }
 
     /// Returns the address of the server as a client's target.
@@ -215,28 +222,30 @@ impl Server {
     }
 
     /// Returns a handle that stops the server from elsewhere.
-    pub fn handle(&self) -> ServerHandle {
+    pub fn handle(&self) -> FunctionServerHandle {
         self.handle.clone()
     }
 
-    /// Returns the admission of clients that another server has accepted: see [`Server::beside`].
+    /// Returns the admission of clients that another server has accepted: see
+    /// [`FunctionServer::beside`].
     pub fn peers(&self) -> Arc<dyn ServicePeers> {
         Arc::new(Door(self.handle.core.clone()))
     }
 
-    /// Serves until [`ServerHandle::stop`] is called.
+    /// Serves until [`FunctionServerHandle::stop`] is called.
     pub async fn join(mut self) {
         self.handle.stopped().await;
         self.end();
     }
 
-    /// Serves until [`ServerHandle::stop`] is called, and blocks the thread.
+    /// Serves until [`FunctionServerHandle::stop`] is called, and blocks the thread.
     pub fn join_blocking(self) {
         block_on(self.join());
     }
 
     /// Stops the server. It accepts no more calls, waits for the accepted ones for at most
-    /// [`ServerConfig::grace`], says goodbye to its clients and frees its port. Blocks the thread.
+    /// [`FunctionServerConfig::grace`], says goodbye to its clients and frees its port. Blocks the
+    /// thread.
     pub fn stop(mut self) {
         self.end();
     }
@@ -255,7 +264,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for FunctionServer {
     fn drop(&mut self) {
         self.end();
     }
@@ -271,20 +280,20 @@ enum Phase {
 
 /// Stops a server. A clone stops the same one.
 #[derive(Clone)]
-pub struct ServerHandle {
+pub struct FunctionServerHandle {
     core: Arc<ServerCore>,
     stop: Arc<watch::Sender<Phase>>,
     address: Arc<str>,
     home: HomeProcess,
 }
 
-impl ServerHandle {
+impl FunctionServerHandle {
     /// Returns the address of the server as a client's target.
     pub fn target(&self) -> &str {
         &self.address
     }
 
-    /// Tells the server to stop, without waiting for the end: see [`Server::stop`].
+    /// Tells the server to stop, without waiting for the end: see [`FunctionServer::stop`].
     pub fn stop(&self) {
         // A child of `fork` does not have the server.
         if self.home.is_elsewhere() {
@@ -310,16 +319,16 @@ impl ServerHandle {
     }
 }
 
-impl fmt::Debug for ServerHandle {
+impl fmt::Debug for FunctionServerHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let phase = *self.stop.borrow();
-        let mut handle = f.debug_struct("ServerHandle");
+        let mut handle = f.debug_struct("FunctionServerHandle");
         handle.field("task", self.core.task()).field("phase", &phase).finish_non_exhaustive()
     }
 }
 
 /// Creates the client by which a server calls others.
-fn client_of(config: &ServerConfig, runtime: &tokio::runtime::Handle) -> ClientCore {
+fn client_of(config: &FunctionServerConfig, runtime: &tokio::runtime::Handle) -> ClientCore {
     let incarnation = Incarnation(RandomState::new().build_hasher().finish());
     ClientCore::new(
         CallSession::new(incarnation, config.task.clone(), config.client_bytes_max),
@@ -333,7 +342,7 @@ fn client_of(config: &ServerConfig, runtime: &tokio::runtime::Handle) -> ClientC
 
 /// Creates the core of a server. It is alone if it has addresses of its own.
 fn core_of(
-    config: &ServerConfig,
+    config: &FunctionServerConfig,
     is_alone: bool,
     client: ClientCore,
     runtime: tokio::runtime::Handle,
@@ -432,10 +441,10 @@ mod tests {
             let _ = gate.lock().unwrap().recv();
             Ok(2_i64)
         });
-        let listener = Server::listen("127.0.0.1:0").unwrap();
+        let listener = FunctionServer::listen("127.0.0.1:0").unwrap();
         let cluster = ClusterSpec::builder().job("local", [listener.address()]).build().unwrap();
         let task = TaskId::new("local", 0);
-        let config = ServerConfig::new(cluster, task.clone(), functions);
+        let config = FunctionServerConfig::new(cluster, task.clone(), functions);
         let server = listener.start(config.threads(1).calls_max(4096).cuda(false)).unwrap();
         let client = block_on(Client::connect(server.target())).unwrap();
         let waits = client.start(Call::new("wait")).unwrap();
