@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use pushpull::local::Cluster;
 use pushpull::services::{
-    Call, Client, FunctionServer, FunctionServerConfig, Functions, Towers, blocking,
+    Call, FunctionClient, FunctionServer, FunctionServerConfig, Functions, Towers, blocking,
 };
 use pushpull::{ClusterSpec, PsConfig, Sgd, TaskId, VariableSpec, blocking::Worker};
 
@@ -57,7 +57,7 @@ fn calls(rounds: usize, count: usize) {
     let functions =
         Functions::new().add_async("async", |_| async { Ok(()) }).add("blocking", |_| Ok(()));
     let server = FunctionServer::local(functions).unwrap();
-    let client = blocking::Client::connect(server.target()).unwrap();
+    let client = blocking::FunctionClient::connect(server.target()).unwrap();
     let mut ping = ping_pong();
     let request = [0; CALL_BYTES[0]];
     let mut answer = [0; CALL_BYTES[1]];
@@ -94,7 +94,7 @@ fn open_calls(count: usize) {
     let functions = Functions::new().add_async("async", |_| async { Ok(()) });
     let server = FunctionServer::local(functions).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let client = runtime.block_on(Client::connect(server.target())).unwrap();
+    let client = runtime.block_on(FunctionClient::connect(server.target())).unwrap();
     let begun = Instant::now();
     let started: Vec<_> = (0..count).map(|_| client.start(Call::new("async")).unwrap()).collect();
     let all_started = begun.elapsed();
@@ -129,7 +129,7 @@ fn towers(rounds: usize, elements: usize) {
     let server =
         listener.start(FunctionServerConfig::new(cluster, TaskId::worker(1), functions)).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let client = runtime.block_on(Client::connect(server.target())).unwrap();
+    let client = runtime.block_on(FunctionClient::connect(server.target())).unwrap();
     let towers = Towers::new(&client, "tower", [TaskId::worker(1)]).unwrap();
     let mut times = [const { Vec::new() }; 2];
     for _ in 0..rounds {

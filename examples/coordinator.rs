@@ -30,7 +30,7 @@ use std::time::Duration;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
 use pushpull::services::{
-    Call, Client, ClientConfig, Coordinator, CoordinatorConfig, FunctionServer,
+    Call, Coordinator, CoordinatorConfig, FunctionClient, FunctionClientConfig, FunctionServer,
     FunctionServerConfig, Functions,
 };
 use pushpull::{
@@ -170,10 +170,10 @@ async fn count(cluster: &ClusterSpec, calls: u64) -> Result<(), ExampleError> {
 }
 
 /// Attaches to the first worker that answers.
-async fn connect(cluster: &ClusterSpec) -> Result<Client, ExampleError> {
+async fn connect(cluster: &ClusterSpec) -> Result<FunctionClient, ExampleError> {
     let mut targets = cluster.job_tasks("worker")?.into_iter().flatten();
-    let first = ClientConfig::new(targets.next().ok_or("the cluster has no worker")?);
-    Ok(Client::with(targets.fold(first, ClientConfig::or)).await?)
+    let first = FunctionClientConfig::new(targets.next().ok_or("the cluster has no worker")?);
+    Ok(FunctionClient::connect(targets.fold(first, FunctionClientConfig::or)).await?)
 }
 
 /// Another client: prints a variable again and again, until Ctrl-C.

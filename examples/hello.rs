@@ -9,7 +9,7 @@
 
 use std::error::Error;
 
-use pushpull::services::blocking::Client;
+use pushpull::services::blocking::FunctionClient;
 use pushpull::services::{Call, FunctionServer, Functions};
 
 /// Calls a function of a local server, and returns its answer.
@@ -17,7 +17,7 @@ pub(crate) fn hello() -> Result<String, Box<dyn Error>> {
     let functions = Functions::new()
         .add("hello", |call| Ok(format!("Hello, {}!", call.input("whom")?.text()?)));
     let server = FunctionServer::local(functions)?;
-    let client = Client::connect(server.target())?;
+    let client = FunctionClient::connect(server.target())?;
     let outputs = client.call(Call::new("hello").feed("whom", "distributed pushpull"))?;
     Ok(outputs.text()?.to_owned())
 }

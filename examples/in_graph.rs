@@ -2,8 +2,8 @@
 //! each operation on a worker task of its own.
 //!
 //! `w` is a 2x2 matrix of 2 and `b` one of 5, both on `/job:ps/task:0`. In one call of
-//! [`Client::run`], worker 0 computes `w + b`, worker 1 `w * b` and worker 2 `w / b`. The values go
-//! from the ps to the workers, and the results from the workers to the client.
+//! [`FunctionClient::run`], worker 0 computes `w + b`, worker 1 `w * b` and worker 2 `w / b`. The
+//! values go from the ps to the workers, and the results from the workers to the client.
 //!
 //! Without flags all tasks run in this process:
 //!
@@ -35,7 +35,9 @@ use std::error::Error;
 use std::time::Duration;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
-use pushpull::services::{Call, Client, FunctionServer, FunctionServerConfig, Functions, Outputs};
+use pushpull::services::{
+    Call, FunctionClient, FunctionServer, FunctionServerConfig, Functions, Outputs,
+};
 use pushpull::variable::Initializer;
 use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, TaskId, VariableSpec};
 use tokio::signal::unix::{SignalKind, signal};
@@ -154,7 +156,7 @@ async fn train_two_layers(steps: u64) -> Result<(), GraphError> {
 
 /// The client: attaches to the task at an address, and prints the three matrices.
 async fn compute(target: &str, forever: bool) -> Result<(), GraphError> {
-    let client = Client::connect(target).await?;
+    let client = FunctionClient::connect(target).await?;
     declare_variables(&client).await?;
     loop {
         match compute_once(&client).await {
@@ -175,7 +177,7 @@ async fn compute(target: &str, forever: bool) -> Result<(), GraphError> {
 /// Declares the variables on `/job:ps/task:0` and initializes them.
 ///
 /// If they have values already, they keep those.
-async fn declare_variables(client: &Client) -> Result<(), GraphError> {
+async fn declare_variables(client: &FunctionClient) -> Result<(), GraphError> {
     let matrix = |name, value| -> Result<VariableSpec, GraphError> {
         let matrix = VariableSpec::f32(name, [2, 2])?.device("/job:ps/task:0".parse()?);
         Ok(matrix.initializer(Initializer::Constant(value)))
@@ -184,7 +186,7 @@ async fn declare_variables(client: &Client) -> Result<(), GraphError> {
 }
 
 /// Computes the three matrices, each on its own worker, in one call.
-pub(crate) async fn compute_once(client: &Client) -> Result<[String; 3], GraphError> {
+pub(crate) async fn compute_once(client: &FunctionClient) -> Result<[String; 3], GraphError> {
     let of_variables = |function: &str, device: &str| {
         Call::new(function).on(device).variable("a", "w").variable("b", "b")
     };

@@ -16,8 +16,8 @@ use std::error::Error;
 use clap::Parser;
 use pushpull::compute::{Compute, Device, Mlp, Model, Network, Samples, View, ViewMut};
 use pushpull::services::{
-    Client, FunctionError, FunctionServer, FunctionServerConfig, Functions, Invocation, Outputs,
-    Towers, Value,
+    FunctionClient, FunctionError, FunctionServer, FunctionServerConfig, Functions, Invocation,
+    Outputs, Towers, Value,
 };
 use pushpull::{
     Adam, ClusterSpec, Params, Ps, PsConfig, Reader, TaskId, VariableSpec, WorkerConfig,
@@ -98,7 +98,7 @@ pub(crate) async fn train(towers: u32, steps: u64) -> Result<Outcome, ExampleErr
         servers.push(worker.start(config)?);
     }
 
-    let client = Client::connect(servers[0].target()).await?;
+    let client = FunctionClient::connect(servers[0].target()).await?;
     declare_variables(&client).await?;
     let replicas = Towers::new(&client, "tower", (0..towers).map(TaskId::worker))?;
     let mut loss = f64::NAN;
@@ -125,7 +125,7 @@ pub(crate) async fn train(towers: u32, steps: u64) -> Result<Outcome, ExampleErr
 }
 
 /// Declares the variables of the network and initializes them.
-async fn declare_variables(client: &Client) -> Result<(), ExampleError> {
+async fn declare_variables(client: &FunctionClient) -> Result<(), ExampleError> {
     let model = Model::new(network()?, NAMES);
     let variables: Vec<VariableSpec> = Compute::<Samples<'_>>::variables(&model)?;
     Ok(client.declare(&variables, |_| ()).await?)

@@ -257,10 +257,10 @@ pub mod training {
 /// `docs/services.md` says what a call may be given, what it may leave, and how each failure ends.
 ///
 /// ```
-/// use pushpull::services::{Call, Functions, FunctionServer, blocking::Client};
+/// use pushpull::services::{Call, Functions, FunctionServer, blocking::FunctionClient};
 ///
 /// let server = FunctionServer::local(Functions::new().add("hello", |_| Ok("Hello!")))?;
-/// let client = Client::connect(server.target())?;
+/// let client = FunctionClient::connect(server.target())?;
 /// assert_eq!(client.call(Call::new("hello"))?.text()?, "Hello!");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

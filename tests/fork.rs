@@ -13,7 +13,7 @@ use nix::unistd::{ForkResult, Pid, fork};
 use pushpull::blocking::{Ps, Reader, Worker};
 use pushpull::error::ServeError;
 use pushpull::services::{
-    Call, FunctionServer, FunctionServerConfig, Functions, ServiceError, blocking::Client,
+    Call, FunctionServer, FunctionServerConfig, Functions, ServiceError, blocking::FunctionClient,
 };
 use pushpull::{
     ClusterSpec, Error, Params, PsConfig, Sgd, TaskId, Token, VariableSpec, WorkerConfig,
@@ -52,7 +52,7 @@ struct Inherited {
     params: Params,
     token: Token,
     reader: Reader,
-    client: Client,
+    client: FunctionClient,
     ps: Ps,
     functions: FunctionServer,
 }
@@ -98,7 +98,7 @@ fn a_child_is_refused_by_name_and_its_parent_trains_on() {
     let elementwise = Functions::new().elementwise();
     let config = FunctionServerConfig::new(cluster.clone(), TaskId::worker(0), elementwise);
     let functions = FunctionServer::listen("127.0.0.1:0").unwrap().start(config).unwrap();
-    let client = Client::connect(functions.target()).unwrap();
+    let client = FunctionClient::connect(functions.target()).unwrap();
     let config = || WorkerConfig::new(cluster.clone(), TaskId::worker(0));
     let mut worker = Worker::connect(config()).unwrap();
     let mut params = worker.join(&[VariableSpec::f32("w", [1000]).unwrap()], |_| ()).unwrap();

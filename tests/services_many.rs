@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use pushpull::services::blocking::Client;
+use pushpull::services::blocking::FunctionClient;
 use pushpull::services::{
     Call, FunctionServer, FunctionServerConfig, FunctionServerListener, Functions,
 };
@@ -64,8 +64,8 @@ fn many_clients_call_many_servers_and_nothing_is_left() {
     drop(start(1, &functions));
     let before = held();
     let running = start(servers, &functions);
-    let connected: Vec<Client> = (0..clients)
-        .map(|client| Client::connect(running[client % servers].target()).unwrap())
+    let connected: Vec<FunctionClient> = (0..clients)
+        .map(|client| FunctionClient::connect(running[client % servers].target()).unwrap())
         .collect();
     let call_all = |calls: usize| {
         std::thread::scope(|scope| {

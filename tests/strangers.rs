@@ -19,8 +19,10 @@ use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
 use pushpull::protocol::Refusal;
-use pushpull::services::blocking::Client;
-use pushpull::services::{Call, ClientConfig, Coordinator, CoordinatorConfig, ServiceError, Value};
+use pushpull::services::blocking::FunctionClient;
+use pushpull::services::{
+    Call, Coordinator, CoordinatorConfig, FunctionClientConfig, ServiceError, Value,
+};
 use pushpull::{ClusterSpec, Params, TaskId, VariableSpec, WorkerConfig};
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::{BodyCrc, Hello, Role};
@@ -123,7 +125,8 @@ impl Strangers {
                 return;
             }
             let opened = runtime.block_on(async {
-                let client = pushpull::services::Client::with(self.client_config()).await?;
+                let client =
+                    pushpull::services::FunctionClient::connect(self.client_config()).await?;
                 let config = CoordinatorConfig::new().job("ps");
                 Coordinator::resume(client, &format!("stranger {index}"), config).await
             });
@@ -135,9 +138,9 @@ impl Strangers {
 }
 
 impl Strangers {
-    fn client_config(&self) -> ClientConfig {
+    fn client_config(&self) -> FunctionClientConfig {
         let soon = Duration::from_millis(500);
-        ClientConfig::new(&self.address).connect_timeout(soon).timeout(soon)
+        FunctionClientConfig::new(&self.address).connect_timeout(soon).timeout(soon)
     }
 
     /// Keeps outputs of functions on the server until it has no memory for another, and forgets
@@ -145,7 +148,7 @@ impl Strangers {
     fn clients(&self) {
         let value = Value::zeros::<f32>(&[64 << 10]).unwrap();
         while self.go_on() {
-            let Ok(client) = Client::with(self.client_config()) else { continue };
+            let Ok(client) = FunctionClient::connect(self.client_config()) else { continue };
             let mut kept = Vec::new();
             let error = loop {
                 match client.keep(Call::new("identity").feed("x", value.clone())) {
@@ -325,7 +328,9 @@ fn a_training_is_exact_beside_strangers_that_take_every_place() {
     for name in NAMES {
         assert_eq!(values.view::<f32>(name).unwrap(), [-(trainer.steps as f32); 300]);
     }
-    drop(Client::with(ClientConfig::new(&address).connect_timeout(LONG)).unwrap());
+    drop(
+        FunctionClient::connect(FunctionClientConfig::new(&address).connect_timeout(LONG)).unwrap(),
+    );
     trainer.worker.leave().unwrap();
     daemon.signal(Signal::TERM);
     let (status, output, errors) = daemon.finish();

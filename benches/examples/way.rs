@@ -13,7 +13,8 @@ use std::time::Duration;
 use pushpull::blocking::{Ps, TrainingSession, Worker};
 use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::services::{
-    Call, Client, Coordinator, CoordinatorConfig, FunctionServer, FunctionServerConfig, Functions,
+    Call, Coordinator, CoordinatorConfig, FunctionClient, FunctionServer, FunctionServerConfig,
+    Functions,
 };
 use pushpull::training::TrainingConfig;
 use pushpull::training::data::{GrantedBatches, Pipeline, SliceSource};
@@ -163,7 +164,7 @@ fn session(way: &str, config: WorkerConfig, variables: [VariableSpec; 1]) -> Res
 /// A call of a function, or a scheduled one, which pushes.
 fn call(way: &str, functions: &str, variables: [VariableSpec; 1]) -> Result<Operation> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let client = runtime.block_on(Client::connect(functions))?;
+    let client = runtime.block_on(FunctionClient::connect(functions))?;
     if way == "call" {
         return Ok(Box::new(move || {
             let call = Call::new("identity").feed("a", 0.5_f32);

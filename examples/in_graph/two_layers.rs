@@ -2,8 +2,8 @@
 
 use pushpull::compute::{Compute, Device, Mlp, Model, Network, Samples, View, ViewMut};
 use pushpull::services::{
-    Call, Client, FunctionError, FunctionServer, FunctionServerConfig, Functions, Invocation,
-    Outputs,
+    Call, FunctionClient, FunctionError, FunctionServer, FunctionServerConfig, Functions,
+    Invocation, Outputs,
 };
 use pushpull::{ClusterSpec, Ps, PsConfig, Reader, Sgd, TaskId, WorkerConfig};
 
@@ -48,7 +48,7 @@ pub(crate) async fn train(steps: u64) -> Result<Trained, GraphError> {
         let config = FunctionServerConfig::new(cluster.clone(), TaskId::worker(index), offered);
         functions.push(worker.start(config)?);
     }
-    let client = Client::connect(cluster.task_address("worker", WORKERS - 1)?).await?;
+    let client = FunctionClient::connect(cluster.task_address("worker", WORKERS - 1)?).await?;
     declare_variables(&client).await?;
     let mut local = pull(&cluster).await?;
 
@@ -72,7 +72,7 @@ pub(crate) async fn train(steps: u64) -> Result<Trained, GraphError> {
 }
 
 /// Declares each layer on a ps task of its own and initializes it.
-async fn declare_variables(client: &Client) -> Result<(), GraphError> {
+async fn declare_variables(client: &FunctionClient) -> Result<(), GraphError> {
     let model = Model::new(network()?, NAMES);
     let mut variables = Compute::<Samples<'_>>::variables(&model)?;
     for (index, variable) in variables.iter_mut().enumerate() {

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use crate::test_process::{LONG, TestProcess, free_addresses, unwritable};
 use pushpull::blocking::{Reader, Worker};
-use pushpull::services::blocking::Client;
+use pushpull::services::blocking::FunctionClient;
 use pushpull::services::{Call, ServiceError};
 use pushpull::{ClusterSpec, TaskId, VariableSpec, WorkerConfig};
 use rustix::process::{Resource, Signal, getrlimit};
@@ -274,7 +274,7 @@ fn a_task_of_every_job_serves_functions() {
         .collect();
     for address in &addresses {
         // Each is a target for calls on both.
-        let client = Client::connect(address).unwrap();
+        let client = FunctionClient::connect(address).unwrap();
         for task in &tasks {
             let call = Call::new("add").on(&task.to_string()).feed("a", 2.0_f32).feed("b", 5.0_f32);
             assert_eq!(client.call(call).unwrap().element::<f32>(), Ok(7.0), "{task}");
@@ -307,7 +307,7 @@ fn a_task_that_may_use_no_device_offers_none() {
         command.args(["--job-name", "worker"]);
         let mut daemon = start(command.stdout(Stdio::piped()));
         let description =
-            Client::connect(&addresses[1]).unwrap().describe(&TaskId::worker(0)).unwrap();
+            FunctionClient::connect(&addresses[1]).unwrap().describe(&TaskId::worker(0)).unwrap();
         let names: Vec<&String> = description.devices.iter().map(|(name, _)| name).collect();
         assert!(!names.is_empty() && !names.iter().any(|name| name.contains("GPU")), "{names:?}");
         daemon.signal(Signal::TERM);
@@ -320,7 +320,7 @@ fn clients_of_a_daemon_without_functions_are_refused() {
     let address = free_address();
     let mut daemon = daemon(&address);
     let mut daemon = start(daemon.arg("--no-functions"));
-    let error = Client::connect(&address).unwrap_err();
+    let error = FunctionClient::connect(&address).unwrap_err();
     assert!(matches!(error, ServiceError::Refused { .. }), "{error:?}");
     assert!(error.to_string().contains("this server offers no functions"), "{error}");
     // The variables are served.

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use crate::test_process::{LONG, TestProcess, free_addresses};
 use pushpull::blocking::{Reader, Worker};
-use pushpull::services::{Call, ClientConfig, blocking::Client};
+use pushpull::services::{Call, FunctionClientConfig, blocking::FunctionClient};
 use pushpull::variable::Initializer;
 use pushpull::{ClusterSpec, TaskId, VariableSpec, WorkerConfig};
 use rustix::process::Signal;
@@ -72,10 +72,10 @@ fn two_daemons_of_a_job_hold_variables_and_compute_and_survive_kills() {
     assert_eq!(values(), (4, [[6.0; 4], [14.0; 4], [1.0; 4], [2.0; 4]]));
 
     let client = || {
-        let config = ClientConfig::new(&addresses[0]).connect_timeout(LONG).timeout(LONG);
-        Client::with(config).unwrap()
+        let config = FunctionClientConfig::new(&addresses[0]).connect_timeout(LONG).timeout(LONG);
+        FunctionClient::connect(config).unwrap()
     };
-    let compute = |client: &Client, expected: f32| {
+    let compute = |client: &FunctionClient, expected: f32| {
         assert_eq!(client.target(), &TaskId::new("local", 0));
         for task in 0..2 {
             let call = Call::new("add").on(&format!("/job:local/task:{task}/cpu:0"));
@@ -129,8 +129,8 @@ fn daemons_of_two_candidates_serve_functions_alone() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull-ps"));
     command.args(["--cluster", &text, "--job-name", "left"]).stdout(Stdio::piped());
     let mut left = TestProcess::start("left", &mut command);
-    let config = ClientConfig::new(&addresses[0]).connect_timeout(LONG).timeout(LONG);
-    let client = Client::with(config).unwrap();
+    let config = FunctionClientConfig::new(&addresses[0]).connect_timeout(LONG).timeout(LONG);
+    let client = FunctionClient::connect(config).unwrap();
     let sum = client.call(Call::new("add").feed("a", 1.0_f32).feed("b", 2.0_f32)).unwrap();
     assert_eq!(sum.element::<f32>(), Ok(3.0));
     let why =

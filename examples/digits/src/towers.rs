@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use pushpull::compute::{Device, Mlp, Model, Network, Samples, View, ViewMut};
 use pushpull::services::{
-    Client, FunctionError, FunctionServer, FunctionServerConfig, Functions, Invocation, Outputs,
-    Towers, Value,
+    FunctionClient, FunctionError, FunctionServer, FunctionServerConfig, Functions, Invocation,
+    Outputs, Towers, Value,
 };
 use pushpull::{ClusterSpec, Ps, Reader, TaskId, Worker, WorkerConfig};
 
@@ -54,7 +54,7 @@ async fn train_with(
         let config = FunctionServerConfig::new(cluster.clone(), TaskId::worker(index), functions);
         towers_here.push(task.start(config)?);
     }
-    let client = Client::connect(towers_here[0].target()).await?;
+    let client = FunctionClient::connect(towers_here[0].target()).await?;
     let replicas = Towers::new(&client, "tower", (0..towers).map(TaskId::worker))?;
 
     let start = Instant::now();

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use pushpull::services::blocking::Client;
+use pushpull::services::blocking::FunctionClient;
 use pushpull::services::{
-    ClientConfig, FunctionServer, FunctionServerConfig, FunctionServerListener, Functions,
+    FunctionClientConfig, FunctionServer, FunctionServerConfig, FunctionServerListener, Functions,
 };
 use pushpull::{ClusterSpec, TaskId};
 
@@ -36,14 +36,15 @@ pub(crate) fn start(
 }
 
 /// Starts one server.
-pub(crate) fn start_one(functions: Functions) -> (FunctionServer, Client) {
+pub(crate) fn start_one(functions: Functions) -> (FunctionServer, FunctionClient) {
     let server = FunctionServer::local(functions).unwrap();
     let client = connect(server.target());
     (server, client)
 }
 
-pub(crate) fn connect(target: &str) -> Client {
-    Client::with(ClientConfig::new(target).connect_timeout(LONG).timeout(LONG)).unwrap()
+pub(crate) fn connect(target: &str) -> FunctionClient {
+    FunctionClient::connect(FunctionClientConfig::new(target).connect_timeout(LONG).timeout(LONG))
+        .unwrap()
 }
 
 /// Runs a future on a runtime of its own.

@@ -8,8 +8,9 @@ use std::time::Duration;
 use pushpull::blocking::Worker;
 use pushpull::local::Cluster;
 use pushpull::services::{
-    Call, Client, ClientConfig, Coordinator, CoordinatorConfig, FunctionError, FunctionServer,
-    FunctionServerConfig, FunctionServerListener, Functions, ServiceError, Signature,
+    Call, Coordinator, CoordinatorConfig, FunctionClient, FunctionClientConfig, FunctionError,
+    FunctionServer, FunctionServerConfig, FunctionServerListener, Functions, ServiceError,
+    Signature,
 };
 use pushpull::variable::DType;
 use pushpull::{ClusterSpec, PsConfig, Reader, Sgd, TaskId, VariableSpec, WorkerConfig};
@@ -80,14 +81,16 @@ fn increment() -> Functions {
 
 fn coordinator(target: &str, config: CoordinatorConfig) -> Coordinator {
     block_on(async {
-        let client = Client::with(ClientConfig::new(target).timeout(LONG)).await.unwrap();
+        let client =
+            FunctionClient::connect(FunctionClientConfig::new(target).timeout(LONG)).await.unwrap();
         Coordinator::new(client, config).unwrap()
     })
 }
 
 fn resume(target: &str, name: &str) -> Coordinator {
     block_on(async {
-        let client = Client::with(ClientConfig::new(target).timeout(LONG)).await.unwrap();
+        let client =
+            FunctionClient::connect(FunctionClientConfig::new(target).timeout(LONG)).await.unwrap();
         Coordinator::resume(client, name, CoordinatorConfig::new()).await.unwrap()
     })
 }
@@ -266,7 +269,7 @@ fn a_fetch_of_a_call_that_begins_no_more_says_that_it_is_cancelled() {
         .add("one", |_| Ok(1_i64));
     let mut place = place(1, 1);
     let servers = place.start(&functions);
-    let client = block_on(Client::connect(servers[0].target())).unwrap();
+    let client = block_on(FunctionClient::connect(servers[0].target())).unwrap();
     let config = CoordinatorConfig::new().calls_per_worker(1);
     let coordinator = Coordinator::new(client, config).unwrap();
     let schedule = |name| coordinator.schedule_blocking(Call::new(name)).unwrap();

@@ -4,9 +4,9 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use pushpull::blocking::Ps;
-use pushpull::services::blocking::Client;
+use pushpull::services::blocking::FunctionClient;
 use pushpull::services::{
-    Call, ClientConfig, FunctionError, FunctionServerConfig, Functions, ServiceError,
+    Call, FunctionClientConfig, FunctionError, FunctionServerConfig, Functions, ServiceError,
 };
 use pushpull::variable::Initializer;
 use pushpull::{ClusterSpec, PsConfig, Sgd, TaskId, VariableSpec};
@@ -50,12 +50,13 @@ fn an_error_or_a_panic_is_that_of_its_call() {
 fn a_target_whose_name_has_no_address_is_reported_at_once() {
     let (sender, reports) = mpsc::channel();
     let target = "no-such-host.invalid:1";
-    let config = ClientConfig::new(target).connect_timeout(LONG).on_unreachable(move |server| {
-        // The reports outlast the test.
-        let _ = sender.send(server.clone());
-    });
+    let config =
+        FunctionClientConfig::new(target).connect_timeout(LONG).on_unreachable(move |server| {
+            // The reports outlast the test.
+            let _ = sender.send(server.clone());
+        });
     // It tries until the program ends.
-    std::thread::spawn(move || Client::with(config));
+    std::thread::spawn(move || FunctionClient::connect(config));
     let report = reports.recv_timeout(LONG / 2).unwrap();
     assert_eq!(report.address, target);
     assert!(report.reason.contains("cannot resolve \"no-such-host.invalid:1\""), "{report}");
@@ -66,11 +67,12 @@ fn a_panic_in_the_report_of_an_unreachable_server_is_contained() {
     let (sender, reports) = mpsc::channel();
     let target = "unix:/no-such-directory/server";
     let timeout = Duration::from_secs(1);
-    let config = ClientConfig::new(target).connect_timeout(timeout).on_unreachable(move |_| {
-        sender.send(()).unwrap();
-        panic!("the log is full");
-    });
-    let error = Client::with(config).unwrap_err();
+    let config =
+        FunctionClientConfig::new(target).connect_timeout(timeout).on_unreachable(move |_| {
+            sender.send(()).unwrap();
+            panic!("the log is full");
+        });
+    let error = FunctionClient::connect(config).unwrap_err();
     assert!(matches!(error, ServiceError::Unavailable { .. }), "{error:?}");
     assert!(error.to_string().ends_with("on_unreachable panicked: the log is full"), "{error}");
     assert!(reports.iter().count() > 1, "it is tried again");

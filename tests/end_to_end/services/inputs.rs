@@ -127,7 +127,7 @@ fn a_server_keeps_state_between_calls_but_not_over_a_restart() {
         Ok(counter.0)
     });
     let (server, client) = start_one(functions.clone());
-    let count = |client: &pushpull::services::blocking::Client| {
+    let count = |client: &pushpull::services::blocking::FunctionClient| {
         client.call(Call::new("count")).unwrap().element::<i64>().unwrap()
     };
     assert_eq!([count(&client), count(&client)], [1, 2]);

@@ -3,7 +3,7 @@
 use pushpull::blocking::{Ps, Reader};
 use pushpull::server::Listener;
 use pushpull::services::{
-    Call, Client, ClientConfig, Coordinator, CoordinatorConfig, FunctionServer,
+    Call, Coordinator, CoordinatorConfig, FunctionClient, FunctionClientConfig, FunctionServer,
     FunctionServerConfig, Functions,
 };
 use pushpull::variable::Initializer;
@@ -116,7 +116,10 @@ fn a_coordinator_trains_on_the_tasks_that_hold_the_variables() {
     job.declare(&[on_task("zero", 0, 0.0), on_task("one", 1, 0.0)]);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let client = Client::with(ClientConfig::new(job.address(1)).timeout(LONG)).await.unwrap();
+        let client =
+            FunctionClient::connect(FunctionClientConfig::new(job.address(1)).timeout(LONG))
+                .await
+                .unwrap();
         let config = CoordinatorConfig::new().job("local");
         let coordinator = Coordinator::resume(client, "training", config).await.unwrap();
         for _ in 0..20 {

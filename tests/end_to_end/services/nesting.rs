@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use pushpull::services::{
-    Call, Client, Coordinator, CoordinatorConfig, FunctionError, Functions, Kept, ServiceError,
-    blocking,
+    Call, Coordinator, CoordinatorConfig, FunctionClient, FunctionError, Functions, Kept,
+    ServiceError, blocking,
 };
 
 use crate::services::cluster::{LONG, block_on, connect, start, start_one, until};
@@ -234,7 +234,7 @@ fn a_client_of_a_function_ends_with_the_call_and_with_the_server() {
     let (_, servers) = start("local", 1, &functions, |config| config.grace(Duration::ZERO));
     let client = connect(servers[0].target());
     let running = client.inner().start(Call::new("outer")).unwrap();
-    let nested: blocking::Client = receiver.recv_timeout(LONG).unwrap();
+    let nested: blocking::FunctionClient = receiver.recv_timeout(LONG).unwrap();
     servers.into_iter().for_each(pushpull::services::FunctionServer::stop);
     let error = nested.call(Call::new("one")).unwrap_err();
     let is_end =
@@ -301,7 +301,7 @@ fn the_error_of_a_nested_call_says_that_another_execution_may_succeed() {
         })
         .add("outer", |call| Ok(call.client().call(on("flaky", 1))?));
     let (_, servers) = start("local", 2, &functions, |config| config);
-    let client = block_on(Client::connect(servers[0].target())).unwrap();
+    let client = block_on(FunctionClient::connect(servers[0].target())).unwrap();
     let coordinator = Coordinator::new(client, CoordinatorConfig::new().job("local")).unwrap();
     let value = coordinator.schedule_blocking(Call::new("outer")).unwrap();
     coordinator.join_blocking().unwrap();

@@ -5,8 +5,8 @@ use std::time::Duration;
 use pushpull::blocking::{Ps, Worker};
 use pushpull::cluster::DeviceFilters;
 use pushpull::services::{
-    Call, Client, ClientConfig, Coordinator, CoordinatorConfig, FunctionServerConfig,
-    FunctionServerListener, Functions, Outputs, ServiceError, blocking,
+    Call, Coordinator, CoordinatorConfig, FunctionClient, FunctionClientConfig,
+    FunctionServerConfig, FunctionServerListener, Functions, Outputs, ServiceError, blocking,
 };
 use pushpull::{ClusterSpec, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
 
@@ -82,8 +82,8 @@ fn device_filters_keep_clients_and_servers_from_other_tasks() {
     };
     let servers: Vec<_> = (0..).zip(listeners).map(start).collect();
 
-    let config = ClientConfig::new(servers[0].target()).device_filters(only(&["/job:ps"]));
-    let client = blocking::Client::with(config).unwrap();
+    let config = FunctionClientConfig::new(servers[0].target()).device_filters(only(&["/job:ps"]));
+    let client = blocking::FunctionClient::connect(config).unwrap();
     let outputs = client.call(Call::new("next")).unwrap();
     let text = |name: &str| outputs.get(name).unwrap().text().unwrap().to_owned();
     assert_eq!(text("here"), "/job:worker/task:0/device:CPU:0");
@@ -96,8 +96,8 @@ fn device_filters_keep_clients_and_servers_from_other_tasks() {
     }
 
     // A coordinator has the workers that its client may call.
-    let config = ClientConfig::new(servers[0].target()).device_filters(only(&["/job:ps"]));
-    let client = block_on(Client::with(config)).unwrap();
+    let config = FunctionClientConfig::new(servers[0].target()).device_filters(only(&["/job:ps"]));
+    let client = block_on(FunctionClient::connect(config)).unwrap();
     let coordinator = Coordinator::new(client, CoordinatorConfig::new()).unwrap();
     let schedule = |device: &str| coordinator.schedule_blocking(Call::new("where").on(device));
     let value = schedule("/job:worker/task:0").unwrap();
@@ -115,9 +115,9 @@ fn a_coordinator_with_a_name_needs_the_parameter_servers() {
         FunctionServerConfig::new(builder.build().unwrap(), TaskId::worker(0), functions());
     let server = listener.start(config).unwrap();
     let filters = DeviceFilters::new(["/job:worker"]).unwrap();
-    let config = ClientConfig::new(server.target()).device_filters(filters);
+    let config = FunctionClientConfig::new(server.target()).device_filters(filters);
     let error = block_on(async {
-        let client = Client::with(config).await.unwrap();
+        let client = FunctionClient::connect(config).await.unwrap();
         Coordinator::resume(client, "name", CoordinatorConfig::new()).await.unwrap_err()
     });
     match error {
@@ -214,11 +214,12 @@ fn a_call_runs_on_another_device_only_if_it_says_so() {
 fn a_client_goes_to_the_next_target() {
     let (_cluster, servers) = start("local", 1, &functions(), |config| config);
     let nobody = listen(1).remove(0).address();
-    let config = ClientConfig::new(&nobody).or(servers[0].target());
+    let config = FunctionClientConfig::new(&nobody).or(servers[0].target());
     let client =
-        blocking::Client::with(config.connect_timeout(crate::services::cluster::LONG)).unwrap();
+        blocking::FunctionClient::connect(config.connect_timeout(crate::services::cluster::LONG))
+            .unwrap();
     assert!(client.call(Call::new("where")).is_ok());
-    let config = ClientConfig::new(&nobody).connect_timeout(Duration::from_millis(100));
-    let error = blocking::Client::with(config).unwrap_err();
+    let config = FunctionClientConfig::new(&nobody).connect_timeout(Duration::from_millis(100));
+    let error = blocking::FunctionClient::connect(config).unwrap_err();
     assert!(matches!(&error, ServiceError::Unavailable { task, .. } if *task == nobody), "{error}");
 }

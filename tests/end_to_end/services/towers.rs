@@ -4,7 +4,8 @@ use pushpull::blocking::Worker;
 use pushpull::local::Cluster;
 use pushpull::server::OnLoss;
 use pushpull::services::{
-    Client, ClientConfig, FunctionServerConfig, Functions, ServiceError, Towers, Value,
+    FunctionClient, FunctionClientConfig, FunctionServerConfig, Functions, ServiceError, Towers,
+    Value,
 };
 use pushpull::{ClusterSpec, Mode, PsConfig, Sgd, Synchronous, TaskId, VariableSpec};
 
@@ -42,7 +43,7 @@ fn functions() -> Functions {
 struct Place {
     ps: Cluster,
     servers: Vec<pushpull::services::FunctionServer>,
-    client: Client,
+    client: FunctionClient,
 }
 
 fn place(workers: usize, learning_rate: f64) -> Place {
@@ -72,8 +73,8 @@ fn place_in(mode: Mode, workers: usize, learning_rate: f64) -> Place {
             listener.start(FunctionServerConfig::new(cluster.clone(), task, functions())).unwrap()
         })
         .collect();
-    let config = ClientConfig::new(servers[0].target()).timeout(LONG);
-    let client = block_on(Client::with(config)).unwrap();
+    let config = FunctionClientConfig::new(servers[0].target()).timeout(LONG);
+    let client = block_on(FunctionClient::connect(config)).unwrap();
     Place { ps, servers, client }
 }
 
@@ -103,8 +104,8 @@ fn two_clients_of_two_towers_make_one_mean_in_synchronous_mode() {
     // The chief has left, so a step would begin with one replica.
     let mode = Synchronous::new(2).on_loss(OnLoss::Shrink { min: 2 });
     let place = place_in(mode.into(), 4, 1.0);
-    let config = ClientConfig::new(place.servers[2].target()).timeout(LONG);
-    let other = block_on(Client::with(config)).unwrap();
+    let config = FunctionClientConfig::new(place.servers[2].target()).timeout(LONG);
+    let other = block_on(FunctionClient::connect(config)).unwrap();
     let first = Towers::new(&place.client, "constant", [0, 1].map(TaskId::worker)).unwrap();
     let second = Towers::new(&other, "constant", [2, 3].map(TaskId::worker)).unwrap();
     for made in 1..=3_u8 {

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use pushpull::blocking::Ps;
 use pushpull::local::Cluster;
-use pushpull::services::{Call, FunctionServerConfig, Functions, ServiceError, blocking::Client};
+use pushpull::services::{
+    Call, FunctionServerConfig, Functions, ServiceError, blocking::FunctionClient,
+};
 use pushpull::{ClusterSpec, PsConfig, Sgd, TaskId};
 
 use crate::services::cluster::{connect, listen, start};
@@ -47,7 +49,7 @@ fn a_server_without_functions_is_told_from_one_that_is_slow() {
     let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0));
     let _ps = Ps::start(listener, config).unwrap();
     // Not after the minute that a client waits for its target.
-    let error = Client::connect(&address).unwrap_err();
+    let error = FunctionClient::connect(&address).unwrap_err();
     assert!(matches!(error, ServiceError::Refused { .. }), "{error:?}");
     assert!(error.to_string().contains("this server offers no functions"), "{error}");
 }

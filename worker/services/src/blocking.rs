@@ -7,56 +7,49 @@ use pushpull_worker::InitialValues;
 
 use super::block_on::block_on;
 use super::call::Call;
-use super::client;
-use super::client_config::ClientConfig;
 use super::description::Description;
 use super::error::ServiceError;
+use super::function_client_config::FunctionClientConfig;
 use super::kept::Kept;
 use super::outputs::Outputs;
 use super::value::Value;
 
-/// A [`client::Client`] with blocking operations.
+/// A [`crate::FunctionClient`] with blocking operations.
 #[derive(Debug)]
-pub struct Client {
-    inner: client::Client,
+pub struct FunctionClient {
+    inner: crate::FunctionClient,
 }
 
-impl Client {
-    /// Blocking form of [`client::Client::connect`].
+impl FunctionClient {
+    /// Blocking form of [`crate::FunctionClient::connect`].
     ///
     /// # Errors
-    /// The errors of [`client::Client::connect`].
-    pub fn connect(target: &str) -> Result<Client, ServiceError> {
-        Ok(Client { inner: block_on(client::Client::connect(target))? })
-    }
-
-    /// Blocking form of [`client::Client::with`].
-    ///
-    /// # Errors
-    /// The errors of [`client::Client::with`].
-    pub fn with(config: ClientConfig) -> Result<Client, ServiceError> {
-        Ok(Client { inner: block_on(client::Client::with(config))? })
+    /// The errors of [`crate::FunctionClient::connect`].
+    pub fn connect(
+        config: impl Into<FunctionClientConfig>,
+    ) -> Result<FunctionClient, ServiceError> {
+        Ok(FunctionClient { inner: block_on(crate::FunctionClient::connect(config))? })
     }
 
     /// Returns the client of a function.
-    pub(crate) fn of_function(inner: client::Client) -> Client {
-        Client { inner }
+    pub(crate) fn of_function(inner: crate::FunctionClient) -> FunctionClient {
+        FunctionClient { inner }
     }
 
-    /// Returns the task of the target, like [`client::Client::target`].
+    /// Returns the task of the target, like [`crate::FunctionClient::target`].
     pub fn target(&self) -> &TaskId {
         self.inner.target()
     }
 
-    /// Returns the cluster as the target knows it, like [`client::Client::cluster`].
+    /// Returns the cluster as the target knows it, like [`crate::FunctionClient::cluster`].
     pub fn cluster(&self) -> ClusterSpec {
         self.inner.cluster()
     }
 
-    /// Blocking form of [`client::Client::declare`].
+    /// Blocking form of [`crate::FunctionClient::declare`].
     ///
     /// # Errors
-    /// The errors of [`client::Client::declare`].
+    /// The errors of [`crate::FunctionClient::declare`].
     pub fn declare(
         &self,
         variables: &[VariableSpec],
@@ -65,34 +58,34 @@ impl Client {
         self.inner.wait(|| self.inner.declare(variables, fill))
     }
 
-    /// Blocking form of [`client::Client::describe`].
+    /// Blocking form of [`crate::FunctionClient::describe`].
     ///
     /// # Errors
-    /// The errors of [`client::Client::describe`].
+    /// The errors of [`crate::FunctionClient::describe`].
     pub fn describe(&self, task: &TaskId) -> Result<Description, ServiceError> {
         self.inner.wait(|| self.inner.describe(task))
     }
 
-    /// Blocking form of [`client::Client::call`].
+    /// Blocking form of [`crate::FunctionClient::call`].
     ///
     /// # Errors
-    /// The errors of [`client::Client::call`].
+    /// The errors of [`crate::FunctionClient::call`].
     pub fn call(&self, call: Call) -> Result<Outputs, ServiceError> {
         self.inner.wait(|| self.inner.call(call))
     }
 
-    /// Blocking form of [`client::Client::run`].
+    /// Blocking form of [`crate::FunctionClient::run`].
     ///
     /// # Errors
-    /// The errors of [`client::Client::run`].
+    /// The errors of [`crate::FunctionClient::run`].
     pub fn run<const N: usize>(&self, calls: [Call; N]) -> Result<[Outputs; N], ServiceError> {
         self.inner.wait(|| self.inner.run(calls))
     }
 
-    /// Blocking form of [`client::Client::run_all`].
+    /// Blocking form of [`crate::FunctionClient::run_all`].
     ///
     /// # Errors
-    /// The errors of [`client::Client::run_all`].
+    /// The errors of [`crate::FunctionClient::run_all`].
     pub fn run_all(
         &self,
         calls: impl IntoIterator<Item = Call>,
@@ -101,24 +94,24 @@ impl Client {
     }
 
     /// Calls a function whose outputs stay on its server, and waits for its end. This is the
-    /// blocking form of [`client::Client::keep`].
+    /// blocking form of [`crate::FunctionClient::keep`].
     ///
     /// # Errors
-    /// The errors of [`client::Client::keep`].
+    /// The errors of [`crate::FunctionClient::keep`].
     pub fn keep(&self, call: Call) -> Result<Kept, ServiceError> {
         self.inner.wait(|| async { Ok(self.inner.keep(call)?.await?.0) })
     }
 
-    /// Blocking form of [`client::Client::fetch`].
+    /// Blocking form of [`crate::FunctionClient::fetch`].
     ///
     /// # Errors
-    /// The errors of [`client::Client::fetch`].
+    /// The errors of [`crate::FunctionClient::fetch`].
     pub fn fetch(&self, kept: &Kept, output: &str) -> Result<Value, ServiceError> {
         self.inner.wait(|| self.inner.fetch(kept, output))
     }
 
     /// The client with futures in place of blocking operations.
-    pub fn inner(&self) -> &client::Client {
+    pub fn inner(&self) -> &crate::FunctionClient {
         &self.inner
     }
 }

@@ -148,7 +148,7 @@ impl Call {
     }
 
     /// The longest time that the client waits for the end of the call. The function is told to stop
-    /// then. Default: [`super::ClientConfig::timeout`].
+    /// then. Default: [`super::FunctionClientConfig::timeout`].
     pub fn timeout(self, timeout: Duration) -> Call {
         Call { timeout: Some(timeout), ..self }
     }

@@ -144,7 +144,7 @@ pub enum ServiceError {
         task: String,
         /// The size of the answer in bytes.
         bytes: u64,
-        /// The limit in bytes: `ClientConfig::answer_bytes_max`, in a function
+        /// The limit in bytes: `FunctionClientConfig::answer_bytes_max`, in a function
         /// `FunctionServerConfig::client_bytes_max`.
         limit: u64,
     },

@@ -113,10 +113,10 @@ impl FunctionServerListener {
 /// ones. Dropping it stops it.
 ///
 /// ```
-/// use pushpull_services::{Call, Functions, FunctionServer, blocking::Client};
+/// use pushpull_services::{Call, Functions, FunctionServer, blocking::FunctionClient};
 ///
 /// let server = FunctionServer::local(Functions::new().add("hello", |_| Ok("Hello!")))?;
-/// let client = Client::connect(server.target())?;
+/// let client = FunctionClient::connect(server.target())?;
 /// assert_eq!(client.call(Call::new("hello"))?.text()?, "Hello!");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -431,7 +431,7 @@ mod tests {
     use std::sync::{Mutex, mpsc};
 
     use super::*;
-    use crate::{Call, Client, ServiceError};
+    use crate::{Call, FunctionClient, ServiceError};
 
     #[test]
     fn calls_for_which_no_thread_can_be_started_may_be_repeated() {
@@ -446,7 +446,7 @@ mod tests {
         let task = TaskId::new("local", 0);
         let config = FunctionServerConfig::new(cluster, task.clone(), functions);
         let server = listener.start(config.threads(1).calls_max(4096).cuda(false)).unwrap();
-        let client = block_on(Client::connect(server.target())).unwrap();
+        let client = block_on(FunctionClient::connect(server.target())).unwrap();
         let waits = client.start(Call::new("wait")).unwrap();
         // A thread's stack has no room for as many calls that begin inside each other.
         let calls: Vec<_> = (0..2_000).map(|_| client.start(Call::new("f")).unwrap()).collect();

@@ -13,8 +13,8 @@ use pushpull_worker::{Gradients, Params, Push};
 use super::block_on::block_on;
 use super::blocking;
 use super::cancel::CancelFlag;
-use super::client::Client;
 use super::execution_waits::ExecutionWaits;
+use super::function_client::FunctionClient;
 use super::functions::FunctionError;
 use super::nested_calls::{NestedCalls, NestedClients};
 use super::outputs::{Outputs, unknown_value};
@@ -263,18 +263,18 @@ impl Invocation {
     ///
     /// Its operations block the thread. An asynchronous function uses [`Invocation::client_async`];
     /// here it is given [`super::ServiceError::Invalid`].
-    pub fn client(&self) -> blocking::Client {
-        blocking::Client::of_function(self.client_async())
+    pub fn client(&self) -> blocking::FunctionClient {
+        blocking::FunctionClient::of_function(self.client_async())
     }
 
     /// Future form of [`Invocation::client`], for asynchronous functions.
-    pub fn client_async(&self) -> Client {
+    pub fn client_async(&self) -> FunctionClient {
         let calls = self.cancelled.nested(|| {
             let core = self.shared.clients.of_depth(self.depth);
             NestedCalls::new(core, self.depth, self.deadline, self.waits.clone())
         });
         let core = ClientCore::of_execution(calls.clone());
-        Client::of_function(core, self.shared.task.clone(), self.deadline)
+        FunctionClient::of_function(core, self.shared.task.clone(), self.deadline)
     }
 
     /// Returns whether the caller has stopped waiting for the result. A function that computes for

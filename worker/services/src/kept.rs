@@ -16,7 +16,7 @@ use super::runtime::client_core::{ClientCore, ReplyFuture};
 use super::value::{Value, ValueType};
 
 /// The kept outputs of a call, which stay on the server that has run it: see
-/// [`super::Client::keep`].
+/// [`super::FunctionClient::keep`].
 ///
 /// Other calls may have the outputs as inputs at once, also before this call has ended. The server
 /// keeps the outputs as long as one clone of `Kept` exists and the client is alive.

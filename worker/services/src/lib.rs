@@ -1,7 +1,8 @@
 //! Named functions: servers that compute, and clients that call them.
 //!
-//! A server registers [`Functions`] under names. A [`Client`] calls them on tasks and devices, with
-//! values, variables of the parameter servers, and kept outputs of earlier calls. No code travels.
+//! A server registers [`Functions`] under names. A [`FunctionClient`] calls them on tasks and
+//! devices, with values, variables of the parameter servers, and kept outputs of earlier calls. No
+//! code travels.
 //!
 //! The decisions are in pure state machines: `service` for a server, `call_session` for a client.
 //! `runtime` drives them with threads, sockets and a clock. A coordinator has the machine
@@ -15,7 +16,8 @@
 // | `inputs`, `variables`, `params_pool` | the inputs of an execution, from calls and parameter servers |
 // | `function_server_config`, `function_server`, `out_of_descriptors` | a server: its settings, its start and end, what it reports |
 // | `description`, `device_name` | what a server says of itself |
-// | `client`, `client_config`, `call`, `kept`, `error`, `blocking`, `block_on` | a client, with and without futures |
+// | `function_client`, `function_client_config`, `call`, `kept`, `error` | a client |
+// | `blocking`, `block_on` | the blocking twins of all these |
 // | `running` | calls under way, as futures |
 // | `trainer`, `towers` | functions that train; in-graph replication |
 // | `coordinator`, `remote_value`, `per_worker` | scheduled calls |
@@ -27,8 +29,6 @@ pub mod blocking;
 mod call;
 mod call_session;
 mod cancel;
-mod client;
-mod client_config;
 #[cfg(test)]
 mod conversation_tests;
 mod coordinator;
@@ -38,6 +38,8 @@ mod dispatch;
 mod elementwise;
 mod error;
 mod execution_waits;
+mod function_client;
+mod function_client_config;
 mod function_server;
 mod function_server_config;
 mod function_table;
@@ -71,11 +73,11 @@ mod variables;
 pub use pushpull_net::ServicePeers;
 
 pub use call::Call;
-pub use client::Client;
-pub use client_config::ClientConfig;
 pub use coordinator::{Coordinator, CoordinatorConfig};
 pub use description::Description;
 pub use error::ServiceError;
+pub use function_client::FunctionClient;
+pub use function_client_config::FunctionClientConfig;
 pub use function_server::{
     FunctionServer, FunctionServerError, FunctionServerHandle, FunctionServerListener,
 };

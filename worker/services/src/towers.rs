@@ -3,8 +3,8 @@
 use pushpull_common::ids::TaskId;
 
 use super::call::Call;
-use super::client::Client;
 use super::error::ServiceError;
+use super::function_client::FunctionClient;
 use super::functions::{FunctionError, Functions};
 use super::invocation::Invocation;
 use super::outputs::Outputs;
@@ -30,9 +30,10 @@ const APPLY: &str = "apply_towers";
 ///
 /// ```no_run
 /// use pushpull_common::ids::TaskId;
-/// use pushpull_services::{Client, Towers, Value};
+/// use pushpull_services::{FunctionClient, Towers, Value};
 ///
-/// # async fn run(client: Client, parts: [Vec<f32>; 2]) -> Result<(), Box<dyn std::error::Error>> {
+/// # type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+/// # async fn run(client: FunctionClient, parts: [Vec<f32>; 2]) -> Result<()> {
 /// let towers = Towers::new(&client, "tower", [0, 1].map(TaskId::worker))?;
 /// let step = towers
 ///     .step(|tower, call| {
@@ -45,7 +46,7 @@ const APPLY: &str = "apply_towers";
 /// ```
 #[derive(Debug)]
 pub struct Towers<'a> {
-    client: &'a Client,
+    client: &'a FunctionClient,
     function: String,
     tasks: Vec<TaskId>,
 }
@@ -70,7 +71,7 @@ impl<'a> Towers<'a> {
     /// # Errors
     /// [`ServiceError::Invalid`] for none, or more than 32.
     pub fn new(
-        client: &'a Client,
+        client: &'a FunctionClient,
         function: &str,
         tasks: impl IntoIterator<Item = TaskId>,
     ) -> Result<Towers<'a>, ServiceError> {

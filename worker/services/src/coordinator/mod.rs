@@ -17,9 +17,9 @@ use tokio::task::AbortHandle;
 use self::call_digests::CallDigests;
 use self::shared::{CoordinatorState, Named, OpenCall};
 use super::call::Call;
-use super::client::Client;
 use super::dispatch::{DispatchInput, ResourceId, WorkerId};
 use super::error::ServiceError;
+use super::function_client::FunctionClient;
 use super::per_worker::PerWorker;
 use super::remote_value::RemoteValue;
 
@@ -45,7 +45,7 @@ pub(crate) use self::shared::CoordinatorCore;
 #[doc(alias = "ClusterCoordinator")]
 pub struct Coordinator {
     shared: Arc<CoordinatorCore>,
-    client: Arc<Client>,
+    client: Arc<FunctionClient>,
     /// The tasks that probe absent workers and that wake the dispatch.
     tasks: Vec<AbortHandle>,
 }
@@ -55,7 +55,10 @@ impl Coordinator {
     ///
     /// # Errors
     /// [`ServiceError::NoTask`] if the cluster lacks the job.
-    pub fn new(client: Client, config: CoordinatorConfig) -> Result<Coordinator, ServiceError> {
+    pub fn new(
+        client: FunctionClient,
+        config: CoordinatorConfig,
+    ) -> Result<Coordinator, ServiceError> {
         Coordinator::start(client, config, None)
     }
 
@@ -67,7 +70,7 @@ impl Coordinator {
     /// exclude a task that it needs. [`ServiceError::Servers`] if the servers cannot be reached or
     /// refuse the name; they remember 64 names.
     pub async fn resume(
-        client: Client,
+        client: FunctionClient,
         name: &str,
         config: CoordinatorConfig,
     ) -> Result<Coordinator, ServiceError> {
@@ -86,7 +89,7 @@ impl Coordinator {
     }
 
     fn start(
-        client: Client,
+        client: FunctionClient,
         config: CoordinatorConfig,
         named: Option<Named>,
     ) -> Result<Coordinator, ServiceError> {
@@ -114,7 +117,7 @@ impl Coordinator {
     }
 
     /// Returns the client by which the coordinator calls.
-    pub fn client(&self) -> &Client {
+    pub fn client(&self) -> &FunctionClient {
         &self.client
     }
 

@@ -16,11 +16,11 @@ use super::call_digests::CallDigests;
 use super::decisions::{self, PROBE_INTERVAL, PROBE_TIMEOUT};
 use crate::call::Call;
 use crate::call_session::{CallReply, LinkId};
-use crate::client::{Client, describe};
 use crate::dispatch::{
     Attempt, CallEnding, Dispatch, DispatchInput, DispatchOutput, ResourceId, WorkerId,
 };
 use crate::error::ServiceError;
+use crate::function_client::{FunctionClient, describe};
 use crate::kept::Kept;
 use crate::outputs::Outputs;
 use crate::remote_value::ValueState;
@@ -38,7 +38,7 @@ pub(super) struct Named {
 /// The state that the tasks of a coordinator share.
 pub(crate) struct CoordinatorCore {
     state: Mutex<CoordinatorState>,
-    client: Arc<Client>,
+    client: Arc<FunctionClient>,
     pub(super) named: Option<Named>,
     /// Notified at each change of the calls that have ended.
     pub(super) changed: Notify,
@@ -101,7 +101,7 @@ impl Drop for PendingFetch {
 impl CoordinatorCore {
     pub(super) fn new(
         state: CoordinatorState,
-        client: Arc<Client>,
+        client: Arc<FunctionClient>,
         named: Option<Named>,
     ) -> CoordinatorCore {
         let state = Mutex::new(state);

@@ -19,9 +19,9 @@ use tokio::sync::oneshot;
 use super::block_on::block_on_call;
 use super::call::Call;
 use super::call_session::{CallCommand, CallReply, CallSession, LinkId};
-use super::client_config::{ClientConfig, TIMEOUT};
 use super::description::Description;
 use super::error::ServiceError;
+use super::function_client_config::{FunctionClientConfig, TIMEOUT};
 use super::kept::{Keeping, Kept};
 use super::outputs::Outputs;
 use super::running::{Running, RunningSet};
@@ -36,7 +36,7 @@ use super::runtime::client_core::{ClientCore, ReplyFuture};
 /// futures run on any executor; to cancel a call, drop its future.
 #[derive(Debug)]
 #[doc(alias = "tf.Session")]
-pub struct Client {
+pub struct FunctionClient {
     core: ClientCore,
     timeout: Duration,
     target: TaskId,
@@ -46,21 +46,17 @@ pub struct Client {
     thread: Option<ClientThread>,
 }
 
-impl Client {
-    /// Connects to the server at an address.
-    ///
-    /// # Errors
-    /// The errors of [`Client::with`].
-    pub async fn connect(target: &str) -> Result<Client, ServiceError> {
-        Client::with(ClientConfig::new(target)).await
-    }
-
-    /// Connects to the first of the targets that answers.
+impl FunctionClient {
+    /// Connects to the first of the targets that answers. An address is the configuration of a
+    /// client with this target.
     ///
     /// # Errors
     /// [`ServiceError::Unavailable`] if none does in time, [`ServiceError::Invalid`] for a target
     /// that is no address, and [`ServiceError::Thread`].
-    pub async fn with(config: ClientConfig) -> Result<Client, ServiceError> {
+    pub async fn connect(
+        config: impl Into<FunctionClientConfig>,
+    ) -> Result<FunctionClient, ServiceError> {
+        let config = config.into();
         for target in &config.targets {
             check_target(target)?;
         }
@@ -74,15 +70,19 @@ impl Client {
         let timeout = config.timeout;
         let target_link = Some(link);
         let thread = Some(thread);
-        Ok(Client { core, timeout, target, target_link, thread })
+        Ok(FunctionClient { core, timeout, target, target_link, thread })
     }
 
     /// Returns the client of a function on this task, which ends at the deadline.
-    pub(crate) fn of_function(core: ClientCore, task: TaskId, deadline: Option<Instant>) -> Client {
+    pub(crate) fn of_function(
+        core: ClientCore,
+        task: TaskId,
+        deadline: Option<Instant>,
+    ) -> FunctionClient {
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
         let timeout = left.unwrap_or(TIMEOUT);
         let target = task;
-        Client { core, timeout, target, target_link: None, thread: None }
+        FunctionClient { core, timeout, target, target_link: None, thread: None }
     }
 
     /// Waits for a future of the client on a thread without an async runtime. Meanwhile the thread
@@ -210,10 +210,10 @@ impl Client {
         Ok(outputs.try_into().unwrap_or_else(|_| [(); N].map(|()| Outputs::new())))
     }
 
-    /// Makes any number of calls at once, like [`Client::run`].
+    /// Makes any number of calls at once, like [`FunctionClient::run`].
     ///
     /// # Errors
-    /// The errors of [`Client::run`].
+    /// The errors of [`FunctionClient::run`].
     pub async fn run_all(
         &self,
         calls: impl IntoIterator<Item = Call>,
@@ -235,7 +235,7 @@ impl Client {
     /// [`Keeping::kept`].
     ///
     /// # Errors
-    /// The errors of [`Client::start`].
+    /// The errors of [`FunctionClient::start`].
     pub fn keep(&self, call: Call) -> Result<Keeping, ServiceError> {
         let (link, task, number, reply) = self.begin(&call, true)?;
         let kept = Kept::new(self.core.without_execution(), link, task, number);
@@ -389,7 +389,7 @@ struct ClientThread {
 impl ClientThread {
     fn start(
         incarnation: Incarnation,
-        config: &ClientConfig,
+        config: &FunctionClientConfig,
     ) -> Result<ClientThread, ServiceError> {
         let failed = |error: std::io::Error| ServiceError::Thread { reason: error.to_string() };
         let leadership = Arc::<Leadership>::default();
@@ -464,7 +464,7 @@ mod tests {
         let paths = ["unix:", "unix:/", "unix:/dev/null"];
         let hosts = ["::1:80", "[::1]", "[a]:1", "grpc:///:1"];
         for target in bad.into_iter().chain(paths).chain(hosts) {
-            let error = block_on(Client::connect(target)).unwrap_err();
+            let error = block_on(FunctionClient::connect(target)).unwrap_err();
             assert!(matches!(error, ServiceError::Invalid { .. }), "{error:?}");
             assert!(error.to_string().contains(&format!("{target:?}")), "{error}");
         }
@@ -473,7 +473,7 @@ mod tests {
     #[test]
     fn a_thread_that_waits_runs_the_client() {
         let server = FunctionServer::local(Functions::new()).unwrap();
-        let client = block_on(Client::connect(server.target())).unwrap();
+        let client = block_on(FunctionClient::connect(server.target())).unwrap();
         let own: ThreadId = std::thread::current().id();
         // The client's own thread may run the first tasks before it yields.
         let until = Instant::now() + Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! [`ClientConfig`]: the settings of a client.
+//! [`FunctionClientConfig`]: the settings of a client.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The settings of a client.
 #[derive(Clone)]
-pub struct ClientConfig {
+pub struct FunctionClientConfig {
     pub(super) targets: Vec<String>,
     pub(super) name: TaskId,
     pub(super) connect_timeout: Duration,
@@ -25,20 +25,20 @@ pub struct ClientConfig {
     pub(super) unreachable: Option<UnreachableReport>,
 }
 
-impl fmt::Debug for ClientConfig {
+impl fmt::Debug for FunctionClientConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClientConfig")
+        f.debug_struct("FunctionClientConfig")
             .field("targets", &self.targets)
             .field("name", &self.name)
             .finish_non_exhaustive()
     }
 }
 
-impl ClientConfig {
+impl FunctionClientConfig {
     /// A client of the server at this address, its target: `host:port`, which may be written
     /// `grpc://host:port`, or `unix:` and a path.
-    pub fn new(target: &str) -> ClientConfig {
-        ClientConfig {
+    pub fn new(target: &str) -> FunctionClientConfig {
+        FunctionClientConfig {
             targets: vec![target.to_owned()],
             name: TaskId::new("client", 0),
             connect_timeout: Duration::from_secs(60),
@@ -50,30 +50,30 @@ impl ClientConfig {
     }
 
     /// Adds another address to be tried if the target cannot be reached.
-    pub fn or(mut self, target: &str) -> ClientConfig {
+    pub fn or(mut self, target: &str) -> FunctionClientConfig {
         self.targets.push(target.to_owned());
         self
     }
 
     /// The longest wait for a target. Default 60 s.
-    pub fn connect_timeout(self, timeout: Duration) -> ClientConfig {
-        ClientConfig { connect_timeout: timeout, ..self }
+    pub fn connect_timeout(self, timeout: Duration) -> FunctionClientConfig {
+        FunctionClientConfig { connect_timeout: timeout, ..self }
     }
 
     /// The longest time of a call, unless it has its own. Default 60 s.
-    pub fn timeout(self, timeout: Duration) -> ClientConfig {
-        ClientConfig { timeout, ..self }
+    pub fn timeout(self, timeout: Duration) -> FunctionClientConfig {
+        FunctionClientConfig { timeout, ..self }
     }
 
     /// The largest answer that the client accepts, in bytes. Default 4 GiB.
-    pub fn answer_bytes_max(self, bytes: u64) -> ClientConfig {
-        ClientConfig { answer_bytes_max: bytes, ..self }
+    pub fn answer_bytes_max(self, bytes: u64) -> FunctionClientConfig {
+        FunctionClientConfig { answer_bytes_max: bytes, ..self }
     }
 
     /// The tasks that the client calls, beside its target. A coordinator schedules on no others.
     /// Default: all.
-    pub fn device_filters(self, filters: DeviceFilters) -> ClientConfig {
-        ClientConfig { device_filters: filters, ..self }
+    pub fn device_filters(self, filters: DeviceFilters) -> FunctionClientConfig {
+        FunctionClientConfig { device_filters: filters, ..self }
     }
 
     /// Calls `report` for each attempt to connect to a server that fails, such as a target whose
@@ -83,6 +83,13 @@ impl ClientConfig {
     /// The thread of the client calls `report`, which must not wait for this client. A panic in it
     /// becomes part of the reason for which the server was not reached.
     pub fn on_unreachable(self, report: impl Fn(&Unreachable) + Send + Sync + 'static) -> Self {
-        ClientConfig { unreachable: Some(Arc::new(report)), ..self }
+        FunctionClientConfig { unreachable: Some(Arc::new(report)), ..self }
+    }
+}
+
+impl<S: AsRef<str> + ?Sized> From<&S> for FunctionClientConfig {
+    /// Returns the settings of a client of the server at an address.
+    fn from(target: &S) -> FunctionClientConfig {
+        FunctionClientConfig::new(target.as_ref())
     }
 }
