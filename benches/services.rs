@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use pushpull::local::Cluster;
 use pushpull::services::{
-    Call, FunctionClient, FunctionServer, FunctionServerConfig, Functions, Towers, blocking,
+    Call, FunctionClient, FunctionServer, FunctionServerConfig, Functions, Towers,
 };
-use pushpull::{ClusterSpec, PsConfig, Sgd, TaskId, VariableSpec, blocking::Worker};
+use pushpull::{ClusterSpec, PsConfig, Sgd, TaskId, VariableSpec, blocking};
 
 /// The bytes of the messages of an empty call and of its answer.
 const CALL_BYTES: [usize; 2] = [128, 88];
@@ -111,7 +111,7 @@ fn towers(rounds: usize, elements: usize) {
     let start = |cluster, task| PsConfig::new(cluster, task, Sgd::new(0.1)).elastic_workers(true);
     let ps = Cluster::start(1, 2, start).unwrap();
     let variables = [VariableSpec::f32("w", [elements as u64]).unwrap()];
-    let mut worker = Worker::connect(ps.worker_config(0)).unwrap();
+    let mut worker = blocking::Worker::connect(ps.worker_config(0)).unwrap();
     let mut params = worker.join(&variables, |_| ()).unwrap();
     let functions = Functions::new().towers().add("tower", |call| {
         let params = call.values()?;

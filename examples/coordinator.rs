@@ -92,8 +92,7 @@ pub(crate) async fn run(
         "worker" => {
             let listener = FunctionServer::listen(cluster.task_address("worker", index)?)?;
             let server = listener.start(worker_config(&cluster, index, pause))?;
-            stop.await;
-            server.stop();
+            server.serve(stop).await;
             Ok(())
         }
         "client" => tokio::select! {

@@ -9,8 +9,8 @@
 
 use std::error::Error;
 
-use pushpull::services::blocking::FunctionClient;
-use pushpull::services::{Call, FunctionServer, Functions};
+use pushpull::blocking::{FunctionClient, FunctionServer};
+use pushpull::services::{Call, Functions};
 
 /// Calls a function of a local server, and returns its answer.
 pub(crate) fn hello() -> Result<String, Box<dyn Error>> {

@@ -122,8 +122,7 @@ async fn serve_functions(
     println!("{task} serves on {}", listener.address());
     let functions = Functions::new().elementwise();
     let server = listener.start(FunctionServerConfig::new(cluster, task, functions))?;
-    stop.await;
-    server.stop();
+    server.serve(stop).await;
     Ok(())
 }
 

@@ -150,10 +150,14 @@ pub use pushpull_worker::Params;
 /// ```
 pub use pushpull_worker::Gradients;
 
-/// Blocking forms of server, worker, reader and training session, for threads without an async
-/// runtime.
+/// Blocking forms of servers, workers, readers, training sessions, clients of functions and
+/// coordinators, for threads without an async runtime. A type has the verbs of its namesake.
 pub mod blocking {
     pub use pushpull_ps::blocking::Ps;
+    #[cfg(feature = "services")]
+    pub use pushpull_services::blocking::{
+        Coordinator, FunctionClient, FunctionServer, RemoteValue,
+    };
     #[cfg(feature = "training")]
     pub use pushpull_training::blocking::*;
     pub use pushpull_worker::blocking::*;
@@ -257,7 +261,8 @@ pub mod training {
 /// `docs/services.md` says what a call may be given, what it may leave, and how each failure ends.
 ///
 /// ```
-/// use pushpull::services::{Call, Functions, FunctionServer, blocking::FunctionClient};
+/// use pushpull::blocking::{FunctionClient, FunctionServer};
+/// use pushpull::services::{Call, Functions};
 ///
 /// let server = FunctionServer::local(Functions::new().add("hello", |_| Ok("Hello!")))?;
 /// let client = FunctionClient::connect(server.target())?;
@@ -266,7 +271,14 @@ pub mod training {
 /// ```
 #[cfg(feature = "services")]
 pub mod services {
-    pub use pushpull_services::*;
+    pub use pushpull_services::{
+        Call, Coordinator, CoordinatorConfig, Description, Elements, FunctionClient,
+        FunctionClientConfig, FunctionError, FunctionServer, FunctionServerConfig,
+        FunctionServerError, FunctionServerHandle, FunctionServerListener, Functions, Invocation,
+        Keeping, Kept, OutOfDescriptors, Outputs, PerWorker, RemoteValue, Running, ServiceError,
+        ServicePeers, Signature, State, TowerStep, Towers, Unreachable, Value, ValueError,
+        ValueType,
+    };
 }
 
 /// Where a worker computes gradients, and kernels with derivatives that are written by hand. Needs

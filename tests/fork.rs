@@ -10,11 +10,9 @@ use std::time::Duration;
 
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
-use pushpull::blocking::{Ps, Reader, Worker};
+use pushpull::blocking::{FunctionClient, FunctionServer, Ps, Reader, Worker};
 use pushpull::error::ServeError;
-use pushpull::services::{
-    Call, FunctionServer, FunctionServerConfig, Functions, ServiceError, blocking::FunctionClient,
-};
+use pushpull::services::{Call, FunctionServerConfig, Functions, ServiceError};
 use pushpull::{
     ClusterSpec, Error, Params, PsConfig, Sgd, TaskId, Token, VariableSpec, WorkerConfig,
 };
@@ -97,7 +95,8 @@ fn a_child_is_refused_by_name_and_its_parent_trains_on() {
     let ps = Ps::start(Ps::listen(&socket).unwrap(), config).unwrap();
     let elementwise = Functions::new().elementwise();
     let config = FunctionServerConfig::new(cluster.clone(), TaskId::worker(0), elementwise);
-    let functions = FunctionServer::listen("127.0.0.1:0").unwrap().start(config).unwrap();
+    let listener = FunctionServer::listen("127.0.0.1:0").unwrap();
+    let functions = FunctionServer::start(listener, config).unwrap();
     let client = FunctionClient::connect(functions.target()).unwrap();
     let config = || WorkerConfig::new(cluster.clone(), TaskId::worker(0));
     let mut worker = Worker::connect(config()).unwrap();

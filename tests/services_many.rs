@@ -3,10 +3,8 @@
 
 use std::time::Duration;
 
-use pushpull::services::blocking::FunctionClient;
-use pushpull::services::{
-    Call, FunctionServer, FunctionServerConfig, FunctionServerListener, Functions,
-};
+use pushpull::blocking::{FunctionClient, FunctionServer};
+use pushpull::services::{Call, FunctionServerConfig, FunctionServerListener, Functions};
 use pushpull::{ClusterSpec, TaskId};
 
 /// The servers, the clients, and the calls of all clients together. `PUSHPULL_THOROUGH=1` makes it
@@ -42,7 +40,7 @@ fn start(count: usize, functions: &Functions) -> Vec<FunctionServer> {
     let start = |(index, listener): (usize, FunctionServerListener)| {
         let task = TaskId::new("local", index as u32);
         let config = FunctionServerConfig::new(cluster.clone(), task, functions.clone()).threads(2);
-        listener.start(config).expect("a server")
+        FunctionServer::start(listener, config).expect("a server")
     };
     listeners.into_iter().enumerate().map(start).collect()
 }

@@ -17,9 +17,8 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use pushpull::blocking::{Reader, Worker};
+use pushpull::blocking::{FunctionClient, Reader, Worker};
 use pushpull::protocol::Refusal;
-use pushpull::services::blocking::FunctionClient;
 use pushpull::services::{
     Call, Coordinator, CoordinatorConfig, FunctionClientConfig, ServiceError, Value,
 };

@@ -173,7 +173,7 @@ fn call(way: &str, functions: &str, variables: [VariableSpec; 1]) -> Result<Oper
         }));
     }
     runtime.block_on(client.declare(&variables, |_| ()))?;
-    let coordinator = Coordinator::new(client, CoordinatorConfig::new())?;
+    let coordinator = Coordinator::start(client, CoordinatorConfig::new())?;
     Ok(Box::new(move || {
         runtime.block_on(coordinator.schedule(Call::new("push")))?;
         runtime.block_on(coordinator.join())?;

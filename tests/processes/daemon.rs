@@ -8,8 +8,7 @@ use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 
 use crate::test_process::{LONG, TestProcess, free_addresses, unwritable};
-use pushpull::blocking::{Reader, Worker};
-use pushpull::services::blocking::FunctionClient;
+use pushpull::blocking::{FunctionClient, Reader, Worker};
 use pushpull::services::{Call, ServiceError};
 use pushpull::{ClusterSpec, TaskId, VariableSpec, WorkerConfig};
 use rustix::process::{Resource, Signal, getrlimit};

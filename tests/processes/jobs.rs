@@ -4,8 +4,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use crate::test_process::{LONG, TestProcess, free_addresses};
-use pushpull::blocking::{Reader, Worker};
-use pushpull::services::{Call, FunctionClientConfig, blocking::FunctionClient};
+use pushpull::blocking::{FunctionClient, Reader, Worker};
+use pushpull::services::{Call, FunctionClientConfig};
 use pushpull::variable::Initializer;
 use pushpull::{ClusterSpec, TaskId, VariableSpec, WorkerConfig};
 use rustix::process::Signal;

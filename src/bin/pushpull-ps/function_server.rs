@@ -74,9 +74,7 @@ pub(crate) async fn run(
     }
     print_line(format_args!("{task} has the functions {}", functions.names().join(", ")));
     print_line(format_args!("{task} serves on {address}"));
-    signals.any().await;
-    server.handle().stop();
-    server.join().await;
+    server.serve(signals.any()).await;
     print_line(format_args!("{task} is done"));
     Ok(())
 }

@@ -161,8 +161,7 @@ async fn run_ps(
     });
     let served = served.await;
     if let Some(functions) = functions {
-        functions.handle().stop();
-        functions.join().await;
+        functions.serve(std::future::ready(())).await;
     }
     served.map_err(|error| (EXIT_SERVING, error.to_string().into()))?;
     let metrics = handle.metrics();

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use pushpull::services::blocking::FunctionClient;
+use pushpull::blocking::{FunctionClient, FunctionServer};
 use pushpull::services::{
-    FunctionClientConfig, FunctionServer, FunctionServerConfig, FunctionServerListener, Functions,
+    FunctionClientConfig, FunctionServerConfig, FunctionServerListener, Functions,
 };
 use pushpull::{ClusterSpec, TaskId};
 
@@ -29,7 +29,7 @@ pub(crate) fn start(
     let start = |(index, listener): (usize, FunctionServerListener)| {
         let task = TaskId::new(job, index as u32);
         let config = FunctionServerConfig::new(cluster.clone(), task, functions.clone());
-        listener.start(configure(config)).unwrap()
+        FunctionServer::start(listener, configure(config)).unwrap()
     };
     let servers = listeners.into_iter().enumerate().map(start).collect();
     (cluster, servers)

@@ -5,12 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
-use pushpull::blocking::Worker;
+use pushpull::blocking::{Coordinator, FunctionClient, FunctionServer, Worker};
 use pushpull::local::Cluster;
 use pushpull::services::{
-    Call, Coordinator, CoordinatorConfig, FunctionClient, FunctionClientConfig, FunctionError,
-    FunctionServer, FunctionServerConfig, FunctionServerListener, Functions, ServiceError,
-    Signature,
+    Call, CoordinatorConfig, FunctionClientConfig, FunctionError, FunctionServerConfig,
+    FunctionServerListener, Functions, ServiceError, Signature,
 };
 use pushpull::variable::DType;
 use pushpull::{ClusterSpec, PsConfig, Reader, Sgd, TaskId, VariableSpec, WorkerConfig};
@@ -54,7 +53,7 @@ impl Place {
     ) -> FunctionServer {
         let task = TaskId::worker(index as u32);
         let config = FunctionServerConfig::new(self.cluster.clone(), task, functions.clone());
-        listener.start(config.grace(Duration::ZERO)).unwrap()
+        FunctionServer::start(listener, config.grace(Duration::ZERO)).unwrap()
     }
 
     fn values(&self) -> [Vec<f32>; 2] {
@@ -80,19 +79,14 @@ fn increment() -> Functions {
 }
 
 fn coordinator(target: &str, config: CoordinatorConfig) -> Coordinator {
-    block_on(async {
-        let client =
-            FunctionClient::connect(FunctionClientConfig::new(target).timeout(LONG)).await.unwrap();
-        Coordinator::new(client, config).unwrap()
-    })
+    let client = FunctionClientConfig::new(target).timeout(LONG);
+    Coordinator::start(FunctionClient::connect(client).unwrap(), config).unwrap()
 }
 
 fn resume(target: &str, name: &str) -> Coordinator {
-    block_on(async {
-        let client =
-            FunctionClient::connect(FunctionClientConfig::new(target).timeout(LONG)).await.unwrap();
-        Coordinator::resume(client, name, CoordinatorConfig::new()).await.unwrap()
-    })
+    let client = FunctionClientConfig::new(target).timeout(LONG);
+    let client = FunctionClient::connect(client).unwrap();
+    Coordinator::resume(client, name, CoordinatorConfig::new()).unwrap()
 }
 
 #[test]
@@ -120,11 +114,11 @@ fn five_increments_give_the_values_one_to_five() {
     let servers = place.start(&functions);
     let coordinator = coordinator(servers[0].target(), CoordinatorConfig::new());
     let values: Vec<_> =
-        (0..5).map(|_| coordinator.schedule_blocking(Call::new("count")).unwrap()).collect();
-    coordinator.join_blocking().unwrap();
+        (0..5).map(|_| coordinator.schedule(Call::new("count")).unwrap()).collect();
+    coordinator.join().unwrap();
     assert!(coordinator.done().unwrap());
     let mut fetched: Vec<i64> =
-        values.iter().map(|v| v.fetch_blocking().unwrap().element().unwrap()).collect();
+        values.iter().map(|v| v.fetch().unwrap().element().unwrap()).collect();
     fetched.sort_unstable();
     assert_eq!((fetched, coordinator.settled()), (vec![1, 2, 3, 4, 5], 5));
 }
@@ -145,19 +139,19 @@ fn the_first_error_cancels_what_waits_and_is_returned_once() {
     let mut place = place(1, 2);
     let servers = place.start(&functions);
     let coordinator = coordinator(servers[0].target(), CoordinatorConfig::new());
-    let schedule = |name: &str| coordinator.schedule_blocking(Call::new(name)).unwrap();
+    let schedule = |name: &str| coordinator.schedule(Call::new(name)).unwrap();
     let under_way = schedule("wait");
     started.recv_timeout(LONG).unwrap();
     let failed = schedule("fail");
-    assert!(matches!(failed.fetch_blocking(), Err(ServiceError::Failed { .. })));
+    assert!(matches!(failed.fetch(), Err(ServiceError::Failed { .. })));
     drop(release);
-    match coordinator.join_blocking() {
+    match coordinator.join() {
         Err(ServiceError::Failed { detail, .. }) => assert_eq!(detail, "no such user"),
         other => panic!("{other:?}"),
     }
-    assert_eq!(under_way.fetch_blocking().unwrap().element::<i64>(), Ok(1));
-    coordinator.join_blocking().unwrap();
-    assert_eq!(schedule("fine").fetch_blocking().unwrap().element::<i64>(), Ok(2));
+    assert_eq!(under_way.fetch().unwrap().element::<i64>(), Ok(1));
+    coordinator.join().unwrap();
+    assert_eq!(schedule("fine").fetch().unwrap().element::<i64>(), Ok(2));
 }
 
 #[test]
@@ -167,20 +161,20 @@ fn a_pinned_call_runs_on_its_worker_and_others_go_elsewhere() {
     let mut servers = place.start(&functions);
     let coordinator = coordinator(servers[0].target(), CoordinatorConfig::new());
     let pinned = |index: u32| Call::new("where").on(&format!("/job:worker/task:{index}"));
-    let value = coordinator.schedule_blocking(pinned(1)).unwrap();
-    assert_eq!(value.fetch_blocking().unwrap().text(), Ok("/job:worker/task:1"));
+    let value = coordinator.schedule(pinned(1)).unwrap();
+    assert_eq!(value.fetch().unwrap().text(), Ok("/job:worker/task:1"));
     let address = servers[1].target().to_owned();
     servers.pop().unwrap().stop();
-    let waits = coordinator.schedule_blocking(pinned(1)).unwrap();
+    let waits = coordinator.schedule(pinned(1)).unwrap();
     // More than the window of calls that shards count.
     for _ in 0..100 {
-        let value = coordinator.schedule_blocking(Call::new("where")).unwrap();
-        assert_eq!(value.fetch_blocking().unwrap().text(), Ok("/job:worker/task:0"));
+        let value = coordinator.schedule(Call::new("where")).unwrap();
+        assert_eq!(value.fetch().unwrap().text(), Ok("/job:worker/task:0"));
     }
     assert!(waits.try_fetch().is_none());
     servers.push(place.start_at(1, FunctionServer::listen(&address).unwrap(), &functions));
-    assert_eq!(waits.fetch_blocking().unwrap().text(), Ok("/job:worker/task:1"));
-    let error = block_on(coordinator.schedule(pinned(7))).unwrap_err().to_string();
+    assert_eq!(waits.fetch().unwrap().text(), Ok("/job:worker/task:1"));
+    let error = coordinator.schedule(pinned(7)).unwrap_err().to_string();
     assert!(error.contains("/job:worker/task:7 is no worker"), "{error}");
 }
 
@@ -198,8 +192,8 @@ fn each_worker_has_a_value_of_its_own_and_makes_it_again() {
     let used = |index: u32| {
         let call = Call::new("use").per_worker("data", &data, "value");
         let call = call.on(&format!("/job:worker/task:{index}"));
-        let value = coordinator.schedule_blocking(call).unwrap();
-        value.fetch_blocking().unwrap().text().unwrap().to_owned()
+        let value = coordinator.schedule(call).unwrap();
+        value.fetch().unwrap().text().unwrap().to_owned()
     };
     assert_eq!([used(0), used(1)], ["0 10", "1 11"]);
     let address = servers[1].target().to_owned();
@@ -240,16 +234,15 @@ fn scheduled_increments_count_once_whoever_is_lost() {
         loop {
             runs += 1;
             let coordinator = resume(&addresses[0], "counter");
-            let values: Vec<_> = (0..calls)
-                .map(|_| coordinator.schedule_blocking(Call::new("increment")).unwrap())
-                .collect();
+            let values: Vec<_> =
+                (0..calls).map(|_| coordinator.schedule(Call::new("increment")).unwrap()).collect();
             if coordinator.settled() >= calls as u64 {
                 break;
             }
             let until = (coordinator.settled() as usize + calls / 5).min(calls - 1);
-            let _ = values[until].fetch_blocking();
+            let _ = values[until].fetch();
             if until == calls - 1 {
-                coordinator.join_blocking().unwrap();
+                coordinator.join().unwrap();
             }
         }
         done.store(true, Ordering::SeqCst);
@@ -269,20 +262,20 @@ fn a_fetch_of_a_call_that_begins_no_more_says_that_it_is_cancelled() {
         .add("one", |_| Ok(1_i64));
     let mut place = place(1, 1);
     let servers = place.start(&functions);
-    let client = block_on(FunctionClient::connect(servers[0].target())).unwrap();
+    let client = FunctionClient::connect(servers[0].target()).unwrap();
     let config = CoordinatorConfig::new().calls_per_worker(1);
-    let coordinator = Coordinator::new(client, config).unwrap();
-    let schedule = |name| coordinator.schedule_blocking(Call::new(name)).unwrap();
+    let coordinator = Coordinator::start(client, config).unwrap();
+    let schedule = |name| coordinator.schedule(Call::new(name)).unwrap();
     let failed = schedule("fail");
-    let values: Vec<_> = (0..20).map(|_| coordinator.schedule_blocking(Call::new("one"))).collect();
-    let error = failed.fetch_blocking().unwrap_err();
+    let values: Vec<_> = (0..20).map(|_| coordinator.schedule(Call::new("one"))).collect();
+    let error = failed.fetch().unwrap_err();
     assert!(error.to_string().contains("no such user"), "{error}");
     // What was scheduled before the error is cancelled as soon as it is asked for.
     for value in values.into_iter().flatten() {
-        let fetched = value.fetch_blocking();
+        let fetched = value.fetch();
         assert!(matches!(fetched, Ok(_) | Err(ServiceError::Cancelled { .. })), "{fetched:?}");
     }
-    assert!(coordinator.join_blocking().unwrap_err().to_string().contains("no such user"));
+    assert!(coordinator.join().unwrap_err().to_string().contains("no such user"));
 }
 
 #[test]
@@ -290,8 +283,8 @@ fn a_program_may_leave_out_what_has_ended() {
     let mut place = place(2, 1);
     let servers = place.start(&increment());
     let schedule = |coordinator: &Coordinator| {
-        let value = coordinator.schedule_blocking(Call::new("increment")).unwrap();
-        value.fetch_blocking().unwrap();
+        let value = coordinator.schedule(Call::new("increment")).unwrap();
+        value.fetch().unwrap();
         value.number()
     };
     let first = resume(servers[0].target(), "counter");
@@ -318,9 +311,9 @@ fn functions_that_differ_between_workers_are_named() {
     // Both workers are known once each has run a call.
     for index in 0..2 {
         let call = Call::new("fine").on(&format!("/job:worker/task:{index}"));
-        coordinator.schedule_blocking(call).unwrap().fetch_blocking().unwrap();
+        coordinator.schedule(call).unwrap().fetch().unwrap();
     }
-    let error = coordinator.schedule_blocking(Call::new("one")).unwrap_err();
+    let error = coordinator.schedule(Call::new("one")).unwrap_err();
     assert!(matches!(error, ServiceError::SignaturesDiffer { .. }), "{error:?}");
     let text = error.to_string();
     assert!(
@@ -334,17 +327,17 @@ fn an_earlier_coordinator_of_the_name_is_shut_out() {
     let mut place = place(2, 1);
     let servers = place.start(&increment());
     let old = resume(servers[0].target(), "counter");
-    old.schedule_blocking(Call::new("increment")).unwrap().fetch_blocking().unwrap();
+    old.schedule(Call::new("increment")).unwrap().fetch().unwrap();
     let new = resume(servers[0].target(), "counter");
-    old.schedule_blocking(Call::new("increment")).unwrap();
-    let error = old.join_blocking().unwrap_err().to_string();
+    old.schedule(Call::new("increment")).unwrap();
+    let error = old.join().unwrap_err().to_string();
     assert!(error.contains("epoch"), "{error}");
     // The first call has counted, and is not executed again.
-    let first = new.schedule_blocking(Call::new("increment")).unwrap();
-    assert_eq!(first.fetch_blocking(), Err(ServiceError::EndedBefore { number: 1 }));
-    new.schedule_blocking(Call::new("increment")).unwrap().fetch_blocking().unwrap();
+    let first = new.schedule(Call::new("increment")).unwrap();
+    assert_eq!(first.fetch(), Err(ServiceError::EndedBefore { number: 1 }));
+    new.schedule(Call::new("increment")).unwrap().fetch().unwrap();
     assert_eq!(place.values()[0], vec![2.0; 3]);
-    block_on(new.close()).unwrap();
+    new.close().unwrap();
     let again = resume(servers[0].target(), "counter");
     assert_eq!(again.settled(), 0);
 }
@@ -362,11 +355,11 @@ fn a_coordinator_that_resumes_with_other_inputs_is_refused() {
     let servers = place.start(&functions);
     let schedule = |coordinator: &Coordinator, function: &str, inputs: &[i64]| {
         let call = |&input: &i64| Call::new(function).feed("batch", input);
-        inputs.iter().try_for_each(|input| coordinator.schedule_blocking(call(input)).map(|_| ()))
+        inputs.iter().try_for_each(|input| coordinator.schedule(call(input)).map(|_| ()))
     };
     let first = resume(servers[0].target(), "counter");
     schedule(&first, "increment", &[1, 2, 3, 4]).unwrap();
-    first.join_blocking().unwrap();
+    first.join().unwrap();
     drop(first);
     for (function, inputs) in
         [("increment", [10, 20, 30, 40]), ("decrement", [1, 2, 3, 4]), ("increment", [1, 2, 3, 5])]
@@ -376,13 +369,13 @@ fn a_coordinator_that_resumes_with_other_inputs_is_refused() {
         assert!(matches!(error, ServiceError::CallsDiffer { .. }), "{error:?}");
         assert!(error.to_string().contains(&format!("{function:?}")), "{error}");
         // Nor does the program take it for done.
-        assert_eq!(resumed.join_blocking(), Err(error.clone()));
+        assert_eq!(resumed.join(), Err(error.clone()));
         assert_eq!(resumed.done(), Err(error.clone()));
-        assert_eq!(block_on(resumed.close()), Err(error));
+        assert_eq!(resumed.close(), Err(error));
     }
     let same = resume(servers[0].target(), "counter");
     schedule(&same, "increment", &[1, 2, 3, 4, 5]).unwrap();
-    same.join_blocking().unwrap();
+    same.join().unwrap();
     assert_eq!(place.values(), [vec![5.0; 3], vec![5.0; 3]]);
 }
 
@@ -405,12 +398,12 @@ fn a_slow_call_is_tried_again_if_the_program_says_so() {
         Call::new("slow_once").feed("number", number).timeout(Duration::from_millis(200))
     };
     let patient = coordinator(servers[0].target(), CoordinatorConfig::new().timeouts_max(1));
-    let values = [1, 2, 3].map(|number| patient.schedule_blocking(slow(number)).unwrap());
-    patient.join_blocking().unwrap();
-    assert!(values.iter().all(|value| value.fetch_blocking().is_ok()));
+    let values = [1, 2, 3].map(|number| patient.schedule(slow(number)).unwrap());
+    patient.join().unwrap();
+    assert!(values.iter().all(|value| value.fetch().is_ok()));
     let hasty = coordinator(servers[0].target(), CoordinatorConfig::new());
-    let _ = hasty.schedule_blocking(slow(4)).unwrap();
-    let error = hasty.join_blocking().unwrap_err();
+    let _ = hasty.schedule(slow(4)).unwrap();
+    let error = hasty.join().unwrap_err();
     assert!(matches!(error, ServiceError::Timeout { .. }), "{error:?}");
 }
 
@@ -435,11 +428,11 @@ fn a_coordinator_that_is_dropped_executes_nothing_more() {
     let coordinator = coordinator(servers[0].target(), CoordinatorConfig::new());
     let data = coordinator.per_worker(Call::new("open")).unwrap();
     let call = || Call::new("use").per_worker("data", &data, "value");
-    let values = [(); 3].map(|()| coordinator.schedule_blocking(call()).unwrap());
+    let values = [(); 3].map(|()| coordinator.schedule(call()).unwrap());
     opening.recv_timeout(LONG).unwrap();
     drop(coordinator);
     for value in values {
-        let error = value.fetch_blocking().unwrap_err();
+        let error = value.fetch().unwrap_err();
         assert!(matches!(error, ServiceError::Ended { .. }), "{error:?}");
     }
     // What the calls wait for is there now.

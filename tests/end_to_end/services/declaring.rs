@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use pushpull::blocking::{Reader, Worker};
+use pushpull::blocking::{FunctionServer, Reader, Worker};
 use pushpull::local::Cluster;
-use pushpull::services::{Call, FunctionServer, FunctionServerConfig, Functions, ServiceError};
+use pushpull::services::{Call, FunctionServerConfig, Functions, ServiceError};
 use pushpull::variable::Initializer;
 use pushpull::{ClusterSpec, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
 
@@ -34,7 +34,7 @@ fn start() -> (Cluster, ClusterSpec, FunctionServer) {
         .build()
         .unwrap();
     let config = FunctionServerConfig::new(cluster.clone(), TaskId::worker(0), step());
-    let server = worker.start(config).unwrap();
+    let server = FunctionServer::start(worker, config).unwrap();
     (ps, cluster, server)
 }
 

@@ -3,7 +3,8 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use pushpull::services::{Call, FunctionServer, FunctionServerConfig, Functions, ServiceError};
+use pushpull::blocking::FunctionServer;
+use pushpull::services::{Call, FunctionServerConfig, Functions, ServiceError};
 use pushpull::{ClusterSpec, TaskId};
 
 use crate::services::cluster::{connect, listen, start};
@@ -32,7 +33,7 @@ fn a_stopping_server_ends_the_calls_that_it_has_accepted() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let outputs = runtime.block_on(running).unwrap();
     assert_eq!(outputs.element::<i64>(), Ok(7));
-    server.join_blocking();
+    server.serve();
     let error = client.call(Call::new("wait").timeout(Duration::from_millis(100))).unwrap_err();
     assert!(matches!(error, ServiceError::Unavailable { .. }), "{error}");
 }
@@ -73,11 +74,12 @@ fn a_call_to_a_restarted_server_runs() {
     let functions = Functions::new().add("fine", |_| Ok(1_i64));
     let config =
         || FunctionServerConfig::new(cluster.clone(), TaskId::new("local", 0), functions.clone());
-    let server = listener.start(config()).unwrap();
+    let server = FunctionServer::start(listener, config()).unwrap();
     let client = connect(server.target());
     assert!(client.call(Call::new("fine")).is_ok());
     server.stop();
-    let _server = FunctionServer::listen(&address).unwrap().start(config()).unwrap();
+    let listener = FunctionServer::listen(&address).unwrap();
+    let _server = FunctionServer::start(listener, config()).unwrap();
     assert!(client.call(Call::new("fine")).is_ok());
 }
 

@@ -3,8 +3,7 @@
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use pushpull::blocking::Ps;
-use pushpull::services::blocking::FunctionClient;
+use pushpull::blocking::{FunctionClient, Ps};
 use pushpull::services::{
     Call, FunctionClientConfig, FunctionError, FunctionServerConfig, Functions, ServiceError,
 };

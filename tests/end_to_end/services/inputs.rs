@@ -1,10 +1,8 @@
 //! What functions are given, and what they keep.
 
-use pushpull::blocking::Worker;
+use pushpull::blocking::{FunctionClient, FunctionServer, Worker};
 use pushpull::local::Cluster;
-use pushpull::services::{
-    Call, FunctionServer, FunctionServerConfig, Functions, ServiceError, Signature, Value,
-};
+use pushpull::services::{Call, FunctionServerConfig, Functions, ServiceError, Signature, Value};
 use pushpull::variable::{DType, Initializer};
 use pushpull::{PsConfig, Sgd, TaskId, VariableSpec};
 
@@ -127,7 +125,7 @@ fn a_server_keeps_state_between_calls_but_not_over_a_restart() {
         Ok(counter.0)
     });
     let (server, client) = start_one(functions.clone());
-    let count = |client: &pushpull::services::blocking::FunctionClient| {
+    let count = |client: &FunctionClient| {
         client.call(Call::new("count")).unwrap().element::<i64>().unwrap()
     };
     assert_eq!([count(&client), count(&client)], [1, 2]);
@@ -151,7 +149,7 @@ fn start_with_big(bytes: u64) -> (Cluster, FunctionServer) {
     let functions = Functions::new().elementwise();
     let config =
         FunctionServerConfig::new(cluster, TaskId::worker(0), functions).client_bytes_max(bytes);
-    let server = listener.start(config).unwrap();
+    let server = FunctionServer::start(listener, config).unwrap();
     let big = VariableSpec::f32("big", [1 << 18]).unwrap().initializer(Initializer::Constant(2.0));
     connect(server.target()).declare(&[big], |_| ()).unwrap();
     (ps, server)

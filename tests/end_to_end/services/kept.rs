@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use pushpull::TaskId;
-use pushpull::services::{
-    Call, FunctionServer, FunctionServerConfig, Functions, ServiceError, Value,
-};
+use pushpull::blocking::FunctionServer;
+use pushpull::services::{Call, FunctionServerConfig, Functions, ServiceError, Value};
 
 use crate::services::cluster::{block_on, connect, start, until};
 

@@ -1,9 +1,9 @@
 //! A job `local`: each of its tasks holds variables, computes and trains.
 
-use pushpull::blocking::{Ps, Reader};
+use pushpull::blocking::{FunctionServer, Ps, Reader};
 use pushpull::server::Listener;
 use pushpull::services::{
-    Call, Coordinator, CoordinatorConfig, FunctionClient, FunctionClientConfig, FunctionServer,
+    Call, Coordinator, CoordinatorConfig, FunctionClient, FunctionClientConfig,
     FunctionServerConfig, Functions,
 };
 use pushpull::variable::Initializer;

@@ -4,10 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use pushpull::services::{
-    Call, Coordinator, CoordinatorConfig, FunctionClient, FunctionError, Functions, Kept,
-    ServiceError, blocking,
-};
+use pushpull::blocking::{Coordinator, FunctionClient, FunctionServer};
+use pushpull::services::{Call, CoordinatorConfig, FunctionError, Functions, Kept, ServiceError};
 
 use crate::services::cluster::{LONG, block_on, connect, start, start_one, until};
 
@@ -234,8 +232,8 @@ fn a_client_of_a_function_ends_with_the_call_and_with_the_server() {
     let (_, servers) = start("local", 1, &functions, |config| config.grace(Duration::ZERO));
     let client = connect(servers[0].target());
     let running = client.inner().start(Call::new("outer")).unwrap();
-    let nested: blocking::FunctionClient = receiver.recv_timeout(LONG).unwrap();
-    servers.into_iter().for_each(pushpull::services::FunctionServer::stop);
+    let nested: FunctionClient = receiver.recv_timeout(LONG).unwrap();
+    servers.into_iter().for_each(FunctionServer::stop);
     let error = nested.call(Call::new("one")).unwrap_err();
     let is_end =
         |e: &ServiceError| matches!(e, ServiceError::Cancelled { .. } | ServiceError::Ended { .. });
@@ -273,11 +271,11 @@ fn a_coordinator_in_a_function_ends_with_the_call() {
         })
         .add("outer", move |call| {
             let config = CoordinatorConfig::new().job("local");
-            let coordinator = Coordinator::new(call.client_async(), config)?;
-            let value = coordinator.schedule_blocking(Call::new("never"))?;
+            let coordinator = Coordinator::start(call.client(), config)?;
+            let value = coordinator.schedule(Call::new("never"))?;
             sender.send("scheduled".to_owned())?;
-            sender.send(coordinator.join_blocking().unwrap_err().to_string())?;
-            sender.send(value.fetch_blocking().unwrap_err().to_string())?;
+            sender.send(coordinator.join().unwrap_err().to_string())?;
+            sender.send(value.fetch().unwrap_err().to_string())?;
             Ok(())
         });
     let (_, servers) = start("local", 2, &functions, |config| config);
@@ -301,11 +299,11 @@ fn the_error_of_a_nested_call_says_that_another_execution_may_succeed() {
         })
         .add("outer", |call| Ok(call.client().call(on("flaky", 1))?));
     let (_, servers) = start("local", 2, &functions, |config| config);
-    let client = block_on(FunctionClient::connect(servers[0].target())).unwrap();
-    let coordinator = Coordinator::new(client, CoordinatorConfig::new().job("local")).unwrap();
-    let value = coordinator.schedule_blocking(Call::new("outer")).unwrap();
-    coordinator.join_blocking().unwrap();
-    assert_eq!(value.fetch_blocking().unwrap().element::<f32>(), Ok(1.0));
+    let client = FunctionClient::connect(servers[0].target()).unwrap();
+    let coordinator = Coordinator::start(client, CoordinatorConfig::new().job("local")).unwrap();
+    let value = coordinator.schedule(Call::new("outer")).unwrap();
+    coordinator.join().unwrap();
+    assert_eq!(value.fetch().unwrap().element::<f32>(), Ok(1.0));
 }
 
 #[test]

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use pushpull::blocking::{Ps, Worker};
+use pushpull::blocking::{Coordinator, FunctionClient, Ps, Worker};
 use pushpull::cluster::DeviceFilters;
 use pushpull::services::{
-    Call, Coordinator, CoordinatorConfig, FunctionClient, FunctionClientConfig,
-    FunctionServerConfig, FunctionServerListener, Functions, Outputs, ServiceError, blocking,
+    Call, CoordinatorConfig, FunctionClientConfig, FunctionServerConfig, FunctionServerListener,
+    Functions, Outputs, ServiceError,
 };
 use pushpull::{ClusterSpec, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
 
-use crate::services::cluster::{block_on, connect, listen, start, start_one};
+use crate::services::cluster::{connect, listen, start, start_one};
 
 fn functions() -> Functions {
     Functions::new()
@@ -83,7 +83,7 @@ fn device_filters_keep_clients_and_servers_from_other_tasks() {
     let servers: Vec<_> = (0..).zip(listeners).map(start).collect();
 
     let config = FunctionClientConfig::new(servers[0].target()).device_filters(only(&["/job:ps"]));
-    let client = blocking::FunctionClient::connect(config).unwrap();
+    let client = FunctionClient::connect(config).unwrap();
     let outputs = client.call(Call::new("next")).unwrap();
     let text = |name: &str| outputs.get(name).unwrap().text().unwrap().to_owned();
     assert_eq!(text("here"), "/job:worker/task:0/device:CPU:0");
@@ -97,11 +97,11 @@ fn device_filters_keep_clients_and_servers_from_other_tasks() {
 
     // A coordinator has the workers that its client may call.
     let config = FunctionClientConfig::new(servers[0].target()).device_filters(only(&["/job:ps"]));
-    let client = block_on(FunctionClient::connect(config)).unwrap();
-    let coordinator = Coordinator::new(client, CoordinatorConfig::new()).unwrap();
-    let schedule = |device: &str| coordinator.schedule_blocking(Call::new("where").on(device));
+    let client = FunctionClient::connect(config).unwrap();
+    let coordinator = Coordinator::start(client, CoordinatorConfig::new()).unwrap();
+    let schedule = |device: &str| coordinator.schedule(Call::new("where").on(device));
     let value = schedule("/job:worker/task:0").unwrap();
-    assert!(value.fetch_blocking().is_ok());
+    assert!(value.fetch().is_ok());
     assert!(matches!(schedule("/job:worker/task:1"), Err(ServiceError::NoTask { .. })));
 }
 
@@ -116,10 +116,8 @@ fn a_coordinator_with_a_name_needs_the_parameter_servers() {
     let server = listener.start(config).unwrap();
     let filters = DeviceFilters::new(["/job:worker"]).unwrap();
     let config = FunctionClientConfig::new(server.target()).device_filters(filters);
-    let error = block_on(async {
-        let client = FunctionClient::connect(config).await.unwrap();
-        Coordinator::resume(client, "name", CoordinatorConfig::new()).await.unwrap_err()
-    });
+    let client = FunctionClient::connect(config).unwrap();
+    let error = Coordinator::resume(client, "name", CoordinatorConfig::new()).unwrap_err();
     match error {
         ServiceError::NoTask { reason, .. } => {
             assert_eq!(reason, "the device filters exclude /job:ps/task:0");
@@ -216,10 +214,9 @@ fn a_client_goes_to_the_next_target() {
     let nobody = listen(1).remove(0).address();
     let config = FunctionClientConfig::new(&nobody).or(servers[0].target());
     let client =
-        blocking::FunctionClient::connect(config.connect_timeout(crate::services::cluster::LONG))
-            .unwrap();
+        FunctionClient::connect(config.connect_timeout(crate::services::cluster::LONG)).unwrap();
     assert!(client.call(Call::new("where")).is_ok());
     let config = FunctionClientConfig::new(&nobody).connect_timeout(Duration::from_millis(100));
-    let error = blocking::FunctionClient::connect(config).unwrap_err();
+    let error = FunctionClient::connect(config).unwrap_err();
     assert!(matches!(&error, ServiceError::Unavailable { task, .. } if *task == nobody), "{error}");
 }

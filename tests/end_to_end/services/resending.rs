@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use pushpull::services::{Call, FunctionServer, Functions, ServiceError, Value};
+use pushpull::blocking::FunctionServer;
+use pushpull::services::{Call, Functions, ServiceError, Value};
 
 use crate::services::cluster::{connect, start};
 use crate::services::proxy::Proxy;

@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use pushpull::blocking::Ps;
+use pushpull::blocking::{FunctionClient, Ps};
 use pushpull::local::Cluster;
-use pushpull::services::{
-    Call, FunctionServerConfig, Functions, ServiceError, blocking::FunctionClient,
-};
+use pushpull::services::{Call, FunctionServerConfig, Functions, ServiceError};
 use pushpull::{ClusterSpec, PsConfig, Sgd, TaskId};
 
 use crate::services::cluster::{connect, listen, start};

@@ -14,7 +14,6 @@ use thiserror::Error;
 use tokio::sync::watch;
 use tokio::task::LocalSet;
 
-use super::block_on::block_on;
 use super::call_session::CallSession;
 use super::description::Description;
 use super::function_server_config::FunctionServerConfig;
@@ -113,7 +112,7 @@ impl FunctionServerListener {
 /// ones. Dropping it stops it.
 ///
 /// ```
-/// use pushpull_services::{Call, Functions, FunctionServer, blocking::FunctionClient};
+/// use pushpull_services::{Call, FunctionServer, Functions, blocking::FunctionClient};
 ///
 /// let server = FunctionServer::local(Functions::new().add("hello", |_| Ok("Hello!")))?;
 /// let client = FunctionClient::connect(server.target())?;
@@ -232,21 +231,17 @@ impl FunctionServer {
         Arc::new(Door(self.handle.core.clone()))
     }
 
-    /// Serves until [`FunctionServerHandle::stop`] is called.
-    pub async fn join(mut self) {
+    /// Serves until `shutdown` completes or [`FunctionServerHandle::stop`] is called; then ends the
+    /// server, and frees its port.
+    ///
+    /// Dropping the future also stops the server.
+    #[doc(alias = "join")]
+    pub async fn serve(mut self, shutdown: impl Future<Output = ()>) {
+        tokio::select! {
+            () = shutdown => self.handle.stop(),
+            () = self.handle.stopped() => {}
+        }
         self.handle.stopped().await;
-        self.end();
-    }
-
-    /// Serves until [`FunctionServerHandle::stop`] is called, and blocks the thread.
-    pub fn join_blocking(self) {
-        block_on(self.join());
-    }
-
-    /// Stops the server. It accepts no more calls, waits for the accepted ones for at most
-    /// [`FunctionServerConfig::grace`], says goodbye to its clients and frees its port. Blocks the
-    /// thread.
-    pub fn stop(mut self) {
         self.end();
     }
 
@@ -293,7 +288,9 @@ impl FunctionServerHandle {
         &self.address
     }
 
-    /// Tells the server to stop, without waiting for the end: see [`FunctionServer::stop`].
+    /// Tells the server to stop, without waiting for the end. It accepts no more calls, waits for
+    /// the accepted ones for at most [`FunctionServerConfig::grace`], says goodbye to its clients
+    /// and frees its port.
     pub fn stop(&self) {
         // A child of `fork` does not have the server.
         if self.home.is_elsewhere() {
@@ -431,6 +428,7 @@ mod tests {
     use std::sync::{Mutex, mpsc};
 
     use super::*;
+    use crate::block_on::block_on;
     use crate::{Call, FunctionClient, ServiceError};
 
     #[test]

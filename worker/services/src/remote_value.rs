@@ -1,13 +1,11 @@
 //! [`RemoteValue`]: the future value of a scheduled call.
 
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 
 use tokio::sync::watch;
 
-use super::block_on::block_on_call;
 use super::coordinator::CoordinatorCore;
 use super::error::ServiceError;
-use super::execution_waits::ExecutionWaits;
 use super::outputs::Outputs;
 
 /// The state of a scheduled call: `None` until it ends, then its outputs or its error.
@@ -18,8 +16,6 @@ pub(crate) type ValueState = Option<Result<Outputs, ServiceError>>;
 pub struct RemoteValue {
     number: u64,
     state: watch::Receiver<ValueState>,
-    /// The waits of the function in which the coordinator runs.
-    waits: Option<Arc<ExecutionWaits>>,
     coordinator: Weak<CoordinatorCore>,
 }
 
@@ -27,15 +23,14 @@ impl RemoteValue {
     pub(crate) fn new(
         number: u64,
         state: watch::Receiver<ValueState>,
-        waits: Option<Arc<ExecutionWaits>>,
         coordinator: Weak<CoordinatorCore>,
     ) -> RemoteValue {
-        RemoteValue { number, state, waits, coordinator }
+        RemoteValue { number, state, coordinator }
     }
 
     /// Returns the value of a call that has ended already.
     pub(crate) fn ended(number: u64, result: Result<Outputs, ServiceError>) -> RemoteValue {
-        RemoteValue::new(number, watch::channel(Some(result)).1, None, Weak::new())
+        RemoteValue::new(number, watch::channel(Some(result)).1, Weak::new())
     }
 
     /// Returns the number of the call among those of its coordinator, from 1.
@@ -59,14 +54,6 @@ impl RemoteValue {
             Ok(ended) => (*ended).clone().unwrap_or(Err(ServiceError::Ended { doing })),
             Err(_) => Err(ServiceError::Ended { doing }),
         }
-    }
-
-    /// Blocking form of [`RemoteValue::fetch`], for threads without an async runtime.
-    ///
-    /// # Errors
-    /// The errors of [`RemoteValue::fetch`].
-    pub fn fetch_blocking(&self) -> Result<Outputs, ServiceError> {
-        block_on_call(self.waits.as_deref(), self.fetch())
     }
 
     /// Returns the outputs if the call has ended; `None` otherwise. Does not wait.

@@ -51,15 +51,16 @@ pub struct Coordinator {
 }
 
 impl Coordinator {
-    /// Creates a coordinator without a name. Each execution of a call has its effects.
+    /// Starts a coordinator without a name. Each execution of a call has its effects. The client
+    /// may have other users.
     ///
     /// # Errors
     /// [`ServiceError::NoTask`] if the cluster lacks the job.
-    pub fn new(
-        client: FunctionClient,
+    pub fn start(
+        client: impl Into<Arc<FunctionClient>>,
         config: CoordinatorConfig,
     ) -> Result<Coordinator, ServiceError> {
-        Coordinator::start(client, config, None)
+        Coordinator::of_client(client.into(), config, None)
     }
 
     /// Opens a coordinator with a name, for the first time or again. It asks the parameter servers
@@ -70,10 +71,11 @@ impl Coordinator {
     /// exclude a task that it needs. [`ServiceError::Servers`] if the servers cannot be reached or
     /// refuse the name; they remember 64 names.
     pub async fn resume(
-        client: FunctionClient,
+        client: impl Into<Arc<FunctionClient>>,
         name: &str,
         config: CoordinatorConfig,
     ) -> Result<Coordinator, ServiceError> {
+        let client = client.into();
         let failed = |source| {
             let doing = format!("resume coordinator {name:?}");
             let source = Box::new(source);
@@ -85,15 +87,14 @@ impl Coordinator {
         let reader = reader.map_err(failed)?;
         let opened = reader.open_calls(name).await.map_err(failed)?;
         let named = Named { opened, reader, name: name.to_owned() };
-        Coordinator::start(client, config, Some(named))
+        Coordinator::of_client(client, config, Some(named))
     }
 
-    fn start(
-        client: FunctionClient,
+    fn of_client(
+        client: Arc<FunctionClient>,
         config: CoordinatorConfig,
         named: Option<Named>,
     ) -> Result<Coordinator, ServiceError> {
-        let client = Arc::new(client);
         let no_task = |reason| ServiceError::NoTask { doing: "coordinate".to_owned(), reason };
         let indices = client.cluster().task_indices(&config.job);
         let indices = indices.map_err(|error| no_task(error.to_string()))?;
@@ -147,14 +148,6 @@ impl Coordinator {
         }
     }
 
-    /// Blocking form of [`Coordinator::schedule`], for threads without an async runtime.
-    ///
-    /// # Errors
-    /// The errors of [`Coordinator::schedule`].
-    pub fn schedule_blocking(&self, call: Call) -> Result<RemoteValue, ServiceError> {
-        self.client.block_on(self.schedule(call))
-    }
-
     fn pinned(&self, call: &Call) -> Result<Option<WorkerId>, ServiceError> {
         let no_task = |reason: String| ServiceError::NoTask { doing: call.doing(), reason };
         let device: DeviceSpec =
@@ -191,8 +184,7 @@ impl Coordinator {
         drop(state);
         let resources = call.resources();
         self.shared.handle(DispatchInput::Schedule { number, pinned, resources });
-        let waits = self.client.core().waits().cloned();
-        Ok(Some(RemoteValue::new(number, receiver, waits, Arc::downgrade(&self.shared))))
+        Ok(Some(RemoteValue::new(number, receiver, Arc::downgrade(&self.shared))))
     }
 
     /// Makes a per-worker value: each worker calls a function whose outputs stay there, now and
@@ -229,14 +221,6 @@ impl Coordinator {
             }
             changed.await;
         }
-    }
-
-    /// Blocking form of [`Coordinator::join`], for threads without an async runtime.
-    ///
-    /// # Errors
-    /// The errors of [`Coordinator::join`].
-    pub fn join_blocking(&self) -> Result<(), ServiceError> {
-        self.client.block_on(self.join())
     }
 
     /// Whether every scheduled call has ended. Does not wait.

@@ -1,23 +1,25 @@
-//! Blocking forms of the client, for threads without an async runtime.
+//! The blocking form of the client.
+
+use std::sync::Arc;
 
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::ids::TaskId;
 use pushpull_common::variable::VariableSpec;
 use pushpull_worker::InitialValues;
 
-use super::block_on::block_on;
-use super::call::Call;
-use super::description::Description;
-use super::error::ServiceError;
-use super::function_client_config::FunctionClientConfig;
-use super::kept::Kept;
-use super::outputs::Outputs;
-use super::value::Value;
+use crate::block_on::block_on;
+use crate::call::Call;
+use crate::description::Description;
+use crate::error::ServiceError;
+use crate::function_client_config::FunctionClientConfig;
+use crate::kept::Kept;
+use crate::outputs::Outputs;
+use crate::value::Value;
 
 /// A [`crate::FunctionClient`] with blocking operations.
 #[derive(Debug)]
 pub struct FunctionClient {
-    inner: crate::FunctionClient,
+    inner: Arc<crate::FunctionClient>,
 }
 
 impl FunctionClient {
@@ -28,12 +30,17 @@ impl FunctionClient {
     pub fn connect(
         config: impl Into<FunctionClientConfig>,
     ) -> Result<FunctionClient, ServiceError> {
-        Ok(FunctionClient { inner: block_on(crate::FunctionClient::connect(config))? })
+        Ok(FunctionClient { inner: Arc::new(block_on(crate::FunctionClient::connect(config))?) })
     }
 
     /// Returns the client of a function.
     pub(crate) fn of_function(inner: crate::FunctionClient) -> FunctionClient {
-        FunctionClient { inner }
+        FunctionClient { inner: Arc::new(inner) }
+    }
+
+    /// Returns the client with futures, for a coordinator.
+    pub(super) fn shared(&self) -> Arc<crate::FunctionClient> {
+        self.inner.clone()
     }
 
     /// Returns the task of the target, like [`crate::FunctionClient::target`].
