@@ -21,7 +21,7 @@ use super::writer::SummaryWriter;
 /// if let Some(error) = log.take_error() {
 ///     eprintln!("{error}");
 /// }
-/// let report = log.finish();
+/// let report = log.close();
 /// assert_eq!((report.written, report.lost), (1, 0));
 /// # std::fs::remove_dir_all(&directory)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -69,7 +69,7 @@ impl<W: Write> SummaryLog<W> {
     }
 
     /// Writes what is buffered, and reports what is in the files.
-    pub fn finish(mut self) -> SummaryReport {
+    pub fn close(mut self) -> SummaryReport {
         if let Err(error) = self.writer.flush() {
             self.record(error);
         }
@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(log.lost(), 1, "a summary without a tag is lost");
         assert!(log.take_error().is_none(), "only the first error is reported");
 
-        let report = log.finish();
+        let report = log.close();
         assert_eq!((report.written, report.lost), (2, 2));
         assert!(report.first_error.is_none());
     }
@@ -133,7 +133,7 @@ mod tests {
         assert!((1000..2000).contains(&lost), "{lost}");
         disk.add_room(1 << 20);
         log.write(|summaries| summaries.scalar(3000, "t", 0.5));
-        let report = log.finish();
+        let report = log.close();
         assert_eq!((report.written, report.lost), (3001 - lost, lost));
         assert!(matches!(report.first_error, Some(SummaryError::Events(_))));
     }
