@@ -267,15 +267,25 @@ fn a_fetch_of_a_call_that_begins_no_more_says_that_it_is_cancelled() {
     let coordinator = Coordinator::start(client, config).unwrap();
     let schedule = |name| coordinator.schedule(Call::new(name)).unwrap();
     let failed = schedule("fail");
-    let values: Vec<_> = (0..20).map(|_| coordinator.schedule(Call::new("one"))).collect();
+    let mut errors = Vec::new();
+    let mut values = Vec::new();
+    for _ in 0..20 {
+        match coordinator.schedule(Call::new("one")) {
+            Ok(value) => values.push(value),
+            Err(error) => errors.push(error),
+        }
+    }
     let error = failed.fetch().unwrap_err();
     assert!(error.to_string().contains("no such user"), "{error}");
     // What was scheduled before the error is cancelled as soon as it is asked for.
-    for value in values.into_iter().flatten() {
+    for value in values {
         let fetched = value.fetch();
         assert!(matches!(fetched, Ok(_) | Err(ServiceError::Cancelled { .. })), "{fetched:?}");
     }
-    assert!(coordinator.join().unwrap_err().to_string().contains("no such user"));
+    // A call that is scheduled after the failure has the error in place of the join.
+    errors.extend(coordinator.join().err());
+    let [error] = &errors[..] else { panic!("{errors:?}") };
+    assert!(error.to_string().contains("no such user"), "{error}");
 }
 
 #[test]
