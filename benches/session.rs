@@ -86,7 +86,7 @@ fn main() {
     let config = |server: &BenchServer| TrainingConfig::new(server.config()).variables(variables());
     let mut session = TrainingSession::start(config(&servers[1])).unwrap();
     let hooked = config(&servers[2])
-        .hook(hooks::StepCounter::every(100))
+        .hook(hooks::StepCounter::every_steps(100))
         .hook(hooks::StopAtStep::last(u64::MAX))
         .hook(hooks::NanGuard::fail())
         .hook(hooks::EarlyStopping::new("none", 1));

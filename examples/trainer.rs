@@ -72,7 +72,7 @@ fn train(cluster: ClusterSpec, task: TaskId, saves: bool) -> Result<TrainingEnd,
     let name = task.to_string();
     let mut config = TrainingConfig::new(WorkerConfig::new(cluster, task))
         .variables([VariableSpec::f32("slope", [1])?, VariableSpec::f32("height", [1])?])
-        .hook(hooks::StepCounter::every(200))
+        .hook(hooks::StepCounter::every_steps(200))
         .hook(hooks::StopAtStep::last(LAST_STEP))
         .hook(hooks::NanGuard::fail())
         .hook(LowLoss { steps: 0 })

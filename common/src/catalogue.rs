@@ -266,7 +266,7 @@ mod tests {
             VariableSpec::new("n", DType::I64, Shape::scalar()).unwrap(),
             VariableSpec::f32("none", [0, 4]).unwrap(),
             VariableSpec::bf16("h", [5, 3]).unwrap().partitioner(Partitioner::Fixed { shards: 2 }),
-            VariableSpec::f32("m", [3]).unwrap().mean_every(2),
+            VariableSpec::f32("m", [3]).unwrap().mean_every_steps(2),
         ]
     }
 
@@ -329,7 +329,7 @@ mod tests {
             (|v| v[4] = VariableSpec::f16("h", [5, 3]).unwrap(), "\"h\" is of bf16, not f16"),
             (|v| v[5] = v[5].clone().local(), "\"m\" is mean every 2 steps, not local"),
             (
-                |v| v[5] = v[5].clone().mean_every(3),
+                |v| v[5] = v[5].clone().mean_every_steps(3),
                 "\"m\" is mean every 2 steps, not mean every 3",
             ),
             (|v| v[2] = v[2].clone().local(), "\"n\" is shared, not local"),
@@ -357,7 +357,7 @@ mod tests {
         assert_eq!(std::mem::replace(&mut bytes[update], 4), 2);
         let error = Catalogue::decode(&bytes).unwrap_err().to_string();
         assert!(error.contains("update") && error.contains('4'), "{error}");
-        let mut bytes = encoded(scalar().mean_every(7));
+        let mut bytes = encoded(scalar().mean_every_steps(7));
         assert_eq!(bytes[update..update + 2], [3, 7]);
         bytes[update + 1] = 0;
         let error = Catalogue::decode(&bytes).unwrap_err().to_string();

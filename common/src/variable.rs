@@ -181,7 +181,7 @@ impl VariableSpec {
     /// A pull leaves a replica's values as they are. The variable is dense, of `f32` or `f64`, and
     /// `steps` is at least 1. [`Replication::Mean`] describes the average.
     #[doc(alias = "moving_average_variables")]
-    pub fn mean_every(self, steps: u64) -> VariableSpec {
+    pub fn mean_every_steps(self, steps: u64) -> VariableSpec {
         VariableSpec { replication: Replication::Mean { every: steps }, ..self.plain() }
     }
 
@@ -368,7 +368,7 @@ mod tests {
     fn replicated_variables_are_plain_and_validated() {
         let variable = VariableSpec::f32("m", [3]).unwrap();
         assert_eq!(variable.replication(), Replication::Shared);
-        let mean = variable.clone().mean_every(8);
+        let mean = variable.clone().mean_every_steps(8);
         assert_eq!((mean.replication(), mean.validate()), (Replication::Mean { every: 8 }, Ok(())));
         let local = variable.clone().local();
         assert!(!mean.is_trainable() && !local.is_trainable());
@@ -377,18 +377,21 @@ mod tests {
             (local, true),
             (step.clone().local(), true),
             (VariableSpec::f16("m", [3]).unwrap().local(), true),
-            (VariableSpec::new("m", DType::F64, Shape::scalar()).unwrap().mean_every(1), true),
-            (variable.clone().mean_every(0), false),
-            (step.mean_every(1), false),
-            (VariableSpec::bf16("m", [3]).unwrap().mean_every(1), false),
+            (
+                VariableSpec::new("m", DType::F64, Shape::scalar()).unwrap().mean_every_steps(1),
+                true,
+            ),
+            (variable.clone().mean_every_steps(0), false),
+            (step.mean_every_steps(1), false),
+            (VariableSpec::bf16("m", [3]).unwrap().mean_every_steps(1), false),
             (variable.clone().local().sparse(), false),
-            (variable.sparse().mean_every(1), false),
+            (variable.sparse().mean_every_steps(1), false),
         ] {
             assert_eq!(accepted.validate().is_ok(), is_valid, "{accepted:?}");
         }
         let table = VariableSpec::table("t", DType::F32, [4], TableSpec::new(1 << 20)).unwrap();
         assert_eq!(
-            table.mean_every(2).validate().unwrap_err().to_string(),
+            table.mean_every_steps(2).validate().unwrap_err().to_string(),
             "cannot declare the variable \"t\" as mean every 2 steps: it is sparse, and no replica \
              has all of its rows"
         );

@@ -191,7 +191,7 @@ fn catalogue() -> Catalogue {
         VariableSpec::f16("f16", [3]).expect("a variable"),
         VariableSpec::bf16("bf16", [3, 2]).expect("a variable"),
         f32("local", &[2], Initializer::Zeros).local(),
-        f32("mean", &[2], Initializer::Ones).mean_every(0x0102_0304_0506_0708),
+        f32("mean", &[2], Initializer::Ones).mean_every_steps(0x0102_0304_0506_0708),
     ];
     let map = ShardMap::new([0, 1], 2).expect("shards");
     let placement =

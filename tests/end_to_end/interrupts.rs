@@ -24,7 +24,7 @@ fn variables(elements: u64) -> [VariableSpec; 5] {
     let plain = VariableSpec::f32("plain", [2]).unwrap().plain();
     let rows = VariableSpec::f32("rows", [8, 2]).unwrap().sparse();
     let local = vector("local", 2).local();
-    let mean = vector("mean", 2).mean_every(1);
+    let mean = vector("mean", 2).mean_every_steps(1);
     [vector("w", elements), plain, rows, local, mean]
 }
 

@@ -25,8 +25,8 @@ fn variables() -> Vec<VariableSpec> {
     vec![
         vector("w", 6).partitioner(split()),
         vector("local", 5).partitioner(split()).local(),
-        vector("mean", 3).partitioner(split()).mean_every(1),
-        f64.mean_every(2),
+        vector("mean", 3).partitioner(split()).mean_every_steps(1),
+        f64.mean_every_steps(2),
     ]
 }
 

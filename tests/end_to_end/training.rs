@@ -383,7 +383,7 @@ fn a_late_worker_waits_for_the_steps_of_the_others() {
     let firsts = Arc::new(Mutex::new(Vec::new()));
     let seen = firsts.clone();
     let late = config(&cluster.spec, 1)
-        .hook(hooks::GlobalStepWaiter::until(20).poll(Duration::from_millis(1)))
+        .hook(hooks::GlobalStepWaiter::until(20).poll_every(Duration::from_millis(1)))
         .hook(EachStep(move |at| seen.lock().unwrap().push(at)));
     let [(_, first), (_, second)] = train_two([config(&cluster.spec, 0), late]);
     assert_eq!(first + second, 200);

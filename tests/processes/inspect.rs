@@ -148,7 +148,7 @@ fn variables_that_replicas_change_are_reported() {
     let (server, cluster) = serve(&runtime, &state);
     let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
     let f32 = |name| VariableSpec::f32(name, [2]).unwrap();
-    let variables = [f32("w"), f32("p").plain(), f32("s").local(), f32("m").mean_every(8)];
+    let variables = [f32("w"), f32("p").plain(), f32("s").local(), f32("m").mean_every_steps(8)];
     worker.join(&variables, |_| ()).unwrap();
     let page = String::from_utf8(tool(&state, false).stdout).unwrap();
     for end in ["8 bytes, plain\n", "8 bytes, local\n", "8 bytes, mean every 8 steps\n"] {

@@ -64,7 +64,7 @@ mod tests {
 
     fn params(value: f32) -> Params {
         let f32 = |name| VariableSpec::f32(name, [1]).unwrap();
-        let variables = vec![f32("w"), f32("local").local(), f32("mean").mean_every(2)];
+        let variables = vec![f32("w"), f32("local").local(), f32("mean").mean_every_steps(2)];
         let mut params = Params::new(plan_of(variables, 1));
         for name in ["w", "local", "mean"] {
             params.view_mut::<f32>(name).unwrap()[0] = value;

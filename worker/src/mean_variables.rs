@@ -116,9 +116,9 @@ mod tests {
     fn params(a: u64, b: u64) -> Params {
         let f64 = VariableSpec::new("b", DType::F64, Shape::new([1]).unwrap()).unwrap();
         let variables = vec![
-            VariableSpec::f32("a", [2]).unwrap().mean_every(a),
+            VariableSpec::f32("a", [2]).unwrap().mean_every_steps(a),
             VariableSpec::f32("w", [3]).unwrap(),
-            f64.mean_every(b),
+            f64.mean_every_steps(b),
         ];
         Params::new(plan_of(variables, 1))
     }

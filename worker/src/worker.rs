@@ -156,8 +156,8 @@ impl Worker {
     ///   The servers initialize the other variables with their initializers.
     /// - Otherwise some servers have lost what others still hold: [`Error::NoCheckpoint`].
     ///
-    /// A [`VariableSpec::local`] variable and a mean ([`VariableSpec::mean_every`]) begin with the
-    /// servers' values, too.
+    /// A [`VariableSpec::local`] variable and a mean ([`VariableSpec::mean_every_steps`]) begin
+    /// with the servers' values, too.
     ///
     /// The other workers wait for the chief, for at most [`WorkerConfig::connect_timeout`], and
     /// never call `fill`.

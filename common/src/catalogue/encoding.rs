@@ -70,7 +70,7 @@ fn take_variable(reader: &mut FieldReader<'_>) -> Result<VariableSpec, Catalogue
         ChangeKind::Trained => variable,
         ChangeKind::Plain(Replication::Shared) => variable.plain(),
         ChangeKind::Plain(Replication::Local) => variable.local(),
-        ChangeKind::Plain(Replication::Mean { every }) => variable.mean_every(every),
+        ChangeKind::Plain(Replication::Mean { every }) => variable.mean_every_steps(every),
     };
     variable.validate()?;
     Ok(variable)

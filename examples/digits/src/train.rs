@@ -56,14 +56,14 @@ pub(crate) fn run(
         .variables(variables(options, split, &model)?)
         .interrupt(interrupt)
         .hook(hooks::NanGuard::fail())
-        .hook(hooks::StepCounter::every(100));
+        .hook(hooks::StepCounter::every_steps(100));
     if options.checkpoint_dir.is_some() {
         config = config.checkpoint_every_steps(options.checkpoint_steps);
     }
     if let Some(directory) = &options.summaries {
         let directory = directory.join(format!("{}-{}", task.job, task.index));
         let writer = SummaryWriter::create(directory, SummaryConfig::new())?;
-        config = config.hook(hooks::Summaries::every(10, writer));
+        config = config.hook(hooks::Summaries::every_steps(10, writer));
     }
     if is_chief {
         config = config.hook(Progress::new(options.total_steps(split)?)).hook(accuracy);

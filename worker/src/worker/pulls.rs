@@ -21,8 +21,8 @@ use pushpull_common::variable::VariableSpec;
 
 impl Worker {
     /// Replaces `params` with the servers' values, except variables that each replica changes by
-    /// itself ([`VariableSpec::local`], [`VariableSpec::mean_every`]): those stay. Sparse variables
-    /// are not included: see [`Worker::pull_rows`].
+    /// itself ([`VariableSpec::local`], [`VariableSpec::mean_every_steps`]): those stay. Sparse
+    /// variables are not included: see [`Worker::pull_rows`].
     ///
     /// - In asynchronous mode the values are at least as new as the token's step; different shards
     ///   may have different steps.

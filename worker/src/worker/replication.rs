@@ -25,8 +25,8 @@ const PULLS_AT_ONCE: usize = 16;
 
 impl Worker {
     /// Averages the variables that are due after `steps` steps of this replica: each
-    /// [`VariableSpec::mean_every`] whose interval divides `steps`. Call it after each step, with
-    /// the number of steps that this worker has made.
+    /// [`VariableSpec::mean_every_steps`] whose interval divides `steps`. Call it after each step,
+    /// with the number of steps that this worker has made.
     ///
     /// The replica adds its share of what it has changed since its last average, divided by the
     /// number of replicas in the cluster, to the servers' values. Then it takes the servers'

@@ -2,14 +2,7 @@
 
 use std::time::Duration;
 
-/// The interval between checkpoints, in time or in global steps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CheckpointInterval {
-    /// After this time since the last one.
-    Time(Duration),
-    /// After this many global steps since the last one.
-    Steps(u64),
-}
+use super::cadence::Cadence;
 
 /// Decides the time of each checkpoint, and takes at most one for each step.
 ///
@@ -20,7 +13,7 @@ pub(super) enum CheckpointInterval {
 #[derive(Debug)]
 pub(super) struct CheckpointCadence {
     /// `None` if this worker saves no checkpoints.
-    interval: Option<CheckpointInterval>,
+    interval: Option<Cadence>,
     /// The step of the newest checkpoint.
     saved: Option<u64>,
     /// The time and the step from which the interval counts.
@@ -29,7 +22,7 @@ pub(super) struct CheckpointCadence {
 }
 
 impl CheckpointCadence {
-    pub(super) fn new(interval: Option<CheckpointInterval>) -> CheckpointCadence {
+    pub(super) fn new(interval: Option<Cadence>) -> CheckpointCadence {
         let since = (Duration::ZERO, 0);
         CheckpointCadence { interval, saved: None, since, is_due_after_join: false }
     }
@@ -44,11 +37,9 @@ impl CheckpointCadence {
 
     /// Whether a checkpoint is due at this step.
     pub(super) fn is_due(&self, now: Duration, step: u64) -> bool {
-        let by_interval = match self.interval {
-            None => return false,
-            Some(CheckpointInterval::Time(every)) => now.saturating_sub(self.since.0) >= every,
-            Some(CheckpointInterval::Steps(every)) => step.saturating_sub(self.since.1) >= every,
-        };
+        let Some(interval) = self.interval else { return false };
+        let (at, before) = self.since;
+        let by_interval = interval.is_due(now.saturating_sub(at), step.saturating_sub(before));
         (by_interval || self.is_due_after_join) && self.is_unsaved(step)
     }
 
@@ -78,7 +69,7 @@ mod tests {
     use super::*;
 
     /// Plays steps one second apart, and returns the steps of the checkpoints with the final one.
-    fn play(interval: Option<CheckpointInterval>, first: u64, last: u64) -> Vec<u64> {
+    fn play(interval: Option<Cadence>, first: u64, last: u64) -> Vec<u64> {
         play_from(&mut CheckpointCadence::new(interval), None, first, last)
     }
 
@@ -107,8 +98,8 @@ mod tests {
 
     #[test]
     fn checkpoints_follow_the_interval() {
-        let steps = |every| Some(CheckpointInterval::Steps(every));
-        let seconds = |every| Some(CheckpointInterval::Time(Duration::from_secs(every)));
+        let steps = |every| Some(Cadence::Steps(every));
+        let seconds = |every| Some(Cadence::Time(Duration::from_secs(every)));
         for (interval, first, last, saved) in [
             (steps(3), 0, 10, &[0, 3, 6, 9, 10][..]),
             (steps(3), 0, 9, &[0, 3, 6, 9]),
@@ -126,7 +117,7 @@ mod tests {
 
     #[test]
     fn a_restored_step_is_not_saved_again() {
-        let mut cadence = CheckpointCadence::new(Some(CheckpointInterval::Steps(3)));
+        let mut cadence = CheckpointCadence::new(Some(Cadence::Steps(3)));
         assert_eq!(play_from(&mut cadence, Some(6), 6, 10), [9, 10]);
         // Restored into an older step: the checkpoints that follow are made again.
         assert_eq!(play_from(&mut cadence, Some(6), 6, 10), [9, 10]);
@@ -138,7 +129,7 @@ mod tests {
     /// A save that takes longer than a step holds a later step.
     #[test]
     fn a_checkpoint_of_a_later_step_covers_the_steps_before() {
-        let mut cadence = CheckpointCadence::new(Some(CheckpointInterval::Steps(3)));
+        let mut cadence = CheckpointCadence::new(Some(Cadence::Steps(3)));
         let now = Duration::ZERO;
         cadence.joined(now, 0, None);
         cadence.asked(now, 0);

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use pushpull_worker::SavedCheckpoint;
 
-use super::checkpoint_cadence::{CheckpointCadence, CheckpointInterval};
+use super::cadence::Cadence;
+use super::checkpoint_cadence::CheckpointCadence;
 
 /// The checkpoints of a session: when one is due, whether one is under way, and which was the last.
 ///
@@ -39,7 +40,7 @@ pub(super) enum SaveOccasion {
 }
 
 impl CheckpointPlan {
-    pub(super) fn new(interval: Option<CheckpointInterval>) -> CheckpointPlan {
+    pub(super) fn new(interval: Option<Cadence>) -> CheckpointPlan {
         let cadence = CheckpointCadence::new(interval);
         CheckpointPlan { cadence, is_under_way: false, last_save: LastSave::Due, newest: None }
     }

@@ -10,6 +10,7 @@
 mod append_buffer;
 mod backoff;
 pub mod blocking;
+mod cadence;
 mod checkpoint_cadence;
 mod checkpoint_plan;
 #[cfg(feature = "devices")]

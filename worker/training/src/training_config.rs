@@ -9,7 +9,7 @@ use pushpull_common::data_set::DataSet;
 use pushpull_common::variable::VariableSpec;
 use pushpull_worker::{InitialValues, Interrupt, WorkerConfig};
 
-use super::checkpoint_cadence::CheckpointInterval;
+use super::cadence::Cadence;
 use super::hook::Hook;
 use super::lifecycle::LifecycleSettings;
 use super::training_error::TrainingError;
@@ -52,7 +52,7 @@ pub struct TrainingConfig {
     pub(super) variables: Vec<VariableSpec>,
     pub(super) fill: FillValues,
     pub(super) hooks: Vec<Box<dyn Hook>>,
-    checkpoints: Option<CheckpointInterval>,
+    checkpoints: Option<Cadence>,
     final_checkpoint_on_error: bool,
     finish_for_all: bool,
     recover_for: Duration,
@@ -118,14 +118,14 @@ impl TrainingConfig {
     #[doc(alias = "save_checkpoint_secs")]
     #[doc(alias = "save_model_secs")]
     pub fn checkpoint_every(self, interval: Duration) -> Self {
-        TrainingConfig { checkpoints: Some(CheckpointInterval::Time(interval)), ..self }
+        TrainingConfig { checkpoints: Some(Cadence::Time(interval)), ..self }
     }
 
     /// Saves checkpoints as [`TrainingConfig::checkpoint_every`] does, but after this many global
     /// steps. The last of both calls counts.
     #[doc(alias = "save_checkpoint_steps")]
     pub fn checkpoint_every_steps(self, steps: u64) -> Self {
-        TrainingConfig { checkpoints: Some(CheckpointInterval::Steps(steps)), ..self }
+        TrainingConfig { checkpoints: Some(Cadence::Steps(steps)), ..self }
     }
 
     /// Whether the chief saves a checkpoint also if the training fails, as long as it still reaches
@@ -190,8 +190,8 @@ impl TrainingConfig {
     /// Returns the settings of the lifecycle.
     pub(super) fn lifecycle(&self) -> Result<LifecycleSettings, TrainingError> {
         let interval = match self.checkpoints {
-            Some(CheckpointInterval::Steps(0)) => Some("0 steps".to_owned()),
-            Some(CheckpointInterval::Time(Duration::ZERO)) => Some("0 s".to_owned()),
+            Some(Cadence::Steps(0)) => Some("0 steps".to_owned()),
+            Some(Cadence::Time(Duration::ZERO)) => Some("0 s".to_owned()),
             _ => None,
         };
         if let Some(interval) = interval {

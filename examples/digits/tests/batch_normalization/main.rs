@@ -177,7 +177,7 @@ fn running_statistics_survive_training_through_servers() {
     let digits = Digits::load();
     let alone = train_alone(&digits);
     let local = train_through_servers(&digits, VariableSpec::local);
-    let mean = train_through_servers(&digits, |statistics| statistics.mean_every(4));
+    let mean = train_through_servers(&digits, |statistics| statistics.mean_every_steps(4));
     let plain = train_through_servers(&digits, VariableSpec::plain);
     println!("alone {alone:.3}, local {local:.3}, mean {mean:.3}, plain {plain:.3}");
     assert!(alone > 0.9, "{alone}");

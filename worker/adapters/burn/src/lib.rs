@@ -44,7 +44,7 @@
 //! - The first values are those of the chief, or those of a checkpoint.
 //! - A parameter without gradient is left out of the push.
 //! - Running statistics and frozen parameters, which require no gradient, stay on each worker.
-//!   [`PushPullBuilder::mean_every`] averages them among the workers instead.
+//!   [`PushPullBuilder::mean_every_steps`] averages them among the workers instead.
 //!
 //! # Cost
 //!

@@ -23,7 +23,11 @@ pub struct PushPullBuilder {
 impl PushPullBuilder {
     /// Averages parameters without gradients among the workers every `steps` steps of each: those
     /// that a pattern matches, of f32 or f64. Others stay on each worker.
-    pub fn mean_every(mut self, pattern: impl Into<NamePattern>, steps: u64) -> PushPullBuilder {
+    pub fn mean_every_steps(
+        mut self,
+        pattern: impl Into<NamePattern>,
+        steps: u64,
+    ) -> PushPullBuilder {
         self.means.push((pattern.into(), steps));
         self
     }
@@ -61,7 +65,7 @@ impl PushPullBuilder {
             let mean = means.iter().rev().find(|(pattern, _)| pattern.matches(name));
             specs.push(match (parameter.is_trained, mean) {
                 (true, _) => spec,
-                (false, Some((_, steps))) => spec.mean_every(*steps),
+                (false, Some((_, steps))) => spec.mean_every_steps(*steps),
                 (false, None) => spec.local(),
             });
             // Read here, where a fault can be returned.

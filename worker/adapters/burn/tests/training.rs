@@ -259,7 +259,7 @@ fn averaged_statistics_are_shared() {
                 normalize: BatchNormConfig::new(3).init(&device()),
                 last: LinearConfig::new(3, 2).init(&device()),
             };
-            let builder = PushPull::builder(config).mean_every("normalize.running_*", 1);
+            let builder = PushPull::builder(config).mean_every_steps("normalize.running_*", 1);
             let (mut optimizer, mut module) = builder.from_module(module).unwrap();
             while optimizer.ready() {
                 let (features, labels) = batch(optimizer.global_step(), 0..24);
@@ -327,7 +327,8 @@ fn what_cannot_be_trained_is_named() {
     let error = builder().from_module(LayeredNetwork::new().no_grad()).unwrap_err();
     assert!(matches!(error, AdapterError::NothingToTrain), "{error}");
     // Trained parameters are not averaged.
-    let error = builder().mean_every("first.*", 1).from_module(LayeredNetwork::new()).unwrap_err();
+    let error =
+        builder().mean_every_steps("first.*", 1).from_module(LayeredNetwork::new()).unwrap_err();
     let expected = "no parameter without gradients matches the pattern \"first.*\"";
     assert_eq!(error.to_string(), expected);
     let (mut optimizer, network) = builder().from_module(LayeredNetwork::new()).unwrap();

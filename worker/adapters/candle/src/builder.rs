@@ -47,7 +47,11 @@ impl PushPullBuilder {
 
     /// Averages variables among the workers every `steps` steps of each: those that a pattern
     /// matches, of f32 or f64. They get no gradient.
-    pub fn mean_every(mut self, pattern: impl Into<NamePattern>, steps: u64) -> PushPullBuilder {
+    pub fn mean_every_steps(
+        mut self,
+        pattern: impl Into<NamePattern>,
+        steps: u64,
+    ) -> PushPullBuilder {
         self.means.push((pattern.into(), steps));
         self
     }
@@ -112,7 +116,7 @@ impl PushPullBuilder {
             let is_local = local.iter().any(|pattern| pattern.matches(&name))
                 || STATISTICS.iter().any(|end| name.ends_with(end));
             let (spec, is_trained) = match (mean, is_local) {
-                (Some((_, steps)), _) => (spec.mean_every(*steps), false),
+                (Some((_, steps)), _) => (spec.mean_every_steps(*steps), false),
                 (None, true) => (spec.local(), false),
                 (None, false) => (spec, true),
             };

@@ -43,7 +43,7 @@
 //! - A variable that the loss does not depend on is left out of the push.
 //! - Running statistics, which no gradient changes, stay on each worker: variables whose names end
 //!   with `running_mean` or `running_var`, and those that [`PushPullBuilder::local`] names.
-//!   [`PushPullBuilder::mean_every`] averages them among the workers instead.
+//!   [`PushPullBuilder::mean_every_steps`] averages them among the workers instead.
 //! - Embeddings need not be part of the map: [`PushPullBuilder::embedding`] declares one whose rows
 //!   are pulled and pushed as they are used.
 //!

@@ -25,7 +25,7 @@ impl GlobalStepWaiter {
     }
 
     /// Sets the time between two looks. Default 0.5 s.
-    pub fn poll(self, interval: Duration) -> GlobalStepWaiter {
+    pub fn poll_every(self, interval: Duration) -> GlobalStepWaiter {
         GlobalStepWaiter { poll: interval, ..self }
     }
 }
@@ -46,7 +46,7 @@ mod tests {
 
     #[test]
     fn only_the_first_step_waits() {
-        let mut hook = GlobalStepWaiter::until(10).poll(Duration::from_secs(2));
+        let mut hook = GlobalStepWaiter::until(10).poll_every(Duration::from_secs(2));
         let wait = StepGate::Wait(Duration::from_secs(2));
         for (step, gate) in [
             (0, &wait),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use pushpull_worker::{Error, SavedCheckpoint};
 
+use crate::cadence::Cadence;
 use crate::{
     FinalValues, FinishedStep, Flow, GradientOutcome, Hook, HookError, JoinReport, TrainingError,
 };
@@ -21,17 +22,11 @@ use crate::{
 /// The library itself writes nothing anywhere.
 #[doc(alias = "LoggingTensorHook")]
 pub struct Log {
-    interval: LogInterval,
+    interval: Cadence,
     /// The step and the time of the last line about a step.
     last: Option<(u64, Duration)>,
     write: Box<dyn FnMut(&str) + Send>,
     line: String,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum LogInterval {
-    Steps(u64),
-    Time(Duration),
 }
 
 impl fmt::Debug for Log {
@@ -43,22 +38,21 @@ impl fmt::Debug for Log {
 impl Log {
     /// Writes a line at the first step, and then every `steps` global steps.
     pub fn every_steps(steps: u64, write: impl FnMut(&str) + Send + 'static) -> Log {
-        Log::new(LogInterval::Steps(steps), write)
+        Log::new(Cadence::Steps(steps), write)
     }
 
     /// Writes a line at the first step, and then once per interval.
     pub fn every(interval: Duration, write: impl FnMut(&str) + Send + 'static) -> Log {
-        Log::new(LogInterval::Time(interval), write)
+        Log::new(Cadence::Time(interval), write)
     }
 
-    fn new(interval: LogInterval, write: impl FnMut(&str) + Send + 'static) -> Log {
+    fn new(interval: Cadence, write: impl FnMut(&str) + Send + 'static) -> Log {
         Log { interval, last: None, write: Box::new(write), line: String::new() }
     }
 
     fn is_due(&self, step: u64, at: Duration) -> bool {
-        self.last.is_none_or(|(last, since)| match self.interval {
-            LogInterval::Steps(steps) => step.saturating_sub(last) >= steps,
-            LogInterval::Time(interval) => at.saturating_sub(since) >= interval,
+        self.last.is_none_or(|(last, since)| {
+            self.interval.is_due(at.saturating_sub(since), step.saturating_sub(last))
         })
     }
 

@@ -10,7 +10,7 @@
 //! | [`FinalMetrics`] | computes metrics from the final values |
 //! | [`GlobalStepWaiter`] | delays the first step until the others have made some |
 //! | [`Timeline`] | writes the phases of steps as a trace for a browser |
-//! | [`Summaries`] | gives the scalars of every few steps to a [`ScalarSink`] |
+//! | [`Summaries`] | gives the scalars of every few steps or seconds to a [`ScalarSink`] |
 
 mod early_stopping;
 mod final_metrics;

@@ -2,16 +2,17 @@
 
 use std::time::Duration;
 
+use crate::cadence::Cadence;
 use crate::{FinishedStep, Flow, Hook, HookError, JoinReport};
 
-/// Sets the scalar [`StepCounter::SCALAR`] every few global steps: the global steps of all workers
-/// in a second, since it was last set.
+/// Sets the scalar [`StepCounter::SCALAR`] every few global steps or seconds: the global steps of
+/// all workers in a second, since it was last set.
 ///
 /// Add it before the hooks that show scalars.
 #[derive(Debug)]
 #[doc(alias = "StepCounterHook")]
 pub struct StepCounter {
-    every: u64,
+    interval: Cadence,
     /// The time and the global step at which the scalar was last set.
     since: (Duration, u64),
 }
@@ -21,8 +22,13 @@ impl StepCounter {
     pub const SCALAR: &str = "global_steps_per_second";
 
     /// Sets the scalar after this many global steps; 0 counts as 1.
-    pub fn every(steps: u64) -> StepCounter {
-        StepCounter { every: steps.max(1), since: (Duration::ZERO, 0) }
+    pub fn every_steps(steps: u64) -> StepCounter {
+        StepCounter { interval: Cadence::Steps(steps.max(1)), since: (Duration::ZERO, 0) }
+    }
+
+    /// Sets the scalar once per interval.
+    pub fn every(interval: Duration) -> StepCounter {
+        StepCounter { interval: Cadence::Time(interval), since: (Duration::ZERO, 0) }
     }
 }
 
@@ -36,7 +42,7 @@ impl Hook for StepCounter {
         let (at, before) = self.since;
         let steps = step.global_step.saturating_sub(before);
         let time = step.at.saturating_sub(at);
-        if steps >= self.every && !time.is_zero() {
+        if self.interval.is_due(time, steps) && !time.is_zero() {
             step.scalars.set(Self::SCALAR, steps as f64 / time.as_secs_f64());
             self.since = (step.at, step.global_step);
         }
@@ -67,6 +73,11 @@ mod tests {
 
     #[test]
     fn steps_are_divided_by_the_given_time() {
+        check_rates(StepCounter::every_steps(2));
+        check_rates(StepCounter::every(Duration::from_secs(2)));
+    }
+
+    fn check_rates(counter: StepCounter) {
         let rates = StepRates::default();
         // A step takes a second. The recovery after the push of step 4 takes some more.
         let mut script = Script { last_step: 7, ..Script::default() };
@@ -77,7 +88,7 @@ mod tests {
         ));
         script.joins = [Ok((0, false)), Ok((3, true))].into();
         let sink = Rates(Arc::clone(&rates));
-        script.play(vec![Box::new(StepCounter::every(2)), Box::new(Summaries::every(1, sink))]);
+        script.play(vec![Box::new(counter), Box::new(Summaries::every_steps(1, sink))]);
         let expected =
             [(1, None), (2, Some(1.0)), (3, None), (4, Some(1.0)), (4, None), (5, Some(1.0))];
         let rates = rates.lock().unwrap();

@@ -1,7 +1,9 @@
-//! [`Summaries`]: the scalars of every few steps, for a writer.
+//! [`Summaries`]: the scalars of some steps, for a writer.
 
 use std::io::Write;
+use std::time::Duration;
 
+use crate::cadence::Cadence;
 use crate::summary::SummaryWriter;
 use crate::{FinalValues, FinishedStep, Flow, Hook, HookError, JoinReport, Scalars};
 
@@ -30,21 +32,32 @@ impl<W: Write + Send> ScalarSink for SummaryWriter<W> {
     }
 }
 
-/// Gives the scalars of every few steps to a [`ScalarSink`], such as a [`SummaryWriter`]. An error
-/// of the sink fails the training.
+/// Gives the scalars of every few steps or seconds to a [`ScalarSink`], such as a
+/// [`SummaryWriter`]. An error of the sink fails the training.
 #[derive(Debug)]
 #[doc(alias = "SummarySaverHook")]
 pub struct Summaries<S> {
-    every: u64,
-    /// The step that was last written.
-    last: Option<u64>,
+    interval: Cadence,
+    /// The step that was last written, and its time.
+    last: Option<(u64, Duration)>,
     sink: S,
 }
 
 impl<S: ScalarSink> Summaries<S> {
     /// Writes at the first step, and then every `steps` global steps.
-    pub fn every(steps: u64, sink: S) -> Summaries<S> {
-        Summaries { every: steps, last: None, sink }
+    pub fn every_steps(steps: u64, sink: S) -> Summaries<S> {
+        Summaries { interval: Cadence::Steps(steps), last: None, sink }
+    }
+
+    /// Writes at the first step, and then once per interval.
+    pub fn every(interval: Duration, sink: S) -> Summaries<S> {
+        Summaries { interval: Cadence::Time(interval), last: None, sink }
+    }
+
+    fn is_due(&self, step: u64, at: Duration) -> bool {
+        self.last.is_none_or(|(last, since)| {
+            self.interval.is_due(at.saturating_sub(since), step.saturating_sub(last))
+        })
     }
 }
 
@@ -58,8 +71,8 @@ impl<S: ScalarSink> Hook for Summaries<S> {
 
     fn after_step(&mut self, step: &mut FinishedStep<'_>) -> Result<Flow, HookError> {
         let at = step.global_step;
-        if self.last.is_none_or(|last| at.saturating_sub(last) >= self.every) {
-            self.last = Some(at);
+        if self.is_due(at, step.at) {
+            self.last = Some((at, step.at));
             self.sink.write(at, step.scalars)?;
         }
         Ok(Flow::Continue)
@@ -112,7 +125,7 @@ mod tests {
         let writer = SummaryWriter::create(folder.path(), SummaryConfig::new()).unwrap();
         let path = writer.path().to_owned();
         let script = Script { last_step: 5, ..Script::default() };
-        script.play(vec![Box::new(Summaries::every(2, writer))]).ended.unwrap();
+        script.play(vec![Box::new(Summaries::every_steps(2, writer))]).ended.unwrap();
         let bytes = std::fs::read(path).unwrap();
         let tags = bytes.windows(4).filter(|window| window == b"loss").count();
         assert_eq!(tags, 3, "steps 1, 3 and 5");
@@ -120,14 +133,21 @@ mod tests {
 
     #[test]
     fn scalars_are_written_by_the_interval_and_flushed_at_the_end() {
+        // A step takes a second.
+        for every in [
+            |sink| Summaries::every_steps(3, sink),
+            |sink| Summaries::every(Duration::from_secs(3), sink),
+        ] {
+            let written = Written::default();
+            let script = Script { last_step: 5, loss: |step| step as f64, ..Script::default() };
+            let played = script.play(vec![Box::new(every(written.clone()))]);
+            assert!(played.ended.is_ok());
+            let lines = written.0.lock().unwrap().clone();
+            assert_eq!(lines, ["1 Some(0.0)", "4 Some(3.0)", "flush"]);
+        }
         let written = Written::default();
-        let script = Script { last_step: 5, loss: |step| step as f64, ..Script::default() };
-        let played = script.play(vec![Box::new(Summaries::every(3, written.clone()))]);
-        assert!(played.ended.is_ok());
-        let lines = written.0.lock().unwrap().clone();
-        assert_eq!(lines, ["1 Some(0.0)", "4 Some(3.0)", "flush"]);
         let script = Script { last_step: 9, ..Script::default() };
-        let played = script.play(vec![Box::new(Summaries::every(3, written))]);
+        let played = script.play(vec![Box::new(Summaries::every_steps(3, written))]);
         let error = played.ended.unwrap_err().to_string();
         assert!(error.ends_with("Summaries failed in after_step: the disk is full"), "{error}");
     }

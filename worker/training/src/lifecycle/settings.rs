@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use crate::checkpoint_cadence::CheckpointInterval;
+use crate::cadence::Cadence;
 
 /// The settings of a [`Lifecycle`](super::Lifecycle).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LifecycleSettings {
     pub(crate) is_chief: bool,
-    pub(crate) checkpoints: Option<CheckpointInterval>,
+    pub(crate) checkpoints: Option<Cadence>,
     pub(crate) final_checkpoint_on_error: bool,
     pub(crate) finish_for_all: bool,
     /// The longest time of the first join.

@@ -17,7 +17,7 @@ use pushpull_worker::simulation::{
 use pushpull_worker::{Push, UnresponsiveShards};
 
 use super::*;
-use crate::checkpoint_cadence::CheckpointInterval;
+use crate::cadence::Cadence;
 use crate::hook::{Flow, HookError, RetryReport, StepGate};
 use crate::training_error::HookPlace;
 
@@ -385,7 +385,7 @@ pub(crate) fn busy() -> Error {
 
 /// A script that saves checkpoints after this many steps.
 pub(crate) fn saving(every: u64, last_step: u64) -> Script {
-    let checkpoints = Some(CheckpointInterval::Steps(every));
+    let checkpoints = Some(Cadence::Steps(every));
     let settings = LifecycleSettings { checkpoints, ..Script::default().settings };
     Script { settings, last_step, ..Script::default() }
 }

@@ -42,8 +42,8 @@ fn error() -> impl Strategy<Value = Error> {
 
 fn script() -> impl Strategy<Value = Script> {
     let checkpoints = proptest::option::of(prop_oneof![
-        (1_u64..6).prop_map(CheckpointInterval::Steps),
-        (1_u64..6).prop_map(|seconds| CheckpointInterval::Time(Duration::from_secs(seconds))),
+        (1_u64..6).prop_map(Cadence::Steps),
+        (1_u64..6).prop_map(|seconds| Cadence::Time(Duration::from_secs(seconds))),
     ]);
     let flags = (any::<bool>(), any::<bool>(), any::<bool>());
     let faults = proptest::collection::vec((0..PLACES.len(), 1_usize..12, error()), 0..10);

@@ -8,7 +8,8 @@ fn f32(name: &str) -> VariableSpec {
 
 /// A local variable, and means of every second and of every third step.
 pub(super) fn all_kinds() -> Vec<VariableSpec> {
-    let means = [f32("m").mean_every(2), f32("n").mean_every(3), f32("o").mean_every(2)];
+    let means =
+        [f32("m").mean_every_steps(2), f32("n").mean_every_steps(3), f32("o").mean_every_steps(2)];
     [f32("w"), f32("s").local()].into_iter().chain(means).collect()
 }
 
@@ -54,10 +55,10 @@ fn only_variables_that_replicas_change_cost_an_action() {
         // Without checkpoints, too: readers have the final values.
         (vec![f32("s").local()], true, 0, 1),
         (vec![f32("s").local()], false, 0, 0),
-        (vec![f32("m").mean_every(2)], true, 3, 0),
-        (vec![f32("m").mean_every(2)], false, 3, 0),
-        (vec![f32("m").mean_every(7)], true, 0, 0),
-        (vec![f32("m").mean_every(1)], true, 6, 0),
+        (vec![f32("m").mean_every_steps(2)], true, 3, 0),
+        (vec![f32("m").mean_every_steps(2)], false, 3, 0),
+        (vec![f32("m").mean_every_steps(7)], true, 0, 0),
+        (vec![f32("m").mean_every_steps(1)], true, 6, 0),
     ];
     for (variables, is_chief, averages, publications) in cases {
         let mut script = Script { variables: variables.clone(), ..Script::default() };
@@ -73,7 +74,7 @@ fn only_variables_that_replicas_change_cost_an_action() {
 /// The average of the last step is made even if that step ends the training.
 #[test]
 fn a_stop_after_a_step_still_averages() {
-    let mut script = Script { variables: vec![f32("m").mean_every(2)], ..Script::default() };
+    let mut script = Script { variables: vec![f32("m").mean_every_steps(2)], ..Script::default() };
     script.settings.is_chief = false;
     let hooks: Vec<Box<dyn Hook>> = vec![Box::new(crate::hooks::StopAtStep::last(2))];
     let played = script.play(hooks);
@@ -98,7 +99,7 @@ fn a_failure_follows_the_advice_of_its_error() {
         ("average", Error::Fenced, 1, 1, false),
         ("publish", Error::Fenced, 1, 1, false),
     ] {
-        let variables = vec![f32("s").local(), f32("m").mean_every(2)];
+        let variables = vec![f32("s").local(), f32("m").mean_every_steps(2)];
         let mut script = Script { variables, last_step: 3, ..Script::default() };
         script.faults.push((kind, 1, error.clone()));
         let played = script.play(Vec::new());
