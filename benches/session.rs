@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::{TrainingSession, Worker};
-use pushpull::server::Listener;
+use pushpull::server::PsListener;
 use pushpull::training::{TrainingConfig, hooks};
 use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
 
@@ -27,7 +27,7 @@ impl BenchServer {
     fn start(runtime: &tokio::runtime::Runtime) -> BenchServer {
         let folder = tempfile::tempdir().unwrap();
         let address = format!("unix:{}", folder.path().join("ps.sock").display());
-        let listener: Listener = runtime.block_on(Ps::listen(&address)).unwrap();
+        let listener: PsListener = runtime.block_on(Ps::listen(&address)).unwrap();
         let cluster = ClusterSpec::builder().job("ps", [address]).job("worker", ["127.0.0.1:1"]);
         let cluster = cluster.build().unwrap();
         let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(0.1));

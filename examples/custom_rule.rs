@@ -7,7 +7,7 @@
 use std::error::Error;
 
 use pushpull::local::Cluster;
-use pushpull::optim::{ApplyAt, Optimizer, Run, Schedule, SlotSpec};
+use pushpull::optim::{ApplyAt, Optimizer, OptimizerSlot, Run, Schedule};
 use pushpull::{PsConfig, VariableSpec, Worker};
 
 /// Lion: `w -= lr sign(b1 m + (1-b1) g)`, `m = b2 m + (1-b2) g`.
@@ -47,8 +47,8 @@ impl Optimizer for Lion {
         "lion"
     }
 
-    fn slots(&self) -> &[SlotSpec] {
-        const { &[SlotSpec::new("momentum", 0.0)] }
+    fn slots(&self) -> &[OptimizerSlot] {
+        const { &[OptimizerSlot::new("momentum", 0.0)] }
     }
 
     fn apply_f32(&self, at: ApplyAt, run: Run<'_, f32>) {

@@ -29,7 +29,7 @@ use std::time::Duration;
 use pushpull::blocking::TrainingSession;
 use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::optim::Adagrad;
-use pushpull::server::Listener;
+use pushpull::server::PsListener;
 use pushpull::training::{FinishedStep, Flow, Hook, HookError, TrainingConfig, TrainingEnd, hooks};
 use pushpull::{ClusterSpec, Params, Ps, PsConfig, TaskId, VariableSpec, WorkerConfig};
 
@@ -55,7 +55,7 @@ impl Hook for LowLoss {
 pub(crate) fn serve(
     cluster: ClusterSpec,
     task: TaskId,
-    listener: Listener,
+    listener: PsListener,
     checkpoints: Option<String>,
 ) -> Result<(), TrainerError> {
     let mut config = PsConfig::new(cluster, task, Adagrad::new(0.5))
@@ -112,7 +112,7 @@ fn loss(params: &Params) -> Result<(f32, [f32; 2]), TrainerError> {
 pub(crate) fn train_in_one_process() -> Result<Vec<TrainingEnd>, TrainerError> {
     let listeners = [block_on(Ps::listen("127.0.0.1:0"))??, block_on(Ps::listen("127.0.0.1:0"))??];
     let cluster = ClusterSpec::builder()
-        .job("ps", listeners.each_ref().map(Listener::address))
+        .job("ps", listeners.each_ref().map(PsListener::address))
         .job("worker", ["127.0.0.1:1", "127.0.0.1:2"]) // workers accept no connections
         .build()?;
     let mut servers = Vec::new();

@@ -191,9 +191,9 @@ pub mod variable {
 /// The settings of a server, and what it reports.
 pub mod server {
     pub use pushpull_ps::{
-        DataStatus, Durability, Event, Events, HeldToken, Listener, MemberStatus, Metrics, Network,
-        NonFinite, OnLoss, Overflowed, Presence, SaveStatus, StalenessHistogram, StalenessPolicy,
-        Status, TrainingPhase, Waiting, raise_open_files_limit,
+        DataStatus, Durability, Event, Events, HeldToken, MemberStatus, Metrics, Network,
+        NonFinite, OnLoss, Overflowed, Presence, PsListener, SaveStatus, StalenessHistogram,
+        StalenessPolicy, Status, TrainingPhase, Waiting, raise_open_files_limit,
     };
 }
 

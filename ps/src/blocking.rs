@@ -2,7 +2,7 @@
 
 use crate::config::PsConfig;
 use crate::error::{ListenError, ServeError, StartError};
-use crate::runtime::{Listener, PsHandle};
+use crate::runtime::{PsHandle, PsListener};
 
 /// A [`crate::Ps`] with blocking operations.
 ///
@@ -28,17 +28,17 @@ pub struct Ps {
 
 impl Ps {
     /// Binds an address; see [`crate::Ps::listen`].
-    pub fn listen(address: &str) -> Result<Listener, ListenError> {
-        Listener::bind(address, false)
+    pub fn listen(address: &str) -> Result<PsListener, ListenError> {
+        PsListener::bind(address, false)
     }
 
     /// Binds an address that other machines may reach; see [`crate::Ps::listen_insecure`].
-    pub fn listen_insecure(address: &str) -> Result<Listener, ListenError> {
-        Listener::bind(address, true)
+    pub fn listen_insecure(address: &str) -> Result<PsListener, ListenError> {
+        PsListener::bind(address, true)
     }
 
-    /// Starts serving in the background, on threads of the server; see [`Listener::start`].
-    pub fn start(listener: Listener, config: PsConfig) -> Result<Ps, StartError> {
+    /// Starts serving in the background, on threads of the server; see [`PsListener::start`].
+    pub fn start(listener: PsListener, config: PsConfig) -> Result<Ps, StartError> {
         Ok(Ps { inner: listener.start(config)? })
     }
 

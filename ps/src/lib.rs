@@ -54,8 +54,8 @@ pub mod optim {
     #[doc(hidden)]
     pub use pushpull_optim::optimizer::{StreamRun, StreamRuns};
     pub use pushpull_optim::{
-        Adadelta, Adagrad, Adam, AdamW, ApplyAt, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Run,
-        Schedule, Sgd, SlotSpec, SparseReduction,
+        Adadelta, Adagrad, Adam, AdamW, ApplyAt, Ftrl, Lamb, Momentum, Optimizer, OptimizerSlot,
+        RmsProp, Run, Schedule, Sgd, SparseReduction,
     };
 }
 
@@ -75,5 +75,5 @@ pub use inspect::inspect;
 pub use metrics::{Metrics, Overflowed, SaveStatus, StalenessHistogram};
 pub use optim::{Adam, Sgd};
 pub use pushpull_net::raise_open_files_limit;
-pub use runtime::{Listener, Ps, PsHandle};
+pub use runtime::{Ps, PsHandle, PsListener};
 pub use status::{DataStatus, HeldToken, MemberStatus, Presence, Status, TrainingPhase, Waiting};

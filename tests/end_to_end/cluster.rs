@@ -5,7 +5,7 @@ use std::time::Duration;
 use pushpull::blocking::Worker;
 use pushpull::error::ServeError;
 use pushpull::optim::Optimizer;
-use pushpull::server::Listener;
+use pushpull::server::PsListener;
 use pushpull::{ClusterSpec, Ps, PsConfig, PsHandle, Sgd, TaskId, VariableSpec, WorkerConfig};
 
 /// Deadline that only ends a hang. No test depends on its length.
@@ -17,7 +17,7 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     runtime.block_on(future)
 }
 
-pub(crate) fn listen() -> Listener {
+pub(crate) fn listen() -> PsListener {
     block_on(Ps::listen("127.0.0.1:0")).unwrap()
 }
 
@@ -35,8 +35,8 @@ impl TestCluster {
         optimizer: impl Optimizer + Clone,
         configure: impl Fn(PsConfig) -> PsConfig,
     ) -> TestCluster {
-        let listeners: Vec<Listener> = (0..ps).map(|_| listen()).collect();
-        let spec = spec(listeners.iter().map(Listener::address), workers);
+        let listeners: Vec<PsListener> = (0..ps).map(|_| listen()).collect();
+        let spec = spec(listeners.iter().map(PsListener::address), workers);
         let servers = listeners.into_iter().enumerate().map(|(index, listener)| {
             let task = TaskId::ps(index as u32);
             let config = PsConfig::new(spec.clone(), task, optimizer.clone());

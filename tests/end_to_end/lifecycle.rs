@@ -179,7 +179,7 @@ fn a_worker_waits_for_servers_that_are_not_up_yet() {
     while reports.lock().unwrap().is_empty() {
         thread::yield_now();
     }
-    let start = |listener: pushpull::server::Listener, index| {
+    let start = |listener: pushpull::server::PsListener, index| {
         let config = PsConfig::new(cluster.clone(), TaskId::ps(index), Sgd::new(1.0));
         listener.start(config).unwrap()
     };

@@ -10,7 +10,7 @@ use pushpull::checkpoint::{
     CheckpointStorage, Checkpoints, LocalDirectory, ReadFile, StorageFault, WriteFile,
 };
 use pushpull::error::ServeError;
-use pushpull::optim::{ApplyAt, Optimizer, Run, SlotSpec};
+use pushpull::optim::{ApplyAt, Optimizer, OptimizerSlot, Run};
 use pushpull::{Error, Ps, Sgd, Synchronous};
 
 use super::cluster::{LONG, TestCluster, vector, wait_for_end};
@@ -25,7 +25,7 @@ impl Optimizer for FaultyRule {
         "faulty"
     }
 
-    fn slots(&self) -> &[SlotSpec] {
+    fn slots(&self) -> &[OptimizerSlot] {
         &[]
     }
 

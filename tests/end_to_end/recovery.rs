@@ -8,7 +8,7 @@ use pushpull::blocking::TrainingSession;
 use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::error::TrainingError;
 use pushpull::protocol::Refusal;
-use pushpull::server::{Listener, OnLoss};
+use pushpull::server::{OnLoss, PsListener};
 use pushpull::training::{
     Flow, Hook, HookError, JoinReport, RetryReport, TrainingConfig, TrainingEnd,
 };
@@ -122,8 +122,8 @@ impl<F: FnMut() -> Ps + Send> Hook for StopDuringSave<F> {
 fn a_server_that_is_away_during_the_first_save_ends_no_session() {
     let folder = tempfile::tempdir().unwrap();
     let listeners = [listen(), listen()];
-    let spec = spec(listeners.iter().map(Listener::address), 1);
-    let addresses = listeners.each_ref().map(Listener::address);
+    let spec = spec(listeners.iter().map(PsListener::address), 1);
+    let addresses = listeners.each_ref().map(PsListener::address);
     let config = {
         let spec = spec.clone();
         let root = folder.path().to_owned();

@@ -331,7 +331,7 @@ pub(super) fn same_host_only(
 }
 
 pub(super) fn start(
-    listener: pushpull::server::Listener,
+    listener: pushpull::server::PsListener,
     spec: &ClusterSpec,
     configure: impl Fn(PsConfig) -> PsConfig,
 ) -> Ps {

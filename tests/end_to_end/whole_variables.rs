@@ -1,6 +1,6 @@
 //! Optimizers that need sums over a whole variable before they update any part of it.
 
-use pushpull::optim::{ApplyAt, Run, SlotSpec, SumRun, Sums};
+use pushpull::optim::{ApplyAt, OptimizerSlot, Run, SumRun, Sums};
 use pushpull::optim::{Lamb, Optimizer};
 use pushpull::server::StalenessPolicy;
 use pushpull::worker::InitialValues;
@@ -21,7 +21,7 @@ impl Optimizer for Share {
         "share"
     }
 
-    fn slots(&self) -> &[SlotSpec] {
+    fn slots(&self) -> &[OptimizerSlot] {
         &[]
     }
 

@@ -27,7 +27,7 @@ mod sparse_reduction;
 pub mod volatile;
 
 pub use optimizer::{
-    Adadelta, Adagrad, Adam, AdamW, ApplyAt, Ftrl, Lamb, Momentum, Optimizer, RmsProp, Run,
-    Schedule, Sgd, SlotSpec,
+    Adadelta, Adagrad, Adam, AdamW, ApplyAt, Ftrl, Lamb, Momentum, Optimizer, OptimizerSlot,
+    RmsProp, Run, Schedule, Sgd,
 };
 pub use sparse_reduction::SparseReduction;

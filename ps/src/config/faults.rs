@@ -146,7 +146,7 @@ type ConfigFault = (&'static str, String, &'static str);
 mod tests {
     use pushpull_common::cluster::ClusterSpec;
     use pushpull_common::ids::TaskId;
-    use pushpull_optim::optimizer::{ApplyAt, Optimizer, Run, Sgd, SlotSpec};
+    use pushpull_optim::optimizer::{ApplyAt, Optimizer, OptimizerSlot, Run, Sgd};
 
     use super::*;
     use crate::config::{Asynchronous, Synchronous};
@@ -166,7 +166,7 @@ mod tests {
             "fixed"
         }
 
-        fn slots(&self) -> &[SlotSpec] {
+        fn slots(&self) -> &[OptimizerSlot] {
             &[]
         }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, ShardId};
 use pushpull_common::protocol::message::Operation;
-use pushpull_optim::optimizer::SlotSpec;
+use pushpull_optim::optimizer::OptimizerSlot;
 use pushpull_store::arena::{Arena, ArenaStorage, Budget, file_name};
 use pushpull_store::change::SLOTS_MAX;
 use pushpull_store::commit::{Journal, table_bytes};
@@ -326,7 +326,7 @@ impl ShardReader<'_> {
                 files: TableFiles { arena: arena.clone(), generation, table, budget },
                 catalogue,
                 partition,
-                slots: &vec![SlotSpec::new("", 0.0); slots],
+                slots: &vec![OptimizerSlot::new("", 0.0); slots],
                 integrity: record.integrity,
                 undo_rows,
             };

@@ -7,26 +7,26 @@ use std::sync::Arc;
 use pushpull_net::{Endpoints, ListenError, ServicePeers};
 
 /// Bound addresses that are not served yet.
-pub struct Listener {
+pub struct PsListener {
     pub(super) endpoints: Endpoints,
     pub(super) services: Option<Arc<dyn ServicePeers>>,
 }
 
-impl Listener {
-    pub(crate) fn bind(address: &str, insecure: bool) -> Result<Listener, ListenError> {
-        Ok(Listener { endpoints: Endpoints::bind(address, insecure)?, services: None })
+impl PsListener {
+    pub(crate) fn bind(address: &str, insecure: bool) -> Result<PsListener, ListenError> {
+        Ok(PsListener { endpoints: Endpoints::bind(address, insecure)?, services: None })
     }
 
     /// Adds the addresses of another listener, for example a Unix socket for workers on the same
     /// host.
-    pub fn also(self, other: Listener) -> Listener {
-        Listener { endpoints: self.endpoints.also(other.endpoints), ..self }
+    pub fn also(self, other: PsListener) -> PsListener {
+        PsListener { endpoints: self.endpoints.also(other.endpoints), ..self }
     }
 
     /// Passes the clients of functions to another server of the same task. Default: they are
     /// refused.
-    pub fn services(self, services: Arc<dyn ServicePeers>) -> Listener {
-        Listener { services: Some(services), ..self }
+    pub fn services(self, services: Arc<dyn ServicePeers>) -> PsListener {
+        PsListener { services: Some(services), ..self }
     }
 
     /// Returns the first address as a cluster spec names it: `host:port` with the real port, or
@@ -41,10 +41,10 @@ impl Listener {
     }
 }
 
-impl fmt::Debug for Listener {
+impl fmt::Debug for PsListener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let services = self.services.is_some();
-        f.debug_struct("Listener")
+        f.debug_struct("PsListener")
             .field("endpoints", &self.endpoints)
             .field("services", &services)
             .finish()

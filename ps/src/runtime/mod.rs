@@ -20,6 +20,6 @@ mod server;
 mod shard_thread;
 
 pub use handle::PsHandle;
-pub use listener::Listener;
+pub use listener::PsListener;
 pub use server::Ps;
 pub(crate) use server::boot;

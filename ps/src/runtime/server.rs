@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use super::accept::{self, Acceptor};
 use super::descriptor_watch::DescriptorWatch;
 use super::handle::{PsHandle, ServerEnd};
-use super::listener::Listener;
+use super::listener::PsListener;
 use super::owner_link::OwnerAddress;
 use super::publisher::Publisher;
 use super::saver::{self, Saver};
@@ -73,15 +73,15 @@ pub struct Ps {
 impl Ps {
     /// Binds `host:port` on loopback, or `unix:/path`. Port 0 takes a free port.
     ///
-    /// Connections queue up from now on; [`Listener::start`] serves them.
-    pub async fn listen(address: &str) -> Result<Listener, ListenError> {
-        Listener::bind(address, false)
+    /// Connections queue up from now on; [`PsListener::start`] serves them.
+    pub async fn listen(address: &str) -> Result<PsListener, ListenError> {
+        PsListener::bind(address, false)
     }
 
     /// Binds an address that other machines may reach; otherwise like [`Ps::listen`]. Peers are not
     /// authenticated yet: any client that can connect can read and change the variables.
-    pub async fn listen_insecure(address: &str) -> Result<Listener, ListenError> {
-        Listener::bind(address, true)
+    pub async fn listen_insecure(address: &str) -> Result<PsListener, ListenError> {
+        PsListener::bind(address, true)
     }
 
     /// Returns a handle on the server.
@@ -146,7 +146,7 @@ impl Drop for Ps {
     }
 }
 
-impl Listener {
+impl PsListener {
     /// Starts serving. When this returns, the threads run and workers are answered.
     pub fn start(self, config: PsConfig) -> Result<Ps, StartError> {
         config.check()?;

@@ -20,7 +20,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, FromArgMatches};
-use pushpull::server::{Listener, raise_open_files_limit};
+use pushpull::server::{PsListener, raise_open_files_limit};
 use pushpull::{ClusterSpec, Mode, Ps, TaskId};
 
 use complaint::{CommandLine, DaemonError};
@@ -220,7 +220,7 @@ async fn listen(
     options: &DaemonOptions,
     typed: &CommandLine,
     (flag, address): (&str, &str),
-) -> Result<Listener, DaemonError> {
+) -> Result<PsListener, DaemonError> {
     let listener = match options.network.insecure {
         true => Ps::listen_insecure(address).await,
         false => Ps::listen(address).await,

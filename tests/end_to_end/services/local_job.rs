@@ -1,7 +1,7 @@
 //! A job `local`: each of its tasks holds variables, computes and trains.
 
 use pushpull::blocking::{FunctionServer, Ps, Reader};
-use pushpull::server::Listener;
+use pushpull::server::PsListener;
 use pushpull::services::{
     Call, Coordinator, CoordinatorConfig, FunctionClient, FunctionClientConfig,
     FunctionServerConfig, Functions,
@@ -25,9 +25,9 @@ struct LocalJob {
 impl LocalJob {
     fn start(tasks: u32, functions: &Functions) -> LocalJob {
         let listeners: Vec<_> = (0..tasks).map(|_| Ps::listen("127.0.0.1:0").unwrap()).collect();
-        let addresses = listeners.iter().map(Listener::address);
+        let addresses = listeners.iter().map(PsListener::address);
         let cluster = ClusterSpec::builder().job("local", addresses).build().unwrap();
-        let start = |(index, listener): (u32, Listener)| {
+        let start = |(index, listener): (u32, PsListener)| {
             let config =
                 FunctionServerConfig::new(cluster.clone(), local(index), functions.clone());
             let server = FunctionServer::beside(config).unwrap();

@@ -3,8 +3,8 @@
 use super::float::OptimizerFloat;
 use super::kernel::{RuleRun, UpdateRule};
 use super::{
-    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, fraction, impl_loops,
-    positive,
+    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, OptimizerSlot, Schedule, fraction,
+    impl_loops, positive,
 };
 
 /// Adadelta: `a = r a + (1-r) g^2`, `d = sqrt(u + e) / sqrt(a + e) g`, `w -= lr d`, `u = r u +
@@ -56,8 +56,8 @@ impl Optimizer for Adadelta {
         "adadelta"
     }
 
-    fn slots(&self) -> &[SlotSpec] {
-        const { &[SlotSpec::new("accum", 0.0), SlotSpec::new("accum_update", 0.0)] }
+    fn slots(&self) -> &[OptimizerSlot] {
+        const { &[OptimizerSlot::new("accum", 0.0), OptimizerSlot::new("accum_update", 0.0)] }
     }
 
     impl_loops!();

@@ -3,7 +3,8 @@
 use super::float::OptimizerFloat;
 use super::kernel::{RuleRun, UpdateRule};
 use super::{
-    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, impl_loops, positive,
+    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, OptimizerSlot, Schedule, impl_loops,
+    positive,
 };
 
 /// Adagrad: `a += g^2`, `w -= lr g / sqrt(a)`.
@@ -20,19 +21,22 @@ use super::{
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adagrad {
     learning_rate: Schedule,
-    slots: [SlotSpec; 1],
+    slots: [OptimizerSlot; 1],
 }
 
 impl Adagrad {
     /// Creates the rule with this learning rate, which has no default, and a slot that is initially
     /// 0.1.
     pub fn new(learning_rate: impl Into<Schedule>) -> Self {
-        Adagrad { learning_rate: learning_rate.into(), slots: [SlotSpec::new("accumulator", 0.1)] }
+        Adagrad {
+            learning_rate: learning_rate.into(),
+            slots: [OptimizerSlot::new("accumulator", 0.1)],
+        }
     }
 
     /// Sets the initial slot, above 0, in the unit of the squared gradient. Default: 0.1.
     pub fn initial_accumulator(self, initial: f64) -> Self {
-        Adagrad { slots: [SlotSpec::new("accumulator", initial)], ..self }
+        Adagrad { slots: [OptimizerSlot::new("accumulator", initial)], ..self }
     }
 }
 
@@ -41,7 +45,7 @@ impl Optimizer for Adagrad {
         "adagrad"
     }
 
-    fn slots(&self) -> &[SlotSpec] {
+    fn slots(&self) -> &[OptimizerSlot] {
         &self.slots
     }
 

@@ -5,8 +5,8 @@ use std::cell::Cell;
 use super::float::OptimizerFloat;
 use super::kernel::{RuleRun, UpdateRule};
 use super::{
-    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, fraction, impl_loops,
-    not_negative,
+    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, OptimizerSlot, Schedule, fraction,
+    impl_loops, not_negative,
 };
 
 /// Adam: `m = b1 m + (1-b1) g`, `v = b2 v + (1-b2) g^2`, `w -= a m / (sqrt(v) + e)` with `a = lr
@@ -145,11 +145,12 @@ impl Default for Adam {
     }
 }
 
-pub(super) const SLOTS: [SlotSpec; 2] = [SlotSpec::new("m", 0.0), SlotSpec::new("v", 0.0)];
+pub(super) const SLOTS: [OptimizerSlot; 2] =
+    [OptimizerSlot::new("m", 0.0), OptimizerSlot::new("v", 0.0)];
 
 /// The slots of the rule that counts for each row.
-const COUNTED_SLOTS: [SlotSpec; 3] =
-    [SlotSpec::new("m", 0.0), SlotSpec::new("v", 0.0), SlotSpec::new("t", 0.0)];
+const COUNTED_SLOTS: [OptimizerSlot; 3] =
+    [OptimizerSlot::new("m", 0.0), OptimizerSlot::new("v", 0.0), OptimizerSlot::new("t", 0.0)];
 
 impl Optimizer for Adam {
     fn kind(&self) -> &'static str {
@@ -163,7 +164,7 @@ impl Optimizer for Adam {
         }
     }
 
-    fn slots(&self) -> &[SlotSpec] {
+    fn slots(&self) -> &[OptimizerSlot] {
         match self.rows {
             RowUpdates::PushedAndCounted => &COUNTED_SLOTS,
             RowUpdates::All | RowUpdates::Pushed => &SLOTS,

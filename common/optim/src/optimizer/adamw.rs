@@ -4,7 +4,7 @@ use super::adam::{self, Adam};
 use super::float::OptimizerFloat;
 use super::kernel::{RuleRun, UpdateRule};
 use super::{
-    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, impl_loops,
+    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, OptimizerSlot, Schedule, impl_loops,
     not_negative,
 };
 
@@ -74,7 +74,7 @@ impl Optimizer for AdamW {
         }
     }
 
-    fn slots(&self) -> &[SlotSpec] {
+    fn slots(&self) -> &[OptimizerSlot] {
         &adam::SLOTS
     }
 

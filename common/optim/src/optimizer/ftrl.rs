@@ -3,7 +3,7 @@
 use super::float::OptimizerFloat;
 use super::kernel::{RuleRun, UpdateRule};
 use super::{
-    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, fault_unless,
+    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, OptimizerSlot, Schedule, fault_unless,
     impl_loops, not_negative,
 };
 
@@ -45,12 +45,12 @@ pub struct Ftrl {
     l2: f64,
     l2_shrinkage: f64,
     beta: f64,
-    slots: [SlotSpec; 2],
+    slots: [OptimizerSlot; 2],
 }
 
 /// Returns the slots, with this initial `accum`.
-const fn slots(initial: f64) -> [SlotSpec; 2] {
-    [SlotSpec::new("accum", initial), SlotSpec::new("linear", 0.0)]
+const fn slots(initial: f64) -> [OptimizerSlot; 2] {
+    [OptimizerSlot::new("accum", initial), OptimizerSlot::new("linear", 0.0)]
 }
 
 impl Ftrl {
@@ -112,7 +112,7 @@ impl Optimizer for Ftrl {
         "ftrl"
     }
 
-    fn slots(&self) -> &[SlotSpec] {
+    fn slots(&self) -> &[OptimizerSlot] {
         &self.slots
     }
 

@@ -4,7 +4,7 @@ use super::float::OptimizerFloat;
 use super::kernel::{RuleRun, UpdateRule, add_up, line};
 use super::sums::{SumRun, Sums, Terms};
 use super::{
-    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, adam, fraction,
+    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, OptimizerSlot, Schedule, adam, fraction,
     impl_loops, not_negative,
 };
 
@@ -104,7 +104,7 @@ impl Optimizer for Lamb {
         "lamb"
     }
 
-    fn slots(&self) -> &[SlotSpec] {
+    fn slots(&self) -> &[OptimizerSlot] {
         &adam::SLOTS
     }
 

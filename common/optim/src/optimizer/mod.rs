@@ -51,18 +51,18 @@ pub use sums::{SumRun, Sums};
 /// An optimizer slot: state that an optimizer keeps for each element of each trainable variable.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct SlotSpec {
+pub struct OptimizerSlot {
     /// The slot's name, such as `m`; part of checkpoints.
     pub name: &'static str,
     /// The initial value.
     pub initial: f64,
 }
 
-impl SlotSpec {
+impl OptimizerSlot {
     /// Creates a slot that has the value `initial` everywhere at first.
     #[inline]
     pub const fn new(name: &'static str, initial: f64) -> Self {
-        SlotSpec { name, initial }
+        OptimizerSlot { name, initial }
     }
 }
 
@@ -163,7 +163,7 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     fn kind(&self) -> &'static str;
 
     /// Returns the slots of the rule.
-    fn slots(&self) -> &[SlotSpec];
+    fn slots(&self) -> &[OptimizerSlot];
 
     /// Updates a run of a variable of `f32`.
     fn apply_f32(&self, at: ApplyAt, run: Run<'_, f32>);
@@ -241,7 +241,7 @@ impl Optimizer for Arc<dyn Optimizer> {
         (**self).kind()
     }
 
-    fn slots(&self) -> &[SlotSpec] {
+    fn slots(&self) -> &[OptimizerSlot] {
         (**self).slots()
     }
 

@@ -3,8 +3,8 @@
 use super::float::OptimizerFloat;
 use super::kernel::{RuleRun, UpdateRule};
 use super::{
-    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, fraction, impl_loops,
-    not_negative,
+    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, OptimizerSlot, Schedule, fraction,
+    impl_loops, not_negative,
 };
 
 /// Momentum: `m = u m + g`, `w -= lr m`. With Nesterov's look-ahead: `w -= lr g + lr u m`.
@@ -68,8 +68,8 @@ impl Optimizer for Momentum {
         if self.nesterov { "nesterov" } else { "momentum" }
     }
 
-    fn slots(&self) -> &[SlotSpec] {
-        const { &[SlotSpec::new("momentum", 0.0)] }
+    fn slots(&self) -> &[OptimizerSlot] {
+        const { &[OptimizerSlot::new("momentum", 0.0)] }
     }
 
     impl_loops!();

@@ -3,8 +3,8 @@
 use super::float::OptimizerFloat;
 use super::kernel::{RuleRun, UpdateRule};
 use super::{
-    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, fraction, impl_loops,
-    positive,
+    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, OptimizerSlot, Schedule, fraction,
+    impl_loops, positive,
 };
 
 /// RMSProp: `r += (1-d) (g^2 - r)`, `m = u m + lr g / sqrt(r + e)`, `w -= m`. The centered form
@@ -68,15 +68,18 @@ impl RmsProp {
     }
 }
 
-const SLOTS: [SlotSpec; 3] =
-    [SlotSpec::new("rms", 1.0), SlotSpec::new("momentum", 0.0), SlotSpec::new("mg", 0.0)];
+const SLOTS: [OptimizerSlot; 3] = [
+    OptimizerSlot::new("rms", 1.0),
+    OptimizerSlot::new("momentum", 0.0),
+    OptimizerSlot::new("mg", 0.0),
+];
 
 impl Optimizer for RmsProp {
     fn kind(&self) -> &'static str {
         if self.centered { "rmsprop_centered" } else { "rmsprop" }
     }
 
-    fn slots(&self) -> &[SlotSpec] {
+    fn slots(&self) -> &[OptimizerSlot] {
         if self.centered { &SLOTS } else { &SLOTS[..2] }
     }
 

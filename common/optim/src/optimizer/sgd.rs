@@ -3,7 +3,7 @@
 use super::float::OptimizerFloat;
 use super::kernel::{RuleRun, UpdateRule};
 use super::{
-    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, Schedule, SlotSpec, impl_loops,
+    ApplyAt, BuiltInRule, HyperparameterFault, Optimizer, OptimizerSlot, Schedule, impl_loops,
     not_negative,
 };
 
@@ -40,7 +40,7 @@ impl Optimizer for Sgd {
         "sgd"
     }
 
-    fn slots(&self) -> &[SlotSpec] {
+    fn slots(&self) -> &[OptimizerSlot] {
         &[]
     }
 

@@ -7,7 +7,7 @@ use pushpull_common::protocol::{Message, Outcome, Refusal};
 use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
-use pushpull_optim::optimizer::{ApplyAt, Momentum, Optimizer, Run, Sgd, SlotSpec};
+use pushpull_optim::optimizer::{ApplyAt, Momentum, Optimizer, OptimizerSlot, Run, Sgd};
 
 use super::peers::{Push, bytes_of, f32s, index_of, worker};
 use super::synchronous::{ShardCluster, synchronous};
@@ -44,8 +44,8 @@ impl Optimizer for CustomOptimizer {
         "theirs"
     }
 
-    fn slots(&self) -> &[SlotSpec] {
-        const { &[SlotSpec::new("count", 0.0)] }
+    fn slots(&self) -> &[OptimizerSlot] {
+        const { &[OptimizerSlot::new("count", 0.0)] }
     }
 
     fn apply_f32(&self, _: ApplyAt, run: Run<'_, f32>) {

@@ -6,7 +6,7 @@ use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::{Grant, Message, Outcome, Refusal, message};
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
-use pushpull_optim::optimizer::{ApplyAt, Optimizer, Run, SlotSpec};
+use pushpull_optim::optimizer::{ApplyAt, Optimizer, OptimizerSlot, Run};
 
 use super::peers::{Push, bytes_of, f32s};
 use super::push_buffers_synchronous::SharedBuffers;
@@ -105,7 +105,7 @@ impl Optimizer for Subtract {
         "subtract"
     }
 
-    fn slots(&self) -> &[SlotSpec] {
+    fn slots(&self) -> &[OptimizerSlot] {
         &[]
     }
 

@@ -10,7 +10,7 @@ use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
 use pushpull_optim::optimizer::{
-    Adagrad, Adam, ApplyAt, Lamb, Optimizer, OptimizerRules, RmsProp, Run, Sgd, SlotSpec, Sums,
+    Adagrad, Adam, ApplyAt, Lamb, Optimizer, OptimizerRules, OptimizerSlot, RmsProp, Run, Sgd, Sums,
 };
 
 use super::*;
@@ -295,8 +295,8 @@ impl Optimizer for NonzeroSlot {
         "started"
     }
 
-    fn slots(&self) -> &[SlotSpec] {
-        const { &[SlotSpec::new("s", 0.5)] }
+    fn slots(&self) -> &[OptimizerSlot] {
+        const { &[OptimizerSlot::new("s", 0.5)] }
     }
 
     fn apply_f32(&self, _: ApplyAt, run: Run<'_, f32>) {
@@ -412,14 +412,14 @@ impl Optimizer for FiveSlots {
         "five slots"
     }
 
-    fn slots(&self) -> &[SlotSpec] {
+    fn slots(&self) -> &[OptimizerSlot] {
         const {
             &[
-                SlotSpec::new("a", 1.0),
-                SlotSpec::new("b", 2.0),
-                SlotSpec::new("c", 3.0),
-                SlotSpec::new("d", 4.0),
-                SlotSpec::new("e", 5.0),
+                OptimizerSlot::new("a", 1.0),
+                OptimizerSlot::new("b", 2.0),
+                OptimizerSlot::new("c", 3.0),
+                OptimizerSlot::new("d", 4.0),
+                OptimizerSlot::new("e", 5.0),
             ]
         }
     }

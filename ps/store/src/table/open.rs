@@ -2,7 +2,7 @@
 
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::initializer::InitialKey;
-use pushpull_optim::optimizer::SlotSpec;
+use pushpull_optim::optimizer::OptimizerSlot;
 
 use super::change::DirtyRows;
 use super::index::{
@@ -29,7 +29,7 @@ pub struct TableInputs<'a> {
     /// The partition whose rows the table holds.
     pub partition: &'a Partition,
     /// The slots of the variable's optimizer.
-    pub slots: &'a [SlotSpec],
+    pub slots: &'a [OptimizerSlot],
     /// Whether records hold checksums.
     pub integrity: bool,
     /// The old contents of rows from a change that was not committed. May include rows of other
