@@ -206,7 +206,7 @@ pub mod worker {
     pub use pushpull_common::protocol::message::EndReason;
     pub use pushpull_worker::{
         Advice, Checksums, DataBegun, InitialValues, Interrupt, LoadOptions, LossScale,
-        OpenedCalls, PassedOver, PullHandle, PushHandle, RecordedDigests, RestoredCheckpoint,
+        OpenedCoordinator, PassedOver, PullHandle, PushHandle, RecordedDigests, RestoredCheckpoint,
         SavedCheckpoint, StepOutcome, StreamingPush, UnresponsiveShard, UnresponsiveShards,
         VariableHandle, WorkerMetrics,
     };
@@ -364,12 +364,12 @@ pub mod error {
 
 /// The wire protocol, for programs that speak it themselves.
 pub mod protocol {
-    pub use pushpull_common::call_window::{CallWindow, Settlement};
     pub use pushpull_common::codec::{Encoding, Encodings};
+    pub use pushpull_common::effect_window::{EffectWindow, Settlement};
     pub use pushpull_common::identity::Identity;
     pub use pushpull_common::ids::{
-        CallEpoch, CallNumber, CallSource, ClientEpoch, GlobalStep, Incarnation, PartitionId,
-        RequestId, RestoreEpoch, TokenId,
+        ClientEpoch, CoordinatorEpoch, CoordinatorId, EffectNumber, GlobalStep, Incarnation,
+        PartitionId, RequestId, RestoreEpoch, TokenId,
     };
     pub use pushpull_common::protocol::*;
 }

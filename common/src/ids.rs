@@ -65,19 +65,19 @@ number! {
     Incarnation(u64)
 }
 number! {
-    /// One number space of scheduled calls; assigned by the step owner when a coordinator first
-    /// opens it, and never reused.
-    CallSource(u64)
+    /// Names a coordinator on the shards, from its first opening until it is closed; assigned by
+    /// the step owner, and never reused.
+    CoordinatorId(u64)
 }
 number! {
-    /// Assigned by the step owner each time a coordinator opens its calls; a higher epoch fences a
+    /// Assigned by the step owner each time a coordinator is opened; a higher epoch fences a
     /// lower one.
-    CallEpoch(u64)
+    CoordinatorEpoch(u64)
 }
 number! {
-    /// Numbers the calls of one source from 1, in the order in which they were first scheduled; 0
-    /// means "no call". A number means the same call under every epoch.
-    CallNumber(u64)
+    /// Numbers the effects of one coordinator from 1, in the order in which their calls were first
+    /// scheduled; 0 means "no effect". A number means the same effect under every epoch.
+    EffectNumber(u64)
 }
 
 /// A task of a job: one process of the cluster, written `/job:worker/task:3`.

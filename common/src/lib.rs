@@ -8,12 +8,12 @@
 
 pub mod byte_size;
 pub mod call_digest;
-pub mod call_window;
 pub mod catalogue;
 pub mod cluster;
 pub mod codec;
 pub mod data_set;
 pub mod device;
+pub mod effect_window;
 pub mod file_kind;
 pub mod finite;
 pub mod identity;

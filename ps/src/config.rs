@@ -122,7 +122,7 @@ pub struct PsConfig {
     pub(crate) last_step: Option<u64>,
     pub(crate) lease: Duration,
     pub(crate) token_timeout: Option<Duration>,
-    pub(crate) calls_kept: Duration,
+    pub(crate) coordinators_kept: Duration,
     pub(crate) non_finite: NonFinite,
     pub(crate) inbox_pushes: usize,
     pub(crate) exit_when_done: Option<Duration>,
@@ -158,7 +158,7 @@ impl PsConfig {
             last_step: None,
             lease: Duration::from_secs(5),
             token_timeout: Some(Duration::from_secs(600)),
-            calls_kept: Duration::from_secs(24 * 3600),
+            coordinators_kept: Duration::from_secs(24 * 3600),
             non_finite: NonFinite::Reject,
             inbox_pushes: 4,
             exit_when_done: None,
@@ -244,11 +244,11 @@ impl PsConfig {
     }
 
     /// Sets how long a shard keeps what has settled of a coordinator that is silent, if others need
-    /// the place: it keeps [`CALL_SOURCES_MAX`](limits::CALL_SOURCES_MAX) of them. A coordinator that
-    /// resumes later starts over, and its calls count again. The name of a coordinator under which no
-    /// call has settled is kept for a lease: it loses nothing. Default 24 hours.
-    pub fn calls_kept(self, kept: Duration) -> Self {
-        PsConfig { calls_kept: kept, ..self }
+    /// the place: it keeps [`COORDINATORS_MAX`](limits::COORDINATORS_MAX) of them. A coordinator
+    /// that resumes later starts over, and its effects count again. The name of a coordinator of
+    /// which no effect has settled is kept for a lease: it loses nothing. Default 24 hours.
+    pub fn coordinators_kept(self, kept: Duration) -> Self {
+        PsConfig { coordinators_kept: kept, ..self }
     }
 
     /// Sets the treatment of NaN and infinity. Default [`NonFinite::Reject`].

@@ -286,11 +286,11 @@ pub enum Event {
         /// Why it has ended.
         phase: TrainingPhase,
     },
-    /// A shard has forgotten which calls of a coordinator have settled, because another coordinator
-    /// needed the place and this one was silent for [`crate::PsConfig::calls_kept`]. If it resumes, it
-    /// starts over.
+    /// A shard has forgotten which effects of a coordinator have settled, because another
+    /// coordinator needed the place and this one was silent for
+    /// [`crate::PsConfig::coordinators_kept`]. If it resumes, it starts over.
     #[non_exhaustive]
-    CallsForgotten {
+    CoordinatorForgotten {
         /// The shard.
         shard: ShardId,
         /// The name of the coordinator.
@@ -376,7 +376,7 @@ impl Event {
             Event::CheckpointRestored { .. } => "checkpoint-restored",
             Event::ChiefRefused { .. } => "chief-refused",
             Event::TrainingEnded { .. } => "training-ended",
-            Event::CallsForgotten { .. } => "calls-forgotten",
+            Event::CoordinatorForgotten { .. } => "coordinator-forgotten",
             Event::NeverTrained { .. } => "never-trained",
             Event::ValueOverflowed { .. } => "value-overflowed",
             Event::EventsLost { .. } => "events-lost",
@@ -529,9 +529,9 @@ impl fmt::Display for Event {
             Event::TrainingEnded { step, phase } => {
                 write!(f, "the training is over at step {step}: {phase}")
             }
-            Event::CallsForgotten { shard, coordinator, idle } => write!(
+            Event::CoordinatorForgotten { shard, coordinator, idle } => write!(
                 f,
-                "{shard} has forgotten the calls of coordinator {coordinator:?}, silent for {} s: if \
+                "{shard} has forgotten the effects of coordinator {coordinator:?}, silent for {} s: if \
                  it resumes, it starts over",
                 idle.as_secs()
             ),

@@ -20,7 +20,7 @@ use crate::error::StorageError;
 pub use crate::status::Presence;
 use reader::ShardReader;
 pub use report::{
-    ArenaReport, CallsReport, ClientReport, CompletePush, DataReport, FileReport, Inspection,
+    ArenaReport, ClientReport, CompletePush, CoordinatorReport, DataReport, FileReport, Inspection,
     SavesFailing, ShardInspection, ShardState, VariableReport, VariablesStage, Verdict,
 };
 

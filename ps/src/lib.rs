@@ -28,12 +28,12 @@
 
 mod aggregate;
 pub mod blocking;
-mod call_sources;
 pub mod checkpoint;
 mod checkpoint_source;
 mod client_entry;
 mod client_key;
 mod config;
+mod coordinators;
 mod error;
 mod event;
 mod inbox;

@@ -109,7 +109,7 @@ counters! {
     /// Stale gradients that the step owner dropped: their synchronous step had passed, or, in
     /// asynchronous mode, they were older than [`crate::Asynchronous::reject_older`] allows.
     gradients_stale,
-    /// Gradients without effect, because the calls that made them had counted before. A push to
+    /// Gradients that were not applied, because their effects had counted before. A push to
     /// several shards counts on each that had.
     gradients_repeated,
     /// Gradients applied in asynchronous mode whose staleness the shard did not know: nothing was

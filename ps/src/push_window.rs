@@ -33,8 +33,8 @@ const ENTRY_WORDS: usize = 5;
 struct SettledPush {
     sequence: u64,
     outcome: Outcome,
-    /// The token that an asynchronous gradient was applied under; 0 for that of a call, and for any
-    /// other push.
+    /// The token that an asynchronous gradient was applied under; 0 for that of an effect, and for
+    /// any other push.
     token: TokenId,
 }
 

@@ -4,7 +4,6 @@
 
 mod bad_input;
 mod bounds;
-mod calls;
 mod checkpoints;
 mod classic_rows;
 mod clipping;
@@ -12,6 +11,7 @@ mod cluster;
 mod codecs;
 mod counts;
 mod data;
+mod effects;
 mod embedded_service;
 mod exactness;
 mod example_custom_rule;

@@ -60,8 +60,8 @@ const SHOWN: &[Bug] = &[
 
 /// The bugs that scheduled calls must find.
 const SHOWN_BY_CALLS: &[SimBug] = &[
-    SimBug::Server(Bug::CallNotRecorded),
-    SimBug::Server(Bug::CallWatermarkAhead),
+    SimBug::Server(Bug::EffectNotRecorded),
+    SimBug::Server(Bug::EffectWatermarkAhead),
     SimBug::Worker(ServiceBug::LeaseOutputsForEver),
     SimBug::Worker(ServiceBug::RetryPinnedElsewhere),
     SimBug::Worker(ServiceBug::EndWithoutEffect),

@@ -611,7 +611,7 @@ impl Trainer {
         }
         let samples = grant.samples;
         checker.pushes(Pushed { token, task: self.task, read, samples, gradient });
-        WorkerOperation::Push { grant, call: None, read, variables: present, bytes }
+        WorkerOperation::Push { grant, effect: None, read, variables: present, bytes }
     }
 
     fn continue_training(&mut self, now: Instant, endpoint: &mut SessionEndpoint) {

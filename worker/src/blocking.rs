@@ -23,15 +23,15 @@ pub(crate) mod waiter;
 use std::time::Duration;
 
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::ids::{CallEpoch, Sequence};
+use pushpull_common::ids::{CoordinatorEpoch, Sequence};
 use pushpull_common::placement::Placement;
-use pushpull_common::protocol::CallRef;
+use pushpull_common::protocol::EffectRef;
 use pushpull_common::protocol::message::EndReason;
 use pushpull_common::tensor::Element;
 use pushpull_common::variable::VariableSpec;
 
-use crate::calls::OpenedCalls;
 use crate::config::WorkerConfig;
+use crate::coordinators::OpenedCoordinator;
 use crate::error::Error;
 use crate::gradients::params::{Gradients, Params};
 use crate::initial_values::InitialValues;
@@ -176,29 +176,29 @@ impl Worker {
         self.waiter.call("push", || self.inner.push(token, gradients))
     }
 
-    /// See [`crate::Worker::push_for_call`].
-    pub fn push_for_call(
+    /// See [`crate::Worker::push_for_effect`].
+    pub fn push_for_effect(
         &mut self,
         token: Token,
         gradients: Gradients,
-        call: CallRef,
+        effect: EffectRef,
     ) -> Result<Push, Error> {
-        self.waiter.call("push", || self.inner.push_for_call(token, gradients, call))
+        self.waiter.call("push", || self.inner.push_for_effect(token, gradients, effect))
     }
 
-    /// See [`crate::Worker::open_calls`].
-    pub fn open_calls(&mut self, name: &str) -> Result<OpenedCalls, Error> {
-        self.waiter.call("open calls", || self.inner.open_calls(name))
+    /// See [`crate::Worker::open_coordinator`].
+    pub fn open_coordinator(&mut self, name: &str) -> Result<OpenedCoordinator, Error> {
+        self.waiter.call("open a coordinator", || self.inner.open_coordinator(name))
     }
 
-    /// See [`crate::Worker::settled_calls`].
-    pub fn settled_calls(&mut self, name: &str) -> Result<OpenedCalls, Error> {
-        self.waiter.call("ask for settled calls", || self.inner.settled_calls(name))
+    /// See [`crate::Worker::settled_effects`].
+    pub fn settled_effects(&mut self, name: &str) -> Result<OpenedCoordinator, Error> {
+        self.waiter.call("ask for settled effects", || self.inner.settled_effects(name))
     }
 
-    /// See [`crate::Worker::close_calls`].
-    pub fn close_calls(&mut self, name: &str, epoch: CallEpoch) -> Result<(), Error> {
-        self.waiter.call("close calls", || self.inner.close_calls(name, epoch))
+    /// See [`crate::Worker::close_coordinator`].
+    pub fn close_coordinator(&mut self, name: &str, epoch: CoordinatorEpoch) -> Result<(), Error> {
+        self.waiter.call("close a coordinator", || self.inner.close_coordinator(name, epoch))
     }
 
     /// Starts [`Worker::push`] without waiting for it: see [`crate::Worker::push`].

@@ -34,12 +34,12 @@
 #![deny(unsafe_code)]
 
 pub mod blocking;
-mod calls;
 mod client;
 mod clipping;
 mod compression;
 mod config;
 mod contained;
+mod coordinators;
 mod declaring;
 #[cfg(feature = "devices")]
 pub mod devices;
@@ -69,8 +69,8 @@ mod testing;
 mod token;
 mod worker;
 
-pub use calls::{OpenedCalls, RecordedDigests};
 pub use config::{Checksums, WorkerConfig};
+pub use coordinators::{OpenedCoordinator, RecordedDigests};
 pub use error::{
     Advice, ConfigError, Error, LoadError, UnresponsiveShard, UnresponsiveShards, ViewError,
 };

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pushpull_common::catalogue::Catalogue;
-use pushpull_common::ids::CallEpoch;
+use pushpull_common::ids::CoordinatorEpoch;
 use pushpull_common::protocol::message::{EndReason, Role};
 use pushpull_common::tensor::Element;
 
-use crate::calls::OpenedCalls;
 use crate::client::SessionClient;
 use crate::config::WorkerConfig;
+use crate::coordinators::OpenedCoordinator;
 use crate::error::{Error, ViewError};
 use crate::gradients::params::{Gradients, Params};
 use crate::gradients::sharding_plan::ShardingPlan;
@@ -143,29 +143,33 @@ impl Reader {
         Ok(())
     }
 
-    /// Opens the calls of a coordinator: see [`crate::Worker::open_calls`].
+    /// Opens a coordinator: see [`crate::Worker::open_coordinator`].
     ///
     /// # Errors
-    /// Those of [`crate::Worker::open_calls`].
-    pub async fn open_calls(&self, name: &str) -> Result<OpenedCalls, Error> {
-        self.client.open_calls(&self.plan, name).await
+    /// Those of [`crate::Worker::open_coordinator`].
+    pub async fn open_coordinator(&self, name: &str) -> Result<OpenedCoordinator, Error> {
+        self.client.open_coordinator(&self.plan, name).await
     }
 
-    /// Returns the calls of a coordinator that have settled by now: see
-    /// [`crate::Worker::settled_calls`].
+    /// Returns a coordinator with the effects that have settled by now: see
+    /// [`crate::Worker::settled_effects`].
     ///
     /// # Errors
-    /// Those of [`crate::Worker::settled_calls`].
-    pub async fn settled_calls(&self, name: &str) -> Result<OpenedCalls, Error> {
-        self.client.settled_calls(&self.plan, name).await
+    /// Those of [`crate::Worker::settled_effects`].
+    pub async fn settled_effects(&self, name: &str) -> Result<OpenedCoordinator, Error> {
+        self.client.settled_effects(&self.plan, name).await
     }
 
-    /// Closes the calls of a coordinator: see [`crate::Worker::close_calls`].
+    /// Closes a coordinator: see [`crate::Worker::close_coordinator`].
     ///
     /// # Errors
-    /// Those of [`crate::Worker::close_calls`].
-    pub async fn close_calls(&self, name: &str, epoch: CallEpoch) -> Result<(), Error> {
-        self.client.close_calls(&self.plan, name, epoch).await
+    /// Those of [`crate::Worker::close_coordinator`].
+    pub async fn close_coordinator(
+        &self,
+        name: &str,
+        epoch: CoordinatorEpoch,
+    ) -> Result<(), Error> {
+        self.client.close_coordinator(&self.plan, name, epoch).await
     }
 
     /// Waits until the training has ended on all workers, for at most `within`, and returns why.

@@ -1,7 +1,7 @@
 //! The worker: the operations of a training loop.
 
 mod assigns;
-mod calls;
+mod coordinators;
 mod pulls;
 mod pushes;
 mod replication;

@@ -38,16 +38,17 @@ pub const PARKED_PER_CONNECTION_MAX: usize = 2 * WINDOW as usize;
 /// training loop needs one for each push in its window.
 pub const TOKENS_PER_CLIENT_MAX: usize = 16;
 
-/// The size of a call window: calls from the oldest unsettled one to the newest of one source.
+/// The size of an effect window: effects from the oldest unsettled one to the newest of one
+/// coordinator.
 ///
 /// A coordinator schedules a few calls for each worker, and each shard keeps one bit for each.
-pub const CALL_WINDOW: u64 = 64;
+pub const EFFECT_WINDOW: u64 = 64;
 
-/// The most sources of calls that a shard remembers: one for each coordinator.
+/// The most coordinators that a shard remembers.
 ///
-/// A training has one coordinator, and seldom a second one for evaluation. A source is never
-/// evicted, because a late push would then count twice, so a coordinator that ends closes its own.
-pub const CALL_SOURCES_MAX: usize = 64;
+/// A training has one coordinator, and seldom a second one for evaluation. A late push to one that
+/// was evicted would count twice, so a coordinator that ends closes.
+pub const COORDINATORS_MAX: usize = 64;
 
 /// The longest name of a coordinator.
 pub const COORDINATOR_NAME_BYTES_MAX: usize = 64;

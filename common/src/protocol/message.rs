@@ -1,7 +1,7 @@
 //! The messages of the protocol: one struct for each kind, by subject, and the enum of all kinds.
 
-mod calls;
 mod checkpoints;
+mod coordinators;
 mod pulls;
 mod pushes;
 mod services;
@@ -15,8 +15,8 @@ use super::error::ProtocolError;
 use super::feature::Features;
 use super::limits;
 use super::wire::{FeatureSink, FieldReader, Wire};
-pub use calls::*;
 pub use checkpoints::*;
+pub use coordinators::*;
 pub use pulls::*;
 pub use pushes::*;
 pub use services::*;
@@ -172,14 +172,14 @@ messages! {
     67 => ChiefIs, body 0;
     68 => Goodbye, body 0;
     69 => PushesAudited, body 0;
-    70 => OpenCalls, body 0;
-    71 => CallsAre, body 0;
-    72 => CallsQuery, body 0;
-    73 => CloseCalls, body 0;
-    74 => CallsClosed, body 0;
-    75 => CallPart, body limits::PART_BYTES_MAX;
-    76 => CallEncoded, body limits::PART_BYTES_MAX;
-    77 => CallShared, body 0;
+    70 => OpenCoordinator, body 0;
+    71 => CoordinatorIs, body 0;
+    72 => CoordinatorQuery, body 0;
+    73 => CloseCoordinator, body 0;
+    74 => CoordinatorClosed, body 0;
+    75 => EffectPart, body limits::PART_BYTES_MAX;
+    76 => EffectEncoded, body limits::PART_BYTES_MAX;
+    77 => EffectShared, body 0;
     80 => ServerIs, body 0;
     81 => Describe, body 0;
     82 => Described, body limits::PART_BYTES_MAX;

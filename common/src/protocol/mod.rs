@@ -22,5 +22,5 @@ pub use error::ProtocolError;
 pub use feature::Features;
 pub use header::Header;
 pub use message::Message;
-pub use outcome::{CallId, CallRef, Grant, Outcome, PushState, SampleRange};
+pub use outcome::{EffectId, EffectRef, Grant, Outcome, PushState, SampleRange};
 pub use refusal::Refusal;

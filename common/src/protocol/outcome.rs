@@ -1,7 +1,7 @@
 //! The outcome of a push, and the grant of a token.
 
 use super::wire::{wire_enum, wire_struct};
-use crate::ids::{CallEpoch, CallNumber, CallSource, GlobalStep, TokenId};
+use crate::ids::{CoordinatorEpoch, CoordinatorId, EffectNumber, GlobalStep, TokenId};
 
 wire_enum! {
     /// The final outcome of a push on one shard; a value, never an error.
@@ -34,8 +34,8 @@ wire_enum! {
         /// Whole on this shard and kept (synchronous mode). The step owner, which never answers
         /// this, decides whether it becomes part of a step.
         5 => Held {},
-        /// Without effect on this shard, because the call that made it had counted there before
-        /// (asynchronous mode). On the step owner the token is returned.
+        /// Not applied on this shard, because its effect had counted there before (asynchronous
+        /// mode). On the step owner the token is returned.
         6 => Repeated {},
     }
 }
@@ -64,28 +64,29 @@ wire_enum! {
 }
 
 wire_struct! {
-    /// The identity of a call that a coordinator has scheduled.
+    /// The identity of an effect: the one gradient at most that a scheduled call adds to the
+    /// values, however often the call is executed.
     #[derive(Copy, Eq, Hash)]
-    CallId {
-        /// The number space.
-        source: CallSource,
-        /// The epoch of the coordinator that scheduled this execution of the call.
-        epoch: CallEpoch,
-        /// The number of the call.
-        number: CallNumber,
+    EffectId {
+        /// The coordinator that schedules the call.
+        coordinator: CoordinatorId,
+        /// The epoch under which the coordinator scheduled this execution of the call.
+        epoch: CoordinatorEpoch,
+        /// The number of the effect.
+        number: EffectNumber,
     }
 }
 wire_struct! {
-    /// The call that makes a push.
+    /// The effect that a push has.
     #[derive(Copy, Eq, Hash)]
-    CallRef {
-        /// The call.
-        id: CallId,
-        /// All calls up to this number are settled on every shard, as the coordinator says. Below
-        /// the number of the call.
-        settled: CallNumber,
-        /// The digest of this call and of all before it: their functions and inputs, in order. 0 if
-        /// it is unknown.
+    EffectRef {
+        /// The effect.
+        id: EffectId,
+        /// All effects up to this number are settled on every shard, as the coordinator says. Below
+        /// the number of this effect.
+        settled: EffectNumber,
+        /// The digest of the call of this effect and of all calls before it: their functions and
+        /// inputs, in order. 0 if it is unknown.
         digest: u64,
     }
 }

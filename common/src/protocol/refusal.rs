@@ -4,8 +4,8 @@ use super::feature::Features;
 use super::limits::{DETAIL_BYTES_MAX, JOB_BYTES_MAX};
 use super::wire::{Text, wire_enum};
 use crate::ids::{
-    CallEpoch, CallNumber, CallSource, ClientEpoch, GlobalStep, PartitionId, RestoreEpoch,
-    Sequence, ShardId, TokenId, VariableId,
+    ClientEpoch, CoordinatorEpoch, CoordinatorId, EffectNumber, GlobalStep, PartitionId,
+    RestoreEpoch, Sequence, ShardId, TokenId, VariableId,
 };
 
 /// A short explanation.
@@ -282,28 +282,28 @@ wire_enum! {
             /// The first difference, in words.
             differs: Detail,
         },
-        /// No coordinator has opened this source of calls on the shard, or it is closed.
-        35 => UnknownCalls {
-            /// The source; 0 for a name that has none.
-            source: CallSource,
+        /// No coordinator of this id is open on the shard.
+        35 => UnknownCoordinator {
+            /// The coordinator; 0 for a name that has none.
+            coordinator: CoordinatorId,
         },
-        /// The epoch of a call or of a coordinator is not the newest one of its source.
-        36 => CallEpoch {
-            /// The source; 0 for one that is closed.
-            source: CallSource,
+        /// The epoch of an effect or of a request is not the newest one of its coordinator.
+        36 => CoordinatorEpoch {
+            /// The coordinator; 0 for one that is closed.
+            coordinator: CoordinatorId,
             /// The epoch in the request.
-            epoch: CallEpoch,
+            epoch: CoordinatorEpoch,
             /// The newest epoch on this shard.
-            current: CallEpoch,
+            current: CoordinatorEpoch,
         },
-        /// The number of a call is outside the call window.
-        37 => CallWindow {
+        /// The number of an effect is outside the effect window.
+        37 => EffectWindow {
             /// The number.
-            number: CallNumber,
-            /// Every call up to this number is settled: on the shard, or as the push says.
-            settled: CallNumber,
+            number: EffectNumber,
+            /// Every effect up to this number is settled: on the shard, or as the push says.
+            settled: EffectNumber,
             /// The newest number that the window has room for.
-            newest: CallNumber,
+            newest: EffectNumber,
         },
         /// The training has ended, and its values differ between shards: gradients of workers that
         /// were lost are applied on some shards only.
@@ -568,20 +568,20 @@ impl std::fmt::Display for Refusal {
             Refusal::UnknownTask { job, task, detail } => {
                 write!(f, "task {task} of job {:?} is not accepted: {detail}", job.as_str())
             }
-            Refusal::UnknownCalls { source } => {
-                write!(f, "no coordinator has open calls of source {source}")
+            Refusal::UnknownCoordinator { coordinator } => {
+                write!(f, "coordinator {coordinator} is not open")
             }
-            Refusal::CallEpoch { source, epoch, current } => {
-                write!(f, "call epoch {epoch} of source {source} is not {current}, the newest")
+            Refusal::CoordinatorEpoch { coordinator, epoch, current } => {
+                write!(f, "epoch {epoch} of coordinator {coordinator} is not {current}, the newest")
             }
             Refusal::NotFinal { pushes } => write!(
                 f,
                 "the values are not final: {pushes} gradients of lost workers are applied on some \
                  shards only"
             ),
-            Refusal::CallWindow { number, settled, newest } => write!(
+            Refusal::EffectWindow { number, settled, newest } => write!(
                 f,
-                "call {number} is outside the window, which is settled up to {settled} and ends \
+                "effect {number} is outside the window, which is settled up to {settled} and ends \
                  at {newest}"
             ),
             Refusal::Encoding { variable, encoding, detail } => {

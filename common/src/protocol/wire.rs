@@ -151,9 +151,9 @@ newtypes!(
     RestoreEpoch,
     ConfigEpoch,
     Incarnation,
-    CallSource,
-    CallEpoch,
-    CallNumber
+    CoordinatorId,
+    CoordinatorEpoch,
+    EffectNumber
 );
 
 impl Wire for f64 {

@@ -10,7 +10,7 @@ use pushpull_common::protocol::wire::Wire;
 use pushpull_common::protocol::{Features, Header, Message, header, limits};
 
 const MESSAGE: &str = concat!(
-    include_str!("../../src/protocol/message/calls.rs"),
+    include_str!("../../src/protocol/message/coordinators.rs"),
     include_str!("../../src/protocol/message/checkpoints.rs"),
     include_str!("../../src/protocol/message/pulls.rs"),
     include_str!("../../src/protocol/message/pushes.rs"),
@@ -38,8 +38,8 @@ const VALUES: &[(&str, u64)] = &values!(
     HANDSHAKE_META_BYTES_MAX,
     SELECTION_MAX,
     WINDOW,
-    CALL_WINDOW,
-    CALL_SOURCES_MAX,
+    EFFECT_WINDOW,
+    COORDINATORS_MAX,
     COORDINATOR_NAME_BYTES_MAX,
     PARKED_PER_CONNECTION_MAX,
     TOKENS_PER_CLIENT_MAX,
@@ -91,9 +91,9 @@ const WIDTHS: [(&str, usize); 15] = widths!(
     RestoreEpoch,
     ConfigEpoch,
     Incarnation,
-    CallSource,
-    CallEpoch,
-    CallNumber,
+    CoordinatorId,
+    CoordinatorEpoch,
+    EffectNumber,
     Encodings,
     Features
 );

@@ -9,6 +9,30 @@ use std::process::Command;
 
 use sha2::{Digest, Sha256};
 
+/// The names in the tables that have changed since the newest revision, each with the name that its
+/// digest covers. A new name is no new byte. The list is empty after the next revision.
+const RENAMED: [(&str, &str); 19] = [
+    ("coordinator: CoordinatorId", "source: CallSource"),
+    ("CoordinatorEpoch", "CallEpoch"),
+    ("EffectNumber", "CallNumber"),
+    ("effect: EffectRef", "call: CallRef"),
+    ("EffectRef", "CallRef"),
+    ("EffectId", "CallId"),
+    ("EffectWindow", "CallWindow"),
+    ("EffectPart", "CallPart"),
+    ("EffectEncoded", "CallEncoded"),
+    ("EffectShared", "CallShared"),
+    ("OpenCoordinator", "OpenCalls"),
+    ("CoordinatorIs", "CallsAre"),
+    ("CoordinatorQuery", "CallsQuery"),
+    ("CloseCoordinator", "CloseCalls"),
+    ("CoordinatorClosed", "CallsClosed"),
+    ("UnknownCoordinator", "UnknownCalls"),
+    ("unknown_coordinator", "unknown_calls"),
+    ("coordinator_epoch", "call_epoch"),
+    ("effect_window", "call_window"),
+];
+
 /// The path of the list in the package.
 const PATH: &str = "src/protocol/revisions.txt";
 
@@ -78,11 +102,18 @@ fn without_comments(list: &str) -> String {
 
 fn digest(tables: &[String], previous: &str) -> String {
     let mut hasher = Sha256::new();
-    for text in tables.iter().map(String::as_str).chain([previous]) {
+    let tables = tables.iter().map(|table| with_digested_names(table));
+    for text in tables.chain([previous.to_owned()]) {
         hasher.update((text.len() as u64).to_le_bytes());
         hasher.update(text);
     }
     hasher.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Returns a table with the names that the digest of the newest revision covers.
+fn with_digested_names(table: &str) -> String {
+    let renamed = RENAMED.iter();
+    renamed.fold(table.to_owned(), |table, (now, before)| table.replace(now, before))
 }
 
 /// Returns the committed states of the list, the oldest first; none without git.

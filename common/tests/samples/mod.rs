@@ -5,13 +5,13 @@ mod variants;
 use pushpull_common::codec::Encodings;
 use pushpull_common::data_set::SampleRange;
 use pushpull_common::ids::{
-    CallEpoch, CallNumber, CallSource, ClientEpoch, GlobalStep, Incarnation, PartitionId,
-    RequestId, RestoreEpoch, Sequence, ShardId, TokenId,
+    ClientEpoch, CoordinatorEpoch, CoordinatorId, EffectNumber, GlobalStep, Incarnation,
+    PartitionId, RequestId, RestoreEpoch, Sequence, ShardId, TokenId,
 };
 use pushpull_common::protocol::message::*;
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{
-    BodyStamp, CallId, CallRef, Envelope, Features, Grant, Message, encode_for,
+    BodyStamp, EffectId, EffectRef, Envelope, Features, Grant, Message, encode_for,
 };
 
 use variants::{Variants as _, filled};
@@ -61,7 +61,7 @@ pub(crate) fn samples() -> Vec<Sample> {
     variables(&mut add);
     tokens(&mut add);
     pushes(&mut add);
-    calls(&mut add);
+    coordinators(&mut add);
     between_servers(&mut add);
     services(&mut add);
     with_bodies(&mut list);
@@ -304,29 +304,34 @@ fn part() -> PushPart {
     }
 }
 
-fn call() -> CallRef {
-    let id = CallId { source: CallSource(31), epoch: CallEpoch(32), number: CallNumber(40) };
-    CallRef { id, settled: CallNumber(34), digest: 0x0102_0304_0506_0708 }
+fn effect() -> EffectRef {
+    let id = EffectId {
+        coordinator: CoordinatorId(31),
+        epoch: CoordinatorEpoch(32),
+        number: EffectNumber(40),
+    };
+    EffectRef { id, settled: EffectNumber(34), digest: 0x0102_0304_0506_0708 }
 }
 
-fn calls(add: &mut impl FnMut(&str, Message)) {
+fn coordinators(add: &mut impl FnMut(&str, Message)) {
     let name = text("trainer");
-    let source = CallSource(31);
-    let epoch = CallEpoch(32);
-    add("OpenCalls", OpenCalls { name, source, epoch }.into());
-    let settled = CallNumber(34);
+    let coordinator = CoordinatorId(31);
+    let epoch = CoordinatorEpoch(32);
+    add("OpenCoordinator", OpenCoordinator { name, coordinator, epoch }.into());
+    let settled = EffectNumber(34);
     let window = 0b1010;
     let first_digest = 0x1112_1314;
-    let digest_of = CallNumber(33);
+    let digest_of = EffectNumber(33);
     let digest = 0x2122_2324;
-    let calls = CallsAre { source, epoch, settled, window, first_digest, digest_of, digest };
-    add("CallsAre", calls.into());
-    add("CallsQuery", CallsQuery { name: text("trainer") }.into());
-    add("CloseCalls", CloseCalls { name: text("trainer"), epoch }.into());
-    add("CallsClosed", CallsClosed {}.into());
-    add("CallPart", CallPart { part: part(), call: call() }.into());
-    add("CallEncoded", CallEncoded { encoded: encoded(), call: call() }.into());
-    add("CallShared", CallShared { shared: Box::new(push_shared()), call: call() }.into());
+    let coordinator_is =
+        CoordinatorIs { coordinator, epoch, settled, window, first_digest, digest_of, digest };
+    add("CoordinatorIs", coordinator_is.into());
+    add("CoordinatorQuery", CoordinatorQuery { name: text("trainer") }.into());
+    add("CloseCoordinator", CloseCoordinator { name: text("trainer"), epoch }.into());
+    add("CoordinatorClosed", CoordinatorClosed {}.into());
+    add("EffectPart", EffectPart { part: part(), effect: effect() }.into());
+    add("EffectEncoded", EffectEncoded { encoded: encoded(), effect: effect() }.into());
+    add("EffectShared", EffectShared { shared: Box::new(push_shared()), effect: effect() }.into());
 }
 
 fn encoded() -> PushEncoded {
@@ -371,7 +376,7 @@ fn services(add: &mut impl FnMut(&str, Message)) {
     add("Describe", Describe {}.into());
     add("Described", Described { bytes: 4090 }.into());
     add("Call", function_call().into());
-    add("Call scheduled", Call { scheduled: Some(call()), ..function_call() }.into());
+    add("Call scheduled", Call { scheduled: Some(effect()), ..function_call() }.into());
     for (name, input) in Input::named() {
         let inputs = List::of([NamedInput { name: text("x"), input }]);
         let inputs = inputs.expect("the list is within its limit");

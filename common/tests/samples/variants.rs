@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use pushpull_common::ids::{
-    CallEpoch, CallNumber, CallSource, ClientEpoch, GlobalStep, Incarnation, PartitionId,
-    RestoreEpoch, Sequence, ShardId, TokenId, VariableId,
+    ClientEpoch, CoordinatorEpoch, CoordinatorId, EffectNumber, GlobalStep, Incarnation,
+    PartitionId, RestoreEpoch, Sequence, ShardId, TokenId, VariableId,
 };
 use pushpull_common::protocol::message::*;
 use pushpull_common::protocol::refusal::{Detail, Refusal};
@@ -135,12 +135,12 @@ variants! {
             variable: VariableId(18), element: 19, value: f64::NEG_INFINITY,
         },
         "data_set" => Refusal::DataSet { differs: detail("batch is 1, not 2") },
-        "unknown_calls" => Refusal::UnknownCalls { source: CallSource(31) },
-        "call_epoch" => Refusal::CallEpoch {
-            source: CallSource(31), epoch: CallEpoch(32), current: CallEpoch(33),
+        "unknown_coordinator" => Refusal::UnknownCoordinator { coordinator: CoordinatorId(31) },
+        "coordinator_epoch" => Refusal::CoordinatorEpoch {
+            coordinator: CoordinatorId(31), epoch: CoordinatorEpoch(32), current: CoordinatorEpoch(33),
         },
-        "call_window" => Refusal::CallWindow {
-            number: CallNumber(99), settled: CallNumber(34), newest: CallNumber(98),
+        "effect_window" => Refusal::EffectWindow {
+            number: EffectNumber(99), settled: EffectNumber(34), newest: EffectNumber(98),
         },
         "not_final" => Refusal::NotFinal { pushes: 2 },
         "feature" => Refusal::Feature { number: 40, has: Features(0x3) },

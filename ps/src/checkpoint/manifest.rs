@@ -10,11 +10,11 @@ use pushpull_common::protocol::limits::WINDOW;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::calls_entry::{self, CallsEntry};
 use super::data_entry::DataEntry;
 use super::error::{CheckpointError, corrupt, foreign};
 use super::hex;
 use super::name::CheckpointName;
+use super::saved_coordinator::{self, SavedCoordinator};
 use super::shard_file::{file_name, tensor_name};
 use super::table_file::{self, TableEntry};
 use super::training::CheckpointTraining;
@@ -56,9 +56,9 @@ pub(crate) struct ShardEntry {
     /// The data position, on the step owner if a data set is declared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) data: Option<DataEntry>,
-    /// The calls that have counted in its values, of each coordinator.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) calls: Vec<CallsEntry>,
+    /// The coordinators, each with the effects that have counted in its values.
+    #[serde(default, rename = "calls", skip_serializing_if = "Vec::is_empty")]
+    pub(crate) coordinators: Vec<SavedCoordinator>,
 }
 
 impl ShardEntry {
@@ -256,7 +256,7 @@ impl Manifest {
             {
                 return refuse(&expected, &found);
             }
-            if let Err((expected, found)) = calls_entry::check(&shard.calls) {
+            if let Err((expected, found)) = saved_coordinator::check(&shard.coordinators) {
                 return refuse(&expected, &found);
             }
             for client in &shard.clients {

@@ -7,7 +7,6 @@
 //! a callback, and times are arguments.
 
 mod abandon;
-mod calls_entry;
 mod contents;
 mod data_entry;
 mod error;
@@ -23,6 +22,7 @@ mod publish;
 mod reshard;
 mod restore;
 mod retain;
+mod saved_coordinator;
 mod shard_file;
 mod storage;
 mod table_file;
@@ -37,7 +37,6 @@ pub use retain::Retention;
 pub use storage::{CheckpointStorage, ReadFile, StorageClaim, StorageFault, WriteFile};
 
 pub(crate) use abandon::AbandonFlag;
-pub(crate) use calls_entry::CallsEntry;
 pub(crate) use data_entry::DataEntry;
 pub(crate) use fault::CheckpointFault;
 pub(crate) use manifest::{ClientWindow, Contents, ShardEntry};
@@ -47,6 +46,7 @@ pub(crate) use pushpull_store::RowHead;
 pub(crate) use reshard::{CheckpointPiece, RestoredShard};
 pub(crate) use restore::{Opened, highest_epoch, newest_good};
 pub(crate) use retain::retain;
+pub(crate) use saved_coordinator::SavedCoordinator;
 pub(crate) use shard_file::{CheckpointSource, write_shard};
 pub(crate) use table_file::{TableEntry, TableSource, write_table};
 pub(crate) use training::CheckpointTraining;

@@ -7,11 +7,11 @@ use pushpull_common::ids::{PartitionId, ShardId, VariableId};
 use pushpull_common::table::bucket;
 use pushpull_store::{RowHead, StoredStream};
 
-use super::calls_entry::{self, CallsEntry};
 use super::data_entry::DataEntry;
 use super::error::CheckpointError;
 use super::manifest::ClientWindow;
 use super::restore::Opened;
+use super::saved_coordinator::{self, SavedCoordinator};
 use super::training::CheckpointTraining;
 
 /// The state of a restored shard besides its values and slots.
@@ -27,9 +27,9 @@ pub(crate) struct RestoredShard {
     pub(crate) clients: Vec<ClientWindow>,
     /// The data position of the checkpoint.
     pub(crate) data: Option<DataEntry>,
-    /// The calls that have counted in its values; if the layout has changed, those that have
+    /// The effects that have counted in its values; if the layout has changed, those that have
     /// counted on every shard.
-    pub(crate) calls: Vec<CallsEntry>,
+    pub(crate) coordinators: Vec<SavedCoordinator>,
 }
 
 /// A piece of a checkpoint, as a shard receives it.
@@ -245,8 +245,15 @@ impl Opened {
             let version = entry.version;
             let gradients = entry.gradients;
             let clients = entry.clients.clone();
-            let calls = entry.calls.clone();
-            return RestoredShard { version, gradients, gradients_apart, clients, data, calls };
+            let coordinators = entry.coordinators.clone();
+            return RestoredShard {
+                version,
+                gradients,
+                gradients_apart,
+                clients,
+                data,
+                coordinators,
+            };
         }
         let shards = &self.manifest().shards;
         RestoredShard {
@@ -255,7 +262,9 @@ impl Opened {
             gradients_apart,
             clients: Vec::new(),
             data,
-            calls: calls_entry::of_every_shard(shards.iter().map(|shard| shard.calls.as_slice())),
+            coordinators: saved_coordinator::of_every_shard(
+                shards.iter().map(|shard| shard.coordinators.as_slice()),
+            ),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 use pushpull_common::catalogue::ShardLayout;
 use pushpull_common::finite::Exponents;
 use pushpull_common::ids::{GlobalStep, RequestId, Sequence, TokenId};
-use pushpull_common::protocol::CallRef;
+use pushpull_common::protocol::EffectRef;
 use pushpull_common::protocol::message::Operation;
 use pushpull_optim::volatile::Volatile;
 use pushpull_store::arena::SharedBytes;
@@ -25,8 +25,8 @@ pub(crate) struct PushArrival {
     pub(crate) operation: Operation,
     pub(crate) token: TokenId,
     pub(crate) generation: u32,
-    /// The call that makes the push, if any.
-    pub(crate) call: Option<CallRef>,
+    /// The effect that the push has, if it counts once for one.
+    pub(crate) effect: Option<EffectRef>,
     pub(crate) step: GlobalStep,
     /// The number of gradients in the values that the push was computed from, as reported by the
     /// client. Not durable.

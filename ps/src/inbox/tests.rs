@@ -21,7 +21,7 @@ impl Inbox {
                 operation,
                 token,
                 generation,
-                call,
+                effect,
                 step,
                 // Not durable.
                 read: _,
@@ -38,7 +38,7 @@ impl Inbox {
             let holder = push_slot.holder;
             let push = format!(
                 "{order}: {sequence:?} of {holder:?} in push slot {number}, {operation:?} under \
-                 {token:?}.{generation} for {call:?} at {step:?}, {bytes} bytes at {extents:?}"
+                 {token:?}.{generation} for {effect:?} at {step:?}, {bytes} bytes at {extents:?}"
             );
             let ranges = extents.ranges().iter().cloned();
             let bodies: Vec<&[u8]> = ranges.filter_map(|range| self.bytes(number, range)).collect();
@@ -71,7 +71,7 @@ fn arrival(sequence: u64) -> PushArrival {
         operation: Operation::Gradient {},
         token: TokenId(sequence),
         generation: 1,
-        call: None,
+        effect: None,
         step: GlobalStep(0),
         read: None,
         extents: Extents::default(),

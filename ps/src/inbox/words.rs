@@ -6,11 +6,13 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use pushpull_common::call_window::CallWindow;
 use pushpull_common::catalogue::ShardLayout;
-use pushpull_common::ids::{CallEpoch, CallNumber, CallSource, GlobalStep, Sequence, TokenId};
+use pushpull_common::effect_window::EffectWindow;
+use pushpull_common::ids::{
+    CoordinatorEpoch, CoordinatorId, EffectNumber, GlobalStep, Sequence, TokenId,
+};
 use pushpull_common::protocol::message::Operation;
-use pushpull_common::protocol::{CallId, CallRef};
+use pushpull_common::protocol::{EffectId, EffectRef};
 use pushpull_store::commit::{Address, Journal, offset_of};
 use pushpull_store::layout::{Fault, PAGE_BYTES};
 use smallvec::{SmallVec, smallvec};
@@ -21,9 +23,9 @@ use crate::client_key::ClientKey;
 /// The number of table words of a slot, without the map of its partitions and the row counts.
 const SLOT_WORDS: usize = 15;
 
-/// The first of the five words of the call of a push: source, epoch, number, settled and digest. A number
-/// of 0 means none.
-const CALL: usize = 10;
+/// The first of the five words of the effect of a push: coordinator, epoch, number, settled and
+/// digest. A number of 0 means none.
+const EFFECT: usize = 10;
 
 /// A slot with a whole push, as decoded from its words.
 #[derive(Debug)]
@@ -88,8 +90,8 @@ pub(crate) fn whole_slots(
             token: TokenId(load(5)),
             generation: u32::try_from(load(6))
                 .map_err(|_| fault(6, "the generation of a token"))?,
-            call: call_of([0, 1, 2, 3, 4].map(|word| load(CALL + word)))
-                .map_err(|()| fault(CALL, "a call with a number below the limit"))?,
+            effect: effect_of([0, 1, 2, 3, 4].map(|word| load(EFFECT + word)))
+                .map_err(|()| fault(EFFECT, "an effect with a number below the limit"))?,
             step: GlobalStep(load(7)),
             read: None,
             extents,
@@ -178,7 +180,7 @@ impl Inbox {
             for (word, value) in [0, 2, 3, 4, 5, 6, 7, 8, 9].into_iter().zip(fixed) {
                 journal.stage(at(word), value);
             }
-            for (word, value) in (CALL..).zip(call_words(push.call)) {
+            for (word, value) in (EFFECT..).zip(effect_words(push.effect)) {
                 journal.stage(at(word), value);
             }
             let rows =
@@ -231,25 +233,28 @@ impl Inbox {
     }
 }
 
-/// Returns the words of the call of a push.
-fn call_words(call: Option<CallRef>) -> [u64; 5] {
-    let of =
-        |CallRef { id, settled, digest }| [id.source.0, id.epoch.0, id.number.0, settled.0, digest];
-    call.map_or([0; 5], of)
+/// Returns the words of the effect of a push.
+fn effect_words(effect: Option<EffectRef>) -> [u64; 5] {
+    let of = |EffectRef { id, settled, digest }| {
+        [id.coordinator.0, id.epoch.0, id.number.0, settled.0, digest]
+    };
+    effect.map_or([0; 5], of)
 }
 
-/// Decodes the words of [`call_words`].
-fn call_of([source, epoch, number, settled, digest]: [u64; 5]) -> Result<Option<CallRef>, ()> {
-    if number >= CallWindow::NUMBER_LIMIT {
+/// Decodes the words of [`effect_words`].
+fn effect_of(
+    [coordinator, epoch, number, settled, digest]: [u64; 5],
+) -> Result<Option<EffectRef>, ()> {
+    if number >= EffectWindow::NUMBER_LIMIT {
         return Err(());
     }
-    let source = CallSource(source);
-    let epoch = CallEpoch(epoch);
-    let number = CallNumber(number);
-    let id = CallId { source, epoch, number };
-    let settled = CallNumber(settled);
-    let call = CallRef { id, settled, digest };
-    Ok((number.0 > 0).then_some(call))
+    let coordinator = CoordinatorId(coordinator);
+    let epoch = CoordinatorEpoch(epoch);
+    let number = EffectNumber(number);
+    let id = EffectId { coordinator, epoch, number };
+    let settled = EffectNumber(settled);
+    let effect = EffectRef { id, settled, digest };
+    Ok((number.0 > 0).then_some(effect))
 }
 
 /// Returns a bit for each partition that the extents cover. Those of a whole push end at partition

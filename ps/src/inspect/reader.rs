@@ -19,18 +19,18 @@ use pushpull_store::table::{Table, TableFiles, TableInputs};
 use pushpull_store::undo::UndoRow;
 
 use super::report::{
-    ArenaReport, CallsReport, ClientReport, CompletePush, DataReport, FileReport, ShardInspection,
-    ShardState, VariableReport, VariablesStage, Verdict,
+    ArenaReport, ClientReport, CompletePush, CoordinatorReport, DataReport, FileReport,
+    ShardInspection, ShardState, VariableReport, VariablesStage, Verdict,
 };
-use crate::call_sources::CallSourceEntry;
 use crate::client_entry::ClientPresence;
+use crate::coordinators::CoordinatorEntry;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
 use crate::runtime::boot;
 use crate::shard::file_work::flush::{image_name, read_image};
 use crate::shard::opening::control_file::control_fields;
-use crate::shard::shard_files::call_record::CallRecord;
 use crate::shard::shard_files::client_record::ClientRecord;
+use crate::shard::shard_files::coordinator_record::CoordinatorRecord;
 use crate::shard::shard_files::data_record::DataRecord;
 use crate::shard::shard_files::generation::{open_catalogue, table_words};
 use crate::shard::shard_files::poison::PoisonRecord;
@@ -56,7 +56,7 @@ impl ShardReader<'_> {
             state: None,
             variables: Vec::new(),
             data: None,
-            calls: Vec::new(),
+            coordinators: Vec::new(),
             clients: Vec::new(),
             whole: Vec::new(),
             committed_words: None,
@@ -198,11 +198,11 @@ impl ShardReader<'_> {
     fn read_clients(&mut self, journal: &Journal, record: &ShardRecord) -> Option<()> {
         let data = DataRecord::load(journal, PlantedBugs::default());
         let mut data = self.fault(Kind::Control, 0, data)?;
-        let calls = CallRecord::load(journal, PlantedBugs::default());
-        let calls = self.fault(Kind::Control, 0, calls)?;
-        self.found.calls.extend(calls.entries().map(|(_, entry)| {
-            let CallSourceEntry { name, source, epoch, window, .. } = entry.clone();
-            CallsReport { name, source, epoch, window }
+        let coordinators = CoordinatorRecord::load(journal, PlantedBugs::default());
+        let coordinators = self.fault(Kind::Control, 0, coordinators)?;
+        self.found.coordinators.extend(coordinators.entries().map(|(_, entry)| {
+            let CoordinatorEntry { name, coordinator, epoch, window, .. } = entry.clone();
+            CoordinatorReport { name, coordinator, epoch, window }
         }));
         let mut held = 0;
         for number in 0..record.clients {

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use pushpull_common::call_window::CallWindow;
 use pushpull_common::data_set::DataSet;
+use pushpull_common::effect_window::EffectWindow;
 use pushpull_common::ids::{
-    CallEpoch, CallSource, GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId,
+    CoordinatorEpoch, CoordinatorId, GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId,
 };
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::Replication;
@@ -73,8 +73,8 @@ pub struct ShardInspection {
     pub variables: Vec<VariableReport>,
     /// The declared data set, on the step owner.
     pub data: Option<DataReport>,
-    /// The coordinators that have opened their calls.
-    pub calls: Vec<CallsReport>,
+    /// The open coordinators.
+    pub coordinators: Vec<CoordinatorReport>,
     /// The known clients.
     pub clients: Vec<ClientReport>,
     /// The complete pushes in the inbox, in the order of arrival.
@@ -189,18 +189,18 @@ pub struct DataReport {
     pub held: usize,
 }
 
-/// The calls of a coordinator that have settled on a shard.
+/// The effects of a coordinator that have settled on a shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct CallsReport {
+pub struct CoordinatorReport {
     /// The coordinator's name.
     pub name: String,
-    /// The number space of the calls.
-    pub source: CallSource,
+    /// The id of the coordinator, under which its effects are numbered.
+    pub coordinator: CoordinatorId,
     /// The newest epoch.
-    pub epoch: CallEpoch,
-    /// The settled calls.
-    pub window: CallWindow,
+    pub epoch: CoordinatorEpoch,
+    /// The settled effects.
+    pub window: EffectWindow,
 }
 
 /// A client of a shard.

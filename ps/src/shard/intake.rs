@@ -214,7 +214,7 @@ impl Intake {
     /// Finds the push that a part belongs to, or checks that the push may begin in the slot that
     /// the part names.
     pub(super) fn find_push(&mut self, incoming: &IncomingPart) -> Result<FoundPush, Refusal> {
-        let IncomingPart { request, client, part, call, .. } = incoming;
+        let IncomingPart { request, client, part, effect, .. } = incoming;
         let sequence = incoming.sequence();
         let Some(inbox) = &mut self.inbox else {
             return Err(Refusal::NotInitialized {});
@@ -232,8 +232,10 @@ impl Intake {
                 }
                 Ok(FoundPush::Whole)
             }
-            Some((_, push)) if push.call.map(|call| call.id) != call.map(|call| call.id) => {
-                Err(unsupported(request.kind, "all parts of a push are of one call"))
+            Some((_, push))
+                if push.effect.map(|effect| effect.id) != effect.map(|effect| effect.id) =>
+            {
+                Err(unsupported(request.kind, "all parts of a push are of one effect"))
             }
             Some((push_slot, _)) if push_slot == part.push_slot => Ok(FoundPush::Begun),
             // A push has one push slot.
@@ -416,8 +418,8 @@ impl Intake {
         Ok((push_buffer.into(), vec![descriptor]))
     }
 
-    /// Yields the complete gradients of these clients, without those of calls: a call that has not
-    /// settled everywhere is executed again.
+    /// Yields the complete gradients of these clients, without those of effects: an effect that has
+    /// not settled everywhere is executed again.
     pub(super) fn whole_gradients<'a>(
         &'a self,
         clients: &'a [ClientKey],
@@ -428,7 +430,7 @@ impl Intake {
             let whole = inbox.whole_slots().filter(is_theirs);
             whole
                 .filter_map(|slot| inbox.arrival(slot))
-                .filter(|push| push.operation == (Operation::Gradient {}) && push.call.is_none())
+                .filter(|push| push.operation == (Operation::Gradient {}) && push.effect.is_none())
         })
     }
 }

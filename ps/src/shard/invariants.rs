@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 #[cfg(feature = "simulation")]
-use pushpull_common::call_window::CallWindow;
+use pushpull_common::effect_window::EffectWindow;
 use pushpull_common::ids::ShardId;
 #[cfg(any(test, fuzzing))]
 use pushpull_common::ids::{ClientEpoch, Incarnation, TaskId};
@@ -77,11 +77,11 @@ impl Shard {
         })
     }
 
-    /// Returns the calls of a coordinator that have settled here; `None` if they are not open.
+    /// Returns the effects of a coordinator that have settled here; `None` if it is not open.
     #[cfg(feature = "simulation")]
-    pub(crate) fn settled_calls(&self, name: &str) -> Option<CallWindow> {
-        let calls = self.steps.calls.query(name).ok()?;
-        CallWindow::of(calls.settled, calls.window)
+    pub(crate) fn settled_effects(&self, name: &str) -> Option<EffectWindow> {
+        let coordinators = self.steps.coordinators.query(name).ok()?;
+        EffectWindow::of(coordinators.settled, coordinators.window)
     }
 
     /// Returns the tokens whose pushes are complete here.
@@ -126,7 +126,7 @@ impl Shard {
         #[cfg(any(test, fuzzing))]
         {
             self.check_windows_are_saved();
-            self.check_calls_are_saved();
+            self.check_coordinators_are_saved();
         }
     }
 

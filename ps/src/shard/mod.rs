@@ -13,7 +13,7 @@
 //! - The owners, each a plain struct with its own state, none of which names another:
 //!   [`Peers`], connections, clients with their leases, and requests that wait;
 //!   [`Intake`], push slots and the parts on their way into them;
-//!   [`Steps`], tokens, steps and calls;
+//!   [`Steps`], tokens, steps and coordinators;
 //!   [`Variables`] and [`Applier`] (`values`), the values and the jobs that change them;
 //!   [`Pulls`], the answers with values;
 //!   [`ShardCheckpoints`], cuts, saves and restores;

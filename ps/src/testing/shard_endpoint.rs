@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pushpull_common::call_window::CallWindow;
+use pushpull_common::effect_window::EffectWindow;
 use pushpull_common::ids::{RequestId, ShardId};
 use pushpull_common::protocol::decode::slice_source;
 use pushpull_common::protocol::message;
@@ -182,9 +182,9 @@ impl ShardEndpoint {
         self.shard.committed_values()
     }
 
-    /// Returns the calls of a coordinator that have settled here; `None` if they are not open.
-    pub fn settled_calls(&self, name: &str) -> Option<CallWindow> {
-        self.shard.settled_calls(name)
+    /// Returns the effects of a coordinator that have settled here; `None` if it is not open.
+    pub fn settled_effects(&self, name: &str) -> Option<EffectWindow> {
+        self.shard.settled_effects(name)
     }
 
     /// Returns the shard's metrics.

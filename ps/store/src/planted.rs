@@ -83,10 +83,10 @@ bugs! {
     PositionNotRestored,
     /// A batch that was given back is granted to two tokens.
     GrantReturnedBatchTwice,
-    /// A push that is applied does not settle the call that made it.
-    CallNotRecorded,
-    /// A push that is applied settles all calls before its own, too.
-    CallWatermarkAhead,
+    /// A push that is applied does not settle its effect.
+    EffectNotRecorded,
+    /// A push that is applied settles all effects before its own, too.
+    EffectWatermarkAhead,
 }
 
 /// The planted bug, if any.

@@ -159,9 +159,9 @@ struct RunOptions {
     /// Time after which a silent worker is lost, in ms
     #[arg(long, value_name = "MS", default_value_t = 5000)]
     lease_ms: u64,
-    /// Hours for which settled calls of a silent coordinator are kept
+    /// Hours for which the settled effects of a silent coordinator are kept
     #[arg(long, value_name = "HOURS", default_value_t = 24)]
-    calls_kept_hours: u32,
+    coordinators_kept_hours: u32,
     /// Maximum age of a token, in ms; 0 for no limit
     #[arg(long, value_name = "MS", default_value_t = 600_000)]
     token_timeout_ms: u64,
@@ -461,7 +461,7 @@ impl RunOptions {
         let token_timeout = Duration::from_millis(self.token_timeout_ms);
         let mut config = config
             .lease(Duration::from_millis(self.lease_ms))
-            .calls_kept(Duration::from_secs(3600 * u64::from(self.calls_kept_hours)))
+            .coordinators_kept(Duration::from_secs(3600 * u64::from(self.coordinators_kept_hours)))
             .token_timeout((!token_timeout.is_zero()).then_some(token_timeout))
             .non_finite(match self.non_finite {
                 NonFiniteOption::Reject => NonFinite::Reject,

@@ -136,14 +136,14 @@ fn write_state(page: &mut String, state: &ShardState, shard: &ShardInspection) -
             data.free,
         )?;
     }
-    for calls in &shard.calls {
-        let name = &calls.name;
-        let settled = calls.window.settled();
-        let epoch = calls.epoch;
-        let behind = calls.window.bits().count_ones();
+    for coordinator in &shard.coordinators {
+        let name = &coordinator.name;
+        let settled = coordinator.window.settled();
+        let epoch = coordinator.epoch;
+        let behind = coordinator.window.bits().count_ones();
         writeln!(
             page,
-            "  calls      {name:?}, epoch {epoch}; settled up to {settled}, {behind} behind it"
+            "  effects    {name:?}, epoch {epoch}; settled up to {settled}, {behind} behind it"
         )?;
     }
     writeln!(page, "  intent     {intent}")?;
@@ -244,12 +244,12 @@ fn json_of_shard(shard: &ShardInspection) -> Value {
         "state": shard.state.as_ref().map(json_of_state),
         "variables": shard.variables.iter().map(json_of_variable).collect::<Vec<_>>(),
         "data": shard.data.as_ref().map(json_of_data),
-        "calls": shard.calls.iter().map(|calls| json!({
-            "name": calls.name,
-            "source": calls.source.0,
-            "epoch": calls.epoch.0,
-            "settled": calls.window.settled().0,
-            "window": calls.window.bits(),
+        "calls": shard.coordinators.iter().map(|it| json!({
+            "name": it.name,
+            "source": it.coordinator.0,
+            "epoch": it.epoch.0,
+            "settled": it.window.settled().0,
+            "window": it.window.bits(),
         })).collect::<Vec<_>>(),
         "clients": shard.clients.iter().map(json_of_client).collect::<Vec<_>>(),
         "whole": shard.whole.iter().map(|push| json!({

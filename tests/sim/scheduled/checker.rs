@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushpull_common::call_window::{CallWindow, Settlement};
 use pushpull_common::catalogue::{Catalogue, Partition};
-use pushpull_common::ids::{CallNumber, ShardId};
+use pushpull_common::effect_window::{EffectWindow, Settlement};
+use pushpull_common::ids::{EffectNumber, ShardId};
 use pushpull_common::tensor::DType;
 use pushpull_ps::testing::ShardEndpoint;
 
@@ -23,7 +23,7 @@ pub(crate) struct CallChecker {
     pub(crate) schedule: CallSchedule,
     catalogue: Arc<Catalogue>,
     /// What has settled on each shard when it was last checked.
-    windows: BTreeMap<ShardId, Option<CallWindow>>,
+    windows: BTreeMap<ShardId, Option<EffectWindow>>,
     /// The calls that have ended well for a program.
     done: BTreeSet<u64>,
     /// Whether a program has begun to close its calls. All have ended then.
@@ -80,14 +80,14 @@ impl CallChecker {
     }
 
     /// Checks the calls that a coordinator has opened. `known` had ended well when it asked.
-    pub(crate) fn opened(&mut self, window: CallWindow, known: &BTreeSet<u64>) {
+    pub(crate) fn opened(&mut self, window: EffectWindow, known: &BTreeSet<u64>) {
         self.count("opens");
         if self.closing {
             return;
         }
         for number in known.iter().copied().filter(|&number| self.pushes(number)) {
             assert_eq!(
-                window.state(CallNumber(number)),
+                window.state(EffectNumber(number)),
                 Settlement::Settled,
                 "call {number} has ended well, and a coordinator that resumes does not know"
             );
@@ -130,7 +130,7 @@ impl CallChecker {
     /// Checks a shard if its window has changed.
     pub(crate) fn shard_changed(&mut self, endpoint: &ShardEndpoint) {
         let shard = endpoint.id();
-        let window = endpoint.settled_calls(COORDINATOR);
+        let window = endpoint.settled_effects(COORDINATOR);
         if self.windows.insert(shard, window) == Some(window) {
             return;
         }
@@ -144,7 +144,7 @@ impl CallChecker {
         };
         let effects = self.effects(endpoint);
         for number in 1..=self.schedule.last() {
-            let settled = window.state(CallNumber(number)) == Settlement::Settled;
+            let settled = window.state(EffectNumber(number)) == Settlement::Settled;
             if !self.pushes(number) {
                 continue;
             }

@@ -9,7 +9,7 @@ use pushpull_common::protocol::message::Role;
 use pushpull_services::simulation::{CoordinatorEndpoint, CoordinatorEvent, ScheduledNumber};
 use pushpull_services::{Call, CoordinatorConfig, Outputs, PerWorker};
 use pushpull_worker::simulation::{WorkerAnswer, WorkerOperation};
-use pushpull_worker::{Error, OpenedCalls};
+use pushpull_worker::{Error, OpenedCoordinator};
 
 use super::call_schedule::{COORDINATOR, INCREMENT, MAKE, QUIET};
 use super::checker::CallChecker;
@@ -33,7 +33,7 @@ pub(crate) struct Coordinating {
     /// When its process has ended.
     pub(crate) ended_at: Option<Instant>,
     pub(crate) phase: CoordinatorPhase,
-    /// Whether it has asked to open the calls.
+    /// Whether it has asked to open the coordinator.
     has_asked: bool,
     /// The calls that had ended well when it asked.
     known: BTreeSet<u64>,
@@ -147,7 +147,7 @@ impl SimWorld<CallProgram> {
             if joined.unwrap_or_else(|error| panic!("the coordinator joins: {error}")) {
                 program.has_asked = true;
                 program.known = self.checker.done();
-                let open = WorkerOperation::OpenCalls(COORDINATOR.to_owned());
+                let open = WorkerOperation::OpenCoordinator(COORDINATOR.to_owned());
                 self.ask_shards(number, CoordinatorPhase::Opening, open);
             }
             return;
@@ -167,12 +167,12 @@ impl SimWorld<CallProgram> {
                 let last = self.checker.schedule.last();
                 let unsettled: Vec<u64> = found
                     .window
-                    .unsettled(pushpull_common::ids::CallNumber(last))
+                    .unsettled(pushpull_common::ids::EffectNumber(last))
                     .map(|number| number.0)
                     .filter(|&number| self.checker.schedule.call(number).pushes)
                     .collect();
                 if unsettled.is_empty() {
-                    return self.close_calls(number);
+                    return self.close_coordinator(number);
                 }
                 // A newer process may have closed the calls and opened others under the name.
                 assert!(
@@ -189,12 +189,14 @@ impl SimWorld<CallProgram> {
                 self.leave(number);
             }
             (CoordinatorPhase::Closing, Err(error)) if timed_out(&error) => {
-                self.close_calls(number);
+                self.close_coordinator(number);
             }
             (
                 CoordinatorPhase::Opening | CoordinatorPhase::Checking | CoordinatorPhase::Closing,
                 Err(Error::Refused {
-                    refusal: refusal @ (Refusal::CallEpoch { .. } | Refusal::UnknownCalls { .. }),
+                    refusal:
+                        refusal
+                        @ (Refusal::CoordinatorEpoch { .. } | Refusal::UnknownCoordinator { .. }),
                     ..
                 }),
             ) => {
@@ -205,7 +207,7 @@ impl SimWorld<CallProgram> {
         }
     }
 
-    /// Whether another process of the coordinator may have opened the calls after this one.
+    /// Whether another process of the coordinator may have opened it after this one.
     fn is_replaced(&self, number: usize) -> bool {
         let coordinating = |process: &SimProcess<CallProgram>| match &process.program {
             CallProgram::Coordinator(program) => {
@@ -221,7 +223,7 @@ impl SimWorld<CallProgram> {
         })
     }
 
-    fn calls_opened(&mut self, number: usize, opened: OpenedCalls) {
+    fn calls_opened(&mut self, number: usize, opened: OpenedCoordinator) {
         let known = std::mem::take(&mut self.coordinating(number).known);
         self.checker.opened(opened.window, &known);
         let CallChecker { schedule, closing, .. } = &self.checker;
@@ -248,7 +250,7 @@ impl SimWorld<CallProgram> {
             // An earlier process has recorded that all calls have ended, and was killed while it
             // closed them.
             program.endpoint = Some(endpoint);
-            return self.close_calls(number);
+            return self.close_coordinator(number);
         }
         program.phase = CoordinatorPhase::Running;
         program.kept = has_kept.then(|| endpoint.per_worker(now, Call::new(MAKE)));
@@ -414,15 +416,15 @@ impl SimWorld<CallProgram> {
     }
 
     fn check_settled(&mut self, number: usize) {
-        let query = WorkerOperation::SettledCalls(COORDINATOR.to_owned());
+        let query = WorkerOperation::SettledEffects(COORDINATOR.to_owned());
         self.ask_shards(number, CoordinatorPhase::Checking, query);
     }
 
-    fn close_calls(&mut self, number: usize) {
+    fn close_coordinator(&mut self, number: usize) {
         self.checker.closing = true;
         let endpoint = self.coordinating(number).endpoint.as_ref();
         let epoch = endpoint.expect("the calls are opened").opened().epoch;
-        let close = WorkerOperation::CloseCalls(COORDINATOR.to_owned(), epoch);
+        let close = WorkerOperation::CloseCoordinator(COORDINATOR.to_owned(), epoch);
         self.ask_shards(number, CoordinatorPhase::Closing, close);
     }
 

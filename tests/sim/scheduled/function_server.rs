@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pushpull_common::ids::{GlobalStep, TaskId};
 use pushpull_common::protocol::message::Role;
-use pushpull_common::protocol::{CallRef, Grant, Outcome};
+use pushpull_common::protocol::{EffectRef, Grant, Outcome};
 use pushpull_services::Value;
 use pushpull_services::simulation::{
     FunctionFailure, FunctionServerEndpoint, FunctionServerEvent, FunctionServerSettings,
@@ -42,7 +42,7 @@ pub(crate) struct FunctionServer {
 #[derive(Debug)]
 struct FunctionBody {
     function: String,
-    call: Option<CallRef>,
+    effect: Option<EffectRef>,
     phase: BodyPhase,
     cancelled: bool,
 }
@@ -180,11 +180,11 @@ impl SimWorld<CallProgram> {
     }
 
     fn execute(&mut self, number: usize, started: SimulatedExecution) {
-        let SimulatedExecution { execution, function, scheduled: call, inputs } = started;
+        let SimulatedExecution { execution, function, scheduled: effect, inputs } = started;
         let task = self.server(number).task;
-        self.trace.note(|| format!("  worker {task} executes {function} for {call:?}"));
-        if let Some(call) = call {
-            self.checker.executed(call.id.number.0, task);
+        self.trace.note(|| format!("  worker {task} executes {function} for {effect:?}"));
+        if let Some(effect) = effect {
+            self.checker.executed(effect.id.number.0, task);
         }
         for (name, value) in inputs {
             let made = value.element::<i64>().unwrap();
@@ -192,7 +192,7 @@ impl SimWorld<CallProgram> {
         }
         let pushes = function == INCREMENT;
         let phase = if pushes { BodyPhase::Waiting } else { BodyPhase::Computing(None) };
-        let body = FunctionBody { function, call, phase, cancelled: false };
+        let body = FunctionBody { function, effect, phase, cancelled: false };
         self.server(number).bodies.insert(execution, body);
         match pushes {
             false => self.compute(number, execution),
@@ -323,28 +323,28 @@ impl SimWorld<CallProgram> {
         let notices = self.chance(number).percent(50);
         let Some(body) = self.server(number).bodies.get(&execution) else { return };
         let phase = body.phase;
-        let call = body.call;
+        let effect = body.effect;
         let gives_up = body.cancelled && notices;
-        match (phase, call) {
+        match (phase, effect) {
             (BodyPhase::Computing(None), _) => self.ends(number, execution, Ok(())),
             (BodyPhase::Computing(Some((grant, _))), _) if gives_up => {
                 self.drop_token(number, execution, grant, cancelled_failure());
             }
-            (BodyPhase::Computing(Some((grant, read))), Some(call)) => {
+            (BodyPhase::Computing(Some((grant, read))), Some(effect)) => {
                 let endpoint = &self.processes[number].endpoint;
                 let mut bytes = vec![0; endpoint.bytes()];
                 let variables = endpoint.variables();
                 for &id in &variables {
                     let spec = self.setting.catalogue.variable(id);
                     let length = spec.bytes() as usize / spec.dtype().size();
-                    let of_call = self.checker.gradient(call.id.number.0, spec.dtype(), length);
-                    bytes[endpoint.range(id)].copy_from_slice(&of_call.to_bytes());
+                    let gradient = self.checker.gradient(effect.id.number.0, spec.dtype(), length);
+                    bytes[endpoint.range(id)].copy_from_slice(&gradient.to_bytes());
                 }
-                let call = Some(call);
-                let push = WorkerOperation::Push { grant, call, read, variables, bytes };
+                let effect = Some(effect);
+                let push = WorkerOperation::Push { grant, effect, read, variables, bytes };
                 self.ask(number, execution, BodyPhase::Pushing, push);
             }
-            (phase, call) => panic!("a function for {call:?} has computed in {phase:?}"),
+            (phase, effect) => panic!("a function for {effect:?} has computed in {phase:?}"),
         }
         self.drain_server(number);
         self.settle_process(number);
@@ -355,14 +355,14 @@ impl SimWorld<CallProgram> {
         let now = self.now;
         let server = self.server(number);
         let Some(body) = server.bodies.remove(&execution) else { return };
-        let value = match body.call {
-            Some(call) => call.id.number.0 as i64,
+        let value = match body.effect {
+            Some(effect) => effect.id.number.0 as i64,
             None => i64::from(server.task),
         };
         server.endpoint.returned(now, execution, end.clone().map(|()| Value::from(value)));
         let function = body.function;
-        let call = body.call.map(|call| call.id.number);
-        self.trace.note(|| format!("  {function} for {call:?} ends: {end:?}"));
+        let effect = body.effect.map(|effect| effect.id.number);
+        self.trace.note(|| format!("  {function} for {effect:?} ends: {end:?}"));
         self.drain_server(number);
     }
 }

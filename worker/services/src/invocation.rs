@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use pushpull_common::device::DeviceSpec;
 use pushpull_common::ids::TaskId;
-use pushpull_common::protocol::CallRef;
+use pushpull_common::protocol::EffectRef;
 use pushpull_common::tensor::Element;
 use pushpull_device::Device;
 use pushpull_worker::{Gradients, Params, Push};
@@ -51,7 +51,7 @@ pub struct Invocation {
     pub(crate) inputs: Vec<(String, Value)>,
     pub(crate) cancelled: Arc<CancelFlag>,
     pub(crate) waits: Arc<ExecutionWaits>,
-    pub(crate) scheduled: Option<CallRef>,
+    pub(crate) scheduled: Option<EffectRef>,
     pub(crate) step: Option<TrainingStep>,
     /// The values that [`Invocation::values`] has returned.
     pub(crate) values: OnceLock<Params>,

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pushpull_common::protocol::message::EndReason;
-use pushpull_common::protocol::{CallRef, Refusal};
+use pushpull_common::protocol::{EffectRef, Refusal};
 use pushpull_worker::internal::{SERVERS, VALUES};
 use pushpull_worker::{
     Advice, Error, Gradients, Params, Pulled, Push, Token, Worker, WorkerConfig,
@@ -130,13 +130,13 @@ impl TrainingStep {
     pub(crate) async fn push(
         self,
         gradients: Gradients,
-        scheduled: Option<CallRef>,
+        scheduled: Option<EffectRef>,
     ) -> Result<Push, FunctionError> {
         let TrainingStep { trainer, token, params } = self;
         let push = {
             let mut worker = lock(&trainer.worker);
             match scheduled {
-                Some(call) => worker.push_for_call(token, gradients, call),
+                Some(effect) => worker.push_for_effect(token, gradients, effect),
                 None => worker.push(token, gradients),
             }
         };
@@ -178,7 +178,10 @@ pub(crate) fn function_error(error: Error) -> FunctionError {
     // Another coordinator has taken the place of the one that has scheduled the call.
     let replaced = matches!(
         &error,
-        Error::Refused { refusal: Refusal::CallEpoch { .. } | Refusal::UnknownCalls { .. }, .. }
+        Error::Refused {
+            refusal: Refusal::CoordinatorEpoch { .. } | Refusal::UnknownCoordinator { .. },
+            ..
+        }
     );
     let stops = replaced || (error.advice() == Advice::Stop && !rejoins(&error));
     let failed = FunctionError::from(error);

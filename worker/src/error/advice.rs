@@ -41,12 +41,12 @@ impl Advice {
             | Refusal::DataSet { .. }
             | Refusal::Window { .. } => Advice::Rejoin,
             // The gradient is at fault, or its token was granted to another worker meanwhile.
-            // Or the coordinator of the call that made it was closed or replaced meanwhile.
+            // Or the coordinator of its effect was closed or replaced meanwhile.
             Refusal::NonFinite { .. }
             | Refusal::Overflow { .. }
             | Refusal::Token { .. }
-            | Refusal::UnknownCalls { .. }
-            | Refusal::CallEpoch { .. } => Advice::SkipBatch,
+            | Refusal::UnknownCoordinator { .. }
+            | Refusal::CoordinatorEpoch { .. } => Advice::SkipBatch,
             // The others are faults of the program or the configuration of either side.
             _ => Advice::Stop,
         }

@@ -84,7 +84,7 @@ pub enum ConfigError {
     },
     /// A coordinator's name is empty or too long.
     #[error(
-        "cannot open calls of the coordinator {name:?}: its name must have 1 to {} bytes",
+        "cannot open the coordinator {name:?}: its name must have 1 to {} bytes",
         pushpull_common::protocol::limits::COORDINATOR_NAME_BYTES_MAX
     )]
     CoordinatorName {

@@ -4,8 +4,8 @@
 //! tests until it is classified.
 
 use pushpull_common::ids::{
-    CallEpoch, CallNumber, CallSource, ClientEpoch, GlobalStep, PartitionId, RestoreEpoch, ShardId,
-    TokenId, VariableId,
+    ClientEpoch, CoordinatorEpoch, CoordinatorId, EffectNumber, GlobalStep, PartitionId,
+    RestoreEpoch, ShardId, TokenId, VariableId,
 };
 use pushpull_common::protocol::Features;
 use pushpull_common::protocol::wire::Text;
@@ -28,7 +28,7 @@ fn refusals() -> Vec<(Refusal, Advice)> {
     use Advice::{Rejoin, Retry, SkipBatch, Stop};
     let variable = VariableId(1);
     let partition = PartitionId(1);
-    let source = CallSource(1);
+    let coordinator = CoordinatorId(1);
     vec![
         (Refusal::Version { oldest: 1, newest: 1 }, Stop),
         (
@@ -88,15 +88,22 @@ fn refusals() -> Vec<(Refusal, Advice)> {
         (Refusal::Overflow { variable, element: 0, value: f64::INFINITY }, SkipBatch),
         // To a token request of a worker that has a data set: the next join declares it again.
         (Refusal::DataSet { differs: text("not declared") }, Rejoin),
-        (Refusal::UnknownCalls { source }, SkipBatch),
+        (Refusal::UnknownCoordinator { coordinator }, SkipBatch),
         // To the end of a training, which is then reported as not final.
         (Refusal::NotFinal { pushes: 1 }, Stop),
-        (Refusal::CallEpoch { source, epoch: CallEpoch(1), current: CallEpoch(2) }, SkipBatch),
         (
-            Refusal::CallWindow {
-                number: CallNumber(1),
-                settled: CallNumber(2),
-                newest: CallNumber(3),
+            Refusal::CoordinatorEpoch {
+                coordinator,
+                epoch: CoordinatorEpoch(1),
+                current: CoordinatorEpoch(2),
+            },
+            SkipBatch,
+        ),
+        (
+            Refusal::EffectWindow {
+                number: EffectNumber(1),
+                settled: EffectNumber(2),
+                newest: EffectNumber(3),
             },
             Stop,
         ),

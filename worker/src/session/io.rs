@@ -14,7 +14,7 @@ use pushpull_common::protocol::message::{
     NonFinitePolicy, Operation, Role, SharedPushBuffer, SharedValues,
 };
 use pushpull_common::protocol::{
-    CallRef, Envelope, Features, FrameEvent, Grant, Header, Message, Outcome,
+    EffectRef, Envelope, Features, FrameEvent, Grant, Header, Message, Outcome,
 };
 use smallvec::SmallVec;
 
@@ -132,8 +132,8 @@ impl<I: IntoIterator<Item = (ShardId, u64)>> From<I> for GradientCounts {
 pub(crate) struct PushOrder {
     pub(crate) operation: Operation,
     pub(crate) grant: Option<Grant>,
-    /// The call that makes the gradient, if it counts once for a call.
-    pub(crate) call: Option<CallRef>,
+    /// The effect of the gradient, if it counts once for one.
+    pub(crate) effect: Option<EffectRef>,
     /// The point at which the values for this gradient were read.
     pub(crate) read: ReadPoint,
     /// Gradients sent by a scatter, after the parts.
@@ -151,7 +151,7 @@ impl PushOrder {
         read: ReadPoint,
         parts: Vec<(ShardId, Vec<OutgoingPart>)>,
     ) -> PushOrder {
-        PushOrder { operation, grant, call: None, read, scattered: None, staged: None, parts }
+        PushOrder { operation, grant, effect: None, read, scattered: None, staged: None, parts }
     }
 }
 

@@ -56,9 +56,9 @@ impl ShardRequest {
             Message::Finish(_) => "finish the training",
             Message::AwaitEnd(_) => "wait for the end of the training",
             Message::Leave(_) => "leave",
-            Message::OpenCalls(_) => "open calls",
-            Message::CallsQuery(_) => "ask for settled calls",
-            Message::CloseCalls(_) => "close calls",
+            Message::OpenCoordinator(_) => "open a coordinator",
+            Message::CoordinatorQuery(_) => "ask for settled effects",
+            Message::CloseCoordinator(_) => "close a coordinator",
             _ => "ask",
         }
     }
@@ -81,8 +81,11 @@ impl ShardRequest {
                 | (Message::Finish(_), Message::Finished(_))
                 | (Message::AwaitEnd(_), Message::Ended(_))
                 | (Message::Leave(_), Message::Left(_))
-                | (Message::OpenCalls(_) | Message::CallsQuery(_), Message::CallsAre(_))
-                | (Message::CloseCalls(_), Message::CallsClosed(_))
+                | (
+                    Message::OpenCoordinator(_) | Message::CoordinatorQuery(_),
+                    Message::CoordinatorIs(_)
+                )
+                | (Message::CloseCoordinator(_), Message::CoordinatorClosed(_))
         )
     }
 }

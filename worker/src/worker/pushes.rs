@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 
 use pushpull_common::ids::{Sequence, VariableId};
 use pushpull_common::protocol::message::Operation;
-use pushpull_common::protocol::{CallRef, Refusal};
+use pushpull_common::protocol::{EffectRef, Refusal};
 
 use super::{POOL_MAX, Worker};
 use crate::error::Error;
@@ -56,39 +56,40 @@ impl Worker {
         self.push_under(token, gradients, None)
     }
 
-    /// Pushes gradients that count once for a call, however often the call is executed.
+    /// Pushes gradients that count once for an effect, however often its call is executed.
     ///
     /// Otherwise like [`Worker::push`], with these differences:
     ///
     /// - The step owner decides first, which costs a round trip with several shards.
-    /// - [`Push::Repeated`]: another execution of the call had counted there. The token goes back,
+    /// - [`Push::Repeated`]: another execution of its call had counted there. The token goes back,
     ///   and the step does not advance. The shards that the other execution did not reach count
     ///   this one.
     /// - Every shard of the variables has a share, if an empty one.
     ///
     /// # Errors
     /// Those of [`Worker::push`], and [`Error::Refused`] with
-    /// [`Refusal::UnknownCalls`](pushpull_common::protocol::Refusal::UnknownCalls) if the calls are
-    /// closed, [`Refusal::CallEpoch`](pushpull_common::protocol::Refusal::CallEpoch) if their
-    /// coordinator has been replaced,
-    /// [`Refusal::CallWindow`](pushpull_common::protocol::Refusal::CallWindow) for a number behind
-    /// the call window, and
+    /// [`Refusal::UnknownCoordinator`](pushpull_common::protocol::Refusal::UnknownCoordinator) if
+    /// the coordinator is closed,
+    /// [`Refusal::CoordinatorEpoch`](pushpull_common::protocol::Refusal::CoordinatorEpoch) if
+    /// another has taken its place,
+    /// [`Refusal::EffectWindow`](pushpull_common::protocol::Refusal::EffectWindow) for a number
+    /// behind the effect window, and
     /// [`Refusal::Unsupported`](pushpull_common::protocol::Refusal::Unsupported) in synchronous
     /// mode.
-    pub fn push_for_call(
+    pub fn push_for_effect(
         &mut self,
         token: Token,
         gradients: Gradients,
-        call: CallRef,
+        effect: EffectRef,
     ) -> PushHandle {
-        self.push_under(token, gradients, Some(call))
+        self.push_under(token, gradients, Some(effect))
     }
 
     fn push_under(
         &mut self,
         token: Token,
         gradients: Gradients,
-        call: Option<CallRef>,
+        effect: Option<EffectRef>,
     ) -> PushHandle {
         let model = match self.model("push") {
             Ok(model) => model.clone(),
@@ -96,7 +97,7 @@ impl Worker {
         };
         match self.order(&model, token, gradients) {
             Ok(order) => {
-                let command = SessionCommand::Push { order: PushOrder { call, ..order } };
+                let command = SessionCommand::Push { order: PushOrder { effect, ..order } };
                 PushHandle::submit(&model, command)
             }
             Err(error) => PushHandle::failed(&model.caller, error),

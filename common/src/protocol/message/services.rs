@@ -4,7 +4,7 @@ use super::sessions::BodyCrc;
 use crate::ids::Incarnation;
 use crate::protocol::feature::Features;
 use crate::protocol::limits;
-use crate::protocol::outcome::CallRef;
+use crate::protocol::outcome::EffectRef;
 use crate::protocol::refusal::Detail;
 use crate::protocol::wire::{List, Text, wire_enum, wire_struct};
 
@@ -140,8 +140,8 @@ wire_struct! {
         any_device: bool,
         /// Whether the outputs stay on the server. Otherwise they are sent.
         retain: bool,
-        /// The call of a coordinator that this is an execution of.
-        scheduled: Option<CallRef>,
+        /// The effect of the scheduled call that this is an execution of.
+        scheduled: Option<EffectRef>,
         /// The inputs.
         inputs: List<NamedInput, { limits::CALL_VALUES_MAX }>,
     }

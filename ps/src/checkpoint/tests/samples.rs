@@ -157,7 +157,7 @@ pub(super) fn entry(
         gradients: 2 * step + number,
         clients: vec![client],
         data: None,
-        calls: Vec::new(),
+        coordinators: Vec::new(),
     }
 }
 

@@ -120,7 +120,7 @@ impl Shard {
             // Its tokens have been forgotten. A restore brings the position of its checkpoint.
             owner.set_data(None);
         }
-        self.steps.calls.clear();
+        self.steps.coordinators.clear();
         self.steps.set_participants(std::iter::empty());
         if let Some(inbox) = self.intake.inbox.take() {
             self.intake.next_push_slot = inbox.next_number();

@@ -14,8 +14,8 @@ use crate::client_key::ClientKey;
 use crate::inbox::{Inbox, map_words};
 use crate::shard::Shard;
 use crate::shard::shard_files::CLIENTS_AT_ONCE;
-use crate::shard::shard_files::call_record::CallRecord;
 use crate::shard::shard_files::client_record::ClientRecord;
+use crate::shard::shard_files::coordinator_record::CoordinatorRecord;
 use crate::shard::shard_files::data_record::DataRecord;
 use crate::shard::shard_files::record::{ShardRecord, ShardStage, encode_admitted};
 use crate::shard::values::variables::{Variables, VariablesState};
@@ -24,11 +24,11 @@ impl Shard {
     /// Commits all changes in one transaction. Answers sent after it are durable.
     pub(in crate::shard) fn persist(&mut self) {
         self.stage_shard();
-        let calls = self.steps.calls.take_changed();
-        if calls != 0 {
+        let coordinators = self.steps.coordinators.take_changed();
+        if coordinators != 0 {
             let journal = &mut self.files.journal;
             let stage = |address, value| journal.stage(address, value);
-            CallRecord::save(&self.steps.calls, calls, stage);
+            CoordinatorRecord::save(&self.steps.coordinators, coordinators, stage);
         }
         let mut changed = Vec::new();
         self.peers.registry.append_changed(&mut changed);
@@ -173,7 +173,11 @@ impl Shard {
         }
         assert!(words.is_empty(), "an input has changed {words:?} unnoticed");
         assert!(!self.peers.registry.has_changed(), "an input has changed a client unnoticed");
-        assert_eq!(self.steps.calls.changed(), 0, "an input has changed call sources unnoticed");
+        assert_eq!(
+            self.steps.coordinators.changed(),
+            0,
+            "an input has changed coordinators unnoticed"
+        );
         let owner = self.steps.owner.as_ref();
         assert!(!owner.is_some_and(TokenIssuer::has_changed), "tokens have changed unnoticed");
     }
@@ -190,13 +194,13 @@ impl Shard {
         }
     }
 
-    /// Asserts that the arena has the words of every call source that is marked as saved.
+    /// Asserts that the arena has the words of every coordinator that is marked as saved.
     #[cfg(any(test, fuzzing))]
-    pub(in crate::shard) fn check_calls_are_saved(&self) {
-        if self.steps.calls.changed() == 0 {
-            CallRecord::save(&self.steps.calls, u64::MAX, |address, value| {
+    pub(in crate::shard) fn check_coordinators_are_saved(&self) {
+        if self.steps.coordinators.changed() == 0 {
+            CoordinatorRecord::save(&self.steps.coordinators, u64::MAX, |address, value| {
                 let found = self.files.journal.load(address);
-                assert_eq!(found, value, "{address:?} of the call sources");
+                assert_eq!(found, value, "{address:?} of the coordinators");
             });
         }
     }

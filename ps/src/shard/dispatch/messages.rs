@@ -8,7 +8,7 @@ use pushpull_common::protocol::message::{Operation, Role};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Header, Message, Refusal, message};
 
-use super::calls::CoordinatorRequest;
+use super::coordinators::CoordinatorRequest;
 use super::data::DataDeclaration;
 use super::tokens::ClientTokenRequest;
 use crate::shard::Shard;
@@ -70,13 +70,13 @@ impl MessageRights {
             Message::PushPart(part) => MessageRights::of_push(part.operation),
             Message::PushEncoded(encoded) => MessageRights::of_push(encoded.part.operation),
             Message::PushShared(shared) => MessageRights::of_push(shared.operation),
-            Message::CallPart(of) => MessageRights::of_push(of.part.operation),
-            Message::CallEncoded(of) => MessageRights::of_push(of.encoded.part.operation),
-            Message::CallShared(of) => MessageRights::of_push(of.shared.operation),
-            // Calls outlive the client that has opened them: they need no lease.
-            Message::OpenCalls(_) | Message::CallsQuery(_) | Message::CloseCalls(_) => {
-                Senders::Clients.rights()
-            }
+            Message::EffectPart(of) => MessageRights::of_push(of.part.operation),
+            Message::EffectEncoded(of) => MessageRights::of_push(of.encoded.part.operation),
+            Message::EffectShared(of) => MessageRights::of_push(of.shared.operation),
+            // A coordinator outlives the client that has opened it: it needs no lease.
+            Message::OpenCoordinator(_)
+            | Message::CoordinatorQuery(_)
+            | Message::CloseCoordinator(_) => Senders::Clients.rights(),
             // Querying the outcome of a push is not a read: the answer could report a push that is
             // not on disk.
             Message::ReturnToken(_)
@@ -284,12 +284,18 @@ impl Shard {
                 let form = PartEncoding::of(&encoded);
                 return self.part(header, request, client, (encoded.part, None), Some(form));
             }
-            (Message::CallPart(message::CallPart { part, call }), Some(client)) => {
-                return self.part(header, request, client, (part, Some(call)), None);
+            (Message::EffectPart(message::EffectPart { part, effect }), Some(client)) => {
+                return self.part(header, request, client, (part, Some(effect)), None);
             }
-            (Message::CallEncoded(message::CallEncoded { encoded, call }), Some(client)) => {
+            (Message::EffectEncoded(message::EffectEncoded { encoded, effect }), Some(client)) => {
                 let form = PartEncoding::of(&encoded);
-                return self.part(header, request, client, (encoded.part, Some(call)), Some(form));
+                return self.part(
+                    header,
+                    request,
+                    client,
+                    (encoded.part, Some(effect)),
+                    Some(form),
+                );
             }
             (Message::SharePushBuffer(_), Some(client)) => {
                 self.share_push_buffer(&request, client);
@@ -297,17 +303,17 @@ impl Shard {
             (Message::PushShared(shared), Some(client)) => {
                 self.push_shared(request, client, &shared, None);
             }
-            (Message::CallShared(message::CallShared { shared, call }), Some(client)) => {
-                self.push_shared(request, client, &shared, Some(call));
+            (Message::EffectShared(message::EffectShared { shared, effect }), Some(client)) => {
+                self.push_shared(request, client, &shared, Some(effect));
             }
-            (Message::OpenCalls(open), _) => {
+            (Message::OpenCoordinator(open), _) => {
                 self.answer_coordinator(&request, CoordinatorRequest::Open(open));
             }
-            (Message::CallsQuery(query), _) => {
+            (Message::CoordinatorQuery(query), _) => {
                 let name = query.name.as_str().to_owned();
                 self.answer_coordinator(&request, CoordinatorRequest::Query { name });
             }
-            (Message::CloseCalls(close), _) => {
+            (Message::CloseCoordinator(close), _) => {
                 self.answer_coordinator(&request, CoordinatorRequest::Close(close));
             }
             (Message::Withdraw(_), Some(client)) => self.withdraw(&request, client),

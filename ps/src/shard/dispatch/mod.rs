@@ -3,7 +3,7 @@
 
 mod awaited;
 mod bodies;
-mod calls;
+mod coordinators;
 mod data;
 mod declaration;
 mod durable_words;

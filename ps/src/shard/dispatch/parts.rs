@@ -7,13 +7,13 @@ use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::message::{
     Operation, PushPart, PushShared, Reserved, Role, SharedRange,
 };
-use pushpull_common::protocol::{CallRef, Header, PushState, Refusal};
+use pushpull_common::protocol::{EffectRef, Header, PushState, Refusal};
 use pushpull_store::planted::Bug;
 use pushpull_store::store::Store;
 
 use crate::aggregate::token_issuer::TokenIssuer;
-use crate::call_sources::CallVerdict;
 use crate::client_key::ClientKey;
+use crate::coordinators::EffectVerdict;
 use crate::shard::Shard;
 use crate::shard::changes::Changes;
 use crate::shard::intake::FoundPush;
@@ -94,7 +94,7 @@ impl Shard {
         header: &Header,
         request: PeerRequest,
         client: ClientKey,
-        (part, call): (PushPart, Option<CallRef>),
+        (part, effect): (PushPart, Option<EffectRef>),
         form: Option<PartEncoding>,
     ) -> Changes {
         let store = self.variables.store();
@@ -107,7 +107,7 @@ impl Shard {
             Ok(body) => (body, None),
             Err(refusal) => ((0..0, None), Some(refusal)),
         };
-        let mut incoming = IncomingPart { request, client, part, call, range, encoded };
+        let mut incoming = IncomingPart { request, client, part, effect, range, encoded };
         if !self.is_part_needed(&incoming) {
             return Changes::ALL;
         }
@@ -139,12 +139,12 @@ impl Shard {
         request: PeerRequest,
         client: ClientKey,
         shared: &PushShared,
-        call: Option<CallRef>,
+        effect: Option<EffectRef>,
     ) {
         let PushShared { operation, token, generation, push_slot, whole, next, read, .. } = *shared;
         let part =
             PushPart { operation, token, generation, push_slot, offset: 0, whole, next, read };
-        let incoming = IncomingPart { request, client, part, call, range: 0..0, encoded: None };
+        let incoming = IncomingPart { request, client, part, effect, range: 0..0, encoded: None };
         if !self.is_part_needed(&incoming) {
             return;
         }
@@ -197,8 +197,8 @@ impl Shard {
         if self.intake.has_whole(client, sequence) {
             return true;
         }
-        if let Some(call) = &incoming.call
-            && !self.counts_for_call(incoming, call)
+        if let Some(effect) = &incoming.effect
+            && !self.counts_for_effect(incoming, effect)
         {
             return false;
         }
@@ -209,16 +209,16 @@ impl Shard {
         true
     }
 
-    /// Returns whether a part of a call's push, which no earlier connection has completed, must be
-    /// received. Otherwise the part is answered, if it needs an answer.
+    /// Returns whether a part of an effect's push, which no earlier connection has completed, must
+    /// be received. Otherwise the part is answered, if it needs an answer.
     ///
     /// A repeated push is recognized at its first part, so that it is not applied on arrival.
-    fn counts_for_call(&mut self, incoming: &IncomingPart, call: &CallRef) -> bool {
+    fn counts_for_effect(&mut self, incoming: &IncomingPart, effect: &EffectRef) -> bool {
         let IncomingPart { request, part, .. } = incoming;
-        self.steps.heard_of_calls(request.since, call.id.source);
-        match self.steps.check_call(request.kind, part.operation, call) {
-            Ok(CallVerdict::Counts) => return true,
-            Ok(CallVerdict::Repeated) => self.skip_repeated_part(incoming),
+        self.steps.heard_of_coordinator(request.since, effect.id.coordinator);
+        match self.steps.check_effect(request.kind, part.operation, effect) {
+            Ok(EffectVerdict::Counts) => return true,
+            Ok(EffectVerdict::Repeated) => self.skip_repeated_part(incoming),
             Err(refusal) => self.refuse_push(incoming, refusal),
         }
         false
@@ -262,7 +262,7 @@ impl Shard {
         self.out.answer_push(request.connection, request.envelope, outcome, false);
     }
 
-    /// Skips a part of a gradient whose call has counted before. The last part is answered.
+    /// Skips a part of a gradient whose effect has counted before. The last part is answered.
     fn skip_repeated_part(&mut self, incoming: &IncomingPart) {
         let IncomingPart { request, client, part, .. } = incoming;
         self.intake.release_begun(incoming);
@@ -412,8 +412,8 @@ impl Shard {
             Some(owner) => owner.ledger().holds(client, token, generation),
             None => peers.could_hold_token(client, token, generation),
         };
-        if let Some(call) = &push.call {
-            steps.calls.check(call)?;
+        if let Some(effect) = &push.effect {
+            steps.coordinators.check(effect)?;
         }
         // A token pays for one push.
         let is_gradient = push.operation == Operation::Gradient {};

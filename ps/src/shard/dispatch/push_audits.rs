@@ -217,7 +217,7 @@ impl Shard {
     }
 
     /// Returns the gradients of clients that this shard has applied, or holds whole and will,
-    /// without those of calls.
+    /// without those of effects.
     fn applied_pushes(&self, clients: &[ClientKey]) -> AppliedPushes {
         let windows = || clients.iter().map(|&client| &self.peers.registry.client(client).window);
         let oldest = windows().map(|window| window.oldest()).min().unwrap_or(1);

@@ -7,9 +7,9 @@ use pushpull_common::protocol::message::{Operation, OutcomeIs, PushAnswer};
 use pushpull_common::protocol::{Envelope, Outcome, PushState, Refusal};
 use pushpull_store::planted::Bug;
 
-use crate::call_sources::CallVerdict;
 use crate::client_entry::ClientPresence;
 use crate::client_key::ClientKey;
+use crate::coordinators::EffectVerdict;
 use crate::event::Event;
 use crate::inbox::{PendingAnswer, PushArrival};
 use crate::shard::Shard;
@@ -99,21 +99,23 @@ impl Shard {
 
     /// Drops a complete push that must not be applied any more. Returns whether it did.
     pub(super) fn drop_if_over(&mut self, now: Instant, push_slot: u32) -> bool {
-        // A repeated gradient is never too old: its call has counted.
+        // A repeated gradient is never too old: its effect has counted.
         self.drop_if_repeated(now, push_slot) || self.drop_if_too_old(now, push_slot)
     }
 
-    /// Drops a complete gradient whose call has settled since, and refuses one whose call is not
-    /// valid any more. Returns whether it did.
+    /// Drops a complete gradient whose effect has settled since, and refuses one whose effect is
+    /// not valid any more. Returns whether it did.
     ///
     /// Complete pushes are applied one after the other, and this precedes each. So of two complete
-    /// pushes of one call the second has no effect.
+    /// pushes of one effect the second changes nothing.
     fn drop_if_repeated(&mut self, now: Instant, push_slot: u32) -> bool {
         let Some(inbox) = &mut self.intake.inbox else { return false };
-        let Some(call) = inbox.arrival(push_slot).and_then(|push| push.call) else { return false };
-        match self.steps.calls.check(&call) {
-            Ok(CallVerdict::Counts) => return false,
-            Ok(CallVerdict::Repeated) => {
+        let Some(effect) = inbox.arrival(push_slot).and_then(|push| push.effect) else {
+            return false;
+        };
+        match self.steps.coordinators.check(&effect) {
+            Ok(EffectVerdict::Counts) => return false,
+            Ok(EffectVerdict::Repeated) => {
                 let Some((client, push)) = inbox.take(push_slot) else { return false };
                 let owner = self.steps.owner.as_ref();
                 let holder = owner.and_then(|owner| owner.ledger().holder_of(push.token));
@@ -195,8 +197,8 @@ impl Shard {
             self.counters.assigns_applied.add(1);
             self.variables.assigned(push.extents.ranges());
         }
-        if let Some(call) = &push.call {
-            self.steps.calls.settle(call);
+        if let Some(effect) = &push.effect {
+            self.steps.coordinators.settle(effect);
         }
         let version = self.variables.version;
         let outcome = Outcome::Applied { version, step: self.steps.step(), staleness };
@@ -246,8 +248,8 @@ impl Shard {
     ) {
         let entry = self.peers.registry.client_mut(client);
         let is_applied = matches!(outcome, Outcome::Applied { .. });
-        // A call has a window of its own, and is executed again until it has settled everywhere.
-        let is_audited = push.operation == (Operation::Gradient {}) && push.call.is_none();
+        // An effect has a window of its own, and is pushed again until it has settled everywhere.
+        let is_audited = push.operation == (Operation::Gradient {}) && push.effect.is_none();
         let token = if is_applied && is_audited { push.token } else { TokenId(0) };
         entry.window.settle_under(token, push.sequence, outcome);
         if push.operation == (Operation::Gradient {}) {

@@ -5,7 +5,7 @@ use pushpull_store::arena::fence;
 use pushpull_store::planted::Bug;
 
 use crate::aggregate::data_position::{DataBatch, DataPosition};
-use crate::checkpoint::{CallsEntry, CheckpointFault, CheckpointTraining};
+use crate::checkpoint::{CheckpointFault, CheckpointTraining, SavedCoordinator};
 use crate::error::StorageError;
 use crate::event::Event;
 use crate::shard::Shard;
@@ -209,7 +209,9 @@ impl Shard {
             self.counters.global_step.set(step.0);
         }
         // The manifest has been checked.
-        self.steps.calls.roll_back(counts.calls.iter().filter_map(CallsEntry::entry).collect());
+        self.steps
+            .coordinators
+            .roll_back(counts.coordinators.iter().filter_map(SavedCoordinator::entry).collect());
         self.steps.set_participants(store.catalogue().shards());
         self.variables.state = VariablesState::Ready(store);
         self.variables.count_tables();

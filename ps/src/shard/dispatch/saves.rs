@@ -86,7 +86,7 @@ impl Shard {
             gradients: variables.gradients,
             clients: peers.registry.windows(),
             data: steps.owner.as_ref().and_then(data_entry),
-            calls: steps.calls.entries().map(|(_, entry)| entry.into()).collect(),
+            coordinators: steps.coordinators.entries().map(|(_, entry)| entry.into()).collect(),
             since: now,
         })
     }

@@ -19,7 +19,7 @@ impl Shard {
     pub(in crate::shard) fn tick(&mut self, now: Instant) -> Changes {
         let mut changes = self.expire_leases(now);
         let connections = &self.peers.connections;
-        self.steps.calls_heard.refresh(now, |open| connections.contains_key(&open));
+        self.steps.coordinators_heard.refresh(now, |open| connections.contains_key(&open));
         if self.steps.is_synchronous() {
             changes |= self.expire_replicas(now);
         }

@@ -12,8 +12,9 @@ use pushpull_store::planted::PlantedBugs;
 use pushpull_store::store::StoreImage;
 
 use crate::checkpoint::{
-    AbandonFlag, CallsEntry, CheckpointError, CheckpointFault, CheckpointName, CheckpointStorage,
-    CheckpointTraining, ClientWindow, DataEntry, ShardEntry, TableEntry, write_shard, write_table,
+    AbandonFlag, CheckpointError, CheckpointFault, CheckpointName, CheckpointStorage,
+    CheckpointTraining, ClientWindow, DataEntry, SavedCoordinator, ShardEntry, TableEntry,
+    write_shard, write_table,
 };
 
 /// The values of a shard at one moment, pinned, with its counts.
@@ -29,8 +30,8 @@ pub(crate) struct CheckpointCut {
     pub(in crate::shard) clients: Vec<ClientWindow>,
     /// The data position at that moment, on the step owner.
     pub(in crate::shard) data: Option<DataEntry>,
-    /// The calls that have counted in the values.
-    pub(in crate::shard) calls: Vec<CallsEntry>,
+    /// The effects that have counted in the values, by coordinator.
+    pub(in crate::shard) coordinators: Vec<SavedCoordinator>,
     pub(in crate::shard) since: Instant,
 }
 
@@ -61,7 +62,8 @@ impl ShardSave {
         let catalogue = &*self.catalogue;
         let shard = self.shard;
         let training = &self.training;
-        let CheckpointCut { mut image, version, gradients, clients, data, calls, .. } = self.cut;
+        let CheckpointCut { mut image, version, gradients, clients, data, coordinators, .. } =
+            self.cut;
         let tables = std::mem::take(&mut image.tables);
         let file = write_shard(storage, self.name, catalogue, shard, training, image, self.planted);
         let file = file.map_err(|error| part_fault(&self.step_owner, error))?;
@@ -79,7 +81,7 @@ impl ShardSave {
             gradients,
             clients,
             data,
-            calls,
+            coordinators,
         };
         serde_json::to_vec(&entry).map_err(|error| CheckpointFault::Storage(error.to_string()))
     }

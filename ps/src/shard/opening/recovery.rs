@@ -19,8 +19,8 @@ use crate::client_key::ClientKey;
 use crate::error::StorageError;
 use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
 use crate::shard::Shard;
-use crate::shard::shard_files::call_record::CallRecord;
 use crate::shard::shard_files::client_record::ClientRecord;
+use crate::shard::shard_files::coordinator_record::CoordinatorRecord;
 use crate::shard::shard_files::data_record::DataRecord;
 use crate::shard::shard_files::generation::{Generation, open_catalogue};
 use crate::shard::shard_files::record::{ShardRecord, ShardStage, admitted_words, decode_admitted};
@@ -61,7 +61,7 @@ impl Shard {
         if steps.follower.is_some() {
             steps.follower = Some(StepFollower::new(record.applied, files.config.planted));
         }
-        steps.calls = CallRecord::load(&files.journal, files.config.planted)
+        steps.coordinators = CoordinatorRecord::load(&files.journal, files.config.planted)
             .map_err(|fault| files.arena.storage.corrupt(&file_name(Kind::Control, 0), fault))?;
         for number in 0..record.clients {
             self.recover_client(recovery.now, number).map_err(|fault| {

@@ -27,8 +27,8 @@ use crate::shard::output::{ShardOutput, ShardOutputs};
 use crate::shard::peers::Peers;
 use crate::shard::peers::client_registry::ClientRegistry;
 use crate::shard::pulls::Pulls;
-use crate::shard::shard_files::call_record::CallRecord;
 use crate::shard::shard_files::client_record::ClientRecord;
+use crate::shard::shard_files::coordinator_record::CoordinatorRecord;
 use crate::shard::shard_files::data_record::DataRecord;
 use crate::shard::shard_files::generation::{files_of_tables, open_catalogue, remove_leftovers};
 use crate::shard::shard_files::poison::PoisonRecord;
@@ -67,7 +67,7 @@ impl ShardSetup {
         let stamp = Stamp { shard: self.id, arena: run.arena };
         let text = control_text(&run, &self.identity);
         let arena = Arena { storage, stamp };
-        let bytes = (1 + 1 + DataRecord::CELLS + CallRecord::CELLS + GROWTH) * PAGE_BYTES;
+        let bytes = (1 + 1 + DataRecord::CELLS + CoordinatorRecord::CELLS + GROWTH) * PAGE_BYTES;
         let mut control = arena.storage.create(CONTROL_NEW, bytes as u64)?;
         let page = Page { kind: Kind::Control, stamp, generation: 0, text };
         control.write(0, &page.encode());

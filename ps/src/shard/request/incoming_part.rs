@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 use pushpull_common::ids::{GlobalStep, Sequence};
-use pushpull_common::protocol::CallRef;
+use pushpull_common::protocol::EffectRef;
 use pushpull_common::protocol::message::PushPart;
 
 use super::PeerRequest;
@@ -19,8 +19,8 @@ pub(in crate::shard) struct IncomingPart {
     pub(in crate::shard) client: ClientKey,
     /// The fields of its message.
     pub(in crate::shard) part: PushPart,
-    /// The call that makes the push, if any.
-    pub(in crate::shard) call: Option<CallRef>,
+    /// The effect that the push has, if it counts once for one.
+    pub(in crate::shard) effect: Option<EffectRef>,
     /// The range in the shard's layout. Empty for a part without a body.
     pub(in crate::shard) range: Range<u64>,
     /// The encoding of the body, if it is encoded.
@@ -51,7 +51,7 @@ impl IncomingPart {
             operation: part.operation,
             token: part.token,
             generation: part.generation,
-            call: self.call,
+            effect: self.effect,
             // No client can have read a step that was not made.
             step: step.map_or(named, |step| named.min(GlobalStep(step))),
             read: part.read,

@@ -6,7 +6,7 @@ use pushpull_store::commit::{Address, CELL_WORDS, Journal};
 use pushpull_store::layout::Fault;
 use pushpull_store::planted::PlantedBugs;
 
-use super::call_record::CallRecord;
+use super::coordinator_record::CoordinatorRecord;
 use super::data_record::DataRecord;
 use super::record::wrong;
 use crate::aggregate::bounded_staleness::ReplicaProgress;
@@ -43,7 +43,7 @@ impl ClientRecord {
 
     /// Returns the index of a client's first control word.
     pub(crate) fn first_word(client: usize) -> usize {
-        (1 + DataRecord::CELLS + CallRecord::CELLS + client) * CELL_WORDS
+        (1 + DataRecord::CELLS + CoordinatorRecord::CELLS + client) * CELL_WORDS
     }
 
     /// Returns the index of the first control word of a client's push window.

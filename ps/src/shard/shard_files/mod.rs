@@ -5,8 +5,8 @@
 //! answer promises is durable, and no code has to track its changes. The exceptions are clients and
 //! the entries of their push windows, which are tracked.
 
-pub(crate) mod call_record;
 pub(crate) mod client_record;
+pub(crate) mod coordinator_record;
 pub(crate) mod data_record;
 pub(crate) mod generation;
 pub(crate) mod poison;
@@ -26,8 +26,8 @@ use super::output::{ShardOutput, ShardOutputs};
 use crate::client_entry::CLIENTS_MAX;
 use crate::config::PsConfig;
 use crate::error::StorageError;
-use call_record::CallRecord;
 use client_record::ClientRecord;
+use coordinator_record::CoordinatorRecord;
 use data_record::DataRecord;
 use generation::remove_leftovers;
 use poison::PoisonRecord;
@@ -60,7 +60,7 @@ pub(super) const GROWTH: usize = 16;
 
 /// The bytes of the longest control file.
 pub(crate) const CONTROL_BYTES_MAX: usize =
-    (1 + 1 + DataRecord::CELLS + CallRecord::CELLS + CLIENTS_MAX + 1 + GROWTH) * PAGE_BYTES;
+    (1 + 1 + DataRecord::CELLS + CoordinatorRecord::CELLS + CLIENTS_MAX + 1 + GROWTH) * PAGE_BYTES;
 
 /// Returns the words of a shard's largest transaction, for tables files of `table_words` words and
 /// `tables` embedding tables. The index changes of the embedding tables come on top.
@@ -69,7 +69,7 @@ pub(super) fn transaction_words(table_words: usize, tables: usize) -> usize {
     // have.
     let of_tables = tables * 8;
     let of_clients = CLIENTS_AT_ONCE * ClientRecord::WORDS;
-    let of_shard = ShardRecord::WORDS + DataRecord::WORDS + CallRecord::WORDS;
+    let of_shard = ShardRecord::WORDS + DataRecord::WORDS + CoordinatorRecord::WORDS;
     table_words + of_tables + of_shard + of_clients
 }
 

@@ -1,6 +1,6 @@
-//! [`Steps`]: tokens, steps and calls, as this shard takes part in them.
+//! [`Steps`]: tokens, steps and coordinators, as this shard takes part in them.
 
-mod calls_heard;
+mod coordinators_heard;
 pub(super) mod peer_shards;
 mod recalls;
 mod stragglers;
@@ -10,9 +10,9 @@ mod training_watch;
 use std::sync::Arc;
 use std::time::Instant;
 
-use pushpull_common::ids::{CallSource, GlobalStep, ShardId, TokenId};
+use pushpull_common::ids::{CoordinatorId, GlobalStep, ShardId, TokenId};
 use pushpull_common::protocol::message::Operation;
-use pushpull_common::protocol::{CallRef, Envelope, Message, Outcome, Refusal, message};
+use pushpull_common::protocol::{EffectRef, Envelope, Message, Outcome, Refusal, message};
 use pushpull_store::planted::Bug;
 use smallvec::SmallVec;
 
@@ -25,12 +25,12 @@ use crate::aggregate::step_coordinator::StepCoordinator;
 use crate::aggregate::step_follower::StepFollower;
 use crate::aggregate::token_issuer::TokenIssuer;
 use crate::aggregate::token_ledger::Issued;
-use crate::call_sources::{CallSources, CallVerdict};
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
+use crate::coordinators::{Coordinators, EffectVerdict};
 use crate::inbox::PushArrival;
 use crate::metrics::Counters;
-use calls_heard::CallsHeard;
+use coordinators_heard::CoordinatorsHeard;
 use peer_shards::PeerShards;
 use recalls::RecallQuestions;
 use stragglers::Stragglers;
@@ -46,9 +46,9 @@ pub(super) struct Steps {
     /// The shards that take part in a step: those with variables, and the step owner's, in
     /// ascending order. The step owner numbers them in this order.
     pub(super) participants: SmallVec<[ShardId; 16]>,
-    /// The calls that have settled here.
-    pub(super) calls: CallSources,
-    pub(super) calls_heard: CallsHeard,
+    /// The coordinators, with the effects that have settled here.
+    pub(super) coordinators: Coordinators,
+    pub(super) coordinators_heard: CoordinatorsHeard,
     /// `Some` on the step owner.
     pub(super) owner: Option<TokenIssuer>,
     /// `Some` in synchronous mode.
@@ -88,8 +88,8 @@ impl Steps {
             config,
             counters,
             participants: owner.iter().map(|_| id).collect(),
-            calls: CallSources::new(planted),
-            calls_heard: CallsHeard::default(),
+            coordinators: Coordinators::new(planted),
+            coordinators_heard: CoordinatorsHeard::default(),
             owner,
             follower,
             shards: PeerShards::default(),
@@ -287,28 +287,28 @@ impl Steps {
         self.counters.batches_unspent.set(data.map_or(0, |data| data.unspent() as u64));
     }
 
-    /// Records that something was heard of the calls of a source.
-    pub(super) fn heard_of_calls(&mut self, now: Instant, source: CallSource) {
-        if let Some(place) = self.calls.place_of(source) {
-            self.calls_heard.heard(now, place);
+    /// Records that something was heard of a coordinator.
+    pub(super) fn heard_of_coordinator(&mut self, now: Instant, coordinator: CoordinatorId) {
+        if let Some(place) = self.coordinators.place_of(coordinator) {
+            self.coordinators_heard.heard(now, place);
         }
     }
 
-    /// Returns what a gradient of this call may do.
-    pub(super) fn check_call(
+    /// Returns the verdict on a gradient of this effect.
+    pub(super) fn check_effect(
         &self,
         kind: u16,
         operation: Operation,
-        call: &CallRef,
-    ) -> Result<CallVerdict, Refusal> {
+        effect: &EffectRef,
+    ) -> Result<EffectVerdict, Refusal> {
         match operation {
             _ if self.is_synchronous() => Err(unsupported(kind, NOT_SYNCHRONOUS)),
-            Operation::Gradient {} => self.calls.check(call),
-            _ => Err(unsupported(kind, "only gradients count for calls")),
+            Operation::Gradient {} => self.coordinators.check(effect),
+            _ => Err(unsupported(kind, "only gradients have effects that count once")),
         }
     }
 
-    /// Returns the outcome of a gradient whose call has counted before. On the step owner, the
+    /// Returns the outcome of a gradient whose effect has counted before. On the step owner, the
     /// token that would have paid for it is returned.
     pub(super) fn repeated_outcome(
         &mut self,
@@ -374,5 +374,5 @@ impl Steps {
     }
 }
 
-/// Why calls are not opened on a server of synchronous trainings.
-pub(super) const NOT_SYNCHRONOUS: &str = "calls count in asynchronous mode";
+/// Why coordinators are not opened on a server of synchronous trainings.
+pub(super) const NOT_SYNCHRONOUS: &str = "effects count once in asynchronous mode";

@@ -14,7 +14,7 @@ use pushpull_optim::optimizer::{Adagrad, Lamb, Optimizer, OptimizerRules, Sgd};
 use pushpull_store::planted::PlantedBugs;
 use pushpull_store::testing::test_files::TestFiles;
 
-use super::calls::{call, calls_are, open};
+use super::effects::{coordinator_is, effect, open};
 use super::peers::{Push, bytes_of, chief, index_of, place, variables, worker};
 use super::world::{ConnectionId, Observer, World};
 use crate::config::{PsConfig, Storage};
@@ -199,15 +199,15 @@ pub(super) fn run(
     world.work();
     applied(&world.answer(line, request).expect("the push is answered"));
 
-    // A coordinator opens its calls. A call is executed twice, and the calls are resumed.
-    let opened = calls_are(world.ask(line, open("trainer")));
+    // A coordinator opens. An effect is pushed twice, and the coordinator resumes.
+    let opened = coordinator_is(world.ask(line, open("trainer")));
     for (sequence, repeated) in [(13, false), (14, true)] {
-        let push = Push { call: Some(call(&opened, 2)), ..world.gradient(line, sequence) };
+        let push = Push { effect: Some(effect(&opened, 2)), ..world.gradient(line, sequence) };
         let answer = world.push_answer(line, &push, &[(600, &numbers(4, 8.0))]);
         let Message::PushAnswer(answer) = answer else { panic!("{answer:?}") };
         assert_eq!(answer.outcome == Outcome::Repeated {}, repeated);
     }
-    let opened = calls_are(world.ask(line, open("trainer")));
+    let opened = coordinator_is(world.ask(line, open("trainer")));
 
     // One push is withdrawn, its token is returned, and an earlier push is resent.
     let push = world.gradient(line, 6);
@@ -218,16 +218,16 @@ pub(super) fn run(
     applied(&world.push_answer(line, &quick, &[(616, &numbers(36, 4.0))]));
 
     // The worker restarts while a push of its older incarnation is whole and not applied.
-    let push = Push { call: Some(call(&opened, 1)), ..world.gradient(line, 7) };
+    let push = Push { effect: Some(effect(&opened, 1)), ..world.gradient(line, 7) };
     world.push(line, &push, &[(0, &all)]);
     let line = world.join(0, &mut peer.restarted());
     let push = world.gradient(line, 1);
     world.push(line, &push, &[(600, &numbers(4, 5.0))]);
     world.work();
 
-    // The coordinator closes its calls. One worker leaves, one is lost, and training ends.
+    // The coordinator closes. One worker leaves, one is lost, and training ends.
     let name = Text::clipped("trainer");
-    world.ask(line, message::CloseCalls { name, epoch: opened.epoch }.into());
+    world.ask(line, message::CloseCoordinator { name, epoch: opened.epoch }.into());
     let other = world.join(0, &mut worker(2));
     world.token(other);
     world.say(other, message::Leave {}.into());

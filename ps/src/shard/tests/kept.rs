@@ -44,8 +44,8 @@ pub(super) struct Tables {
     next_token: u64,
     finished: bool,
     newest_epoch: u64,
-    /// The newest epoch of closed calls, and the open ones.
-    calls: String,
+    /// The newest epoch of closed coordinators, and the open ones.
+    coordinators: String,
     clients: Vec<DurableClientState>,
     /// 0 for no variables, 1 for declared, 2 for ready.
     variables: u8,
@@ -97,10 +97,10 @@ impl PersistentState {
             next_token: steps.next_token.max(1),
             finished: steps.finished,
             newest_epoch: shard.peers.registry.newest_epoch(),
-            calls: format!(
+            coordinators: format!(
                 "{} {:?}",
-                shard.steps.calls.closed(),
-                shard.steps.calls.entries().collect::<Vec<_>>()
+                shard.steps.coordinators.closed(),
+                shard.steps.coordinators.entries().collect::<Vec<_>>()
             ),
             clients: clients.collect(),
             variables,

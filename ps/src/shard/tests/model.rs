@@ -3,23 +3,23 @@
 //! Every gradient adds 1 to all elements of `dense` and to its own element of `ledger`. The ledger
 //! therefore shows pushes that were lost, applied twice, or applied in part.
 //!
-//! In every other run the gradients are made by calls, which are executed again if their outcome is
-//! not known, and at times if it is. Each execution of a call adds to the same element.
+//! In every other run the gradients are of effects, which are pushed again if their outcome is
+//! not known, and at times if it is. Each push of an effect adds to the same element.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 
 use pushpull_common::ids::Sequence;
-use pushpull_common::protocol::limits::CALL_WINDOW;
-use pushpull_common::protocol::message::{self, CallsAre};
+use pushpull_common::protocol::limits::EFFECT_WINDOW;
+use pushpull_common::protocol::message::{self, CoordinatorIs};
 use pushpull_common::protocol::{Envelope, Grant, Message, Outcome, Refusal};
 use pushpull_common::variable::VariableSpec;
 use pushpull_optim::optimizer::Sgd;
 use pushpull_store::planted::PlantedBugs;
 
 use super::actors::{Actor, DENSE, LEDGER, Pending, actor, check_whole, random_parts};
-use super::calls::{call, calls_are, open};
+use super::effects::{coordinator_is, effect, open};
 use super::peers::{Peer, Push, unpack};
 use super::random::Random;
 use super::world::{ConnectionId, World};
@@ -41,9 +41,10 @@ pub(super) struct Model {
     pub(super) refused: BTreeSet<usize>,
     pub(super) reader: ConnectionId,
     pub(super) read: (u64, f32),
-    /// The calls that make the gradients, if any do. Entry *n* of the ledger is call *n + 1*.
-    calls: Option<CallsAre>,
-    /// The entries of calls that are to be executed again.
+    /// The coordinator of the gradients, if they have effects. Entry *n* of the ledger is effect
+    /// *n + 1*.
+    coordinator: Option<CoordinatorIs>,
+    /// The entries of effects that are to be pushed again.
     again: Vec<usize>,
     chief: Peer,
     kills: usize,
@@ -69,7 +70,8 @@ impl Model {
         let reader = lines[0];
         let chief = super::peers::chief();
         world.chop = 16 + random.below(800) as usize;
-        let calls = random.one_in(2).then(|| calls_are(world.ask(lines[0], open("trainer"))));
+        let coordinator =
+            random.one_in(2).then(|| coordinator_is(world.ask(lines[0], open("trainer"))));
         let actors = (1..=2 + random.below(3) as u32).map(actor).collect();
         Model {
             world,
@@ -82,7 +84,7 @@ impl Model {
             refused: BTreeSet::new(),
             reader,
             read: (0, 0.0),
-            calls,
+            coordinator,
             again: Vec::new(),
             chief,
             kills: 0,
@@ -99,7 +101,7 @@ impl Model {
             392..=395 => self.kill_server(),
             309 => self.leave(index),
             310..=311 => self.withdraw(index),
-            312 => self.resume_calls(),
+            312 => self.resume_coordinator(),
             313..=319 => self.resend_settled(index),
             320..=321 => self.return_token(index),
             322..=335 => self.read(),
@@ -165,7 +167,8 @@ impl Model {
             let actor = &mut self.actors[index];
             actor.sequence += 1;
             let mut push = Push::gradient(actor.sequence, grant, 0);
-            push.call = self.calls.as_ref().map(|calls| call(calls, entry as u64 + 1));
+            push.effect =
+                self.coordinator.as_ref().map(|coordinator| effect(coordinator, entry as u64 + 1));
             push.next = self.random.one_in(2);
             // An arbitrary read version, which the shard must clamp.
             push.read = push.next.then_some(actor.sequence);
@@ -177,10 +180,11 @@ impl Model {
         }
     }
 
-    /// Returns the entry of the next gradient: a new one, or that of a call that is executed again.
+    /// Returns the entry of the next gradient: a new one, or that of an effect that is pushed
+    /// again.
     fn choose_entry(&mut self) -> usize {
-        if self.calls.is_some() {
-            let fits = self.next_entry < CALL_WINDOW as usize;
+        if self.coordinator.is_some() {
+            let fits = self.next_entry < EFFECT_WINDOW as usize;
             if let Some(entry) = self.again.pop() {
                 return entry;
             }
@@ -194,16 +198,16 @@ impl Model {
         entry
     }
 
-    /// Opens the calls again, as a coordinator that resumes.
-    fn resume_calls(&mut self) {
-        if let Some(calls) = &mut self.calls {
-            *calls = calls_are(self.world.ask(self.reader, open("trainer")));
+    /// Opens the coordinator again, as one that resumes.
+    fn resume_coordinator(&mut self) {
+        if let Some(coordinator) = &mut self.coordinator {
+            *coordinator = coordinator_is(self.world.ask(self.reader, open("trainer")));
         }
     }
 
-    /// Records a push that does not count. Another execution of its call may, and another follows.
+    /// Records a push that does not count. Another push of its effect may, and another follows.
     fn does_not_count(&mut self, entry: usize) {
-        match self.calls {
+        match self.coordinator {
             None => _ = self.refused.insert(entry),
             Some(_) => {
                 self.unknown.insert(entry);
@@ -401,7 +405,7 @@ impl Model {
                 }
                 Refusal::Token { .. } => self.does_not_count(pending.entry),
                 // The coordinator has resumed meanwhile. The token is not spent.
-                Refusal::CallEpoch { .. } => {
+                Refusal::CoordinatorEpoch { .. } => {
                     let grant = pending.push.grant;
                     if actor.token.is_none() {
                         actor.token = Some(grant);

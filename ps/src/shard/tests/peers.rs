@@ -9,11 +9,11 @@ use pushpull_common::ids::{
 };
 use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::protocol::message::{
-    BodyCrc, CallPart, FeatureOffer, Hello, Operation, PulledEncoded, PushEncoded, PushPart, Role,
+    BodyCrc, EffectPart, FeatureOffer, Hello, Operation, PulledEncoded, PushEncoded, PushPart, Role,
 };
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{
-    BodyStamp, CallRef, Envelope, Features, Grant, Header, Message, encode, version,
+    BodyStamp, EffectRef, Envelope, Features, Grant, Header, Message, encode, version,
 };
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
@@ -39,8 +39,8 @@ pub(super) struct Push {
     pub(super) next: bool,
     /// How many gradients had been applied to the values that it was computed from.
     pub(super) read: Option<u64>,
-    /// The call that makes it.
-    pub(super) call: Option<CallRef>,
+    /// The effect that it has.
+    pub(super) effect: Option<EffectRef>,
 }
 
 pub(super) fn worker(task: u32) -> Peer {
@@ -131,14 +131,14 @@ impl Peer {
 impl Push {
     pub(super) fn gradient(sequence: u64, grant: Grant, push_slot: u32) -> Push {
         let operation = Operation::Gradient {};
-        Push { sequence, operation, grant, push_slot, next: false, read: None, call: None }
+        Push { sequence, operation, grant, push_slot, next: false, read: None, effect: None }
     }
 
     pub(super) fn plain(sequence: u64, operation: Operation, push_slot: u32) -> Push {
         let token = TokenId(0);
         let step = GlobalStep(0);
         let grant = Grant { token, generation: 0, step, push_slot: 0, samples: None, ahead: None };
-        Push { sequence, operation, grant, push_slot, next: false, read: None, call: None }
+        Push { sequence, operation, grant, push_slot, next: false, read: None, effect: None }
     }
 
     pub(super) fn part(&self, offset: u64, whole: Option<u64>) -> Message {
@@ -152,9 +152,9 @@ impl Push {
             next: whole.is_some() && self.next,
             read: self.read,
         };
-        match self.call {
+        match self.effect {
             None => part.into(),
-            Some(call) => CallPart { part, call }.into(),
+            Some(effect) => EffectPart { part, effect }.into(),
         }
     }
 

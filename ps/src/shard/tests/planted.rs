@@ -24,7 +24,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "scenarios",
         run: scenarios,
-        looks_for: |bug| is_of_state(bug) || is_of_calls(bug),
+        looks_for: |bug| is_of_state(bug) || is_of_effects(bug),
     },
     Layer {
         name: "random runs",
@@ -47,12 +47,12 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "rules",
         run: |planted| _ = crate::aggregate::tests::exhaustive::suite(planted),
-        looks_for: |bug| !is_of_state(bug) && !is_of_calls(bug),
+        looks_for: |bug| !is_of_state(bug) && !is_of_effects(bug),
     },
     Layer {
-        name: "calls",
-        run: |planted| _ = crate::call_sources::model::suite(planted),
-        looks_for: is_of_calls,
+        name: "effects",
+        run: |planted| _ = crate::coordinators::model::suite(planted),
+        looks_for: is_of_effects,
     },
 ];
 
@@ -69,12 +69,12 @@ fn is_of_state(bug: Bug) -> bool {
             | Bug::SpendBatchEarly
             | Bug::PositionNotRestored
             | Bug::GrantReturnedBatchTwice
-    ) && !is_of_calls(bug)
+    ) && !is_of_effects(bug)
 }
 
-/// Whether a bug is in the rules of calls.
-fn is_of_calls(bug: Bug) -> bool {
-    matches!(bug, Bug::CallNotRecorded | Bug::CallWatermarkAhead)
+/// Whether a bug is in the rules of effects.
+fn is_of_effects(bug: Bug) -> bool {
+    matches!(bug, Bug::EffectNotRecorded | Bug::EffectWatermarkAhead)
 }
 
 /// Bugs that only a whole cluster shows. The simulator finds them.
@@ -107,7 +107,7 @@ fn scenarios(planted: PlantedBugs) {
     super::handshakes::an_older_incarnation_is_fenced(planted);
     super::resends::a_restarted_client_is_another(planted);
     super::chiefs::an_older_chief_is_fenced(planted);
-    super::calls::every_call_counts_once(planted);
+    super::effects::every_effect_counts_once(planted);
 }
 
 fn power_cuts(planted: PlantedBugs) {

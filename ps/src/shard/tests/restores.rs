@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use pushpull_common::ids::{CallNumber, GlobalStep, PartitionId, RestoreEpoch, ShardId, TokenId};
+use pushpull_common::ids::{EffectNumber, GlobalStep, PartitionId, RestoreEpoch, ShardId, TokenId};
 use pushpull_common::protocol::message::{CheckpointId, Role};
 use pushpull_common::protocol::wire::Text;
-use pushpull_common::protocol::{CallRef, Envelope, Message, Outcome, Refusal, message};
+use pushpull_common::protocol::{EffectRef, Envelope, Message, Outcome, Refusal, message};
 use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
 use pushpull_optim::optimizer::{Adam, Sgd};
 
-use super::calls::{call, calls_are, open};
+use super::effects::{coordinator_is, effect, open};
 use super::peers::{Peer, Push, bytes_of, chief, f32s, index_of, worker};
 use super::world::{ConnectionId, World};
 use crate::checkpoint::tests::gate::Gate;
@@ -186,17 +186,17 @@ fn state_from_before_a_restore_does_not_outlive_it() {
 }
 
 #[test]
-fn calls_go_back_with_the_values_in_which_they_have_counted() {
+fn effects_go_back_with_the_values_in_which_they_have_counted() {
     let folder = tempfile::tempdir().unwrap();
     let (mut world, chief_line, storage) = world(folder.path());
     let mut peer = worker(1);
     let line = world.join(0, &mut peer);
-    let opened = calls_are(world.ask(line, open("trainer")));
-    let push_call = |world: &mut World, line, sequence, call| {
+    let opened = coordinator_is(world.ask(line, open("trainer")));
+    let push_effect = |world: &mut World, line, sequence, effect| {
         let grant = world.token(line);
         let push_slot = world.push_slot(line);
         let push = Push::gradient(sequence, grant, push_slot);
-        let push = Push { call: Some(call), ..push };
+        let push = Push { effect: Some(effect), ..push };
         let body = bytes_of(&[-1_f32; ELEMENTS as usize]);
         match world.push_answer(line, &push, &[(0, &body)]) {
             Message::PushAnswer(answer) => Ok(answer.outcome != Outcome::Repeated {}),
@@ -204,32 +204,35 @@ fn calls_go_back_with_the_values_in_which_they_have_counted() {
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(push_call(&mut world, line, 1, call(&opened, 1)), Ok(true));
-    assert_eq!(push_call(&mut world, line, 2, call(&opened, 3)), Ok(true));
+    assert_eq!(push_effect(&mut world, line, 1, effect(&opened, 1)), Ok(true));
+    assert_eq!(push_effect(&mut world, line, 2, effect(&opened, 3)), Ok(true));
     let checkpoint = save(&mut world, &storage, 2);
-    assert_eq!(push_call(&mut world, line, 3, call(&opened, 2)), Ok(true));
-    assert_eq!(push_call(&mut world, line, 4, call(&opened, 4)), Ok(true));
-    calls_are(world.ask(line, open("another")));
+    assert_eq!(push_effect(&mut world, line, 3, effect(&opened, 2)), Ok(true));
+    assert_eq!(push_effect(&mut world, line, 4, effect(&opened, 4)), Ok(true));
+    coordinator_is(world.ask(line, open("another")));
     world.disconnect(line);
     let ready = restore(&mut world, chief_line, checkpoint, 2);
     assert!(matches!(ready, Some(Message::Ready(_))), "{ready:?}");
     for _ in 0..2 {
         let line = world.join(0, &mut peer.restarted());
-        let query = |name| Message::from(message::CallsQuery { name: Text::clipped(name) });
-        let found = calls_are(world.ask(line, query("trainer")));
-        assert!(found.source == opened.source && found.epoch > opened.epoch);
+        let query = |name| Message::from(message::CoordinatorQuery { name: Text::clipped(name) });
+        let found = coordinator_is(world.ask(line, query("trainer")));
+        assert!(found.coordinator == opened.coordinator && found.epoch > opened.epoch);
         assert_eq!((found.settled.0, found.window), (1, 0b10));
-        assert!(matches!(world.refused(line, query("another")), Refusal::UnknownCalls { .. }));
+        assert!(matches!(
+            world.refused(line, query("another")),
+            Refusal::UnknownCoordinator { .. }
+        ));
         world.restart(0).unwrap();
     }
     let line = world.join(0, &mut worker(3));
-    // The coordinator has seen four calls settle, and two of them are undone.
-    let late = CallRef { settled: CallNumber(4), ..call(&opened, 5) };
-    let fenced = push_call(&mut world, line, 1, late);
-    assert!(matches!(fenced, Err(Refusal::CallEpoch { .. })), "{fenced:?}");
-    let resumed = calls_are(world.ask(line, open("trainer")));
-    assert_eq!(push_call(&mut world, line, 2, call(&resumed, 3)), Ok(false));
-    assert_eq!(push_call(&mut world, line, 3, call(&resumed, 2)), Ok(true));
+    // The coordinator has seen four effects settle, and two of them are undone.
+    let late = EffectRef { settled: EffectNumber(4), ..effect(&opened, 5) };
+    let fenced = push_effect(&mut world, line, 1, late);
+    assert!(matches!(fenced, Err(Refusal::CoordinatorEpoch { .. })), "{fenced:?}");
+    let resumed = coordinator_is(world.ask(line, open("trainer")));
+    assert_eq!(push_effect(&mut world, line, 2, effect(&resumed, 3)), Ok(false));
+    assert_eq!(push_effect(&mut world, line, 3, effect(&resumed, 2)), Ok(true));
     assert_eq!(f32s(&world.values(line)), [3.0; 4]);
 }
 

@@ -31,7 +31,7 @@ use super::crash_life::{CrashScenario, begin_training, numbers};
 use super::kept::{FileCopies, PersistentState, open_at, open_on};
 use crate::config::PsConfig;
 use crate::shard::Shard;
-use crate::shard::shard_files::call_record::CallRecord;
+use crate::shard::shard_files::coordinator_record::CoordinatorRecord;
 use crate::shard::shard_files::data_record::DataRecord;
 
 /// The environment variable that gives the child its case, bug and directory.
@@ -160,7 +160,8 @@ impl Case {
 fn without_spare_clients(mut files: FileCopies) -> FileCopies {
     let control = files.get_mut("control").expect("every shard has it");
     *control = Content::of(
-        &control.to_vec()[..(1 + 1 + DataRecord::CELLS + CallRecord::CELLS + CLIENTS) * PAGE_BYTES],
+        &control.to_vec()
+            [..(1 + 1 + DataRecord::CELLS + CoordinatorRecord::CELLS + CLIENTS) * PAGE_BYTES],
     );
     files
 }

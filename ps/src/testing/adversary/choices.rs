@@ -42,8 +42,8 @@ pub(super) struct KnownNumbers {
     pub(super) tokens: Vec<u64>,
     pub(super) push_slots: Vec<u64>,
     pub(super) epochs: Vec<u64>,
-    /// Sources and epochs of calls.
-    pub(super) calls: Vec<u64>,
+    /// Ids and epochs of coordinators.
+    pub(super) coordinators: Vec<u64>,
 }
 
 impl<'a> Choices<'a> {
@@ -101,9 +101,9 @@ impl KnownNumbers {
     pub(super) fn learn(&mut self, message: &Message) {
         match message {
             Message::Welcome(welcome) => learn(&mut self.epochs, welcome.client_epoch.0),
-            Message::CallsAre(calls) => {
-                learn(&mut self.calls, calls.source.0);
-                learn(&mut self.calls, calls.epoch.0);
+            Message::CoordinatorIs(coordinators) => {
+                learn(&mut self.coordinators, coordinators.coordinator.0);
+                learn(&mut self.coordinators, coordinators.epoch.0);
             }
             Message::Granted(granted) => self.learn_grant(granted.grant),
             Message::Reserved(push_slot) => learn(&mut self.push_slots, push_slot.push_slot.into()),

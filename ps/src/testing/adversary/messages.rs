@@ -3,8 +3,8 @@
 use pushpull_common::catalogue::{Partition, ShardLayout};
 use pushpull_common::codec::Codec;
 use pushpull_common::ids::{
-    CallEpoch, CallNumber, CallSource, ClientEpoch, GlobalStep, Incarnation, PartitionId,
-    RestoreEpoch, Sequence, ShardId, TokenId,
+    ClientEpoch, CoordinatorEpoch, CoordinatorId, EffectNumber, GlobalStep, Incarnation,
+    PartitionId, RestoreEpoch, Sequence, ShardId, TokenId,
 };
 use pushpull_common::protocol::limits::COORDINATOR_NAME_BYTES_MAX;
 use pushpull_common::protocol::message::{
@@ -13,7 +13,7 @@ use pushpull_common::protocol::message::{
 };
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{
-    BodyStamp, CallId, CallRef, Envelope, Features, Header, Message, encode,
+    BodyStamp, EffectId, EffectRef, Envelope, Features, Header, Message, encode,
 };
 use pushpull_common::tensor::DType;
 use pushpull_common::{rows, table};
@@ -338,30 +338,35 @@ impl MessageDraw<'_> {
             }
             30 => {
                 let name = self.coordinator();
-                let source = CallSource(self.number());
-                message::OpenCalls { name, source, epoch: CallEpoch(self.number()) }.into()
+                let coordinator = CoordinatorId(self.number());
+                message::OpenCoordinator {
+                    name,
+                    coordinator,
+                    epoch: CoordinatorEpoch(self.number()),
+                }
+                .into()
             }
             31 => {
                 let name = self.coordinator();
-                let epoch = CallEpoch(0);
-                message::OpenCalls { name, source: CallSource(0), epoch }.into()
+                let epoch = CoordinatorEpoch(0);
+                message::OpenCoordinator { name, coordinator: CoordinatorId(0), epoch }.into()
             }
-            32 => message::CallsQuery { name: self.coordinator() }.into(),
+            32 => message::CoordinatorQuery { name: self.coordinator() }.into(),
             33 => {
-                let epoch = CallEpoch(self.choices.of(&self.known.calls));
-                message::CloseCalls { name: self.coordinator(), epoch }.into()
+                let epoch = CoordinatorEpoch(self.choices.of(&self.known.coordinators));
+                message::CloseCoordinator { name: self.coordinator(), epoch }.into()
             }
             34 => {
                 let part = self.any_part(client);
-                let call = self.call();
-                message::CallPart { part, call }.into()
+                let effect = self.effect();
+                message::EffectPart { part, effect }.into()
             }
             35 => {
                 let part = self.any_part(client);
-                let call = self.call();
+                let effect = self.effect();
                 let elements = (body.len() / 2) as u32;
                 let encoded = PushEncoded { part, encoding, elements, factor: 1.0 };
-                message::CallEncoded { encoded, call }.into()
+                message::EffectEncoded { encoded, effect }.into()
             }
             _ => message::TokenOver { token: TokenId(self.number()) }.into(),
         };
@@ -376,22 +381,22 @@ impl MessageDraw<'_> {
         Text::clipped(["", "trainer", "evaluator"][self.choices.below(3)])
     }
 
-    /// Draws a call of a source and an epoch that shards have answered, or of any.
-    pub(super) fn call(&mut self) -> CallRef {
+    /// Draws an effect of a coordinator and an epoch that shards have answered, or of any.
+    pub(super) fn effect(&mut self) -> EffectRef {
         let number = match self.choices.one_in(4) {
             true => self.number(),
             false => 1 + self.choices.below(70) as u64,
         };
-        let id = CallId {
-            source: CallSource(self.choices.of(&self.known.calls)),
-            epoch: CallEpoch(self.choices.of(&self.known.calls)),
-            number: CallNumber(number),
+        let id = EffectId {
+            coordinator: CoordinatorId(self.choices.of(&self.known.coordinators)),
+            epoch: CoordinatorEpoch(self.choices.of(&self.known.coordinators)),
+            number: EffectNumber(number),
         };
         let settled = match self.choices.one_in(4) {
             true => self.number(),
             false => self.choices.below(8) as u64,
         };
-        CallRef { id, settled: CallNumber(settled), digest: self.number() }
+        EffectRef { id, settled: EffectNumber(settled), digest: self.number() }
     }
 
     fn any_part(&mut self, client: ClientEpoch) -> PushPart {

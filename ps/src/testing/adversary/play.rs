@@ -238,7 +238,7 @@ impl<'a> Play<'a> {
         let count = parts.len();
         let stops = self.draw.choices.one_in(6).then(|| self.draw.choices.below(count + 1));
         let shared = self.draw.choices.one_in(4);
-        let call = self.draw.choices.one_in(4).then(|| self.draw.call());
+        let effect = self.draw.choices.one_in(4).then(|| self.draw.effect());
         for (at, part) in parts.into_iter().enumerate() {
             let DrawnPart { offset, bytes, body, encoding } = part;
             if stops == Some(at) {
@@ -272,20 +272,22 @@ impl<'a> Play<'a> {
                     read,
                     ranges,
                 };
-                let shared = match call {
+                let shared = match effect {
                     None => shared.into(),
-                    Some(call) => message::CallShared { shared: Box::new(shared), call }.into(),
+                    Some(effect) => {
+                        message::EffectShared { shared: Box::new(shared), effect }.into()
+                    }
                 };
                 self.send(index, envelope, shared, &[]);
             } else {
-                let message = match (call, encoding) {
+                let message = match (effect, encoding) {
                     (None, None) => part.into(),
-                    (Some(call), None) => message::CallPart { part, call }.into(),
-                    (call, Some((encoding, elements))) => {
+                    (Some(effect), None) => message::EffectPart { part, effect }.into(),
+                    (effect, Some((encoding, elements))) => {
                         let encoded = PushEncoded { part, encoding, elements, factor: 1.0 };
-                        match call {
+                        match effect {
                             None => encoded.into(),
-                            Some(call) => message::CallEncoded { encoded, call }.into(),
+                            Some(effect) => message::EffectEncoded { encoded, effect }.into(),
                         }
                     }
                 };

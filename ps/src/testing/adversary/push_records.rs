@@ -55,9 +55,11 @@ impl PushRecords {
             Message::PushPart(part) => (part.operation, part.whole),
             Message::PushEncoded(encoded) => (encoded.part.operation, encoded.part.whole),
             Message::PushShared(shared) => (shared.operation, shared.whole),
-            Message::CallPart(call) => (call.part.operation, call.part.whole),
-            Message::CallEncoded(call) => (call.encoded.part.operation, call.encoded.part.whole),
-            Message::CallShared(call) => (call.shared.operation, call.shared.whole),
+            Message::EffectPart(effect) => (effect.part.operation, effect.part.whole),
+            Message::EffectEncoded(effect) => {
+                (effect.encoded.part.operation, effect.encoded.part.whole)
+            }
+            Message::EffectShared(effect) => (effect.shared.operation, effect.shared.whole),
             _ => return,
         };
         let push = self.pushes.entry(key).or_default();

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use pushpull_common::ids::{Incarnation, RequestId, TaskId};
 use pushpull_common::protocol::message::{CallInputs, OutputRef};
-use pushpull_common::protocol::{CallRef, Envelope, Header, Message, Refusal};
+use pushpull_common::protocol::{EffectRef, Envelope, Header, Message, Refusal};
 
 use crate::error::ServiceError;
 use crate::value::{Value, ValueType};
@@ -33,7 +33,7 @@ pub(crate) struct CallOrder {
     /// Whether the outputs stay on the server.
     pub(crate) retain: bool,
     /// The scheduled call of a coordinator of which this is an execution.
-    pub(crate) scheduled: Option<CallRef>,
+    pub(crate) scheduled: Option<EffectRef>,
     /// Whether a lost connection ends the call at once. Otherwise the call goes on once the server
     /// is reached again, as long as the server remembers it.
     pub(crate) ends_with_connection: bool,

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use pushpull_common::call_window::CallWindow;
-use pushpull_common::protocol::limits::CALL_WINDOW;
-use pushpull_common::protocol::{CallRef, Refusal};
-use pushpull_worker::OpenedCalls;
+use pushpull_common::effect_window::EffectWindow;
+use pushpull_common::protocol::limits::EFFECT_WINDOW;
+use pushpull_common::protocol::{EffectRef, Refusal};
+use pushpull_worker::OpenedCoordinator;
 
 use super::config::CoordinatorConfig;
 use crate::call::Call;
@@ -26,10 +26,10 @@ pub(crate) const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 pub(crate) fn dispatch(
     config: &CoordinatorConfig,
     workers: usize,
-    opened: Option<&OpenedCalls>,
+    opened: Option<&OpenedCoordinator>,
 ) -> Dispatch<ServiceError> {
     // Without a name no shard counts the calls, so only the queue limits them.
-    let window = opened.map_or(config.queue_max as u64, |_| CALL_WINDOW);
+    let window = opened.map_or(config.queue_max as u64, |_| EFFECT_WINDOW);
     let settings = DispatchConfig {
         workers: workers as u32,
         queue_max: config.queue_max,
@@ -39,14 +39,14 @@ pub(crate) fn dispatch(
         timeouts_max: config.timeouts_max,
         planted: config.planted,
     };
-    Dispatch::new(settings, opened.map_or(CallWindow::default(), |opened| opened.window))
+    Dispatch::new(settings, opened.map_or(EffectWindow::default(), |opened| opened.window))
 }
 
 /// Returns the order of an attempt of a call. It ends with its connection, because the dispatch
 /// repeats it elsewhere.
 pub(crate) fn attempt_order(
     call: &Call,
-    scheduled: Option<CallRef>,
+    scheduled: Option<EffectRef>,
 ) -> Result<CallOrder, ServiceError> {
     let order = call.order(false)?;
     Ok(CallOrder { ends_with_connection: true, scheduled, ..order })

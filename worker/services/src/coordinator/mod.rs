@@ -85,7 +85,7 @@ impl Coordinator {
         let task = TaskId::new("coordinator", 0);
         let reader = Reader::connect(WorkerConfig::new(client.cluster(), task)).await;
         let reader = reader.map_err(failed)?;
-        let opened = reader.open_calls(name).await.map_err(failed)?;
+        let opened = reader.open_coordinator(name).await.map_err(failed)?;
         let named = Named { opened, reader, name: name.to_owned() };
         Coordinator::of_client(client, config, Some(named))
     }
@@ -252,7 +252,7 @@ impl Coordinator {
     pub async fn close(self) -> Result<(), ServiceError> {
         self.join().await?;
         let Some(Named { opened, reader, name }) = &self.shared.named else { return Ok(()) };
-        reader.close_calls(name, opened.epoch).await.map_err(|source| {
+        reader.close_coordinator(name, opened.epoch).await.map_err(|source| {
             let doing = format!("close coordinator {name:?}");
             let source = Box::new(source);
             ServiceError::Servers { doing, source }

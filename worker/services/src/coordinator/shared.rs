@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use pushpull_common::device::DeviceSpec;
-use pushpull_common::ids::{CallNumber, TaskId};
-use pushpull_worker::{OpenedCalls, Reader};
+use pushpull_common::ids::{EffectNumber, TaskId};
+use pushpull_worker::{OpenedCoordinator, Reader};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 
@@ -29,8 +29,8 @@ use crate::runtime::timer::Timer;
 /// The calls of a coordinator with a name on the parameter servers.
 pub(super) struct Named {
     /// The calls of the name that the shards count.
-    pub(super) opened: OpenedCalls,
-    /// The session that has opened the calls.
+    pub(super) opened: OpenedCoordinator,
+    /// The session that has opened the coordinator.
     pub(super) reader: Reader,
     pub(super) name: String,
 }
@@ -196,7 +196,7 @@ impl CoordinatorCore {
         let Some(OpenCall { call, digest, .. }) = state.calls.get(&number) else { return };
         let timeout = call.timeout.unwrap_or(self.client.timeout());
         let made = |resource| state.made.get(&(worker, resource)).map(Kept::id);
-        let of = |named: &Named| named.opened.call(number, CallNumber(settled), *digest);
+        let of = |named: &Named| named.opened.effect(number, EffectNumber(settled), *digest);
         let scheduled = self.named.as_ref().map(of);
         let order = decisions::attempt_order(&call.on_worker(task, made), scheduled);
         let shared = self.clone();

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use pushpull_common::call_window::{CallWindow, Settlement};
-use pushpull_common::ids::CallNumber;
+use pushpull_common::effect_window::{EffectWindow, Settlement};
+use pushpull_common::ids::EffectNumber;
 
 /// The calls that have ended: all up to a watermark, and some above it. A window of the shards has
 /// room for the calls under way; cancelled calls may be far ahead of them.
@@ -17,11 +17,11 @@ pub(super) struct EndedCalls {
 
 impl EndedCalls {
     /// Creates the set of the calls that have settled in a window.
-    pub(super) fn new(window: CallWindow) -> EndedCalls {
+    pub(super) fn new(window: EffectWindow) -> EndedCalls {
         let settled = window.settled().0;
         let newest = window.newest().0;
         let mut ended = EndedCalls { settled, above: BTreeSet::new() };
-        let is_settled = |number: &u64| window.state(CallNumber(*number)) == Settlement::Settled;
+        let is_settled = |number: &u64| window.state(EffectNumber(*number)) == Settlement::Settled;
         (settled + 1..=newest).filter(is_settled).for_each(|number| ended.end(number));
         ended
     }

@@ -11,7 +11,7 @@ mod worker_state;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use pushpull_common::call_window::CallWindow;
+use pushpull_common::effect_window::EffectWindow;
 
 use self::call_queue::CallQueue;
 use self::ended_calls::EndedCalls;
@@ -85,7 +85,7 @@ pub(crate) struct Dispatch<E> {
 
 impl<E: Clone> Dispatch<E> {
     /// Creates a dispatch. The calls that have settled in the window count as ended.
-    pub(crate) fn new(config: DispatchConfig, window: CallWindow) -> Dispatch<E> {
+    pub(crate) fn new(config: DispatchConfig, window: EffectWindow) -> Dispatch<E> {
         let workers = (0..config.workers).map(|index| (WorkerId(index), WorkerState::default()));
         Dispatch {
             workers: workers.collect(),

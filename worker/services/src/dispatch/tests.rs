@@ -1,6 +1,6 @@
 //! The decisions of a coordinator, by tables and at random.
 
-use pushpull_common::ids::CallNumber;
+use pushpull_common::ids::EffectNumber;
 use pushpull_worker::simulation::SeededRandom;
 
 use super::*;
@@ -32,9 +32,9 @@ fn world_after<const N: usize>(workers: u32, settled: u64, also: [u64; N]) -> Wo
         timeouts_max: 1,
         planted: PlantedServiceBugs::default(),
     };
-    let mut window = CallWindow::default();
+    let mut window = EffectWindow::default();
     for number in (1..=settled).chain(also) {
-        window.settle(CallNumber(number));
+        window.settle(EffectNumber(number));
     }
     let mut world = World {
         dispatch: Dispatch::new(config, window),

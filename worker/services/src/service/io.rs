@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{Incarnation, RequestId, TaskId};
 use pushpull_common::protocol::message::{BodyCrc, OutputRef};
-use pushpull_common::protocol::{CallRef, Header, Message, Refusal};
+use pushpull_common::protocol::{EffectRef, Header, Message, Refusal};
 
 use crate::device_name::TaskDevice;
 use crate::planted::PlantedServiceBugs;
@@ -169,7 +169,7 @@ pub(crate) struct ExecutionOrder {
     /// The number of calls that this one is nested in.
     pub(crate) depth: u8,
     /// The scheduled call of a coordinator, if the execution belongs to one.
-    pub(crate) scheduled: Option<CallRef>,
+    pub(crate) scheduled: Option<EffectRef>,
     /// The index of the device on which it runs in [`ServiceConfig::devices`].
     pub(crate) device: usize,
     /// The time at which the client stops waiting; `None` for no deadline.

@@ -103,7 +103,7 @@ impl PendingPushes {
     ) -> Sequence {
         let sequence = Sequence(self.next_sequence);
         self.next_sequence += 1;
-        let PushOrder { operation, grant, call, read, scattered, staged, parts } = order;
+        let PushOrder { operation, grant, effect, read, scattered, staged, parts } = order;
         let is_gradient = operation == (Operation::Gradient {});
         let mut push = PendingPush {
             sequence,
@@ -111,7 +111,7 @@ impl PendingPushes {
             synchronous: is_gradient && membership.synchronous,
             follows_owner: is_gradient && !membership.synchronous,
             grant,
-            call,
+            effect,
             read,
             shares: Vec::new(),
             complete,
@@ -186,8 +186,8 @@ impl PendingPushes {
             return Ok(PushEvent::Advanced);
         };
         let synchronous = push.synchronous;
-        let has_call = push.call.is_some();
-        let is_allowed = |outcome| is_allowed_outcome(outcome, synchronous, has_call, is_owner);
+        let has_effect = push.effect.is_some();
+        let is_allowed = |outcome| is_allowed_outcome(outcome, synchronous, has_effect, is_owner);
         let Some(share) = push.share_on(link) else { return Ok(PushEvent::Ignored) };
         let awaits_decision = synchronous && is_owner && share.phase == SharePhase::Sent;
         match message {
@@ -242,12 +242,12 @@ impl PendingPushes {
         let is_owner = links.is_owner(link);
         let Some(push) = self.pending.get_mut(&sequence) else { return Ok(PushEvent::Ignored) };
         let synchronous = push.synchronous;
-        let has_call = push.call.is_some();
+        let has_effect = push.effect.is_some();
         let Some(share) = push.share_on(link) else { return Ok(PushEvent::Ignored) };
         match message {
             Message::OutcomeIs(answer) => match answer.state {
                 PushState::Settled { outcome } => {
-                    if !is_allowed_outcome(outcome, synchronous, has_call, is_owner) {
+                    if !is_allowed_outcome(outcome, synchronous, has_effect, is_owner) {
                         share.phase = SharePhase::InDoubt;
                         return Err(LinkFault::unexpected(&Message::OutcomeIs(answer)));
                     }
@@ -428,9 +428,14 @@ fn result_of(push: &PendingPush, links: &SessionLinks) -> PushSettlement {
 
 /// Returns whether a shard may send this outcome. In synchronous mode the step owner decides and
 /// the other shards hold.
-fn is_allowed_outcome(outcome: Outcome, synchronous: bool, has_call: bool, is_owner: bool) -> bool {
+fn is_allowed_outcome(
+    outcome: Outcome,
+    synchronous: bool,
+    has_effect: bool,
+    is_owner: bool,
+) -> bool {
     match outcome {
-        Outcome::Repeated {} => has_call && !synchronous,
+        Outcome::Repeated {} => has_effect && !synchronous,
         Outcome::Applied { .. } => !synchronous,
         Outcome::Accepted { .. } => synchronous && is_owner,
         Outcome::Held {} => synchronous && !is_owner,

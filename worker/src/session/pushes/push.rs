@@ -8,11 +8,11 @@ use std::time::Instant;
 use pushpull_common::ids::{GlobalStep, RequestId, Sequence, ShardId};
 use pushpull_common::protocol::limits::{PUSH_SHARED_RANGES_FEW, PUSH_SHARED_RANGES_MAX};
 use pushpull_common::protocol::message::{
-    self, CallEncoded, CallPart, CallShared, Operation, OutcomeQuery, PushEncoded, PushPart,
+    self, EffectEncoded, EffectPart, EffectShared, Operation, OutcomeQuery, PushEncoded, PushPart,
     PushShared, Reserve, Withdraw,
 };
 use pushpull_common::protocol::wire::List;
-use pushpull_common::protocol::{CallRef, Envelope, Grant, Outcome, Refusal};
+use pushpull_common::protocol::{EffectRef, Envelope, Grant, Outcome, Refusal};
 
 use crate::gradients::parts::{EncodedRange, FrameBody, OutgoingPart};
 use crate::gradients::scatter::{PushBufferParts, ScatteredGradients};
@@ -149,7 +149,7 @@ impl PushShare {
         &mut self,
         now: Instant,
         envelope: Envelope,
-        (part, call): (PushPart, Option<CallRef>),
+        (part, effect): (PushPart, Option<EffectRef>),
         in_buffer: &PushBufferParts,
         links: &mut SessionLinks,
         outputs: &mut VecDeque<SessionOutput>,
@@ -171,10 +171,10 @@ impl PushShare {
             let envelope = Envelope { deadline_ms, ..envelope };
             let shared =
                 PushShared { operation, token, generation, push_slot, whole, next, read, ranges };
-            let frame = match call {
+            let frame = match effect {
                 None => OutgoingFrame::new(envelope, shared),
-                Some(call) => {
-                    OutgoingFrame::new(envelope, CallShared { shared: Box::new(shared), call })
+                Some(effect) => {
+                    OutgoingFrame::new(envelope, EffectShared { shared: Box::new(shared), effect })
                 }
             };
             self.send_frame(now, frame, links, outputs);
@@ -210,8 +210,8 @@ pub(super) struct PendingPush {
     /// A gradient in asynchronous mode: no shard may apply it unless the step owner does.
     pub(super) follows_owner: bool,
     pub(super) grant: Option<Grant>,
-    /// The call that makes the gradient. Every part names it.
-    pub(super) call: Option<CallRef>,
+    /// The effect of the gradient. Every part names it.
+    pub(super) effect: Option<EffectRef>,
     pub(super) read: ReadPoint,
     pub(super) shares: Vec<PushShare>,
     /// No more parts will come.
@@ -268,8 +268,8 @@ impl PendingPush {
     }
 
     /// Returns whether the push counts on the step owner; `None` without its outcome. A push that
-    /// repeats a call does: the owner has counted another execution, which may have ended before it
-    /// reached the other shards.
+    /// repeats an effect does: the owner has counted another execution, which may have ended before
+    /// it reached the other shards.
     fn counts_on(&self, owner: Option<usize>) -> Option<bool> {
         self.shares.iter().find_map(|share| match &share.phase {
             SharePhase::Settled(result) if Some(share.link) == owner => {
@@ -327,7 +327,7 @@ impl PendingPush {
     /// A gradient goes to all shards at once if its token was granted after the shard's welcome.
     /// Before the owner takes such a token back, it makes the shard close the connection. Over a
     /// connection newer than the token, the owner's outcome comes first. It always comes first if
-    /// the owner may reject gradients as stale, and for a gradient of a call, which the owner
+    /// the owner may reject gradients as stale, and for a gradient of an effect, which the owner
     /// rejects under an old epoch.
     pub(super) fn may_complete_on(&self, link: usize, links: &SessionLinks) -> bool {
         let owner = links.owner();
@@ -340,7 +340,7 @@ impl PendingPush {
         }
         self.counts_on(owner).unwrap_or_else(|| {
             let granted = self.grant.zip(links[link].granted_since);
-            let at_once = !links.owner_first && self.call.is_none();
+            let at_once = !links.owner_first && self.effect.is_none();
             at_once && granted.is_some_and(|(grant, since)| grant.token >= since)
         })
     }
@@ -411,7 +411,7 @@ impl PendingPush {
         let deadline_ms = if synchronous { operations.remaining_ms(now, self.sequence) } else { 0 };
         let step = grant.map_or(GlobalStep(0), |grant| grant.step).max(self.read.step);
         let sequence = self.sequence;
-        let call = self.call;
+        let effect = self.effect;
         let share = &mut self.shares[index];
         let read = self.read.gradients.of(links[share.link].shard);
         let total = share.bytes();
@@ -448,7 +448,7 @@ impl PendingPush {
                 share.completed_at = Some(now);
             }
             if let Some(in_buffer) = in_buffer {
-                let message = (message, call);
+                let message = (message, effect);
                 share.send_shared_parts(now, envelope, message, &in_buffer, links, outputs);
                 continue;
             }
@@ -456,11 +456,11 @@ impl PendingPush {
                 let encoding = encoding.code();
                 PushEncoded { part: message.clone(), encoding, elements, factor }
             });
-            let message = match (encoded, call) {
+            let message = match (encoded, effect) {
                 (None, None) => message.into(),
-                (None, Some(call)) => CallPart { part: message, call }.into(),
+                (None, Some(effect)) => EffectPart { part: message, effect }.into(),
                 (Some(encoded), None) => encoded.into(),
-                (Some(encoded), Some(call)) => CallEncoded { encoded, call }.into(),
+                (Some(encoded), Some(effect)) => EffectEncoded { encoded, effect }.into(),
             };
             share.send_frame(now, OutgoingFrame { envelope, message, body }, links, outputs);
         }

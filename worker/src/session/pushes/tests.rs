@@ -14,7 +14,7 @@ const OTHER: ShardId = ShardId { task: 1, shard: 0 };
 fn push(synchronous: bool, shares: [(SharePhase, bool); 2]) -> PendingPush {
     let share = |(link, (phase, whole))| PushShare { link, phase, whole, ..PushShare::default() };
     PendingPush {
-        call: None,
+        effect: None,
         sequence: Sequence(1),
         operation: Operation::Gradient {},
         synchronous,

@@ -1,8 +1,8 @@
 //! Tests of the session without sockets or a clock: each test scripts the world around it.
 
 mod breaches;
-mod calls;
 mod connecting;
+mod effects;
 mod encoded_values;
 mod epochs;
 mod keeping_alive;

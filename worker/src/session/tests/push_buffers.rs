@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use pushpull_common::ids::{CallEpoch, CallNumber, CallSource, GlobalStep, VariableId};
+use pushpull_common::ids::{CoordinatorEpoch, CoordinatorId, EffectNumber, GlobalStep, VariableId};
 use pushpull_common::protocol::message::{
-    self, CallShared, ModeIs, Operation, PushPart, PushShared, SharedPushBuffer, SharedRange,
+    self, EffectShared, ModeIs, Operation, PushPart, PushShared, SharedPushBuffer, SharedRange,
 };
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::wire::List;
-use pushpull_common::protocol::{CallId, CallRef, Message, Outcome, PushState, Refusal};
+use pushpull_common::protocol::{EffectId, EffectRef, Message, Outcome, PushState, Refusal};
 use pushpull_common::variable::VariableSpec;
 
 use super::world::*;
@@ -87,13 +87,13 @@ fn push(
     push_for(world, plan, ids, buffer, None)
 }
 
-/// Pushes these variables for a call.
+/// Pushes these variables for an effect.
 fn push_for(
     world: &mut SessionWorld,
     plan: &ShardingPlan,
     ids: &[u32],
     buffer: Arc<GradientBuffer>,
-    call: Option<CallRef>,
+    effect: Option<EffectRef>,
 ) -> OpId {
     let scatter = Arc::new(Scatter::new(plan, ids.iter().copied().map(VariableId)));
     let factors = BTreeMap::new();
@@ -103,7 +103,7 @@ fn push_for(
     let read = ReadPoint::default();
     let parts = Vec::new();
     world.call(SessionCommand::Push {
-        order: PushOrder { operation, grant, call, read, scattered, staged: None, parts },
+        order: PushOrder { operation, grant, effect, read, scattered, staged: None, parts },
     })
 }
 
@@ -277,18 +277,22 @@ fn a_share_held_whole_from_a_push_buffer_is_not_sent_again() {
 }
 
 #[test]
-fn references_of_a_gradient_of_a_call_have_the_call() {
+fn references_of_a_gradient_of_an_effect_have_the_effect() {
     let plan = plan(1, 4);
     let mut world = world(&plan, ASYNCHRONOUS);
     let buffer = gradients(&world, &plan, &[0], 3);
-    let id = CallId { source: CallSource(8), epoch: CallEpoch(9), number: CallNumber(7) };
-    let call = CallRef { id, settled: CallNumber(4), digest: 0 };
-    let op = push_for(&mut world, &plan, &[0], buffer, Some(call));
-    let frame = world.next_frame(OWNER, "CallShared");
-    let Message::CallShared(CallShared { shared, call: found }) = &frame.message else {
+    let id = EffectId {
+        coordinator: CoordinatorId(8),
+        epoch: CoordinatorEpoch(9),
+        number: EffectNumber(7),
+    };
+    let effect = EffectRef { id, settled: EffectNumber(4), digest: 0 };
+    let op = push_for(&mut world, &plan, &[0], buffer, Some(effect));
+    let frame = world.next_frame(OWNER, "EffectShared");
+    let Message::EffectShared(EffectShared { shared, effect: found }) = &frame.message else {
         unreachable!()
     };
-    assert_eq!((shared.whole, shared.ranges.items().len(), *found), (Some(16), 1, call));
+    assert_eq!((shared.whole, shared.ranges.items().len(), *found), (Some(16), 1, effect));
     world.answer(&frame, push_answer(applied(1)));
     is_applied(&mut world, op);
 }

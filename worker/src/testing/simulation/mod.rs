@@ -4,7 +4,7 @@
 //! The endpoint does for its machine what `runtime` does, without a socket, a thread or a clock: the
 //! caller passes it bytes, frames and the time.
 
-mod calls_rounds;
+mod coordinator_rounds;
 mod operations;
 mod push_buffers;
 mod session_endpoint;

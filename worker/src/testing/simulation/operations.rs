@@ -1,11 +1,13 @@
 //! The operations of a training loop, their answers, and the events of a session's endpoint.
 
 use pushpull_common::data_set::DataSet;
-use pushpull_common::ids::{CallEpoch, GlobalStep, RestoreEpoch, Sequence, ShardId, VariableId};
+use pushpull_common::ids::{
+    CoordinatorEpoch, GlobalStep, RestoreEpoch, Sequence, ShardId, VariableId,
+};
 use pushpull_common::protocol::message::Declared;
-use pushpull_common::protocol::{CallRef, Grant, Outcome};
+use pushpull_common::protocol::{EffectRef, Grant, Outcome};
 
-use crate::calls::OpenedCalls;
+use crate::coordinators::OpenedCoordinator;
 use crate::error::Error;
 
 /// An operation of a training loop.
@@ -33,8 +35,8 @@ pub enum WorkerOperation {
     Push {
         /// The token.
         grant: Grant,
-        /// The call that makes the gradient, if it counts once for a call.
-        call: Option<CallRef>,
+        /// The effect of the gradient, if it counts once for one.
+        effect: Option<EffectRef>,
         /// The step at which the values were read.
         read: GlobalStep,
         /// The variables that have a gradient.
@@ -66,12 +68,12 @@ pub enum WorkerOperation {
     AwaitEnd,
     /// Tell a shard that this worker leaves.
     Leave(ShardId),
-    /// Open the calls of a coordinator on every shard, under a new epoch.
-    OpenCalls(String),
-    /// Ask every shard which calls of a coordinator have settled.
-    SettledCalls(String),
-    /// Close the calls of a coordinator on every shard.
-    CloseCalls(String, CallEpoch),
+    /// Open a coordinator on every shard, under a new epoch.
+    OpenCoordinator(String),
+    /// Ask every shard which effects of a coordinator have settled.
+    SettledEffects(String),
+    /// Close a coordinator on every shard.
+    CloseCoordinator(String, CoordinatorEpoch),
 }
 
 /// The result of an operation.
@@ -91,8 +93,8 @@ pub enum WorkerAnswer {
     Begun(Sequence),
     /// A push was settled.
     Pushed(Outcome),
-    /// The calls of a coordinator, which have settled on every shard.
-    Calls(OpenedCalls),
+    /// A coordinator, with its effects that have settled on every shard.
+    Calls(OpenedCoordinator),
 }
 
 /// An action that the session requests.

@@ -18,13 +18,13 @@ use pushpull_common::protocol::{
     encode_for,
 };
 
-use super::calls_rounds::{CallsRounds, RoundStep};
+use super::coordinator_rounds::{CoordinatorRounds, RoundStep};
 use super::operations::{EndpointEvent, WorkerAnswer, WorkerOperation};
 use super::shared_memory::SimulatedSharedMemory;
 use super::stepwise_reader::{MappedPull, ReadProgress};
-use crate::calls::{CallsRound, RoundKind};
 use crate::client::is_outdated;
 use crate::config::Checksums;
+use crate::coordinators::{CoordinatorRound, RoundKind};
 use crate::error::Error;
 use crate::gradients::gradient_buffer::AlignedBuffer;
 use crate::gradients::scatter::Scatter;
@@ -51,7 +51,7 @@ pub struct SessionEndpoint {
     /// Planted bug: pushes go to every shard at once, even over a connection newer than the token.
     skips_owner: bool,
     mapped_pull: Option<MappedPull>,
-    rounds: CallsRounds,
+    rounds: CoordinatorRounds,
     /// How many pulls have read shared memory instead of sending requests.
     direct_pulls: u64,
     next_op: u64,
@@ -126,7 +126,7 @@ impl SessionEndpoint {
             features,
             agreed: BTreeMap::new(),
             mapped_pull: None,
-            rounds: CallsRounds::default(),
+            rounds: CoordinatorRounds::default(),
             direct_pulls: 0,
             next_op: 1,
             pulled_gradients: GradientCounts::default(),
@@ -231,7 +231,7 @@ impl SessionEndpoint {
                 let buffer = AlignedBuffer::of_bytes(plan.range(variable).len());
                 SessionCommand::PullVariable { plan, variable, buffer, token }
             }
-            WorkerOperation::Push { grant, call, read, variables, bytes } => {
+            WorkerOperation::Push { grant, effect, read, variables, bytes } => {
                 let operation = Operation::Gradient {};
                 let grant = Some(grant);
                 let read = ReadPoint { step: read, gradients: self.pulled_gradients.clone() };
@@ -244,7 +244,7 @@ impl SessionEndpoint {
                     }
                 };
                 let order = PushOrder::of_parts(operation, grant, read, parts);
-                SessionCommand::Push { order: PushOrder { call, scattered, ..order } }
+                SessionCommand::Push { order: PushOrder { effect, scattered, ..order } }
             }
             WorkerOperation::Begin { grant, read } => {
                 let operation = Operation::Gradient {};
@@ -268,13 +268,13 @@ impl SessionEndpoint {
                 }
                 other => panic!("cannot resume a push after {other}"),
             },
-            WorkerOperation::OpenCalls(name) => {
+            WorkerOperation::OpenCoordinator(name) => {
                 return self.begin_round(now, RoundKind::Open, &name, timeout);
             }
-            WorkerOperation::SettledCalls(name) => {
+            WorkerOperation::SettledEffects(name) => {
                 return self.begin_round(now, RoundKind::Query, &name, timeout);
             }
-            WorkerOperation::CloseCalls(name, epoch) => {
+            WorkerOperation::CloseCoordinator(name, epoch) => {
                 return self.begin_round(now, RoundKind::Close(epoch), &name, timeout);
             }
         };
@@ -284,10 +284,10 @@ impl SessionEndpoint {
         op.0
     }
 
-    /// Begins a round of requests about the calls of a coordinator, one shard after the other.
+    /// Begins a round of requests about a coordinator, one shard after the other.
     fn begin_round(&mut self, now: Instant, kind: RoundKind, name: &str, timeout: Duration) -> u64 {
         let op = self.number();
-        let round = CallsRound::new(kind, name, self.owner, &self.plan);
+        let round = CoordinatorRound::new(kind, name, self.owner, &self.plan);
         let round = round.expect("the name of the coordinator is valid");
         let request = self.number();
         let step = self.rounds.begin(op, round, now + timeout, request);

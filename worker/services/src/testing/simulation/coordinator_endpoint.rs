@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use pushpull_common::device::DeviceSpec;
-use pushpull_common::ids::{CallNumber, Incarnation, TaskId};
+use pushpull_common::ids::{EffectNumber, Incarnation, TaskId};
 use pushpull_common::protocol::decode::slice_source;
 use pushpull_common::protocol::{FrameEvent, FrameProgress, FrameReader, FrameSink};
-use pushpull_worker::OpenedCalls;
+use pushpull_worker::OpenedCoordinator;
 
 use super::frames::frame_of;
 use crate::call_session::{
@@ -28,7 +28,7 @@ use crate::{Call, CoordinatorConfig, Outputs, PerWorker, ServiceError};
 pub struct CoordinatorEndpoint {
     dispatch: Dispatch<ServiceError>,
     session: CallSession,
-    opened: OpenedCalls,
+    opened: OpenedCoordinator,
     workers: Vec<SimulatedWorker>,
     readers: BTreeMap<u64, FrameReader>,
     /// The calls that have not ended.
@@ -136,14 +136,14 @@ impl FrameSink for CoordinatorSink<'_> {
 }
 
 impl CoordinatorEndpoint {
-    /// Creates the coordinator of a process, which has opened its calls. Each process has its own
+    /// Creates the coordinator of a process, which is open. Each process has its own
     /// incarnation.
     pub fn new(
         now: Instant,
         incarnation: u64,
         workers: u32,
         config: &CoordinatorConfig,
-        opened: OpenedCalls,
+        opened: OpenedCoordinator,
         timeout: Duration,
     ) -> CoordinatorEndpoint {
         let name = TaskId::new("coordinator", 0);
@@ -174,7 +174,7 @@ impl CoordinatorEndpoint {
     }
 
     /// Returns the calls that the coordinator has opened.
-    pub fn opened(&self) -> OpenedCalls {
+    pub fn opened(&self) -> OpenedCoordinator {
         self.opened
     }
 
@@ -473,7 +473,7 @@ impl CoordinatorEndpoint {
         };
         let call = self.calls[&number].on_worker(task, made);
         let digest = self.digests[&number];
-        let scheduled = Some(self.opened.call(number, CallNumber(settled), digest));
+        let scheduled = Some(self.opened.effect(number, EffectNumber(settled), digest));
         let order = decisions::attempt_order(&call, scheduled);
         let order = order.expect("the scheduled calls are valid");
         let link = *link;

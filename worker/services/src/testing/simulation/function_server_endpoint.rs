@@ -9,7 +9,7 @@ use pushpull_common::ids::{Incarnation, TaskId};
 use pushpull_common::protocol::decode::slice_source;
 use pushpull_common::protocol::message::BodyCrc;
 use pushpull_common::protocol::{
-    CallRef, Envelope, FrameEvent, FrameProgress, FrameReader, FrameSink, Message, Outcome, Poll,
+    EffectRef, Envelope, FrameEvent, FrameProgress, FrameReader, FrameSink, Message, Outcome, Poll,
 };
 use pushpull_worker::{Error, Push};
 
@@ -65,7 +65,7 @@ pub struct SimulatedExecution {
     /// The name of the function.
     pub function: String,
     /// The scheduled call of a coordinator of which this is an attempt.
-    pub scheduled: Option<CallRef>,
+    pub scheduled: Option<EffectRef>,
     /// The inputs, by their names.
     pub inputs: Vec<(String, Value)>,
 }

@@ -1,4 +1,4 @@
-//! The rounds of requests about calls that are pending.
+//! The rounds of requests about coordinators that are pending.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -6,22 +6,22 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use super::operations::WorkerAnswer;
-use crate::calls::CallsRound;
+use crate::coordinators::CoordinatorRound;
 use crate::error::Error;
 use crate::session::{OpId, Reply, SessionCommand};
 
-/// The rounds of requests about the calls of a coordinator, one shard after the other.
+/// The rounds of requests about coordinators, one shard after the other.
 ///
 /// Each request is an operation of the session. Invariant: a round is here exactly while one of its
 /// requests is unanswered.
 #[derive(Debug, Default)]
-pub(super) struct CallsRounds(BTreeMap<OpId, PendingRound>);
+pub(super) struct CoordinatorRounds(BTreeMap<OpId, PendingRound>);
 
 /// A round and the operation of the caller.
 #[derive(Debug)]
 pub(super) struct PendingRound {
     op: OpId,
-    round: CallsRound,
+    round: CoordinatorRound,
     deadline: Instant,
 }
 
@@ -34,7 +34,7 @@ pub(super) enum RoundStep {
     Reply { op: OpId, reply: Result<WorkerAnswer, Error> },
 }
 
-impl CallsRounds {
+impl CoordinatorRounds {
     /// Takes the round that a request is of.
     pub(super) fn take(&mut self, request: OpId) -> Option<PendingRound> {
         self.0.remove(&request)
@@ -44,7 +44,7 @@ impl CallsRounds {
     pub(super) fn begin(
         &mut self,
         op: OpId,
-        round: CallsRound,
+        round: CoordinatorRound,
         deadline: Instant,
         request: OpId,
     ) -> RoundStep {

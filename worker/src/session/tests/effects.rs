@@ -1,15 +1,16 @@
-//! Gradients that count once for a call: the step owner first, then every shard of the plan.
+//! Gradients that count once for an effect: the step owner first, then every shard of the plan.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use pushpull_common::codec::Encoding;
-use pushpull_common::ids::{CallEpoch, CallNumber, CallSource, VariableId};
+use pushpull_common::ids::{CoordinatorEpoch, CoordinatorId, EffectNumber, VariableId};
 use pushpull_common::protocol::message::{
-    CallEncoded, CallPart, CallsAre, Granted, OpenCalls, Operation, OutcomeIs, Reserved, Withdraw,
+    CoordinatorIs, EffectEncoded, EffectPart, Granted, OpenCoordinator, Operation, OutcomeIs,
+    Reserved, Withdraw,
 };
 use pushpull_common::protocol::wire::Text;
-use pushpull_common::protocol::{CallId, CallRef, Message, Outcome, PushState, Refusal};
+use pushpull_common::protocol::{EffectId, EffectRef, Message, Outcome, PushState, Refusal};
 
 use super::world::{
     OWNER, SentFrame, SessionWorld, applied, grant, order, plan, push_answer, refused, shard,
@@ -20,9 +21,13 @@ use crate::gradients::scatter::Scatter;
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::session::{OpId, PushOrder, ReadPoint, Reply, SessionCommand};
 
-const CALL: CallRef = CallRef {
-    id: CallId { source: CallSource(8), epoch: CallEpoch(9), number: CallNumber(7) },
-    settled: CallNumber(4),
+const EFFECT: EffectRef = EffectRef {
+    id: EffectId {
+        coordinator: CoordinatorId(8),
+        epoch: CoordinatorEpoch(9),
+        number: EffectNumber(7),
+    },
+    settled: EffectNumber(4),
     digest: 70,
 };
 const REPEATED: Outcome = Outcome::Repeated {};
@@ -38,31 +43,31 @@ fn joined(plan: &Arc<ShardingPlan>) -> SessionWorld {
     world
 }
 
-/// Pushes the variables with these ids for the call.
+/// Pushes the variables with these ids for the effect.
 fn push(world: &mut SessionWorld, plan: &ShardingPlan, variables: &[u32]) -> OpId {
     let variables = variables.iter().copied().map(VariableId);
     let parts = Scatter::new(plan, variables).parts(|range| Bytes::from(vec![1; range.len()]));
     let operation = Operation::Gradient {};
     let grant = Some(grant(4, 0));
     let order = PushOrder::of_parts(operation, grant, ReadPoint::default(), parts);
-    world.call(SessionCommand::Push { order: PushOrder { call: Some(CALL), ..order } })
+    world.call(SessionCommand::Push { order: PushOrder { effect: Some(EFFECT), ..order } })
 }
 
-/// Takes the parts of the call that were sent over a link.
+/// Takes the parts of the effect that were sent over a link.
 fn parts(world: &mut SessionWorld, link: usize) -> Vec<SentFrame> {
     let mut parts = Vec::new();
     while !world.is_quiet(link) {
-        let frame = world.next_frame(link, "CallPart");
-        assert_eq!(part(&frame).call, CALL);
+        let frame = world.next_frame(link, "EffectPart");
+        assert_eq!(part(&frame).effect, EFFECT);
         parts.push(frame);
     }
     parts
 }
 
-fn part(frame: &SentFrame) -> &CallPart {
+fn part(frame: &SentFrame) -> &EffectPart {
     match &frame.message {
-        Message::CallPart(part) => part,
-        other => panic!("not a part of a call but {other:?}"),
+        Message::EffectPart(part) => part,
+        other => panic!("not a part of an effect but {other:?}"),
     }
 }
 
@@ -91,7 +96,7 @@ fn last_part(world: &mut SessionWorld, link: usize) -> SentFrame {
 fn every_shard_has_a_share_and_the_step_owner_decides_first() {
     let plan = plan(3, 3);
     let mut world = joined(&plan);
-    // Without a call, this push would be whole on two shards at once, and have no share on the
+    // Without an effect, this push would be whole on two shards at once, and have no share on the
     // third.
     let op = push(&mut world, &plan, &[0, 1]);
     let owner = give_push_slot(&mut world, OWNER).pop().unwrap();
@@ -104,14 +109,14 @@ fn every_shard_has_a_share_and_the_step_owner_decides_first() {
     assert_eq!(lasts.each_ref().map(|last| part(last).part.whole), [Some(16), Some(0)]);
     for last in &lasts {
         assert!(world.is_pending(op));
-        // The call may have counted there before.
+        // The effect may have counted there before.
         world.answer(last, push_answer(REPEATED));
     }
     assert_eq!(outcome(&mut world, op), applied(5));
 }
 
 #[test]
-fn a_call_that_has_counted_on_the_step_owner_still_reaches_the_other_shards() {
+fn an_effect_that_has_counted_on_the_step_owner_still_reaches_the_other_shards() {
     let plan = plan(2, 3);
     let mut world = joined(&plan);
     let op = push(&mut world, &plan, &[0, 1]);
@@ -126,14 +131,14 @@ fn a_call_that_has_counted_on_the_step_owner_still_reaches_the_other_shards() {
 }
 
 #[test]
-fn a_call_that_the_step_owner_refuses_counts_on_no_shard_and_its_token_is_returned() {
+fn an_effect_that_the_step_owner_refuses_counts_on_no_shard_and_its_token_is_returned() {
     let plan = plan(2, 3);
     let mut world = joined(&plan);
     let op = push(&mut world, &plan, &[0, 1]);
     let owner = give_push_slot(&mut world, OWNER).pop().unwrap();
     give_push_slot(&mut world, 1);
-    let CallId { source, epoch, .. } = CALL.id;
-    let fenced = Refusal::CallEpoch { source, epoch, current: CallEpoch(12) };
+    let EffectId { coordinator, epoch, .. } = EFFECT.id;
+    let fenced = Refusal::CoordinatorEpoch { coordinator, epoch, current: CoordinatorEpoch(12) };
     world.answer(&owner, refused(fenced.clone()));
     match world.reply(op) {
         Err(Error::Refused { refusal, .. }) => assert_eq!(refusal, fenced),
@@ -144,7 +149,7 @@ fn a_call_that_the_step_owner_refuses_counts_on_no_shard_and_its_token_is_return
 }
 
 #[test]
-fn a_resend_carries_the_call() {
+fn a_resend_carries_the_effect() {
     let plan = plan(2, 3);
     let mut world = joined(&plan);
     let op = push(&mut world, &plan, &[0, 1]);
@@ -164,7 +169,7 @@ fn a_resend_carries_the_call() {
 }
 
 #[test]
-fn a_push_without_a_call_is_not_answered_as_repeated() {
+fn a_push_without_an_effect_is_not_answered_as_repeated() {
     let plan = plan(1, 3);
     for queried in [false, true] {
         let mut world = SessionWorld::joined(&plan);
@@ -185,28 +190,30 @@ fn a_push_without_a_call_is_not_answered_as_repeated() {
 }
 
 #[test]
-fn calls_are_opened_again_after_a_reconnect() {
+fn a_coordinator_is_opened_again_after_a_reconnect() {
     let plan = plan(1, 3);
     let mut world = SessionWorld::joined(&plan);
-    let source = CallSource(0);
-    let epoch = CallEpoch(0);
-    let message: Message = OpenCalls { name: Text::clipped("trainer"), source, epoch }.into();
+    let coordinator = CoordinatorId(0);
+    let epoch = CoordinatorEpoch(0);
+    let message: Message =
+        OpenCoordinator { name: Text::clipped("trainer"), coordinator, epoch }.into();
     let body = Bytes::new();
     let wait_ms = None;
     let shard = shard(0);
     let op = world.call(SessionCommand::Request { shard, message: message.clone(), body, wait_ms });
-    world.next_frame(OWNER, "OpenCalls");
+    world.next_frame(OWNER, "OpenCoordinator");
     world.reconnect(OWNER);
-    let again = world.next_frame(OWNER, "OpenCalls");
+    let again = world.next_frame(OWNER, "OpenCoordinator");
     assert_eq!(again.message, message);
-    let source = CallSource(3);
-    let epoch = CallEpoch(5);
-    let settled = CallNumber(1);
+    let coordinator = CoordinatorId(3);
+    let epoch = CoordinatorEpoch(5);
+    let settled = EffectNumber(1);
     let window = 4;
     let first_digest = 6;
-    let digest_of = CallNumber(1);
+    let digest_of = EffectNumber(1);
     let digest = 6;
-    let opened = CallsAre { source, epoch, settled, window, first_digest, digest_of, digest };
+    let opened =
+        CoordinatorIs { coordinator, epoch, settled, window, first_digest, digest_of, digest };
     world.answer(&again, opened.clone());
     match world.reply(op) {
         Ok(Reply::Answer { message, .. }) => assert_eq!(message, opened.into()),
@@ -215,7 +222,7 @@ fn calls_are_opened_again_after_a_reconnect() {
 }
 
 #[test]
-fn an_encoded_part_of_a_call_has_the_call() {
+fn an_encoded_part_of_an_effect_has_the_effect() {
     let plan = super::world::halves_plan();
     let mut world = SessionWorld::joined(&plan);
     let layout = plan.catalogue().layout(shard(0));
@@ -226,10 +233,12 @@ fn an_encoded_part_of_a_call_has_the_call() {
     let grant = Some(grant(4, 0));
     let parts = vec![(shard(0), vec![part])];
     let order = PushOrder::of_parts(operation, grant, ReadPoint::default(), parts);
-    world.call(SessionCommand::Push { order: PushOrder { call: Some(CALL), ..order } });
+    world.call(SessionCommand::Push { order: PushOrder { effect: Some(EFFECT), ..order } });
     let reserve = world.next_frame(OWNER, "Reserve");
     world.answer(&reserve, Reserved { push_slot: 3 });
-    let frame = world.next_frame(OWNER, "CallEncoded");
-    let Message::CallEncoded(CallEncoded { encoded, call }) = frame.message else { unreachable!() };
-    assert_eq!((call, encoded.elements, encoded.part.push_slot), (CALL, 5, 3));
+    let frame = world.next_frame(OWNER, "EffectEncoded");
+    let Message::EffectEncoded(EffectEncoded { encoded, effect }) = frame.message else {
+        unreachable!()
+    };
+    assert_eq!((effect, encoded.elements, encoded.part.push_slot), (EFFECT, 5, 3));
 }

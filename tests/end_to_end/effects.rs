@@ -1,24 +1,24 @@
-//! Calls of a coordinator count once, over real sockets and across restarts of a server.
+//! Effects of a coordinator count once, over real sockets and across restarts of a server.
 
 use pushpull::blocking::Worker;
-use pushpull::protocol::{CallNumber, CallRef, Refusal, Settlement};
-use pushpull::worker::OpenedCalls;
+use pushpull::protocol::{EffectNumber, EffectRef, Refusal, Settlement};
+use pushpull::worker::OpenedCoordinator;
 use pushpull::{Error, Params, Push};
 
 use crate::cluster::{TestCluster, vector};
 use crate::restart::RestartedServer;
 
-/// Takes a token, and pushes ones for a call.
-fn push(worker: &mut Worker, call: CallRef) -> Result<Push, Error> {
+/// Takes a token, and pushes ones for an effect.
+fn push(worker: &mut Worker, effect: EffectRef) -> Result<Push, Error> {
     let token = worker.token().unwrap().unwrap();
     let mut gradients = worker.gradients();
     gradients.view_mut::<f32>("a").unwrap().fill(1.0);
     gradients.view_mut::<f32>("b").unwrap().fill(1.0);
-    worker.push_for_call(token, gradients, call)
+    worker.push_for_effect(token, gradients, effect)
 }
 
-fn call(calls: &OpenedCalls, number: u64) -> CallRef {
-    calls.call(number, CallNumber(0), 0)
+fn effect(opened: &OpenedCoordinator, number: u64) -> EffectRef {
+    opened.effect(number, EffectNumber(0), 0)
 }
 
 /// Returns the sums of all gradients that the shards of both variables have applied.
@@ -28,12 +28,12 @@ fn values(worker: &mut Worker, params: &mut Params) -> [f32; 2] {
     ["a", "b"].map(|name| params.view::<f32>(name).unwrap()[0])
 }
 
-fn is_settled(calls: &OpenedCalls, number: u64) -> bool {
-    calls.window.state(CallNumber(number)) == Settlement::Settled
+fn is_settled(opened: &OpenedCoordinator, number: u64) -> bool {
+    opened.window.state(EffectNumber(number)) == Settlement::Settled
 }
 
 #[test]
-fn a_call_that_two_workers_execute_counts_once_across_restarts() {
+fn an_effect_that_two_workers_push_counts_once_across_restarts() {
     // Two shards on one server, with Adam: another gradient would change the values.
     let mut server = RestartedServer::start();
     let variables = [vector("a", 300_000), vector("b", 7)];
@@ -41,36 +41,41 @@ fn a_call_that_two_workers_execute_counts_once_across_restarts() {
     let mut second = server.worker(1);
     let mut params = first.join(&variables, |_| ()).unwrap();
     second.join(&variables, |_| ()).unwrap();
-    let calls = first.open_calls("trainer").unwrap();
-    assert_eq!((calls.window.settled(), calls.window.bits()), (CallNumber(0), 0));
+    let opened = first.open_coordinator("trainer").unwrap();
+    assert_eq!((opened.window.settled(), opened.window.bits()), (EffectNumber(0), 0));
 
-    assert_eq!(push(&mut first, call(&calls, 2)).unwrap(), Push::Applied { step: 1, staleness: 0 });
+    assert_eq!(
+        push(&mut first, effect(&opened, 2)).unwrap(),
+        Push::Applied { step: 1, staleness: 0 }
+    );
     let after = values(&mut first, &mut params);
     server.restart();
-    assert_eq!(push(&mut second, call(&calls, 2)).unwrap(), Push::Repeated);
+    assert_eq!(push(&mut second, effect(&opened, 2)).unwrap(), Push::Repeated);
     assert_eq!(values(&mut first, &mut params), after);
-    let found = second.settled_calls("trainer").unwrap();
+    let found = second.settled_effects("trainer").unwrap();
     assert_eq!((is_settled(&found, 1), is_settled(&found, 2)), (false, true));
 
     // Another coordinator takes over, and fences the executions that the first has scheduled.
-    let resumed = second.open_calls("trainer").unwrap();
-    assert!(resumed.source == calls.source && resumed.epoch > calls.epoch);
+    let resumed = second.open_coordinator("trainer").unwrap();
+    assert!(resumed.coordinator == opened.coordinator && resumed.epoch > opened.epoch);
     assert_eq!(resumed.window, found.window);
     server.restart();
-    match push(&mut first, call(&calls, 1)) {
-        Err(Error::Refused { refusal: Refusal::CallEpoch { epoch, current, .. }, .. }) => {
-            assert_eq!((epoch, current), (calls.epoch, resumed.epoch));
+    match push(&mut first, effect(&opened, 1)) {
+        Err(Error::Refused {
+            refusal: Refusal::CoordinatorEpoch { epoch, current, .. }, ..
+        }) => {
+            assert_eq!((epoch, current), (opened.epoch, resumed.epoch));
         }
         other => panic!("{other:?}"),
     }
     assert_eq!(values(&mut first, &mut params), after);
-    assert!(matches!(push(&mut first, call(&resumed, 1)), Ok(Push::Applied { step: 2, .. })));
-    let found = first.settled_calls("trainer").unwrap();
-    assert_eq!((found.window.settled(), found.window.bits()), (CallNumber(2), 0));
+    assert!(matches!(push(&mut first, effect(&resumed, 1)), Ok(Push::Applied { step: 2, .. })));
+    let found = first.settled_effects("trainer").unwrap();
+    assert_eq!((found.window.settled(), found.window.bits()), (EffectNumber(2), 0));
 
-    second.close_calls("trainer", resumed.epoch).unwrap();
-    let refused = push(&mut first, call(&resumed, 3)).unwrap_err();
-    let unknown = Refusal::UnknownCalls { source: resumed.source };
+    second.close_coordinator("trainer", resumed.epoch).unwrap();
+    let refused = push(&mut first, effect(&resumed, 3)).unwrap_err();
+    let unknown = Refusal::UnknownCoordinator { coordinator: resumed.coordinator };
     assert!(matches!(&refused, Error::Refused { refusal, .. } if *refusal == unknown), "{refused}");
     let metrics = server.ps.as_ref().unwrap().handle().metrics();
     assert_eq!(metrics.global_step, 2);
@@ -80,13 +85,13 @@ fn a_call_that_two_workers_execute_counts_once_across_restarts() {
 }
 
 #[test]
-fn workers_that_execute_the_same_calls_at_once_count_each_once_on_every_shard() {
-    const CALLS: u64 = 40;
+fn workers_that_push_the_same_effects_at_once_count_each_once_on_every_shard() {
+    const EFFECTS: u64 = 40;
     let cluster = TestCluster::sgd_of(2, 3, |config| config.shards(2));
     let variables = [vector("a", 40_000), vector("b", 7)];
     let mut coordinator = cluster.worker(0);
     let mut params = coordinator.join(&variables, |_| ()).unwrap();
-    let calls = coordinator.open_calls("trainer").unwrap();
+    let opened = coordinator.open_coordinator("trainer").unwrap();
     let mut outcomes = Vec::new();
     std::thread::scope(|scope| {
         let runs = [1, 2].map(|index| {
@@ -94,8 +99,9 @@ fn workers_that_execute_the_same_calls_at_once_count_each_once_on_every_shard() 
             let variables = &variables;
             scope.spawn(move || {
                 worker.join(variables, |_| ()).unwrap();
-                let numbers = 1..=CALLS;
-                let pushes = numbers.map(|number| push(&mut worker, call(&calls, number)).unwrap());
+                let numbers = 1..=EFFECTS;
+                let pushes =
+                    numbers.map(|number| push(&mut worker, effect(&opened, number)).unwrap());
                 let counted = pushes.filter(|push| matches!(push, Push::Applied { .. })).count();
                 worker.leave().unwrap();
                 counted
@@ -103,12 +109,12 @@ fn workers_that_execute_the_same_calls_at_once_count_each_once_on_every_shard() 
         });
         outcomes.extend(runs.map(|run| run.join().unwrap()));
     });
-    assert_eq!(outcomes.iter().sum::<usize>() as u64, CALLS, "{outcomes:?}");
-    assert_eq!(values(&mut coordinator, &mut params), [-(CALLS as f32); 2]);
-    let found = coordinator.settled_calls("trainer").unwrap();
-    assert_eq!((found.window.settled(), found.window.bits()), (CallNumber(CALLS), 0));
-    assert_eq!(cluster.handle().metrics().global_step, CALLS);
-    coordinator.close_calls("trainer", calls.epoch).unwrap();
+    assert_eq!(outcomes.iter().sum::<usize>() as u64, EFFECTS, "{outcomes:?}");
+    assert_eq!(values(&mut coordinator, &mut params), [-(EFFECTS as f32); 2]);
+    let found = coordinator.settled_effects("trainer").unwrap();
+    assert_eq!((found.window.settled(), found.window.bits()), (EffectNumber(EFFECTS), 0));
+    assert_eq!(cluster.handle().metrics().global_step, EFFECTS);
+    coordinator.close_coordinator("trainer", opened.epoch).unwrap();
     coordinator.leave().unwrap();
     cluster.stop();
 }
@@ -117,13 +123,13 @@ fn workers_that_execute_the_same_calls_at_once_count_each_once_on_every_shard() 
 fn a_name_that_no_coordinator_can_have_is_refused() {
     let cluster = TestCluster::sgd(1, |config| config);
     let mut worker = cluster.worker(0);
-    assert!(matches!(worker.open_calls("trainer"), Err(Error::NotJoined { .. })));
+    assert!(matches!(worker.open_coordinator("trainer"), Err(Error::NotJoined { .. })));
     worker.join(&[vector("a", 3)], |_| ()).unwrap();
     for name in ["", &"x".repeat(65)] {
-        let error = worker.open_calls(name).unwrap_err().to_string();
+        let error = worker.open_coordinator(name).unwrap_err().to_string();
         assert!(error.contains("1 to 64 bytes"), "{error}");
     }
-    assert!(worker.open_calls(&"x".repeat(64)).is_ok());
+    assert!(worker.open_coordinator(&"x".repeat(64)).is_ok());
     worker.leave().unwrap();
     cluster.stop();
 }
