@@ -245,19 +245,19 @@ impl Control {
         read_text(self.faults).lines().map(str::to_owned).collect()
     }
 
-    /// What the host has not given back.
+    /// Returns the counts of objects that the host has not released.
     pub fn leaks(&self) -> Leaks {
         let mut leaks = Leaks::default();
         (self.leaks)(&raw mut leaks);
         leaks
     }
 
-    /// How many asynchronous copies had pageable memory on the host's side.
+    /// Returns the number of asynchronous copies from or to pageable memory of the host.
     pub fn pageable_copies(&self) -> u64 {
         (self.pageable_copies)()
     }
 
-    /// How many instructions all launches have executed.
+    /// Returns the number of instructions that all launches have executed.
     pub fn instructions(&self) -> u64 {
         (self.instructions)()
     }

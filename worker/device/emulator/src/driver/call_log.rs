@@ -6,7 +6,7 @@ use std::fmt::Write;
 use super::code::{DriverErrorCode, DriverResult};
 use super::settings::PlannedFailure;
 
-/// Which functions were called, and which calls are to fail.
+/// The log of calls of driver functions, and the faults to inject into later ones.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CallLog {
     counts: BTreeMap<String, u64>,

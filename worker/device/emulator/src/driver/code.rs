@@ -6,7 +6,7 @@ use std::ffi::CStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DriverErrorCode(pub(crate) u32);
 
-/// What a function of the driver returns.
+/// The result of a driver function, with the error code of the driver.
 pub(crate) type DriverResult<T = ()> = Result<T, DriverErrorCode>;
 
 macro_rules! codes {

@@ -8,7 +8,7 @@ use super::code::DriverErrorCode;
 #[derive(Clone, Debug)]
 pub(crate) struct EmulatedContext {
     pub(crate) device: usize,
-    /// How many times it is retained.
+    /// The number of retains that no release has undone.
     pub(crate) retains: u32,
     /// The error that every call returns after a fault.
     pub(crate) sticky: Option<DriverErrorCode>,

@@ -79,7 +79,7 @@ impl EmulatedDevice {
         }
     }
 
-    /// How many allocations are live, and their bytes.
+    /// Returns the number of live allocations and the sum of their bytes.
     pub(crate) fn live_count(&self) -> (u64, u64) {
         self.live().fold((0, 0), |(count, bytes), a| (count + 1, bytes + a.size as u64))
     }

@@ -14,7 +14,7 @@ pub(crate) struct PageLockedMemory {
 #[derive(Clone, Copy, Debug)]
 struct PageLockedRange {
     size: usize,
-    /// How the driver allocated it, unless the host did.
+    /// The layout of the driver's allocation; `None` if the host allocated the range.
     layout: Option<Layout>,
 }
 
@@ -87,7 +87,8 @@ impl PageLockedMemory {
         range.is_some_and(|(&start, pinned)| at - start + size <= pinned.size)
     }
 
-    /// How many ranges the driver allocated, and how many the host registered.
+    /// Returns the number of ranges that the driver allocated, and of those that the host
+    /// registered.
     pub(crate) fn counts(&self) -> (u64, u64) {
         let allocated = self.ranges.values().filter(|pinned| pinned.layout.is_some()).count();
         (allocated as u64, (self.ranges.len() - allocated) as u64)

@@ -1,6 +1,6 @@
 //! [`Leaks`]: what the host has not given back.
 
-/// What the host has not given back.
+/// The counts of objects that the host has not released.
 ///
 /// Objects of a released context count until the emulator is reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

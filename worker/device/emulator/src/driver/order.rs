@@ -29,7 +29,7 @@ impl Clock {
     }
 }
 
-/// Which work used the parts of an allocation.
+/// The history of the work that used the parts of an allocation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct UseHistory {
     uses: Vec<Use>,
@@ -43,7 +43,7 @@ pub(crate) struct Use {
     pub(crate) writes: bool,
     /// Offsets in the allocation, sorted and apart.
     pub(crate) ranges: Vec<Range<usize>>,
-    /// What the work is, for messages.
+    /// The description of the work, for messages.
     pub(crate) what: String,
 }
 

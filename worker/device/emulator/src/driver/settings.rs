@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-/// What the emulated machine has.
+/// The settings of the emulated machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Settings {
     /// The number of devices.

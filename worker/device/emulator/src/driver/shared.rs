@@ -32,7 +32,8 @@ pub(crate) fn call(name: &str, work: impl FnOnce(&mut DriverState) -> DriverResu
     })
 }
 
-/// The entrance of a function of the driver that waits for streams. `work` says up to where.
+/// Enters a driver function that waits for streams. `work` returns the context, and the positions
+/// to wait for.
 pub(crate) fn call_and_wait(
     name: &str,
     work: impl FnOnce(&mut DriverState) -> DriverResult<(u64, Vec<StreamPosition>)>,

@@ -36,11 +36,11 @@ pub(crate) struct DriverState {
     /// The module and the name of each function that was looked up.
     pub(crate) functions: BTreeMap<u64, (u64, String)>,
     pub(crate) host: PageLockedMemory,
-    /// What the host has waited for.
+    /// The vector clock of the host: the work that it has waited for.
     pub(crate) host_clock: Clock,
-    /// How many asynchronous copies had pageable memory on the host's side.
+    /// The number of asynchronous copies from or to pageable memory of the host.
     pub(crate) pageable_copies: u64,
-    /// How many instructions all launches have executed.
+    /// The number of instructions that all launches have executed.
     pub(crate) instructions: u64,
     /// Bugs for kernels: an original text of a module, and what is compiled instead.
     pub(crate) planted: Vec<(String, String)>,
@@ -280,7 +280,7 @@ impl DriverState {
         }
     }
 
-    /// What the host has not given back.
+    /// Returns the counts of objects that the host has not released.
     pub(crate) fn leaks(&self) -> Leaks {
         let null = |handle| self.contexts.values().any(|context| context.null_stream == handle);
         let live =

@@ -15,11 +15,11 @@ pub(crate) struct EmulatedStream {
     /// Whether it is ordered with the stream that has handle 0.
     pub(crate) is_blocking: bool,
     pub(crate) queue: VecDeque<StreamWork>,
-    /// What each work in the queue knows to be done before it.
+    /// The vector clock of each work in the queue: the work that is done before it begins.
     clocks: VecDeque<Clock>,
-    /// What the next work knows.
+    /// The vector clock of the next work.
     pub(crate) clock: Clock,
-    /// What a thread knows that has waited for all that was done.
+    /// The vector clock of a thread that has waited for all work that is done.
     pub(crate) done_clock: Clock,
     /// The number of the last work that was queued.
     pub(crate) queued: u64,
@@ -56,7 +56,7 @@ impl EmulatedStream {
         self.queued
     }
 
-    /// What the first work knows.
+    /// Returns the vector clock of the first work in the queue.
     pub(crate) fn first_clock(&self) -> Clock {
         self.clocks.front().cloned().unwrap_or_default()
     }
@@ -86,7 +86,7 @@ pub(crate) struct EmulatedEvent {
     pub(crate) has_time: bool,
     /// The stream and the number of the work that reaches the event, once recorded.
     pub(crate) place: Option<(u64, u64)>,
-    /// What a thread or stream knows that has waited for it.
+    /// The vector clock of a thread or stream that has waited for the event.
     pub(crate) clock: Clock,
     pub(crate) reached: Option<Instant>,
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::ptx::Program;
 
-/// What a stream has to do.
+/// One piece of work in the queue of a stream.
 #[derive(Clone, Debug)]
 pub(crate) enum StreamWork {
     HostToDevice {
@@ -50,7 +50,7 @@ pub(crate) enum StreamWork {
 /// A function of the host that a stream calls.
 pub(crate) type HostFunction = unsafe extern "C" fn(*mut std::ffi::c_void);
 
-/// Where bytes from the host come from.
+/// The source of the bytes of a copy from the host.
 #[derive(Clone, Debug)]
 pub(crate) enum CopySource {
     /// Bytes that were copied when the work was queued, as the driver does with pageable memory.

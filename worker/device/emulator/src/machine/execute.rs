@@ -9,7 +9,7 @@ use crate::ptx::{
 };
 use crate::scalar::{Type, convert};
 
-/// What the threads of a block execute in.
+/// The environment in which the threads of a block execute.
 pub(crate) struct Environment<'a> {
     pub(crate) program: &'a Program,
     pub(crate) memory: &'a mut GlobalMemory,
@@ -21,7 +21,7 @@ pub(crate) struct Environment<'a> {
     pub(crate) epoch: u32,
     /// The number of the launch, for marks in global memory.
     pub(crate) launch: u64,
-    /// How many more instructions may be executed.
+    /// The number of instructions that may still be executed.
     pub(crate) steps_left: u64,
     pub(crate) steps_max: u64,
     /// For each function, where the accesses of each instruction were last.
@@ -165,7 +165,7 @@ impl Environment<'_> {
         Ok(())
     }
 
-    /// Returns to the caller, whose call says where the results go.
+    /// Returns to the caller, and stores the results in the registers that its call names.
     fn leave(&mut self, thread: &mut Thread) {
         let Some(saved) = thread.frames.pop() else { return };
         let program = self.program;

@@ -4,12 +4,12 @@ use std::fmt;
 
 use crate::ptx::Space;
 
-/// What a kernel did wrong, and where.
+/// A fault of a kernel, with its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFault {
-    /// What was wrong.
+    /// The kind of the fault.
     pub kind: DeviceFaultKind,
-    /// Where it was, unless the host did it.
+    /// The location; `None` for a fault of the host.
     pub location: Option<FaultLocation>,
 }
 

@@ -30,7 +30,7 @@ pub struct Launch<'a> {
     pub steps_max: u64,
 }
 
-/// What a device can run.
+/// The limits of a device on launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields say it")]
 pub struct Limits {

@@ -3,7 +3,7 @@
 use super::memory::Region;
 use crate::ptx::{FRAME, LinkedFunction, Register, Space, Special};
 
-/// Where a thread stands.
+/// The scheduling state of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SchedulingState {
     /// It can go on.
@@ -33,7 +33,7 @@ pub(crate) struct Thread {
     pub(crate) frames: Vec<CallFrame>,
 }
 
-/// What a caller continues with.
+/// The frame of a call, from which the caller continues.
 #[derive(Clone, Debug)]
 pub(crate) struct CallFrame {
     pub(crate) function: usize,
@@ -42,7 +42,7 @@ pub(crate) struct CallFrame {
     pub(crate) parameters: Vec<u8>,
 }
 
-/// What special registers depend on.
+/// The geometry of a launch, which special registers give to threads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LaunchGeometry {
     pub(crate) grid: [u32; 3],

@@ -10,7 +10,7 @@ pub enum PtxError {
     Syntax {
         /// The line, from 1.
         line: u32,
-        /// What was expected and what was found.
+        /// The text that was expected, and the text that was found.
         message: String,
     },
     /// The interpreter does not know an instruction or one of its forms.

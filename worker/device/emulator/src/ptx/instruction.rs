@@ -20,7 +20,7 @@ pub(crate) struct Instruction {
     pub(crate) line: u32,
     /// The condition under which it is executed.
     pub(crate) guard: Option<Guard>,
-    /// What it does.
+    /// The operation.
     pub(crate) operation: PtxOperation,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct MemoryOperand {
     pub(crate) offset: i64,
 }
 
-/// What an instruction does. `d` is the destination.
+/// The operation of an instruction. `d` is the destination.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "the names are those of PTX")]
 pub(crate) enum PtxOperation {
@@ -189,7 +189,7 @@ pub(crate) struct StoreInstruction {
     pub(crate) sources: [Register; 4],
 }
 
-/// What an atomic operation stores.
+/// The value that an atomic operation stores.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AtomicOperation {
     /// A function of the old value and the operand.
@@ -209,12 +209,12 @@ pub(crate) struct CallInstruction {
     pub(crate) results: Vec<(u32, u32, u32)>,
 }
 
-/// Which value a barrier of a block forms.
+/// The reduction of the predicates at a barrier of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BarrierKind {
     /// None.
     Synchronize,
-    /// How many threads have a true predicate.
+    /// The number of threads with a true predicate.
     Count,
     /// Whether all threads have a true predicate.
     All,
@@ -236,7 +236,7 @@ pub(crate) struct Shuffle {
     pub(crate) members: Register,
 }
 
-/// How a shuffle finds the source lane.
+/// The rule by which a shuffle finds the source lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are those of PTX")]
 pub(crate) enum ShuffleMode {
@@ -246,7 +246,7 @@ pub(crate) enum ShuffleMode {
     Index,
 }
 
-/// Which value a vote of a warp forms.
+/// The reduction of the predicates in a vote of a warp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are those of PTX")]
 pub(crate) enum VoteKind {

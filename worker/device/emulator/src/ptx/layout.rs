@@ -39,7 +39,7 @@ impl Layout {
         self.end
     }
 
-    /// Where memory whose size the launch gives begins.
+    /// Returns the offset of the dynamic shared memory, whose size the launch gives.
     pub(crate) fn dynamic_start(&self) -> usize {
         let gap = if self.ranges.is_empty() { 0 } else { GAP };
         (self.end + gap).next_multiple_of(16)

@@ -24,7 +24,7 @@ pub struct Program {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LinkedFunction {
     pub(crate) instructions: Vec<Instruction>,
-    /// How many registers there are, with constants and special ones.
+    /// The number of registers, with constants and special ones.
     pub(crate) registers: usize,
     pub(crate) constants: Vec<(Register, u64)>,
     pub(crate) specials: Vec<(Register, Special)>,
@@ -132,7 +132,7 @@ fn names_used<'a>(module: &'a Module, kernel: &'a FunctionSyntax) -> HashSet<&'a
     used
 }
 
-/// What names outside of a function mean in it.
+/// The meanings of the names that a function uses and a module declares.
 pub(super) struct Symbols<'a> {
     pub(super) addresses: &'a HashMap<String, u64>,
     pub(super) shared: HashMap<String, u64>,

@@ -17,7 +17,7 @@ pub struct Module {
     pub lines: Vec<String>,
 }
 
-/// Where a variable lives.
+/// The memory space of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are those of PTX")]
 pub enum VariableSpace {
@@ -33,7 +33,7 @@ pub enum VariableSpace {
 pub struct Variable {
     /// The name.
     pub name: String,
-    /// Where it lives.
+    /// The memory space.
     pub space: VariableSpace,
     /// The size in bytes. Dynamic shared memory has none.
     pub size: usize,

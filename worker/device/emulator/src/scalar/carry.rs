@@ -2,7 +2,7 @@
 
 use super::types::Type;
 
-/// Which sum an instruction with a carry forms.
+/// The sum or difference of an instruction with a carry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CarryOperation {
     /// `a + b`.

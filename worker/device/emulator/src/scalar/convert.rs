@@ -54,7 +54,7 @@ pub(crate) struct Conversion {
     pub(crate) from: Type,
     /// The type of the result.
     pub(crate) to: Type,
-    /// How the result is rounded, if it is.
+    /// The rounding of the result, if it is not exact.
     pub(crate) rounding: Rounding,
     /// Whether a float becomes an integral float.
     pub(crate) integral: bool,

@@ -3,19 +3,20 @@
 /// A thread of a launch, at a moment between two barriers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Accessor {
-    /// Which launch, or block of shared memory, this is. Marks of another one mean nothing.
+    /// The number of the launch, or of the block of shared memory. Marks of another one are
+    /// ignored.
     pub(crate) launch: u64,
     /// The linear index of the block.
     pub(crate) block: u32,
     /// The linear index of the thread in the block.
     pub(crate) thread: u32,
-    /// How many barriers the block has passed.
+    /// The number of barriers that the block has passed.
     pub(crate) epoch: u32,
-    /// How many barriers the warp has passed since the block's last one.
+    /// The number of barriers that the warp has passed since the block's last one.
     pub(crate) warp_epoch: u32,
 }
 
-/// What an access does.
+/// The kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Access {
     pub(crate) by: Accessor,

@@ -149,7 +149,8 @@ impl GlobalMemory {
         Ok(())
     }
 
-    /// What a launch has used of each allocation, by their addresses.
+    /// Returns the parts of each allocation that a launch has used, by addresses of the
+    /// allocations.
     pub(crate) fn footprints(&self, launch: u64) -> Vec<(u64, Footprint)> {
         let mut all = Vec::new();
         for allocation in &self.allocations {
@@ -284,5 +285,6 @@ impl ShadowedAllocation {
 /// Allocations of the driver are aligned to 256 bytes.
 const ALIGN: u64 = 256;
 const GAP: u64 = 4096;
-/// How far from an allocation an address is named as out of its bounds.
+/// The largest distance, in bytes, at which an address is reported as out of an allocation's
+/// bounds.
 const NEAR: u64 = 1 << 20;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::access::{Access, Accessor};
 
-/// Who accessed each byte of a memory last.
+/// The shadow of a memory for race detection: the last accesses of each byte.
 ///
 /// Two accesses of a byte race if different threads make them, at least one writes, at least one is
 /// not atomic, and no barrier orders them. A barrier orders the threads of its block or warp.

@@ -8,9 +8,9 @@ use crate::ptx::instruction::{
 use crate::ptx::syntax::{InstructionSyntax, Operand};
 use crate::scalar::{Type, binary};
 
-/// Where the generic addresses of a block's shared memory begin.
+/// The generic address at which the shared memory of a block begins.
 pub(crate) const SHARED_WINDOW: u64 = 0x1_0000_0000_0000;
-/// Where the generic addresses of a thread's local memory begin.
+/// The generic address at which the local memory of a thread begins.
 pub(crate) const LOCAL_WINDOW: u64 = 0x2_0000_0000_0000;
 
 impl Decoder<'_> {

@@ -53,7 +53,7 @@ struct Decoder<'a> {
     code: LinkedFunction,
 }
 
-/// What a name inside a function means.
+/// The meaning of a name inside a function.
 #[derive(Clone, Copy, Debug)]
 enum Name {
     Register(Register, Type),
