@@ -36,7 +36,7 @@ pub(crate) struct SuitesOptions {
     /// Only check that a suite runs, as `cargo bench -- --test` asks of every bench
     #[arg(long, hide = true)]
     test: bool,
-    /// Without effect: cargo passes it to every bench
+    /// Ignored: cargo passes it to every bench
     #[arg(long, hide = true)]
     bench: bool,
 }

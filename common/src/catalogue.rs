@@ -51,7 +51,7 @@ pub enum CatalogueError {
         start: u64,
     },
     /// The encoded catalogue is too large for a message, or a shard's layout for a file.
-    #[error("cannot declare the variables: {what} is {found} bytes, the limit is {limit}")]
+    #[error("cannot declare the variables: {what} is {found} bytes: the limit is {limit}")]
     TooLarge {
         /// The thing that is too large.
         what: String,

@@ -298,7 +298,7 @@ pub enum Error {
         error: CodecError,
     },
     /// The user data for a checkpoint is too long. Nothing was sent.
-    #[error("cannot save a checkpoint: {bytes} bytes of user data, the limit is {limit}")]
+    #[error("cannot save a checkpoint: {bytes} bytes of user data: the limit is {limit}")]
     UserBlob {
         /// Its length in bytes.
         bytes: u64,

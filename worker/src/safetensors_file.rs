@@ -75,7 +75,7 @@ impl SafetensorsFile {
         }
         if length > HEADER_BYTES_MAX {
             return Err(other(format!(
-                "its header has {length} bytes, the limit is {HEADER_BYTES_MAX}"
+                "its header has {length} bytes: the limit is {HEADER_BYTES_MAX}"
             )));
         }
         let mut header = vec![0; length as usize];

@@ -14,7 +14,7 @@ pub enum AddressProblem {
     #[error("workers find a ps task by its address")]
     Absent,
     /// The text is longer than [`ClusterSpec::ADDRESS_BYTES_MAX`].
-    #[error("it has {bytes} bytes, the limit is {}", ClusterSpec::ADDRESS_BYTES_MAX)]
+    #[error("it has {bytes} bytes: the limit is {}", ClusterSpec::ADDRESS_BYTES_MAX)]
     TooLong {
         /// The length of the text.
         bytes: usize,

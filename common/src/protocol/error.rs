@@ -38,7 +38,7 @@ pub enum ProtocolError {
         found: u16,
     },
     /// A length is above its limit. Nothing was allocated for it.
-    #[error("cannot read a frame: {what} is {found} bytes, the limit is {limit}")]
+    #[error("cannot read a frame: {what} is {found} bytes: the limit is {limit}")]
     TooLong {
         /// The part of the frame.
         what: &'static str,

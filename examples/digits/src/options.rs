@@ -98,7 +98,7 @@ pub(crate) struct DigitsOptions {
     /// Count the gradients of each row in a variable, for a test.
     #[arg(long, hide = true, conflicts_with_all = ["codec", "codec_table"])]
     pub(crate) ledger: bool,
-    /// Time by which a gradient takes longer, for a test that needs time to kill.
+    /// Delay of each gradient, in ms, for tests that kill processes.
     #[arg(long, hide = true, default_value_t = 0, requires = "ledger")]
     pub(crate) step_delay_ms: u64,
     // Their headings would hold for the flags behind them.

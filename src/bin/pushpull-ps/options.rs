@@ -80,7 +80,7 @@ pub(crate) struct NetworkOptions {
     /// Share no memory with clients of the same host and user
     #[arg(long)]
     no_shared_memory: bool,
-    /// Listen where others can reach it, without authentication
+    /// Listen without authentication on an address that other hosts can reach
     #[arg(long)]
     pub(crate) insecure: bool,
     /// Maximum time for a peer to say hello, in ms
@@ -145,7 +145,7 @@ pub(crate) struct CheckpointOptions {
     /// Number of newest checkpoints to keep; 0 keeps all
     #[arg(long, value_name = "N", default_value_t = 5, requires = "checkpoint_dir")]
     max_to_keep: usize,
-    /// Period of which one checkpoint is kept for good, in hours; 0 for none
+    /// Interval at which one checkpoint is kept permanently, in hours; 0 for none
     #[arg(long, value_name = "HOURS", default_value_t = 10_000, requires = "checkpoint_dir")]
     keep_every_hours: u32,
 }
@@ -185,10 +185,10 @@ struct RunOptions {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Functions")]
 pub(crate) struct FunctionOptions {
-    /// Offer no functions: their clients are refused
+    /// Offer no functions, and refuse clients that call them
     #[arg(long)]
     no_functions: bool,
-    /// Whether functions may use CUDA devices: auto (not for the job ps) or off
+    /// CUDA devices that functions may use: auto (all, but none for the job ps) or off
     #[arg(
         long,
         value_name = "WHEN",

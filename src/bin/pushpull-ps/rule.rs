@@ -76,7 +76,7 @@ pub(crate) struct RuleOptions {
     /// Factor of w^2 (ftrl) or w^2 / 2 in the loss [default: 0]
     #[arg(long, value_name = "FACTOR")]
     l2: Option<f64>,
-    /// As --l2, but left out of the sum of squares [default: 0]
+    /// Penalty of --l2 that is left out of the sum of squares [default: 0]
     #[arg(long, value_name = "FACTOR")]
     l2_shrinkage: Option<f64>,
     /// Added to the root of the sum of squares [default: 0]

@@ -36,7 +36,7 @@ enum Command {
     Devices(devices::DevicesOptions),
     /// Write a checkpoint as one safetensors file, with whole tensors under their own names.
     Export(export::ExportOptions),
-    /// Show what a state or checkpoint directory holds, and whether it is sound; change nothing.
+    /// Show the contents and faults of a state or checkpoint directory; change nothing.
     Inspect(inspect::InspectOptions),
 }
 

@@ -251,7 +251,7 @@ impl Call {
         }
         let count = named.len();
         let inputs = CallInputs::new(named)
-            .ok_or_else(|| format!("{count} inputs, the limit is {}", limits::CALL_VALUES_MAX))?;
+            .ok_or_else(|| format!("{count} inputs: the limit is {}", limits::CALL_VALUES_MAX))?;
         Ok((inputs, values))
     }
 }

@@ -53,7 +53,10 @@ impl Description {
     pub(crate) fn decode(bytes: &[u8]) -> Result<Description, String> {
         let json: Json = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
         let text = |json: &Json, field: &str| {
-            json[field].as_str().map(str::to_owned).ok_or_else(|| format!("no text {field:?}"))
+            json[field]
+                .as_str()
+                .map(str::to_owned)
+                .ok_or_else(|| format!("field {field:?} is not text"))
         };
         let cluster = text(&json, "cluster")?.parse().map_err(|error| format!("{error}"))?;
         let functions = json["functions"].as_object().ok_or("no functions")?;

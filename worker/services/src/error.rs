@@ -136,7 +136,7 @@ pub enum ServiceError {
         right_signature: String,
     },
     /// The answer needs more memory than the client accepts. The function has run.
-    #[error("cannot {doing}: the answer of {task} has {bytes} bytes, the limit is {limit}")]
+    #[error("cannot {doing}: the answer of {task} has {bytes} bytes: the limit is {limit}")]
     AnswerTooLarge {
         /// The operation that failed, in the words behind "cannot", such as `call "add"`.
         doing: String,

@@ -43,7 +43,7 @@ impl ProgressHook {
         UnresponsiveShards(vec![UnresponsiveShard::new(shard, address, last)])
     }
 
-    /// Calls the function. Its panic has the same error as in a report of the session's thread.
+    /// Calls the function. A panic in it becomes the error of a report on the session's thread.
     fn report(&self, error: &Error) -> Result<Flow, HookError> {
         contained("on_progress", || (self.progress)(&self.shards(error)))?;
         Ok(Flow::Continue)

@@ -347,7 +347,7 @@ impl Variables {
             "a table survives a loss of power in checkpoints only, not with Durability::Power"
                 .to_owned()
         } else if here > TABLES_MAX {
-            format!("{} would have {here} parts of tables, the limit is {TABLES_MAX}", self.id)
+            format!("{} would have {here} parts of tables: the limit is {TABLES_MAX}", self.id)
         } else {
             return Ok(());
         };

@@ -102,7 +102,7 @@ pub(crate) struct TransportSuite {
         value_parser = value_parser!(u16).range(1..=64)
     )]
     pub(crate) shards: u16,
-    /// Daemons to measure, all in task order [default: a server here]
+    /// Addresses of all daemons to measure, in task order [default: a server here]
     #[arg(long, value_name = "ADDRESSES", value_delimiter = ',')]
     pub(crate) address: Vec<String>,
     /// Learning rate of the daemons of --address

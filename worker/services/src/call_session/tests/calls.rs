@@ -174,7 +174,7 @@ fn an_answer_beyond_the_limit_is_named_and_discarded() {
     world.receive(connection, request, done(&[("v", &value)]), &vec![0; 1 << 20]);
     assert_eq!(
         world.error(),
-        "cannot call \"f\": the answer of /job:worker/task:2 has 2097152 bytes, the limit is 1048576"
+        "cannot call \"f\": the answer of /job:worker/task:2 has 2097152 bytes: the limit is 1048576"
     );
     world.receive(connection, request, OutputPart { offset: 1 << 20 }, &vec![0; 1 << 20]);
     world.call(order(&[]));

@@ -260,7 +260,7 @@ impl<'a> CallSessionPlay<'a> {
         self.deliver(connection, request, message, bytes);
     }
 
-    /// Sends a message that may make no sense.
+    /// Sends an arbitrary message, which may be invalid in this state.
     fn send_anything(&mut self) {
         let Some(line) = self.line() else { return };
         let connection = self.lines[line].connection;
