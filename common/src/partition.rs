@@ -98,7 +98,7 @@ impl Partitioner {
     pub fn parts(&self, shape: &Shape, dtype: DType) -> Result<u32, PartitionError> {
         // Both factors are within a shape's limits, so the product is below 2^52.
         let row_bytes = shape.row_elements() * dtype.master().size() as u64;
-        self.parts_of(shape, dtype, (shape.rows(), row_bytes))
+        self.parts_of(shape, dtype, shape.rows(), row_bytes)
     }
 
     /// Returns the number of parts for `rows` rows of `row_bytes` bytes each; see
@@ -107,7 +107,8 @@ impl Partitioner {
         &self,
         shape: &Shape,
         dtype: DType,
-        (rows, row_bytes): (u64, u64),
+        rows: u64,
+        row_bytes: u64,
     ) -> Result<u32, PartitionError> {
         self.check()?;
         if shape.rank() == 0 {

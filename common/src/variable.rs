@@ -252,7 +252,7 @@ impl VariableSpec {
     pub fn parts(&self) -> Result<u32, VariableError> {
         let parts = match self.table {
             // A table is partitioned by its memory limit, not by the nominal size of its buckets.
-            Some(table) => self.partitioner.parts_of(&self.shape, self.dtype, (table.bytes_max, 1)),
+            Some(table) => self.partitioner.parts_of(&self.shape, self.dtype, table.bytes_max, 1),
             None => self.partitioner.parts(&self.shape, self.dtype),
         };
         parts.map_err(|source| VariableError::Partitioner { name: self.name.clone(), source })

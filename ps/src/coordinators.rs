@@ -100,7 +100,8 @@ impl Coordinators {
     /// the same name or id.
     pub(crate) fn restored(
         places: Vec<Option<CoordinatorEntry>>,
-        (closed, forgotten): (CoordinatorEpoch, CoordinatorEpoch),
+        closed: CoordinatorEpoch,
+        forgotten: CoordinatorEpoch,
         planted: PlantedBugs,
     ) -> Option<Coordinators> {
         let entries: Vec<&CoordinatorEntry> = places.iter().flatten().collect();
@@ -175,8 +176,8 @@ impl Coordinators {
         }
     }
 
-    /// Returns the coordinator to forget so that another one can be opened, if that needs
-    /// that: all places are taken, and none is that of this name.
+    /// Returns the coordinator to forget so that another one can be opened, if one must be: all
+    /// places are taken, and none is that of this name.
     ///
     /// `idle` says for how long nothing was heard of the coordinator at a place. One of which
     /// nothing has settled is forgotten after `unsettled`, and loses nothing. Any other is
@@ -185,7 +186,8 @@ impl Coordinators {
         &self,
         name: &str,
         idle: impl Fn(usize) -> Duration,
-        (unsettled, settled): (Duration, Duration),
+        unsettled: Duration,
+        settled: Duration,
     ) -> Option<usize> {
         if self.find(name).is_some() || self.places.iter().any(Option::is_none) {
             return None;

@@ -119,7 +119,9 @@ impl LedgerVerdict {
     fn tables(
         &mut self,
         reader: &mut Reader,
-        (worker, shard, chunk): (u32, usize, u64),
+        worker: u32,
+        shard: usize,
+        chunk: u64,
         ledger: &[f32],
     ) -> Result<(u64, u64), Error> {
         let ids: Vec<u64> = (chunk * CHUNK..(chunk + 1) * CHUNK).map(id).collect();
@@ -140,7 +142,7 @@ impl LedgerVerdict {
     }
 
     /// Judges the number of rows in a bounded table: all that were pushed, up to its capacity.
-    fn cache(&mut self, name: &str, (pushed, cached): (u64, u64)) {
+    fn cache(&mut self, name: &str, pushed: u64, cached: u64) {
         let expected = pushed.min(CACHED_ROWS);
         if cached != expected {
             self.torn(format!("{name} has {cached} of {pushed} rows, not {expected}"));
@@ -203,7 +205,8 @@ pub(crate) fn judge(
             let found = &found[worker as usize];
             // The expected rows: a push changes both the ledger and its row, or neither.
             let mut made = [0.0_f32; ROWS as usize];
-            let mut cached = (0, 0);
+            let mut pushed = 0;
+            let mut cached = 0;
             for chunk in 0..setting.chunks {
                 let values = &found[(chunk * CHUNK) as usize..][..CHUNK as usize];
                 let values: Vec<f32> = values.iter().map(|value| value[shard]).collect();
@@ -211,10 +214,11 @@ pub(crate) fn judge(
                     entered += f64::from(value);
                     made[row(element as u64) as usize] += value;
                 }
-                let found = verdict.tables(reader, (worker, shard, chunk), &values)?;
-                cached = (cached.0 + found.0, cached.1 + found.1);
+                let found = verdict.tables(reader, worker, shard, chunk, &values)?;
+                pushed += found.0;
+                cached += found.1;
             }
-            verdict.cache(&table(CACHE, worker, shard), cached);
+            verdict.cache(&table(CACHE, worker, shard), pushed, cached);
             let ids: Vec<u64> = (0..ROWS).collect();
             verdict.rows(reader, &rows(worker, shard), &ids, &made)?;
             // The quarter on this shard.

@@ -26,8 +26,10 @@ impl RawClient {
     fn greet(
         address: &str,
         role: Role,
-        (job, task): (&str, u32),
-        (incarnation, epoch): (u64, u64),
+        job: &str,
+        task: u32,
+        incarnation: u64,
+        epoch: u64,
     ) -> (RawClient, Message) {
         let hello = Hello {
             version_oldest: version::OLDEST,
@@ -104,19 +106,18 @@ fn a_second_chief_cannot_assign_initialize_or_finish() {
     let mut worker = cluster.worker(1);
     worker.join(&variables, |_| ()).unwrap();
     let as_chief = Role::Chief {};
-    let task = ("worker", 2);
     // The client says hello as a worker, and is accepted.
-    let (mut client, welcome) = RawClient::greet(&address, Role::Worker {}, task, (7, 0));
+    let (mut client, welcome) = RawClient::greet(&address, Role::Worker {}, "worker", 2, 7, 0);
     let own = epoch(&welcome);
     for named in [own, 0] {
-        let (_, answer) = RawClient::greet(&address, as_chief, task, (7, named));
+        let (_, answer) = RawClient::greet(&address, as_chief, "worker", 2, 7, named);
         assert_eq!(refusal(answer), Refusal::Role { role: as_chief.code(), kind: 1 });
     }
     // Another incarnation, without an epoch or with one that was never assigned.
-    let (_, answer) = RawClient::greet(&address, as_chief, task, (8, 0));
+    let (_, answer) = RawClient::greet(&address, as_chief, "worker", 2, 8, 0);
     assert!(matches!(refusal(answer), Refusal::Busy { limit: 1, .. }));
     for named in [own + 1, 1 << 62, (1 << 63) - 1, u64::MAX] {
-        let (_, answer) = RawClient::greet(&address, as_chief, task, (8, named));
+        let (_, answer) = RawClient::greet(&address, as_chief, "worker", 2, 8, named);
         let refusal = refusal(answer);
         let kept = matches!(refusal, Refusal::Busy { .. } | Refusal::UnknownEpoch { .. });
         assert!(kept, "{named}: {refusal}");
@@ -173,19 +174,19 @@ fn unknown_tasks_are_refused_with_a_detail() {
         (peer, "ps", 1),
         (peer, "worker", 0),
     ] {
-        let (_, answer) = RawClient::greet(&address, role, (job, task), (1, 0));
+        let (_, answer) = RawClient::greet(&address, role, job, task, 1, 0);
         let Refusal::UnknownTask { job: named, task: index, detail } = refusal(answer) else {
             panic!("{role:?} {job} {task}")
         };
         assert_eq!((named.as_str(), index), (job, task));
         assert!(!detail.as_str().is_empty());
     }
-    let (_, answer) = RawClient::greet(&address, worker, ("worker", 1), (1, 0));
+    let (_, answer) = RawClient::greet(&address, worker, "worker", 1, 1, 0);
     epoch(&answer);
     cluster.stop();
     let cluster = TestCluster::sgd(2, |config| config.elastic_workers(true));
     let address = cluster.handle().address().to_owned();
-    let (_, answer) = RawClient::greet(&address, worker, ("worker", 9), (1, 0));
+    let (_, answer) = RawClient::greet(&address, worker, "worker", 9, 1, 0);
     epoch(&answer);
     cluster.stop();
 }

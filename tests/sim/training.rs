@@ -39,9 +39,9 @@ pub(crate) fn world(scenario: &Scenario, start: Instant, trace: Trace) -> SimWor
     let seed = scenario.seed;
     let setting = Setting::draw(seed, scenario.at_most);
     // Fault indices refer to the plan of the unbounded setting, so they do not change with it.
-    let plan = faults::plan(&Setting::draw(seed, Sizes::ANY), &FaultKind::TRAINING);
+    let (plan, end) = faults::plan(&Setting::draw(seed, Sizes::ANY), &FaultKind::TRAINING);
     let checker = Checker::new(&setting);
-    SimWorld::new(scenario, setting, plan, checker, start, trace)
+    SimWorld::new(scenario, setting, plan, end, checker, start, trace)
 }
 
 /// Returns the number of planned faults of a scenario, and its sizes.
@@ -166,7 +166,7 @@ impl ProcessProgram for Trainer {
         let trainer = Trainer::new(task, &world.setting, incarnation, &mut chance);
         let role = if task == 0 { Role::Chief {} } else { Role::Worker {} };
         let endpoint = world.session(TaskId::worker(task), role, incarnation);
-        let number = world.add_process(endpoint, trainer, (life, chance));
+        let number = world.add_process(endpoint, trainer, life, chance);
         let process = &mut world.processes[number];
         process.program.begin(world.now, &mut process.endpoint);
         world.settle_process(number);

@@ -128,12 +128,13 @@ pub(crate) struct SimWorld<P: ProcessProgram> {
 }
 
 impl<P: ProcessProgram> SimWorld<P> {
-    /// Creates a cluster with this setting, with its faults in the queue. `plan` has the faults,
-    /// and the time at which they end.
+    /// Creates a cluster with this setting, with its faults in the queue. `plan` has the
+    /// faults, and `end` is the time at which they end.
     pub(crate) fn new(
         scenario: &Scenario,
         setting: Setting,
-        (plan, end): (Vec<Planned>, Duration),
+        plan: Vec<Planned>,
+        end: Duration,
         checker: P::Checker,
         start: Instant,
         trace: Trace,

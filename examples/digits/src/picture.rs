@@ -19,7 +19,7 @@ pub(crate) fn curve(losses: &[(u64, f64)], width: usize, height: usize) -> Strin
 
     let mut picture = String::new();
     if let (Some(&(first, _)), Some(&(last, _))) = (finite.first(), finite.last()) {
-        let means = column_means(&finite, (first, last), 2 * width);
+        let means = column_means(&finite, first, last, 2 * width);
         let scale = Scale::of(&means, 4 * height);
         frame(&mut picture, &draw(&means, &scale, width, height), &scale);
         let name = if scale.logarithmic { "log loss" } else { "loss" };
@@ -35,11 +35,7 @@ pub(crate) fn curve(losses: &[(u64, f64)], width: usize, height: usize) -> Strin
 }
 
 /// Returns the mean loss of each column of dots that has any, from left to right.
-fn column_means(
-    losses: &[(u64, f64)],
-    (first, last): (u64, u64),
-    columns: usize,
-) -> Vec<(usize, f64)> {
+fn column_means(losses: &[(u64, f64)], first: u64, last: u64, columns: usize) -> Vec<(usize, f64)> {
     let mut sums = vec![(0.0, 0u32); columns];
     for &(step, loss) in losses {
         let share = (step - first) as f64 / (last - first).max(1) as f64;

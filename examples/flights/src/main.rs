@@ -65,7 +65,7 @@ fn run<M: FlightModel<N>, const N: usize>(
         }
         Some(Role::Worker(task, cluster)) => {
             let split = FlightSplit::open(&options.data)?;
-            let Some(report) = work(options, model, &split, (task, cluster))? else {
+            let Some(report) = work(options, model, &split, task, cluster)? else {
                 return Ok(());
             };
             println!(

@@ -151,7 +151,7 @@ fn four_tasks_train_by_their_classic_command_lines() {
                 scope.spawn(move || match role.unwrap() {
                     Role::Worker(task, cluster) => {
                         let model = EmbeddingNetwork::new(FIELDS, 4, 16);
-                        work(&options, model, split, (&task, &cluster)).unwrap()
+                        work(&options, model, split, &task, &cluster).unwrap()
                     }
                     ref role @ Role::Ps(ref task, ref cluster) => {
                         let config = options.server(cluster, task.index);

@@ -30,7 +30,8 @@ pub(crate) fn work<M: FlightModel<N>, const N: usize>(
     options: &FlightsOptions,
     model: M,
     split: &FlightSplit,
-    (task, cluster): (&TaskId, &ClusterSpec),
+    task: &TaskId,
+    cluster: &ClusterSpec,
 ) -> Result<Option<WorkerReport>, TaskError> {
     let parts = options.shards_of(cluster.num_tasks("ps")?);
     let indices = cluster.task_indices("worker")?;

@@ -93,7 +93,8 @@ impl Inbox {
     pub(crate) fn share_push_buffer(
         &mut self,
         client: ClientKey,
-        (memory, reservation): (SharedBytes, Reservation),
+        memory: SharedBytes,
+        reservation: Reservation,
         now: Instant,
     ) -> Vec<u32> {
         let mut push_buffer = PushBuffer {

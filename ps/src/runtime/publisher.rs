@@ -110,7 +110,8 @@ impl Publisher {
         self: Arc<Self>,
         user: Vec<u8>,
         catalogue: Arc<Catalogue>,
-        (epoch, step): (RestoreEpoch, GlobalStep),
+        epoch: RestoreEpoch,
+        step: GlobalStep,
         failed: Option<CheckpointName>,
     ) -> Result<PublishedSave, FailedSave> {
         let storage = self.storage.clone();

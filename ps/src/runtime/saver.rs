@@ -240,7 +240,8 @@ impl SaverService {
         }
         debug_assert!(self.saving.is_none(), "a save is ordered while another is under way");
         let publisher = self.saver.publisher.clone();
-        let save = publisher.save(user, catalogue, of, self.failed);
+        let (epoch, step) = of;
+        let save = publisher.save(user, catalogue, epoch, step, self.failed);
         self.saving = Some((requester, Box::pin(save)));
         None
     }

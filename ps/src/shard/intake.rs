@@ -412,7 +412,7 @@ impl Intake {
         let (memory, descriptor) = SharedBytes::new(bytes as usize)
             .map_err(|error| unsupported(kind, &format!("cannot share memory: {error}")))?;
         self.may_stall = true;
-        let push_slots = inbox.share_push_buffer(client, (memory, reservation), request.since);
+        let push_slots = inbox.share_push_buffer(client, memory, reservation, request.since);
         let push_slots = List::new(push_slots).expect("a push buffer has few slots");
         let push_buffer = SharedPushBuffer { bytes, first: 0, stride, push_slots };
         Ok((push_buffer.into(), vec![descriptor]))

@@ -162,7 +162,8 @@ impl ShardOutputs {
     /// needs no help.
     pub(super) fn refuse_chief(
         &mut self,
-        (connection, request): (u64, Envelope),
+        connection: u64,
+        request: Envelope,
         shard: ShardId,
         asked: &'static str,
         refusal: Refusal,
@@ -301,28 +302,33 @@ impl EncodeBuffers {
 }
 
 impl PulledParts {
+    /// Creates the parts of an answer that are not encoded.
     pub(crate) fn new(
         snapshot: Snapshot,
         ranges: Vec<Range<u64>>,
         envelope: Envelope,
-        (version, gradients): (u64, u64),
+        version: u64,
+        gradients: u64,
         crc: bool,
-        (encoder, encoded): (Option<PullEncoder>, EncodeBuffers),
     ) -> Self {
         let next = (0, ranges.first().map_or(0, |range| range.start));
-        let finished = false;
         PulledParts {
             snapshot,
             ranges,
             next,
-            finished,
+            finished: false,
             envelope,
             version,
             gradients,
             crc,
-            encoder,
-            encoded,
+            encoder: None,
+            encoded: EncodeBuffers::default(),
         }
+    }
+
+    /// Encodes the parts, in these buffers.
+    pub(crate) fn encoded(self, encoder: PullEncoder, encoded: EncodeBuffers) -> Self {
+        PulledParts { encoder: Some(encoder), encoded, ..self }
     }
 
     /// Appends the header and meta of the next part to `head`, and returns the range of its body.

@@ -116,7 +116,7 @@ impl Pulls {
             }
             WaitReason::Rows { partition, numbers, codec, answer_bytes, .. } => {
                 let mut rows = self.row_buffers.take(answer_bytes as usize);
-                let gathered = self.gather(source, (partition, &numbers), codec, &mut rows);
+                let gathered = self.gather(source, partition, &numbers, codec, &mut rows);
                 self.row_buffers.put(numbers);
                 match gathered {
                     Ok(()) => self.send_rows(source, out, &request, rows),
@@ -141,7 +141,6 @@ impl Pulls {
         form: Option<ValueEncoding>,
     ) -> bool {
         let store = source.store;
-        let encoded = form.and_then(|_| self.encode_buffers.pop()).unwrap_or_default();
         let snapshot = store.snapshot(&ranges);
         let bytes = |range: &Range<u64>| match form {
             None => range.end - range.start,
@@ -150,14 +149,16 @@ impl Pulls {
         let bytes = ranges.iter().map(bytes).sum();
         let catalogue = store.catalogue();
         let shard = self.id;
-        let encoder = form.map(|form| PullEncoder { catalogue: catalogue.clone(), shard, form });
         let are_all = ranges == store.layout().dense();
         self.counters.pulls.add(1);
         self.counters.pull_bytes.add(bytes);
         let envelope = out.stamped(request.envelope);
-        let counts = (source.version, source.gradients);
-        let encoding = (encoder, encoded);
-        let parts = PulledParts::new(snapshot, ranges, envelope, counts, source.crc, encoding);
+        let PullSource { version, gradients, crc, .. } = source;
+        let mut parts = PulledParts::new(snapshot, ranges, envelope, version, gradients, crc);
+        if let Some(form) = form {
+            let encoder = PullEncoder { catalogue: catalogue.clone(), shard, form };
+            parts = parts.encoded(encoder, self.encode_buffers.pop().unwrap_or_default());
+        }
         out.push(ShardOutput::Stream { connection: request.connection, parts });
         are_all
     }
@@ -182,7 +183,8 @@ impl Pulls {
     fn gather(
         &mut self,
         PullSource { store, journal, .. }: PullSource<'_>,
-        (id, numbers): (PartitionId, &[u8]),
+        id: PartitionId,
+        numbers: &[u8],
         codec: Option<Codec>,
         rows: &mut Vec<u8>,
     ) -> Result<(), Refusal> {

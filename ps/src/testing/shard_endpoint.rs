@@ -126,7 +126,8 @@ impl ShardEndpoint {
         config: PsConfig,
         shard: u16,
         files: KilledFiles,
-        (life, clock): (u64, u64),
+        life: u64,
+        clock: u64,
         now: Instant,
         part_bytes: u64,
     ) -> ShardEndpoint {

@@ -120,7 +120,7 @@ impl StoreUnderTest {
     pub fn push_ids(&mut self, ids: &[u64], gradient: &[f32]) {
         let table = &mut self.store.tables_mut()[0];
         let version = self.version + 1;
-        let begun = table.begin(&mut self.journal, ids, (self.version, version), false);
+        let begun = table.begin(&mut self.journal, ids, self.version, version, false);
         begun.expect("memory for the rows");
         self.journal.grow_intent(table.dirty_words()).expect("memory for an intent");
         let at = ApplyAt::new(version, self.version);

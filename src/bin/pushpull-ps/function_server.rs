@@ -7,7 +7,7 @@ use pushpull::{ClusterSpec, TaskId};
 
 use super::complaint::{CommandLine, DaemonError};
 use super::events::Printer;
-use super::options::{DaemonOptions, NetworkOptions};
+use super::options::{DaemonOptions, FlagAddress, NetworkOptions};
 use super::output::{print_error, print_line};
 use super::own_name::{insecure_line, loopback_hint};
 use super::shared::EndSignals;
@@ -45,18 +45,21 @@ const CLIENT_BYTES_MAX: u64 = 1 << 30;
 
 /// Serves functions alone until a signal. Errors carry the exit code.
 pub(crate) async fn run(
-    (cluster, task, bytes): (&ClusterSpec, TaskId, u64),
-    (flag, address): (&str, &str),
-    (options, typed): (&DaemonOptions, &CommandLine),
+    options: &DaemonOptions,
+    typed: &CommandLine,
+    cluster: &ClusterSpec,
+    task: TaskId,
+    at: FlagAddress<'_>,
     printer: &Printer,
     signals: &mut EndSignals,
 ) -> Result<(), (u8, DaemonError)> {
+    let configuration = |error| (EXIT_CONFIGURATION, error);
+    let bytes = options.bytes_of_functions_alone(typed, &task).map_err(configuration)?;
     let network = &options.network;
     let functions = functions();
-    let named = address;
     let cuda = options.functions.opens_cuda(&task.job);
     let start = async || {
-        let listener = listen(network, typed, (flag, address))?;
+        let listener = listen(network, typed, at)?;
         let config = config_of(cluster, task.clone(), functions.clone(), bytes).cuda(cuda);
         let line = printer.line_sink();
         let config = config.on_out_of_descriptors(move |out| {
@@ -65,9 +68,9 @@ pub(crate) async fn run(
         listener.start(config).map_err(|error| error.to_string().into())
     };
     let server = start_after_predecessor(start, signals).await;
-    let server = server.map_err(|error| (EXIT_CONFIGURATION, error))?;
+    let server = server.map_err(configuration)?;
     let address = server.target();
-    if let Some(hint) = loopback_hint(flag, named, address) {
+    if let Some(hint) = loopback_hint(at, address) {
         print_error(&hint);
     } else if network.insecure {
         print_error(&insecure_line(address, "call the functions"));
@@ -84,11 +87,11 @@ fn functions() -> Functions {
     Functions::new().elementwise()
 }
 
-/// Binds the addresses of the task: the one that `flag` gives, and its Unix socket.
+/// Binds the addresses of the task: the one that a flag gives, and its Unix socket.
 fn listen(
     network: &NetworkOptions,
     typed: &CommandLine,
-    (flag, address): (&str, &str),
+    at: FlagAddress<'_>,
 ) -> Result<FunctionServerListener, DaemonError> {
     let bind = match network.insecure {
         true => FunctionServer::listen_insecure,
@@ -98,11 +101,11 @@ fn listen(
         FunctionServerError::Listen(error) => typed.cannot_listen(flag, &error),
         error => error.to_string().into(),
     };
-    let listener = bind(address).map_err(|error| failed(flag, error))?;
+    let listener = bind(at.address).map_err(|error| failed(at.flag, error))?;
     let Some(path) = &network.unix_socket else {
         return Ok(listener);
     };
-    check_socket(typed, (flag, address), path)?;
+    check_socket(typed, at, path)?;
     let unix = FunctionServer::listen(&format!("unix:{}", path.display()));
     Ok(listener.also(unix.map_err(|error| failed("--unix-socket", error))?))
 }

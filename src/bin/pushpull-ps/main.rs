@@ -26,7 +26,7 @@ use pushpull::{ClusterSpec, Mode, Ps, TaskId};
 use complaint::{CommandLine, DaemonError};
 use ending::WorkSummary;
 use events::Printer;
-use options::DaemonOptions;
+use options::{DaemonOptions, FlagAddress};
 use output::{print_error, print_line};
 use own_name::{insecure_line, loopback_hint};
 use shared::{EndSignals, accepts_underscores, takes_hyphen};
@@ -102,28 +102,26 @@ async fn run(
         EndSignals::watch().map_err(|error| configuration(error.to_string().into()))?;
     let cluster = options.cluster.spec(typed).map_err(configuration)?;
     let task = options.cluster.task(&cluster, typed).map_err(configuration)?;
-    let (flag, own) = options.cluster.address(&cluster, &task, typed).map_err(configuration)?;
+    let own = options.cluster.address(&cluster, &task, typed).map_err(configuration)?;
     let at = match &options.network.listen {
-        Some(address) => ("--listen", &**address),
-        None => (flag, own),
+        Some(address) => FlagAddress { flag: "--listen", address },
+        None => own,
     };
     match cluster.variables_job() {
         Ok(job) if *job == *task.job => {
-            run_ps((options, typed), (&cluster, task), at, printer, &mut signals).await
+            run_ps(options, typed, &cluster, task, at, printer, &mut signals).await
         }
-        _ => {
-            let bytes = options.bytes_of_functions_alone(typed, &task).map_err(configuration)?;
-            let flags = (options, typed);
-            function_server::run((&cluster, task, bytes), at, flags, printer, &mut signals).await
-        }
+        _ => function_server::run(options, typed, &cluster, task, at, printer, &mut signals).await,
     }
 }
 
 /// Serves a task of the job that holds the variables, at the address that a flag gives.
 async fn run_ps(
-    (options, typed): (&DaemonOptions, &CommandLine),
-    (cluster, ps_task): (&ClusterSpec, TaskId),
-    at: (&str, &str),
+    options: &DaemonOptions,
+    typed: &CommandLine,
+    cluster: &ClusterSpec,
+    ps_task: TaskId,
+    at: FlagAddress<'_>,
     printer: &Printer,
     signals: &mut EndSignals,
 ) -> Result<(), (u8, DaemonError)> {
@@ -148,7 +146,7 @@ async fn run_ps(
     };
     let ps = start_after_predecessor(start, signals).await.map_err(configuration)?;
     let handle = ps.handle();
-    if let Some(hint) = loopback_hint(at.0, at.1, handle.address()) {
+    if let Some(hint) = loopback_hint(at, handle.address()) {
         print_error(&hint);
     } else if options.network.insecure {
         print_error(&insecure_line(handle.address(), "change the variables"));
@@ -215,21 +213,21 @@ async fn start_after_predecessor<S>(
     }
 }
 
-/// Binds the addresses of a ps task: the one that `flag` gives, and its Unix socket.
+/// Binds the addresses of a ps task: the one that a flag gives, and its Unix socket.
 async fn listen(
     options: &DaemonOptions,
     typed: &CommandLine,
-    (flag, address): (&str, &str),
+    at: FlagAddress<'_>,
 ) -> Result<PsListener, DaemonError> {
     let listener = match options.network.insecure {
-        true => Ps::listen_insecure(address).await,
-        false => Ps::listen(address).await,
+        true => Ps::listen_insecure(at.address).await,
+        false => Ps::listen(at.address).await,
     };
-    let listener = listener.map_err(|error| typed.cannot_listen(flag, &error))?;
+    let listener = listener.map_err(|error| typed.cannot_listen(at.flag, &error))?;
     let Some(path) = &options.network.unix_socket else {
         return Ok(listener);
     };
-    check_socket(typed, (flag, address), path)?;
+    check_socket(typed, at, path)?;
     let unix = Ps::listen(&format!("unix:{}", path.display())).await;
     Ok(listener.also(unix.map_err(|error| typed.cannot_listen("--unix-socket", &error))?))
 }

@@ -17,6 +17,13 @@ use super::shared::{TaskOptions, local_path, parse_byte_size};
 use super::training::TrainingOptions;
 use super::unused::{check_directories, check_elastic, check_functions_alone, check_retention};
 
+/// An address to listen on, with the flag that gives it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FlagAddress<'a> {
+    pub(crate) flag: &'static str,
+    pub(crate) address: &'a str,
+}
+
 /// Serve one task of a pushpull cluster until SIGINT, SIGTERM or SIGHUP.
 #[derive(Debug, Parser)]
 #[command(name = "pushpull-ps", version, after_help = details())]
@@ -343,7 +350,7 @@ impl ClusterOptions {
         Ok(named)
     }
 
-    /// Returns the address of a task in the cluster, and the flag that gives it.
+    /// Returns the address of a task in the cluster, with the flag that gives it.
     ///
     /// # Errors
     /// Returns an error that names `--job-name` for a job without addresses, and `--task-index` for
@@ -353,7 +360,7 @@ impl ClusterOptions {
         cluster: &'a ClusterSpec,
         TaskId { job, index }: &TaskId,
         typed: &CommandLine,
-    ) -> Result<(&'static str, &'a str), DaemonError> {
+    ) -> Result<FlagAddress<'a>, DaemonError> {
         cluster.job_tasks(job).map_err(|error| typed.blame("--job-name", &error))?;
         let address = cluster.task_address(job, *index);
         let address = address.map_err(|error| typed.blame("--task-index", &error))?;
@@ -362,7 +369,7 @@ impl ClusterOptions {
             (None, TaskId::PS_JOB) => "--ps-hosts",
             (None, _) => "--worker-hosts",
         };
-        Ok((flag, address))
+        Ok(FlagAddress { flag, address })
     }
 
     /// Returns the cluster.

@@ -2,16 +2,18 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use super::options::FlagAddress;
+
 /// Returns the line to print if a task listens on loopback although the cluster has a name for it:
-/// systems such as Debian map the machine's own name to 127.0.1.1. `named` is the address in the
+/// systems such as Debian map the machine's own name to 127.0.1.1. `at` is the address in the
 /// cluster, `bound` the one that the task listens on.
-pub(crate) fn loopback_hint(flag: &str, named: &str, bound: &str) -> Option<String> {
+pub(crate) fn loopback_hint(at: FlagAddress<'_>, bound: &str) -> Option<String> {
     let bound: SocketAddr =
         bound.parse().ok().filter(|bound: &SocketAddr| bound.ip().is_loopback())?;
-    let (host, port) = named.rsplit_once(':')?;
+    let (host, port) = at.address.rsplit_once(':')?;
     let is_loopback_on_purpose =
         host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok() || host == "localhost";
-    (flag != "--listen" && !is_loopback_on_purpose).then(|| {
+    (at.flag != "--listen" && !is_loopback_on_purpose).then(|| {
         let ip = bound.ip();
         format!(
             "{host} is {ip} on this machine, which no other machine reaches: for those, give \
@@ -58,7 +60,8 @@ mod tests {
 
     #[test]
     fn an_own_name_that_means_loopback_is_told() {
-        let hint = |named, bound| loopback_hint("--ps-hosts", named, bound);
+        let hint =
+            |address, bound| loopback_hint(FlagAddress { flag: "--ps-hosts", address }, bound);
         let said = hint("myhost:6106", "127.0.1.1:6106").unwrap();
         assert!(said.contains("myhost is 127.0.1.1") && said.contains("--listen 0.0.0.0:6106"));
         assert!(hint("myhost:1", "[::1]:1").is_some());
@@ -71,7 +74,8 @@ mod tests {
         ] {
             assert_eq!(hint(named, bound), None, "{named}");
         }
-        assert_eq!(loopback_hint("--listen", "myhost:1", "127.0.1.1:1"), None, "it was asked for");
+        let asked = FlagAddress { flag: "--listen", address: "myhost:1" };
+        assert_eq!(loopback_hint(asked, "127.0.1.1:1"), None, "it was asked for");
         assert!(elsewhere_advice("ps-0.svc:6106").contains("--listen 0.0.0.0:6106"));
     }
 }

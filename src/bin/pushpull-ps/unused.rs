@@ -6,7 +6,7 @@ use clap::CommandFactory;
 use pushpull::{ClusterSpec, TaskId};
 
 use super::complaint::{CommandLine, DaemonError};
-use super::options::DaemonOptions;
+use super::options::{DaemonOptions, FlagAddress};
 
 /// The flags that have an effect in a task that serves functions alone.
 const OF_FUNCTIONS_ALONE: [&str; 10] = [
@@ -98,11 +98,13 @@ pub(crate) fn check_directories(
 /// Returns an error that names `--unix-socket`.
 pub(crate) fn check_socket(
     typed: &CommandLine,
-    (flag, address): (&str, &str),
+    at: FlagAddress<'_>,
     path: &Path,
 ) -> Result<(), DaemonError> {
-    match address.strip_prefix("unix:").is_some_and(|own| Path::new(own) == path) {
-        true => Err(typed.blame("--unix-socket", &format_args!("it is the address of {flag}"))),
+    match at.address.strip_prefix("unix:").is_some_and(|own| Path::new(own) == path) {
+        true => {
+            Err(typed.blame("--unix-socket", &format_args!("it is the address of {}", at.flag)))
+        }
         false => Ok(()),
     }
 }

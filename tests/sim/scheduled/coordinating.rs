@@ -105,7 +105,7 @@ impl SimWorld<CallProgram> {
             scheduled: 0,
         };
         let program = CallProgram::Coordinator(Box::new(program));
-        let number = self.add_process(session, program, (life, chance));
+        let number = self.add_process(session, program, life, chance);
         self.begin_coordinator(number);
         self.settle_process(number);
     }

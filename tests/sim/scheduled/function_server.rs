@@ -100,7 +100,7 @@ impl SimWorld<CallProgram> {
             timeout,
         };
         let program = CallProgram::Server(Box::new(server));
-        let number = self.add_process(session, program, (life, chance));
+        let number = self.add_process(session, program, life, chance);
         let process = &mut self.processes[number];
         let CallProgram::Server(server) = &mut process.program else { return };
         server.joiner.begin(self.now, &mut process.endpoint);

@@ -68,10 +68,10 @@ pub(crate) fn world(scenario: &Scenario, start: Instant, trace: Trace) -> SimWor
     // Fault indices refer to the plan of the unbounded setting, so they do not change with it.
     let largest = CallSchedule::draw(seed, Sizes::ANY);
     let unbounded = call_schedule::setting(seed, Sizes::ANY, &largest);
-    let plan = faults::plan(&unbounded, &FaultKind::CALLS);
+    let (plan, end) = faults::plan(&unbounded, &FaultKind::CALLS);
     let checker = CallChecker::new(schedule, setting.catalogue.clone());
     let mut world: SimWorld<CallProgram> =
-        SimWorld::new(scenario, setting, plan, checker, start, trace);
+        SimWorld::new(scenario, setting, plan, end, checker, start, trace);
     let delay = SimChance::of(seed, "coordinator").millis(0, 500);
     world.after(delay, ScheduledEvent::Start(COORDINATOR_TASK));
     let words = format!("{:?}", world.checker.schedule);

@@ -141,7 +141,8 @@ impl<P: ProcessProgram> SimWorld<P> {
                 self.setting.config(task),
                 index,
                 files,
-                (life, clock),
+                life,
+                clock,
                 self.now,
                 self.setting.part_bytes,
             );

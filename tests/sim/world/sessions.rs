@@ -65,7 +65,8 @@ impl<P: ProcessProgram> SimWorld<P> {
         &mut self,
         endpoint: worker::SessionEndpoint,
         program: P,
-        (life, chance): (u64, SimChance),
+        life: u64,
+        chance: SimChance,
     ) -> usize {
         self.processes.push(SimProcess {
             endpoint,

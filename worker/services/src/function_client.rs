@@ -398,9 +398,9 @@ impl ClientThread {
         let session = CallSession::new(incarnation, config.name.clone(), config.answer_bytes_max);
         let handle = runner.handle().clone();
         let filters = config.device_filters.clone();
-        let cluster = (ClusterSpec::default(), filters);
-        let core =
-            ClientCore::new(session, cluster, handle, leadership, config.unreachable.clone());
+        let cluster = ClusterSpec::default();
+        let unreachable = config.unreachable.clone();
+        let core = ClientCore::new(session, cluster, filters, handle, leadership, unreachable);
         let (stop, stopped) = oneshot::channel();
         let runs = runner.clone();
         let times = core.clone();

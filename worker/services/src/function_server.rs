@@ -329,7 +329,8 @@ fn client_of(config: &FunctionServerConfig, runtime: &tokio::runtime::Handle) ->
     let incarnation = Incarnation(RandomState::new().build_hasher().finish());
     ClientCore::new(
         CallSession::new(incarnation, config.task.clone(), config.client_bytes_max),
-        (config.cluster.clone(), config.filters()),
+        config.cluster.clone(),
+        config.filters(),
         runtime.clone(),
         // The thread of the server runs the client; nobody else leads it.
         Arc::default(),

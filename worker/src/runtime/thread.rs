@@ -62,7 +62,7 @@ impl SessionThread {
         );
         let times = caller.times().clone();
         let thread = std::thread::Builder::new().name(name).spawn(move || {
-            let shared = (mapped_shards, push_buffers);
+            let shared = SessionMemory { mapped_shards, push_buffers };
             let core =
                 SessionCore::new(session, features, addresses, progress, returns, shared, times);
             let core = Arc::new(core);
@@ -131,6 +131,12 @@ impl Drop for AnswersGuard {
     }
 }
 
+/// The memory that shards share with a session.
+struct SessionMemory {
+    mapped_shards: Arc<MappedShards>,
+    push_buffers: Arc<PushBuffers>,
+}
+
 impl SessionCore {
     fn new(
         session: Session,
@@ -138,7 +144,7 @@ impl SessionCore {
         addresses: BTreeMap<u32, String>,
         progress: Option<ProgressCallback>,
         returns: Arc<ReturnQueue>,
-        (mapped_shards, push_buffers): (Arc<MappedShards>, Arc<PushBuffers>),
+        shared: SessionMemory,
         times: Arc<OperationTimes>,
     ) -> SessionCore {
         let connector = |address: &String| Arc::new(Connector::new(address));
@@ -150,8 +156,8 @@ impl SessionCore {
             outboxes: Mutex::default(),
             progress,
             returns,
-            mapped_shards,
-            push_buffers,
+            mapped_shards: shared.mapped_shards,
+            push_buffers: shared.push_buffers,
             timer_at: Mutex::default(),
             rearm: Notify::new(),
             connects: Mutex::default(),

@@ -138,7 +138,7 @@ prop_compose! {
 }
 
 /// Declares a variable of any kind, size and partitioner.
-fn declare(index: usize, (rows, width, which, pin): (u64, u64, i32, Option<u32>)) -> VariableSpec {
+fn declare(index: usize, rows: u64, width: u64, which: i32, pin: Option<u32>) -> VariableSpec {
     let name = format!("v{index}");
     let variable = match which {
         0 => dense(&name, &[rows.max(1), width.max(1)]).sparse(),
@@ -179,7 +179,10 @@ proptest! {
         all in proptest::collection::vec(any_variable(), 0..20),
         shards in 1u16..4,
     ) {
-        let declared = all.into_iter().enumerate().map(|(index, one)| declare(index, one));
+        let declared = all.into_iter().enumerate();
+        let declared = declared.map(|(index, (rows, width, which, pin))| {
+            declare(index, rows, width, which, pin)
+        });
         let variables: Vec<VariableSpec> = declared.collect();
         let placement = plan(&variables, 4, shards);
         prop_assert_eq!(&placement, &plan(&variables, 4, shards));
@@ -221,7 +224,7 @@ proptest! {
     ) {
         let declared = all.into_iter().enumerate();
         let unpinned = declared.map(|(index, (rows, width, which, _))| {
-            declare(index, (rows, width, which, None))
+            declare(index, rows, width, which, None)
         });
         let mut variables: Vec<VariableSpec> = unpinned.collect();
         let loads = |variables: &[VariableSpec]| {

@@ -132,7 +132,8 @@ impl ShardCheckpoints {
         request: PeerRequest,
         order: RestoreOrder,
         restores: bool,
-        (catalogue, training): (Arc<Catalogue>, CheckpointTraining),
+        catalogue: Arc<Catalogue>,
+        training: CheckpointTraining,
         row_limits: Vec<u64>,
     ) -> RestoreWork {
         self.checks += 1;
@@ -212,7 +213,7 @@ impl ShardCheckpoints {
         request: &PeerRequest,
         refusal: Refusal,
     ) {
-        out.refuse_chief((request.connection, request.envelope), self.id, RESTORE, refusal);
+        out.refuse_chief(request.connection, request.envelope, self.id, RESTORE, refusal);
     }
 
     /// Refuses the restore that has failed.
@@ -222,7 +223,8 @@ impl ShardCheckpoints {
         of: (u64, Envelope),
         refusal: Refusal,
     ) {
-        out.refuse_chief(of, self.id, RESTORE, refusal);
+        let (connection, request) = of;
+        out.refuse_chief(connection, request, self.id, RESTORE, refusal);
     }
 }
 

@@ -108,8 +108,10 @@ impl Shard {
     fn make_coordinator_place(&mut self, name: &str, now: Instant) {
         let steps = &mut self.steps;
         let idle = |place| steps.coordinators_heard.idle(now, place);
-        let kept = (self.config.lease, self.config.coordinators_kept);
-        let Some(place) = steps.coordinators.forgettable(name, idle, kept) else { return };
+        let lease = self.config.lease;
+        let kept = self.config.coordinators_kept;
+        let found = steps.coordinators.forgettable(name, idle, lease, kept);
+        let Some(place) = found else { return };
         let idle = idle(place);
         if let Some(entry) =
             steps.coordinators.forget_at(place).filter(CoordinatorEntry::has_settled)

@@ -36,8 +36,9 @@ impl Shard {
                 request.answer(&mut self.out, declared.into());
             }
             Err(refusal) => {
-                let of = (request.connection, request.envelope);
-                self.out.refuse_chief(of, self.id, "declare the variables", refusal);
+                let connection = request.connection;
+                let asked = "declare the variables";
+                self.out.refuse_chief(connection, request.envelope, self.id, asked, refusal);
             }
         }
     }

@@ -278,24 +278,18 @@ impl Shard {
             }
             (Message::Reserve(_), Some(client)) => self.reserve(request, client),
             (Message::PushPart(part), Some(client)) => {
-                return self.part(header, request, client, (part, None), None);
+                return self.part(header, request, client, part, None, None);
             }
             (Message::PushEncoded(encoded), Some(client)) => {
                 let form = PartEncoding::of(&encoded);
-                return self.part(header, request, client, (encoded.part, None), Some(form));
+                return self.part(header, request, client, encoded.part, None, Some(form));
             }
             (Message::EffectPart(message::EffectPart { part, effect }), Some(client)) => {
-                return self.part(header, request, client, (part, Some(effect)), None);
+                return self.part(header, request, client, part, Some(effect), None);
             }
             (Message::EffectEncoded(message::EffectEncoded { encoded, effect }), Some(client)) => {
                 let form = PartEncoding::of(&encoded);
-                return self.part(
-                    header,
-                    request,
-                    client,
-                    (encoded.part, Some(effect)),
-                    Some(form),
-                );
+                return self.part(header, request, client, encoded.part, Some(effect), Some(form));
             }
             (Message::SharePushBuffer(_), Some(client)) => {
                 self.share_push_buffer(&request, client);

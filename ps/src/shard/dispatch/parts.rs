@@ -94,7 +94,8 @@ impl Shard {
         header: &Header,
         request: PeerRequest,
         client: ClientKey,
-        (part, effect): (PushPart, Option<EffectRef>),
+        part: PushPart,
+        effect: Option<EffectRef>,
         form: Option<PartEncoding>,
     ) -> Changes {
         let store = self.variables.store();

@@ -96,7 +96,7 @@ impl Shard {
         let training = CheckpointTraining::new(&catalogue, &variables.rules);
         let row_limits = store.tables().iter().map(|table| table.limit()).collect();
         let work =
-            checkpoints.begin_check(request, order, restores, (catalogue, training), row_limits);
+            checkpoints.begin_check(request, order, restores, catalogue, training, row_limits);
         out.push(ShardOutput::RestoreShard(Box::new(work)));
     }
 

@@ -207,7 +207,9 @@ impl Shard {
                 self.out.answer(of.0, of.1, found.into());
             }
             Err(fault) => {
-                self.out.refuse_chief(of, self.id, "look for a checkpoint", fault.refusal());
+                let (connection, request) = of;
+                let asked = "look for a checkpoint";
+                self.out.refuse_chief(connection, request, self.id, asked, fault.refusal());
             }
         }
     }

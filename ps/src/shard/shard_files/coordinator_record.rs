@@ -130,7 +130,7 @@ impl CoordinatorRecord {
             let name = name.to_owned();
             places.push(Some(CoordinatorEntry { name, coordinator, epoch, window, digests }));
         }
-        let coordinators = Coordinators::restored(places, (closed, forgotten), planted);
+        let coordinators = Coordinators::restored(places, closed, forgotten, planted);
         coordinators.ok_or_else(|| {
             fault(CoordinatorRecord::place(0), "each id and name of a coordinator once")
         })

@@ -66,7 +66,7 @@ pub(super) fn an_older_chief_is_fenced(planted: PlantedBugs) {
         panic!("an initial value is accepted: {answer:?}")
     };
     assert!(is_fenced(&refused.refusal, &second), "{}", refused.refusal);
-    for other in [assign.shared(&[(0, 16)], Some(16)), assign.encoded((1, 4), 0, Some(8))] {
+    for other in [assign.shared(&[(0, 16)], Some(16)), assign.encoded(1, 4, 0, Some(8))] {
         let name = other.name();
         let refusal = world.refused(old, other);
         assert!(is_fenced(&refusal, &second), "{name}: {refusal}");

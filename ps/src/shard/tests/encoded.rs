@@ -68,7 +68,9 @@ fn a_push_may_be_partly_encoded_and_cut_anywhere() {
                 // The length counts decoded elements.
                 let whole = (at + 1 == cut.len()).then_some(32);
                 let message = match form {
-                    Some(form) => push.encoded(*form, *offset, whole),
+                    Some((encoding, elements)) => {
+                        push.encoded(*encoding, *elements, *offset, whole)
+                    }
                     None => push.part(*offset, whole),
                 };
                 requests.push(world.send(line, push.envelope(), message, body));
@@ -106,7 +108,9 @@ fn refused(policy: NonFinite, message: impl Fn(&Push) -> Message, body: &[u8]) -
 fn malformed_parts_are_refused_with_their_variable() {
     let w = encode(Codec::F16, &[1f32, 2.0, 3.0]);
     let f16 = Encoding::F16.code();
-    let part = |form, offset| move |push: &Push| push.encoded(form, offset, Some(16));
+    let part = |encoding, elements, offset| {
+        move |push: &Push| push.encoded(encoding, elements, offset, Some(16))
+    };
     let encoding = |refusal: Refusal, words: &str| match refusal {
         Refusal::Encoding { variable, encoding, detail } => {
             assert!(detail.as_str().contains(words), "{detail}");
@@ -115,29 +119,29 @@ fn malformed_parts_are_refused_with_their_variable() {
         other => panic!("{other:?}"),
     };
     let reject = NonFinite::Reject;
-    let found = encoding(refused(reject, part((77, 3), 0), &w), "is unknown");
+    let found = encoding(refused(reject, part(77, 3, 0), &w), "is unknown");
     assert_eq!(found, (VariableId(0), 77));
-    let found = encoding(refused(reject, part((f16, 3), 0), &[0; 16]), "16 bytes for 3 elements");
+    let found = encoding(refused(reject, part(f16, 3, 0), &[0; 16]), "16 bytes for 3 elements");
     assert_eq!(found, (VariableId(0), f16));
-    encoding(refused(reject, part((f16, 3), 0), &[]), "0 bytes");
-    encoding(refused(reject, part((Encoding::Pairs.code(), 3), 0), &[0; 40]), "40 bytes");
-    encoding(refused(reject, part((Encoding::Pairs.code(), 3), 0), &[9; 8]), "padding");
+    encoding(refused(reject, part(f16, 3, 0), &[]), "0 bytes");
+    encoding(refused(reject, part(Encoding::Pairs.code(), 3, 0), &[0; 40]), "40 bytes");
+    encoding(refused(reject, part(Encoding::Pairs.code(), 3, 0), &[9; 8]), "padding");
     let mut scale = encode(Codec::Int8, &[1f32, 2.0, 3.0]);
     scale[..4].copy_from_slice(&f32::INFINITY.to_le_bytes());
-    encoding(refused(reject, part((Encoding::Int8.code(), 3), 0), &scale), "inf");
-    encoding(refused(reject, part((f16, 1), 48), &[0; 8]), "i64");
+    encoding(refused(reject, part(Encoding::Int8.code(), 3, 0), &scale), "inf");
+    encoding(refused(reject, part(f16, 1, 48), &[0; 8]), "i64");
     let assign = |push: &Push| {
-        Push { operation: Operation::Assign {}, ..*push }.encoded((f16, 3), 0, Some(16))
+        Push { operation: Operation::Assign {}, ..*push }.encoded(f16, 3, 0, Some(16))
     };
     encoding(refused(reject, assign, &w), "only gradients");
     // A plain variable takes parts only in its own type.
     let add = |push: &Push| {
-        Push { operation: Operation::AssignAdd {}, ..*push }.encoded((f16, 2), 32, Some(8))
+        Push { operation: Operation::AssignAdd {}, ..*push }.encoded(f16, 2, 32, Some(8))
     };
     encoding(refused(reject, add, &[0; 8]), "only gradients");
     let scaled = |factor| {
         move |push: &Push| {
-            let mut message = push.encoded((f16, 3), 0, Some(16));
+            let mut message = push.encoded(f16, 3, 0, Some(16));
             let Message::PushEncoded(encoded) = &mut message else { unreachable!() };
             encoded.factor = factor;
             message
@@ -146,21 +150,18 @@ fn malformed_parts_are_refused_with_their_variable() {
     encoding(refused(reject, scaled(2.0), &w), "2 is not a valid factor");
     encoding(refused(reject, scaled(f64::NAN), &w), "NaN is not a valid factor");
 
-    let tried = refused(reject, part((f16, 4), 32), &[0; 8]);
+    let tried = refused(reject, part(f16, 4, 32), &[0; 8]);
     assert!(matches!(tried, Refusal::Operation { variable: VariableId(2), .. }), "{tried}");
 
     let range = |offset, bytes, limit| Refusal::Range { offset, bytes, limit };
-    assert_eq!(refused(reject, part((f16, 4), 0), &w), range(0, 16, 12));
-    assert_eq!(refused(reject, part((f16, 0), 0), &[]), range(0, 0, 12));
-    assert_eq!(refused(reject, part((f16, 1), 2), &w), range(2, 4, 12));
-    assert_eq!(refused(reject, part((f16, 1), 14), &w), range(14, 4, 12));
-    assert_eq!(
-        refused(reject, part((f16, u32::MAX), 0), &w),
-        range(0, 4 * u64::from(u32::MAX), 12)
-    );
+    assert_eq!(refused(reject, part(f16, 4, 0), &w), range(0, 16, 12));
+    assert_eq!(refused(reject, part(f16, 0, 0), &[]), range(0, 0, 12));
+    assert_eq!(refused(reject, part(f16, 1, 2), &w), range(2, 4, 12));
+    assert_eq!(refused(reject, part(f16, 1, 14), &w), range(14, 4, 12));
+    assert_eq!(refused(reject, part(f16, u32::MAX, 0), &w), range(0, 4 * u64::from(u32::MAX), 12));
     // The part ends inside a partition, where no part may end.
-    assert_eq!(refused(reject, part((f16, 1), 0), &w), range(0, 4, 56));
-    assert!(matches!(refused(reject, part((f16, 1), u64::MAX), &w), Refusal::Range { .. }));
+    assert_eq!(refused(reject, part(f16, 1, 0), &w), range(0, 4, 56));
+    assert!(matches!(refused(reject, part(f16, 1, u64::MAX), &w), Refusal::Range { .. }));
 }
 
 #[test]
@@ -187,7 +188,7 @@ fn half_precision_values_travel_in_two_bytes_or_four() {
     let of_plain = Encoding::F16.code();
     let send = |world: &mut World, push: Push, form, offset, whole, body: &[u8]| {
         let message = match form {
-            Some(form) => push.encoded(form, offset, Some(whole)),
+            Some((encoding, elements)) => push.encoded(encoding, elements, offset, Some(whole)),
             None => push.part(offset, Some(whole)),
         };
         let request = world.send(line, push.envelope(), message, body);
@@ -205,7 +206,7 @@ fn half_precision_values_travel_in_two_bytes_or_four() {
     assert!(is_applied(send(&mut world, push, None, 8, 16, &gradient)));
     // The factor is multiplied in f32, which can hold the product.
     let push = world.gradient(line, 5);
-    let mut message = push.encoded((of_brains, 3), 8, Some(16));
+    let mut message = push.encoded(of_brains, 3, 8, Some(16));
     let Message::PushEncoded(encoded) = &mut message else { unreachable!() };
     encoded.factor = 1e-9;
     let request =
@@ -232,7 +233,7 @@ fn half_precision_values_travel_in_two_bytes_or_four() {
 #[test]
 fn decoded_elements_are_scanned_for_nan() {
     let body = encode(Codec::Bf16, &[1f32, f32::NAN, 3.0]);
-    let message = |push: &Push| push.encoded((Encoding::Bf16.code(), 3), 0, Some(16));
+    let message = |push: &Push| push.encoded(Encoding::Bf16.code(), 3, 0, Some(16));
     match refused(NonFinite::Reject, message, &body) {
         Refusal::NonFinite { variable: VariableId(0), element: 1, value } => {
             assert!(value.is_nan())

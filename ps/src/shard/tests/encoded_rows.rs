@@ -62,7 +62,7 @@ fn send(
     let mut last = None;
     for &(offset, encoding, elements, body, whole) in parts {
         let whole = whole.map(|bytes| bytes + index.1.len() as u64);
-        let message = push.encoded((encoding, elements), offset, whole);
+        let message = push.encoded(encoding, elements, offset, whole);
         last = Some(world.send(line, push.envelope(), message, body));
     }
     world.work();
@@ -262,7 +262,7 @@ fn half_precision_rows_travel_in_two_bytes_or_four() {
     // The factor is multiplied in f32, which can hold the product.
     let push = world.gradient(line, 3);
     world.send(line, push.envelope(), push.part(USERS.1, None), &index_of(&[9_u64]));
-    let mut message = push.encoded((bf16, 3), USERS.0, Some(32));
+    let mut message = push.encoded(bf16, 3, USERS.0, Some(32));
     let Message::PushEncoded(encoded) = &mut message else { unreachable!() };
     encoded.factor = 1.0 / 3.0;
     let ones = encode(Codec::Bf16, 0, &[1.0; 3]);

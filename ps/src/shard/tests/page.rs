@@ -54,7 +54,7 @@ fn requests() -> Vec<Message> {
     let pull = || Pull { selection: Selection::All {} };
     let rows = || PullRows { partition: PartitionId(0) };
     let gradient = Push::plain(1, Operation::Gradient {}, 1).part(0, None);
-    let encoded = Push::plain(1, Operation::Gradient {}, 1).encoded((1, 1), 0, None);
+    let encoded = Push::plain(1, Operation::Gradient {}, 1).encoded(1, 1, 0, None);
     let ranges = List::default();
     let operation = Operation::Gradient {};
     let token = TokenId(1);

@@ -161,7 +161,8 @@ impl Push {
     /// Returns the message of a part with an encoded body.
     pub(super) fn encoded(
         &self,
-        (encoding, elements): (u8, u32),
+        encoding: u8,
+        elements: u32,
         offset: u64,
         whole: Option<u64>,
     ) -> Message {

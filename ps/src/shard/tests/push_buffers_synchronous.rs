@@ -48,7 +48,8 @@ impl SharedBuffers {
     /// the answer, if it has come by now.
     fn push_to(
         &mut self,
-        (shard, replica): (usize, usize),
+        shard: usize,
+        replica: usize,
         place: usize,
         grant: Grant,
         value: f32,
@@ -79,7 +80,7 @@ impl SharedBuffers {
         self.cluster.replicas[replica].sequence += 1;
         let mut answer = None;
         for shard in (0..self.push_buffers[replica].len()).rev() {
-            answer = self.push_to((shard, replica), place, grant, value);
+            answer = self.push_to(shard, replica, place, grant, value);
         }
         match answer {
             Some(Message::PushAnswer(answer)) => Some(answer.outcome),
@@ -134,7 +135,7 @@ fn nan_is_refused_before_a_shard_reports_that_it_holds_the_push() {
             let grant = shared.cluster.token(0);
             shared.cluster.replicas[0].sequence += 1;
             let last = usize::from(shards) - 1;
-            let answer = shared.push_to((last, 0), 0, grant, f32::NAN);
+            let answer = shared.push_to(last, 0, 0, grant, f32::NAN);
             let Some(Message::Refused(message::Refused { refusal })) = answer else {
                 panic!("not refused but {answer:?}");
             };
@@ -157,7 +158,7 @@ fn a_stale_push_frees_its_buffer_slot_and_a_held_one_does_not() {
     let slow = shared.cluster.token(1);
     // One shard holds the slow replica's part before the step is made without it.
     shared.cluster.replicas[1].sequence += 1;
-    let held = shared.push_to((1, 1), 0, slow, 9.0);
+    let held = shared.push_to(1, 1, 0, slow, 9.0);
     assert!(matches!(held, Some(Message::PushAnswer(ref a)) if a.outcome == Outcome::Held {}));
     let next = Push::gradient(99, slow, shared.push_buffers[1][1].push_slot(0));
     let line = shared.cluster.replicas[1].lines[1];
@@ -168,7 +169,7 @@ fn a_stale_push_frees_its_buffer_slot_and_a_held_one_does_not() {
         "{refused:?}"
     );
     assert_eq!(shared.push(0, 0, fast, 1.0), ACCEPTED(0));
-    let answer = shared.push_to((0, 1), 0, slow, 9.0);
+    let answer = shared.push_to(0, 1, 0, slow, 9.0);
     assert!(matches!(answer, Some(Message::PushAnswer(ref a)) if Some(a.outcome) == STALE(1)));
     let slow = shared.cluster.token(1);
     assert_eq!(shared.push(1, 0, slow, 2.0), ACCEPTED(1));

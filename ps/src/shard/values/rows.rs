@@ -120,7 +120,7 @@ impl RowWork {
             if let RowSelection::Ids(table, ids) = rows {
                 let table = &mut store.tables_mut()[*table];
                 let ids = &self.ids[ids.clone()];
-                table.begin(journal, ids, (step, count), assigned)?;
+                table.begin(journal, ids, step, count, assigned)?;
             }
         }
         store.reserve_intent_for_tables(journal)?;

@@ -211,19 +211,19 @@ impl Variables {
         if let VariablesState::Ready(store) = &mut self.state
             && store.is_shared()
         {
-            let counted = store.revoke_reader(connection);
-            self.count_pulls(counted);
+            let (pulls, bytes) = store.revoke_reader(connection);
+            self.count_pulls(pulls, bytes);
         }
     }
 
     pub(in crate::shard) fn count_direct_pulls(&mut self) {
         if let VariablesState::Ready(store) = &mut self.state {
-            let counted = store.direct_pulls();
-            self.count_pulls(counted);
+            let (pulls, bytes) = store.direct_pulls();
+            self.count_pulls(pulls, bytes);
         }
     }
 
-    fn count_pulls(&self, (pulls, bytes): (u64, u64)) {
+    fn count_pulls(&self, pulls: u64, bytes: u64) {
         self.counters.direct_pulls.add(pulls);
         self.counters.direct_pull_bytes.add(bytes);
     }

@@ -102,7 +102,8 @@ impl Store {
     pub(super) fn check_overflow(
         &mut self,
         change: Change<'_>,
-        (block, start): (u32, u64),
+        block: u32,
+        start: u64,
         within: Range<usize>,
         before: Option<u32>,
     ) {

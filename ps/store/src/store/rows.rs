@@ -170,7 +170,7 @@ impl Store {
             let mut next = next.iter().map(position);
             for (location, old) in locations.iter().zip(old.chunks_exact_mut(row_bytes)) {
                 if let Some((block, start)) = next.next() {
-                    prefetch_row(blocks, (block, part), start, row_bytes);
+                    prefetch_row(blocks, block, part, start, row_bytes);
                 }
                 let (block, start) = position(location);
                 let block = blocks.read_part(block, part);
@@ -265,7 +265,8 @@ const PREFETCH_BYTES_MAX: usize = 1024;
 #[inline]
 pub(super) fn prefetch_row(
     blocks: &Blocks,
-    (block, part): (u32, usize),
+    block: u32,
+    part: usize,
     start: usize,
     row_bytes: usize,
 ) {

@@ -54,7 +54,7 @@ impl Store {
         for row in rows {
             // Rows that cross a block boundary are too rare to prefetch.
             if let Some((block, start)) = later.next().and_then(find) {
-                prefetch_row(blocks, (block, 0), start, row_bytes);
+                prefetch_row(blocks, block, 0, start, row_bytes);
             }
             match find(row) {
                 Some((block, start)) => {

@@ -568,7 +568,7 @@ fn table_rows_are_changed_in_place_unless_they_are_read() {
     let mut is_in_place = |store: &mut Store, rows: u64| {
         version += 1;
         let ids: Vec<u64> = (0..rows).collect();
-        store.tables_mut()[0].begin(&mut journal, &ids, (version, version), false).unwrap();
+        store.tables_mut()[0].begin(&mut journal, &ids, version, version, false).unwrap();
         store.reserve_intent_for_tables(&mut journal).unwrap();
         store.settle_tables(version);
         let in_place = store.is_in_place();
@@ -605,7 +605,7 @@ fn table_rows_have_the_slots_of_their_rule() {
         let mut expected: Vec<Vec<f32>> =
             std::iter::once(0.0).chain(first).map(|first| vec![first; gradient.len()]).collect();
         for version in 1..=2 {
-            store.tables_mut()[0].begin(&mut journal, &ids, (version, version), false).unwrap();
+            store.tables_mut()[0].begin(&mut journal, &ids, version, version, false).unwrap();
             store.reserve_intent_for_tables(&mut journal).unwrap();
             store.settle_tables(version);
             let at = ApplyAt::new(version, version);

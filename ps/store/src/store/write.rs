@@ -182,7 +182,7 @@ impl Store {
         let needs_check = self.needs_overflow_check(change, location.value, &within);
         self.change_location(change, location, within.len(), input);
         if needs_check {
-            self.check_overflow(change, (location.value, start), within, None);
+            self.check_overflow(change, location.value, start, within, None);
         }
     }
 
@@ -241,7 +241,7 @@ impl Store {
         self.change_location(change, location, within.len(), input);
         // The rest of what this change has made of the block is in the shadow only.
         let committed = self.values.committed_block(start as usize / self.geometry.block_bytes);
-        self.check_overflow(change, (value.block, start), within, Some(committed));
+        self.check_overflow(change, value.block, start, within, Some(committed));
     }
 
     /// Writes a range and its slots to new shadows, and copies the rest of the blocks. Returns

@@ -83,7 +83,8 @@ impl Table {
         &mut self,
         journal: &mut Journal,
         ids: &[u64],
-        (step, count): (u64, u64),
+        step: u64,
+        count: u64,
         assigned: bool,
     ) -> Result<(), Stalled> {
         self.discard();
@@ -263,7 +264,9 @@ impl Table {
         committed: &CommittedPages<'_>,
         dirty: &mut DirtyRows,
         words: &mut Vec<(u32, usize, u64)>,
-        (id, before, to): (u64, u32, u32),
+        id: u64,
+        before: u32,
+        to: u32,
     ) {
         let tag = tag_of(id, self.salt);
         let number = page_of(tag, dirty.page_count);
@@ -289,7 +292,7 @@ impl Table {
         let pages = self.committed_pages(journal);
         for (id, from, to) in moved() {
             let before = from.unwrap_or(UNKNOWN);
-            self.point_entry(&pages, &mut dirty, &mut changed, (id, before, to));
+            self.point_entry(&pages, &mut dirty, &mut changed, id, before, to);
         }
         for (&number, page) in &dirty.pages {
             // Pages after the committed ones contain zeros.

@@ -94,7 +94,7 @@ impl TestTable {
     /// Begins a push of these rows, whose ids ascend, and applies it without a commit.
     fn begin(&mut self, step: u64, rows: &[(u64, f32)]) -> Result<(), crate::change::Stalled> {
         let ids: Vec<u64> = rows.iter().map(|(id, _)| *id).collect();
-        self.table.begin(&mut self.journal, &ids, (step, self.version + 1), false)?;
+        self.table.begin(&mut self.journal, &ids, step, self.version + 1, false)?;
         self.journal.grow_intent(self.table.dirty_words()).unwrap();
         let in_place = self.table.undo_need().is_some() && self.in_place;
         self.undo.begin(self.version + 1);
@@ -462,7 +462,7 @@ fn undo_stays_within_its_reservation() {
     let ids: Vec<u64> = (0..3000).collect();
     fixture.push_ids(1, ids.iter().copied());
     for each in [1, 7, 341, 342, 683, 1365, 3000] {
-        fixture.table.begin(&mut fixture.journal, &ids, (2, fixture.version + 1), false).unwrap();
+        fixture.table.begin(&mut fixture.journal, &ids, 2, fixture.version + 1, false).unwrap();
         let need = fixture.table.undo_need().unwrap();
         fixture.undo.begin(fixture.version + 1);
         fixture.table.settle(true);

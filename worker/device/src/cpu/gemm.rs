@@ -18,7 +18,8 @@ impl<'a> HostMatrix<'a> {
     /// If they reach beyond the values.
     pub(crate) fn new(
         values: &'a [f32],
-        (rows, columns): (usize, usize),
+        rows: usize,
+        columns: usize,
         strides: (usize, usize),
     ) -> HostMatrix<'a> {
         if rows > 0 && columns > 0 {

@@ -55,7 +55,7 @@ impl<'a> Matrix<'a> {
 
     fn host(self) -> Result<HostMatrix<'a>, ComputeError> {
         let values = self.values.host(NAME, "a matrix")?;
-        Ok(HostMatrix::new(values, (self.rows, self.columns), self.strides))
+        Ok(HostMatrix::new(values, self.rows, self.columns, self.strides))
     }
 }
 

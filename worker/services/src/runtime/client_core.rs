@@ -86,7 +86,8 @@ impl ClientCore {
     /// Creates the core of a client on this runtime. The leadership decides which thread runs it.
     pub(crate) fn new(
         session: CallSession,
-        (cluster, filters): (ClusterSpec, DeviceFilters),
+        cluster: ClusterSpec,
+        filters: DeviceFilters,
         runtime: tokio::runtime::Handle,
         leadership: Arc<Leadership>,
         unreachable: Option<UnreachableReport>,
@@ -510,8 +511,10 @@ mod tests {
     fn a_call_of_a_client_that_has_ended_takes_no_number() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let session = CallSession::new(Incarnation(1), TaskId::new("client", 0), 1 << 20);
-        let tasks = (ClusterSpec::default(), DeviceFilters::default());
-        let core = ClientCore::new(session, tasks, runtime.handle().clone(), Arc::default(), None);
+        let cluster = ClusterSpec::default();
+        let filters = DeviceFilters::default();
+        let handle = runtime.handle().clone();
+        let core = ClientCore::new(session, cluster, filters, handle, Arc::default(), None);
         let link = core.link_of_address("127.0.0.1:1");
         core.end();
         let order = CallOrder {

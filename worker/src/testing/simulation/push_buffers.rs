@@ -50,7 +50,9 @@ impl SimulatedPushBuffers {
     /// If it cannot be mapped.
     pub(super) fn add(
         &mut self,
-        (link, shard, id): (usize, ShardId, PushBufferId),
+        link: usize,
+        shard: ShardId,
+        id: PushBufferId,
         shared: SharedPushBuffer,
         descriptors: Vec<OwnedFd>,
     ) {

@@ -500,7 +500,7 @@ impl SessionEndpoint {
                     continue;
                 }
                 SessionOutput::SharedPushBuffer { link, shard, push_buffer, shared } => {
-                    self.shared_memory.add_push_buffer((link, shard, push_buffer), shared);
+                    self.shared_memory.add_push_buffer(link, shard, push_buffer, shared);
                     continue;
                 }
             };

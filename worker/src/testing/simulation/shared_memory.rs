@@ -62,17 +62,19 @@ impl SimulatedSharedMemory {
         shared: &SharedValues,
     ) {
         let descriptors = self.take_descriptors(link);
-        self.readers.add(&self.plan, link, mapped_shard, (shared, descriptors));
+        self.readers.add(&self.plan, link, mapped_shard, shared, descriptors);
     }
 
     /// Adds the push buffer that the shard of a link has shared.
     pub(super) fn add_push_buffer(
         &mut self,
-        (link, shard, push_buffer): (usize, ShardId, PushBufferId),
+        link: usize,
+        shard: ShardId,
+        push_buffer: PushBufferId,
         shared: SharedPushBuffer,
     ) {
         let descriptors = self.take_descriptors(link);
-        self.push_buffers.add((link, shard, push_buffer), shared, descriptors);
+        self.push_buffers.add(link, shard, push_buffer, shared, descriptors);
     }
 
     /// Notes a message that is sent.

@@ -45,7 +45,8 @@ impl StepwiseReaders {
         plan: &Arc<ShardingPlan>,
         link: usize,
         mapped_shard: MappedShard,
-        (shared, descriptors): (&SharedValues, Vec<OwnedFd>),
+        shared: &SharedValues,
+        descriptors: Vec<OwnedFd>,
     ) {
         let reader = map(shared, descriptors).expect("shared memory can be mapped");
         if let Some(copy_plan) = CopyPlan::new(plan, mapped_shard.shard, reader.geometry()) {

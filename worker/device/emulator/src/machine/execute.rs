@@ -95,7 +95,8 @@ impl Environment<'_> {
                 PtxOperation::Load(load) => self.load(thread, load)?,
                 PtxOperation::Store(store) => self.store(thread, store)?,
                 &PtxOperation::Atomic { address, of, how, d, a, b } => {
-                    self.atomic(thread, address, of, how, (d, a, b))?;
+                    let operands = [thread.get(a), thread.get(b)];
+                    self.atomic(thread, address, of, how, d, operands)?;
                 }
                 &PtxOperation::Branch { target } => {
                     thread.at = target as usize;
@@ -223,11 +224,10 @@ impl Environment<'_> {
         address: MemoryOperand,
         of: Type,
         how: AtomicOperation,
-        (d, a, b): (Register, Register, Register),
+        d: Register,
+        [a, b]: [u64; 2],
     ) -> Result<(), DeviceFaultKind> {
         // An atomic operation is a write for all checks but that of the initial value.
-        let a = thread.get(a);
-        let b = thread.get(b);
         let size = of.size();
         let old = number(&self.peek(thread, address, size)?[..size]);
         let new = match how {

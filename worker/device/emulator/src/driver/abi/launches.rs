@@ -26,15 +26,18 @@ super::driver_functions! {
         if !extra.is_null() {
             return Err(DriverErrorCode::NOT_SUPPORTED);
         }
-        let shape = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared);
-        launch(state, function, shape, stream, parameters)
+        let grid = [grid_x, grid_y, grid_z];
+        let block = [block_x, block_y, block_z];
+        launch(state, function, grid, block, shared, stream, parameters)
     };
 }
 
 fn launch(
     state: &mut DriverState,
     function: u64,
-    (grid, block, shared): ([u32; 3], [u32; 3], u32),
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
     stream: u64,
     arguments: Array<*const c_void>,
 ) -> DriverResult {

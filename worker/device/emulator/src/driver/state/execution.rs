@@ -43,7 +43,7 @@ impl DriverState {
         let result = self.execute(context, (handle, number), &clock, work);
         if result.is_ok() {
             for (address, size, writes, what) in uses {
-                self.note_use(address, vec![0..size; 1], writes, what, ((handle, number), &clock));
+                self.note_use(address, vec![0..size; 1], writes, what, (handle, number), &clock);
             }
         }
         if let Some(stream) = self.streams.get_mut(&handle) {
@@ -87,8 +87,8 @@ impl DriverState {
             StreamWork::Fill { to, value, count } => {
                 self.memory(to, |memory| memory.fill(to, &value, count))
             }
-            StreamWork::Free { address } => self.free_in_order(address, (place, clock)),
-            StreamWork::Launch(launch) => return self.launch(context, &launch, (place, clock)),
+            StreamWork::Free { address } => self.free_in_order(address, place, clock),
+            StreamWork::Launch(launch) => return self.launch(context, &launch, place, clock),
             StreamWork::Record { event } => {
                 if let Some(event) = self.events.get_mut(&event)
                     && event.place == Some(place)
@@ -143,7 +143,8 @@ impl DriverState {
         &mut self,
         context: u64,
         pending: &PendingLaunch,
-        order: (StreamPosition, &Clock),
+        place: StreamPosition,
+        clock: &Clock,
     ) -> Result<(), Box<DeviceFault>> {
         self.launches += 1;
         let number = self.launches;
@@ -170,7 +171,14 @@ impl DriverState {
         self.instructions += steps;
         for (address, footprint) in footprints {
             for (ranges, writes) in [(footprint.read, false), (footprint.written, true)] {
-                self.note_use(address, ranges, writes, format!("kernel {}", pending.kernel), order);
+                self.note_use(
+                    address,
+                    ranges,
+                    writes,
+                    format!("kernel {}", pending.kernel),
+                    place,
+                    clock,
+                );
             }
         }
         Ok(())
@@ -184,7 +192,8 @@ impl DriverState {
         mut ranges: Vec<Range<usize>>,
         writes: bool,
         what: String,
-        ((stream, number), clock): (StreamPosition, &Clock),
+        place: StreamPosition,
+        clock: &Clock,
     ) {
         let device =
             EmulatedDevice::index_of(address).and_then(|index| self.devices.get_mut(index));
@@ -199,6 +208,7 @@ impl DriverState {
             return;
         }
         let history = device.histories.entry(base).or_default();
+        let (stream, number) = place;
         let new = Use { stream, number, writes, ranges, what: what.clone() };
         if let Some((earlier, at)) = history.note(new, clock) {
             self.fault(format!(
@@ -211,12 +221,13 @@ impl DriverState {
     fn free_in_order(
         &mut self,
         address: u64,
-        (place, clock): (StreamPosition, &Clock),
+        place: StreamPosition,
+        clock: &Clock,
     ) -> Result<(), DeviceFaultKind> {
         let device = EmulatedDevice::index_of(address).and_then(|index| self.devices.get(index));
         let size = device.and_then(|device| device.memory.allocation_of(address));
         let all = 0..size.map_or(0, |(_, size)| size);
-        self.note_use(address, vec![all; 1], true, "free".to_owned(), (place, clock));
+        self.note_use(address, vec![all; 1], true, "free".to_owned(), place, clock);
         self.free(address)
     }
 
