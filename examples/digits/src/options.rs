@@ -79,7 +79,7 @@ pub(crate) struct DigitsOptions {
     /// [default: anonymous memory]
     #[arg(long, value_parser = local_path(), value_name = "DIR", requires = "job_name")]
     state_dir: Option<PathBuf>,
-    /// Directory of summaries for TensorBoard, in which each worker has one of its own. [default:
+    /// Directory of TensorBoard summaries, with a subdirectory for each worker. [default:
     /// none]
     #[arg(long, value_parser = local_path(), value_name = "DIR")]
     pub(crate) summaries: Option<PathBuf>,

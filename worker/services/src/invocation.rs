@@ -209,7 +209,7 @@ impl Invocation {
     /// The errors of [`Invocation::push`].
     pub async fn push_async(&mut self, gradients: Gradients) -> Result<Push, FunctionError> {
         if self.has_pushed && self.scheduled.is_some() {
-            return Err(FunctionError::new("a scheduled call pushes once"));
+            return Err(FunctionError::new("a scheduled call may push only once"));
         }
         let step = self.take_step().await?;
         self.has_pushed = true;

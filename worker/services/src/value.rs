@@ -119,7 +119,8 @@ impl fmt::Display for ValueType {
 /// The alignment of values in a body, in bytes, which suits elements of every type.
 const ALIGNMENT: u64 = 8;
 
-/// Values of fewer bytes in all keep memory of up to four times this size.
+/// The lowest use that values are counted with, in bytes. They keep memory of up to four times
+/// this size.
 const SHARED_MEMORY_MIN: u64 = 4096;
 
 /// A tensor or bytes, as a call takes and returns them.

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, Write};
 
-/// Buffers entries, and writes each of them wholly or not at all unless the process ends.
+/// Buffers entries, and writes each completely or not at all, unless the process ends.
 ///
 /// [`std::io::BufWriter`] passes a long write through, and forgets how much of it a failing output
 /// has taken. This buffer holds an entry until all of it is written, so a later call continues at
@@ -17,7 +17,7 @@ pub(crate) struct AppendBuffer<W: Write> {
     /// Whole entries, of which the first `written` bytes are in the output.
     buffer: Vec<u8>,
     written: usize,
-    /// End of each entry in `buffer` that is not wholly written.
+    /// End of each entry in `buffer` that is not completely written.
     ends: VecDeque<usize>,
 }
 
@@ -47,7 +47,7 @@ impl<W: Write> AppendBuffer<W> {
         self.output.flush()
     }
 
-    /// Returns the number of entries that are not wholly written.
+    /// Returns the number of entries that are not completely written.
     pub(crate) fn buffered(&self) -> usize {
         self.ends.len()
     }

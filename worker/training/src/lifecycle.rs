@@ -427,7 +427,7 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Records the pull of the newest values. Without them those of the last step stay.
+    /// Records the pull of the newest values. If it has failed, the values of the last step stay.
     pub(super) fn refreshed(
         &mut self,
         now: Duration,

@@ -10,7 +10,7 @@ use crate::error::ComputeError;
 /// The file names of the driver's library; the first that is found counts.
 const LIBRARIES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
-/// The oldest driver that translates our kernels: CUDA 12.0.
+/// The lowest supported driver version, CUDA 12.0. Older drivers do not translate the kernels.
 const VERSION_MIN: i32 = 12_000;
 
 /// The functions that are called. They are checked before, because cudarc panics on a missing one.

@@ -301,5 +301,5 @@ pub(super) const QUOTE: u8 = b'"';
 /// The names of columns that an error lists.
 const NAMES_MAX: usize = 8;
 
-/// The limit of the columns that are split without branches: a power of two.
+/// The maximum number of columns that are split without branches, a power of two.
 const WIDTH_MAX: usize = 64;

@@ -409,5 +409,5 @@ fn number_in(names: &[String]) -> Option<&str> {
     number.or_else(|| names.first().filter(|_| is_row())).map(String::as_str)
 }
 
-/// The bytes that are read at once.
+/// The size of a read, in bytes.
 const BUFFER: usize = 1 << 16;

@@ -139,11 +139,11 @@ impl Default for CsvFormat {
 }
 
 impl CsvSource {
-    /// The limit of the bytes of a row, with its terminator.
+    /// The maximum size of a row with its terminator, in bytes.
     pub const ROW_BYTES_MAX: u64 = 1 << 20;
-    /// The limit of the columns.
+    /// The maximum number of columns.
     pub const COLUMNS_MAX: usize = 1 << 16;
-    /// The limit of the rows: their positions take 2 GiB.
+    /// The maximum number of rows. Their positions take 2 GiB.
     pub const ROWS_MAX: u64 = 1 << 28;
 
     /// Opens a file with the default [`CsvFormat`], and selects all columns.

@@ -72,7 +72,7 @@ pub enum SourceError {
     TooLong {
         /// The path of the file.
         file: PathBuf,
-        /// The limit of the unpacked bytes.
+        /// The maximum size of the unpacked file, in bytes.
         bytes_max: u64,
     },
     /// The file is shorter or longer than expected. It is damaged, or changed while it was open.

@@ -35,7 +35,7 @@ impl<W: Write> JsonLines<W> {
         self.output.flush().map_err(|source| self.error(source))
     }
 
-    /// Returns the number of accepted lines that are not wholly written.
+    /// Returns the number of accepted lines that are not completely written.
     pub(super) fn buffered(&self) -> usize {
         self.output.buffered()
     }

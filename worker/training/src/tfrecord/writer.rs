@@ -103,7 +103,7 @@ impl<W: Write> TfRecordWriter<W> {
         self.output.flush().map_err(|source| self.write_error(source))
     }
 
-    /// Returns the number of accepted records that are not wholly in the output.
+    /// Returns the number of accepted records that are not completely in the output.
     pub fn buffered(&self) -> usize {
         self.output.buffered()
     }

@@ -87,7 +87,7 @@ impl DriverState {
         }
     }
 
-    /// Makes the state one in which nothing has happened. Handles are not used again.
+    /// Resets the driver to its initial state. Handles are not used again.
     pub(crate) fn reset(&mut self, settings: Settings) {
         let handles = self.handles;
         let launches = self.launches;
