@@ -82,12 +82,16 @@ impl Membership {
         self.plan.as_ref()
     }
 
-    /// Joins with a plan once the shards of all these links are connected and in one epoch. Returns
-    /// that epoch and the step owner's state; `None` until then. The chief is about to restore a shard in an older
+    /// Joins with a plan.
+    pub(super) fn join(&mut self, plan: Arc<ShardingPlan>) {
+        self.plan = Some(plan);
+    }
+
+    /// Returns the one epoch of the shards of all these links, and the step owner's state; `None`
+    /// until all are connected and in one epoch. The chief is about to restore a shard in an older
     /// epoch. The restore closes its connections, and the next welcome tells the new epoch.
-    pub(super) fn join(
-        &mut self,
-        plan: &Arc<ShardingPlan>,
+    pub(super) fn epoch_to_join(
+        &self,
         all: &[usize],
         links: &SessionLinks,
     ) -> Option<Result<JoinedEpoch, Error>> {
@@ -101,7 +105,6 @@ impl Membership {
         if links.outdated(all.iter().copied()).next().is_some() {
             return None;
         }
-        self.plan = Some(plan.clone());
         let epochs = all.iter().map(|&link| links[link].restore_epoch);
         let arena = links.owner().map_or(0, |owner| links[owner].arena);
         Some(Ok(JoinedEpoch { epoch: epochs.max().unwrap_or_default(), arena }))

@@ -4,9 +4,9 @@
 //! unanswered request and sends it again after a reconnect. A push keeps its sequence number, and a
 //! shard gets again only what it has not acknowledged, so every push counts once.
 //!
-//! [`Session`] is made of owners of state, one in each module. An owner takes inputs, borrows the
-//! other owners it needs, adds outputs to the queue, and returns what has changed. The dispatch in
-//! this file decides what follows from that.
+//! [`Session`] is made of owners of state, one in each module. An owner takes an input, sends over
+//! the links, which hold the queue of outputs, and returns what has changed. The dispatch in this
+//! file decides what follows from that.
 
 mod encoded_values;
 mod expectations;
@@ -22,7 +22,6 @@ mod sharing;
 mod tokens;
 mod work;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -82,7 +81,6 @@ pub(crate) struct Session {
     sharing: MemorySharing,
     reports: ProgressReports,
     failed: Option<Error>,
-    outputs: VecDeque<SessionOutput>,
 }
 
 impl Session {
@@ -94,7 +92,6 @@ impl Session {
             reports: ProgressReports::new(config.progress_interval, config.addresses.clone()),
             membership: Membership::new(config),
             failed: None,
-            outputs: VecDeque::new(),
         }
     }
 
@@ -105,21 +102,21 @@ impl Session {
 
     /// Processes one event.
     pub(crate) fn handle(&mut self, now: Instant, input: SessionInput) {
-        let Session { links, work, outputs, .. } = self;
+        let Session { links, work, .. } = self;
         match input {
             SessionInput::Command { op, command, deadline } => {
                 self.command(now, op, command, deadline)
             }
-            SessionInput::Cancelled { op } => work.cancel(now, op, links, outputs),
-            SessionInput::Abandoned { sequence } => work.withdraw(now, sequence, links, outputs),
+            SessionInput::Cancelled { op } => work.cancel(now, op, links),
+            SessionInput::Abandoned { sequence } => work.withdraw(now, sequence, links),
             SessionInput::TokenDropped { grant } => {
                 if self.failed.is_none() {
-                    work.return_token(now, grant, links, outputs);
+                    work.return_token(now, grant, links);
                 }
             }
             SessionInput::TokenSkipped { grant } => {
                 if self.failed.is_none() {
-                    work.skip_batch(now, grant, links, outputs);
+                    work.skip_batch(now, grant, links);
                 }
             }
             SessionInput::Connected { link, same_host } => self.connected(now, link, same_host),
@@ -146,7 +143,7 @@ impl Session {
 
     /// Returns the next action, or `None` if there is nothing to do.
     pub(crate) fn poll_output(&mut self) -> Option<SessionOutput> {
-        self.outputs.pop_front()
+        self.links.outputs.pop_front()
     }
 
     /// Returns when the next [`SessionInput::Tick`] is due at the latest.
@@ -187,16 +184,17 @@ impl Session {
 
     fn command(&mut self, now: Instant, id: OpId, command: SessionCommand, deadline: Instant) {
         if let Some(error) = self.failed.clone() {
-            return self.outputs.push_back(SessionOutput::Reply { op: id, reply: Err(error) });
+            let reply = Err(error);
+            return self.links.outputs.push_back(SessionOutput::Reply { op: id, reply });
         }
         let was_idle = self.work.operations.is_empty();
         // The question about an undecided push is sent now: no wait follows that would send it.
         let asks = matches!(command, SessionCommand::Outcome { .. });
         let command = (command, deadline);
-        let Session { work, membership, links, outputs, .. } = self;
-        match work.begin(now, id, command, membership, links, outputs) {
+        let Session { work, membership, links, .. } = self;
+        match work.begin(now, id, command, membership, links) {
             Some(reply) => {
-                outputs.push_back(SessionOutput::Reply { op: id, reply });
+                links.outputs.push_back(SessionOutput::Reply { op: id, reply });
                 if !asks {
                     return;
                 }
@@ -212,15 +210,17 @@ impl Session {
         for index in 0..self.links.len() {
             self.connect_if_due(now, index);
         }
-        let Session { work, membership, links, sharing, reports, outputs, .. } = self;
+        let Session { work, membership, links, sharing, reports, .. } = self;
         let token_wait_ms = reports.token_wait_ms(membership.synchronous);
-        work.drive(now, membership, links, token_wait_ms, outputs);
-        sharing.send(now, membership, links, outputs);
+        if let Some(plan) = work.drive(now, membership, links, token_wait_ms) {
+            membership.join(plan);
+        }
+        sharing.send(now, membership, links);
     }
 
     fn connect_if_due(&mut self, now: Instant, index: usize) {
         let has_epoch = self.membership.has_epoch();
-        self.links.connect_if_due(now, index, has_epoch, &mut self.outputs);
+        self.links.connect_if_due(now, index, has_epoch);
     }
 
     #[cfg(test)]
@@ -237,7 +237,7 @@ impl Session {
         }
         link.connected(same_host);
         let hello = OutgoingFrame::of(self.membership.hello(link));
-        self.links.send(now, index, PendingRequest::Hello, hello, &mut self.outputs);
+        self.links.send(now, index, PendingRequest::Hello, hello);
     }
 
     /// Handles a message: the answer to a pending request of its link.
@@ -273,7 +273,7 @@ impl Session {
         {
             return Err(LinkFault::Session(Error::Fenced));
         }
-        let Session { membership, links, work, sharing, outputs, .. } = self;
+        let Session { membership, links, work, sharing, .. } = self;
         match pending {
             PendingRequest::Hello => Err(LinkFault::unexpected(&message)),
             PendingRequest::Heartbeat => links[index].heartbeat_answered(&message),
@@ -285,13 +285,11 @@ impl Session {
                 Ok(())
             }
             PendingRequest::ShareValues => {
-                sharing.values_answered(index, message, membership, links, outputs)?;
-                sharing.send(now, membership, links, outputs);
+                sharing.values_answered(index, message, membership, links)?;
+                sharing.send(now, membership, links);
                 Ok(())
             }
-            PendingRequest::SharePushBuffer => {
-                sharing.push_buffer_answered(index, message, links, outputs)
-            }
+            PendingRequest::SharePushBuffer => sharing.push_buffer_answered(index, message, links),
             PendingRequest::Token => self.token_answered(now, index, header.request, message),
             PendingRequest::Return(token) => work.tokens.return_answered(token, &message),
             PendingRequest::Pull(id, request) => {
@@ -354,7 +352,7 @@ impl Session {
         index: usize,
         answer: (Message, Vec<u8>),
     ) {
-        self.work.request_answered(id, &self.links[index], answer, &mut self.outputs);
+        self.work.request_answered(id, index, answer, &mut self.links);
         self.drive(now);
     }
 
@@ -367,7 +365,7 @@ impl Session {
         request: RequestId,
         message: Message,
     ) -> Result<(), LinkFault> {
-        let Session { links, work, reports, outputs, .. } = self;
+        let Session { links, work, reports, .. } = self;
         match work.tokens.answered(now, index, request, message, links)? {
             TokenAnswer::Granted { step } => work.pushes.step_begins(step),
             TokenAnswer::Ended | TokenAnswer::Refused(None, _) => {}
@@ -376,9 +374,9 @@ impl Session {
                     // The next drive asks again.
                     Some(awaited) => {
                         let silent = reports.report_wait(now, index, awaited, links);
-                        outputs.push_back(SessionOutput::Progress { silent });
+                        links.outputs.push_back(SessionOutput::Progress { silent });
                     }
-                    None => work.token_refused(now, id, &links[index], refusal, outputs),
+                    None => work.token_refused(now, id, index, refusal, links),
                 }
             }
         }
@@ -413,34 +411,31 @@ impl Session {
             PushEvent::Ignored => return,
             PushEvent::Advanced => {}
             PushEvent::Undecided { completed_at, short, awaited } => {
-                let reports = &self.reports;
-                let links = &self.links;
+                let silent = self.reports.undecided(now, index, awaited.as_str(), &self.links);
                 let error = |operation: &PendingOperation| match short {
                     Some(short) => operation.without_replicas(short, awaited.to_string()),
-                    None => operation
-                        .timeout(now, reports.undecided(now, index, awaited.as_str(), links)),
+                    None => operation.timeout(now, silent.clone()),
                 };
-                self.work.push_undecided(sequence, completed_at, error, &mut self.outputs);
+                self.work.push_undecided(sequence, completed_at, error, &mut self.links);
             }
         }
         self.drive(now);
     }
 
     fn pull_advanced(&mut self, now: Instant, id: OpId, index: usize, event: PullEvent) {
-        let Session { links, work, reports, outputs, .. } = self;
+        let Session { links, work, reports, .. } = self;
         match event {
             PullEvent::Received => {}
             PullEvent::Advanced => self.drive(now),
             PullEvent::Stale => {
                 if let Some(pull) = work.pulls.remove(id) {
-                    work.finish(id, Ok(Reply::Stale { buffer: pull.buffer }), outputs);
+                    work.finish(id, Ok(Reply::Stale { buffer: pull.buffer }), links);
                 }
                 self.drive(now);
             }
             PullEvent::Refused(refusal) => {
                 let awaited = reports.awaited(now, id, work, links);
-                let of = (index, links[index].shard);
-                work.pull_refused(now, id, of, refusal, awaited, outputs);
+                work.pull_refused(now, id, index, refusal, awaited, links);
             }
         }
     }
@@ -473,7 +468,7 @@ impl Session {
     fn link_failed(&mut self, now: Instant, index: usize, fault: LinkFault) {
         match fault {
             LinkFault::Reset(error) => {
-                self.outputs.push_back(SessionOutput::Disconnect { link: index });
+                self.links.outputs.push_back(SessionOutput::Disconnect { link: index });
                 self.disconnected(now, index, error);
             }
             LinkFault::Session(error) => self.fail(error),
@@ -492,32 +487,32 @@ impl Session {
         let is_news = self.links[index].last_error != error;
         self.disconnected(now, index, error);
         let silent = self.reports.report_link(now, index, &self.links).filter(|_| is_news);
-        self.outputs.extend(silent.map(|silent| SessionOutput::Progress { silent }));
+        self.links.outputs.extend(silent.map(|silent| SessionOutput::Progress { silent }));
     }
 
     fn tick(&mut self, now: Instant) {
-        let Session { links, work, reports, outputs, .. } = self;
+        let Session { links, work, reports, .. } = self;
         for id in work.operations.due(now) {
             let awaited = reports.awaited(now, id, work, links);
-            work.time_out(now, id, awaited, outputs);
+            work.time_out(now, id, awaited, links);
         }
-        work.return_due_tokens(now, links, outputs);
+        work.return_due_tokens(now, links);
         for index in 0..self.links.len() {
-            if let Err(fault) = self.links.keep_alive(now, index, &mut self.outputs) {
+            if let Err(fault) = self.links.keep_alive(now, index) {
                 self.link_failed(now, index, fault);
             }
             self.connect_if_due(now, index);
         }
         let is_waiting = !self.work.operations.is_empty();
         if let Some(silent) = self.reports.take_due(now, is_waiting, &self.links) {
-            self.outputs.push_back(SessionOutput::Progress { silent });
+            self.links.outputs.push_back(SessionOutput::Progress { silent });
         }
     }
 
     /// Ends the session: every operation fails with this error, now and later.
     pub(crate) fn fail(&mut self, error: Error) {
-        self.work.give_up(&error, &mut self.outputs);
-        self.links.give_up(&error, &mut self.outputs);
+        self.work.give_up(&error, &mut self.links);
+        self.links.give_up(&error);
         self.failed = Some(error);
     }
 }

@@ -1,14 +1,14 @@
 //! Idempotent requests to one shard, answered once.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use bytes::Bytes;
 use pushpull_common::protocol::message::CatalogueState;
 use pushpull_common::protocol::{Envelope, Header, Message};
 
+use super::OpId;
 use super::links::{BodyTarget, LinkFault, OutgoingFrame, PendingRequest, SessionLinks, ShardLink};
-use super::{OpId, SessionOutput};
 
 /// An idempotent request, sent again after each reconnect until it is answered.
 #[derive(Debug)]
@@ -138,7 +138,6 @@ impl ShardRequests {
         id: OpId,
         deadline_ms: u32,
         links: &mut SessionLinks,
-        outputs: &mut VecDeque<SessionOutput>,
     ) {
         let Some(request) = self.0.get_mut(&id) else { return };
         if request.sent || !links[request.link].is_up() {
@@ -150,7 +149,7 @@ impl ShardRequests {
         let message = request.message.clone();
         let body = request.body.clone().into();
         let frame = OutgoingFrame { envelope, message, body };
-        links.send(now, request.link, PendingRequest::Request(id), frame, outputs);
+        links.send(now, request.link, PendingRequest::Request(id), frame);
     }
 
     /// Marks a request as unsent after the loss of its connection.

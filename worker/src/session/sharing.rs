@@ -1,7 +1,6 @@
 //! Asks shards on the same host for shared memory: their values, which callers then read in place,
 //! and push buffers, into which callers write gradients.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -38,13 +37,7 @@ impl MemorySharing {
     }
 
     /// Sends the requests that are due.
-    pub(super) fn send(
-        &self,
-        now: Instant,
-        membership: &Membership,
-        links: &mut SessionLinks,
-        outputs: &mut VecDeque<SessionOutput>,
-    ) {
+    pub(super) fn send(&self, now: Instant, membership: &Membership, links: &mut SessionLinks) {
         for index in (0..links.len()).filter(|_| self.enabled) {
             let link = &mut links[index];
             if !link.same_host || !link.ready || !link.is_up() {
@@ -55,7 +48,7 @@ impl MemorySharing {
             if !link.requested_values && self.values {
                 link.requested_values = true;
                 let frame = OutgoingFrame::of(ShareValues { wants: VALUES });
-                links.send(now, index, PendingRequest::ShareValues, frame, outputs);
+                links.send(now, index, PendingRequest::ShareValues, frame);
             } else if !link.requested_push_buffer
                 && membership.is_member()
                 && plan.keeps_some_whole(link.shard)
@@ -63,7 +56,7 @@ impl MemorySharing {
             {
                 link.requested_push_buffer = true;
                 let frame = OutgoingFrame::of(SharePushBuffer {});
-                links.send(now, index, PendingRequest::SharePushBuffer, frame, outputs);
+                links.send(now, index, PendingRequest::SharePushBuffer, frame);
             }
         }
     }
@@ -74,8 +67,7 @@ impl MemorySharing {
         index: usize,
         message: Message,
         membership: &Membership,
-        links: &SessionLinks,
-        outputs: &mut VecDeque<SessionOutput>,
+        links: &mut SessionLinks,
     ) -> Result<(), LinkFault> {
         let shared = match message {
             Message::SharedValues(shared) => shared,
@@ -89,7 +81,11 @@ impl MemorySharing {
                 owns_step: links.is_owner(index),
                 synchronous: membership.synchronous,
             };
-            outputs.push_back(SessionOutput::SharedValues { link: index, mapped_shard, shared });
+            links.outputs.push_back(SessionOutput::SharedValues {
+                link: index,
+                mapped_shard,
+                shared,
+            });
         }
         Ok(())
     }
@@ -100,7 +96,6 @@ impl MemorySharing {
         index: usize,
         message: Message,
         links: &mut SessionLinks,
-        outputs: &mut VecDeque<SessionOutput>,
     ) -> Result<(), LinkFault> {
         let shared = match message {
             Message::SharedPushBuffer(shared) => shared,
@@ -112,7 +107,7 @@ impl MemorySharing {
         let shard = links[index].shard;
         links[index].push_buffer = Some(push_buffer);
         let output = SessionOutput::SharedPushBuffer { link: index, shard, push_buffer, shared };
-        outputs.push_back(output);
+        links.outputs.push_back(output);
         Ok(())
     }
 }

@@ -11,8 +11,8 @@ use pushpull_common::protocol::message::{
 };
 use pushpull_common::protocol::{Envelope, Grant, Message, Refusal};
 
+use super::OpId;
 use super::links::{LinkFault, OutgoingFrame, PendingRequest, SessionLinks};
-use super::{OpId, SessionOutput};
 
 /// The received tokens that no caller has taken, with their times of arrival.
 ///
@@ -166,7 +166,6 @@ impl Tokens {
         id: OpId,
         (wait_ms, deadline_ms): (u32, u32),
         links: &mut SessionLinks,
-        outputs: &mut VecDeque<SessionOutput>,
     ) {
         let Some(owner) = links.connected_owner() else { return };
         if self.requested.is_some() {
@@ -177,7 +176,7 @@ impl Tokens {
         self.partial_wait_ms = (wait_ms < deadline_ms).then_some(wait_ms);
         let envelope = Envelope { deadline_ms: wait_ms, ..Envelope::default() };
         let frame = OutgoingFrame::new(envelope, TokenRequest { newest: self.newest });
-        links.send(now, owner, PendingRequest::Token, frame, outputs);
+        links.send(now, owner, PendingRequest::Token, frame);
     }
 
     /// Handles the answer to a token request.
@@ -278,12 +277,7 @@ impl Tokens {
     }
 
     /// Sends the returns that the owner has not been sent over its current connection.
-    pub(super) fn send_returns(
-        &mut self,
-        now: Instant,
-        links: &mut SessionLinks,
-        outputs: &mut VecDeque<SessionOutput>,
-    ) {
+    pub(super) fn send_returns(&mut self, now: Instant, links: &mut SessionLinks) {
         let Some(owner) = links.connected_owner() else { return };
         for returning in self.returning.iter_mut().filter(|returning| !returning.sent) {
             returning.sent = true;
@@ -292,7 +286,7 @@ impl Tokens {
                 true => OutgoingFrame::of(SkipBatch { token, generation }),
                 false => OutgoingFrame::of(ReturnToken { token, generation }),
             };
-            links.send(now, owner, PendingRequest::Return(token), frame, outputs);
+            links.send(now, owner, PendingRequest::Return(token), frame);
         }
     }
 
@@ -358,15 +352,14 @@ mod tests {
     fn one_request_at_a_time_and_no_prefetch_after_a_lost_one() {
         let now = Instant::now();
         let mut tokens = Tokens::default();
-        let mut outputs = VecDeque::new();
         let (mut links, owner) = connected();
-        tokens.request(now, OpId(1), (50, 50), &mut links, &mut outputs);
-        tokens.request(now, OpId(2), (50, 50), &mut links, &mut outputs);
-        assert_eq!(outputs.len(), 1);
+        tokens.request(now, OpId(1), (50, 50), &mut links);
+        tokens.request(now, OpId(2), (50, 50), &mut links);
+        assert_eq!(links.outputs.len(), 1);
         tokens.request_lost();
         assert!(!tokens.may_prefetch(), "it would hide the token of the lost request");
-        tokens.request(now, OpId(2), (50, 50), &mut links, &mut outputs);
-        assert_eq!(outputs.len(), 2);
+        tokens.request(now, OpId(2), (50, 50), &mut links);
+        assert_eq!(links.outputs.len(), 2);
         let granted = Granted { grant: grant(3) }.into();
         tokens.answered(now, owner, RequestId(2), granted, &mut links).unwrap();
         assert!(tokens.may_prefetch());
@@ -389,17 +382,16 @@ mod tests {
     fn a_return_is_repeated_until_it_is_answered() {
         let now = Instant::now();
         let mut tokens = Tokens::default();
-        let mut outputs = VecDeque::new();
         let (mut links, _) = connected();
         tokens.give_back(grant(3), false);
-        (0..2).for_each(|_| tokens.send_returns(now, &mut links, &mut outputs));
-        assert_eq!(outputs.len(), 1);
+        (0..2).for_each(|_| tokens.send_returns(now, &mut links));
+        assert_eq!(links.outputs.len(), 1);
         tokens.return_lost(TokenId(3));
-        tokens.send_returns(now, &mut links, &mut outputs);
-        assert_eq!(outputs.len(), 2);
+        tokens.send_returns(now, &mut links);
+        assert_eq!(links.outputs.len(), 2);
         tokens.return_answered(TokenId(3), &Returned {}.into()).unwrap();
         tokens.return_lost(TokenId(3));
-        tokens.send_returns(now, &mut links, &mut outputs);
-        assert_eq!(outputs.len(), 2);
+        tokens.send_returns(now, &mut links);
+        assert_eq!(links.outputs.len(), 2);
     }
 }

@@ -1,13 +1,13 @@
 //! The operations, and what is under way for them: requests, pushes, pulls, tokens.
 
-use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pushpull_common::ids::{Sequence, ShardId};
+use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::limits::WINDOW;
 use pushpull_common::protocol::{Envelope, Grant, Message, Refusal};
 
-use super::links::{BodyTarget, LostRequests, PendingRequest, SessionLinks, ShardLink};
+use super::links::{BodyTarget, LostRequests, PendingRequest, SessionLinks};
 use super::membership::{Membership, refused};
 use super::operations::{OperationKind, PendingOperation, PendingOperations};
 use super::pulls::{PendingPull, PendingPulls};
@@ -16,6 +16,7 @@ use super::requests::{FollowedPushes, ShardRequest, ShardRequests};
 use super::tokens::Tokens;
 use super::{OpId, PushOrder, Reply, SessionCommand, SessionOutput};
 use crate::error::{Error, UnresponsiveShards};
+use crate::gradients::sharding_plan::ShardingPlan;
 
 /// What a session has to do for its callers.
 ///
@@ -53,18 +54,17 @@ impl SessionWork {
         (command, deadline): (SessionCommand, Instant),
         membership: &Membership,
         links: &mut SessionLinks,
-        outputs: &mut VecDeque<SessionOutput>,
     ) -> Option<Result<Reply, Error>> {
         self.pushes.query_undecided();
         let step = membership.step;
         let (doing, kind) = match command {
             SessionCommand::Begin { order } => {
-                let begun = self.begin_push(now, (order, false), membership, links, outputs);
+                let begun = self.begin_push(now, (order, false), membership, links);
                 return Some(begun.map(|sequence| Reply::Begun { sequence }));
             }
             SessionCommand::AddParts { sequence, staged, parts } => {
                 self.pushes.add_parts(now, sequence, staged.as_ref(), parts, links);
-                self.drive_push(now, sequence, links, outputs);
+                self.drive_push(now, sequence, links);
                 return Some(Ok(Reply::Done));
             }
             SessionCommand::Outcome { sequence } => {
@@ -105,7 +105,7 @@ impl SessionWork {
                 ("pull rows", OperationKind::Pull)
             }
             SessionCommand::Push { order } => {
-                match self.begin_push(now, (order, true), membership, links, outputs) {
+                match self.begin_push(now, (order, true), membership, links) {
                     Ok(sequence) => ("push", OperationKind::Push { sequence, owns: true }),
                     Err(error) => return Some(Err(error)),
                 }
@@ -128,11 +128,10 @@ impl SessionWork {
         (order, complete): (PushOrder, bool),
         membership: &Membership,
         links: &mut SessionLinks,
-        outputs: &mut VecDeque<SessionOutput>,
     ) -> Result<Sequence, Error> {
         if self.pushes.window_is_full() {
             if let Some(grant) = order.grant {
-                self.return_token(now, grant, links, outputs);
+                self.return_token(now, grant, links);
             }
             return Err(Error::Window { limit: WINDOW });
         }
@@ -140,48 +139,51 @@ impl SessionWork {
     }
 
     /// Makes all progress that is possible now, on every push and operation. A request for a token
-    /// waits for at most `token_wait_ms`.
+    /// waits for at most `token_wait_ms`. Returns the plan with which an operation has joined.
     pub(super) fn drive(
         &mut self,
         now: Instant,
-        membership: &mut Membership,
+        membership: &Membership,
         links: &mut SessionLinks,
         token_wait_ms: u32,
-        outputs: &mut VecDeque<SessionOutput>,
-    ) {
+    ) -> Option<Arc<ShardingPlan>> {
         let mut next = self.pushes.first();
         while let Some(sequence) = next {
-            self.drive_push(now, sequence, links, outputs);
+            self.drive_push(now, sequence, links);
             next = self.pushes.after(sequence);
         }
         // After the pushes: some requests wait for them.
+        let mut joined = None;
         let mut next = self.operations.first();
         while let Some(id) = next {
-            let reply = self.drive_operation(now, id, membership, links, token_wait_ms, outputs);
+            let reply = self.drive_operation(now, id, membership, links, token_wait_ms);
             if let Some(reply) = reply {
-                self.finish(id, reply, outputs);
+                let has_joined = matches!(reply, Ok(Reply::Joined(_)));
+                let ended = self.finish(id, reply, links);
+                if has_joined && let Some(OperationKind::Join { plan, .. }) = ended {
+                    joined = Some(plan);
+                }
             }
             next = self.operations.after(id);
         }
-        self.tokens.send_returns(now, links, outputs);
+        self.tokens.send_returns(now, links);
+        joined
     }
 
     /// Sends what can be sent of a push. If that settles it, answers the operations that wait.
-    fn drive_push(
-        &mut self,
-        now: Instant,
-        sequence: Sequence,
-        links: &mut SessionLinks,
-        outputs: &mut VecDeque<SessionOutput>,
-    ) {
-        self.pushes.send(now, sequence, links, &mut self.tokens, &self.operations, outputs);
-        let Some(settled) = self.pushes.settle(now, sequence, links, outputs) else { return };
+    fn drive_push(&mut self, now: Instant, sequence: Sequence, links: &mut SessionLinks) {
+        let may_prefetch = self.tokens.may_prefetch();
+        let remaining_ms = |push| self.operations.remaining_ms(now, push);
+        if self.pushes.send(now, sequence, links, may_prefetch, remaining_ms) {
+            self.tokens.record_request();
+        }
+        let Some(settled) = self.pushes.settle(now, sequence, links) else { return };
         if let Some(grant) = settled.unspent {
-            self.return_token(now, grant, links, outputs);
+            self.return_token(now, grant, links);
         }
         while let Some(id) = self.first_waiting_for(sequence) {
             let reply = settled.result.clone().map(|outcome| Reply::Pushed { outcome });
-            self.finish(id, reply, outputs);
+            self.finish(id, reply, links);
         }
     }
 
@@ -194,10 +196,9 @@ impl SessionWork {
         &mut self,
         now: Instant,
         id: OpId,
-        membership: &mut Membership,
+        membership: &Membership,
         links: &mut SessionLinks,
         token_wait_ms: u32,
-        outputs: &mut VecDeque<SessionOutput>,
     ) -> Option<Result<Reply, Error>> {
         let operation = self.operations.get(id)?;
         let deadline_ms = operation.deadline_ms(now);
@@ -207,9 +208,9 @@ impl SessionWork {
                 let settings = membership.settings().filter(|_| open)?;
                 Some(Ok(Reply::Opened(settings.clone())))
             }
-            OperationKind::Join { plan, links: of } => {
-                let joined = membership.join(plan, of, links)?;
-                Some(joined.map(Reply::Joined))
+            OperationKind::Join { links: of, .. } => {
+                let epoch = membership.epoch_to_join(of, links)?;
+                Some(epoch.map(Reply::Joined))
             }
             OperationKind::Request => {
                 let must_wait = match self.requests.followed_pushes(id) {
@@ -218,7 +219,7 @@ impl SessionWork {
                     FollowedPushes::All => self.pushes.first().is_some(),
                 };
                 if !must_wait {
-                    self.requests.send(now, id, deadline_ms, links, outputs);
+                    self.requests.send(now, id, deadline_ms, links);
                 }
                 None
             }
@@ -226,13 +227,13 @@ impl SessionWork {
                 let token = self.tokens.take();
                 if token.is_none() {
                     let wait_ms = deadline_ms.min(token_wait_ms);
-                    self.tokens.request(now, id, (wait_ms, deadline_ms), links, outputs);
+                    self.tokens.request(now, id, (wait_ms, deadline_ms), links);
                 }
                 token.map(|token| Ok(Reply::Token(token)))
             }
             OperationKind::Pull => {
                 let envelope = Envelope { deadline_ms, ..Envelope::default() };
-                let complete = self.pulls.send(now, id, envelope, membership, links, outputs);
+                let complete = self.pulls.send(now, id, envelope, membership, links);
                 let finish = || self.pulls.finish(id, membership.synchronous, links);
                 complete.then(finish)?.map(Ok)
             }
@@ -243,16 +244,16 @@ impl SessionWork {
         }
     }
 
-    /// Answers an operation and removes it.
+    /// Answers an operation and removes it. Returns what it waited for.
     pub(super) fn finish(
         &mut self,
         id: OpId,
         reply: Result<Reply, Error>,
-        outputs: &mut VecDeque<SessionOutput>,
-    ) {
-        if self.remove(id).is_some() {
-            outputs.push_back(SessionOutput::Reply { op: id, reply });
-        }
+        links: &mut SessionLinks,
+    ) -> Option<OperationKind> {
+        let operation = self.remove(id)?;
+        links.outputs.push_back(SessionOutput::Reply { op: id, reply });
+        Some(operation.kind)
     }
 
     fn remove(&mut self, id: OpId) -> Option<PendingOperation> {
@@ -266,69 +267,40 @@ impl SessionWork {
     }
 
     /// Ends an operation whose caller has stopped waiting.
-    pub(super) fn cancel(
-        &mut self,
-        now: Instant,
-        id: OpId,
-        links: &mut SessionLinks,
-        outputs: &mut VecDeque<SessionOutput>,
-    ) {
+    pub(super) fn cancel(&mut self, now: Instant, id: OpId, links: &mut SessionLinks) {
         let kind = self.remove(id).map(|operation| operation.kind);
         if let Some(OperationKind::Push { sequence, owns: true }) = kind {
-            self.withdraw(now, sequence, links, outputs);
+            self.withdraw(now, sequence, links);
         }
     }
 
     /// Withdraws a push whose caller has given up, unless a shard may hold it whole.
-    pub(super) fn withdraw(
-        &mut self,
-        now: Instant,
-        sequence: Sequence,
-        links: &mut SessionLinks,
-        outputs: &mut VecDeque<SessionOutput>,
-    ) {
-        if let Some(grant) = self.pushes.withdraw(now, sequence, links, outputs) {
-            self.return_token(now, grant, links, outputs);
+    pub(super) fn withdraw(&mut self, now: Instant, sequence: Sequence, links: &mut SessionLinks) {
+        if let Some(grant) = self.pushes.withdraw(now, sequence, links) {
+            self.return_token(now, grant, links);
         }
     }
 
     /// Returns a token, now or as soon as the owner is connected.
-    pub(super) fn return_token(
-        &mut self,
-        now: Instant,
-        grant: Grant,
-        links: &mut SessionLinks,
-        outputs: &mut VecDeque<SessionOutput>,
-    ) {
+    pub(super) fn return_token(&mut self, now: Instant, grant: Grant, links: &mut SessionLinks) {
         self.tokens.give_back(grant, false);
-        self.tokens.send_returns(now, links, outputs);
+        self.tokens.send_returns(now, links);
     }
 
     /// Ends a token whose batch is to be spent without a gradient, now or as soon as the owner is
     /// connected.
-    pub(super) fn skip_batch(
-        &mut self,
-        now: Instant,
-        grant: Grant,
-        links: &mut SessionLinks,
-        outputs: &mut VecDeque<SessionOutput>,
-    ) {
+    pub(super) fn skip_batch(&mut self, now: Instant, grant: Grant, links: &mut SessionLinks) {
         self.tokens.give_back(grant, true);
-        self.tokens.send_returns(now, links, outputs);
+        self.tokens.send_returns(now, links);
     }
 
     /// Returns the tokens that no caller takes. While the owner is disconnected, callers may still
     /// claim them.
-    pub(super) fn return_due_tokens(
-        &mut self,
-        now: Instant,
-        links: &mut SessionLinks,
-        outputs: &mut VecDeque<SessionOutput>,
-    ) {
+    pub(super) fn return_due_tokens(&mut self, now: Instant, links: &mut SessionLinks) {
         while links.connected_owner().is_some()
             && let Some(grant) = self.tokens.take_due(now)
         {
-            self.return_token(now, grant, links, outputs);
+            self.return_token(now, grant, links);
         }
     }
 
@@ -336,16 +308,18 @@ impl SessionWork {
     pub(super) fn request_answered(
         &mut self,
         id: OpId,
-        link: &ShardLink,
+        link: usize,
         (message, body): (Message, Vec<u8>),
-        outputs: &mut VecDeque<SessionOutput>,
+        links: &mut SessionLinks,
     ) {
         let Some(operation) = self.operations.get(id) else { return };
         let reply = match message {
-            Message::Refused(refusal) => Err(refused(operation.doing, link.shard, refusal.refusal)),
+            Message::Refused(refusal) => {
+                Err(refused(operation.doing, links[link].shard, refusal.refusal))
+            }
             message => Ok(Reply::Answer { message, body }),
         };
-        self.finish(id, reply, outputs);
+        self.finish(id, reply, links);
     }
 
     /// Fails the operation whose token request was refused. The request carried the deadline of
@@ -355,9 +329,9 @@ impl SessionWork {
         &mut self,
         now: Instant,
         id: OpId,
-        link: &ShardLink,
+        link: usize,
         refusal: Refusal,
-        outputs: &mut VecDeque<SessionOutput>,
+        links: &mut SessionLinks,
     ) {
         let refusal = match (refusal, self.tokens.awaited(), self.operations.get(id)) {
             (Refusal::Deadline { awaited, .. }, Some(_), Some(operation)) => {
@@ -372,29 +346,29 @@ impl SessionWork {
                 let waited = Duration::from_millis(waited_ms);
                 operation.without_replicas(waited, awaited.to_string())
             }
-            (refusal, _) => refused("take a token", link.shard, refusal),
+            (refusal, _) => refused("take a token", links[link].shard, refusal),
         };
-        self.finish(id, Err(error), outputs);
+        self.finish(id, Err(error), links);
     }
 
-    /// Handles the shard of link `index`, which has refused a request of a pull. The operation
-    /// waits for `awaited`.
+    /// Fails a pull of which the shard of a link has refused a request. The operation waits for
+    /// `awaited`.
     pub(super) fn pull_refused(
         &mut self,
         now: Instant,
         id: OpId,
-        (index, shard): (usize, ShardId),
+        link: usize,
         refusal: Refusal,
         awaited: UnresponsiveShards,
-        outputs: &mut VecDeque<SessionOutput>,
+        links: &mut SessionLinks,
     ) {
         let Some(operation) = self.operations.get(id) else { return };
-        let disagrees = self.pulls.disagreement(id, index).is_some();
+        let disagrees = self.pulls.disagreement(id, link).is_some();
         let error = match refusal {
             Refusal::Deadline { .. } if disagrees => operation.timeout(now, awaited),
-            refusal => refused(operation.doing, shard, refusal),
+            refusal => refused(operation.doing, links[link].shard, refusal),
         };
-        self.finish(id, Err(error), outputs);
+        self.finish(id, Err(error), links);
     }
 
     /// Handles a step owner that did not decide about a push in time. Operations that began before
@@ -405,7 +379,7 @@ impl SessionWork {
         sequence: Sequence,
         completed_at: Option<Instant>,
         error: impl Fn(&PendingOperation) -> Error,
-        outputs: &mut VecDeque<SessionOutput>,
+        links: &mut SessionLinks,
     ) {
         let waiting: Vec<OpId> = self.operations.waiting_for(sequence).collect();
         for id in waiting {
@@ -415,7 +389,7 @@ impl SessionWork {
                 continue;
             }
             let error = error(operation);
-            self.finish(id, Err(error), outputs);
+            self.finish(id, Err(error), links);
         }
     }
 
@@ -425,11 +399,11 @@ impl SessionWork {
         now: Instant,
         id: OpId,
         awaited: UnresponsiveShards,
-        outputs: &mut VecDeque<SessionOutput>,
+        links: &mut SessionLinks,
     ) {
         let Some(operation) = self.operations.get(id) else { return };
         let error = operation.timeout(now, awaited);
-        self.finish(id, Err(error), outputs);
+        self.finish(id, Err(error), links);
     }
 
     /// Marks as unsent what a lost connection left unanswered.
@@ -465,9 +439,9 @@ impl SessionWork {
     }
 
     /// Fails all operations and ends all pushes: the session has failed.
-    pub(super) fn give_up(&mut self, error: &Error, outputs: &mut VecDeque<SessionOutput>) {
+    pub(super) fn give_up(&mut self, error: &Error, links: &mut SessionLinks) {
         while let Some(id) = self.operations.first() {
-            self.finish(id, Err(error.clone()), outputs);
+            self.finish(id, Err(error.clone()), links);
         }
         self.pushes.give_up();
         self.tokens.forget();

@@ -46,7 +46,7 @@ pub(super) struct LostRequests {
     pub(super) receiving: Option<BodyTarget>,
 }
 
-/// The links of a session.
+/// The links of a session, and the queue of its outputs.
 ///
 /// Invariants: there is one link for each shard, and its index never changes. A request is pending
 /// on the link that it was sent over, until its last answer or the end of the connection.
@@ -61,11 +61,19 @@ pub(super) struct SessionLinks {
     /// State of the generator for reconnect jitter, seeded with the incarnation: workers differ,
     /// runs do not.
     random: u64,
+    /// The actions that all owners ask for, in the order in which they must be carried out.
+    pub(super) outputs: VecDeque<SessionOutput>,
 }
 
 impl SessionLinks {
     pub(super) fn new(owner: ShardId, seed: u64) -> SessionLinks {
-        SessionLinks { links: Vec::new(), owner, owner_first: false, random: seed }
+        SessionLinks {
+            links: Vec::new(),
+            owner,
+            owner_first: false,
+            random: seed,
+            outputs: VecDeque::new(),
+        }
     }
 
     /// Returns the link to a shard, which is created on the first call.
@@ -115,13 +123,7 @@ impl SessionLinks {
 
     /// Connects a link in use once its pause is over. A member connects to the step owner first,
     /// which gives it the client epoch for the other shards.
-    pub(super) fn connect_if_due(
-        &mut self,
-        now: Instant,
-        index: usize,
-        has_epoch: bool,
-        outputs: &mut VecDeque<SessionOutput>,
-    ) {
+    pub(super) fn connect_if_due(&mut self, now: Instant, index: usize, has_epoch: bool) {
         let link = &mut self.links[index];
         let LinkStatus::Down { retry_at } = link.status else {
             return;
@@ -129,7 +131,7 @@ impl SessionLinks {
         let due = retry_at.is_none_or(|at| at <= now);
         if link.in_use && due && (has_epoch || link.shard == self.owner) {
             link.status = LinkStatus::Connecting;
-            outputs.push_back(SessionOutput::Connect { link: index, shard: link.shard });
+            self.outputs.push_back(SessionOutput::Connect { link: index, shard: link.shard });
         }
     }
 
@@ -168,13 +170,12 @@ impl SessionLinks {
         index: usize,
         pending: PendingRequest,
         frame: OutgoingFrame,
-        outputs: &mut VecDeque<SessionOutput>,
     ) -> RequestId {
         let link = &mut self.links[index];
         let request = RequestId(link.next_request);
         link.next_request += 1;
         link.pending.insert(request, pending);
-        self.send_more(now, index, request, frame, outputs);
+        self.send_more(now, index, request, frame);
         request
     }
 
@@ -185,7 +186,6 @@ impl SessionLinks {
         index: usize,
         request: RequestId,
         frame: OutgoingFrame,
-        outputs: &mut VecDeque<SessionOutput>,
     ) {
         let link = &mut self.links[index];
         link.last_sent = now;
@@ -193,16 +193,11 @@ impl SessionLinks {
         let crc = link.crc;
         let OutgoingFrame { envelope, message, body } = frame;
         let envelope = Envelope { request, restore_epoch, ..envelope };
-        outputs.push_back(SessionOutput::Send { link: index, envelope, message, body, crc });
+        self.outputs.push_back(SessionOutput::Send { link: index, envelope, message, body, crc });
     }
 
     /// Sends a heartbeat if one is due. Fails if the shard has been silent for too long.
-    pub(super) fn keep_alive(
-        &mut self,
-        now: Instant,
-        index: usize,
-        outputs: &mut VecDeque<SessionOutput>,
-    ) -> Result<(), LinkFault> {
+    pub(super) fn keep_alive(&mut self, now: Instant, index: usize) -> Result<(), LinkFault> {
         let link = &mut self.links[index];
         match link.status {
             LinkStatus::AwaitingWelcome if now >= link.last_sent + WELCOME_TIMEOUT => {
@@ -226,7 +221,7 @@ impl SessionLinks {
             link.last_sent = now;
         } else {
             let heartbeat = OutgoingFrame::of(Heartbeat {});
-            self.send(now, index, PendingRequest::Heartbeat, heartbeat, outputs);
+            self.send(now, index, PendingRequest::Heartbeat, heartbeat);
         }
         Ok(())
     }
@@ -256,14 +251,14 @@ impl SessionLinks {
     }
 
     /// Takes all links out of use for good: the session has failed.
-    pub(super) fn give_up(&mut self, error: &Error, outputs: &mut VecDeque<SessionOutput>) {
+    pub(super) fn give_up(&mut self, error: &Error) {
         for (index, link) in self.links.iter_mut().enumerate() {
             link.in_use = false;
             link.status = LinkStatus::Down { retry_at: None };
             link.last_error = error.to_string();
             link.pending.clear();
             link.receiving = None;
-            outputs.push_back(SessionOutput::Disconnect { link: index });
+            self.outputs.push_back(SessionOutput::Disconnect { link: index });
         }
     }
 
@@ -322,28 +317,26 @@ mod tests {
     #[test]
     fn a_member_connects_to_the_step_owner_first() {
         let now = Instant::now();
-        let mut outputs = VecDeque::new();
         let mut links = SessionLinks::new(OWNER, 1);
         let [other, owner] = [OTHER, OWNER].map(|shard| links.to(now, shard));
         assert_eq!((links.to(now, OTHER), links.owner()), (other, Some(owner)));
-        (0..2).for_each(|link| links.connect_if_due(now, link, false, &mut outputs));
-        assert!(matches!(outputs.pop_front(), Some(SessionOutput::Connect { link: 1, .. })));
-        assert!(outputs.is_empty());
-        (0..2).for_each(|link| links.connect_if_due(now, link, true, &mut outputs));
-        assert!(matches!(outputs.pop_front(), Some(SessionOutput::Connect { link: 0, .. })));
-        assert!(outputs.is_empty(), "the owner's link is connecting already");
+        (0..2).for_each(|link| links.connect_if_due(now, link, false));
+        assert!(matches!(links.outputs.pop_front(), Some(SessionOutput::Connect { link: 1, .. })));
+        assert!(links.outputs.is_empty());
+        (0..2).for_each(|link| links.connect_if_due(now, link, true));
+        assert!(matches!(links.outputs.pop_front(), Some(SessionOutput::Connect { link: 0, .. })));
+        assert!(links.outputs.is_empty(), "the owner's link is connecting already");
     }
 
     #[test]
     fn pauses_between_attempts_are_random_and_bounded() {
         let now = Instant::now();
-        let mut outputs = VecDeque::new();
         let mut links = SessionLinks::new(OWNER, 7);
         let link = links.to(now, OWNER);
         let mut pauses = BTreeSet::new();
         for attempt in 0..100 {
             let later = now + Duration::from_secs(attempt);
-            links.connect_if_due(later, link, true, &mut outputs);
+            links.connect_if_due(later, link, true);
             links.lose(later, link, "refused".to_owned()).expect("the link was connecting");
             let LinkStatus::Down { retry_at: Some(at) } = links[link].status else { panic!() };
             assert!(at - later <= BACKOFF.1.min(BACKOFF.0 * (1 << attempt.min(10))));
@@ -356,14 +349,13 @@ mod tests {
     #[test]
     fn only_tokens_requested_after_a_welcome_were_granted_over_its_connection() {
         let now = Instant::now();
-        let mut outputs = VecDeque::new();
         let mut links = SessionLinks::new(OWNER, 1);
         let [owner, other] = [OWNER, OTHER].map(|shard| links.to(now, shard));
         links.welcomed(owner, false);
         assert_eq!(links[owner].granted_since, Some(TokenId(0)), "no token was requested before");
-        let mut ask = |links: &mut SessionLinks| {
+        let ask = |links: &mut SessionLinks| {
             let frame = OutgoingFrame::of(Heartbeat {});
-            links.send(now, owner, PendingRequest::Token, frame, &mut outputs)
+            links.send(now, owner, PendingRequest::Token, frame)
         };
         let before = ask(&mut links);
         links.welcomed(other, true);

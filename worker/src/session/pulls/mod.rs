@@ -2,7 +2,7 @@
 
 mod pull;
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use pushpull_common::ids::GlobalStep;
@@ -11,7 +11,7 @@ use pushpull_common::protocol::{Envelope, Header, Message, Refusal};
 use super::encoded_values::EncodedValuesPart;
 use super::links::{self, BodyTarget, LinkFault, PendingRequest, SessionLinks};
 use super::membership::Membership;
-use super::{GradientCounts, OpId, ReadPoint, Reply, SessionOutput};
+use super::{GradientCounts, OpId, ReadPoint, Reply};
 pub(super) use pull::PendingPull;
 use pull::{PullProgress, PullScope};
 
@@ -91,7 +91,6 @@ impl PendingPulls {
         envelope: Envelope,
         membership: &Membership,
         links: &mut SessionLinks,
-        outputs: &mut VecDeque<SessionOutput>,
     ) -> bool {
         let Some(pull) = self.get_mut(id) else { return false };
         let mut envelope = Envelope { step: pull.token.unwrap_or_default(), ..envelope };
@@ -146,7 +145,7 @@ impl PendingPulls {
                 under_way[link] += 1;
                 pull.requests[index].progress = PullProgress::Sent(0, GlobalStep(0));
                 let frame = pull.frame_of(index, &links[link], envelope);
-                links.send(now, link, PendingRequest::Pull(id, index), frame, outputs);
+                links.send(now, link, PendingRequest::Pull(id, index), frame);
             }
         }
         done

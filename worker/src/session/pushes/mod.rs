@@ -14,11 +14,9 @@ use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Grant, Message, Outcome, PushState, Refusal};
 
+use super::PushOrder;
 use super::links::{LinkFault, SessionLinks};
 use super::membership::{Membership, refused};
-use super::operations::PendingOperations;
-use super::tokens::Tokens;
-use super::{PushOrder, SessionOutput};
 use crate::error::Error;
 use crate::gradients::gradient_buffer::GradientBuffer;
 use crate::gradients::parts::OutgoingPart;
@@ -154,20 +152,23 @@ impl PendingPushes {
         }
     }
 
-    /// Sends what can be sent of a push now.
+    /// Sends what can be sent of a push now. Returns whether that requests a token, which it does
+    /// only if it `may_prefetch`. `remaining_ms` is the longest time that an operation still waits
+    /// for a push.
     pub(super) fn send(
         &mut self,
         now: Instant,
         sequence: Sequence,
         links: &mut SessionLinks,
-        tokens: &mut Tokens,
-        operations: &PendingOperations,
-        outputs: &mut VecDeque<SessionOutput>,
-    ) {
-        let Some(push) = self.pending.get_mut(&sequence) else { return };
+        may_prefetch: bool,
+        remaining_ms: impl Fn(Sequence) -> u32,
+    ) -> bool {
+        let Some(push) = self.pending.get_mut(&sequence) else { return false };
+        let mut prefetches = false;
         for index in 0..push.shares.len() {
-            push.send_share(now, index, links, tokens, operations, outputs);
+            prefetches |= push.send_share(now, index, links, may_prefetch, &remaining_ms);
         }
+        prefetches
     }
 
     /// Handles the answer to a reservation or to the parts of a push.
@@ -289,13 +290,12 @@ impl PendingPushes {
         now: Instant,
         sequence: Sequence,
         links: &mut SessionLinks,
-        outputs: &mut VecDeque<SessionOutput>,
     ) -> Option<PushSettlement> {
         if !self.pending.get(&sequence)?.is_decided(links.owner()) {
             return None;
         }
         let mut push = self.pending.remove(&sequence)?;
-        push.withdraw_shares(now, links, outputs);
+        push.withdraw_shares(now, links);
         let settled = result_of(&push, links);
         if let Ok(Outcome::Accepted { step }) = settled.result {
             let in_push_buffers =
@@ -327,13 +327,12 @@ impl PendingPushes {
         now: Instant,
         sequence: Sequence,
         links: &mut SessionLinks,
-        outputs: &mut VecDeque<SessionOutput>,
     ) -> Option<Grant> {
         if self.pending.get(&sequence)?.may_be_whole() {
             return None;
         }
         let push = self.pending.remove(&sequence)?;
-        push.withdraw_shares(now, links, outputs);
+        push.withdraw_shares(now, links);
         push.grant
     }
 

@@ -1,6 +1,5 @@
 //! One push, and its share on each shard.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,10 +16,8 @@ use pushpull_common::protocol::{EffectRef, Envelope, Grant, Outcome, Refusal};
 use crate::gradients::parts::{EncodedRange, FrameBody, OutgoingPart};
 use crate::gradients::scatter::{PushBufferParts, ScatteredGradients};
 use crate::gradients::staged_parts::StagedParts;
+use crate::session::ReadPoint;
 use crate::session::links::{OutgoingFrame, PendingRequest, SessionLinks};
-use crate::session::operations::PendingOperations;
-use crate::session::tokens::Tokens;
-use crate::session::{ReadPoint, SessionOutput};
 
 /// The state of a push on one shard.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -152,7 +149,6 @@ impl PushShare {
         (part, effect): (PushPart, Option<EffectRef>),
         in_buffer: &PushBufferParts,
         links: &mut SessionLinks,
-        outputs: &mut VecDeque<SessionOutput>,
     ) {
         let PushPart { operation, token, generation, push_slot, read, .. } = part;
         let mut left = in_buffer.ranges.len();
@@ -177,23 +173,17 @@ impl PushShare {
                     OutgoingFrame::new(envelope, EffectShared { shared: Box::new(shared), effect })
                 }
             };
-            self.send_frame(now, frame, links, outputs);
+            self.send_frame(now, frame, links);
         }
     }
 
     /// Sends a frame of a push. All frames of a share belong to one request.
-    fn send_frame(
-        &mut self,
-        now: Instant,
-        frame: OutgoingFrame,
-        links: &mut SessionLinks,
-        outputs: &mut VecDeque<SessionOutput>,
-    ) {
+    fn send_frame(&mut self, now: Instant, frame: OutgoingFrame, links: &mut SessionLinks) {
         if let Some(request) = self.request {
-            return links.send_more(now, self.link, request, frame, outputs);
+            return links.send_more(now, self.link, request, frame);
         }
         let pending = PendingRequest::Push(frame.envelope.sequence);
-        self.request = Some(links.send(now, self.link, pending, frame, outputs));
+        self.request = Some(links.send(now, self.link, pending, frame));
     }
 }
 
@@ -345,25 +335,24 @@ impl PendingPush {
         })
     }
 
-    /// Sends what can be sent of one share now.
+    /// Sends what can be sent of one share now. Returns whether that requests a token.
     pub(super) fn send_share(
         &mut self,
         now: Instant,
         index: usize,
         links: &mut SessionLinks,
-        tokens: &mut Tokens,
-        operations: &PendingOperations,
-        outputs: &mut VecDeque<SessionOutput>,
-    ) {
+        may_prefetch: bool,
+        remaining_ms: impl Fn(Sequence) -> u32,
+    ) -> bool {
         let share = &self.shares[index];
         let link = share.link;
         if !links[link].is_up() {
-            return;
+            return false;
         }
         let begins =
             matches!(share.phase, SharePhase::NoSlot | SharePhase::Sending) && !share.whole;
         if begins && self.is_rejected_by(links.owner()) {
-            return;
+            return false;
         }
         let envelope = Envelope { sequence: self.sequence, ..Envelope::default() };
         let share = &mut self.shares[index];
@@ -372,49 +361,51 @@ impl PendingPush {
                 share.phase = SharePhase::Querying;
                 let pending = PendingRequest::PushState(self.sequence);
                 let frame = OutgoingFrame::new(envelope, OutcomeQuery {});
-                links.send(now, link, pending, frame, outputs);
+                links.send(now, link, pending, frame);
             }
             SharePhase::NoSlot if self.complete || !share.parts.is_empty() => {
                 if share.take_push_slot(links) {
                     share.phase = SharePhase::Sending;
-                    self.send_parts(now, index, links, tokens, operations, outputs);
+                    return self.send_parts(now, index, links, may_prefetch, remaining_ms);
                 } else {
                     share.phase = SharePhase::Reserving;
                     let pending = PendingRequest::Reserve(self.sequence);
                     let frame = OutgoingFrame::new(envelope, Reserve {});
-                    share.request = Some(links.send(now, link, pending, frame, outputs));
+                    share.request = Some(links.send(now, link, pending, frame));
                 }
             }
             SharePhase::Sending => {
-                self.send_parts(now, index, links, tokens, operations, outputs);
+                return self.send_parts(now, index, links, may_prefetch, remaining_ms);
             }
             _ => {}
         }
+        false
     }
 
-    /// Sends the available parts of a share, or references to them.
+    /// Sends the available parts of a share, or references to them. Returns whether they request a
+    /// token.
     fn send_parts(
         &mut self,
         now: Instant,
         index: usize,
         links: &mut SessionLinks,
-        tokens: &mut Tokens,
-        operations: &PendingOperations,
-        outputs: &mut VecDeque<SessionOutput>,
-    ) {
+        may_prefetch: bool,
+        remaining_ms: impl Fn(Sequence) -> u32,
+    ) -> bool {
         let operation = self.operation;
         let grant = self.grant;
         let synchronous = self.synchronous;
         // If the owner's outcome must come first, the available parts are sent ahead and an empty
         // last part follows.
         let complete = self.complete && self.may_complete_on(self.shares[index].link, links);
-        let deadline_ms = if synchronous { operations.remaining_ms(now, self.sequence) } else { 0 };
+        let deadline_ms = if synchronous { remaining_ms(self.sequence) } else { 0 };
         let step = grant.map_or(GlobalStep(0), |grant| grant.step).max(self.read.step);
         let sequence = self.sequence;
         let effect = self.effect;
         let share = &mut self.shares[index];
         let read = self.read.gradients.of(links[share.link].shard);
         let total = share.bytes();
+        let mut prefetches = false;
         // A push completed after all its parts were sent ends with an empty part.
         while share.sent < share.parts.len() || (complete && share.phase == SharePhase::Sending) {
             let in_buffer = share.next_in_push_buffer();
@@ -429,19 +420,14 @@ impl PendingPush {
                 offset: part.map_or(0, |part| part.offset),
                 whole: last.then_some(total),
                 // A synchronous step cannot grant tokens before every shard has applied it.
-                next: last
-                    && operation == Operation::Gradient {}
-                    && !synchronous
-                    && tokens.may_prefetch(),
+                next: last && operation == Operation::Gradient {} && !synchronous && may_prefetch,
                 read,
             };
             let (body, encoded) = part.map_or((FrameBody::Empty, None), OutgoingPart::body);
             let deadline_ms = if last { deadline_ms } else { 0 };
             let envelope = Envelope { sequence, step, deadline_ms, ..Envelope::default() };
             share.sent = end;
-            if message.next {
-                tokens.record_request();
-            }
+            prefetches |= message.next;
             if last {
                 share.phase = SharePhase::Sent;
                 share.whole = true;
@@ -449,7 +435,7 @@ impl PendingPush {
             }
             if let Some(in_buffer) = in_buffer {
                 let message = (message, effect);
-                share.send_shared_parts(now, envelope, message, &in_buffer, links, outputs);
+                share.send_shared_parts(now, envelope, message, &in_buffer, links);
                 continue;
             }
             let encoded = encoded.map(|EncodedRange { encoding, elements, factor, .. }| {
@@ -462,18 +448,14 @@ impl PendingPush {
                 (Some(encoded), None) => encoded.into(),
                 (Some(encoded), Some(effect)) => EffectEncoded { encoded, effect }.into(),
             };
-            share.send_frame(now, OutgoingFrame { envelope, message, body }, links, outputs);
+            share.send_frame(now, OutgoingFrame { envelope, message, body }, links);
         }
+        prefetches
     }
 
     /// Withdraws the incomplete shares of a push that has ended, so that other clients get their
     /// push slots.
-    pub(super) fn withdraw_shares(
-        &self,
-        now: Instant,
-        links: &mut SessionLinks,
-        outputs: &mut VecDeque<SessionOutput>,
-    ) {
+    pub(super) fn withdraw_shares(&self, now: Instant, links: &mut SessionLinks) {
         for share in self.shares.iter().filter(|share| share.takes_push_slot()) {
             if links[share.link].is_up() {
                 if share.phase == SharePhase::Sending && share.sent == 0 {
@@ -482,7 +464,7 @@ impl PendingPush {
                 let envelope = Envelope { sequence: self.sequence, ..Envelope::default() };
                 let pending = PendingRequest::Withdraw(share.request);
                 let frame = OutgoingFrame::new(envelope, Withdraw {});
-                links.send(now, share.link, pending, frame, outputs);
+                links.send(now, share.link, pending, frame);
             }
         }
     }

@@ -122,12 +122,11 @@ fn the_last_part_goes_ahead_of_the_owner_only_if_the_token_is_newer_than_the_con
 #[test]
 fn a_push_is_withdrawn_only_while_no_shard_can_hold_it_whole() {
     let now = Instant::now();
-    let mut outputs = VecDeque::new();
     let mut links = links();
     let mut pushes = PendingPushes::new();
     let mut withdraw = |shares| {
         pushes.pending.insert(Sequence(1), push(false, shares));
-        let grant = pushes.withdraw(now, Sequence(1), &mut links, &mut outputs);
+        let grant = pushes.withdraw(now, Sequence(1), &mut links);
         (grant.map(|grant| grant.token.0), pushes.pending.contains_key(&Sequence(1)))
     };
     let sending = (SharePhase::Sending, false);
