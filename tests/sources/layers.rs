@@ -298,15 +298,24 @@ const ORDERS: &[(&str, &[&str])] = &[(
 
 /// For a folder, the modules that own a part of its state, of which none may name another, and the
 /// modules above them, which none of them may name.
-const OWNERS: &[(&str, &[&str], &[&str])] = &[(
-    "ps/src/shard",
-    &["peers", "intake", "steps", "values", "pulls", "checkpoints", "shard_files"],
-    &["Shard", "dispatch", "opening"],
-)];
+const OWNERS: &[(&str, &[&str], &[&str])] = &[
+    (
+        "ps/src/shard",
+        &["peers", "intake", "steps", "values", "pulls", "checkpoints", "shard_files"],
+        &["Shard", "dispatch", "opening"],
+    ),
+    (
+        "worker/src/session",
+        &["operations", "requests", "pushes", "pulls", "tokens", "sharing", "progress"],
+        &["Session", "work"],
+    ),
+];
 
 /// For a folder, its modules below the owners, which may name no owner.
-const BELOW_OWNERS: &[(&str, &[&str])] =
-    &[("ps/src/shard", &["request", "file_work", "output", "input"])];
+const BELOW_OWNERS: &[(&str, &[&str])] = &[
+    ("ps/src/shard", &["request", "file_work", "output", "input"]),
+    ("worker/src/session", &["membership", "links", "encoded_values", "expectations", "io"]),
+];
 
 /// The files that may hold `unsafe`.
 const UNSAFE: &[&str] = &[

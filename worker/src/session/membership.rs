@@ -25,7 +25,6 @@ use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Header, Message, Refusal, limits, version};
 
 use super::links::{LinkFault, PendingRequest, SessionLinks, ShardLink};
-use super::requests::ShardRequests;
 use super::{JoinedEpoch, ServerSettings, SessionConfig};
 use crate::config::Checksums;
 use crate::error::{Advice, Error};
@@ -204,14 +203,15 @@ impl Membership {
         }
     }
 
-    /// Records the epoch of an answer before its content is used.
+    /// Records the epoch of an answer before its content is used. `begins_an_epoch` says whether the
+    /// request names a new one.
     pub(super) fn check_epoch(
         &mut self,
         link: &mut ShardLink,
         pending: PendingRequest,
         header: &Header,
         message: &Message,
-        requests: &ShardRequests,
+        begins_an_epoch: bool,
     ) -> Result<(), LinkFault> {
         if let Message::Refused(refused) = message
             && let Refusal::RestoreEpoch { current, step, .. } = refused.refusal
@@ -222,7 +222,7 @@ impl Membership {
             // The first was refused for the epoch it names. The heartbeat was in flight when the
             // epoch began.
             let may_follow = match pending {
-                PendingRequest::Request(id) => requests.begins_an_epoch(id),
+                PendingRequest::Request(_) => begins_an_epoch,
                 PendingRequest::Heartbeat => current == link.restore_epoch,
                 _ => false,
             };

@@ -4,9 +4,11 @@
 //! unanswered request and sends it again after a reconnect. A push keeps its sequence number, and a
 //! shard gets again only what it has not acknowledged, so every push counts once.
 //!
-//! [`Session`] is made of owners of state, one in each module. An owner takes an input, sends over
-//! the links, which hold the queue of outputs, and returns what has changed. The dispatch in this
-//! file decides what follows from that.
+//! [`Session`] is made of owners of state, one in each module. No owner names another: an owner
+//! takes an input, sends over the links, and returns what has changed. [`SessionWork`] has the
+//! owners of requests, pushes, pulls and tokens do their part of an operation. The dispatch in this
+//! file decides what follows from that. Below the owners are the links, which hold the queue of
+//! outputs, and the membership, which owners only read.
 
 mod encoded_values;
 mod expectations;
@@ -263,7 +265,11 @@ impl Session {
             link.pending.remove(&header.request);
             return self.hello_answered(now, index, header, message);
         }
-        self.membership.check_epoch(link, pending, header, &message, &self.work.requests)?;
+        let begins_an_epoch = match pending {
+            PendingRequest::Request(id) => self.work.requests.begins_an_epoch(id),
+            _ => false,
+        };
+        self.membership.check_epoch(link, pending, header, &message, begins_an_epoch)?;
         link.answered(header.request, &message);
         if self.links.is_owner(index) {
             self.membership.step = self.membership.step.max(header.step);
@@ -434,7 +440,8 @@ impl Session {
                 self.drive(now);
             }
             PullEvent::Refused(refusal) => {
-                let awaited = reports.awaited(now, id, work, links);
+                let awaited = work.awaited(now, id, links);
+                let awaited = reports.describe_awaited(now, awaited, links);
                 work.pull_refused(now, id, index, refusal, awaited, links);
             }
         }
@@ -493,7 +500,8 @@ impl Session {
     fn tick(&mut self, now: Instant) {
         let Session { links, work, reports, .. } = self;
         for id in work.operations.due(now) {
-            let awaited = reports.awaited(now, id, work, links);
+            let awaited = work.awaited(now, id, links);
+            let awaited = reports.describe_awaited(now, awaited, links);
             work.time_out(now, id, awaited, links);
         }
         work.return_due_tokens(now, links);

@@ -3,10 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use super::OpId;
 use super::links::SessionLinks;
-use super::operations::{OperationKind, PendingOperation};
-use super::work::SessionWork;
 use crate::error::{UnresponsiveShard, UnresponsiveShards};
 use pushpull_common::rounding::rounded;
 
@@ -18,6 +15,14 @@ pub(super) struct ProgressReports {
     interval: Option<Duration>,
     last: Option<Instant>,
     addresses: BTreeMap<u32, String>,
+}
+
+/// A shard that an operation waits for.
+#[derive(Debug)]
+pub(super) struct AwaitedShard {
+    pub(super) link: usize,
+    /// What the operation lacks, beyond the state of the link.
+    pub(super) detail: Option<String>,
 }
 
 impl ProgressReports {
@@ -103,48 +108,22 @@ impl ProgressReports {
         UnresponsiveShards(silent)
     }
 
-    /// Returns the shards that an operation waits for, with the state of each. Those that are cut
-    /// off come first: the others may wait for them.
-    pub(super) fn awaited(
+    /// Describes the shards that an operation waits for. Those that are cut off come first: the
+    /// others may wait for them.
+    pub(super) fn describe_awaited(
         &self,
         now: Instant,
-        id: OpId,
-        work: &SessionWork,
+        mut awaited: Vec<AwaitedShard>,
         links: &SessionLinks,
     ) -> UnresponsiveShards {
-        let Some(PendingOperation { kind, .. }) = work.operations.get(id) else {
-            return UnresponsiveShards::default();
-        };
-        let is_down = |&link: &usize| !links[link].is_up();
-        let mut awaited: Vec<usize> = match kind {
-            OperationKind::Open { links } => links.iter().copied().filter(is_down).collect(),
-            OperationKind::Join { links: of, .. } => {
-                let down: Vec<usize> = of.iter().copied().filter(is_down).collect();
-                match down.is_empty() {
-                    true => links.outdated(of.iter().copied()).collect(),
-                    false => down,
-                }
-            }
-            OperationKind::Request => work.requests.link_of(id).into_iter().collect(),
-            OperationKind::Token => links.owner().into_iter().collect(),
-            OperationKind::Pull => work.pulls.awaited(id).into_iter().collect(),
-            OperationKind::Push { sequence, .. } => {
-                let awaited = work.pushes.awaited(now, *sequence, links);
-                awaited.unwrap_or_else(|| (0..links.len()).collect())
-            }
-        };
-        let describe = |link| {
-            let mut shard = self.describe(now, link, links);
-            if let (OperationKind::Token, Some(awaited)) = (kind, work.tokens.awaited()) {
-                shard.last = format!("{}; {awaited}", shard.last);
-            }
-            if let Some((older, newest)) = work.pulls.disagreement(id, link) {
-                let values = format!("has the values of step {older}, others have step {newest}");
-                shard.last = format!("{}; {values}", shard.last);
+        awaited.sort_by_key(|awaited| !links[awaited.link].holds_up(now));
+        let describe = |awaited: AwaitedShard| {
+            let mut shard = self.describe(now, awaited.link, links);
+            if let Some(detail) = awaited.detail {
+                shard.last = format!("{}; {detail}", shard.last);
             }
             shard
         };
-        awaited.sort_by_key(|&link| !links[link].holds_up(now));
         UnresponsiveShards(awaited.into_iter().map(describe).collect())
     }
 

@@ -10,6 +10,7 @@ use pushpull_common::protocol::{Envelope, Grant, Message, Refusal};
 use super::links::{BodyTarget, LostRequests, PendingRequest, SessionLinks};
 use super::membership::{Membership, refused};
 use super::operations::{OperationKind, PendingOperation, PendingOperations};
+use super::progress::AwaitedShard;
 use super::pulls::{PendingPull, PendingPulls};
 use super::pushes::PendingPushes;
 use super::requests::{FollowedPushes, ShardRequest, ShardRequests};
@@ -404,6 +405,44 @@ impl SessionWork {
         let Some(operation) = self.operations.get(id) else { return };
         let error = operation.timeout(now, awaited);
         self.finish(id, Err(error), links);
+    }
+
+    /// Returns the shards that an operation waits for.
+    pub(super) fn awaited(
+        &self,
+        now: Instant,
+        id: OpId,
+        links: &SessionLinks,
+    ) -> Vec<AwaitedShard> {
+        let Some(PendingOperation { kind, .. }) = self.operations.get(id) else {
+            return Vec::new();
+        };
+        let is_down = |&link: &usize| !links[link].is_up();
+        let awaited: Vec<usize> = match kind {
+            OperationKind::Open { links } => links.iter().copied().filter(is_down).collect(),
+            OperationKind::Join { links: of, .. } => {
+                let down: Vec<usize> = of.iter().copied().filter(is_down).collect();
+                match down.is_empty() {
+                    true => links.outdated(of.iter().copied()).collect(),
+                    false => down,
+                }
+            }
+            OperationKind::Request => self.requests.link_of(id).into_iter().collect(),
+            OperationKind::Token => links.owner().into_iter().collect(),
+            OperationKind::Pull => self.pulls.awaited(id).into_iter().collect(),
+            OperationKind::Push { sequence, .. } => {
+                let awaited = self.pushes.awaited(now, *sequence, links);
+                awaited.unwrap_or_else(|| (0..links.len()).collect())
+            }
+        };
+        let detail = |link| match kind {
+            OperationKind::Token => self.tokens.awaited().map(str::to_owned),
+            OperationKind::Pull => self.pulls.disagreement(id, link).map(|(older, newest)| {
+                format!("has the values of step {older}, others have step {newest}")
+            }),
+            _ => None,
+        };
+        awaited.into_iter().map(|link| AwaitedShard { link, detail: detail(link) }).collect()
     }
 
     /// Marks as unsent what a lost connection left unanswered.

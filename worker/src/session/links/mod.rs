@@ -1,4 +1,6 @@
 //! The session's links, one for each shard: connecting, sending, and keeping alive.
+//!
+//! This module is below the owners of the session. They send through it, and it names none of them.
 
 mod shard_link;
 
