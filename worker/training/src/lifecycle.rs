@@ -33,16 +33,28 @@ use super::training_error::TrainingError;
 
 /// The order of joins, steps, checkpoints, recoveries and hooks in a training.
 ///
-/// - **In**: the result of each operation, by the method named after it, with the time since the
-///   session started.
-/// - **Out**: [`Lifecycle::next_action`] names the next operation. The hooks are called from within
-///   these methods.
-/// - **Time**: an action may be to wait. Nothing happens by itself.
-/// - **Never**: a step is played again; a token is asked for before a join or after the end; two
-///   checkpoints of one step are asked for; a hook hears of the end twice, or not at all.
+/// **In**: the result of each operation, by the method named after it, with the time since the
+/// session started. **Out**: [`Lifecycle::next_action`] names the next operation. The hooks are
+/// called from within these methods. **Time**: an action may be to wait. Nothing happens by itself.
 ///
 /// A method that returns an error has failed the training, and the hooks have heard of it.
 /// [`Lifecycle::next_action`] then still asks for what winds the session up.
+///
+/// **What may never happen.** Tests cite these by their numbers.
+///
+/// - T-1: Without a joined worker, nothing is asked for but a join, a wait or the end.
+/// - T-2: No token is asked for once the end has begun, unless a join voids that end.
+/// - T-3: A gradient is pushed once, with the token of its step and after the hooks were asked. A
+///   push that timed out is waited for instead.
+/// - T-4: At most one checkpoint is under way. Between two joins none is asked for of a step that
+///   is saved.
+/// - T-5: A hook that has begun and not failed hears of the end once, of its success or its error.
+/// - T-6: The first reason for the end is kept, unless it is one of the servers' and a join
+///   follows.
+/// - T-7: No attempt begins within the pause after a failure, unless the training fails or is
+///   interrupted. A failure once the time to recover is over ends the training.
+/// - T-8: An interrupted training asks for no average, and waits for no other worker.
+/// - T-9: The values of the end are final only if they were pulled after all workers had ended.
 #[derive(Debug)]
 pub(crate) struct Lifecycle {
     settings: LifecycleSettings,

@@ -44,11 +44,26 @@ use crate::value_body::ValueBody;
 /// executions to begin or to cancel, connections to close. **Time**: a call ends by its deadline,
 /// and a client that is silent for a lease is forgotten with its kept outputs.
 ///
-/// **Never**: a number of a client is not executed twice while the client is remembered. No memory
-/// is allocated for a body before it is charged to its client. A client's inputs and outputs take
-/// no more than its budget, and those of all clients no more than the total. No place of a client
-/// is taken for good: an abandoned execution does not count among those that may run, up to a
-/// limit.
+/// **What may never happen.** Tests cite these by their numbers.
+///
+/// - F-1: No number of a client is executed twice while the client is remembered.
+/// - F-2: A call that is refused on arrival executes nothing, and is charged nothing.
+/// - F-3: A call whose inputs have arrived ends once, by its deadline at the latest, unless its
+///   client is forgotten. The last request for it gets one answer, unless the client gives the call
+///   up or its connection ends first.
+/// - F-4: No memory is allocated for inputs before it is charged to the client. A client is charged
+///   no more than its budget, and all clients together no more than the total.
+/// - F-5: Every charge is returned: that of inputs once their function has returned, that of
+///   outputs once the client has them or releases them, and the rest with their client.
+/// - F-6: Kept outputs stay until their client releases them or is forgotten.
+/// - F-7: A fetch gets one answer, unless its requester gives it up or ends: when the call has
+///   ended, at its deadline, or once the client of the call has been gone for a lease.
+/// - F-8: No place of a client is taken for good: an abandoned execution does not count among those
+///   that may run, up to a limit.
+/// - F-9: A forgotten client leaves nothing but executions that have not returned. These are
+///   cancelled.
+/// - F-10: A service that drains accepts no calls but those of functions, and the calls that it has
+///   accepted still end.
 #[derive(Debug)]
 pub(crate) struct Service {
     config: ServiceConfig,

@@ -439,6 +439,7 @@ fn hooks_are_called_in_the_recorded_order() {
 }
 
 /// Recorded from the classic system: an abort in the third run, and the end at step 4.
+// T-7.
 #[test]
 fn a_recovery_joins_again_and_begins_once() {
     for (place, pushes) in [("token", 4), ("pull", 4), ("push", 5)] {
@@ -504,6 +505,7 @@ const PLACES: [HookPlace; 8] = [
     HookPlace::End,
 ];
 
+// T-5.
 #[test]
 fn a_hook_that_fails_or_panics_anywhere_is_named_and_the_others_hear_of_it() {
     for (place, panics) in PLACES.into_iter().flat_map(|place| [(place, false), (place, true)]) {
@@ -536,6 +538,7 @@ fn a_hook_that_fails_or_panics_anywhere_is_named_and_the_others_hear_of_it() {
     }
 }
 
+// T-4.
 #[test]
 fn checkpoints_are_saved_at_the_recorded_steps() {
     for (every, last_step, saved) in [
@@ -595,6 +598,7 @@ fn a_failed_save_is_repeated_only_if_that_can_help() {
     assert_eq!((played.count("a.end"), played.ended.unwrap().step), (1, 2));
 }
 
+// T-7.
 #[test]
 fn a_training_gives_up_with_the_last_error_after_its_time() {
     let mut script = Script { last_step: 5, ..Script::default() };
@@ -777,6 +781,7 @@ fn too_many_nan_in_a_row_end_the_training() {
     }
 }
 
+// T-3.
 #[test]
 fn a_push_that_timed_out_is_waited_for() {
     let mut script = Script { last_step: 3, ..Script::default() };
@@ -816,6 +821,7 @@ fn a_fault_of_the_program_ends_the_training_at_once() {
     }
 }
 
+// T-2, T-8.
 #[test]
 fn an_interrupt_ends_steps_and_waits() {
     let at = Duration::from_secs(3);
@@ -851,6 +857,7 @@ fn an_interrupt_ends_steps_and_waits() {
 }
 
 /// A synchronous server that has not applied the step of the last gradient when the training ends.
+// T-4.
 #[test]
 fn the_final_checkpoint_waits_for_the_accepted_step_and_is_asked_for_once() {
     let mut lifecycle = Lifecycle::new(saving(1, 9).settings, Vec::new());
@@ -924,6 +931,7 @@ fn a_hook_ends_a_training_that_cannot_join_again() {
     }
 }
 
+// T-7.
 #[test]
 fn the_attempt_after_a_stop_has_its_pause() {
     // Between two steps the calls of the end are due, and their first attempt comes after a pause.

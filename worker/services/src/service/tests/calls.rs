@@ -34,6 +34,7 @@ fn a_call_runs_and_its_outputs_are_sent() {
     assert_eq!(outputs.items()[0].name.as_str(), "value");
 }
 
+// F-1, F-3.
 #[test]
 fn a_number_is_executed_once() {
     let mut world = world();
@@ -61,6 +62,7 @@ fn a_number_is_executed_once() {
 }
 
 /// The budget of a client may allow more than the machine has.
+// F-2.
 #[test]
 fn inputs_that_the_system_has_no_memory_for_are_refused() {
     let mut world = world_of(|config| {
@@ -81,6 +83,7 @@ fn inputs_that_the_system_has_no_memory_for_are_refused() {
     assert_eq!(world.service.clients.bytes(), 0);
 }
 
+// F-2.
 #[test]
 fn bad_calls_are_refused_before_anything_runs() {
     let mut world = world();
@@ -150,6 +153,7 @@ fn inputs_arrive_in_parts_that_continue_each_other() {
     assert!(world.sent.is_empty());
 }
 
+// F-3.
 #[test]
 fn a_call_ends_by_its_deadline_wherever_it_is() {
     let mut world = world();
@@ -188,6 +192,7 @@ fn a_call_ends_by_its_deadline_wherever_it_is() {
     assert_eq!(world.order().call, 6);
 }
 
+// F-3.
 #[test]
 fn calls_are_cancelled_wherever_they_are() {
     let mut world = world();
@@ -241,6 +246,7 @@ fn failures_and_panics_are_those_of_their_call() {
     );
 }
 
+// F-9.
 #[test]
 fn a_silent_client_is_forgotten_with_its_calls() {
     let mut world = world();
@@ -303,6 +309,7 @@ fn a_client_without_calls_gives_its_place_to_a_newcomer() {
     assert!(world.connect(99).1 && world.connect(1).1);
 }
 
+// F-10.
 #[test]
 fn a_service_that_drains_ends_what_it_has_begun() {
     let mut world = world();
@@ -338,6 +345,7 @@ fn other_messages_are_refused() {
     assert!(world.sent.is_empty() && world.orders.is_empty());
 }
 
+// F-9.
 #[test]
 fn a_forgotten_client_takes_no_thread_and_leaves_no_deadline() {
     let mut world = world();

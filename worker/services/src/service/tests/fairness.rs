@@ -10,6 +10,7 @@ fn taken(world: &mut World) -> Vec<(u64, u64)> {
     world.orders.drain(..).map(|order| (order.client.0, order.call)).collect()
 }
 
+// F-8.
 #[test]
 fn long_calls_of_a_client_keep_no_other_out() {
     let mut world = world();
@@ -153,6 +154,7 @@ fn functions_that_do_not_return_are_counted_by_client() {
     assert_eq!(taken(&mut world), [(1, 1), (1, 2), (2, 1)]);
 }
 
+// F-8.
 #[test]
 fn cancelled_functions_that_go_on_are_limited_by_client() {
     for function in ["f", "async"] {
@@ -181,6 +183,7 @@ fn cancelled_functions_that_go_on_are_limited_by_client() {
     }
 }
 
+// F-4, F-5.
 #[test]
 fn all_clients_together_have_a_total() {
     let mut world = world_of(|config| config.total_bytes_max = 1 << 20);
@@ -210,6 +213,7 @@ fn all_clients_together_have_a_total() {
     assert!(world.sent.is_empty(), "{:?}", world.sent);
 }
 
+// F-4, F-5.
 #[test]
 fn inputs_that_a_call_does_not_bring_are_charged_before_they_are_there() {
     let mut world = world_of(|config| config.bytes_max = 1 << 20);

@@ -33,6 +33,7 @@ fn with_kept() -> (World, u64) {
     (world, connection)
 }
 
+// F-6.
 #[test]
 fn outputs_are_fetched_by_anyone_until_they_are_released() {
     let (mut world, owner) = with_kept();
@@ -56,6 +57,7 @@ fn outputs_are_fetched_by_anyone_until_they_are_released() {
     assert!(refusal.contains("it was not kept, or it is released"), "{refusal}");
 }
 
+// F-7.
 #[test]
 fn a_fetch_waits_for_its_call() {
     let mut world = world();
@@ -97,6 +99,7 @@ fn a_fetch_from_a_process_that_is_gone_is_refused_at_once() {
     assert!(world.sent.is_empty(), "the call may be on its way");
 }
 
+// F-7.
 #[test]
 fn a_fetch_waits_a_lease_for_the_client_of_its_call() {
     let mut world = world();
@@ -116,6 +119,7 @@ fn a_fetch_waits_a_lease_for_the_client_of_its_call() {
     assert!(matches!(world.local[..], [(8, Err(Refusal::NoOutput { call: 1, .. }))]));
 }
 
+// F-7.
 #[test]
 fn a_fetch_that_waits_in_vain_is_refused() {
     let mut world = world();
@@ -143,6 +147,7 @@ fn a_fetch_that_waits_in_vain_is_refused() {
     assert!(refusal.contains("its client is gone"), "{refusal}");
 }
 
+// F-5.
 #[test]
 fn outputs_are_charged_to_the_client() {
     let mut world = world_of(|config| config.bytes_max = 64);
@@ -180,6 +185,7 @@ fn waiting_fetches_of_a_connection_are_limited() {
     assert!(matches!(world.refusal(), Refusal::Busy { .. }));
 }
 
+// F-7.
 #[test]
 fn a_fetch_ends_with_the_execution_that_waits_for_it() {
     let mut world = world();
@@ -204,6 +210,7 @@ fn a_fetch_ends_with_the_execution_that_waits_for_it() {
     assert!(world.local.is_empty(), "{:?}", world.local);
 }
 
+// F-7.
 #[test]
 fn a_fetch_that_its_client_gives_up_leaves_its_place() {
     let mut world = world();

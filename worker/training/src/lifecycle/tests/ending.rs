@@ -21,6 +21,7 @@ fn script(stops_after: Option<u64>) -> (Script, Vec<Box<dyn Hook>>) {
 
 const AWAITED: &str = "await end refresh save at 2 a.saved a.end leave";
 
+// T-9.
 #[test]
 fn a_training_that_ends_for_all_waits_for_the_others_before_it_pulls_the_values() {
     for (fault, is_final, expected) in [
@@ -39,6 +40,7 @@ fn a_training_that_ends_for_all_waits_for_the_others_before_it_pulls_the_values(
     }
 }
 
+// T-9.
 #[test]
 fn a_worker_that_ends_alone_waits_for_nobody() {
     let (script, hooks) = script(Some(1));
@@ -101,6 +103,7 @@ fn a_chief_that_cannot_finish_the_training_gives_up_after_its_time() {
     assert_eq!((played.count("finish"), played.ended.unwrap().is_final), (1, true));
 }
 
+// T-8.
 #[test]
 fn an_interrupted_chief_finishes_the_training_and_waits_for_nobody() {
     let (mut script, hooks) = script(None);
@@ -152,6 +155,7 @@ fn a_server_that_is_lost_at_the_end_may_have_gone_back() {
 }
 
 /// The servers still have the last step after a restart.
+// T-2, T-6.
 #[test]
 fn a_join_after_the_end_asks_whether_the_training_goes_on() {
     let (mut script, hooks) = script(None);
@@ -174,6 +178,7 @@ fn a_training_that_goes_on_saves_its_own_final_checkpoint() {
     assert_eq!(played.ended.unwrap().checkpoint.unwrap().step, 5);
 }
 
+// T-6.
 #[test]
 fn a_reason_of_this_worker_survives_a_restore() {
     let mut ending = Ending::default();

@@ -151,6 +151,7 @@ fn check(events: &[String]) -> Result<(), TestCaseError> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
+    // T-1, T-2, T-3, T-4, T-5.
     #[test]
     fn a_training_ends_and_keeps_its_order_whatever_fails(
         script in script(),

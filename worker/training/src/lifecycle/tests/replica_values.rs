@@ -175,6 +175,7 @@ fn a_failed_training_saves_once_with_or_without_its_local_values() {
 }
 
 /// An interrupt does not wait for an average, but the final checkpoint has the local values.
+// T-8.
 #[test]
 fn an_interrupted_training_publishes_and_does_not_average() {
     let mut script = Script { variables: all_kinds(), ..saving(100, 9) };
