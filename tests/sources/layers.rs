@@ -560,25 +560,62 @@ fn only_listed_files_hold_unsafe() {
     }
 }
 
-/// The machines whose contracts number what may never happen, and the folders whose tests cite that.
-const CONTRACTS: &[(&str, &str)] =
-    &[("ps/src/shard/mod.rs", "ps/src"), ("worker/src/session/mod.rs", "worker/src/session")];
+/// The files whose contracts number what may never happen, and the folders whose tests cite that.
+const CONTRACTS: &[(&str, &str)] = &[
+    ("ps/src/shard/mod.rs", "ps/src"),
+    ("worker/services/src/service/mod.rs", "worker/services/src/service"),
+    ("worker/src/session/mod.rs", "worker/src/session"),
+    ("worker/training/src/lifecycle.rs", "worker/training/src/lifecycle"),
+];
+
+/// Returns whether a word is the number of an invariant, such as `S-1`.
+fn is_invariant(word: &str) -> bool {
+    let is_number = |number: &str| !number.is_empty() && number.chars().all(|c| c.is_ascii_digit());
+    word.split_once('-').is_some_and(|(letter, number)| {
+        letter.len() == 1 && letter.chars().all(|c| c.is_ascii_uppercase()) && is_number(number)
+    })
+}
+
+/// Returns the invariants that a contract numbers.
+fn invariants(contract: &str) -> Vec<&str> {
+    let items = contract.lines().filter_map(|line| line.strip_prefix("/// - "));
+    let numbers = items.filter_map(|item| item.split_once(':')).map(|(number, _)| number);
+    numbers.filter(|number| is_invariant(number)).collect()
+}
+
+/// Returns the invariants that the comments of a file name.
+fn citations(text: &str) -> Vec<&str> {
+    let comments = text.lines().filter(|line| line.trim_start().starts_with("//"));
+    let words = comments.flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && c != '-'));
+    words.filter(|word| is_invariant(word)).collect()
+}
+
+/// Checks that each of these invariants is cited by a test, and that the files cite no others.
+fn check_citations(numbers: &[&str], files: &[(String, String)]) -> Vec<Violation> {
+    let cited = |number: &str| {
+        let tests = files.iter().filter(|(file, _)| is_test(file) || file.contains("/testing/"));
+        tests.flat_map(|(_, text)| citations(text)).any(|cited| cited == number)
+    };
+    let uncited = numbers.iter().filter(|number| !cited(number));
+    let uncited = uncited.map(|number| format!("no test cites {number}"));
+    let unknown = files.iter().flat_map(|(file, text)| {
+        let cited = citations(text).into_iter().filter(|cited| !numbers.contains(cited));
+        cited.map(move |cited| format!("{file} cites {cited}, which no contract numbers"))
+    });
+    uncited.chain(unknown).collect()
+}
 
 #[test]
-fn every_numbered_invariant_is_cited_by_a_test() {
+fn every_numbered_invariant_is_cited_by_a_test_and_every_citation_exists() {
     for (contract, folder) in CONTRACTS {
         let text = fs::read_to_string(root().join(contract)).unwrap();
-        let numbers = text.lines().filter_map(|line| line.strip_prefix("/// - "));
-        let numbers: Vec<&str> =
-            numbers.filter_map(|line| line.split_once(':')).map(|(number, _)| number).collect();
+        let numbers = invariants(&text);
         assert!(numbers.len() > 3, "{contract} numbers {numbers:?}");
-        let tests = sources(folder);
-        let cited = |number: &str| {
-            let mut lines = tests.iter().flat_map(|(_, text)| text.lines());
-            lines.any(|line| line.trim_start().starts_with("// ") && names(line, number))
-        };
-        let uncited: Vec<&&str> = numbers.iter().filter(|number| !cited(number)).collect();
-        assert!(uncited.is_empty(), "no test cites {uncited:?} of {contract}");
+        let expected: Vec<String> =
+            (1..=numbers.len()).map(|at| format!("{}-{at}", &numbers[0][..1])).collect();
+        assert_eq!(numbers, expected, "{contract} counts its invariants");
+        let files = sources(folder);
+        assert_eq!(check_citations(&numbers, &files), Vec::<Violation>::new());
     }
 }
 
@@ -633,6 +670,19 @@ fn planted_violations_are_found() {
     assert_eq!(check("use super::intake::Intake;\n"), ["a/b/peers/mod.rs names super::intake"]);
     assert_eq!(check("use crate::b::Shard;\n"), ["a/b/peers/mod.rs names b::Shard"]);
     assert_eq!(check("use crate::b::{intake, output};\n"), ["a/b/peers/mod.rs names b::intake"]);
+
+    let contract = "/// - **In**: messages\n/// - X-1: never\n/// - X-2: ever\n";
+    assert_eq!(invariants(contract), ["X-1", "X-2"]);
+    let check = |file: &str, text: &str| {
+        check_citations(&["X-1", "X-2"], &[(file.to_owned(), text.to_owned())])
+    };
+    assert!(check("a/tests/b.rs", "// X-1, X-2.\n#[test]\nfn f() {}\n").is_empty());
+    assert_eq!(check("a/tests/b.rs", "    // X-1, and UTF-8.\n"), ["no test cites X-2"]);
+    assert_eq!(check("a/b.rs", "// X-1, X-2.\n"), ["no test cites X-1", "no test cites X-2"]);
+    assert_eq!(
+        check("a/tests.rs", "// X-1, X-2, X-3.\n"),
+        ["a/tests.rs cites X-3, which no contract numbers"]
+    );
 
     let held = "fn f() { unsafe { g() } }\n";
     assert_eq!(check_unsafe("ps/src/shard/mod.rs", held), ["ps/src/shard/mod.rs holds unsafe"]);
