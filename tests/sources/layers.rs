@@ -309,12 +309,18 @@ const OWNERS: &[(&str, &[&str], &[&str])] = &[
         &["operations", "requests", "pushes", "pulls", "tokens", "sharing", "progress"],
         &["Session", "work"],
     ),
+    (
+        "worker/services/src/service",
+        &["clients", "executions", "parked_fetches", "run_queue"],
+        &["Service", "calls", "endings", "fetches"],
+    ),
 ];
 
 /// For a folder, its modules below the owners, which may name no owner.
 const BELOW_OWNERS: &[(&str, &[&str])] = &[
     ("ps/src/shard", &["request", "file_work", "output", "input"]),
     ("worker/src/session", &["membership", "links", "encoded_values", "expectations", "io"]),
+    ("worker/services/src/service", &["call_entry", "io"]),
 ];
 
 /// The files that may hold `unsafe`.

@@ -19,7 +19,7 @@ impl Service {
         execution: ExecutionId,
         result: Result<Vec<(String, Value)>, Failure>,
     ) {
-        self.drop_fetches_of(execution);
+        self.fetches.drop_execution(execution);
         let Some(ended) = self.executions.remove(execution) else { return };
         let client = ended.client;
         let call = ended.call;

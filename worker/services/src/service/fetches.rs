@@ -1,33 +1,16 @@
-//! Fetches of kept outputs, and their waiting callers.
+//! Fetches of kept outputs, and their answers.
 
 use std::time::{Duration, Instant};
 
-use pushpull_common::ids::{Incarnation, RequestId, TaskId};
+use pushpull_common::ids::{Incarnation, TaskId};
 use pushpull_common::protocol::message::{CallOutcome, FetchOutput, Fetched, OutputRef};
 use pushpull_common::protocol::{Header, Refusal, limits};
 
 use super::call_entry::{CallEnd, CallState};
 use super::io::ExecutionId;
+use super::parked_fetches::{ParkedFetch, Requester};
 use super::{Service, ServiceOutput, detail, lease_check};
 use crate::value::Value;
-
-/// A request for an output of a call that has not ended.
-#[derive(Debug)]
-pub(super) struct ParkedFetch {
-    requester: Requester,
-    of: OutputRef,
-    arrived: Instant,
-    pub(super) deadline: Option<Instant>,
-}
-
-/// The caller that waits for an output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Requester {
-    /// A request of a connection.
-    Connection(u64, RequestId),
-    /// A function of this server: the fetch, and the execution that needs it.
-    Local(u64, ExecutionId),
-}
 
 /// The reason for a fetch that has lost its call: the server has forgotten the client of the call.
 const CLIENT_GONE: &str = "its client is gone";
@@ -43,12 +26,6 @@ fn no_output(of: &OutputRef, reason: &str) -> Refusal {
     Refusal::NoOutput { call, output, detail: detail(reason) }
 }
 
-impl ParkedFetch {
-    pub(super) fn is_from(&self, connection: u64) -> bool {
-        matches!(self.requester, Requester::Connection(from, _) if from == connection)
-    }
-}
-
 impl Service {
     pub(super) fn on_fetch(
         &mut self,
@@ -57,8 +34,7 @@ impl Service {
         header: &Header,
         fetch: FetchOutput,
     ) {
-        let of_connection = self.fetches.iter().filter(|f| f.is_from(connection)).count();
-        if of_connection >= limits::PARKED_PER_CONNECTION_MAX {
+        if self.fetches.count_of(connection) >= limits::PARKED_PER_CONNECTION_MAX {
             let what = detail("waiting fetches");
             let limit = limits::PARKED_PER_CONNECTION_MAX as u64;
             return self.refuse(connection, header.request, Refusal::Busy { what, limit });
@@ -90,23 +66,11 @@ impl Service {
         self.park(ParkedFetch { requester, of, arrived: now, deadline });
     }
 
-    /// Drops the fetches of an execution that has ended.
-    pub(super) fn drop_fetches_of(&mut self, execution: ExecutionId) {
-        let is_of = |of: Requester| matches!(of, Requester::Local(_, by) if by == execution);
-        self.fetches.retain(|fetch| !is_of(fetch.requester));
-    }
-
-    /// Drops a fetch whose client has stopped waiting.
-    pub(super) fn cancel_fetch(&mut self, connection: u64, request: RequestId) {
-        let cancelled = Requester::Connection(connection, request);
-        self.fetches.retain(|fetch| fetch.requester != cancelled);
-    }
-
     /// Answers a fetch, or keeps it until its call has ended.
     fn park(&mut self, fetch: ParkedFetch) {
         if !self.serve(&fetch) {
             self.leases_at.get_or_insert(fetch.arrived + lease_check(self.config.lease));
-            self.fetches.push(fetch);
+            self.fetches.park(fetch);
         }
     }
 
@@ -194,44 +158,31 @@ impl Service {
 
     /// Answers the fetches of a call that has ended.
     pub(super) fn call_ended(&mut self, client: Incarnation, call: u64) {
-        self.serve_if(|fetch| fetch.of.owner == client && fetch.of.call == call);
+        for fetch in self.fetches.take_of_call(client, call) {
+            if !self.serve(&fetch) {
+                self.fetches.park(fetch);
+            }
+        }
     }
 
     /// Refuses the fetches from a client that is forgotten: its calls will not come.
     pub(super) fn owner_forgotten(&mut self, client: Incarnation) {
-        let of_client = |fetch: &mut ParkedFetch| fetch.of.owner == client;
-        let fetches: Vec<ParkedFetch> = self.fetches.extract_if(.., of_client).collect();
-        for fetch in fetches {
+        for fetch in self.fetches.take_of_client(client) {
             self.refuse_fetch(fetch.requester, no_output(&fetch.of, CLIENT_GONE));
         }
     }
 
     /// Refuses the fetches whose client has not come within a lease.
     pub(super) fn fetches_lose_clients(&mut self, now: Instant) {
-        let is_lost = |fetch: &mut ParkedFetch| {
-            let waited = now.saturating_duration_since(fetch.arrived);
-            waited >= self.config.lease && self.clients.get(fetch.of.owner).is_none()
-        };
-        let lost: Vec<ParkedFetch> = self.fetches.extract_if(.., is_lost).collect();
-        for fetch in lost {
+        let is_known = |client| self.clients.get(client).is_some();
+        for fetch in self.fetches.take_lost(now, self.config.lease, is_known) {
             self.refuse_fetch(fetch.requester, no_output(&fetch.of, CLIENT_GONE));
-        }
-    }
-
-    fn serve_if(&mut self, of: impl Fn(&ParkedFetch) -> bool) {
-        let fetches: Vec<ParkedFetch> = self.fetches.extract_if(.., |fetch| of(fetch)).collect();
-        for fetch in fetches {
-            if !self.serve(&fetch) {
-                self.fetches.push(fetch);
-            }
         }
     }
 
     /// Refuses the fetches whose deadlines have passed.
     pub(super) fn fetches_time_out(&mut self, now: Instant) {
-        let is_late = |fetch: &mut ParkedFetch| fetch.deadline.is_some_and(|at| at <= now);
-        let late: Vec<ParkedFetch> = self.fetches.extract_if(.., is_late).collect();
-        for fetch in late {
+        for fetch in self.fetches.take_late(now) {
             let waited_ms = now.saturating_duration_since(fetch.arrived).as_millis() as u64;
             let awaited = detail(output_awaited(&fetch.of, &self.config.task));
             let refusal = Refusal::Deadline { waited_ms, awaited };

@@ -9,6 +9,7 @@ mod fetches;
 #[cfg(any(test, feature = "simulation"))]
 mod invariants;
 mod io;
+mod parked_fetches;
 mod run_queue;
 #[cfg(test)]
 mod tests;
@@ -27,11 +28,11 @@ use pushpull_net::SendBody;
 use self::call_entry::{CallEntry, CallState};
 use self::clients::Clients;
 use self::executions::Executions;
-use self::fetches::ParkedFetch;
 pub(crate) use self::fetches::output_awaited;
 pub(crate) use self::io::{
     ExecutionId, ExecutionOrder, Failure, InputSource, ServiceConfig, ServiceInput, ServiceOutput,
 };
+use self::parked_fetches::ParkedFetches;
 use self::run_queue::RunQueue;
 use crate::function_table::FunctionTable;
 use crate::planted::ServiceBug;
@@ -72,7 +73,7 @@ pub(crate) struct Service {
     clients: Clients,
     run_queue: RunQueue,
     executions: Executions,
-    fetches: Vec<ParkedFetch>,
+    fetches: ParkedFetches,
     /// The deadlines of calls, in their order.
     deadlines: BTreeSet<(Instant, Incarnation, u64)>,
     /// The time of the next check of the clients' leases.
@@ -99,7 +100,7 @@ impl Service {
             clients: Clients::default(),
             run_queue: RunQueue::default(),
             executions: Executions::default(),
-            fetches: Vec::new(),
+            fetches: ParkedFetches::default(),
             deadlines: BTreeSet::new(),
             leases_at: None,
             draining: false,
@@ -115,8 +116,7 @@ impl Service {
     /// Returns when a [`ServiceInput::Tick`] is due; `None` while nothing depends on the time.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
         let deadline = self.deadlines.first().map(|&(at, _, _)| at);
-        let fetches = self.fetches.iter().filter_map(|fetch| fetch.deadline).min();
-        [deadline, fetches, self.leases_at].into_iter().flatten().min()
+        [deadline, self.fetches.deadline(), self.leases_at].into_iter().flatten().min()
     }
 
     /// Returns the time for which a silent client is remembered.
@@ -238,7 +238,7 @@ impl Service {
 
     fn disconnected(&mut self, connection: u64) {
         let Some(Connection { client, .. }) = self.connections.remove(&connection) else { return };
-        self.fetches.retain(|fetch| !fetch.is_from(connection));
+        self.fetches.drop_connection(connection);
         let Some(state) = self.clients.get_mut(client) else { return };
         if state.connection == Some(connection) {
             state.connection = None;
@@ -273,7 +273,7 @@ impl Service {
             Message::Call(call) => self.on_call(now, connection, header, call),
             Message::InputPart(part) => self.on_part(connection, client, header, &part),
             Message::CancelCall(cancel) => {
-                self.cancel_fetch(connection, request);
+                self.fetches.cancel(connection, request);
                 self.cancel(client, cancel.call);
             }
             Message::FetchOutput(fetch) => self.on_fetch(now, connection, header, fetch),
@@ -330,7 +330,7 @@ impl Service {
         if let Some(connection) = state.connection {
             self.outputs.push_back(ServiceOutput::Close { connection });
             self.connections.remove(&connection);
-            self.fetches.retain(|fetch| !fetch.is_from(connection));
+            self.fetches.drop_connection(connection);
         }
         self.owner_forgotten(client);
     }
