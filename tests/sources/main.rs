@@ -3,8 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+mod crates;
 mod features;
 mod layers;
+mod macro_expansion;
 mod public_names;
 #[cfg(target_os = "linux")]
 mod release_daemon;
