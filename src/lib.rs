@@ -159,8 +159,8 @@ pub mod blocking {
         Coordinator, FunctionClient, FunctionServer, RemoteValue,
     };
     #[cfg(feature = "training")]
-    pub use pushpull_training::blocking::*;
-    pub use pushpull_worker::blocking::*;
+    pub use pushpull_training::blocking::{Step, TrainingSession};
+    pub use pushpull_worker::blocking::{Reader, Started, StreamingPush, Worker};
 }
 
 pub mod local;
@@ -314,7 +314,11 @@ pub mod compute {
 pub mod checkpoint {
     pub use pushpull_common::local_path::check as check_local_path;
     pub use pushpull_ps::Checkpoints;
-    pub use pushpull_ps::checkpoint::*;
+    pub use pushpull_ps::checkpoint::{
+        CheckpointContents, CheckpointError, CheckpointStorage, CheckpointSummary, Listing,
+        LocalDirectory, ReadFile, Refused, Retention, StorageClaim, StorageFault, WriteFile,
+        contents, export, export_since, list,
+    };
 }
 
 pub use pushpull_ps::{inspect, optim};
@@ -371,7 +375,13 @@ pub mod protocol {
         ClientEpoch, CoordinatorEpoch, CoordinatorId, EffectNumber, GlobalStep, Incarnation,
         PartitionId, RequestId, RestoreEpoch, TokenId,
     };
-    pub use pushpull_common::protocol::*;
+    // Not the module `encode`, which has the name of its function.
+    pub use pushpull_common::protocol::encode::{encode, encode_for};
+    pub use pushpull_common::protocol::{
+        BodyPoll, BodyStamp, EffectId, EffectRef, Envelope, Features, FrameEvent, FrameProgress,
+        FrameReader, FrameSink, Grant, Header, Message, Outcome, Poll, ProtocolError, PushState,
+        Refusal, SampleRange, decode, header, limits, message, version, wire,
+    };
 }
 
 /// Compiles the code blocks of the README as doctests.

@@ -187,6 +187,16 @@ impl Crates {
         names
     }
 
+    /// Returns the globs by which a module re-exports names, after its path.
+    pub(crate) fn public_globs(&self, module: ModuleId) -> Vec<String> {
+        let names = self.declared_names(module).into_iter().filter(|name| name.is_public);
+        let globs = names.filter_map(|name| match name.target {
+            Target::Glob(path) => Some(format!("{}: {}::*", self.path(module), path.join("::"))),
+            _ => None,
+        });
+        globs.collect()
+    }
+
     /// Returns what a name of a module stands for: at least one definition, at most one of each
     /// namespace.
     pub(crate) fn definitions(&self, module: ModuleId, name: &Name) -> Vec<Definition> {

@@ -223,6 +223,22 @@ fn the_root_of_the_facade_has_few_names() {
     assert!(expected.iter().all(|name| at_root.contains(*name)), "{at_root:?}");
 }
 
+#[test]
+fn the_facade_re_exports_lists_of_names() {
+    let crates = Crates::read();
+    let of_facade = |module: &ModuleId| crates.path(*module).split("::").next() == Some("pushpull");
+    let globs = |module| crates.public_globs(module);
+    assert_eq!(crates.all().filter(of_facade).flat_map(globs).collect::<Vec<String>>(), [""; 0]);
+}
+
+#[test]
+fn a_glob_of_public_names_is_found() {
+    let mut crates = Crates::default();
+    let source = "pub use b::*; use c::*; pub use d::{e::*, f};";
+    crates.add("a", syn::parse_file(source).unwrap().items, Path::new("nowhere"));
+    assert_eq!(crates.public_globs(crates.root("a")), ["a: b::*", "a: d::e::*"]);
+}
+
 /// Returns the list for a crate `a` of these two sources, of which `b` is a crate beside it.
 fn listed(a: &str, b: &str) -> Vec<String> {
     let mut crates = Crates::default();
