@@ -29,6 +29,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
+use pushpull::error::Chain;
 use pushpull::services::{
     Call, Coordinator, CoordinatorConfig, FunctionClient, FunctionClientConfig, FunctionServer,
     FunctionServerConfig, Functions,
@@ -182,7 +183,7 @@ async fn watch(cluster: &ClusterSpec) -> Result<(), ExampleError> {
         match client.call(Call::new("read")).await {
             Ok(value) => println!("{} calls have counted", value.element::<f32>()?),
             // Tasks may be stopping, or come back.
-            Err(error) => eprintln!("{error}"),
+            Err(error) => eprintln!("{}", Chain(&error)),
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }

@@ -35,6 +35,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use clap::{CommandFactory, FromArgMatches, Parser};
+use pushpull::error::Chain;
 use pushpull::services::{
     Call, FunctionClient, FunctionServer, FunctionServerConfig, Functions, Outputs,
 };
@@ -163,7 +164,7 @@ async fn compute(target: &str, forever: bool) -> Result<(), GraphError> {
                 println!("w + b = {sum}\nw * b = {product}\nw / b = {quotient}");
             }
             // The tasks may be stopping, or come back.
-            Err(error) if forever => eprintln!("{error}"),
+            Err(error) if forever => eprintln!("{}", Chain(&*error)),
             Err(error) => return Err(error),
         }
         if !forever {

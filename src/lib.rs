@@ -326,6 +326,8 @@ pub use pushpull_ps::{inspect, optim};
 pub mod error {
     //! Every error of this crate, by the operation that returns it. Some belong to a feature.
     //!
+    //! No error displays its source: [`Chain`] displays an error with its causes.
+    //!
     //! | operation | error |
     //! | --- | --- |
     //! | name tasks and devices | [`ClusterError`], [`DeviceError`] |
@@ -350,6 +352,7 @@ pub mod error {
     pub use pushpull_common::codec::CodecError;
     pub use pushpull_common::data_set::DataSetError;
     pub use pushpull_common::device::DeviceError;
+    pub use pushpull_common::error::Chain;
     pub use pushpull_common::initializer::InitializerError;
     pub use pushpull_common::local_path::UnsupportedScheme;
     pub use pushpull_common::partition::PartitionError;

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pushpull::blocking::Worker;
 use pushpull::cluster::ShardId;
+use pushpull::error::Chain;
 use pushpull::protocol::message::Role;
 use pushpull::{Params, TaskId, VariableSpec, WorkerConfig};
 
@@ -68,7 +69,9 @@ pub(crate) fn run(bytes: usize, report: &mut Report) -> Result<(), BenchError> {
     let most = std::thread::scope(|scope| {
         let variables = &variables;
         let train = |(worker, params)| {
-            scope.spawn(move || train(worker, params, variables).map_err(|error| error.to_string()))
+            scope.spawn(move || {
+                train(worker, params, variables).map_err(|error| Chain(&*error).to_string())
+            })
         };
         let workers: Vec<_> = workers.into_iter().map(train).collect();
         let watch = scope.spawn(|| -> std::io::Result<u64> {

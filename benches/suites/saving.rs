@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use pushpull::blocking::Worker;
 use pushpull::checkpoint::{Checkpoints, LocalDirectory};
+use pushpull::error::Chain;
 use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
 
 use crate::bench::report::{Report, Row, Unit};
@@ -48,7 +49,8 @@ pub(crate) fn run(
             let runtime = &runtime;
             let saving = scope.spawn(move || {
                 let began = Instant::now();
-                let saved = runtime.block_on(handle.save(b"")).map_err(|error| error.to_string());
+                let saved =
+                    runtime.block_on(handle.save(b"")).map_err(|error| Chain(&error).to_string());
                 stop.store(true, Ordering::Release);
                 saved.map(|_| began.elapsed())
             });

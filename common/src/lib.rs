@@ -14,6 +14,7 @@ pub mod codec;
 pub mod data_set;
 pub mod device;
 pub mod effect_window;
+pub mod error;
 pub mod file_kind;
 pub mod finite;
 pub mod identity;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::data_set::DataSet;
+use pushpull_common::error::Chain;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{Incarnation, ShardId, TaskId};
 use pushpull_common::protocol::message::{EndReason, Role};
@@ -52,7 +53,7 @@ impl SessionClient {
             let checked = Connector::new(address).check_path();
             checked.map_err(|error| ConfigError::NoServer {
                 task: task.clone(),
-                reason: error.to_string(),
+                reason: Chain(&error).to_string(),
             })?;
         }
         let addresses = cluster.ps_tasks().map(|(index, address)| (index, address.to_owned()));
@@ -282,7 +283,7 @@ impl SessionClient {
         let fetch = message::FetchCatalogue {};
         let (_, body) = self.request(doing, shard, fetch, body, timeout).await?;
         Catalogue::decode(&body)
-            .map_err(|error| Error::ForeignCatalogue { shard, reason: error.to_string() })
+            .map_err(|error| Error::ForeignCatalogue { shard, reason: Chain(&error).to_string() })
     }
 
     /// Announces the plan to the session, and waits until its shards are in one restore epoch.

@@ -22,6 +22,7 @@ use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use pushpull::error::Chain;
 use pushpull::local::Cluster;
 use pushpull::worker::Interrupt;
 use pushpull::{ClusterSpec, TaskId};
@@ -45,7 +46,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            print_error(format_args!("digits: {error}"));
+            print_error(format_args!("digits: {}", Chain(&*error)));
             ExitCode::FAILURE
         }
     }

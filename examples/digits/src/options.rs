@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Parser;
 use clap::builder::RangedU64ValueParser;
 use pushpull::checkpoint::{Checkpoints, LocalDirectory};
+use pushpull::error::Chain;
 use pushpull::optim::Schedule;
 use pushpull::worker::Codec;
 use pushpull::{Adam, ClusterSpec, Mode, PsConfig, Storage, TaskId};
@@ -154,8 +155,9 @@ impl DigitsOptions {
     /// Returns where checkpoints are saved. Creates the directory.
     pub(crate) fn checkpoints(&self) -> Result<Option<Checkpoints>, TaskError> {
         let Some(directory) = &self.checkpoint_dir else { return Ok(None) };
-        let storage = LocalDirectory::create(directory)
-            .map_err(|error| format!("--checkpoint-dir {}: {error}", directory.display()))?;
+        let storage = LocalDirectory::create(directory).map_err(|error| {
+            format!("--checkpoint-dir {}: {}", directory.display(), Chain(&error))
+        })?;
         Ok(Some(Checkpoints::new(storage)))
     }
 

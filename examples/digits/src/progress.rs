@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use pushpull::error::TrainingError;
+use pushpull::error::{Chain, TrainingError};
 use pushpull::training::{FinalValues, FinishedStep, Flow, Hook, HookError, JoinReport};
 use pushpull::worker::{RestoredCheckpoint, SavedCheckpoint};
 
@@ -69,7 +69,7 @@ impl Hook for Progress {
             bar.set_position(at.step);
         }
         if let Some(cause) = at.cause {
-            self.print(format_args!("joined again at step {}: {cause}", at.step));
+            self.print(format_args!("joined again at step {}: {}", at.step, Chain(cause)));
         } else if let Some(RestoredCheckpoint { name, step, .. }) = at.restored {
             self.print(format_args!("restored the checkpoint {name} of step {step}"));
         }

@@ -24,6 +24,8 @@ mod worker_task;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use pushpull::error::Chain;
+
 use cluster::RunningCluster;
 use data::{Epoch, FIELDS, FlightSplit};
 use model::{EmbeddingNetwork, FlightModel, Logistic};
@@ -46,7 +48,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("flights: {error}");
+            eprintln!("flights: {}", Chain(&*error));
             ExitCode::FAILURE
         }
     }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use pushpull_common::error::Chain;
 use pushpull_common::file_kind::{FIRST_BYTES, FileKind};
 use pushpull_common::ids::ShardId;
 use pushpull_common::tensor::{DType, Shape};
@@ -261,9 +262,9 @@ struct AllRefused<'a>(&'a [Refused]);
 impl fmt::Display for AllRefused<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("no checkpoint can be trusted")?;
-        self.0
-            .iter()
-            .try_for_each(|refused| write!(f, "; {}: {}", refused.checkpoint, refused.reason))
+        self.0.iter().try_for_each(|refused| {
+            write!(f, "; {}: {}", refused.checkpoint, Chain(&refused.reason))
+        })
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use pushpull_common::error::Chain;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::refusal::Detail;
 
@@ -72,7 +73,7 @@ impl fmt::Display for CheckpointFault {
 
 impl From<CheckpointError> for CheckpointFault {
     fn from(error: CheckpointError) -> CheckpointFault {
-        let cause = error.to_string();
+        let cause = Chain(&error).to_string();
         match error {
             CheckpointError::GivenUp { .. } | CheckpointError::NotSaved { .. } => {
                 CheckpointFault::Unavailable(cause)

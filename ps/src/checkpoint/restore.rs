@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use pushpull_common::catalogue::{Catalogue, Partition};
+use pushpull_common::error::Chain;
 use pushpull_common::ids::{PartitionId, ShardId, VariableId};
 use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
 use pushpull_store::StoredStream;
@@ -297,7 +298,7 @@ fn read_catalogue(
     verify(storage, &name.to_string(), entry)?;
     let bytes = read_small(storage, name, CATALOGUE, CATALOGUE_BYTES_MAX)?;
     let refuse = |found: String| corrupt(&format!("{name}/{CATALOGUE}"), 0, "the catalogue", found);
-    let catalogue = Catalogue::decode(&bytes).map_err(|error| refuse(error.to_string()))?;
+    let catalogue = Catalogue::decode(&bytes).map_err(|error| refuse(Chain(&error).to_string()))?;
     // The digest is the hash of the file, so this is the file that the manifest names.
     let same = catalogue.digest() == entry.sha256;
     if same { Ok(catalogue) } else { Err(refuse("another catalogue".into())) }

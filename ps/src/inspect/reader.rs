@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use pushpull_common::catalogue::Catalogue;
+use pushpull_common::error::Chain;
 use pushpull_common::ids::{GlobalStep, ShardId};
 use pushpull_common::protocol::message::Operation;
 use pushpull_optim::optimizer::OptimizerSlot;
@@ -103,7 +104,7 @@ impl ShardReader<'_> {
             }
             error => {
                 let path = self.storage.path(&file_name(Kind::Control, 0));
-                (path, Verdict::Fault { offset: 0, expected: error.to_string() })
+                (path, Verdict::Fault { offset: 0, expected: Chain(&error).to_string() })
             }
         };
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -6,6 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::rc::Rc;
 use std::time::Duration;
 
+use pushpull_common::error::Chain;
 use pushpull_common::ids::{ClientEpoch, ShardId};
 use pushpull_common::protocol::message::Heartbeat;
 use pushpull_common::protocol::{BodyStamp, Envelope, Features, Message, Refusal, encode_for};
@@ -157,8 +158,8 @@ async fn connect(
     let limit = Connector::LIMIT.min(owner.lease);
     let mut connection =
         PeerConnection::connect(connector, limit).await.map_err(|error| match error {
-            error if error.is_unresolved() => LinkEnd::Misconfigured(error.to_string()),
-            error => LinkEnd::Lost(format!("cannot connect: {error}")),
+            error if error.is_unresolved() => LinkEnd::Misconfigured(Chain(&error).to_string()),
+            error => LinkEnd::Lost(format!("cannot connect: {}", Chain(&error))),
         })?;
     let greeted = connection.greet(&owner.peer_hello, owner.shard, newest);
     let epoch = match tokio::time::timeout(limit, greeted).await {
@@ -197,7 +198,7 @@ async fn serve(
     loop {
         tokio::select! {
             frame = connection.next() => {
-                let (header, message) = frame.map_err(|error| error.to_string())?;
+                let (header, message) = frame.map_err(|error| Chain(&error).to_string())?;
                 last_received = Instant::now();
                 core.handle(ShardInput::Owner { header: &header, message });
             }

@@ -6,6 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use pushpull_common::error::Chain;
 use pushpull_common::ids::{ClientEpoch, RequestId, RestoreEpoch, ShardId};
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::message;
@@ -53,7 +54,7 @@ pub(super) async fn save_shard(
         let connected = PeerConnection::connect(&connector, Connector::LIMIT).await;
         let unavailable = |cause: String| CheckpointFault::Unavailable(cause);
         let mut connection =
-            connected.map_err(|error| unavailable(format!("cannot connect: {error}")))?;
+            connected.map_err(|error| unavailable(format!("cannot connect: {}", Chain(&error))))?;
         let greeted = connection.greet(peer_hello, shard, ClientEpoch(0)).await;
         greeted.map_err(|error| unavailable(error.to_string()))?;
         let save = message::SaveShard { name: Text::clipped(checkpoint) };
@@ -117,7 +118,7 @@ impl PeerConnection {
         let mut frame = Vec::new();
         encode_for(self.features(), &mut frame, &envelope, &message, BodyStamp::plain(0));
         self.send(&frame).await.map_err(|error| error.to_string())?;
-        self.answer().await.map_err(|error| error.to_string())
+        self.answer().await.map_err(|error| Chain(&error).to_string())
     }
 
     /// Sends encoded frames.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use pushpull_common::catalogue::Catalogue;
+use pushpull_common::error::Chain;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::message::CheckpointId;
 use pushpull_common::protocol::wire::Text;
@@ -176,7 +177,7 @@ impl Publisher {
             let published = save.publish(&catalogue, contents)?;
             // A failed deletion of older checkpoints does not undo the publication.
             let retained = retain(&*self.storage, &published, &self.retention);
-            let retained = retained.map(|_| ()).map_err(|error| error.to_string());
+            let retained = retained.map(|_| ()).map_err(|error| Chain(&error).to_string());
             Ok(PublishedSave { checkpoint: identify(published.name()), retained })
         })
         .await
@@ -234,7 +235,7 @@ async fn blocking<T: Send + 'static>(
 
 fn passed_over(refused: &[Refused]) -> Vec<(String, String)> {
     let each = refused.iter();
-    each.map(|refused| (refused.checkpoint.clone(), refused.reason.to_string())).collect()
+    each.map(|refused| (refused.checkpoint.clone(), Chain(&refused.reason).to_string())).collect()
 }
 
 fn identify(name: CheckpointName) -> CheckpointId {

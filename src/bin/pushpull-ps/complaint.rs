@@ -1,10 +1,11 @@
 //! Errors of the daemon, which name the flags as the user typed them.
 
+use std::error::Error;
 use std::fmt;
 
 use clap::ArgMatches;
 use clap::parser::ValueSource;
-use pushpull::error::{ListenError, StartError, StorageError};
+use pushpull::error::{Chain, ListenError, StartError, StorageError};
 
 use super::own_name::elsewhere_advice;
 
@@ -100,7 +101,7 @@ impl CommandLine {
                     &format_args!("{address} is {found}, no address of this machine: {advice}"),
                 )
             }
-            error => self.blame(flag, error),
+            error => self.blame(flag, &Chain(error)),
         };
         DaemonError { is_transient, ..daemon_error }
     }
@@ -111,9 +112,9 @@ impl CommandLine {
             StartError::Setting { setting, value, reason } => self.setting(setting, value, reason),
             StartError::Storage(error) => self.storage(error),
             StartError::CheckpointsInUse { source, .. } => {
-                DaemonError { is_transient: true, ..self.blame("--checkpoint-dir", source) }
+                DaemonError { is_transient: true, ..self.blame("--checkpoint-dir", &Chain(source)) }
             }
-            error => error.to_string().into(),
+            error => Chain(error).to_string().into(),
         }
     }
 
@@ -153,8 +154,8 @@ impl CommandLine {
 }
 
 /// Returns the text of an error, with the flag that accepts a directory which its group may write.
-pub(crate) fn with_group_hint(error: &dyn fmt::Display) -> String {
-    let text = error.to_string();
+pub(crate) fn with_group_hint(error: &(dyn Error + 'static)) -> String {
+    let text = Chain(error).to_string();
     match text.contains("its group may write can be accepted") {
         true => format!("{text}: give --group-writable for a volume with fsGroup"),
         false => text,

@@ -1,5 +1,6 @@
 //! Function servers: beside the ps of a task, and alone for a task of another job.
 
+use pushpull::error::Chain;
 use pushpull::services::{
     FunctionServer, FunctionServerConfig, FunctionServerError, FunctionServerListener, Functions,
 };
@@ -26,7 +27,7 @@ pub(crate) fn start_beside(
     bytes: u64,
 ) -> Result<FunctionServer, DaemonError> {
     let config = config_of(cluster, task, functions(), bytes).cuda(cuda);
-    FunctionServer::beside(config).map_err(|error| error.to_string().into())
+    FunctionServer::beside(config).map_err(|error| Chain(&error).to_string().into())
 }
 
 /// Returns the configuration of a server. One client has at most half of the memory.
@@ -65,7 +66,7 @@ pub(crate) async fn run(
         let config = config.on_out_of_descriptors(move |out| {
             line("out-of-descriptors", out.to_string());
         });
-        listener.start(config).map_err(|error| error.to_string().into())
+        listener.start(config).map_err(|error| Chain(&error).to_string().into())
     };
     let server = start_after_predecessor(start, signals).await;
     let server = server.map_err(configuration)?;
@@ -99,7 +100,7 @@ fn listen(
     };
     let failed = |flag: &str, error: FunctionServerError| match error {
         FunctionServerError::Listen(error) => typed.cannot_listen(flag, &error),
-        error => error.to_string().into(),
+        error => Chain(&error).to_string().into(),
     };
     let listener = bind(at.address).map_err(|error| failed(at.flag, error))?;
     let Some(path) = &network.unix_socket else {

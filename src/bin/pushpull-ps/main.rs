@@ -20,6 +20,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, FromArgMatches};
+use pushpull::error::Chain;
 use pushpull::server::{PsListener, raise_open_files_limit};
 use pushpull::{ClusterSpec, Mode, Ps, TaskId};
 
@@ -161,7 +162,7 @@ async fn run_ps(
     if let Some(functions) = functions {
         functions.serve(std::future::ready(())).await;
     }
-    served.map_err(|error| (EXIT_SERVING, error.to_string().into()))?;
+    served.map_err(|error| (EXIT_SERVING, Chain(&error).to_string().into()))?;
     let metrics = handle.metrics();
     print_line(format_args!("{}", summary.line(&metrics, &handle.metrics_by_shard())));
     if let Some(line) = options.unsaved(summary, metrics.global_step) {

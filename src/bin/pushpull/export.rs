@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use pushpull::checkpoint::{CheckpointError, LocalDirectory, Refused, export_since};
+use pushpull::error::Chain;
 
 use super::local_path::local_path;
 use super::output::print_error;
@@ -51,9 +52,10 @@ pub(crate) fn run(options: &ExportOptions) -> Result<(), Box<dyn Error>> {
         (CheckpointError::NoCheckpoint, _) => {
             format!("cannot find a checkpoint in {}", directory.display())
         }
-        _ => error.to_string(),
+        _ => Chain(&error).to_string(),
     })?;
     for Refused { checkpoint, reason, .. } in passed_over {
+        let reason = Chain(&reason);
         print_error(&format!("skipped {checkpoint}, which is not sound: {reason}"));
     }
     Ok(())

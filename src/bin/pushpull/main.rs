@@ -19,6 +19,7 @@ use std::error::Error;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use pushpull::error::Chain;
 
 /// Tools for pushpull clusters.
 #[derive(Debug, Parser)]
@@ -54,7 +55,7 @@ fn main() -> ExitCode {
         // The reader has closed the pipe, as `head` does: not a failure.
         Err(error) if is_broken_pipe(&*error) => ExitCode::SUCCESS,
         Err(error) => {
-            output::print_error(&error);
+            output::print_error(&Chain(&*error));
             ExitCode::FAILURE
         }
     }

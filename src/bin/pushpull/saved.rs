@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use pushpull::checkpoint::LocalDirectory;
 use pushpull::checkpoint::{CheckpointContents, CheckpointSummary, Refused, contents, list};
+use pushpull::error::Chain;
 use serde_json::{Value, json};
 
 use super::output::print_lines;
@@ -49,8 +50,9 @@ pub(crate) fn run(directory: &Path, only: Option<&str>, json: bool) -> Result<()
         page += &page_of(summary, contents);
     }
     for refused in &found.refused {
-        values.push(json!({ "name": refused.checkpoint, "sound": false, "fault": refused.reason.to_string() }));
-        page += &format!("{}\n  not sound  {}\n", refused.checkpoint, refused.reason);
+        let reason = Chain(&refused.reason).to_string();
+        values.push(json!({ "name": refused.checkpoint, "sound": false, "fault": reason }));
+        page += &format!("{}\n  not sound  {reason}\n", refused.checkpoint);
     }
     let path = directory.display().to_string();
     if values.is_empty() {
@@ -97,7 +99,7 @@ fn read(
         listed.refused.retain(|refused| only.is_none_or(|name| refused.checkpoint == name));
         let read = |summary: CheckpointSummary| {
             let found = contents(storage.clone(), &summary.name);
-            (summary, found.map_err(|error| error.to_string()))
+            (summary, found.map_err(|error| Chain(&error).to_string()))
         };
         let checkpoints: Vec<_> = listed.checkpoints.into_iter().map(read).collect();
         let faulty = checkpoints.iter().filter(|(_, found)| found.is_err());

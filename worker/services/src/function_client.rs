@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::device::DeviceSpec;
+use pushpull_common::error::Chain;
 use pushpull_common::ids::{Incarnation, TaskId};
 use pushpull_common::variable::VariableSpec;
 use pushpull_net::Connector;
@@ -315,7 +316,7 @@ fn check_target(target: &str) -> Result<(), ServiceError> {
     if let Err(problem) = ClusterSpec::check_address(target) {
         return invalid(problem.to_string());
     }
-    connector.check_path().or_else(|error| invalid(error.to_string()))
+    connector.check_path().or_else(|error| invalid(Chain(&error).to_string()))
 }
 
 /// Returns the description of the first server that answers.

@@ -5,6 +5,7 @@ use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 
+use pushpull_common::error::Chain;
 use pushpull_common::protocol::limits;
 
 use super::coordinator::decisions::is_transient;
@@ -53,16 +54,7 @@ impl<E: std::error::Error + 'static> From<E> for FunctionError {
     fn from(error: E) -> FunctionError {
         let as_any: &(dyn std::error::Error + 'static) = &error;
         let nested = as_any.downcast_ref::<ServiceError>();
-        let mut detail = error.to_string();
-        let mut source = error.source();
-        while let Some(cause) = source {
-            let text = cause.to_string();
-            if !detail.contains(&text) {
-                detail = format!("{detail}: {text}");
-            }
-            source = cause.source();
-        }
-        FunctionError { detail, retry: nested.is_some_and(is_transient) }
+        FunctionError { detail: Chain(&error).to_string(), retry: nested.is_some_and(is_transient) }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use pushpull_common::error::Chain;
 use pushpull_common::ids::TaskId;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::OutputRef;
@@ -72,7 +73,7 @@ fn fetch_failure(error: ServiceError, awaited: String) -> Failure {
             Failure::Refused(Refusal::Deadline { waited_ms, awaited })
         }
         ServiceError::Refused { refusal, .. } => Failure::Refused(refusal),
-        error => Failure::Failed { retry: true, detail: error.to_string() },
+        error => Failure::Failed { retry: true, detail: Chain(&error).to_string() },
     }
 }
 

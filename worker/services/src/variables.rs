@@ -4,6 +4,7 @@ use std::sync::{Arc, PoisonError};
 
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::device::DeviceFilters;
+use pushpull_common::error::Chain;
 use pushpull_common::ids::TaskId;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::tensor::{DType, Element, bf16, f16};
@@ -243,10 +244,10 @@ async fn pull(
 }
 
 fn unsuitable(error: super::value_error::ValueError) -> VariablePullError {
-    VariablePullError::Unsuitable { detail: error.to_string() }
+    VariablePullError::Unsuitable { detail: Chain(&error).to_string() }
 }
 
 fn of_servers(error: pushpull_worker::Error) -> VariablePullError {
     let retry = error.advice() != Advice::Stop;
-    VariablePullError::Servers { detail: error.to_string(), retry }
+    VariablePullError::Servers { detail: Chain(&error).to_string(), retry }
 }

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use pushpull_common::error::Chain;
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::{Envelope, Features, FrameEvent, FrameReader, FrameSink, Message};
 use pushpull_net::{
@@ -50,13 +51,13 @@ impl ShardConnection {
         let link = self.link;
         let end = match self.connector.connect(Connector::LIMIT).await {
             Err(error) if error.is_unresolved() => {
-                SessionInput::Unresolved { link, error: error.to_string() }
+                SessionInput::Unresolved { link, error: Chain(&error).to_string() }
             }
-            Err(error) => SessionInput::Disconnected { link, error: error.to_string() },
+            Err(error) => SessionInput::Disconnected { link, error: Chain(&error).to_string() },
             Ok(connected) => {
                 let error = match self.converse(connected).await {
                     Ok(()) => "the server has closed the connection".to_owned(),
-                    Err(error) => error.to_string(),
+                    Err(error) => Chain(&error).to_string(),
                 };
                 SessionInput::Disconnected { link, error }
             }

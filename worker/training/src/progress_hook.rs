@@ -2,6 +2,7 @@
 //! [`WorkerConfig::on_progress`].
 
 use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::error::Chain;
 use pushpull_common::ids::ShardId;
 use pushpull_worker::internal::{ProgressCallback, contained};
 use pushpull_worker::{Error, UnresponsiveShard, UnresponsiveShards, WorkerConfig};
@@ -33,8 +34,8 @@ impl ProgressHook {
             Error::Refused { doing, shard, refusal } => {
                 (Some(*shard), format!("refuses to {doing}: {refusal}"))
             }
-            Error::StateLost { shard } => (Some(*shard), error.to_string()),
-            _ => (None, error.to_string()),
+            Error::StateLost { shard } => (Some(*shard), Chain(error).to_string()),
+            _ => (None, Chain(error).to_string()),
         };
         let owner = self.cluster.step_owner().map_or(0, |owner| owner.index);
         let shard = shard.unwrap_or(ShardId { task: owner, shard: 0 });

@@ -1,6 +1,7 @@
 //! The handshake: checks a peer's hello, and admits or refuses the peer.
 
 use pushpull_common::codec::Encodings;
+use pushpull_common::error::Chain;
 use pushpull_common::identity::{FactDifference, Identity};
 use pushpull_common::ids::{ClientEpoch, RestoreEpoch, TaskId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
@@ -229,9 +230,9 @@ impl Shard {
         self.peers.check_role(owns_step, &incoming)?;
         self.end_replaced(now, hello)?;
         let clients = self.peers.registry.counts().0;
-        self.files
-            .reserve_client(clients)
-            .map_err(|error| Refusal::Storage { detail: Detail::clipped(error.to_string()) })?;
+        self.files.reserve_client(clients).map_err(|error| Refusal::Storage {
+            detail: Detail::clipped(Chain(&error).to_string()),
+        })?;
         // An audit asks what its client has pushed.
         let tokens = self.steps.asynchronous_tokens();
         let audited = tokens.into_iter().flat_map(|tokens| tokens.audits.clients());

@@ -1,5 +1,6 @@
 //! Restores: the check of a checkpoint, and its values under a new restore epoch.
 
+use pushpull_common::error::Chain;
 use pushpull_common::protocol::{Refusal, message};
 use pushpull_store::arena::fence;
 use pushpull_store::planted::Bug;
@@ -45,7 +46,7 @@ impl Shard {
             return self.begin_check(request, order, true);
         };
         if let Err(error) = self.end_epoch(connection) {
-            return request.refuse_storage(&mut self.out, &error.to_string());
+            return request.refuse_storage(&mut self.out, &Chain(&error).to_string());
         }
         let Some(store) = self.variables.take_declared() else { return };
         // Reports of the epoch that ends are ignored.
@@ -171,7 +172,9 @@ impl Shard {
         }
         let indexed = |counts| {
             let indexed = store.tables_restored(&mut self.files.journal);
-            indexed.map(|()| counts).map_err(|error| CheckpointFault::Storage(error.to_string()))
+            indexed
+                .map(|()| counts)
+                .map_err(|error| CheckpointFault::Storage(Chain(&error).to_string()))
         };
         let counts = match result.and_then(indexed) {
             Ok(counts) => counts,
@@ -179,8 +182,10 @@ impl Shard {
                 drop(store);
                 // The declaration is dropped too, because no partly loaded state may remain.
                 let forgotten = self.forget_variables();
-                let fault = forgotten
-                    .map_or_else(|error| CheckpointFault::Storage(error.to_string()), |()| fault);
+                let fault = forgotten.map_or_else(
+                    |error| CheckpointFault::Storage(Chain(&error).to_string()),
+                    |()| fault,
+                );
                 let of = (connection, request);
                 return self.checkpoints.refuse_restored(&mut self.out, of, fault.refusal());
             }

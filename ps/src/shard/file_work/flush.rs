@@ -1,5 +1,6 @@
 //! [`Flush`]: an image of the durable words to be written, and images that are read.
 
+use pushpull_common::error::Chain;
 use pushpull_store::arena::ArenaStorage;
 use pushpull_store::layout::{Fault, Kind, PAGE_BYTES, Page, Stamp};
 use pushpull_store::planted::{Bug, PlantedBugs};
@@ -22,7 +23,7 @@ impl Flush {
     /// Writes the image. May wait for a disk. A failed flush is not repeated: the kernel may have
     /// dropped the pages it could not write, and would report success.
     pub(crate) fn run(self) -> Result<(), String> {
-        self.write().map_err(|error| error.to_string())
+        self.write().map_err(|error| Chain(&error).to_string())
     }
 
     fn write(self) -> Result<(), StorageError> {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use pushpull_common::catalogue::Catalogue;
+use pushpull_common::error::Chain;
 use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::message::CheckpointId;
 use pushpull_store::store::Store;
@@ -87,7 +88,8 @@ impl ShardRestore {
                 let table = &mut store.tables_mut()[table];
                 // The check has found that all rows fit the table.
                 let restored = table.restore_row(head, streams);
-                restored.map_err(|error| CheckpointError::Memory { reason: error.to_string() })
+                restored
+                    .map_err(|error| CheckpointError::Memory { reason: Chain(&error).to_string() })
             }
         })
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use pushpull_common::catalogue::Catalogue;
+use pushpull_common::error::Chain;
 use pushpull_common::ids::{GlobalStep, ShardId, TaskId};
 use pushpull_common::protocol::Envelope;
 use pushpull_store::planted::PlantedBugs;
@@ -92,8 +93,9 @@ impl ShardSave {
 fn part_fault(step_owner: &TaskId, error: CheckpointError) -> CheckpointFault {
     match &error {
         CheckpointError::Storage(fault) if fault.is_not_found() => CheckpointFault::Unfit(format!(
-            "{error}; {step_owner} has created this folder in another directory: all ps tasks \
-                 need one (--checkpoint-dir)"
+            "{}; {step_owner} has created this folder in another directory: all ps tasks \
+                 need one (--checkpoint-dir)",
+            Chain(&error)
         )),
         _ => error.into(),
     }

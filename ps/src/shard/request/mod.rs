@@ -9,6 +9,7 @@ pub(super) mod parked_request;
 
 use std::time::{Duration, Instant};
 
+use pushpull_common::error::Chain;
 use pushpull_common::protocol::message::Role;
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Header, Message, Refusal};
@@ -101,6 +102,6 @@ pub(super) fn storage_refusal(error: StorageError) -> Refusal {
         StorageError::ModelDoesNotFit { need, limit, made_of } => {
             Refusal::DoesNotFit { need, limit, made_of: Detail::clipped(made_of) }
         }
-        error => Refusal::Storage { detail: Detail::clipped(error.to_string()) },
+        error => Refusal::Storage { detail: Detail::clipped(Chain(&error).to_string()) },
     }
 }

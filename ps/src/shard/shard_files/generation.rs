@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use pushpull_common::byte_size::ByteSize;
 use pushpull_common::catalogue::{Catalogue, ShardLayout};
+use pushpull_common::error::Chain;
 use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
 use pushpull_optim::optimizer::VariableRules;
@@ -209,7 +210,7 @@ pub(crate) fn open_catalogue(
     match Catalogue::decode(bytes) {
         Ok(catalogue) if catalogue.digest() == record.digest => Ok(catalogue),
         Ok(_) => fault("the catalogue that was declared".to_owned()),
-        Err(error) => fault(format!("a catalogue: {error}")),
+        Err(error) => fault(format!("a catalogue: {}", Chain(&error))),
     }
 }
 

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pushpull_common::error::Chain;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Refusal};
@@ -330,7 +331,7 @@ impl Applier {
     ) -> WorkOutcome {
         self.counters.growths_failed.add(1);
         self.counters.shards_waiting_to_grow.set(1);
-        let cause = error.to_string();
+        let cause = Chain(error).to_string();
         let reported = self.growth.as_ref().is_some_and(|growth| growth.cause == cause);
         if !reported {
             let event = Event::GrowthFailed { shard: self.id, cause: cause.clone() };

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
+use pushpull_common::error::Chain;
 use pushpull_common::ids::{GlobalStep, PartitionId, RestoreEpoch, ShardId};
 use pushpull_common::protocol::limits::RESTORE_EPOCHS_AHEAD;
 use pushpull_common::protocol::message::{CatalogueIs, CatalogueState, Ready};
@@ -291,7 +292,7 @@ impl Variables {
         let catalogue = match Catalogue::decode(bytes) {
             Ok(catalogue) if catalogue.digest() == client => catalogue,
             Ok(_) => return refuse("the catalogue does not match its digest".into()),
-            Err(error) => return refuse(error.to_string()),
+            Err(error) => return refuse(Chain(&error).to_string()),
         };
         if let Some(current) = current
             && (self.is_ready() || is_busy)
@@ -372,7 +373,7 @@ impl Variables {
             }
             // The memory cannot be shared, or no descriptors are left. The client continues with
             // pulls over its connection.
-            Err(error) => Err(unsupported(request.kind, &error.to_string())),
+            Err(error) => Err(unsupported(request.kind, &Chain(&error).to_string())),
         }
     }
 

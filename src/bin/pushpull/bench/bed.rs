@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
+use pushpull::error::Chain;
 use pushpull::protocol::limits::BUFFER_SLOTS_MAX;
 use pushpull::{
     ClusterSpec, Gradients, Params, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig,
@@ -230,7 +231,8 @@ pub(crate) fn at_once<T: Send>(
     let count = several.len() as u32;
     let sum = std::thread::scope(|scope| {
         // A `BenchError` cannot be sent between threads: its text is.
-        let turn = |one| scope.spawn(move || again(one).map_err(|error| error.to_string()));
+        let turn =
+            |one| scope.spawn(move || again(one).map_err(|error| Chain(&*error).to_string()));
         let threads: Vec<_> = several.iter_mut().map(turn).collect();
         let ended = |thread: std::thread::ScopedJoinHandle<'_, _>| {
             thread.join().unwrap_or_else(|_| Err("a worker thread panicked".to_owned()))

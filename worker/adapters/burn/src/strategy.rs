@@ -10,6 +10,7 @@ use burn_train::{
     SupervisedLearningStrategy, SupervisedTrainingEventProcessor, TrainLoader, TrainStep,
     TrainingComponents, TrainingItem, TrainingStrategy, ValidLoader,
 };
+use pushpull::error::Chain;
 use pushpull::training::TrainingEnd;
 
 use crate::error::AdapterError;
@@ -86,7 +87,7 @@ impl<M: LearnerModel> SupervisedLearningStrategy<M> for SharedStrategy {
                 .and_then(|()| run.train(builder, first_epoch)),
         };
         if let Err(error) = &end {
-            run.interrupter().stop(Some(&error.to_string()));
+            run.interrupter().stop(Some(&Chain(error).to_string()));
         }
         *self.end.lock().unwrap_or_else(PoisonError::into_inner) = Some(end);
         (run.module, run.components.event_processor)

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::device::DeviceFilters;
+use pushpull_common::error::Chain;
 use pushpull_common::ids::{Incarnation, TaskId};
 use pushpull_common::protocol::message::OutputRef;
 use pushpull_common::protocol::{Features, FrameEvent, FrameReader, FrameSink};
@@ -376,7 +377,7 @@ async fn run_connection(
 ) {
     let reason = match connector.connect(Connector::LIMIT).await {
         Err(error) => {
-            let reason = error.to_string();
+            let reason = Chain(&error).to_string();
             if let Some(report) = core.shared.unreachable.as_ref().filter(|_| !outbox.is_given_up())
             {
                 let address = connector.address().to_owned();
@@ -404,7 +405,7 @@ async fn run_connection(
                 ClientSide { core: &core, connection, outbox: &outbox, connector, unproven };
             match frames.serve(&mut side, drop).await {
                 Ok(()) => "the server has closed the connection".to_owned(),
-                Err(error) => error.to_string(),
+                Err(error) => Chain(&error).to_string(),
             }
         }
     };

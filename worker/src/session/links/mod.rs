@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::{Index, IndexMut};
 use std::time::{Duration, Instant};
 
+use pushpull_common::error::Chain;
 use pushpull_common::ids::{RequestId, ShardId, TokenId};
 use pushpull_common::protocol::message::Heartbeat;
 use pushpull_common::protocol::{Envelope, Message};
@@ -257,7 +258,7 @@ impl SessionLinks {
         for (index, link) in self.links.iter_mut().enumerate() {
             link.in_use = false;
             link.status = LinkStatus::Down { retry_at: None };
-            link.last_error = error.to_string();
+            link.last_error = Chain(error).to_string();
             link.pending.clear();
             link.receiving = None;
             self.outputs.push_back(SessionOutput::Disconnect { link: index });

@@ -3,6 +3,7 @@
 use std::fmt::{self, Write};
 use std::time::Duration;
 
+use pushpull_common::error::Chain;
 use pushpull_worker::{Error, SavedCheckpoint};
 
 use crate::cadence::Cadence;
@@ -76,8 +77,9 @@ impl Hook for Log {
                 self.write(format_args!("joined again at step {}, after step {from}", at.step));
             }
             (Some(from), Some(cause)) => self.write(format_args!(
-                "joined again at step {}, after step {from}: {cause}",
-                at.step
+                "joined again at step {}, after step {from}: {}",
+                at.step,
+                Chain(cause)
             )),
         }
         Ok(Flow::Continue)
@@ -87,10 +89,10 @@ impl Hook for Log {
         let at = step.global_step;
         match step.outcome {
             GradientOutcome::Skipped(error) => {
-                self.write(format_args!("step {at}: a batch is skipped: {error}"));
+                self.write(format_args!("step {at}: a batch is skipped: {}", Chain(error)));
             }
             GradientOutcome::Lost(error) => {
-                self.write(format_args!("step {at}: the servers are lost: {error}"));
+                self.write(format_args!("step {at}: the servers are lost: {}", Chain(error)));
             }
             GradientOutcome::Pushed(_) | GradientOutcome::Withheld => {}
         }
@@ -114,7 +116,7 @@ impl Hook for Log {
     }
 
     fn save_failed(&mut self, error: &Error) -> Result<Flow, HookError> {
-        self.write(format_args!("{error}"));
+        self.write(format_args!("{}", Chain(error)));
         Ok(Flow::Continue)
     }
 
@@ -124,7 +126,7 @@ impl Hook for Log {
     }
 
     fn failed(&mut self, error: &TrainingError) {
-        self.write(format_args!("failed: {error}"));
+        self.write(format_args!("failed: {}", Chain(error)));
     }
 }
 
