@@ -12,7 +12,6 @@ mod codecs;
 mod counts;
 mod data;
 mod effects;
-mod embedded_service;
 mod exactness;
 mod example_custom_rule;
 mod example_hello;

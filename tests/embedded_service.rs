@@ -1,6 +1,9 @@
-//! A service that runs several trainings in one process, and ends each in another way.
+//! A service that runs several trainings in one process, and ends each in another way. This is a
+//! test binary of its own because it lists the threads of the process.
 
 #![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
 use std::fs;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
