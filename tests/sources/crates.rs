@@ -411,7 +411,7 @@ fn is_true(condition: &Meta) -> bool {
     let name = condition.path().get_ident().map(ToString::to_string).unwrap_or_default();
     match condition {
         Meta::Path(_) => match name.as_str() {
-            "test" | "doctest" | "doc" | "fuzzing" => false,
+            "test" | "doctest" | "doc" | "fuzzing" | "debug_assertions" => false,
             "unix" => true,
             _ => panic!("the condition {name} is unknown"),
         },
