@@ -67,7 +67,7 @@ pub enum LocalClusterError {
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// A server cannot be started.
-    #[error("cannot start {task}: {source}")]
+    #[error("cannot start {task}")]
     Start {
         /// The ps task.
         task: TaskId,
@@ -170,6 +170,7 @@ impl Drop for Cluster {
 mod tests {
     use std::net::TcpListener;
 
+    use pushpull_common::error::Chain;
     use pushpull_ps::Sgd;
 
     use super::*;
@@ -223,7 +224,7 @@ mod tests {
             let shards = if task.index == 1 { 0 } else { 1 };
             PsConfig::new(cluster, task, Sgd::new(1.0)).shards(shards)
         });
-        let error = error.unwrap_err().to_string();
+        let error = Chain(&error.unwrap_err()).to_string();
         assert!(error.starts_with("cannot start /job:ps/task:1: "), "{error}");
         assert!(ports_are_free(&spec.unwrap()));
         let cluster = start(1, 1).unwrap();

@@ -349,6 +349,7 @@ fn check_name(name: String) -> Result<String, VariableError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Chain;
 
     #[test]
     fn a_new_variable_is_zeros_in_one_part() {
@@ -409,7 +410,8 @@ mod tests {
             "cannot declare the variable \"a\\nb\": its name has the control character '\\n'"
         );
         let error = VariableSpec::f32("w", [1 << 49]).unwrap_err();
-        assert!(error.to_string().starts_with("cannot declare the variable \"w\": cannot use the"));
+        let text = Chain(&error).to_string();
+        assert!(text.starts_with("cannot declare the variable \"w\": cannot use the"), "{text}");
     }
 
     #[test]
@@ -419,7 +421,7 @@ mod tests {
         assert_eq!((cut.parts(), cut.seed, cut.validate()), (Ok(4), 3, Ok(())));
         let error = variable.clone().initializer(Initializer::Constant(f64::NAN)).validate();
         assert_eq!(
-            error.unwrap_err().to_string(),
+            Chain(&error.unwrap_err()).to_string(),
             "cannot declare the variable \"w\": \
              cannot initialize with constant(NaN): its values would not all be finite"
         );

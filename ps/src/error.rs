@@ -32,7 +32,7 @@ pub enum StartError {
         job: String,
     },
     /// No job of the cluster holds variables, or several could.
-    #[error("cannot start {task}: {source}")]
+    #[error("cannot start {task}")]
     NoVariablesJob {
         /// The configured task.
         task: TaskId,
@@ -54,7 +54,7 @@ pub enum StartError {
     Storage(#[from] StorageError),
     /// Another cluster saves its checkpoints in the same storage. Each would delete those of the
     /// other as older ones of its own.
-    #[error("cannot start {task}: {source}")]
+    #[error("cannot start {task}")]
     CheckpointsInUse {
         /// The configured task.
         task: TaskId,
@@ -62,7 +62,7 @@ pub enum StartError {
         source: StorageFault,
     },
     /// A thread could not be created.
-    #[error("cannot start the thread {thread}: {source}")]
+    #[error("cannot start the thread {thread}")]
     Thread {
         /// The name of the thread.
         thread: String,
@@ -91,7 +91,7 @@ pub enum ServeError {
         parent: u32,
     },
     /// A thread of the server could not acquire a resource that it needs, such as file descriptors.
-    #[error("cannot run the thread {thread}: {source}")]
+    #[error("cannot run the thread {thread}")]
     Thread {
         /// The name of the thread.
         thread: String,

@@ -13,7 +13,7 @@ use pushpull::blocking::{Reader, Worker};
 use pushpull::checkpoint::{CheckpointStorage, Checkpoints, LocalDirectory, Retention};
 use pushpull::checkpoint::{ReadFile, StorageFault, WriteFile, export, list};
 use pushpull::cluster::ShardId;
-use pushpull::error::StartError;
+use pushpull::error::{Chain, StartError};
 use pushpull::server::Event;
 use pushpull::variable::Partitioner;
 use pushpull::{
@@ -59,7 +59,7 @@ fn another_cluster_does_not_start_on_checkpoints_that_one_saves() {
     assert!(matches!(error, StartError::CheckpointsInUse { .. }), "{error}");
     let folder = folder.path().display().to_string();
     let text = format!("cannot use {folder}: another cluster saves its checkpoints there");
-    assert!(error.to_string().ends_with(&text), "{error}");
+    assert!(Chain(&error).to_string().ends_with(&text), "{error}");
     first.stop();
     let second = listen().start(config).unwrap();
     second.handle().stop();
@@ -884,7 +884,7 @@ fn the_tool_reads_checkpoints_of_a_group_and_of_another_user() {
     worker.save(b"").unwrap();
     cluster.stop();
     let check = |of: &str| {
-        let refused = LocalDirectory::open(&directory).unwrap_err().to_string();
+        let refused = Chain(&LocalDirectory::open(&directory).unwrap_err()).to_string();
         assert!(refused.contains(of), "{refused}");
         let from = directory.to_str().unwrap();
         let to = folder.path().join("model.safetensors");

@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::error::ConfigError;
+use pushpull::error::{Chain, ConfigError};
 use pushpull::server::NonFinite;
 use pushpull::variable::{DType, Partitioner, Shape};
 use pushpull::worker::Codec;
@@ -256,7 +256,7 @@ fn values_are_pulled_in_half_as_many_bytes() {
 fn invalid_codecs_are_named() {
     let cluster = TestCluster::sgd(1, |config| config);
     let config = cluster.config(0).codec("*", Codec::TopK { fraction: 0.0 });
-    let error = Worker::connect(config).unwrap_err().to_string();
+    let error = Chain(&Worker::connect(config).unwrap_err()).to_string();
     assert!(error.contains("topk(0)"), "{error}");
     let join = |config: WorkerConfig| {
         let count = VariableSpec::new("count", DType::I64, Shape::scalar()).unwrap();

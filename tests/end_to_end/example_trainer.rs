@@ -5,6 +5,7 @@
 #[path = "../../examples/trainer.rs"]
 mod trainer;
 
+use pushpull::error::Chain;
 use pushpull::training::StopReason;
 use pushpull::{ClusterSpec, Ps, TaskId};
 
@@ -30,6 +31,6 @@ fn a_checkpoint_directory_with_a_scheme_is_refused_and_none_is_made() {
     let directory = Some("s3://b/run".to_owned());
     let error = trainer::serve(cluster, TaskId::ps(0), listener, directory).unwrap_err();
     let expected = "the scheme \"s3\" of \"s3://b/run\" is not supported";
-    assert!(error.to_string().contains(expected), "{error}");
+    assert!(Chain(&*error).to_string().contains(expected), "{error}");
     assert!(!std::path::Path::new("s3:").exists());
 }

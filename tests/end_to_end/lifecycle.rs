@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
-use pushpull::error::ConfigError;
+use pushpull::error::{Chain, ConfigError};
 use pushpull::{Error, PsConfig, Sgd, Storage, TaskId, WorkerConfig};
 
 use super::cluster::{TestCluster, block_on, listen, spec, vector, wait_for_end};
@@ -216,13 +216,13 @@ fn a_cluster_without_servers_is_refused_at_once() {
     let config = WorkerConfig::new(cluster.clone(), TaskId::worker(0));
     let error = Worker::connect(config).unwrap_err();
     assert!(matches!(error, Error::Config(ConfigError::NoVariablesJob { .. })), "{error:?}");
-    let text = error.to_string();
+    let text = Chain(&error).to_string();
     assert!(text.contains("the cluster has the jobs worker; name a job ps"), "{text}");
     let empty = "ps=;worker=a:1".parse().unwrap();
     let error = Worker::connect(WorkerConfig::new(empty, TaskId::worker(0))).unwrap_err();
     assert!(matches!(error, Error::Config(ConfigError::NoPs { .. })), "{error:?}");
     let config = WorkerConfig::new(cluster, TaskId::worker(7));
-    let error = Worker::connect(config).unwrap_err().to_string();
+    let error = Chain(&Worker::connect(config).unwrap_err()).to_string();
     assert!(error.contains("task:7"), "{error}");
 }
 

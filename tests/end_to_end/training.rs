@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, TrainingSession};
 use pushpull::checkpoint::{Checkpoints, LocalDirectory, list};
-use pushpull::error::TrainingError;
+use pushpull::error::{Chain, TrainingError};
 use pushpull::training::data::{GrantedBatches, Pipeline, SliceSource};
 use pushpull::training::{
     FinalValues, FinishedStep, Flow, Hook, HookError, JoinReport, StopReason, TrainingConfig,
@@ -194,7 +194,10 @@ fn a_server_without_a_checkpoint_directory_is_named_at_once() {
     let cluster = TestCluster::sgd(1, |config| config);
     let error = train(config(&cluster.spec, 0).checkpoint_every(LONG)).unwrap_err();
     let TrainingError::Save { source } = &error else { panic!("{error}") };
-    assert!(error.to_string().contains("no place for checkpoints is configured"), "{source}");
+    assert!(
+        Chain(&error).to_string().contains("no place for checkpoints is configured"),
+        "{source}"
+    );
     cluster.stop();
 }
 
@@ -328,7 +331,7 @@ impl Hook for Ends {
     }
 
     fn failed(&mut self, error: &TrainingError) {
-        self.0.lock().unwrap().push(error.to_string());
+        self.0.lock().unwrap().push(Chain(error).to_string());
     }
 }
 
@@ -351,7 +354,7 @@ fn an_error_of_the_loop_reaches_the_hooks_and_frees_the_servers() {
         })
         .unwrap_err();
     let expected = "cannot compute a gradient for step 3: the data set is damaged";
-    assert_eq!(error.to_string(), expected);
+    assert_eq!(Chain(&error).to_string(), expected);
     assert_eq!(*ends.0.lock().unwrap(), [expected]);
     for server in cluster.servers {
         super::cluster::wait_for_end(server).unwrap();
@@ -405,7 +408,7 @@ fn a_nan_is_skipped_or_ends_the_training() {
         })
     };
     let guard = hooks::NanGuard::fail().gradients();
-    let error = train(config(&cluster.spec, 0).hook(guard)).unwrap_err().to_string();
+    let error = Chain(&train(config(&cluster.spec, 0).hook(guard)).unwrap_err()).to_string();
     assert!(error.contains("NanGuard") && error.contains("\"w\" is NaN"), "{error}");
     assert_eq!(cluster.handle().metrics().global_step, 2);
     assert_eq!(train(config(&cluster.spec, 0)).unwrap().step, 5);

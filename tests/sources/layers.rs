@@ -371,7 +371,7 @@ fn root() -> PathBuf {
 }
 
 /// Returns every Rust file below a path, relative to the root, with its text.
-fn sources(below: &str) -> Vec<(String, String)> {
+pub(crate) fn sources(below: &str) -> Vec<(String, String)> {
     let mut files = Vec::new();
     collect(&root().join(below), &mut files);
     assert!(!files.is_empty(), "no sources below {below}");

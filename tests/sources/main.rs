@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
 mod crates;
+mod error_texts;
 mod features;
 mod layers;
 mod macro_expansion;

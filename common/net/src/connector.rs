@@ -52,7 +52,7 @@ pub enum ConnectError {
         address: String,
     },
     /// The host name has no address, as far as the resolver knows.
-    #[error("cannot resolve {address:?}: {source}")]
+    #[error("cannot resolve {address:?}")]
     Unresolved {
         /// The address.
         address: String,
@@ -78,7 +78,7 @@ pub enum ConnectError {
         found: &'static str,
     },
     /// The Unix socket has not accepted.
-    #[error("{source}")]
+    #[error(transparent)]
     Unix {
         /// The error of the operating system.
         source: io::Error,
@@ -280,6 +280,7 @@ fn split_port(address: &str) -> Option<(&str, u16)> {
 mod tests {
     use std::net::TcpListener;
 
+    use pushpull_common::error::Chain;
     use socket2::{Domain, Socket, Type};
     use tokio::net::TcpSocket;
 
@@ -362,7 +363,7 @@ mod tests {
         let connector = Connector::new("no-such-host.invalid:1");
         let error = block_on(connector.connect(Duration::from_secs(60))).unwrap_err();
         assert!(error.is_unresolved(), "{error:?}");
-        let text = error.to_string();
+        let text = Chain(&error).to_string();
         assert!(text.starts_with("cannot resolve \"no-such-host.invalid:1\": "), "{text}");
     }
 

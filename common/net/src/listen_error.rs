@@ -50,7 +50,7 @@ pub enum ListenError {
         found: std::net::IpAddr,
     },
     /// The operating system returned an error.
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address}")]
     Io {
         /// The requested address.
         address: String,

@@ -14,7 +14,7 @@ pub enum PlacementError {
     #[error("cannot place variables: there is no ps task")]
     NoTasks,
     /// No job of the cluster holds variables, or several could.
-    #[error("cannot place variables: {source}")]
+    #[error("cannot place variables")]
     Cluster {
         /// The cluster's error.
         source: ClusterError,
@@ -38,7 +38,7 @@ pub enum PlacementError {
         shards_per_task: u16,
     },
     /// A variable's declaration is invalid.
-    #[error("cannot place variables: {source}")]
+    #[error("cannot place variables")]
     Variable {
         /// The variable's error.
         source: VariableError,

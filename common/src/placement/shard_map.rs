@@ -83,6 +83,7 @@ impl ShardMap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Chain;
 
     #[test]
     fn a_map_lists_its_shards_and_checks_its_limits() {
@@ -115,7 +116,8 @@ mod tests {
         ];
         for (cluster, expected) in faults {
             let error = ShardMap::of_cluster(&cluster.parse().unwrap(), 1).unwrap_err();
-            assert!(error.to_string().starts_with(expected), "{error}");
+            let text = Chain(&error).to_string();
+            assert!(text.starts_with(expected), "{text}");
         }
     }
 }

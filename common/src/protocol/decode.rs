@@ -17,7 +17,7 @@ use super::message::Message;
 #[non_exhaustive]
 pub enum ReadError {
     /// The stream failed.
-    #[error("cannot read from the connection: {0}")]
+    #[error("cannot read from the connection")]
     Io(#[from] io::Error),
     /// The peer broke the protocol.
     #[error(transparent)]

@@ -39,7 +39,7 @@ pub enum VariableError {
         character: char,
     },
     /// The extents are not a valid shape.
-    #[error("cannot declare the variable {name:?}: {source}")]
+    #[error("cannot declare the variable {name:?}")]
     Shape {
         /// The variable's name.
         name: String,
@@ -47,7 +47,7 @@ pub enum VariableError {
         source: ShapeError,
     },
     /// The initializer is invalid.
-    #[error("cannot declare the variable {name:?}: {source}")]
+    #[error("cannot declare the variable {name:?}")]
     Initializer {
         /// The variable's name.
         name: String,
@@ -55,7 +55,7 @@ pub enum VariableError {
         source: InitializerError,
     },
     /// The partitioner cannot partition the variable.
-    #[error("cannot declare the variable {name:?}: {source}")]
+    #[error("cannot declare the variable {name:?}")]
     Partitioner {
         /// The variable's name.
         name: String,
@@ -110,7 +110,7 @@ pub enum VariableError {
         dtype: DType,
     },
     /// The table is invalid.
-    #[error("cannot declare the table {name:?}: {source}")]
+    #[error("cannot declare the table {name:?}")]
     Table {
         /// The variable's name.
         name: String,

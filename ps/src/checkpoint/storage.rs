@@ -7,7 +7,7 @@ use thiserror::Error;
 
 /// A failed operation of a storage.
 #[derive(Debug, Error)]
-#[error("cannot {operation} {path}: {source}")]
+#[error("cannot {operation} {path}")]
 #[non_exhaustive]
 pub struct StorageFault {
     /// The operation, such as `create`.

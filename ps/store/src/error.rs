@@ -147,7 +147,7 @@ pub enum StorageError {
         path: PathBuf,
     },
     /// The operating system returned an error.
-    #[error("cannot {doing} {}: {source}", path.display())]
+    #[error("cannot {doing} {}", path.display())]
     Io {
         /// The operation, as a verb phrase.
         doing: &'static str,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use pushpull::blocking::{FunctionServer, Reader, Worker};
+use pushpull::error::Chain;
 use pushpull::local::Cluster;
 use pushpull::services::{Call, FunctionServerConfig, Functions, ServiceError};
 use pushpull::variable::Initializer;
@@ -119,7 +120,8 @@ fn clients_that_declare_at_once_agree() {
     });
     assert_eq!(values(&cluster), [3.0; 2]);
     let other = VariableSpec::f32("other", [2]).unwrap();
-    let error = connect(server.target()).declare(&[other], |_| ()).unwrap_err().to_string();
+    let declared = connect(server.target()).declare(&[other], |_| ());
+    let error = Chain(&declared.unwrap_err()).to_string();
     assert!(error.contains("cannot declare the variables: "), "{error}");
     assert!(error.contains("\"w\"") && error.contains("\"other\""), "{error}");
 }

@@ -4,6 +4,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use pushpull::blocking::FunctionServer;
+use pushpull::error::Chain;
 use pushpull::services::{Call, FunctionServerConfig, Functions, ServiceError};
 use pushpull::{ClusterSpec, TaskId};
 
@@ -91,10 +92,10 @@ fn a_server_of_an_unknown_task_does_not_start() {
         .start(FunctionServerConfig::new(cluster, TaskId::worker(0), Functions::new()))
         .unwrap_err();
     assert_eq!(
-        error.to_string(),
+        Chain(&error).to_string(),
         "cannot start /job:worker/task:0: cannot find the job \"worker\": the cluster has the jobs \
          local"
     );
-    let error = FunctionServer::listen("nonsense").unwrap_err().to_string();
+    let error = Chain(&FunctionServer::listen("nonsense").unwrap_err()).to_string();
     assert!(error.contains("it is not host:port or unix:/path"), "{error}");
 }

@@ -208,7 +208,7 @@ pub enum ServiceError {
         recorded: u64,
     },
     /// The parameter servers have failed, or have refused the operation.
-    #[error("cannot {doing}: {source}")]
+    #[error("cannot {doing}")]
     Servers {
         /// The operation that failed, in the words behind "cannot", such as `call "add"`.
         doing: String,

@@ -40,7 +40,7 @@ pub enum FunctionServerError {
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// The cluster lacks the task of the server.
-    #[error("cannot start {task}: {source}")]
+    #[error("cannot start {task}")]
     UnknownTask {
         /// The task in the configuration.
         task: TaskId,

@@ -28,7 +28,7 @@ pub enum ModelError {
         tower: usize,
     },
     /// One of several towers failed.
-    #[error("tower {tower} of the model failed: {source}")]
+    #[error("tower {tower} of the model failed")]
     Tower {
         /// The tower, counted from 0.
         tower: usize,

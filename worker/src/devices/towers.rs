@@ -176,6 +176,7 @@ where
 
 #[cfg(test)]
 mod tests {
+    use pushpull_common::error::Chain;
     use pushpull_device::{Mlp, Samples, Targets};
 
     use super::*;
@@ -256,11 +257,11 @@ mod tests {
         let error = compute(&mut towers, &params, batch).unwrap_err();
         let expected =
             "tower 1 of the model failed: label 2 of sample 0 is not below the 2 classes";
-        assert_eq!(error.to_string(), expected);
+        assert_eq!(Chain(&error).to_string(), expected);
         let empty = compute(&mut towers, &params, Samples { features: &[], labels: &[] });
         let expected =
             "tower 0 of the model failed: softmax_cross_entropy has no samples to average over";
-        assert_eq!(empty.unwrap_err().to_string(), expected);
+        assert_eq!(Chain(&empty.unwrap_err()).to_string(), expected);
         let differs = DeviceTowers::new([model([3, 2]), model([4, 2])]).variables().unwrap_err();
         assert!(matches!(differs, ModelError::Differs { tower: 1 }));
     }

@@ -18,7 +18,7 @@ pub enum ConfigError {
         task: TaskId,
     },
     /// No job of the cluster holds variables, or several could.
-    #[error("cannot connect {task}: {source}")]
+    #[error("cannot connect {task}")]
     NoVariablesJob {
         /// The worker's task.
         task: TaskId,
@@ -34,7 +34,7 @@ pub enum ConfigError {
         reason: String,
     },
     /// The cluster does not have this task.
-    #[error("cannot connect {task}: {source}")]
+    #[error("cannot connect {task}")]
     UnknownTask {
         /// The worker's task.
         task: TaskId,
@@ -42,7 +42,7 @@ pub enum ConfigError {
         source: ClusterError,
     },
     /// A codec of the configuration has parameters out of range.
-    #[error("cannot connect: {source}")]
+    #[error("cannot connect")]
     Codec {
         /// The cause.
         #[from]

@@ -20,7 +20,7 @@ pub enum TrainingError {
     /// The training failed again and again for longer than
     /// [`TrainingConfig::recover_for`](super::TrainingConfig::recover_for).
     #[error(
-        "cannot recover: gave up after {attempts} attempts in {:?}: {source}",
+        "cannot recover: gave up after {attempts} attempts in {:?}",
         rounded(.waited)
     )]
     GaveUp {
@@ -33,7 +33,7 @@ pub enum TrainingError {
     },
     /// More gradients in a row were NaN or infinite than
     /// [`TrainingConfig::non_finite_max`](super::TrainingConfig::non_finite_max) allows.
-    #[error("cannot continue: {in_a_row} gradients in a row were refused, the last one: {source}")]
+    #[error("cannot continue: {in_a_row} gradients in a row were refused, the last one")]
     NonFinite {
         /// The number of gradients in a row.
         in_a_row: u32,
@@ -41,13 +41,13 @@ pub enum TrainingError {
         source: Error,
     },
     /// The servers cannot save checkpoints, or not the final one.
-    #[error("cannot continue without the checkpoint: {source}")]
+    #[error("cannot continue without the checkpoint")]
     Save {
         /// The error of the worker.
         source: Error,
     },
     /// A hook returned an error.
-    #[error("cannot continue: the hook {hook} failed in {place}: {source}")]
+    #[error("cannot continue: the hook {hook} failed in {place}")]
     Hook {
         /// The name of the hook.
         hook: String,
@@ -67,7 +67,7 @@ pub enum TrainingError {
         message: String,
     },
     /// The function of [`TrainingSession::run`](super::TrainingSession::run) returned an error.
-    #[error("cannot compute a gradient for step {step}: {source}")]
+    #[error("cannot compute a gradient for step {step}")]
     Step {
         /// The global step of its token.
         step: u64,

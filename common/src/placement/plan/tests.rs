@@ -7,6 +7,7 @@ use proptest::prelude::{prop_assert, prop_assert_eq, prop_compose, proptest};
 use super::*;
 use crate::cluster::ClusterSpec;
 use crate::device::DeviceSpec;
+use crate::error::Chain;
 use crate::initializer::Initializer;
 use crate::partition::Partitioner;
 use crate::table::TableSpec;
@@ -46,7 +47,8 @@ fn a_pinned_variable_draws_from_the_strategy() {
 #[test]
 fn faults_name_the_variable_and_the_tasks() {
     let plan = |variable: VariableSpec, strategy: &PlacementStrategy| {
-        Placement::plan(&[variable], &map(&[1, 2, 5], 1), strategy).unwrap_err().to_string()
+        let planned = Placement::plan(&[variable], &map(&[1, 2, 5], 1), strategy);
+        Chain(&planned.unwrap_err()).to_string()
     };
     let table = [
         (

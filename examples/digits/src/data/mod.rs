@@ -231,6 +231,8 @@ const SPLIT_SEED: u64 = 20;
 mod tests {
     use std::fs;
 
+    use pushpull::error::Chain;
+
     use super::*;
 
     fn counts(dataset: &Dataset) -> Vec<usize> {
@@ -324,7 +326,7 @@ mod tests {
     fn refusals_name_the_file_and_the_value() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
-        let refusal = || Split::open(path).unwrap_err().to_string();
+        let refusal = || Chain(&Split::open(path).unwrap_err()).to_string();
         let expected = "cannot find train-images-idx3-ubyte or train-images-idx3-ubyte.gz in ";
         assert!(refusal().starts_with(expected), "{}", refusal());
         write_all(path);

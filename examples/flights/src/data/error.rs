@@ -74,9 +74,7 @@ impl fmt::Display for FlightsError {
                     file.display()
                 )
             }
-            FlightsError::Read { file, source } => {
-                write!(f, "cannot read {}: {source}", file.display())
-            }
+            FlightsError::Read { file, .. } => write!(f, "cannot read {}", file.display()),
             FlightsError::Checksum { file, found } => write!(
                 f,
                 "cannot use {}: its SHA-256 is {found}, expected {SHA256}, that of the source \

@@ -5,6 +5,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::sync::Arc;
 
+use pushpull_common::error::Chain;
 use safetensors::SafeTensors;
 
 use super::samples::{SLOTS, check_restored, element, place, save, variables};
@@ -69,7 +70,7 @@ fn no_name_or_link_leads_out_of_a_directory() {
     assert!(storage.open("real", "absent").unwrap_err().is_not_found());
     assert_eq!(fs::read(outside.join("file")).unwrap(), b"secret");
     fs::set_permissions(&inside, fs::Permissions::from_mode(0o770)).unwrap();
-    let error = LocalDirectory::open(&inside).unwrap_err().to_string();
+    let error = Chain(&LocalDirectory::open(&inside).unwrap_err()).to_string();
     assert!(error.contains("its mode 770 lets others write"), "{error}");
     assert!(LocalDirectory::open(temporary.path().join("absent")).unwrap_err().is_not_found());
 }
@@ -95,12 +96,12 @@ fn a_removed_directory_is_created_again_and_a_replaced_one_is_used() {
     assert!(opened_only.list(None).unwrap_err().is_not_found() && !path.exists());
     // A file is not a directory, and every operation checks the directory's permissions.
     fs::write(&path, "no directory").unwrap();
-    let error = save(&storage, &catalogue, 4).unwrap_err().to_string();
+    let error = Chain(&save(&storage, &catalogue, 4).unwrap_err()).to_string();
     assert!(error.contains(&path.display().to_string()), "{error}");
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
-    let error = save(&storage, &catalogue, 4).unwrap_err().to_string();
+    let error = Chain(&save(&storage, &catalogue, 4).unwrap_err()).to_string();
     assert!(error.contains("lets others write"), "{error}");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
     save(&storage, &catalogue, 4).unwrap();
@@ -134,14 +135,14 @@ fn a_path_with_a_scheme_is_refused() {
     ] {
         assert_eq!(error.source.kind(), std::io::ErrorKind::Unsupported);
         let expected = "the scheme \"s3\" of \"s3://bucket/run\" is not supported";
-        assert!(error.to_string().contains(expected), "{error}");
+        assert!(Chain(&error).to_string().contains(expected), "{error}");
     }
     let temporary = tempfile::tempdir().unwrap();
     let storage = open(temporary.path());
     save(&storage, &place(variables(1), 1, 1), 1).unwrap();
     let error = export(storage, None, Path::new("gs://bucket/x"), false).unwrap_err();
-    assert!(error.to_string().contains("the scheme \"gs\" of"), "{error}");
-    let error = crate::inspect("hdfs://name/state").unwrap_err().to_string();
+    assert!(Chain(&error).to_string().contains("the scheme \"gs\" of"), "{error}");
+    let error = Chain(&crate::inspect("hdfs://name/state").unwrap_err()).to_string();
     assert!(error.contains("the scheme \"hdfs\" of"), "{error}");
     assert!(!Path::new("s3:").exists() && !Path::new("gs:").exists());
 }
@@ -172,7 +173,7 @@ fn the_folder_of_one_checkpoint_is_no_directory_of_checkpoints() {
     let expected =
         format!("it is the folder of one checkpoint: give its parent, {}", path.display());
     for opened in [LocalDirectory::create(&folder), LocalDirectory::open(&folder)] {
-        let error = opened.unwrap_err().to_string();
+        let error = Chain(&opened.unwrap_err()).to_string();
         assert!(error.ends_with(&expected) && error.contains("ckpt-1-60"), "{error}");
     }
     LocalDirectory::open_read_only(&folder).unwrap();
@@ -198,7 +199,7 @@ fn an_export_into_a_checkpoint_or_a_state_is_refused() {
         (shard.join("control"), &shard, "the state directory of a server"),
         (state.join("new.safetensors"), &state, "the state directory of a server"),
     ] {
-        let error = export(storage.clone(), None, &to, false).unwrap_err().to_string();
+        let error = Chain(&export(storage.clone(), None, &to, false).unwrap_err()).to_string();
         let expected = format!("{} is {kind}, and a file in it may be replaced", folder.display());
         assert!(error.contains(&expected), "{error}");
     }
@@ -218,7 +219,7 @@ fn an_export_replaces_files_alone() {
     fs::create_dir(to("folder")).unwrap();
     for name in ["socket", "folder"] {
         let error = export(storage.clone(), None, &to(name), false).unwrap_err();
-        assert!(error.to_string().contains("it is no file"), "{error}");
+        assert!(Chain(&error).to_string().contains("it is no file"), "{error}");
     }
     drop(socket);
     // The file at the end of a link is replaced, and the link stays.
@@ -297,7 +298,8 @@ fn a_failed_export_leaves_the_existing_file() {
         ("ckpt-1-3", false, "cannot open"),
         ("../ckpt-1-1", false, "cannot find the checkpoint \"../ckpt-1-1\""),
     ] {
-        let error = export(storage.clone(), Some(checkpoint), &to, slots).unwrap_err().to_string();
+        let exported = export(storage.clone(), Some(checkpoint), &to, slots);
+        let error = Chain(&exported.unwrap_err()).to_string();
         assert!(error.contains(expected), "{error}");
     }
     assert_eq!(fs::read(&to).unwrap(), b"before");

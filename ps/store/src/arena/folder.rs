@@ -297,11 +297,14 @@ pub(super) fn io_error(doing: &'static str, path: &Path, source: io::Error) -> S
 
 #[cfg(test)]
 mod tests {
+    use pushpull_common::error::Chain;
+
     use super::*;
 
     #[test]
     fn a_path_with_a_scheme_is_refused() {
-        let error = StateDirectory::open(Path::new("s3://bucket/state")).unwrap_err().to_string();
+        let error = StateDirectory::open(Path::new("s3://bucket/state")).unwrap_err();
+        let error = Chain(&error).to_string();
         let expected = "the scheme \"s3\" of \"s3://bucket/state\" is not supported";
         assert!(error.contains(expected) && !Path::new("s3:").exists(), "{error}");
     }

@@ -51,7 +51,7 @@ pub enum DataError {
         count: u64,
     },
     /// The operating system did not start a thread.
-    #[error("cannot load {data_set:?}: a thread did not start: {source}")]
+    #[error("cannot load {data_set:?}: a thread did not start")]
     Thread {
         /// The name of the data set.
         data_set: String,
@@ -99,7 +99,7 @@ pub enum DataError {
         found: u64,
     },
     /// The source cannot read a sample.
-    #[error("cannot read sample {index} of {data_set:?} in epoch {epoch}: {source}")]
+    #[error("cannot read sample {index} of {data_set:?} in epoch {epoch}")]
     Source {
         /// The name of the data set.
         data_set: String,
@@ -111,7 +111,7 @@ pub enum DataError {
         source: SourceError,
     },
     /// A function of [`Pipeline::try_map`](super::Pipeline::try_map) failed.
-    #[error("cannot map sample {index} of {data_set:?} in epoch {epoch}: {source}")]
+    #[error("cannot map sample {index} of {data_set:?} in epoch {epoch}")]
     Map {
         /// The name of the data set.
         data_set: String,

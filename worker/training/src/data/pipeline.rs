@@ -105,11 +105,13 @@ impl<T: Send + 'static> Pipeline<T> {
     /// An error of the function fails the batch: [`DataError::Map`] names the sample.
     ///
     /// ```
+    /// use pushpull_common::error::Chain;
     /// use pushpull_training::data::{Pipeline, SliceSource};
     ///
     /// let source = SliceSource::new("texts", ["1", "2", "three"]);
     /// let mut batches = Pipeline::new(source).try_map(str::parse::<u32>).shard(0, 1)?;
-    /// let texts: Vec<String> = batches.filter_map(Result::err).map(|e| e.to_string()).collect();
+    /// let errors = batches.filter_map(Result::err);
+    /// let texts: Vec<String> = errors.map(|error| Chain(&error).to_string()).collect();
     /// assert_eq!(
     ///     texts,
     ///     ["cannot map sample 2 of \"texts\" in epoch 0: invalid digit found in string"]

@@ -31,7 +31,7 @@ pub enum SourceError {
         labels: usize,
     },
     /// The operating system cannot read the file.
-    #[error("cannot read {}: {source}", file.display())]
+    #[error("cannot read {}", file.display())]
     Read {
         /// The path of the file.
         file: PathBuf,
@@ -40,7 +40,7 @@ pub enum SourceError {
     },
     /// The file is packed with gzip, and its stream is damaged, cut, or has other bytes behind it.
     #[error(
-        "cannot unpack {}: its gzip stream is {}: {source}",
+        "cannot unpack {}: its gzip stream is {}",
         file.display(),
         match source.kind() {
             io::ErrorKind::UnexpectedEof => "cut, or has other bytes behind it",

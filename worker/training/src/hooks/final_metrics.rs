@@ -73,6 +73,8 @@ impl Hook for FinalMetrics {
 
 #[cfg(test)]
 mod tests {
+    use pushpull_common::error::Chain;
+
     use super::*;
     use crate::lifecycle::tests::Script;
 
@@ -103,7 +105,7 @@ mod tests {
         assert!(handle.get().is_none());
         let hook = FinalMetrics::new(|params, _| Ok(params.view::<f32>("x").map(|_| ())?));
         let script = Script { last_step: 3, ..Script::default() };
-        let error = script.play(vec![Box::new(hook)]).ended.unwrap_err().to_string();
+        let error = Chain(&script.play(vec![Box::new(hook)]).ended.unwrap_err()).to_string();
         assert!(error.contains("FinalMetrics failed in end") && error.contains("\"x\""), "{error}");
     }
 }

@@ -50,6 +50,7 @@ impl Hook for NanGuard {
 
 #[cfg(test)]
 mod tests {
+    use pushpull_common::error::Chain;
     use pushpull_common::tensor::{DType, Shape};
     use pushpull_common::variable::VariableSpec;
     use pushpull_worker::Gradients;
@@ -66,7 +67,7 @@ mod tests {
         let pushes = |events: &[String]| events.iter().filter(|event| *event == "push").count();
 
         let played = script().play(vec![Box::new(NanGuard::fail())]);
-        let error = played.ended.unwrap_err().to_string();
+        let error = Chain(&played.ended.unwrap_err()).to_string();
         let expected = "the hook NanGuard failed in before_push: loss is NaN at step 3";
         assert_eq!(error, format!("cannot continue: {expected}"));
         assert_eq!(pushes(&played.events), 3);

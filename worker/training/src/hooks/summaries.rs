@@ -97,6 +97,8 @@ impl<S: ScalarSink> Hook for Summaries<S> {
 mod tests {
     use std::sync::{Arc, Mutex};
 
+    use pushpull_common::error::Chain;
+
     use super::*;
     use crate::lifecycle::tests::Script;
     use crate::summary::SummaryConfig;
@@ -148,7 +150,7 @@ mod tests {
         let written = Written::default();
         let script = Script { last_step: 9, ..Script::default() };
         let played = script.play(vec![Box::new(Summaries::every_steps(3, written))]);
-        let error = played.ended.unwrap_err().to_string();
+        let error = Chain(&played.ended.unwrap_err()).to_string();
         assert!(error.ends_with("Summaries failed in after_step: the disk is full"), "{error}");
     }
 }

@@ -7,6 +7,7 @@ mod replica_values;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 
+use pushpull_common::error::Chain;
 use pushpull_common::ids::{Sequence, ShardId};
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::wire::Text;
@@ -486,7 +487,7 @@ fn an_error_of_the_caller_ends_without_the_final_checkpoint() {
         let hooks = vec![Recorder::boxed("a", &script.log)];
         let played = script.play(hooks);
         let error = played.ended.as_ref().unwrap_err();
-        assert_eq!(error.to_string(), "cannot compute a gradient for step 3: no more data");
+        assert_eq!(Chain(error).to_string(), "cannot compute a gradient for step 3: no more data");
         assert_eq!(played.saved(), steps);
         for (event, count) in [("a.end", 0), ("a.failed", 1), ("leave", 1)] {
             assert_eq!(played.count(event), count, "{event} in {:?}", played.events);
@@ -520,7 +521,7 @@ fn a_hook_that_fails_or_panics_anywhere_is_named_and_the_others_hear_of_it() {
             true => format!("the hook fails panicked in {place}: fails panics"),
             false => format!("the hook fails failed in {place}: it fails"),
         };
-        assert!(error.to_string().ends_with(&expected), "{error}");
+        assert!(Chain(error).to_string().ends_with(&expected), "{error}");
         let calls = |name: &str| {
             let calls = played.events.iter().filter_map(|event| event.strip_prefix(name));
             calls.filter_map(|call| call.strip_prefix('.')).collect::<Vec<_>>()

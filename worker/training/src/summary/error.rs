@@ -12,7 +12,7 @@ use crate::tfrecord::TfRecordError;
 #[non_exhaustive]
 pub enum SummaryError {
     /// The directory does not exist and cannot be created, or cannot be listed.
-    #[error("cannot write summaries in {path}: {source}")]
+    #[error("cannot write summaries in {path}")]
     Directory {
         /// The path of the run's directory.
         path: PathBuf,
@@ -20,7 +20,7 @@ pub enum SummaryError {
         source: io::Error,
     },
     /// A file cannot be created in the directory.
-    #[error("cannot create {path}: {source}")]
+    #[error("cannot create {path}")]
     Create {
         /// The path of the event file.
         path: PathBuf,
@@ -31,7 +31,7 @@ pub enum SummaryError {
     #[error(transparent)]
     Events(#[from] TfRecordError),
     /// The file of JSON lines cannot be written. Its buffered lines remain in the buffer.
-    #[error("cannot write lines to {path}: {source}")]
+    #[error("cannot write lines to {path}")]
     JsonLines {
         /// The path of the event file.
         path: PathBuf,

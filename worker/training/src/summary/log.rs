@@ -12,6 +12,7 @@ use super::writer::SummaryWriter;
 /// [`take_error`](Self::take_error) returns the first error, once.
 ///
 /// ```
+/// use pushpull_common::error::Chain;
 /// use pushpull_training::summary::{SummaryConfig, SummaryLog, SummaryWriter};
 ///
 /// # let directory = std::env::temp_dir().join(format!("summary-log-doc-{}", std::process::id()));
@@ -19,7 +20,7 @@ use super::writer::SummaryWriter;
 /// let mut log = SummaryLog::new(writer);
 /// log.write(|summaries| summaries.scalar(1, "loss", 0.5));
 /// if let Some(error) = log.take_error() {
-///     eprintln!("{error}");
+///     eprintln!("{}", Chain(&error));
 /// }
 /// let report = log.close();
 /// assert_eq!((report.written, report.lost), (1, 0));
@@ -88,6 +89,8 @@ impl<W: Write> SummaryLog<W> {
 
 #[cfg(test)]
 mod tests {
+    use pushpull_common::error::Chain;
+
     use super::*;
     use crate::append_buffer::tests::FullDisk;
 
@@ -108,7 +111,7 @@ mod tests {
             log.write(SummaryWriter::flush);
         }
         assert_eq!(log.lost(), 0, "the third is in the buffer");
-        let error = log.take_error().unwrap().to_string();
+        let error = Chain(&log.take_error().unwrap()).to_string();
         assert!(error.starts_with("cannot write records to disk/events: "), "{error}");
 
         log.write(|summaries| summaries.scalar(4, "", 0.5));
@@ -142,6 +145,6 @@ mod tests {
     fn a_missing_disk_is_an_error_at_once() {
         let disk = FullDisk::with_room(VERSION_BYTES - 1);
         let error = SummaryWriter::with_output("disk/events", disk).unwrap_err();
-        assert!(error.to_string().starts_with("cannot write records to disk/events: "));
+        assert!(Chain(&error).to_string().starts_with("cannot write records to disk/events: "));
     }
 }

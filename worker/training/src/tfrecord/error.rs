@@ -12,7 +12,7 @@ use super::reader::TornTail;
 #[non_exhaustive]
 pub enum TfRecordError {
     /// The file cannot be created.
-    #[error("cannot create {path}: {source}")]
+    #[error("cannot create {path}")]
     Create {
         /// The path of the file.
         path: PathBuf,
@@ -20,7 +20,7 @@ pub enum TfRecordError {
         source: io::Error,
     },
     /// The file cannot be opened, or its size is unknown.
-    #[error("cannot open {path}: {source}")]
+    #[error("cannot open {path}")]
     Open {
         /// The path of the file.
         path: PathBuf,
@@ -36,7 +36,7 @@ pub enum TfRecordError {
         found: &'static str,
     },
     /// The buffered records cannot be written. They remain in the buffer.
-    #[error("cannot write records to {path}: {source}")]
+    #[error("cannot write records to {path}")]
     Write {
         /// The path of the file.
         path: PathBuf,
@@ -44,7 +44,7 @@ pub enum TfRecordError {
         source: io::Error,
     },
     /// The written records cannot be made durable. The system may have dropped them.
-    #[error("cannot make the records of {path} durable: {source}")]
+    #[error("cannot make the records of {path} durable")]
     Sync {
         /// The path of the file.
         path: PathBuf,
@@ -68,7 +68,7 @@ pub enum TfRecordError {
         bytes_max: u64,
     },
     /// A record cannot be read.
-    #[error("cannot read record {record} at byte {offset} of {path}: {source}")]
+    #[error("cannot read record {record} at byte {offset} of {path}")]
     Read {
         /// The path of the file.
         path: PathBuf,

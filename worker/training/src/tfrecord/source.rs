@@ -107,6 +107,8 @@ impl Source for TfRecordSource {
 mod tests {
     use std::fs::{self, OpenOptions};
 
+    use pushpull_common::error::Chain;
+
     use super::*;
     use crate::tfrecord::TfRecordWriter;
 
@@ -132,7 +134,7 @@ mod tests {
             assert_eq!(source.get(index).unwrap(), [index as u8]);
         }
         for index in [6, u64::MAX] {
-            let error = source.get(index).unwrap_err().to_string();
+            let error = Chain(&source.get(index).unwrap_err()).to_string();
             let text = format!("cannot read sample {index} of \"train-0\": it has 6 samples");
             assert_eq!(error, text);
         }
@@ -150,7 +152,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let paths = files(&directory, &[2, 3]);
         OpenOptions::new().write(true).open(&paths[1]).unwrap().set_len(50).unwrap();
-        let error = TfRecordSource::open(&paths).unwrap_err().to_string();
+        let error = Chain(&TfRecordSource::open(&paths).unwrap_err()).to_string();
         let path = paths[1].display();
         assert_eq!(
             error,
@@ -166,12 +168,12 @@ mod tests {
         bytes[12] ^= 1;
         fs::write(&paths[1], bytes).unwrap();
         let source = TfRecordSource::open(&paths).unwrap();
-        let error = source.get(1).unwrap_err().to_string();
+        let error = Chain(&source.get(1).unwrap_err()).to_string();
         let path = paths[1].display();
         let text = format!("cannot read record 0 at byte 0 of {path}: its data differ");
         assert!(error.starts_with(&text), "{error}");
         assert_eq!(source.get(2).unwrap(), [2]);
-        let error = source.record_bytes_max(0).get(2).unwrap_err().to_string();
+        let error = Chain(&source.record_bytes_max(0).get(2).unwrap_err()).to_string();
         assert!(error.contains("at most 0 are accepted"), "{error}");
     }
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use proptest::prelude::*;
+use pushpull_common::error::Chain;
 
 use super::gzip;
 use crate::data::{CsvFormat, CsvSource, Source, SourceError};
@@ -35,7 +36,7 @@ impl Table {
 
     /// Returns an error without the folder.
     fn text(&self, error: &SourceError) -> String {
-        error.to_string().replace(&format!("{}/", self.0.path().display()), "")
+        Chain(error).to_string().replace(&format!("{}/", self.0.path().display()), "")
     }
 
     fn refusal(&self, bytes: impl AsRef<[u8]>) -> String {
@@ -413,7 +414,7 @@ fn a_file_of_another_format_is_named() {
 
 #[test]
 fn a_path_with_a_scheme_is_refused() {
-    let error = CsvSource::open("s3://bucket/train.csv").unwrap_err().to_string();
+    let error = Chain(&CsvSource::open("s3://bucket/train.csv").unwrap_err()).to_string();
     assert!(
         error.contains("the scheme \"s3\" of \"s3://bucket/train.csv\" is not supported"),
         "{error}"

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use bytes::Bytes;
+use pushpull_common::error::Chain;
 
 use super::gzip;
 use crate::data::{IdxSource, Source, SourceError};
@@ -37,7 +38,7 @@ impl Pair {
 
     /// Opens two files, and returns the error without the folder.
     fn refusal(&self, images: &[u8], labels: &[u8]) -> String {
-        let error = self.open_within(images, labels, 1 << 20).unwrap_err().to_string();
+        let error = Chain(&self.open_within(images, labels, 1 << 20).unwrap_err()).to_string();
         error.replace(&format!("{}/", self.0.path().display()), "")
     }
 }
@@ -249,7 +250,7 @@ fn damaged_bytes_never_panic() {
 fn what_is_not_a_file_is_refused() {
     let pair = Pair::new();
     let (images, labels) = pair.paths();
-    let text = || IdxSource::open(&images, &labels).unwrap_err().to_string();
+    let text = || Chain(&IdxSource::open(&images, &labels).unwrap_err()).to_string();
     assert!(text().contains("images: No such file"), "{}", text());
     fs::create_dir(&images).unwrap();
     assert!(text().ends_with("images: it is a directory, expected a regular file"), "{}", text());
@@ -262,7 +263,7 @@ fn one_file_is_not_samples_and_labels() {
     fs::write(&labels_path, labels()).unwrap();
     std::os::unix::fs::symlink(&labels_path, &images_path).unwrap();
     for path in [&labels_path, &images_path] {
-        let error = IdxSource::open(path, &labels_path).unwrap_err().to_string();
+        let error = Chain(&IdxSource::open(path, &labels_path).unwrap_err()).to_string();
         let expected = format!(
             "cannot pair {} with {}: they are the same file, of 3 labels",
             path.display(),

@@ -6,6 +6,8 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::ThreadId;
 use std::time::Duration;
 
+use pushpull_common::error::Chain;
+
 use super::test_source::TestSource;
 use crate::data::{
     Batch, DataError, Loader, Permutation, Pipeline, SampleRange, SliceSource, Source, SourceError,
@@ -259,7 +261,9 @@ fn errors_and_panics_name_the_sample_and_fail_one_batch() {
             let found = loader.blocking_take().unwrap();
             let expected = table.iter().find(|(index, _)| index / 2 == batch);
             match expected {
-                Some((_, expected)) => assert_eq!(found.unwrap_err().to_string(), *expected),
+                Some((_, expected)) => {
+                    assert_eq!(Chain(&found.unwrap_err()).to_string(), *expected)
+                }
                 None => assert_eq!(found.unwrap().indices, [2 * batch, 2 * batch + 1]),
             }
         }

@@ -1,5 +1,7 @@
 use std::time::Duration;
 
+use pushpull_common::error::Chain;
+
 use super::*;
 use crate::append_buffer::tests::FullDisk;
 use crate::tfrecord::TfRecordReader;
@@ -146,7 +148,7 @@ fn lines_that_cannot_be_written_are_an_error() {
     let config = SummaryConfig::new().flush_every(Duration::ZERO);
     let mut writer = SummaryWriter::begin(events, Some(lines), config).unwrap();
     let error = writer.scalar(1, "t", 0.5).unwrap_err();
-    assert!(error.to_string().starts_with("cannot write lines to disk/lines: "), "{error}");
+    assert!(Chain(&error).to_string().starts_with("cannot write lines to disk/lines: "), "{error}");
     assert_eq!((writer.accepted(), writer.buffered(), writer.events.buffered()), (1, 1, 0));
 }
 
@@ -156,6 +158,6 @@ fn a_directory_with_a_scheme_is_refused_and_none_is_made() {
     let error = SummaryWriter::create("s3://bucket/run", SummaryConfig::new()).unwrap_err();
     assert!(matches!(&error, SummaryError::Directory { .. }), "{error:?}");
     let expected = "the scheme \"s3\" of \"s3://bucket/run\" is not supported";
-    assert!(error.to_string().contains(expected), "{error}");
+    assert!(Chain(&error).to_string().contains(expected), "{error}");
     assert!(!Path::new("s3:").exists());
 }

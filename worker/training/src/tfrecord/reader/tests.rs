@@ -1,4 +1,5 @@
 use proptest::prelude::*;
+use pushpull_common::error::Chain;
 
 use super::*;
 use crate::append_buffer::tests::FullDisk;
@@ -40,7 +41,10 @@ fn an_empty_file_has_no_records() {
 #[test]
 fn a_missing_file_is_named() {
     let error = TfRecordReader::open("missing/train.tfrecord").unwrap_err();
-    assert!(error.to_string().starts_with("cannot open missing/train.tfrecord: "), "{error}");
+    assert!(
+        Chain(&error).to_string().starts_with("cannot open missing/train.tfrecord: "),
+        "{error}"
+    );
 }
 
 #[test]
@@ -163,9 +167,9 @@ fn a_file_of_another_format_is_named() {
         let reader = TfRecordReader::open(file_with(bytes).path()).unwrap();
         assert_eq!(reader.torn_tail().map(|tail| tail.bytes), Some(bytes.len() as u64));
     }
-    let error = TfRecordReader::open("gs://bucket/x.tfrecord").unwrap_err().to_string();
+    let error = Chain(&TfRecordReader::open("gs://bucket/x.tfrecord").unwrap_err()).to_string();
     assert!(error.contains("the scheme \"gs\" of \"gs://bucket/x.tfrecord\""), "{error}");
-    let error = TfRecordWriter::create("gs://bucket/x.tfrecord").unwrap_err().to_string();
+    let error = Chain(&TfRecordWriter::create("gs://bucket/x.tfrecord").unwrap_err()).to_string();
     assert!(error.contains("the scheme \"gs\""), "{error}");
 }
 

@@ -1,6 +1,7 @@
 use std::io;
 
 use proptest::prelude::*;
+use pushpull_common::error::Chain;
 
 use super::*;
 use crate::append_buffer::tests::FullDisk;
@@ -45,7 +46,7 @@ fn a_full_disk_refuses_records_and_tears_none() {
     writer.append(b"one").unwrap();
     writer.append(b"two").unwrap();
     let error = writer.flush().unwrap_err();
-    assert!(error.to_string().starts_with("cannot write records to disk/a: "), "{error}");
+    assert!(Chain(&error).to_string().starts_with("cannot write records to disk/a: "), "{error}");
     assert_eq!(writer.buffered(), 1, "the first record is in the file");
 
     // The buffer takes what fits, and then refuses.
