@@ -122,7 +122,7 @@ pub struct PsConfig {
     pub(crate) last_step: Option<u64>,
     pub(crate) lease: Duration,
     pub(crate) token_timeout: Option<Duration>,
-    pub(crate) coordinators_kept: Duration,
+    pub(crate) effects_kept: Duration,
     pub(crate) non_finite: NonFinite,
     pub(crate) inbox_pushes: usize,
     pub(crate) exit_when_done: Option<Duration>,
@@ -158,7 +158,7 @@ impl PsConfig {
             last_step: None,
             lease: Duration::from_secs(5),
             token_timeout: Some(Duration::from_secs(600)),
-            coordinators_kept: Duration::from_secs(24 * 3600),
+            effects_kept: Duration::from_secs(24 * 3600),
             non_finite: NonFinite::Reject,
             inbox_pushes: 4,
             exit_when_done: None,
@@ -247,8 +247,8 @@ impl PsConfig {
     /// the place: it keeps [`COORDINATORS_MAX`](limits::COORDINATORS_MAX) of them. A coordinator
     /// that resumes later starts over, and its effects count again. The name of a coordinator of
     /// which no effect has settled is kept for a lease: it loses nothing. Default 24 hours.
-    pub fn coordinators_kept(self, kept: Duration) -> Self {
-        PsConfig { coordinators_kept: kept, ..self }
+    pub fn effects_kept(self, kept: Duration) -> Self {
+        PsConfig { effects_kept: kept, ..self }
     }
 
     /// Sets the treatment of NaN and infinity. Default [`NonFinite::Reject`].

@@ -288,7 +288,7 @@ pub enum Event {
     },
     /// A shard has forgotten which effects of a coordinator have settled, because another
     /// coordinator needed the place and this one was silent for
-    /// [`crate::PsConfig::coordinators_kept`]. If it resumes, it starts over.
+    /// [`crate::PsConfig::effects_kept`]. If it resumes, it starts over.
     #[non_exhaustive]
     CoordinatorForgotten {
         /// The shard.

@@ -95,7 +95,7 @@ const BAD: &[(&str, &str, &[&str])] = &[
     ("--bytes-max", "1", &[]),
     ("--bytes-max", "99999999999T", &[]),
     ("--cuda", "on", &[]),
-    ("--coordinators-kept-hours", "-1", &[]),
+    ("--effects-kept-hours", "-1", &[]),
     ("--optimizer", "adagard", &[]),
     ("--optimizer-for", "w*=adagard", &[]),
     ("--optimizer-for", "w*=adam --epsilon -1", &[]),

@@ -9,6 +9,8 @@ mod coordinator;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use pushpull::error::Chain;
+
 use crate::test_process::{TestProcess, free_addresses};
 
 /// The command line of the example, separated by spaces, for [`the_process_of_the_example`].
@@ -56,7 +58,8 @@ fn a_state_directory_with_a_scheme_is_refused_and_none_is_made() {
     let line = line.map(str::to_owned);
     let error = runtime.block_on(coordinator::run(line, std::future::ready(()))).unwrap_err();
     let expected = "the scheme \"s3\" of \"s3://b/run\" is not supported";
-    assert!(error.to_string().contains(expected), "{error}");
+    let error = Chain(&*error).to_string();
+    assert!(error.contains(expected), "{error}");
     assert!(!std::path::Path::new("s3:").exists());
 }
 

@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use crate::test_process::{LONG, TestProcess, free_addresses};
 use pushpull::blocking::{FunctionClient, Reader, Worker};
+use pushpull::error::Chain;
 use pushpull::services::{Call, FunctionClientConfig};
 use pushpull::variable::Initializer;
 use pushpull::{ClusterSpec, TaskId, VariableSpec, WorkerConfig};
@@ -139,7 +140,8 @@ fn daemons_of_two_candidates_serve_functions_alone() {
     assert!(error.contains(why), "{error}");
     let task = TaskId::new("left", 0);
     let error = Worker::connect(WorkerConfig::new(text.parse().unwrap(), task)).unwrap_err();
-    assert!(error.to_string().ends_with(why), "{error}");
+    let error = Chain(&error).to_string();
+    assert!(error.ends_with(why), "{error}");
     left.signal(Signal::TERM);
     let output = left.succeed();
     assert!(output.contains("/job:left/task:0 has the functions"), "{output}");

@@ -145,6 +145,7 @@ type ConfigFault = (&'static str, String, &'static str);
 #[cfg(test)]
 mod tests {
     use pushpull_common::cluster::ClusterSpec;
+    use pushpull_common::error::Chain;
     use pushpull_common::ids::TaskId;
     use pushpull_optim::optimizer::{ApplyAt, Optimizer, OptimizerSlot, Run, Sgd};
 
@@ -283,7 +284,7 @@ mod tests {
         for (cluster, job, expected) in table {
             let task = TaskId::new(job, 0);
             let checked = PsConfig::new(cluster.parse().unwrap(), task, Sgd::new(0.1)).check();
-            let error = checked.err().map(|error| error.to_string());
+            let error = checked.err().map(|error| Chain(&error).to_string());
             assert_eq!(error.unwrap_or_default(), expected, "{cluster} {job}");
         }
     }

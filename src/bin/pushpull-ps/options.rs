@@ -152,7 +152,7 @@ pub(crate) struct CheckpointOptions {
     /// Number of newest checkpoints to keep; 0 keeps all
     #[arg(long, value_name = "N", default_value_t = 5, requires = "checkpoint_dir")]
     max_to_keep: usize,
-    /// Interval at which one checkpoint is kept permanently, in hours; 0 for none
+    /// Hours between checkpoints that are never removed; 0 for none
     #[arg(long, value_name = "HOURS", default_value_t = 10_000, requires = "checkpoint_dir")]
     keep_every_hours: u32,
 }
@@ -166,9 +166,9 @@ struct RunOptions {
     /// Time after which a silent worker is lost, in ms
     #[arg(long, value_name = "MS", default_value_t = 5000)]
     lease_ms: u64,
-    /// Hours for which the settled effects of a silent coordinator are kept
+    /// Hours that settled effects of a silent coordinator are kept
     #[arg(long, value_name = "HOURS", default_value_t = 24)]
-    coordinators_kept_hours: u32,
+    effects_kept_hours: u32,
     /// Maximum age of a token, in ms; 0 for no limit
     #[arg(long, value_name = "MS", default_value_t = 600_000)]
     token_timeout_ms: u64,
@@ -468,7 +468,7 @@ impl RunOptions {
         let token_timeout = Duration::from_millis(self.token_timeout_ms);
         let mut config = config
             .lease(Duration::from_millis(self.lease_ms))
-            .coordinators_kept(Duration::from_secs(3600 * u64::from(self.coordinators_kept_hours)))
+            .effects_kept(Duration::from_secs(3600 * u64::from(self.effects_kept_hours)))
             .token_timeout((!token_timeout.is_zero()).then_some(token_timeout))
             .non_finite(match self.non_finite {
                 NonFiniteOption::Reject => NonFinite::Reject,

@@ -109,7 +109,7 @@ impl Shard {
         let steps = &mut self.steps;
         let idle = |place| steps.coordinators_heard.idle(now, place);
         let lease = self.config.lease;
-        let kept = self.config.coordinators_kept;
+        let kept = self.config.effects_kept;
         let found = steps.coordinators.forgettable(name, idle, lease, kept);
         let Some(place) = found else { return };
         let idle = idle(place);

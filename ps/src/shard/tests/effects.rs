@@ -460,7 +460,7 @@ fn a_coordinator_whose_connection_is_open_is_not_forgotten() {
 fn what_has_settled_is_forgotten_after_its_time_and_is_refused_for_good() {
     let lease = Duration::from_secs(1);
     let kept = Duration::from_secs(60);
-    let mut test = effects_of(2, |config| config.lease(lease).coordinators_kept(kept));
+    let mut test = effects_of(2, |config| config.lease(lease).effects_kept(kept));
     let [owner, other] = [test.workers[0][0], test.workers[0][1]];
     let mut reader = Peer { role: Role::Reader {}, ..worker(7) };
     let line = test.world.join(1, &mut reader);

@@ -338,7 +338,7 @@ fn the_bounds_of_a_server_match_the_page() {
         ("`lease`", seconds(config.lease)),
         ("`stall_timeout`", seconds(config.network.stall_timeout)),
         ("`token_timeout`", seconds(config.token_timeout.unwrap())),
-        ("`coordinators_kept`", format!("{} h", config.coordinators_kept.as_secs() / 3600)),
+        ("`effects_kept`", format!("{} h", config.effects_kept.as_secs() / 3600)),
         ("`inbox_pushes`", config.inbox_pushes.to_string()),
         ("`CLIENTS_MAX`", CLIENTS_MAX.to_string()),
     ]);
