@@ -35,13 +35,14 @@ use clap::Parser;
 use bench::report::Report;
 use bench::{BenchError, Transport, bytes_of, transport};
 use options::{Suite, SuitesOptions};
+use pushpull::error::Chain;
 
 /// Runs the suites of the command line and prints their rows.
 pub fn main() -> ExitCode {
     match run(&SuitesOptions::parse()) {
         Ok(_) => ExitCode::SUCCESS,
         Err(error) => {
-            output::print_error(&error);
+            output::print_error(&Chain(&*error));
             ExitCode::FAILURE
         }
     }

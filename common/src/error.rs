@@ -6,8 +6,8 @@ use std::fmt;
 /// Displays an error and its causes, from the outermost to the innermost, with `: ` between them.
 ///
 /// An error of this workspace does not display its [`source`](Error::source), so a program that
-/// shows errors to a person prints their chain. A cause is left out if the text before contains it:
-/// errors of other crates may display their source.
+/// shows errors to a person prints their chain. A cause is left out if the text before has it between
+/// colons or at its end: errors of other crates may display their source.
 ///
 /// ```
 /// use pushpull_common::error::Chain;
@@ -25,13 +25,18 @@ impl fmt::Display for Chain<'_> {
         let mut source = self.0.source();
         while let Some(cause) = source {
             let cause_text = cause.to_string();
-            if !text.contains(&cause_text) {
+            if !has_cause(&text, &cause_text) {
                 text = format!("{text}: {cause_text}");
             }
             source = cause.source();
         }
         f.write_str(&text)
     }
+}
+
+/// Returns whether a text has this cause as one of its parts between colons.
+fn has_cause(text: &str, cause: &str) -> bool {
+    cause.is_empty() || format!(": {text}: ").contains(&format!(": {cause}: "))
 }
 
 #[cfg(test)]
@@ -60,5 +65,16 @@ mod tests {
         let middle = Nested("cannot write a: the disk is full", Some(Box::new(inner)));
         let outer = Nested("cannot save", Some(Box::new(middle)));
         assert_eq!(Chain(&outer).to_string(), "cannot save: cannot write a: the disk is full");
+        for (text, cause, expected) in [
+            ("the hook Log failed in end", "failed", "the hook Log failed in end: failed"),
+            ("cannot read a", "no", "cannot read a: no"),
+            ("cannot read a: no file", "no", "cannot read a: no file: no"),
+            ("cannot read a: no: stopped", "no", "cannot read a: no: stopped"),
+            ("cannot read a", "", "cannot read a"),
+            ("no", "no", "no"),
+        ] {
+            let error = Nested(text, Some(Box::new(Nested(cause, None))));
+            assert_eq!(Chain(&error).to_string(), expected);
+        }
     }
 }

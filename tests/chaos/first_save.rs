@@ -8,6 +8,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::TrainingSession;
+use pushpull::error::Chain;
 use pushpull::training::{Flow, Hook, HookError, JoinReport, TrainingConfig};
 use pushpull::worker::SavedCheckpoint;
 
@@ -49,7 +50,8 @@ pub(crate) fn kill_during(setting: &ChaosSetting, daemons: &mut Daemons, victim:
     let (save, may_save) = mpsc::channel();
     let watch = SaveWatch { joined, may_save, is_saved: Arc::default() };
     std::thread::scope(|scope| {
-        let session = scope.spawn(move || train(setting, watch).map_err(|error| error.to_string()));
+        let session =
+            scope.spawn(move || train(setting, watch).map_err(|error| Chain(&*error).to_string()));
         has_joined.recv_timeout(TIMEOUT).expect("the chief joins new servers");
         daemons.pause(victim);
         drop((has_joined, save));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use pushpull::blocking::{Reader, Worker};
+use pushpull::error::Chain;
 use pushpull::protocol::Refusal;
 use pushpull::worker::Advice;
 
@@ -612,7 +613,7 @@ fn partly_applied(setting: &ChaosSetting) -> u64 {
     let partly = match chief.pull_final(&mut params) {
         Ok(_) => 0,
         Err(pushpull::Error::Refused { refusal: Refusal::NotFinal { pushes }, .. }) => pushes,
-        Err(error) => panic!("the training does not end: {error}"),
+        Err(error) => panic!("the training does not end: {}", Chain(&error)),
     };
     chief.leave().expect("a chief may leave");
     partly

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use pushpull_common::error::Chain;
 use pushpull_common::ids::TaskId;
 use pushpull_common::protocol::message::Role;
 use pushpull_worker::simulation as worker;
@@ -180,6 +181,6 @@ fn short(reply: &Result<worker::WorkerAnswer, pushpull_worker::Error>) -> String
     match reply {
         Ok(worker::WorkerAnswer::Pulled(_, step)) => format!("values of step {step}"),
         Ok(answer) => format!("{answer:?}"),
-        Err(error) => format!("{error}"),
+        Err(error) => Chain(error).to_string(),
     }
 }

@@ -105,7 +105,7 @@ pub trait Hook: Send {
     }
 
     /// Called on the chief when the servers could not save a checkpoint, but may succeed later. The
-    /// training goes on unless a hook returns an error.
+    /// training goes on unless a hook returns an error. `Chain` displays the error with its causes.
     fn save_failed(&mut self, error: &Error) -> Result<Flow, HookError> {
         _ = error;
         Ok(Flow::Continue)
@@ -129,7 +129,8 @@ pub trait Hook: Send {
         Ok(())
     }
 
-    /// Called once if the training fails. A panic here has no effect.
+    /// Called once if the training fails. `Chain` displays the error with its causes. A panic here
+    /// has no effect.
     fn failed(&mut self, error: &TrainingError) {
         _ = error;
     }

@@ -33,7 +33,7 @@ pub enum TrainingError {
     },
     /// More gradients in a row were NaN or infinite than
     /// [`TrainingConfig::non_finite_max`](super::TrainingConfig::non_finite_max) allows.
-    #[error("cannot continue: {in_a_row} gradients in a row were refused, the last one")]
+    #[error("cannot continue: {in_a_row} gradients in a row were refused")]
     NonFinite {
         /// The number of gradients in a row.
         in_a_row: u32,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use pushpull_common::error::Chain;
 use sha2::{Digest, Sha256};
 
 use super::memory::MemoryStorage;
@@ -19,8 +20,10 @@ fn sealed(text: &str) -> Vec<u8> {
 fn refusal(memory: &MemoryStorage) -> String {
     let storage: Arc<dyn CheckpointStorage> = Arc::new(memory.clone());
     match newest_good(&storage) {
-        Err(CheckpointError::NoneGood { mut refused }) => refused.remove(0).reason.to_string(),
-        Err(error) => error.to_string(),
+        Err(CheckpointError::NoneGood { mut refused }) => {
+            Chain(&refused.remove(0).reason).to_string()
+        }
+        Err(error) => Chain(&error).to_string(),
         Ok(_) => panic!("accepted"),
     }
 }

@@ -10,6 +10,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use pushpull_common::error::Chain;
 use pushpull_optim::optimizer::{Adam, Optimizer, Sgd};
 use pushpull_store::layout::PAGE_BYTES;
 use pushpull_store::planted::PlantedBugs;
@@ -92,7 +93,7 @@ impl Judge {
                 shard.check_invariants();
                 PersistentState::of(&shard)
             }
-            Err(error) => panic!("cannot open what a crash {when} leaves: {error}"),
+            Err(error) => panic!("cannot open what a crash {when} leaves: {}", Chain(&error)),
         };
         (test_files, kept)
     }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::error::Chain;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId};
 use pushpull_common::initializer::Initializer;
@@ -99,7 +100,8 @@ impl ShardSetting {
         let parts = ShardSetup { id: self.id, config, identity, budget, counters };
         let life = ServerRun { boot: [0; 16], arena: 1, epoch_base: 0 };
         let opened = Shard::open(parts, ArenaStorage::TestFiles(test_files.clone()), life, now);
-        opened.unwrap_or_else(|error| panic!("a shard cannot open its own files: {error}"))
+        opened
+            .unwrap_or_else(|error| panic!("a shard cannot open its own files: {}", Chain(&error)))
     }
 }
 

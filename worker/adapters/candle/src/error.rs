@@ -1,12 +1,12 @@
 //! [`AdapterError`]: why a model of candle cannot train over servers.
 
 use candle_core::DType;
-use pushpull::error::{TrainingError, VariableError, ViewError};
+use pushpull::error::{Chain, TrainingError, VariableError, ViewError};
 use thiserror::Error;
 
 /// Why a model of candle cannot train over servers, or why a step of it failed.
 ///
-/// Candle's own traits return [`candle_core::Error`], which wraps this.
+/// Candle's own traits return [`candle_core::Error`], which has the text of this and of its causes.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum AdapterError {
@@ -76,7 +76,23 @@ impl From<AdapterError> for candle_core::Error {
     fn from(error: AdapterError) -> candle_core::Error {
         match error {
             AdapterError::Candle(error) => error,
-            error => candle_core::Error::wrap(error),
+            error => candle_core::Error::wrap(Chain(&error).to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pushpull::VariableSpec;
+
+    use super::*;
+
+    #[test]
+    fn candles_error_has_the_causes() {
+        let error = VariableSpec::f32("w", [0; 40]).unwrap_err();
+        let chain = Chain(&error).to_string();
+        assert_ne!(chain, error.to_string());
+        let error = candle_core::Error::from(AdapterError::from(error));
+        assert_eq!(error.to_string(), chain);
     }
 }
