@@ -92,7 +92,8 @@ mod tests {
         let error = VariableSpec::f32("w", [0; 40]).unwrap_err();
         let chain = Chain(&error).to_string();
         assert_ne!(chain, error.to_string());
-        let error = candle_core::Error::from(AdapterError::from(error));
-        assert_eq!(error.to_string(), chain);
+        // A backtrace may follow.
+        let error = candle_core::Error::from(AdapterError::from(error)).to_string();
+        assert!(error.starts_with(&chain), "{error}");
     }
 }
