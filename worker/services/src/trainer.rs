@@ -158,7 +158,7 @@ pub(crate) fn counted(push: Push) -> Result<Push, FunctionError> {
         Push::Applied { .. } | Push::Accepted { .. } | Push::Repeated => return Ok(push),
         _ => "its outcome is unknown",
     };
-    let text = format!("the push of a scheduled call has no effect: {reason}");
+    let text = format!("the push of a scheduled call does not count: {reason}");
     Err(FunctionError::new(text).retryable())
 }
 

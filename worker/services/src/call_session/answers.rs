@@ -187,7 +187,8 @@ impl CallSession {
         self.link_failed(now, id, reason);
     }
 
-    /// Ends the connection of a server that breaks the protocol, and fails what waits for it.
+    /// Ends the connection of a server that breaks the protocol, and fails the operations that wait
+    /// for it.
     fn breach(&mut self, now: Instant, id: LinkId, connection: u64, what: &str) {
         let task = self.links[id.0].task_name();
         for request in self.links[id.0].pending.find(|pending| pending.was_sent) {

@@ -101,8 +101,7 @@ pub enum TfRecordError {
     },
     /// The length of a record differs from its checksum. The records behind it cannot be found.
     #[error(
-        "cannot read record {record} at byte {offset} of {path}: its length differs from the \
-         checksum"
+        "cannot read record {record} at byte {offset} of {path}: its length does not match its checksum"
     )]
     DamagedLength {
         /// The path of the file.
