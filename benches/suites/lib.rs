@@ -1,7 +1,7 @@
 //! The suites that measure pushpull beside the ceilings of the machine (`cargo bench -p benches
 //! --bench suites -- --help`).
 //!
-//! What the suites measure with, and the suite of transports, is the code of `pushpull bench`.
+//! The measuring code of the suites, and the suite of transports, are those of `pushpull bench`.
 
 mod apply;
 #[allow(dead_code, reason = "the rest is the command line of the tool")]

@@ -1,6 +1,6 @@
 //! The reduction of rows that several gradients of one step contain.
 
-/// How the rows of a step's gradients are combined.
+/// Rule by which the rows of a step's gradients are combined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SparseReduction {
     /// Each row's sum divided by the number of gradients. A dense variable becomes the same with

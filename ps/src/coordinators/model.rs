@@ -39,7 +39,7 @@ struct ModelSetting {
     coordinators: u64,
     /// An effect that makes no push.
     quiet: Option<u64>,
-    /// How often the coordinator closes and begins again under the same name.
+    /// Times that the coordinator closes and begins again under the same name.
     renewals: u8,
     faults: Faults,
     planted: PlantedBugs,
@@ -78,7 +78,7 @@ struct ModelShard {
     coordinators: Coordinators,
     /// The whole pushes that are not applied, in the order of their arrival.
     whole: Vec<(EffectRef, Option<usize>)>,
-    /// How often each effect of each coordinator has counted.
+    /// The count of each effect of each coordinator.
     counted: BTreeMap<(u64, u64), u8>,
 }
 

@@ -374,5 +374,5 @@ impl Steps {
     }
 }
 
-/// Why coordinators are not opened on a server of synchronous trainings.
+/// Reason for which coordinators are not opened on a server of synchronous trainings.
 pub(super) const NOT_SYNCHRONOUS: &str = "effects count once in asynchronous mode";

@@ -18,7 +18,7 @@ pub(super) struct PushKey {
     pub(super) sequence: Sequence,
 }
 
-/// What has been sent under a key, and the outcome.
+/// The pushes sent under a key, and the outcome.
 #[derive(Debug, Default)]
 struct PushRecord {
     has_gradient: bool,

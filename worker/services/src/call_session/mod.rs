@@ -241,7 +241,7 @@ impl CallSession {
         self.unsettled.first().map_or(self.next_call, |&first| first) - 1
     }
 
-    /// Sends and connects whatever is due on a link.
+    /// Sends all that is due on a link, and connects it.
     fn drive(&mut self, now: Instant, id: LinkId) {
         self.time_out(now, id);
         if let Some((connection, reason)) = self.links[id.0].silence(now) {
