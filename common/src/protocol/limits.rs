@@ -129,6 +129,19 @@ pub const RELEASES_MAX: usize = 1024;
 /// The largest description of a server: the cluster, and a few hundred bytes for each function.
 pub const DESCRIPTION_BYTES_MAX: u64 = 32 << 20;
 
+/// The most members of a ring. Each names the others, and an operation has as many passes.
+pub const RING_SIZE_MAX: usize = 1024;
+/// The longest stable id of a member of a ring.
+pub const RANK_ID_BYTES_MAX: usize = 64;
+/// The longest name of a host, as in DNS.
+pub const HOST_BYTES_MAX: usize = 255;
+/// The longest address of a rank: a host, or the path of a Unix socket.
+pub const RANK_ADDRESS_BYTES_MAX: usize = 272;
+/// The most addresses of a rank: a Unix socket and a few networks.
+pub const RANK_ADDRESSES_MAX: usize = 4;
+/// The most indices that one message names as missing.
+pub const RING_MISSING_MAX: usize = 16;
+
 const _: () = assert!(16 * PUSH_SHARED_RANGES_MAX + 64 <= META_BYTES_MAX as usize);
 const _: () = {
     let name = 2 + VALUE_NAME_BYTES_MAX;

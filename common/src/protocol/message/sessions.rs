@@ -31,6 +31,8 @@ wire_enum! {
         5 => Peer {},
         /// Calls named functions; holds no lease.
         6 => Client {},
+        /// A member of a ring.
+        7 => Rank {},
     }
 }
 
@@ -44,6 +46,7 @@ impl Role {
             Role::Admin {} => 4,
             Role::Peer {} => 5,
             Role::Client {} => 6,
+            Role::Rank {} => 7,
         }
     }
 

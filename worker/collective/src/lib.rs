@@ -1,0 +1,3 @@
+//! Ring all-reduce: ranks that meet, reduce and gather around a ring, and name whom they lose.
+
+#![forbid(unsafe_code)]
