@@ -69,6 +69,8 @@ wire_struct! {
         size: u32,
         /// The lease: a member that is silent for this long is lost.
         lease_ms: u32,
+        /// The rank in whose process the rendezvous is; absent if that is in no member.
+        serving: Option<u32>,
     }
 }
 wire_struct! {
