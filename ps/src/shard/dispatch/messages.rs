@@ -46,7 +46,7 @@ enum Senders {
     Chief,
     /// Other shards.
     Shards,
-    /// No role: the message is a server's.
+    /// No role: the message is a server's, or of another conversation than a shard's.
     Nobody,
 }
 
@@ -97,6 +97,7 @@ impl MessageRights {
             | Message::StepApplied(_)
             | Message::Recalled(_)
             | Message::PushesAudited(_) => Senders::Shards.rights(),
+            // Answers of servers, and what functions and rings exchange.
             _ => Senders::Nobody.rights(),
         }
     }
@@ -128,8 +129,8 @@ impl MessageRights {
 
     /// Returns whether a peer with this role may send the message.
     fn allow(self, role: Role) -> bool {
-        // Named functions are not called on a shard, which admits neither this role nor an admin.
-        if matches!(role, Role::Client {} | Role::Admin {}) {
+        // A shard admits no client of functions, no admin and no rank of a ring.
+        if matches!(role, Role::Client {} | Role::Admin {} | Role::Rank {}) {
             return false;
         }
         match self.senders {

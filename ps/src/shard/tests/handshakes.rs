@@ -52,10 +52,11 @@ fn a_refused_client_learns_the_reason_and_is_closed() {
     assert_eq!((field.as_str(), server.as_str(), client.as_str()), ("optimizer", "sgd", "adam"));
     assert_eq!((server_hash, client_hash), (identity().hash(), theirs.hash()));
 
-    let admin = Role::Admin {};
-    let role = Role::Admin {}.code();
-    let admin = Hello { role: admin, ..hello.clone() };
-    assert_eq!(refusal(&mut world, admin), Refusal::Role { role, kind: 1 });
+    for role in [Role::Admin {}, Role::Rank {}] {
+        let other = Hello { role, ..hello.clone() };
+        let role = role.code();
+        assert_eq!(refusal(&mut world, other), Refusal::Role { role, kind: 1 });
+    }
     let client = Hello { role: Role::Client {}, ..hello.clone() };
     let text = refusal(&mut world, client).to_string();
     assert!(text.ends_with("this server offers no functions"), "{text}");
@@ -294,6 +295,8 @@ fn roles_are_checked_for_every_message() {
     assert_eq!(world.values(reader).len(), 56, "it may read");
     let left = world.refused(worker, message::Left {}.into());
     assert!(matches!(left, Refusal::Role { kind: 53, .. }), "{left}");
+    let ring = world.refused(worker, message::RingLinked {}.into());
+    assert_eq!(ring, Refusal::Role { role: 1, kind: 103 });
 }
 
 /// A world whose cluster lists these tasks, and accepts others of its jobs if it is elastic.

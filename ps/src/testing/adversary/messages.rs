@@ -48,8 +48,9 @@ impl MessageDraw<'_> {
 
     /// Draws a hello of a random role with, at times, wrong fields.
     pub(super) fn any_hello(&mut self, setting: &ShardSetting) -> Hello {
-        let roles = [Role::Worker {}, Role::Chief {}, Role::Reader {}, Role::Peer {}];
-        let role = roles[[0, 0, 0, 1, 1, 2, 3, 3][self.choices.below(8)]];
+        let roles =
+            [Role::Worker {}, Role::Chief {}, Role::Reader {}, Role::Peer {}, Role::Rank {}];
+        let role = roles[[0, 0, 0, 1, 1, 2, 3, 3, 4][self.choices.below(9)]];
         let task = self.choices.below(4) as u32;
         let mut hello = setting.hello(role, task);
         if role == (Role::Peer {}) {
@@ -216,7 +217,7 @@ impl MessageDraw<'_> {
             true => self.number() as u32,
             false => self.choices.below(8) as u32,
         });
-        let message: Message = match self.choices.below(37) {
+        let message: Message = match self.choices.below(38) {
             // Their bodies are not uniform.
             19..=21 | 34 | 35 if self.is_uniform => message::Heartbeat {}.into(),
             0 => message::Heartbeat {}.into(),
@@ -368,6 +369,7 @@ impl MessageDraw<'_> {
                 let encoded = PushEncoded { part, encoding, elements, factor: 1.0 };
                 message::EffectEncoded { encoded, effect }.into()
             }
+            36 => message::RingPart { pass: 0, offset: self.number() }.into(),
             _ => message::TokenOver { token: TokenId(self.number()) }.into(),
         };
         if Message::body_limit(message.kind()) == Some(0) {

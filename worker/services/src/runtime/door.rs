@@ -34,11 +34,17 @@ impl PeerReceiver for Door {
     }
 }
 
-/// Returns the refusal of a peer that is no client of functions. A worker is one, if its cluster
-/// lists this server as a ps task.
-fn functions_only(task: &TaskId, kind: u16) -> Refusal {
-    let detail = format!("{task} serves functions only, and holds no variables");
-    Refusal::Unsupported { kind, detail: Detail::clipped(&detail) }
+/// Returns the refusal of a peer that is no client of functions: a rank of a ring, or a peer of a
+/// parameter server, if its cluster lists this server as a ps task.
+fn role_refusal(role: Role, task: &TaskId, kind: u16) -> Option<Refusal> {
+    match role {
+        Role::Client {} => None,
+        Role::Rank {} => Some(Refusal::Role { role: role.code(), kind }),
+        _ => {
+            let detail = format!("{task} serves functions only, and holds no variables");
+            Some(Refusal::Unsupported { kind, detail: Detail::clipped(&detail) })
+        }
+    }
 }
 
 /// Serves a peer, or refuses it.
@@ -49,12 +55,11 @@ async fn admit(core: Arc<ServerCore>, peer: ArrivedPeer) {
         Ok(stream) => stream,
         Err(error) => return core.descriptors().check(&error),
     };
-    let refusal = match hello.agree(Features::ALL) {
-        Err(refusal) => Some(refusal),
-        Ok(_) if hello.role != (Role::Client {}) => Some(functions_only(core.task(), header.kind)),
-        // Another revision of the unreleased protocol.
-        Ok(_) => Identity::new().with_protocol().refusal(&Identity::from_wire(&hello.identity)),
-    };
+    let refusal = hello.agree(Features::ALL).err();
+    let refusal = refusal.or_else(|| role_refusal(hello.role, core.task(), header.kind));
+    // Another revision of the unreleased protocol.
+    let protocol = || Identity::new().with_protocol();
+    let refusal = refusal.or_else(|| protocol().refusal(&Identity::from_wire(&hello.identity)));
     if let Some(refusal) = refusal {
         let envelope = Envelope { request: header.request, ..Envelope::default() };
         let mut frame = Vec::new();
@@ -77,8 +82,16 @@ mod tests {
 
     #[test]
     fn a_worker_is_told_what_the_server_is() {
-        let text = functions_only(&TaskId::worker(3), 1).to_string();
+        let refusal = |role| role_refusal(role, &TaskId::worker(3), 1);
+        let text = refusal(Role::Worker {}).map(|refusal| refusal.to_string());
         let expected = "/job:worker/task:3 serves functions only, and holds no variables";
-        assert!(text.ends_with(expected), "{text}");
+        assert!(text.as_ref().is_some_and(|text| text.ends_with(expected)), "{text:?}");
+        assert_eq!(refusal(Role::Client {}), None);
+    }
+
+    #[test]
+    fn a_rank_of_a_ring_is_refused_by_its_role() {
+        let refusal = role_refusal(Role::Rank {}, &TaskId::worker(3), 1);
+        assert_eq!(refusal, Some(Refusal::Role { role: 7, kind: 1 }));
     }
 }

@@ -1,25 +1,27 @@
 use pushpull_common::ids::{ClientEpoch, RestoreEpoch, Sequence, ShardId, TokenId};
 use pushpull_common::protocol::message::{
-    self, PushPart, PushShared, Reserved, Selection, SharedRange,
+    self, Collective, PushPart, PushShared, Reserved, RingEnd, RingJoin, RingOperation, Selection,
+    SharedRange,
 };
-use pushpull_common::protocol::wire::List;
+use pushpull_common::protocol::wire::{List, Text};
 
 use super::*;
 
-const ROLES: [Role; 6] = [
+const ROLES: [Role; 7] = [
     Role::Worker {},
     Role::Chief {},
     Role::Reader {},
     Role::Peer {},
     Role::Admin {},
     Role::Client {},
+    Role::Rank {},
 ];
 
-/// The roles that may send a message, each as a letter (F calls functions), and then the other
-/// rights.
+/// The roles that may send a message, each as a letter (F calls functions, N is a rank), and then
+/// the other rights.
 fn rights(message: impl Into<Message>) -> String {
     let rights = MessageRights::of(&message.into());
-    let roles = ROLES.iter().zip("WCRPAF".chars()).filter(|(role, _)| rights.allow(**role));
+    let roles = ROLES.iter().zip("WCRPAFN".chars()).filter(|(role, _)| rights.allow(**role));
     let mut text: String = roles.map(|(_, letter)| letter).collect();
     let others = [
         (rights.reads, " reads"),
@@ -91,4 +93,46 @@ fn shards_report_steps_and_nobody_answers_for_a_server() {
     assert_eq!(rights(audited), "P");
     assert_eq!(rights(message::HeartbeatAnswer {}), "");
     assert_eq!(rights(Reserved { push_slot: 1 }), "");
+}
+
+#[test]
+fn rings_are_no_business_of_a_shard() {
+    let operation = RingOperation {
+        collective: Collective::Barrier {},
+        elements: 1,
+        count: 0,
+        name: Text::default(),
+    };
+    let join = RingJoin {
+        id: Text::default(),
+        index: None,
+        size: 2,
+        host: Text::default(),
+        addresses: List::default(),
+        epoch: 0,
+        gone: List::default(),
+    };
+    let rank = 0;
+    let epoch = 1;
+    let size = 2;
+    let member =
+        message::RingMember { rank, index: 0, host: Text::default(), addresses: List::default() };
+    let messages: [Message; 10] = [
+        join.into(),
+        message::RingWaits { came: 1, size, missing: List::default() }.into(),
+        member.into(),
+        message::RingFormed { rendezvous: 1, epoch, rank, size, lease_ms: 1, serving: None }.into(),
+        message::RingJoiners { count: 1 }.into(),
+        message::RingOver { epoch, end: RingEnd::Regrouped {} }.into(),
+        message::RingLink { rendezvous: 1, epoch, rank }.into(),
+        message::RingLinked {}.into(),
+        operation.into(),
+        message::RingPart { pass: 0, offset: 0 }.into(),
+    ];
+    let kinds: Vec<u16> = messages.iter().map(Message::kind).collect();
+    assert_eq!(kinds, (96..=105).collect::<Vec<u16>>());
+    for message in messages {
+        let name = message.name();
+        assert_eq!(rights(message), "", "{name}");
+    }
 }

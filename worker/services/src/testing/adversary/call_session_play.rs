@@ -265,7 +265,7 @@ impl<'a> CallSessionPlay<'a> {
         let Some(line) = self.line() else { return };
         let connection = self.lines[line].connection;
         let request = RequestId(self.choices.number());
-        let message: Message = match self.choices.below(9) {
+        let message: Message = match self.choices.below(10) {
             0 => message::Goodbye {}.into(),
             1 => message::HeartbeatAnswer {}.into(),
             2 => message::Released {}.into(),
@@ -278,6 +278,7 @@ impl<'a> CallSessionPlay<'a> {
                     Refusal::Deadline { waited_ms: u64::MAX, awaited: Detail::clipped("") };
                 Refused { refusal: deadline }.into()
             }
+            8 => message::RingPart { pass: 0, offset: self.choices.number() }.into(),
             _ => message::Heartbeat {}.into(),
         };
         let bytes = if self.choices.one_in(2) { 0 } else { self.choices.number() };

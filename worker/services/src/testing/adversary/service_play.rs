@@ -225,10 +225,11 @@ impl<'a> ServicePlay<'a> {
                 Release { calls: List::new(calls).unwrap_or_default() }.into()
             }
             6 => InputPart { call, offset: self.choices.number() }.into(),
+            _ if self.choices.one_in(2) => message::RingPart { pass: 0, offset: call }.into(),
             _ => message::Finish {}.into(),
         };
         let bytes = match message {
-            Message::InputPart(_) => self.choices.number(),
+            Message::InputPart(_) | Message::RingPart(_) => self.choices.number(),
             _ => 0,
         };
         let request = self.request();
