@@ -14,6 +14,7 @@ const MESSAGE: &str = concat!(
     include_str!("../../src/protocol/message/checkpoints.rs"),
     include_str!("../../src/protocol/message/pulls.rs"),
     include_str!("../../src/protocol/message/pushes.rs"),
+    include_str!("../../src/protocol/message/rings.rs"),
     include_str!("../../src/protocol/message/services.rs"),
     include_str!("../../src/protocol/message/sessions.rs"),
     include_str!("../../src/protocol/message/sharing.rs"),
@@ -72,6 +73,12 @@ const VALUES: &[(&str, u64)] = &values!(
     CALLS_ENDED_MAX,
     RELEASES_MAX,
     DESCRIPTION_BYTES_MAX,
+    RING_SIZE_MAX,
+    RANK_ID_BYTES_MAX,
+    HOST_BYTES_MAX,
+    RANK_ADDRESS_BYTES_MAX,
+    RANK_ADDRESSES_MAX,
+    RING_MISSING_MAX,
     READ_BUFFER_BYTES
 );
 
@@ -189,7 +196,7 @@ fn form_of(rust: &str) -> String {
     match rust {
         "[u8; 32]" => "digest".to_owned(),
         "u8" | "u16" | "u32" | "u64" | "f64" | "bool" => rust.to_owned(),
-        "Detail" | "IdentityFields" => form_of(&alias(rust)),
+        "Detail" | "IdentityFields" | "RankAddresses" => form_of(&alias(rust)),
         _ if message_names().contains(rust) => rust.to_owned(),
         _ => snake(rust),
     }

@@ -11,27 +11,7 @@ use sha2::{Digest, Sha256};
 
 /// The names in the tables that have changed since the newest revision, each with the name that its
 /// digest covers. A new name is no new byte. The list is empty after the next revision.
-const RENAMED: [(&str, &str); 19] = [
-    ("coordinator: CoordinatorId", "source: CallSource"),
-    ("CoordinatorEpoch", "CallEpoch"),
-    ("EffectNumber", "CallNumber"),
-    ("effect: EffectRef", "call: CallRef"),
-    ("EffectRef", "CallRef"),
-    ("EffectId", "CallId"),
-    ("EffectWindow", "CallWindow"),
-    ("EffectPart", "CallPart"),
-    ("EffectEncoded", "CallEncoded"),
-    ("EffectShared", "CallShared"),
-    ("OpenCoordinator", "OpenCalls"),
-    ("CoordinatorIs", "CallsAre"),
-    ("CoordinatorQuery", "CallsQuery"),
-    ("CloseCoordinator", "CloseCalls"),
-    ("CoordinatorClosed", "CallsClosed"),
-    ("UnknownCoordinator", "UnknownCalls"),
-    ("unknown_coordinator", "unknown_calls"),
-    ("coordinator_epoch", "call_epoch"),
-    ("effect_window", "call_window"),
-];
+const RENAMED: [(&str, &str); 0] = [];
 
 /// The path of the list in the package.
 const PATH: &str = "src/protocol/revisions.txt";

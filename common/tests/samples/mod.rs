@@ -64,6 +64,7 @@ pub(crate) fn samples() -> Vec<Sample> {
     coordinators(&mut add);
     between_servers(&mut add);
     services(&mut add);
+    rings(&mut add);
     with_bodies(&mut list);
     list
 }
@@ -430,10 +431,53 @@ fn function_call() -> Call {
     }
 }
 
+fn rings(add: &mut impl FnMut(&str, Message)) {
+    add("RingJoin", ring_join().into());
+    let index = Some(3);
+    let gone = List::new(vec![1, 2]).expect("the list is within its limit");
+    add("RingJoin again", RingJoin { index, epoch: 7, gone, ..ring_join() }.into());
+    let missing = List::new(vec![2, 5]).expect("the list is within its limit");
+    add("RingWaits", RingWaits { came: 4, size: 6, missing }.into());
+    let RingJoin { host, addresses, .. } = ring_join();
+    add("RingMember", RingMember { rank: 2, index: 3, host, addresses }.into());
+    let rendezvous = 0x1122_3344_5566_7788;
+    let serving = None;
+    let formed = RingFormed { rendezvous, epoch: 8, rank: 2, size: 6, lease_ms: 5000, serving };
+    add("RingFormed", formed.clone().into());
+    add("RingFormed serving", RingFormed { serving: Some(3), ..formed }.into());
+    add("RingJoiners", RingJoiners { count: 2 }.into());
+    for (name, end) in RingEnd::named() {
+        add(&format!("RingOver {name}"), RingOver { epoch: 8, end }.into());
+    }
+    add("RingLink", RingLink { rendezvous, epoch: 8, rank: 2 }.into());
+    add("RingLinked", RingLinked {}.into());
+    for (name, collective) in Collective::named() {
+        add(&format!("RingOperation {name}"), variants::ring_operation(collective).into());
+    }
+    add("RingPart", ring_part().into());
+}
+
+fn ring_join() -> RingJoin {
+    let addresses = vec![text("unix:/run/ring-3"), text("node-3:29500")];
+    RingJoin {
+        id: text("worker-3"),
+        index: None,
+        size: 6,
+        host: text("node-3"),
+        addresses: List::new(addresses).expect("the list is within its limit"),
+        epoch: 0,
+        gone: List::default(),
+    }
+}
+
+fn ring_part() -> RingPart {
+    RingPart { pass: 3, offset: 1 << 18 }
+}
+
 /// Adds the kinds that may have a body, once without a body checksum and once with one.
 fn with_bodies(list: &mut Vec<Sample>) {
     let digest = filled(0xd0);
-    let messages: [Message; 14] = [
+    let messages: [Message; 15] = [
         Declare { digest }.into(),
         CatalogueIs { digest }.into(),
         Save {}.into(),
@@ -448,6 +492,7 @@ fn with_bodies(list: &mut Vec<Sample>) {
         CallEnded { outcome: CallOutcome::named().swap_remove(0).1 }.into(),
         OutputPart { offset: 1 << 20 }.into(),
         Fetched { is: value_is() }.into(),
+        ring_part().into(),
     ];
     for message in messages {
         for (suffix, crc) in [("body", None), ("body crc", Some(0xc0c1_c2c3))] {

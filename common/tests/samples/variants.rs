@@ -38,7 +38,8 @@ macro_rules! variants {
 variants! {
     Role:
         "worker" => Role::Worker {}, "chief" => Role::Chief {}, "reader" => Role::Reader {},
-        "admin" => Role::Admin {}, "peer" => Role::Peer {}, "client" => Role::Client {};
+        "admin" => Role::Admin {}, "peer" => Role::Peer {}, "client" => Role::Client {},
+        "rank" => Role::Rank {};
     BodyCrc: "on" => BodyCrc::On {}, "off" => BodyCrc::Off {}, "auto" => BodyCrc::Auto {};
     ModeIs:
         "asynchronous" => ModeIs::Asynchronous { owner_first: false },
@@ -175,6 +176,28 @@ variants! {
         "failed" => CallOutcome::Failed { retry: true, detail: detail("no luck") },
         "panicked" => CallOutcome::Panicked { detail: detail("index out of bounds") },
         "cancelled" => CallOutcome::Cancelled {};
+    RingEnd:
+        "lost" => RingEnd::Lost {
+            rank: 2, host: Text::clipped("node-2"), silent_ms: 5000, detail: detail("reset"),
+        },
+        "difference" => RingEnd::Difference {
+            number: 41, rank: 1, operation: ring_operation(Collective::ReduceSum {}),
+            other_rank: 2, other: ring_operation(Collective::Barrier {}),
+        },
+        "given_up" => RingEnd::GivenUp { rank: 2, detail: detail("NaN in w") },
+        "left" => RingEnd::Left { rank: 2 },
+        "regrouped" => RingEnd::Regrouped {};
+    Collective:
+        "reduce_sum" => Collective::ReduceSum {}, "reduce_mean" => Collective::ReduceMean {},
+        "reduce_min" => Collective::ReduceMin {}, "reduce_max" => Collective::ReduceMax {},
+        "scatter_sum" => Collective::ScatterSum {}, "scatter_mean" => Collective::ScatterMean {},
+        "scatter_min" => Collective::ScatterMin {}, "scatter_max" => Collective::ScatterMax {},
+        "gather" => Collective::Gather {}, "broadcast" => Collective::Broadcast { root: 3 },
+        "barrier" => Collective::Barrier {};
+}
+
+pub(crate) fn ring_operation(collective: Collective) -> RingOperation {
+    RingOperation { collective, elements: 16, count: 1000, name: Text::clipped("w") }
 }
 
 pub(crate) fn output_ref() -> OutputRef {
