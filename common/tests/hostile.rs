@@ -12,7 +12,8 @@ use std::path::PathBuf;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId, TokenId};
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::message::{
-    BodyCrc, Declare, Heartbeat, Hello, Operation, Pull, PushPart, Refused, Role, Selection,
+    BodyCrc, Collective, Declare, Heartbeat, Hello, Operation, Pull, PushPart, Refused, RingEnd,
+    RingJoin, RingOperation, RingOver, RingPart, Role, Selection,
 };
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{
@@ -47,6 +48,7 @@ fn cases() -> Vec<HostileCase> {
     cases.extend(checksums());
     cases.extend(cuts());
     cases.extend(metas());
+    cases.extend(rings());
     cases
 }
 
@@ -299,6 +301,85 @@ fn metas() -> Vec<HostileCase> {
     ]
 }
 
+/// Messages of rings with a wrong meta or body.
+fn rings() -> Vec<HostileCase> {
+    let join = Message::from(RingJoin {
+        id: Text::default(),
+        index: None,
+        size: 2,
+        host: Text::default(),
+        addresses: List::default(),
+        epoch: 0,
+        gone: List::default(),
+    });
+    // Offsets of fields in this join: the addresses are at 9, behind them the epoch, and at the end
+    // the members that are gone.
+    let addresses = 9;
+    let gone = meta(&join).len() - 4;
+    let longer_list = |at: usize, count: usize| {
+        let mut meta = meta(&join);
+        meta[at..at + 4].copy_from_slice(&(count as u32).to_le_bytes());
+        meta.extend(vec![0; 4 * count]);
+        raw(join.kind(), &meta)
+    };
+    let operation = Message::from(ring_operation());
+    let difference = RingEnd::Difference {
+        number: 1,
+        rank: 0,
+        operation: ring_operation(),
+        other_rank: 1,
+        other: ring_operation(),
+    };
+    let over = Message::from(RingOver { epoch: 1, end: difference });
+    let end = 8;
+    let with_tag = |message: &Message, at: usize, tag: u8| {
+        let mut meta = meta(message);
+        meta[at] = tag;
+        raw(message.kind(), &meta)
+    };
+    let half = &meta(&over)[..meta(&over).len() / 2];
+    let part = RingPart { pass: 0, offset: 0 }.into();
+    vec![
+        case(
+            "ring_addresses_too_many",
+            "a rank with 5 addresses",
+            INVALID_JOIN,
+            longer_list(addresses, limits::RANK_ADDRESSES_MAX + 1),
+        ),
+        case(
+            "ring_gone_too_many",
+            "a rank that can do without 1,025 others",
+            INVALID_JOIN,
+            longer_list(gone, limits::RING_SIZE_MAX + 1),
+        ),
+        case(
+            "collective_unknown",
+            "collective operation 12",
+            "Invalid { message: \"RingOperation\", field: \"Collective\"",
+            with_tag(&operation, 0, 12),
+        ),
+        case(
+            "ring_end_unknown",
+            "a ring that is over for reason 6",
+            "Invalid { message: \"RingOver\", field: \"RingEnd\"",
+            with_tag(&over, end, 6),
+        ),
+        case(
+            "ring_over_short",
+            "half of the difference that ends a ring",
+            "Truncated { message: \"RingOver\"",
+            raw(over.kind(), half),
+        ),
+        case(
+            "ring_part_too_long",
+            "a part of an operation with a body one byte above the limit",
+            "TooLong { what: \"its body\"",
+            with_body_length(&part, limits::PART_BYTES_MAX + 1),
+        ),
+    ]
+}
+
+const INVALID_JOIN: &str = "Invalid { message: \"RingJoin\", field: \"list length\"";
 const INVALID_LIST: &str = "Invalid { message: \"Pull\", field: \"list length\"";
 const INVALID_TEXT: &str = "Invalid { message: \"Hello\", field: \"text length\"";
 const INVALID_UTF8: &str = "Invalid { message: \"Hello\", field: \"text byte\"";
@@ -342,6 +423,11 @@ fn part() -> PushPart {
 
 fn pull() -> Pull {
     Pull { selection: Selection::All {} }
+}
+
+fn ring_operation() -> RingOperation {
+    let collective = Collective::ReduceSum {};
+    RingOperation { collective, elements: 1, count: 8, name: Text::clipped("w") }
 }
 
 fn frame(message: &Message) -> Vec<u8> {

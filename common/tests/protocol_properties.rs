@@ -7,8 +7,8 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use pushpull_common::ids::PartitionId;
 use pushpull_common::protocol::decode::ReadError;
-use pushpull_common::protocol::message::{Pull, Selection};
-use pushpull_common::protocol::wire::List;
+use pushpull_common::protocol::message::{Pull, RingJoin, Selection};
+use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{
     BodyStamp, Envelope, Features, FrameReader, Header, Message, ProtocolError, encode, limits,
 };
@@ -124,6 +124,30 @@ fn the_largest_meta_is_read_after_the_handshake_only() {
     let (_, end) = take_all(&mut FrameReader::new(), &mut drip, |_| false);
     assert!(matches!(end, Err(ReadError::Protocol(ProtocolError::TooLong { .. }))), "{end:?}");
     assert!(drip.widest <= limits::READ_BUFFER_BYTES);
+}
+
+#[test]
+fn the_longest_join_of_a_ring_is_read_at_once() {
+    let address = Text::new("a".repeat(limits::RANK_ADDRESS_BYTES_MAX)).expect("the longest");
+    let addresses = vec![address; limits::RANK_ADDRESSES_MAX];
+    let gone = (0..limits::RING_SIZE_MAX as u32).collect();
+    let join: Message = RingJoin {
+        id: Text::new("i".repeat(limits::RANK_ID_BYTES_MAX)).expect("the longest"),
+        index: Some(u32::MAX),
+        size: limits::RING_SIZE_MAX as u32,
+        host: Text::new("h".repeat(limits::HOST_BYTES_MAX)).expect("the longest"),
+        addresses: List::new(addresses).expect("the list has its largest length"),
+        epoch: u64::MAX,
+        gone: List::new(gone).expect("the list has its largest length"),
+    }
+    .into();
+    let mut bytes = Vec::new();
+    encode(&mut bytes, &Envelope::default(), &join, BodyStamp::NONE);
+    let mut drip = Drip::new(&bytes, &[usize::MAX]);
+    let (taken, end) = take_all(&mut opened(), &mut drip, |_| false);
+    assert!(end.is_ok() && taken.len() == 1, "{end:?}");
+    assert_eq!(taken[0].message, join);
+    assert!(drip.widest <= limits::READ_BUFFER_BYTES, "a buffer of {} bytes", drip.widest);
 }
 
 proptest! {
