@@ -29,6 +29,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
         &["pushpull-common", "pushpull-device", "pushpull-net", "pushpull-worker", "tokio"],
     ),
     ("worker/training", &["pushpull-common", "pushpull-worker", "tokio"]),
+    ("worker/collective", &["pushpull-common", "pushpull-net", "pushpull-optim", "tokio"]),
     // Encodes gradients where they are computed.
     ("worker/device", &["pushpull-common"]),
     // Stands in for a driver, so it knows nothing of what calls it.
@@ -51,6 +52,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
 /// The crates whose use is restricted to some layers.
 const LAYERED: &[&str] = &[
     "pushpull",
+    "pushpull-collective",
     "pushpull-common",
     "pushpull-device",
     "pushpull-ps",
