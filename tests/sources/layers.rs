@@ -151,6 +151,8 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/training/src/known_steps.rs", &[]),
     ("worker/training/src/recovery_window.rs", &[]),
     ("worker/training/src/scalars.rs", &[]),
+    ("worker/collective/src/launch.rs", &[]),
+    ("worker/collective/src/launch", &[]),
     ("worker/device/emulator/src/scalar", &[]),
     ("worker/device/emulator/src/ptx", &[]),
     ("worker/device/emulator/src/machine", &[]),
