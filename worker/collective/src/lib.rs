@@ -5,3 +5,8 @@
 mod launch;
 
 pub use launch::{Launch, LaunchError, Launcher};
+mod element;
+mod reduction;
+
+pub use self::element::{ElementKind, RingElement};
+pub use self::reduction::Reduction;
