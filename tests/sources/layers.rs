@@ -108,6 +108,8 @@ const PURE: &[(&str, &[&str])] = &[
     ("ps/src/testing/shard_endpoint.rs", &[]),
     ("ps/src/testing/shard_event.rs", &[]),
     ("worker/collective/src/element.rs", &[]),
+    ("worker/collective/src/fold.rs", &[]),
+    ("worker/collective/src/fold", &[]),
     ("worker/collective/src/reduction.rs", &[]),
     ("worker/services/src/call_session", &[]),
     ("worker/services/src/coordinator/call_digests.rs", &[]),

@@ -6,6 +6,7 @@ mod launch;
 
 pub use launch::{Launch, LaunchError, Launcher};
 mod element;
+mod fold;
 mod reduction;
 
 pub use self::element::{ElementKind, RingElement};
