@@ -11,3 +11,5 @@ mod reduction;
 
 pub use self::element::{ElementKind, RingElement};
 pub use self::reduction::Reduction;
+#[allow(dead_code, reason = "the runtime of rings will drive it")]
+mod rendezvous;

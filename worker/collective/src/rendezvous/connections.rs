@@ -1,0 +1,66 @@
+//! [`Connections`]: the peers that have said hello, and when each was last heard.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use pushpull_common::identity::Identity;
+use pushpull_common::ids::Incarnation;
+
+/// The open connections, by number.
+#[derive(Debug, Default)]
+pub(super) struct Connections {
+    all: BTreeMap<u64, Peer>,
+}
+
+/// A peer that has said hello.
+#[derive(Debug)]
+pub(super) struct Peer {
+    /// The process, which draws another incarnation at each start.
+    pub(super) incarnation: Incarnation,
+    /// The facts of the peer's hello.
+    pub(super) identity: Identity,
+    /// The time at which the last message of the peer arrived.
+    pub(super) heard: Instant,
+}
+
+impl Connections {
+    pub(super) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(super) fn get(&self, connection: u64) -> Option<&Peer> {
+        self.all.get(&connection)
+    }
+
+    pub(super) fn insert(&mut self, connection: u64, peer: Peer) {
+        self.all.insert(connection, peer);
+    }
+
+    pub(super) fn remove(&mut self, connection: u64) -> Option<Peer> {
+        self.all.remove(&connection)
+    }
+
+    /// Notes a message. Returns whether the connection is open.
+    pub(super) fn hear(&mut self, connection: u64, now: Instant) -> bool {
+        let peer = self.all.get_mut(&connection);
+        peer.map(|peer| peer.heard = now).is_some()
+    }
+
+    /// Takes all peers as heard at a time, unless they were heard since.
+    pub(super) fn excuse(&mut self, heard: Instant) {
+        for peer in self.all.values_mut() {
+            peer.heard = peer.heard.max(heard);
+        }
+    }
+
+    /// Returns the connections that were silent for a lease.
+    pub(super) fn silent(&self, now: Instant, lease: Duration) -> Vec<u64> {
+        let is_silent = |peer: &Peer| now.saturating_duration_since(peer.heard) >= lease;
+        self.all.iter().filter(|(_, peer)| is_silent(peer)).map(|(&number, _)| number).collect()
+    }
+
+    /// Returns when the next lease ends.
+    pub(super) fn lease_ends(&self, lease: Duration) -> Option<Instant> {
+        self.all.values().map(|peer| peer.heard).min()?.checked_add(lease)
+    }
+}
