@@ -157,6 +157,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/training/src/scalars.rs", &[]),
     ("worker/collective/src/launch.rs", &[]),
     ("worker/collective/src/launch", &[]),
+    ("worker/collective/src/rendezvous", &[]),
     ("worker/device/emulator/src/scalar", &[]),
     ("worker/device/emulator/src/ptx", &[]),
     ("worker/device/emulator/src/machine", &[]),
@@ -322,6 +323,11 @@ const OWNERS: &[(&str, &[&str], &[&str])] = &[
         &["clients", "executions", "parked_fetches", "run_queue"],
         &["Service", "calls", "endings", "fetches"],
     ),
+    (
+        "worker/collective/src/rendezvous",
+        &["connections", "fences", "places", "ring", "waiting_list"],
+        &["Rendezvous", "admission", "joining", "endings", "formation", "gathering"],
+    ),
 ];
 
 /// For a folder, its modules below the owners, which may name no owner.
@@ -329,6 +335,7 @@ const BELOW_OWNERS: &[(&str, &[&str])] = &[
     ("ps/src/shard", &["request", "file_work", "output", "input"]),
     ("worker/src/session", &["membership", "links", "encoded_values", "expectations", "io"]),
     ("worker/services/src/service", &["call_entry", "io"]),
+    ("worker/collective/src/rendezvous", &["io", "outputs", "pacing"]),
 ];
 
 /// The files that may hold `unsafe`.
@@ -579,6 +586,7 @@ fn only_listed_files_hold_unsafe() {
 const CONTRACTS: &[(&str, &str)] = &[
     ("ps/src/shard/mod.rs", "ps/src"),
     ("worker/services/src/service/mod.rs", "worker/services/src/service"),
+    ("worker/collective/src/rendezvous/mod.rs", "worker/collective/src/rendezvous"),
     ("worker/src/session/mod.rs", "worker/src/session"),
     ("worker/training/src/lifecycle.rs", "worker/training/src/lifecycle"),
 ];
