@@ -16,6 +16,7 @@ mod home_process;
 mod listen_error;
 mod open_files;
 mod processors;
+mod readiness;
 mod send_queue;
 mod socket_path;
 mod stream;
@@ -33,5 +34,6 @@ pub use open_files::{
     DescriptorShortage, is_out_of_descriptors, open_files_limit, raise_open_files_limit,
 };
 pub use processors::Processors;
+pub use readiness::Readiness;
 pub use send_queue::{SendBody, SendQueue};
 pub use stream::{DetachedStream, Stream};
