@@ -70,7 +70,11 @@ impl Rendezvous {
         members.sort_by_key(|(index, _)| *index);
         let mut seats = Vec::with_capacity(members.len());
         let mut roster = Vec::with_capacity(members.len());
+        let mut serving = None;
         for (rank, (index, (connection, candidate))) in members.into_iter().enumerate() {
+            if self.config.serving == Some(candidate.incarnation) {
+                serving = Some(rank as u32);
+            }
             let RingJoin { id, host, addresses, .. } = candidate.join;
             self.places.settle(id.as_str(), index, candidate.incarnation);
             let id = id.as_str().to_owned();
@@ -83,7 +87,8 @@ impl Rendezvous {
         let rendezvous = self.config.rendezvous;
         let connections = seats.iter().filter_map(|seat| seat.connection);
         for (rank, connection) in connections.enumerate() {
-            let formed = RingFormed { rendezvous, epoch, rank: rank as u32, size, lease_ms };
+            let rank = rank as u32;
+            let formed = RingFormed { rendezvous, epoch, rank, size, lease_ms, serving };
             self.outputs.send_roster(connection, Arc::clone(&roster), formed);
         }
         self.ring = Some(Ring::new(epoch, seats));

@@ -60,7 +60,7 @@ impl Gathering<'_> {
         match self.stage() {
             Stage::Running | Stage::Regrouping => false,
             Stage::TakingOver(_) => true,
-            Stage::First { size } => self.came() >= self.size_min(size),
+            Stage::First { size } => self.came() >= self.first_size_min(size),
         }
     }
 
@@ -76,8 +76,9 @@ impl Gathering<'_> {
             Stage::Regrouping => self.regroup(),
             Stage::TakingOver(former) => self.take_over(now, opened, &former),
             Stage::First { size } => {
-                let size_min = self.size_min(size);
-                let until = self.window_ends(opened).filter(|_| self.came() >= size_min);
+                let size_min = self.first_size_min(size);
+                let window = self.config.join_window;
+                let until = self.window_ends(window, opened).filter(|_| self.came() >= size_min);
                 match self.came() >= size || until.is_some_and(|until| until <= now) {
                     true => Decision::Form,
                     false => self.wait(size_min, self.unclaimed(size), until),
@@ -118,7 +119,7 @@ impl Gathering<'_> {
     /// A successor cannot know whether other members still have their rendezvous. Without them it
     /// forms a ring only of a majority, so that no two parts of one ring go on.
     fn take_over(&self, now: Instant, opened: Option<Instant>, former: &FormerRing) -> Decision {
-        let until = self.window_ends(opened);
+        let until = self.window_ends(self.config.succession_window, opened);
         let has_passed = until.is_some_and(|until| until <= now);
         if has_passed && !former.is_complete() && !former.has_majority() {
             let FormerRing { epoch, size, came, .. } = former;
@@ -151,15 +152,19 @@ impl Gathering<'_> {
         self.waiting.len() as u32
     }
 
-    /// Returns the least number of members, where there are this many in all.
+    /// Returns the least number of members of a first ring, where there are this many in all.
+    fn first_size_min(&self, size: u32) -> u32 {
+        self.config.first_size_min.clamp(1, size.max(1))
+    }
+
+    /// Returns the least number of members of a later ring.
     fn size_min(&self, size: u32) -> u32 {
         self.config.size_min.clamp(1, size.max(1))
     }
 
     /// Returns when the window ends: some time after the last arrival. Members that come and go
     /// prolong it to [`WINDOWS_MAX`] times its length at most.
-    fn window_ends(&self, opened: Option<Instant>) -> Option<Instant> {
-        let window = self.config.join_window;
+    fn window_ends(&self, window: Duration, opened: Option<Instant>) -> Option<Instant> {
         let longest = opened?.checked_add(window.checked_mul(WINDOWS_MAX)?)?;
         let end = self.waiting.last_arrival()?.max(opened?).checked_add(window)?;
         Some(end.min(longest))

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use pushpull_common::identity::Identity;
+use pushpull_common::ids::Incarnation;
 use pushpull_common::protocol::Message;
 use pushpull_common::protocol::message::Hello;
 
@@ -19,10 +20,18 @@ pub(crate) struct RendezvousConfig {
     /// The lease: a member that is silent for this long is lost.
     pub(crate) lease: Duration,
     /// The time since the last arrival after which an elastic first ring forms without more
-    /// members, and a successor without the rest of the last ring.
+    /// members.
     pub(crate) join_window: Duration,
-    /// The least number of members of a ring. A ring of fewer than its first size is elastic.
+    /// The time since the last arrival after which a successor forms a ring without the rest of
+    /// the last one. Members that still compute have not noticed its end yet.
+    pub(crate) succession_window: Duration,
+    /// The least number of members of the first ring. If it is below the first size, the ring is
+    /// elastic.
+    pub(crate) first_size_min: u32,
+    /// The least number of members of a later ring.
     pub(crate) size_min: u32,
+    /// The incarnation of the member in whose process the rendezvous is, if it is in one.
+    pub(crate) serving: Option<Incarnation>,
 }
 
 /// An event for a rendezvous.

@@ -50,7 +50,10 @@ fn config(size_min: u32) -> RendezvousConfig {
         identity: Identity::new().with("dtype", "f32"),
         lease: LEASE,
         join_window: WINDOW,
+        succession_window: WINDOW,
+        first_size_min: size_min,
         size_min,
+        serving: None,
     }
 }
 
@@ -200,10 +203,10 @@ impl Meeting {
             Message::RingFormed(formed) => Some(formed),
             _ => None,
         });
-        let &RingFormed { rendezvous, epoch, rank, size, lease_ms } =
+        let &RingFormed { rendezvous, epoch, rank, size, lease_ms, serving } =
             formed.unwrap_or_else(|| panic!("no ring for {connection}: {messages:?}"));
         assert_eq!(u64::from(lease_ms), LEASE.as_millis() as u64);
-        assert_eq!(rendezvous, 77);
+        assert_eq!((rendezvous, serving), (77, None));
         let members: Vec<&RingMember> = messages.iter().filter_map(member).collect();
         assert_eq!(members.len(), size as usize);
         assert!(members.iter().enumerate().all(|(rank, member)| member.rank as usize == rank));
