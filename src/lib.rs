@@ -150,9 +150,11 @@ pub use pushpull_worker::Params;
 /// ```
 pub use pushpull_worker::Gradients;
 
-/// Blocking forms of servers, workers, readers, training sessions, clients of functions and
+/// Blocking forms of servers, workers, readers, training sessions, rings, clients of functions and
 /// coordinators, for threads without an async runtime. A type has the verbs of its namesake.
 pub mod blocking {
+    #[cfg(feature = "ring")]
+    pub use pushpull_collective::blocking::Ring;
     pub use pushpull_ps::blocking::Ps;
     #[cfg(feature = "services")]
     pub use pushpull_services::blocking::{
@@ -281,6 +283,34 @@ pub mod services {
     };
 }
 
+/// Ring all-reduce: processes that reduce, gather and broadcast together, without servers. Needs the
+/// feature `ring`.
+///
+/// `docs/ring.md` says how ranks find each other, and what each failure does.
+///
+/// ```
+/// use pushpull::blocking::Ring;
+/// use pushpull::collective::{Launch, LaunchError, Reduction, RingConfig};
+///
+/// // Under mpirun, srun or horovodrun the place of a rank is in its environment.
+/// let launch = match Launch::from_lookup(|name| std::env::var(name).ok()) {
+///     Err(LaunchError::NoLauncher { .. }) => Launch::new(0, 1)?,
+///     launch => launch?,
+/// };
+/// let mut ring = Ring::join(RingConfig::new(launch))?;
+/// let mut gradient = [1.0_f32, 2.0];
+/// ring.all_reduce(&mut gradient, Reduction::Mean)?;
+/// assert_eq!(gradient, [1.0, 2.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[cfg(feature = "ring")]
+pub mod collective {
+    pub use pushpull_collective::{
+        ElementKind, Launch, LaunchError, Launcher, Reduction, Ring, RingConfig, RingElement,
+        RingError, RingMetrics, Tensor, Transport,
+    };
+}
+
 /// Where a worker computes gradients, and kernels with derivatives that are written by hand. Needs
 /// the feature `compute`.
 ///
@@ -343,6 +373,7 @@ pub mod error {
     //! | read training data | `DataError`, whose source may be a `SourceError` |
     //! | train, read | [`Error`](crate::Error), with [`ConfigError`] and [`ViewError`] for faults of the program, and [`LoadError`] for a file of first values |
     //! | train in a session | `TrainingError` |
+    //! | join a ring, perform its operations | `collective::RingError`, and `collective::LaunchError` for the place in a job |
     //! | write and read records | `training::tfrecord::TfRecordError` |
     //! | write summaries | `training::summary::SummaryError`, `training::summary::HistogramError`, `training::summary::ImageError` |
 
@@ -401,6 +432,11 @@ pub struct ClassicPage;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/services.md")]
 pub struct Services;
+
+/// Compiles the code block of the page on rings as a doctest.
+#[cfg(all(doctest, feature = "ring"))]
+#[doc = include_str!("../docs/ring.md")]
+pub struct RingPage;
 
 /// Compiles the code block of the page on devices and kernels as a doctest.
 #[cfg(doctest)]

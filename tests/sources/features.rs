@@ -20,13 +20,14 @@ const BESIDE: &[(&str, &[&str])] = &[
     ("default", &["pushpull-training"]),
     ("services", &["pushpull-services", "pushpull-device"]),
     ("compute", &["pushpull-device"]),
+    ("ring", &["pushpull-collective"]),
     ("csv", &["pushpull-training"]),
 ];
 
 /// For crates of others, the features with which a program compiles them.
 const OTHERS: &[(&str, &[&str])] = &[
     ("matrixmultiply", &["compute"]),
-    ("libm", &["", "default", "services", "compute", "csv"]),
+    ("libm", &["", "default", "services", "compute", "ring", "csv"]),
     ("libloading", &[]),
     ("cudarc", &[]),
     ("crossbeam-deque", &["services", "compute"]),

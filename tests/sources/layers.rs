@@ -38,6 +38,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
     (
         ".",
         &[
+            "pushpull-collective",
             "pushpull-common",
             "pushpull-device",
             "pushpull-ps",
@@ -110,7 +111,14 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/collective/src/element.rs", &[]),
     ("worker/collective/src/fold.rs", &[]),
     ("worker/collective/src/fold", &[]),
+    ("worker/collective/src/launch.rs", &[]),
+    ("worker/collective/src/launch", &[]),
+    ("worker/collective/src/member.rs", &[]),
     ("worker/collective/src/reduction.rs", &[]),
+    ("worker/collective/src/rendezvous", &[]),
+    ("worker/collective/src/running.rs", &[]),
+    ("worker/collective/src/schedule.rs", &[]),
+    ("worker/collective/src/transfer.rs", &[]),
     ("worker/services/src/call_session", &[]),
     ("worker/services/src/coordinator/call_digests.rs", &[]),
     ("worker/services/src/coordinator/decisions.rs", &[]),
@@ -155,9 +163,6 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/training/src/known_steps.rs", &[]),
     ("worker/training/src/recovery_window.rs", &[]),
     ("worker/training/src/scalars.rs", &[]),
-    ("worker/collective/src/launch.rs", &[]),
-    ("worker/collective/src/launch", &[]),
-    ("worker/collective/src/rendezvous", &[]),
     ("worker/device/emulator/src/scalar", &[]),
     ("worker/device/emulator/src/ptx", &[]),
     ("worker/device/emulator/src/machine", &[]),
@@ -340,6 +345,7 @@ const BELOW_OWNERS: &[(&str, &[&str])] = &[
 
 /// The files that may hold `unsafe`.
 const UNSAFE: &[&str] = &[
+    "common/net/src/readiness.rs",
     "common/net/src/stream.rs",
     "common/optim/src/optimizer/kernel.rs",
     "common/optim/src/volatile.rs",

@@ -17,8 +17,6 @@
 //! A plain copy reaches 135 with the widest vectors of the processor. The test
 //! `speed_in_the_l2_cache` measures them.
 
-#![cfg_attr(not(test), expect(dead_code, reason = "the engine of rings calls it"))]
-
 mod halves;
 #[cfg(test)]
 mod tests;

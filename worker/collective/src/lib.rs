@@ -1,15 +1,37 @@
 //! Ring all-reduce: ranks that meet, reduce and gather around a ring, and name whom they lose.
+//!
+//! [`Launch`] is the place of a process in its job. A [`Ring`] joins the processes of the job;
+//! [`blocking::Ring`] is its twin for threads. The private `schedule` has the passes of an
+//! operation, `rendezvous` decides who is in a ring, and `member` is a rank's side of that: pure
+//! machines, which `runtime` and `links` drive.
 
 #![forbid(unsafe_code)]
 
-mod launch;
-
-pub use launch::{Launch, LaunchError, Launcher};
+mod block_on;
+pub mod blocking;
+mod config;
 mod element;
+mod error;
 mod fold;
+mod launch;
+mod links;
+mod member;
+mod metrics;
 mod reduction;
-
-pub use self::element::{ElementKind, RingElement};
-pub use self::reduction::Reduction;
-#[allow(dead_code, reason = "the runtime of rings will drive it")]
 mod rendezvous;
+mod ring;
+mod running;
+mod runtime;
+mod schedule;
+mod transfer;
+mod transport;
+mod waiter;
+
+pub use config::RingConfig;
+pub use element::{ElementKind, RingElement};
+pub use error::RingError;
+pub use launch::{Launch, LaunchError, Launcher};
+pub use metrics::RingMetrics;
+pub use reduction::Reduction;
+pub use ring::{Ring, Tensor};
+pub use transport::Transport;

@@ -1,0 +1,298 @@
+//! The links of a rank: one from its predecessor, one to its successor.
+
+mod socket;
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use pushpull_common::error::Chain;
+use pushpull_common::protocol::decode::ReadError;
+use pushpull_common::protocol::message::{RingOperation, RingPart};
+use pushpull_common::protocol::{BodyPoll, BodyStamp, Envelope, FrameReader, Poll, encode};
+use pushpull_net::DetachedStream;
+
+pub(crate) use socket::LinkSocket;
+
+use crate::running::{Fault, Running, Target};
+
+/// The bytes of one part. The successor folds a part while the next one is on its way, from memory
+/// that is still in cache.
+pub(crate) const PART_BYTES: usize = 256 << 10;
+
+/// The two links of a rank, and the frames that are half sent or half received.
+#[derive(Debug)]
+pub(crate) struct Links {
+    predecessor: LinkSocket,
+    reader: FrameReader,
+    /// The part whose body is being received.
+    target: Option<Target>,
+    /// The bodies of parts that are folded, in words so that every element is aligned.
+    beside: Vec<u64>,
+    successor: LinkSocket,
+    outgoing: Outgoing,
+    /// Whether bodies have checksums: between hosts.
+    has_crc: bool,
+    traffic: Traffic,
+    /// The bytes that were written or read, to tell whether a turn has moved any.
+    moved: u64,
+}
+
+/// Frames that are being sent: heads, and the body of the last.
+#[derive(Debug, Default)]
+struct Outgoing {
+    head: Vec<u8>,
+    body: Range<usize>,
+    sent: usize,
+}
+
+/// The bytes that have crossed the links.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Traffic {
+    /// Bytes of tensors that were sent.
+    pub(crate) sent: u64,
+    /// Bytes of tensors that were received.
+    pub(crate) received: u64,
+    /// Time spent in sends.
+    pub(crate) send: Duration,
+    /// Time spent in receives, and in folding what was received.
+    pub(crate) receive: Duration,
+}
+
+/// The state of an operation after a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// It is done.
+    Done,
+    /// It waits for one of the sockets.
+    Waits {
+        /// For bytes of the predecessor.
+        reads: bool,
+        /// For room in the socket to the successor.
+        writes: bool,
+        /// Whether bytes have moved in this turn.
+        moved: bool,
+    },
+}
+
+/// Why an operation cannot go on.
+#[derive(Debug)]
+pub(crate) enum LinkFault {
+    /// The link from the predecessor broke.
+    Predecessor(String),
+    /// The link to the successor broke.
+    Successor(io::Error),
+    /// The predecessor performs another operation.
+    Difference(Box<RingOperation>),
+    /// A sum of integers exceeds their type.
+    Overflow {
+        /// The index of the element in the tensor.
+        element: usize,
+    },
+}
+
+impl From<Fault> for LinkFault {
+    fn from(fault: Fault) -> LinkFault {
+        match fault {
+            Fault::Difference(other) => LinkFault::Difference(Box::new(other)),
+            Fault::Protocol(detail) => LinkFault::Predecessor(detail),
+            Fault::Overflow { element } => LinkFault::Overflow { element },
+        }
+    }
+}
+
+impl From<ReadError> for LinkFault {
+    fn from(error: ReadError) -> LinkFault {
+        LinkFault::Predecessor(Chain(&error).to_string())
+    }
+}
+
+impl Links {
+    /// Joins two connections. `reader` continues the stream of the predecessor.
+    ///
+    /// # Errors
+    /// If a socket cannot be set up.
+    pub(crate) fn new(
+        predecessor: DetachedStream,
+        reader: FrameReader,
+        successor: DetachedStream,
+        has_crc: bool,
+    ) -> io::Result<Links> {
+        let predecessor = LinkSocket(predecessor);
+        let successor = LinkSocket(successor);
+        predecessor.set_nonblocking()?;
+        successor.set_nonblocking()?;
+        Ok(Links {
+            predecessor,
+            reader,
+            target: None,
+            beside: Vec::new(),
+            successor,
+            outgoing: Outgoing::default(),
+            has_crc,
+            traffic: Traffic::default(),
+            moved: 0,
+        })
+    }
+
+    /// The socket from the predecessor.
+    pub(crate) fn predecessor(&self) -> BorrowedFd<'_> {
+        self.predecessor.as_fd()
+    }
+
+    /// The socket to the successor.
+    pub(crate) fn successor(&self) -> BorrowedFd<'_> {
+        self.successor.as_fd()
+    }
+
+    /// Returns the bytes that have crossed the links.
+    pub(crate) fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    /// Sends and receives as much of an operation as the sockets allow without waiting. `tensor` is
+    /// the memory of the operation, the same in each turn.
+    ///
+    /// # Errors
+    /// The operation cannot go on, and no later one either.
+    pub(crate) fn turn(
+        &mut self,
+        running: &mut Running,
+        tensor: &mut [u8],
+    ) -> Result<Turn, LinkFault> {
+        let before = self.moved;
+        loop {
+            let begin = Instant::now();
+            let writes = self.send(running, tensor).map_err(LinkFault::Successor)?;
+            let sent = Instant::now();
+            let arrived = self.receive(running, tensor)?;
+            self.traffic.send += sent - begin;
+            if arrived {
+                self.traffic.receive += sent.elapsed();
+            }
+            if running.is_done() && !writes {
+                return Ok(Turn::Done);
+            }
+            if !arrived {
+                // What has been received was sent on above.
+                let moved = self.moved != before;
+                return Ok(Turn::Waits { reads: running.expects(), writes, moved });
+            }
+        }
+    }
+
+    /// Sends what is due. Returns whether the socket is full.
+    fn send(&mut self, running: &mut Running, tensor: &[u8]) -> io::Result<bool> {
+        loop {
+            if self.outgoing.is_empty() && !self.fill_outgoing(running, tensor) {
+                return Ok(false);
+            }
+            let Outgoing { head, body, sent } = &mut self.outgoing;
+            let head_rest = &head[(*sent).min(head.len())..];
+            let body_rest = &tensor[body.start + sent.saturating_sub(head.len())..body.end];
+            match self.successor.write(&[IoSlice::new(head_rest), IoSlice::new(body_rest)]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => {
+                    *sent += count;
+                    self.moved += count as u64;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(error),
+            }
+            if *sent == head.len() + body.len() {
+                let bytes = body.len();
+                self.traffic.sent += bytes as u64;
+                self.outgoing.clear();
+                if bytes > 0 {
+                    running.sent(bytes);
+                }
+            }
+        }
+    }
+
+    /// Encodes the next frames: the announcement and a part. Returns whether there are some.
+    fn fill_outgoing(&mut self, running: &mut Running, tensor: &[u8]) -> bool {
+        let Outgoing { head, body, .. } = &mut self.outgoing;
+        let envelope = Envelope { sequence: running.number(), ..Envelope::default() };
+        if let Some(operation) = running.announcement() {
+            encode(head, &envelope, &operation.into(), BodyStamp::NONE);
+        }
+        if let Some(part) = running.next_part(PART_BYTES) {
+            let bytes = &tensor[part.bytes.clone()];
+            let crc = self.has_crc.then(|| crc32c::crc32c(bytes));
+            let stamp = BodyStamp { bytes: bytes.len() as u64, crc };
+            let message = RingPart { pass: part.pass, offset: part.offset as u64 };
+            encode(head, &envelope, &message.into(), stamp);
+            *body = part.bytes;
+        }
+        !head.is_empty()
+    }
+
+    /// Receives one frame or body, if it is available. Returns whether anything arrived.
+    fn receive(&mut self, running: &mut Running, tensor: &mut [u8]) -> Result<bool, LinkFault> {
+        let socket = &self.predecessor;
+        let moved = &mut self.moved;
+        let mut source = |slices: &mut [IoSliceMut<'_>]| {
+            let read = socket.read(slices);
+            *moved += *read.as_ref().unwrap_or(&0) as u64;
+            read
+        };
+        if let Some(target) = &self.target {
+            let polled = match target {
+                Target::Store(range) => {
+                    self.reader.poll_body(&mut source, &mut tensor[range.clone()])?
+                }
+                Target::Fold(range, _) => {
+                    let beside = bytemuck::cast_slice_mut(&mut self.beside);
+                    self.reader.poll_body(&mut source, &mut beside[..range.len()])?
+                }
+            };
+            if polled == BodyPoll::Pending {
+                return Ok(false);
+            }
+            running.arrived(target, tensor, bytemuck::cast_slice(&self.beside))?;
+            let (Target::Store(range) | Target::Fold(range, _)) = target;
+            self.traffic.received += range.len() as u64;
+            self.target = None;
+            return Ok(true);
+        }
+        if !running.expects() {
+            return Ok(false);
+        }
+        match self.reader.poll(&mut source)? {
+            Poll::Pending => Ok(false),
+            Poll::Closed => Err(LinkFault::Predecessor("it has closed the connection".to_owned())),
+            Poll::Frame(header, message) => {
+                self.target = running.message(&header, &message)?;
+                match &self.target {
+                    Some(Target::Fold(range, _)) => {
+                        let words = range.len().div_ceil(size_of::<u64>());
+                        self.beside.resize(self.beside.len().max(words), 0);
+                    }
+                    Some(Target::Store(_)) => {}
+                    None if header.body_bytes > 0 => {
+                        let name = message.name();
+                        let detail = format!("a {name} with a body");
+                        return Err(LinkFault::Predecessor(detail));
+                    }
+                    None => {}
+                }
+                Ok(true)
+            }
+        }
+    }
+}
+
+impl Outgoing {
+    fn is_empty(&self) -> bool {
+        self.head.is_empty()
+    }
+
+    fn clear(&mut self) {
+        self.head.clear();
+        self.body = 0..0;
+        self.sent = 0;
+    }
+}

@@ -1,0 +1,606 @@
+//! [`Member`]: the control connection of one rank, from its first request to its leave.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use pushpull_common::identity::Identity;
+use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId};
+use pushpull_common::protocol::message::{
+    BodyCrc, FeatureOffer, Heartbeat, Hello, Leave, RankAddresses, RingEnd, RingJoin, RingOver,
+    Role,
+};
+use pushpull_common::protocol::refusal::Detail;
+use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::{Features, Message, Refusal, version};
+
+/// The facts of a member that do not change.
+#[derive(Clone, Debug)]
+pub(crate) struct MemberFacts {
+    /// The name of the job: rings of two jobs do not mix.
+    pub(crate) job: String,
+    /// The stable id.
+    pub(crate) id: String,
+    /// The index that the launcher has given; `None` if the rendezvous assigns one.
+    pub(crate) index: Option<u32>,
+    /// The number of members of the first ring.
+    pub(crate) size: u32,
+    /// The host.
+    pub(crate) host: String,
+    /// The addresses of the member.
+    pub(crate) addresses: Vec<String>,
+    /// Chosen at random at each start.
+    pub(crate) incarnation: Incarnation,
+    /// The facts on which all members must agree.
+    pub(crate) identity: Identity,
+    /// The lease, until the rendezvous names its own.
+    pub(crate) lease: Duration,
+}
+
+impl MemberFacts {
+    /// Returns the hello that opens each connection.
+    pub(crate) fn hello(&self) -> Hello {
+        let fields = self.identity.fields();
+        let fields = fields.map(|(name, value)| (Text::clipped(name), Text::clipped(value)));
+        Hello {
+            version_oldest: version::OLDEST,
+            version_newest: version::NEWEST,
+            role: Role::Rank {},
+            job: Text::clipped(&self.job),
+            task: self.index.unwrap_or(0),
+            shard: ShardId { task: 0, shard: 0 },
+            incarnation: self.incarnation,
+            client_epoch: ClientEpoch(0),
+            seen_epoch: RestoreEpoch(0),
+            seen_step: GlobalStep(0),
+            seen_arena: 0,
+            catalogue: None,
+            body_crc: BodyCrc::Auto {},
+            identity: List::of(fields).unwrap_or_default(),
+            auth: List::default(),
+            features: FeatureOffer::of(Features::ALL),
+        }
+    }
+}
+
+/// A ring that has formed, as one of its members knows it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct FormedRing {
+    /// Identifies the rendezvous.
+    pub(crate) rendezvous: u64,
+    /// The epoch.
+    pub(crate) epoch: u64,
+    /// The rank of this member.
+    pub(crate) rank: u32,
+    /// All members, in order of ranks.
+    pub(crate) members: Vec<RankPlace>,
+    /// The lease.
+    pub(crate) lease: Duration,
+    /// The rank in whose process the rendezvous is.
+    pub(crate) serving: Option<u32>,
+}
+
+/// A member of a ring and where it is.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct RankPlace {
+    /// The stable index.
+    pub(crate) index: u32,
+    /// The host.
+    pub(crate) host: String,
+    /// The addresses.
+    pub(crate) addresses: Vec<String>,
+}
+
+impl FormedRing {
+    /// Returns the number of members.
+    pub(crate) fn size(&self) -> u32 {
+        self.members.len() as u32
+    }
+
+    /// Returns the rank behind a rank.
+    pub(crate) fn successor(&self) -> u32 {
+        (self.rank + 1) % self.size().max(1)
+    }
+
+    /// Returns the rank before a rank.
+    pub(crate) fn predecessor(&self) -> u32 {
+        (self.rank + self.size().max(1) - 1) % self.size().max(1)
+    }
+
+    /// Returns the place of a rank.
+    pub(crate) fn place(&self, rank: u32) -> Option<&RankPlace> {
+        self.members.get(rank as usize)
+    }
+}
+
+/// The place of a rendezvous.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Where the program meets.
+    Meeting,
+    /// In this process.
+    Own,
+    /// In the process of another member.
+    Member {
+        /// The addresses of the member.
+        addresses: Vec<String>,
+    },
+}
+
+/// An input of a member.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum MemberInput {
+    /// The program wants to be in the next ring.
+    Join,
+    /// The connection to the last place stands.
+    Connected,
+    /// There is no connection to the last place.
+    NotConnected {
+        /// The cause.
+        cause: String,
+        /// Whether that proves that no process listens there any more.
+        gone: bool,
+    },
+    /// A message of the rendezvous.
+    Message(Message),
+    /// The connection has ended.
+    Closed {
+        /// The cause.
+        cause: String,
+    },
+    /// The ring is over for a reason that this rank has found.
+    Report(RingEnd),
+    /// The program leaves.
+    Leave,
+    /// Time has passed.
+    Tick,
+}
+
+/// An output of a member.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum MemberOutput {
+    /// Connect to a place, in place of the connection before.
+    Connect(Place),
+    /// Serve the rendezvous in this process, from now on.
+    Serve,
+    /// Send a message.
+    Send(Message),
+    /// Close the connection.
+    Disconnect,
+    /// A ring has formed.
+    Formed(Arc<FormedRing>),
+    /// The ring of this epoch is over.
+    Over {
+        /// The epoch.
+        epoch: u64,
+        /// The reason.
+        end: RingEnd,
+    },
+    /// The rendezvous is lost, which is in no member.
+    RendezvousLost {
+        /// The cause.
+        cause: String,
+    },
+    /// The rendezvous waits for members.
+    Waits {
+        /// The members that have come.
+        came: u32,
+        /// The members of the ring.
+        size: u32,
+        /// The first indices that have not come.
+        missing: Vec<u32>,
+    },
+    /// This many members wait for the next ring.
+    Joiners(u32),
+    /// The rendezvous refuses this member.
+    Refused(Refusal),
+    /// The leave is confirmed, or nobody is there to confirm it.
+    Left,
+}
+
+/// The control connection of one rank.
+///
+/// - **In.** Wishes of the program, events of the connection and messages of the rendezvous.
+/// - **Out.** Where to connect, what to send, and what has become of the ring.
+/// - **Time.** [`Member::wake_at`] is the next heartbeat, retry or end of a lease.
+/// - **Never.** A ring is never reported twice, nor as over before it has formed. No ring of an
+///   older epoch is reported.
+///
+/// If the rendezvous is lost and was in a member, the member of the lowest rank that is left serves
+/// it. Members that cannot be reached are passed over in order of ranks, so all find the same one.
+#[derive(Debug)]
+pub(crate) struct Member {
+    facts: MemberFacts,
+    phase: Phase,
+    is_connected: bool,
+    /// Whether the program wants to be in the next ring.
+    wants_ring: bool,
+    lease: Duration,
+    heard_at: Instant,
+    heartbeat_at: Instant,
+    retry_at: Option<Instant>,
+    place: Place,
+    /// The members that may serve next, after the loss of the rendezvous.
+    candidates: VecDeque<Candidate>,
+    /// The indices of members of the last ring whose processes are gone.
+    gone: Vec<u32>,
+    ring: Option<Arc<FormedRing>>,
+    /// Members of the ring that forms.
+    forming: Vec<RankPlace>,
+    outputs: VecDeque<MemberOutput>,
+}
+
+/// A member that may serve.
+#[derive(Clone, Debug)]
+struct Candidate {
+    index: u32,
+    place: Place,
+    /// The time until which it is tried.
+    until: Option<Instant>,
+}
+
+/// The phase of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// It is in no ring, or its ring is over.
+    Out,
+    /// It has asked for a place in the next ring.
+    Asked,
+    /// It is in a ring.
+    In,
+    /// It has asked to leave.
+    Leaving,
+    /// It has left, or was refused.
+    Ended,
+}
+
+/// The pause before another attempt to connect.
+const RETRY_PAUSE: Duration = Duration::from_millis(20);
+
+impl Member {
+    /// Creates a member that has not joined.
+    pub(crate) fn new(now: Instant, facts: MemberFacts) -> Member {
+        Member {
+            lease: facts.lease,
+            facts,
+            phase: Phase::Out,
+            is_connected: false,
+            wants_ring: false,
+            heard_at: now,
+            heartbeat_at: now,
+            retry_at: None,
+            place: Place::Meeting,
+            candidates: VecDeque::new(),
+            gone: Vec::new(),
+            ring: None,
+            forming: Vec::new(),
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Returns the facts of this member.
+    pub(crate) fn facts(&self) -> &MemberFacts {
+        &self.facts
+    }
+
+    /// Sets the addresses of this member, before its first connection.
+    pub(crate) fn set_addresses(&mut self, addresses: Vec<String>) {
+        self.facts.addresses = addresses;
+    }
+
+    /// Returns the next output.
+    pub(crate) fn poll_output(&mut self) -> Option<MemberOutput> {
+        self.outputs.pop_front()
+    }
+
+    /// Returns the time of the next tick.
+    pub(crate) fn wake_at(&self) -> Option<Instant> {
+        let beats = self.is_connected.then_some(self.heartbeat_at);
+        let silence = self.is_connected.then(|| self.heard_at + self.lease);
+        [beats, silence, self.retry_at].into_iter().flatten().min()
+    }
+
+    /// Handles an input.
+    pub(crate) fn handle(&mut self, now: Instant, input: MemberInput) {
+        if self.phase == Phase::Ended {
+            return;
+        }
+        match input {
+            MemberInput::Join => {
+                self.wants_ring = true;
+                self.go_on(now);
+            }
+            MemberInput::Connected => {
+                self.is_connected = true;
+                self.heard_at = now;
+                self.heartbeat_at = now + self.lease / 4;
+                self.send(self.facts.hello());
+                self.ask();
+            }
+            MemberInput::NotConnected { cause, gone } => self.not_connected(now, cause, gone),
+            MemberInput::Closed { cause } => self.disconnected(now, cause, true),
+            MemberInput::Message(message) => {
+                self.heard_at = now;
+                self.message(now, message);
+            }
+            MemberInput::Report(end) => self.report(end),
+            MemberInput::Leave => self.leave(),
+            MemberInput::Tick => self.tick(now),
+        }
+    }
+
+    /// Connects or asks, as far as the program wants a ring.
+    fn go_on(&mut self, now: Instant) {
+        if !self.wants_ring || self.phase != Phase::Out {
+            return;
+        }
+        match self.is_connected {
+            true => self.ask(),
+            false => self.connect(now),
+        }
+    }
+
+    fn connect(&mut self, now: Instant) {
+        self.retry_at = None;
+        self.phase = Phase::Asked;
+        if let Some(candidate) = self.candidates.front_mut() {
+            candidate.until.get_or_insert(now + self.lease);
+            self.place = candidate.place.clone();
+        }
+        self.outputs.push_back(MemberOutput::Connect(self.place.clone()));
+    }
+
+    fn ask(&mut self) {
+        self.phase = Phase::Asked;
+        self.forming.clear();
+        let ring = self.ring.as_deref();
+        let facts = &self.facts;
+        let addresses = facts.addresses.iter().map(Text::clipped);
+        let join = RingJoin {
+            id: Text::clipped(&facts.id),
+            index: ring.map_or(facts.index, |ring| ring.place(ring.rank).map(|own| own.index)),
+            size: ring.map_or(facts.size, FormedRing::size),
+            host: Text::clipped(&facts.host),
+            addresses: RankAddresses::of(addresses).unwrap_or_default(),
+            epoch: ring.map_or(0, |ring| ring.epoch),
+            gone: List::of(self.gone.iter().copied()).unwrap_or_default(),
+        };
+        self.send(join);
+    }
+
+    fn send(&mut self, message: impl Into<Message>) {
+        self.outputs.push_back(MemberOutput::Send(message.into()));
+    }
+
+    fn not_connected(&mut self, now: Instant, cause: String, gone: bool) {
+        if self.phase == Phase::Leaving {
+            return self.left();
+        }
+        if self.phase != Phase::Asked {
+            return;
+        }
+        self.outputs.push_back(MemberOutput::RendezvousLost { cause });
+        self.try_again(now, gone);
+    }
+
+    /// Tries the same place again after a pause, or the next one if this has had its time.
+    fn try_again(&mut self, now: Instant, gone: bool) {
+        if let Some(candidate) = self.candidates.front() {
+            let is_over = candidate.until.is_some_and(|until| until <= now);
+            if gone && !self.gone.contains(&candidate.index) {
+                self.gone.push(candidate.index);
+            }
+            if gone || is_over {
+                self.next_candidate();
+            }
+        }
+        self.phase = Phase::Asked;
+        self.retry_at = Some(now + RETRY_PAUSE);
+    }
+
+    /// Passes over the first candidate. After the last one the first is tried again: it may be
+    /// reachable then.
+    fn next_candidate(&mut self) {
+        if let Some(mut candidate) = self.candidates.pop_front() {
+            candidate.until = None;
+            if !self.gone.contains(&candidate.index) {
+                self.candidates.push_back(candidate);
+            }
+        }
+        self.serve_if_next();
+    }
+
+    fn serve_if_next(&mut self) {
+        let is_next = self.candidates.front().is_some_and(|next| next.place == Place::Own);
+        if is_next && self.place != Place::Own {
+            self.place = Place::Own;
+            self.outputs.push_back(MemberOutput::Serve);
+        }
+    }
+
+    fn disconnected(&mut self, now: Instant, cause: String, gone: bool) {
+        if !std::mem::take(&mut self.is_connected) {
+            return;
+        }
+        match self.phase {
+            Phase::Leaving => self.left(),
+            Phase::Asked => {
+                self.succeed(gone);
+                self.outputs.push_back(MemberOutput::RendezvousLost { cause });
+                self.try_again(now, false);
+            }
+            Phase::In => {
+                self.phase = Phase::Out;
+                self.wants_ring = false;
+                let silent = now.saturating_duration_since(self.heard_at);
+                self.succeed(gone);
+                self.rendezvous_lost(cause, silent);
+            }
+            Phase::Out => self.succeed(gone),
+            Phase::Ended => {}
+        }
+    }
+
+    /// Reports a ring whose rendezvous is lost.
+    fn rendezvous_lost(&mut self, cause: String, silent: Duration) {
+        let Some(ring) = &self.ring else { return };
+        let epoch = ring.epoch;
+        let server = ring.serving.and_then(|rank| Some((rank, ring.place(rank)?)));
+        let output = match server {
+            Some((rank, place)) => {
+                let host = Text::clipped(&place.host);
+                let silent_ms = silent.as_millis() as u64;
+                let detail = Detail::shortened(cause);
+                MemberOutput::Over { epoch, end: RingEnd::Lost { rank, host, silent_ms, detail } }
+            }
+            None => MemberOutput::RendezvousLost { cause },
+        };
+        self.outputs.push_back(output);
+    }
+
+    /// Lists who may serve after the loss of the rendezvous: the members of the last ring, in
+    /// order of ranks.
+    fn succeed(&mut self, gone: bool) {
+        let Some(ring) = self.ring.clone() else { return };
+        let serving = match (&self.place, ring.serving) {
+            (Place::Meeting, Some(rank)) => ring.place(rank).map(|place| place.index),
+            // The rendezvous is no member, or it is a candidate that was lost in its turn.
+            (Place::Meeting, None) => return,
+            _ => self.candidates.front().map(|candidate| candidate.index),
+        };
+        if let Some(serving) = serving.filter(|index| gone && !self.gone.contains(index)) {
+            self.gone.push(serving);
+        }
+        let own = ring.rank as usize;
+        let members = ring.members.iter().enumerate();
+        let others = members.filter(|(_, member)| {
+            Some(member.index) != serving && !self.gone.contains(&member.index)
+        });
+        self.candidates = others
+            .map(|(rank, member)| Candidate {
+                index: member.index,
+                place: match rank == own {
+                    true => Place::Own,
+                    false => Place::Member { addresses: member.addresses.clone() },
+                },
+                until: None,
+            })
+            .collect();
+        self.serve_if_next();
+    }
+
+    fn message(&mut self, now: Instant, message: Message) {
+        match message {
+            Message::RingWaits(waits) => self.outputs.push_back(MemberOutput::Waits {
+                came: waits.came,
+                size: waits.size,
+                missing: waits.missing.items().to_vec(),
+            }),
+            Message::RingMember(member) if self.phase == Phase::Asked => {
+                // The rendezvous names the ranks in order; a repeated list begins again.
+                if member.rank == 0 {
+                    self.forming.clear();
+                }
+                if member.rank as usize == self.forming.len() {
+                    let addresses = member.addresses.items().iter();
+                    self.forming.push(RankPlace {
+                        index: member.index,
+                        host: member.host.as_str().to_owned(),
+                        addresses: addresses.map(|text| text.as_str().to_owned()).collect(),
+                    });
+                }
+            }
+            Message::RingFormed(formed) if self.phase == Phase::Asked => {
+                let known = self.ring.as_ref().map_or(0, |ring| ring.epoch);
+                let members = std::mem::take(&mut self.forming);
+                let is_whole = members.len() == formed.size as usize && formed.rank < formed.size;
+                if !is_whole || formed.epoch <= known {
+                    let cause = format!("the ring of epoch {} is incomplete", formed.epoch);
+                    self.outputs.push_back(MemberOutput::Disconnect);
+                    return self.disconnected(now, cause, false);
+                }
+                self.lease = Duration::from_millis(formed.lease_ms.max(1).into());
+                self.heartbeat_at = self.heartbeat_at.min(now + self.lease / 4);
+                let ring = Arc::new(FormedRing {
+                    rendezvous: formed.rendezvous,
+                    epoch: formed.epoch,
+                    rank: formed.rank,
+                    members,
+                    lease: self.lease,
+                    serving: formed.serving,
+                });
+                self.phase = Phase::In;
+                // From now on the loss of this place is the loss of the serving rank.
+                self.place = Place::Meeting;
+                self.candidates.clear();
+                self.gone.clear();
+                self.ring = Some(ring.clone());
+                self.outputs.push_back(MemberOutput::Formed(ring));
+            }
+            Message::RingOver(RingOver { epoch, end })
+                if self.phase == Phase::In
+                    && self.ring.as_ref().is_some_and(|ring| ring.epoch == epoch) =>
+            {
+                self.phase = Phase::Out;
+                self.wants_ring = false;
+                self.outputs.push_back(MemberOutput::Over { epoch, end });
+            }
+            Message::RingJoiners(joiners) => {
+                self.outputs.push_back(MemberOutput::Joiners(joiners.count));
+            }
+            Message::Refused(refused) => self.refused(now, refused.refusal),
+            Message::Left(_) if self.phase == Phase::Leaving => self.left(),
+            // Answers to heartbeats, and messages of a ring that is over.
+            _ => {}
+        }
+    }
+
+    fn refused(&mut self, now: Instant, refusal: Refusal) {
+        // A member that does not serve yet may do so as soon as it has noticed the loss.
+        if matches!(refusal, Refusal::Stopping {}) && !self.candidates.is_empty() {
+            self.outputs.push_back(MemberOutput::Disconnect);
+            self.is_connected = false;
+            return self.try_again(now, false);
+        }
+        self.phase = Phase::Ended;
+        self.outputs.push_back(MemberOutput::Refused(refusal));
+        self.outputs.push_back(MemberOutput::Disconnect);
+    }
+
+    fn report(&mut self, end: RingEnd) {
+        let Some(ring) = self.ring.as_ref().filter(|_| self.phase == Phase::In) else { return };
+        let epoch = ring.epoch;
+        self.send(RingOver { epoch, end });
+    }
+
+    fn leave(&mut self) {
+        match self.is_connected {
+            true => {
+                self.phase = Phase::Leaving;
+                self.send(Leave {});
+            }
+            false => self.left(),
+        }
+    }
+
+    fn left(&mut self) {
+        self.phase = Phase::Ended;
+        self.outputs.push_back(MemberOutput::Left);
+        self.outputs.push_back(MemberOutput::Disconnect);
+    }
+
+    fn tick(&mut self, now: Instant) {
+        if self.is_connected && now >= self.heard_at + self.lease {
+            let cause = format!("the rendezvous has been silent for {:?}", self.lease);
+            self.outputs.push_back(MemberOutput::Disconnect);
+            self.disconnected(now, cause, false);
+        }
+        if self.is_connected && now >= self.heartbeat_at {
+            self.heartbeat_at = now + self.lease / 4;
+            self.send(Heartbeat {});
+        }
+        if self.retry_at.is_some_and(|at| at <= now) {
+            self.connect(now);
+        }
+    }
+}

@@ -1,0 +1,748 @@
+//! [`Control`]: the thread of a ring, which keeps its membership while the program computes.
+
+use std::cell::{Cell, RefCell};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pushpull_common::error::Chain;
+use pushpull_common::protocol::message::RingEnd;
+use pushpull_common::protocol::refusal::Detail;
+use pushpull_common::protocol::{FrameReader, Message};
+use pushpull_net::{
+    AcceptLimits, ConnectError, Connector, Endpoints, FrameStream, ListenError, Stream, accept,
+};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::task::{AbortHandle, LocalSet, spawn_local};
+
+use super::door::{Door, DoorState};
+use super::link_setup::{self, OpenLinks};
+use super::meeting::{self, Meeting};
+use super::peer::{UNSENT_MAX, exchange};
+use super::server::RendezvousServer;
+use super::wake::WakeFlag;
+use crate::error::RingError;
+use crate::member::{FormedRing, Member, MemberFacts, MemberInput, MemberOutput, Place};
+use crate::rendezvous::{Rendezvous, RendezvousConfig};
+use crate::transport::Transport;
+
+/// The settings of a control thread.
+#[derive(Clone, Debug)]
+pub(crate) struct ControlConfig {
+    /// The facts of the member. Its addresses are found by the thread.
+    pub(crate) facts: MemberFacts,
+    /// Where the ranks meet.
+    pub(crate) meeting: Meeting,
+    /// The folder of Unix sockets, in a meeting at an address.
+    pub(crate) socket_folder: PathBuf,
+    /// The only transport of links, if it is restricted.
+    pub(crate) transport: Option<Transport>,
+    /// Whether addresses beyond loopback may be bound.
+    pub(crate) insecure: bool,
+    /// The least number of members of the first ring.
+    pub(crate) first_size_min: u32,
+    /// The least number of members of a later ring.
+    pub(crate) size_min: u32,
+    /// How long a ring that may form waits for more members.
+    pub(crate) join_window: Duration,
+    /// Chosen at random: identifies the rendezvous if this process serves it.
+    pub(crate) rendezvous: u64,
+}
+
+/// The control thread of a ring, as its ring sees it.
+#[derive(Debug)]
+pub(crate) struct Control {
+    commands: mpsc::Sender<Command>,
+    view: watch::Receiver<ControlView>,
+    wake: Arc<WakeFlag>,
+    formed: Arc<Mutex<Option<NewRing>>>,
+    runtime: tokio::runtime::Handle,
+}
+
+/// What the control thread reports.
+#[derive(Clone, Debug)]
+pub(crate) struct ControlView {
+    /// The stage of the ring.
+    pub(crate) stage: RingStage,
+    /// The members that wait for the next ring.
+    pub(crate) joiners: u32,
+}
+
+/// The stage of a ring.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum RingStage {
+    /// It has not formed.
+    Forming,
+    /// It has formed, and its links are open.
+    Formed {
+        /// Its epoch.
+        epoch: u64,
+    },
+    /// It is over.
+    Over {
+        /// The reason.
+        error: RingError,
+    },
+    /// It cannot form: this member is out for good.
+    Failed {
+        /// The reason.
+        error: RingError,
+    },
+    /// This member has left.
+    Left,
+}
+
+/// A ring that has formed, with the links of this rank.
+#[derive(Debug)]
+pub(crate) struct NewRing {
+    /// The ring.
+    pub(crate) ring: Arc<FormedRing>,
+    /// The links; `None` in a ring of one.
+    pub(crate) links: Option<OpenLinks>,
+}
+
+#[derive(Debug)]
+enum Command {
+    /// Enter the next ring.
+    Join {
+        /// The time that it may take.
+        within: Duration,
+    },
+    /// End the ring for a reason that the program has found.
+    Report(RingEnd),
+    /// Leave.
+    Leave,
+}
+
+/// The most commands that wait. A ring has one operation at a time.
+const COMMANDS_MAX: usize = 16;
+
+/// The limits of connections that have not said hello.
+const ACCEPT_LIMITS: AcceptLimits =
+    AcceptLimits { handshake_timeout: Duration::from_secs(10), waiting_connections_max: 256 };
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A slot is valid after each change.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Control {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// [`RingError::System`] if there is no thread or no descriptor left.
+    pub(crate) fn start(config: ControlConfig) -> Result<Control, RingError> {
+        let system = |doing: &str, error: std::io::Error| RingError::System {
+            doing: doing.to_owned(),
+            cause: error.to_string(),
+        };
+        let wake = WakeFlag::new().map_err(|error| system("create an event descriptor", error))?;
+        let wake = Arc::new(wake);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|error| system("start a runtime", error))?;
+        let handle = runtime.handle().clone();
+        let (commands, received) = mpsc::channel(COMMANDS_MAX);
+        let first = ControlView { stage: RingStage::Forming, joiners: 0 };
+        let (reports, view) = watch::channel(first);
+        let formed = Arc::new(Mutex::new(None));
+        let slot = formed.clone();
+        let flag = wake.clone();
+        let run = move || {
+            let local = LocalSet::new();
+            local.block_on(&runtime, async move {
+                let task = ControlTask::new(config, reports, flag, slot);
+                task.run(received).await;
+            });
+        };
+        let thread = std::thread::Builder::new().name("pushpull-ring".to_owned());
+        thread.spawn(run).map_err(|error| system("start the thread of the ring", error))?;
+        Ok(Control { commands, view, wake, formed, runtime: handle })
+    }
+
+    /// Enters the next ring, within this time.
+    ///
+    /// # Errors
+    /// Why there is none, or why this member is out.
+    pub(crate) async fn join(&mut self, within: Duration) -> Result<NewRing, RingError> {
+        self.view.mark_unchanged();
+        self.send(Command::Join { within }).await;
+        loop {
+            if self.view.changed().await.is_err() {
+                return Err(ended());
+            }
+            let stage = self.view.borrow_and_update().stage.clone();
+            match stage {
+                RingStage::Forming => {}
+                RingStage::Formed { .. } => {
+                    if let Some(ring) = lock(&self.formed).take() {
+                        return Ok(ring);
+                    }
+                }
+                RingStage::Over { error } | RingStage::Failed { error } => return Err(error),
+                RingStage::Left => return Err(ended()),
+            }
+        }
+    }
+
+    /// Waits until the ring is over. Returns the reason.
+    pub(crate) async fn over(&mut self) -> RingError {
+        loop {
+            let stage = self.view.borrow_and_update().stage.clone();
+            match stage {
+                RingStage::Over { error } | RingStage::Failed { error } => return error,
+                RingStage::Left => return ended(),
+                RingStage::Forming | RingStage::Formed { .. } => {}
+            }
+            if self.view.changed().await.is_err() {
+                return ended();
+            }
+        }
+    }
+
+    /// Ends the ring for a reason that this rank has found.
+    pub(crate) async fn report(&self, end: RingEnd) {
+        self.send(Command::Report(end)).await;
+    }
+
+    /// Leaves, and waits for the confirmation.
+    pub(crate) async fn leave(mut self) {
+        self.send(Command::Leave).await;
+        while self.view.borrow_and_update().stage != RingStage::Left {
+            if self.view.changed().await.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Ends the ring for a reason that this rank has found, without waiting.
+    pub(crate) fn try_report(&self, end: RingEnd) {
+        // A full queue means that the thread hangs; the others see that by its lease.
+        let _ = self.commands.try_send(Command::Report(end));
+    }
+
+    /// Gives the ring up without waiting: it is dropped.
+    pub(crate) fn abandon(&self, end: RingEnd) {
+        self.try_report(end);
+        let _ = self.commands.try_send(Command::Leave);
+    }
+
+    /// Returns the flag that is raised when the ring is over.
+    pub(crate) fn wake(&self) -> &Arc<WakeFlag> {
+        &self.wake
+    }
+
+    /// Returns whether the ring is over because a rank has left.
+    pub(crate) fn is_left(&self) -> bool {
+        matches!(self.view.borrow().stage, RingStage::Over { error: RingError::Left { .. } })
+    }
+
+    /// Returns the number of members that wait for the next ring.
+    pub(crate) fn joiners(&self) -> u32 {
+        self.view.borrow().joiners
+    }
+
+    /// Returns the runtime of the thread, which drives sockets and timers for any executor.
+    pub(crate) fn runtime(&self) -> &tokio::runtime::Handle {
+        &self.runtime
+    }
+
+    async fn send(&self, command: Command) {
+        // Without its thread the view has no sender, which the caller sees.
+        let _ = self.commands.send(command).await;
+    }
+}
+
+/// The error of a ring whose thread has ended.
+fn ended() -> RingError {
+    RingError::Fenced { detail: "its control thread has ended".to_owned() }
+}
+
+/// The tasks of a control thread.
+struct ControlTask {
+    config: ControlConfig,
+    member: RefCell<Member>,
+    door: Rc<DoorState>,
+    view: watch::Sender<ControlView>,
+    wake: Arc<WakeFlag>,
+    formed: Arc<Mutex<Option<NewRing>>>,
+    /// The way to the connection, and its number.
+    connection: RefCell<Option<mpsc::Sender<Message>>>,
+    connection_number: Cell<u64>,
+    /// The task that opens links.
+    setup: RefCell<Option<AbortHandle>>,
+    addresses: RefCell<Vec<String>>,
+    is_listening: Cell<bool>,
+    /// What the rendezvous waits for, or why it cannot be reached.
+    wait: RefCell<FormingWait>,
+    /// Whether a ring has formed that is not over.
+    in_ring: Cell<bool>,
+    rank: Cell<u32>,
+    changed: Notify,
+}
+
+/// What a forming ring waits for.
+#[derive(Clone, Debug, Default)]
+struct FormingWait {
+    came: u32,
+    size: u32,
+    missing: Vec<u32>,
+    /// Why there is no rendezvous; `None` while there is one.
+    fault: Option<String>,
+}
+
+impl ControlTask {
+    fn new(
+        config: ControlConfig,
+        view: watch::Sender<ControlView>,
+        wake: Arc<WakeFlag>,
+        formed: Arc<Mutex<Option<NewRing>>>,
+    ) -> Rc<ControlTask> {
+        let member = Member::new(Instant::now(), config.facts.clone());
+        Rc::new(ControlTask {
+            config,
+            member: RefCell::new(member),
+            door: Rc::default(),
+            view,
+            wake,
+            formed,
+            connection: RefCell::default(),
+            connection_number: Cell::new(0),
+            setup: RefCell::default(),
+            addresses: RefCell::default(),
+            is_listening: Cell::new(false),
+            wait: RefCell::default(),
+            in_ring: Cell::new(false),
+            rank: Cell::new(0),
+            changed: Notify::new(),
+        })
+    }
+
+    async fn run(self: Rc<Self>, mut commands: mpsc::Receiver<Command>) {
+        if let Err(error) = self.listen() {
+            return self.set_stage(RingStage::Failed { error });
+        }
+        let timer = spawn_local(self.clone().run_timer());
+        let mut deadline: Option<(Instant, Duration)> = None;
+        loop {
+            let passed = async {
+                match deadline {
+                    Some((at, _)) => tokio::time::sleep_until(at.into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                command = commands.recv() => match command {
+                    Some(Command::Join { within }) => {
+                        deadline = Instant::now().checked_add(within).map(|at| (at, within));
+                        self.set_stage(RingStage::Forming);
+                        self.handle(MemberInput::Join);
+                    }
+                    Some(Command::Report(end)) => self.handle(MemberInput::Report(end)),
+                    Some(Command::Leave) | None => break,
+                },
+                () = passed => {
+                    let (_, within) = deadline.take().unwrap_or((Instant::now(), Duration::ZERO));
+                    self.deadline_passed(within);
+                }
+            }
+        }
+        self.leave().await;
+        timer.abort();
+    }
+
+    async fn run_timer(self: Rc<Self>) {
+        loop {
+            let wake_at = self.member.borrow().wake_at();
+            match wake_at {
+                Some(at) => tokio::select! {
+                    () = tokio::time::sleep_until(at.into()) => self.handle(MemberInput::Tick),
+                    () = self.changed.notified() => {}
+                },
+                None => self.changed.notified().await,
+            }
+        }
+    }
+
+    /// Leaves, and serves the members that are still there.
+    async fn leave(self: &Rc<Self>) {
+        let lease = self.config.facts.lease;
+        let until = Instant::now() + lease;
+        self.handle(MemberInput::Leave);
+        while self.connection.borrow().is_some() && Instant::now() < until {
+            tokio::time::sleep(LEAVE_PAUSE).await;
+        }
+        let server = self.door.server.borrow().clone();
+        while server.as_ref().is_some_and(|server| server.has_members()) && Instant::now() < until {
+            tokio::time::sleep(LEAVE_PAUSE).await;
+        }
+        if let (Meeting::Folder(folder), Some(own)) = (&self.config.meeting, self.own_address()) {
+            meeting::leave(folder, &own);
+        }
+        self.set_stage(RingStage::Left);
+    }
+
+    fn set_stage(&self, stage: RingStage) {
+        self.view.send_modify(|view| view.stage = stage);
+    }
+
+    /// Reports the end of the ring.
+    fn over(&self, error: RingError) {
+        self.in_ring.set(false);
+        if let Some(setup) = self.setup.borrow_mut().take() {
+            setup.abort();
+        }
+        // Its links are closed: a rank that waits for one of them is woken.
+        *lock(&self.formed) = None;
+        self.set_stage(RingStage::Over { error });
+        self.wake.raise();
+    }
+
+    fn deadline_passed(&self, within: Duration) {
+        if self.view.borrow().stage != RingStage::Forming {
+            return;
+        }
+        let FormingWait { came, size, missing, fault } = self.wait.borrow().clone();
+        let error = match fault {
+            Some(cause) => {
+                let address = match &self.config.meeting {
+                    Meeting::Address(address) => address.clone(),
+                    Meeting::Folder(folder) => folder.display().to_string(),
+                };
+                RingError::NoRendezvous { address, within, cause }
+            }
+            None => RingError::NotFormed { came, size, missing, within },
+        };
+        self.set_stage(RingStage::Failed { error });
+    }
+
+    /// Passes an input to the member and carries out its outputs.
+    fn handle(self: &Rc<Self>, input: MemberInput) {
+        self.member.borrow_mut().handle(Instant::now(), input);
+        loop {
+            let output = self.member.borrow_mut().poll_output();
+            let Some(output) = output else { break };
+            self.carry_out(output);
+        }
+        self.changed.notify_one();
+    }
+
+    fn carry_out(self: &Rc<Self>, output: MemberOutput) {
+        match output {
+            MemberOutput::Connect(place) => {
+                let number = self.connection_number.get() + 1;
+                self.connection_number.set(number);
+                *self.connection.borrow_mut() = None;
+                spawn_local(self.clone().run_connection(number, place));
+            }
+            MemberOutput::Serve => {
+                let announced = self.own_address();
+                if let (Meeting::Folder(folder), Some(own)) = (&self.config.meeting, announced) {
+                    // Later ranks find this one there. The present ones know it already.
+                    let seen = meeting::address(folder).ok().flatten();
+                    let _ = meeting::replace(folder, seen.as_deref(), &own);
+                }
+                self.serve();
+            }
+            MemberOutput::Send(message) => {
+                let connection = self.connection.borrow();
+                let sender = connection.as_ref();
+                if sender.is_some_and(|sender| sender.try_send(message).is_err()) {
+                    drop(connection);
+                    *self.connection.borrow_mut() = None;
+                }
+            }
+            MemberOutput::Disconnect => {
+                self.connection_number.set(self.connection_number.get() + 1);
+                *self.connection.borrow_mut() = None;
+            }
+            MemberOutput::Formed(ring) => {
+                *self.wait.borrow_mut() = FormingWait::default();
+                self.wake.lower();
+                self.in_ring.set(true);
+                self.rank.set(ring.rank);
+                self.view.send_modify(|view| view.joiners = 0);
+                let task = spawn_local(self.clone().set_up(ring));
+                *self.setup.borrow_mut() = Some(task.abort_handle());
+            }
+            MemberOutput::Over { end, .. } => {
+                self.over(RingError::of_end(&end, self.rank.get()));
+            }
+            MemberOutput::RendezvousLost { cause } if self.in_ring.get() => {
+                let address = format!("{:?}", self.config.meeting);
+                self.over(RingError::NoRendezvous { address, within: Duration::ZERO, cause });
+            }
+            MemberOutput::RendezvousLost { cause } => {
+                self.wait.borrow_mut().fault = Some(cause);
+            }
+            MemberOutput::Waits { came, size, missing } => {
+                *self.wait.borrow_mut() = FormingWait { came, size, missing, fault: None };
+            }
+            MemberOutput::Joiners(count) => {
+                self.view.send_modify(|view| view.joiners = count);
+            }
+            MemberOutput::Refused(refusal) => {
+                self.in_ring.set(false);
+                let error = RingError::Refused { refusal: refusal.to_string() };
+                self.set_stage(RingStage::Failed { error });
+                self.wake.raise();
+            }
+            MemberOutput::Left => *self.connection.borrow_mut() = None,
+        }
+    }
+
+    /// Opens the links of a ring.
+    async fn set_up(self: Rc<Self>, ring: Arc<FormedRing>) {
+        let links = match ring.size() {
+            1 => None,
+            _ => {
+                let hello = self.member.borrow().facts().hello();
+                let within = 2 * ring.lease;
+                match link_setup::open(&ring, hello, &self.door, within).await {
+                    Ok(links) => Some(links),
+                    Err(fault) => {
+                        let detail = Detail::shortened(fault);
+                        let end = RingEnd::GivenUp { rank: ring.rank, detail };
+                        return self.handle(MemberInput::Report(end));
+                    }
+                }
+            }
+        };
+        let epoch = ring.epoch;
+        *lock(&self.formed) = Some(NewRing { ring, links });
+        self.set_stage(RingStage::Formed { epoch });
+    }
+
+    /// Begins to serve the rendezvous in this process.
+    fn serve(&self) {
+        if self.door.server.borrow().is_some() {
+            return;
+        }
+        let config = &self.config;
+        let rendezvous = Rendezvous::new(RendezvousConfig {
+            rendezvous: config.rendezvous,
+            job: config.facts.job.clone(),
+            identity: config.facts.identity.clone(),
+            lease: config.facts.lease,
+            join_window: config.join_window,
+            succession_window: SUCCESSION_LEASES * config.facts.lease,
+            first_size_min: config.first_size_min,
+            size_min: config.size_min,
+            serving: Some(config.facts.incarnation),
+        });
+        *self.door.server.borrow_mut() = Some(RendezvousServer::start(rendezvous));
+    }
+
+    /// Connects to a place and exchanges messages until the connection ends.
+    async fn run_connection(self: Rc<Self>, number: u64, place: Place) {
+        let is_current = || self.connection_number.get() == number;
+        let stream = match self.reach(&place).await {
+            Ok(stream) => stream,
+            Err(Unreached { cause, gone }) => {
+                if is_current() {
+                    self.handle(MemberInput::NotConnected { cause, gone });
+                }
+                return;
+            }
+        };
+        if let Err(error) = self.listen_beside(&stream) {
+            return self.set_stage(RingStage::Failed { error });
+        }
+        if !is_current() {
+            return;
+        }
+        let mut frames = FrameStream::new(stream, FrameReader::new());
+        frames.open();
+        let (sender, unsent) = mpsc::channel(UNSENT_MAX);
+        *self.connection.borrow_mut() = Some(sender);
+        self.handle(MemberInput::Connected);
+        let arrived = |message| {
+            if is_current() {
+                self.handle(MemberInput::Message(message));
+            }
+        };
+        let cause = exchange(frames, unsent, arrived).await;
+        if is_current() {
+            *self.connection.borrow_mut() = None;
+            self.handle(MemberInput::Closed { cause });
+        }
+    }
+
+    async fn reach(&self, place: &Place) -> Result<Stream, Unreached> {
+        match (place, &self.config.meeting) {
+            (Place::Meeting, Meeting::Address(address)) => connect(address).await,
+            (Place::Meeting, Meeting::Folder(folder)) => self.meet(folder).await,
+            (Place::Own, _) => connect(&self.own_address().unwrap_or_default()).await,
+            (Place::Member { addresses }, _) => {
+                let mut last = Unreached { cause: "no address".to_owned(), gone: false };
+                for address in addresses {
+                    match connect(address).await {
+                        Ok(stream) => return Ok(stream),
+                        Err(unreached) => last = unreached,
+                    }
+                }
+                Err(last)
+            }
+        }
+    }
+
+    /// Connects to the rendezvous of a folder. Serves it if nobody does.
+    async fn meet(&self, folder: &Path) -> Result<Stream, Unreached> {
+        let fault = |error: std::io::Error| Unreached {
+            cause: format!("{}: {error}", folder.display()),
+            gone: false,
+        };
+        let seen = meeting::address(folder).map_err(fault)?;
+        let unreached = match &seen {
+            Some(address) => match connect(address).await {
+                Ok(stream) => return Ok(stream),
+                Err(unreached) => unreached,
+            },
+            None => Unreached { cause: "no rank has come before".to_owned(), gone: true },
+        };
+        let own = self.own_address().unwrap_or_default();
+        if !unreached.gone || !meeting::replace(folder, seen.as_deref(), &own).map_err(fault)? {
+            return Err(unreached);
+        }
+        self.serve();
+        connect(&own).await
+    }
+
+    fn own_address(&self) -> Option<String> {
+        self.addresses.borrow().first().cloned()
+    }
+
+    /// Binds what can be bound before the rendezvous is reached.
+    fn listen(&self) -> Result<(), RingError> {
+        match &self.config.meeting {
+            Meeting::Folder(folder) => {
+                meeting::enter(folder).map_err(|error| RingError::System {
+                    doing: format!("meet in {}", folder.display()),
+                    cause: error.to_string(),
+                })?;
+                let unix = self.bind_unix(folder)?;
+                let endpoints = match self.config.transport {
+                    Some(Transport::Tcp) => unix.also(self.bind("127.0.0.1:0")?),
+                    _ => unix,
+                };
+                self.accept(endpoints, None);
+            }
+            Meeting::Address(address) if self.config.facts.index.unwrap_or(0) == 0 => {
+                match Endpoints::bind(address, self.config.insecure) {
+                    Ok(endpoints) => {
+                        let endpoints = match self.config.transport {
+                            Some(Transport::Tcp) => endpoints,
+                            _ => endpoints.also(self.bind_unix(&self.config.socket_folder)?),
+                        };
+                        self.accept(endpoints, None);
+                        self.serve();
+                    }
+                    // Another process serves there.
+                    Err(ListenError::InUse { .. } | ListenError::Elsewhere { .. }) => {}
+                    Err(error) => return Err(not_bound(address, &error)),
+                }
+            }
+            Meeting::Address(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Binds the addresses of this rank on the network of the connection to the rendezvous.
+    fn listen_beside(&self, stream: &Stream) -> Result<(), RingError> {
+        let Stream::Tcp(stream) = stream else { return Ok(()) };
+        let local = stream.local_addr().map_err(|error| RingError::System {
+            doing: "find the address of this rank".to_owned(),
+            cause: error.to_string(),
+        })?;
+        if !self.is_listening.get() {
+            let own = SocketAddr::new(local.ip(), 0).to_string();
+            let endpoints = self.bind(&own)?;
+            let endpoints = match self.config.transport {
+                Some(Transport::Tcp) => endpoints,
+                _ => endpoints.also(self.bind_unix(&self.config.socket_folder)?),
+            };
+            self.accept(endpoints, Some(local));
+        } else {
+            self.name_addresses(Some(local));
+        }
+        Ok(())
+    }
+
+    fn bind(&self, address: &str) -> Result<Endpoints, RingError> {
+        Endpoints::bind(address, self.config.insecure).map_err(|error| not_bound(address, &error))
+    }
+
+    fn bind_unix(&self, folder: &Path) -> Result<Endpoints, RingError> {
+        let name = format!("pushpull-rank-{:016x}.sock", self.config.facts.incarnation.0);
+        self.bind(&format!("unix:{}", folder.join(name).display()))
+    }
+
+    fn accept(&self, endpoints: Endpoints, local: Option<SocketAddr>) {
+        self.addresses.borrow_mut().extend(endpoints.addresses());
+        accept(endpoints, ACCEPT_LIMITS, Door(self.door.clone()));
+        self.is_listening.set(true);
+        self.name_addresses(local);
+    }
+
+    /// Tells the member its addresses: those that others can use.
+    fn name_addresses(&self, local: Option<SocketAddr>) {
+        let mut addresses = self.addresses.borrow_mut();
+        for address in addresses.iter_mut() {
+            let parsed = address.parse::<SocketAddr>().ok();
+            if let (Some(bound), Some(local)) =
+                (parsed.filter(|at| at.ip().is_unspecified()), local)
+            {
+                *address = SocketAddr::new(local.ip(), bound.port()).to_string();
+            }
+        }
+        let is_tcp = self.config.transport == Some(Transport::Tcp);
+        let mut named = addresses.clone();
+        if is_tcp {
+            named.retain(|address| !address.starts_with("unix:"));
+        } else {
+            // The shorter way first.
+            named.sort_by_key(|address| !address.starts_with("unix:"));
+        }
+        self.member.borrow_mut().set_addresses(named);
+    }
+}
+
+/// A failed attempt to connect.
+struct Unreached {
+    cause: String,
+    /// Whether the failure proves that nobody listens there.
+    gone: bool,
+}
+
+async fn connect(address: &str) -> Result<Stream, Unreached> {
+    let connector = Connector::new(address);
+    match connector.connect(Connector::LIMIT).await {
+        Ok(connected) => Ok(connected.stream),
+        Err(error) => {
+            let gone = match &error {
+                ConnectError::Unix { source } => matches!(
+                    source.kind(),
+                    std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound
+                ),
+                ConnectError::NotReached { attempts, .. } => {
+                    !attempts.is_empty()
+                        && attempts.iter().all(|(_, end)| end.to_string().contains("refused"))
+                }
+                _ => false,
+            };
+            Err(Unreached { cause: Chain(&error).to_string(), gone })
+        }
+    }
+}
+
+fn not_bound(address: &str, error: &ListenError) -> RingError {
+    RingError::System { doing: format!("listen at {address}"), cause: Chain(error).to_string() }
+}
+
+/// The leases for which a successor of the rendezvous waits for members that it cannot account for:
+/// a rank that computes asks for the next ring only after its step.
+const SUCCESSION_LEASES: u32 = 3;
+
+/// The pause between two looks at what a rank that leaves waits for.
+const LEAVE_PAUSE: Duration = Duration::from_millis(1);

@@ -1,0 +1,130 @@
+//! [`Door`]: takes the peers that connect to a rank: members for its rendezvous, and its
+//! predecessor.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use pushpull_common::peer_origin::PeerOrigin;
+use pushpull_common::protocol::message::{Refused, RingLink, Role};
+use pushpull_common::protocol::refusal::Detail;
+use pushpull_common::protocol::{FrameReader, Message, Refusal};
+use pushpull_net::{ArrivedPeer, DetachedStream, FrameStream, PeerReceiver, Stream};
+use tokio::sync::Notify;
+
+use super::peer;
+use super::server::RendezvousServer;
+
+/// How long a peer may take from its hello to its request.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The most links that wait for their ring. Ranks of one ring connect when they hear of it, which
+/// may be before their successor does.
+const EARLY_LINKS_MAX: usize = 16;
+
+/// A link from another rank that no ring has taken yet.
+#[derive(Debug)]
+pub(super) struct IncomingLink {
+    /// The ring and the rank that it names.
+    pub(super) link: RingLink,
+    /// The connection.
+    pub(super) stream: DetachedStream,
+    /// The reader of its frames.
+    pub(super) reader: FrameReader,
+    /// Where the peer is.
+    pub(super) origin: PeerOrigin,
+}
+
+/// What the tasks of a rank share.
+#[derive(Debug, Default)]
+pub(super) struct DoorState {
+    /// The rendezvous, if this process serves it.
+    pub(super) server: RefCell<Option<Rc<RendezvousServer>>>,
+    links: RefCell<Vec<IncomingLink>>,
+    arrived: Notify,
+}
+
+impl DoorState {
+    /// Waits for the link of a rank of a ring.
+    pub(super) async fn link(&self, wanted: &RingLink) -> IncomingLink {
+        loop {
+            let arrived = self.arrived.notified();
+            if let Some(link) = self.take(wanted) {
+                return link;
+            }
+            arrived.await;
+        }
+    }
+
+    /// Takes the link of a rank of a ring, if it is here, and drops those of rings before.
+    fn take(&self, wanted: &RingLink) -> Option<IncomingLink> {
+        let mut links = self.links.borrow_mut();
+        links.retain(|waiting| {
+            waiting.link.rendezvous != wanted.rendezvous || waiting.link.epoch >= wanted.epoch
+        });
+        let at = links.iter().position(|waiting| waiting.link == *wanted)?;
+        Some(links.remove(at))
+    }
+
+    fn add(&self, link: IncomingLink) {
+        let mut links = self.links.borrow_mut();
+        // The same rank again: its first connection is over.
+        links.retain(|waiting| waiting.link != link.link);
+        if links.len() == EARLY_LINKS_MAX {
+            links.remove(0);
+        }
+        links.push(link);
+        self.arrived.notify_waiters();
+    }
+}
+
+/// Takes the peers that have said hello.
+pub(super) struct Door(pub(super) Rc<DoorState>);
+
+impl PeerReceiver for Door {
+    async fn take(&self, peer: ArrivedPeer) {
+        let state = self.0.clone();
+        tokio::task::spawn_local(async move { _ = serve(&state, peer).await });
+    }
+}
+
+async fn serve(state: &Rc<DoorState>, peer: ArrivedPeer) -> std::io::Result<()> {
+    let ArrivedPeer { stream, reader, hello, origin, .. } = peer;
+    let mut frames = FrameStream::new(Stream::attach(stream)?, reader);
+    let role = hello.role;
+    if role != (Role::Rank {}) {
+        return refuse(frames, Refusal::Role { role: role.code(), kind: 1 }).await;
+    }
+    frames.open();
+    let request = tokio::time::timeout(REQUEST_TIMEOUT, frames.next()).await;
+    match request {
+        Ok(Ok((_, Message::RingJoin(join)))) => {
+            let server = state.server.borrow().clone();
+            match server {
+                Some(server) => server.serve(frames, hello, join).await,
+                // It will serve as soon as it has noticed that the rendezvous is lost.
+                None => return refuse(frames, Refusal::Stopping {}).await,
+            }
+        }
+        Ok(Ok((_, Message::RingLink(link)))) => {
+            let (stream, reader) = frames.into_parts();
+            let stream = stream.detach()?;
+            state.add(IncomingLink { link, stream, reader, origin });
+        }
+        Ok(Ok((_, other))) => {
+            let kind = other.kind();
+            let detail = Detail::clipped(format!("a rank takes no {}", other.name()));
+            return refuse(frames, Refusal::Unsupported { kind, detail }).await;
+        }
+        Ok(Err(_)) | Err(_) => {}
+    }
+    Ok(())
+}
+
+/// Sends a refusal, and closes the connection.
+async fn refuse(mut frames: FrameStream, refusal: Refusal) -> std::io::Result<()> {
+    let refused = peer::send(&mut frames, Refused { refusal });
+    // A peer that does not read it sees the end of the connection.
+    let _ = tokio::time::timeout(REQUEST_TIMEOUT, refused).await;
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! [`Meeting`]: where the ranks of a job find their rendezvous.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+
+/// Where the ranks of a job find their rendezvous.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Meeting {
+    /// At an address that all know. The rank that has index 0 serves there if nobody else does.
+    Address(String),
+    /// In a private folder of this host. Its file `rendezvous` has the address of the rank that
+    /// came first.
+    Folder(PathBuf),
+}
+
+/// The file with the address of the rendezvous.
+const ADDRESS: &str = "rendezvous";
+/// The file whose lock a rank holds while it replaces that file.
+const LOCK: &str = "lock";
+
+/// Creates the private folder, or checks that it is private.
+///
+/// # Errors
+/// Those of the file system; [`io::ErrorKind::PermissionDenied`] if the folder belongs to another
+/// user or others may enter it.
+pub(super) fn enter(folder: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        created => return created,
+    }
+    let metadata = fs::symlink_metadata(folder)?;
+    let is_private = metadata.is_dir()
+        && metadata.uid() == rustix::process::geteuid().as_raw()
+        && metadata.mode() & 0o077 == 0;
+    match is_private {
+        true => Ok(()),
+        false => Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            format!("{} is not a private folder of this user", folder.display()),
+        )),
+    }
+}
+
+/// Returns the address of the rendezvous; `None` if there is none yet.
+///
+/// # Errors
+/// Those of the file system.
+pub(super) fn address(folder: &Path) -> io::Result<Option<String>> {
+    match fs::read_to_string(folder.join(ADDRESS)) {
+        Ok(address) => Ok(Some(address)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Replaces the address of the rendezvous by `own`, unless it has changed from `seen`. Returns
+/// whether it did; false as well while another rank is about to.
+///
+/// # Errors
+/// Those of the file system.
+pub(super) fn replace(folder: &Path, seen: Option<&str>, own: &str) -> io::Result<bool> {
+    let _lock = match lock(folder)? {
+        Some(lock) => lock,
+        None => return Ok(false),
+    };
+    if address(folder)?.as_deref() != seen {
+        return Ok(false);
+    }
+    let draft = folder.join("rendezvous.new");
+    let mut file =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+    file.write_all(own.as_bytes())?;
+    fs::rename(draft, folder.join(ADDRESS))?;
+    Ok(true)
+}
+
+/// Removes the address of the rendezvous if it is `own`, and the folder if nothing else is in it.
+pub(super) fn leave(folder: &Path, own: &str) {
+    let Ok(Some(lock)) = lock(folder) else { return };
+    if address(folder).is_ok_and(|address| address.as_deref() == Some(own)) {
+        // What remains is replaced by the next rank that meets here.
+        let _ = fs::remove_file(folder.join(ADDRESS));
+        let _ = fs::remove_file(folder.join(LOCK));
+        let _ = fs::remove_dir(folder);
+    }
+    drop(lock);
+}
+
+/// Takes the lock; `None` while another process has it.
+fn lock(folder: &Path) -> io::Result<Option<File>> {
+    let file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(folder.join(LOCK))?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(file)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn one_rank_replaces_what_it_has_seen() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path().join("job");
+        enter(&folder).unwrap();
+        enter(&folder).unwrap();
+        assert_eq!(address(&folder).unwrap(), None);
+        assert!(replace(&folder, None, "unix:/a").unwrap());
+        assert!(!replace(&folder, None, "unix:/b").unwrap(), "another rank was first");
+        let held = lock(&folder).unwrap().unwrap();
+        assert!(!replace(&folder, Some("unix:/a"), "unix:/b").unwrap(), "another rank is about to");
+        drop(held);
+        assert!(replace(&folder, Some("unix:/a"), "unix:/b").unwrap());
+        leave(&folder, "unix:/a");
+        assert_eq!(address(&folder).unwrap().as_deref(), Some("unix:/b"));
+        leave(&folder, "unix:/b");
+        assert!(!folder.exists());
+    }
+
+    #[test]
+    fn a_folder_that_others_may_enter_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let error = enter(folder.path()).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
+        let file = folder.path().join("file");
+        File::create(&file).unwrap();
+        assert!(enter(&file).is_err());
+    }
+}

@@ -1,0 +1,49 @@
+//! A control connection between two processes: small messages both ways.
+
+use pushpull_common::error::Chain;
+use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
+use pushpull_net::FrameStream;
+use tokio::sync::mpsc;
+
+/// The most messages that wait to be sent on a control connection: all members of the largest ring,
+/// twice. A peer that reads less is given up.
+pub(super) const UNSENT_MAX: usize = 2 * pushpull_common::protocol::limits::RING_SIZE_MAX + 64;
+
+/// Exchanges messages until the connection ends or nobody has messages to send any more. Returns
+/// the cause of the end.
+pub(super) async fn exchange(
+    mut frames: FrameStream,
+    mut unsent: mpsc::Receiver<Message>,
+    mut arrived: impl FnMut(Message),
+) -> String {
+    loop {
+        tokio::select! {
+            next = frames.next() => match next {
+                Ok((header, message)) if header.body_bytes == 0 => arrived(message),
+                Ok((_, message)) => return format!("a {} with a body", message.name()),
+                Err(error) => return Chain(&error).to_string(),
+            },
+            message = unsent.recv() => {
+                let Some(message) = message else { return "closed".to_owned() };
+                let mut bytes = Vec::new();
+                encode(&mut bytes, &Envelope::default(), &message, BodyStamp::NONE);
+                while let Ok(message) = unsent.try_recv() {
+                    encode(&mut bytes, &Envelope::default(), &message, BodyStamp::NONE);
+                }
+                if let Err(error) = frames.send(&bytes).await {
+                    return error.to_string();
+                }
+            }
+        }
+    }
+}
+
+/// Sends one message.
+pub(super) async fn send(
+    frames: &mut FrameStream,
+    message: impl Into<Message>,
+) -> Result<(), String> {
+    let mut bytes = Vec::new();
+    encode(&mut bytes, &Envelope::default(), &message.into(), BodyStamp::NONE);
+    frames.send(&bytes).await.map_err(|error| error.to_string())
+}

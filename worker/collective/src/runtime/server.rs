@@ -1,0 +1,90 @@
+//! [`RendezvousServer`]: a rendezvous with its connections.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::Instant;
+
+use pushpull_common::protocol::Message;
+use pushpull_common::protocol::message::{Hello, RingJoin};
+use pushpull_net::FrameStream;
+use tokio::sync::{Notify, mpsc};
+
+use super::peer::{UNSENT_MAX, exchange};
+use crate::rendezvous::{Rendezvous, RendezvousInput, RendezvousOutput};
+
+/// A rendezvous with its connections, in tasks of one thread.
+#[derive(Debug)]
+pub(crate) struct RendezvousServer {
+    rendezvous: RefCell<Rendezvous>,
+    connections: RefCell<HashMap<u64, mpsc::Sender<Message>>>,
+    next_connection: RefCell<u64>,
+    /// Notified when the time of the next tick has changed.
+    changed: Notify,
+}
+
+impl RendezvousServer {
+    /// Serves a rendezvous on the current `LocalSet`.
+    pub(crate) fn start(rendezvous: Rendezvous) -> Rc<RendezvousServer> {
+        let server = Rc::new(RendezvousServer {
+            rendezvous: RefCell::new(rendezvous),
+            connections: RefCell::default(),
+            next_connection: RefCell::new(1),
+            changed: Notify::new(),
+        });
+        tokio::task::spawn_local(server.clone().run_timer());
+        server
+    }
+
+    /// Returns whether members are connected.
+    pub(crate) fn has_members(&self) -> bool {
+        !self.connections.borrow().is_empty()
+    }
+
+    async fn run_timer(self: Rc<Self>) {
+        loop {
+            let wake_at = self.rendezvous.borrow().wake_at();
+            match wake_at {
+                Some(at) => {
+                    tokio::select! {
+                        () = tokio::time::sleep_until(at.into()) => self.handle(RendezvousInput::Tick),
+                        () = self.changed.notified() => {}
+                    }
+                }
+                None => self.changed.notified().await,
+            }
+        }
+    }
+
+    /// Serves a member until its connection ends.
+    pub(crate) async fn serve(self: Rc<Self>, frames: FrameStream, hello: Hello, join: RingJoin) {
+        let connection = self.next_connection.replace_with(|next| *next + 1);
+        let (sender, unsent) = mpsc::channel(UNSENT_MAX);
+        self.connections.borrow_mut().insert(connection, sender);
+        self.handle(RendezvousInput::Arrived { connection, hello: Box::new(hello) });
+        self.handle(RendezvousInput::Message { connection, message: join.into() });
+        let arrived = |message| self.handle(RendezvousInput::Message { connection, message });
+        let reason = exchange(frames, unsent, arrived).await;
+        self.connections.borrow_mut().remove(&connection);
+        self.handle(RendezvousInput::Closed { connection, reason });
+    }
+
+    fn handle(&self, input: RendezvousInput) {
+        let mut rendezvous = self.rendezvous.borrow_mut();
+        rendezvous.handle(Instant::now(), input);
+        while let Some(output) = rendezvous.poll_output() {
+            let mut connections = self.connections.borrow_mut();
+            match output {
+                RendezvousOutput::Send { connection, message } => {
+                    let sender = connections.get(&connection);
+                    if sender.is_some_and(|sender| sender.try_send(message).is_err()) {
+                        // Its connection ends, and the rendezvous is told so.
+                        connections.remove(&connection);
+                    }
+                }
+                RendezvousOutput::Close { connection } => _ = connections.remove(&connection),
+            }
+        }
+        self.changed.notify_one();
+    }
+}
