@@ -32,6 +32,7 @@ pub mod regular_file;
 pub mod rounding;
 pub mod rows;
 pub mod shared_values;
+pub mod stored_stream;
 pub mod table;
 pub mod tensor;
 pub mod variable;

@@ -27,6 +27,17 @@ pub fn scatter(id: u64) -> u64 {
     id ^ (id >> 33)
 }
 
+/// The head of a row: everything except its values and slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowHead {
+    /// The row's id.
+    pub id: u64,
+    /// The newest global step that was known at the row's last push.
+    pub step: u64,
+    /// The number of pushes that contained the row.
+    pub pushes: u32,
+}
+
 /// The rule by which an id gets a row of its own.
 ///
 /// Gradients of an id without a row are dropped and counted; a pull returns its initial values.

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use pushpull_common::stored_stream::StoredStream;
+use pushpull_common::table::RowHead;
 use pushpull_store::store::{MemoryNeeded, StoreImage, StoreTableImage};
-use pushpull_store::{RowHead, StoredStream};
 
 use crate::checkpoint::{CheckpointError, CheckpointSource, TableSource};
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use pushpull_common::codec::{Codec, Encoding};
 use pushpull_common::ids::{PartitionId, VariableId};
+use pushpull_common::stored_stream::StoredStream;
 use pushpull_common::tensor::DType;
-use pushpull_store::StoredStream;
 
 use super::error::{CheckpointError, Refused};
 use super::files::HashedFile;

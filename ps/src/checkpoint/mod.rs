@@ -42,7 +42,6 @@ pub(crate) use fault::CheckpointFault;
 pub(crate) use manifest::{ClientWindow, Contents, ShardEntry};
 pub(crate) use name::CheckpointName;
 pub(crate) use publish::Save;
-pub(crate) use pushpull_store::RowHead;
 pub(crate) use reshard::{CheckpointPiece, RestoredShard};
 pub(crate) use restore::{Opened, highest_epoch, newest_good};
 pub(crate) use retain::retain;

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::ids::{PartitionId, ShardId, VariableId};
-use pushpull_common::table::bucket;
-use pushpull_store::{RowHead, StoredStream};
+use pushpull_common::stored_stream::StoredStream;
+use pushpull_common::table::{RowHead, bucket};
 
 use super::data_entry::DataEntry;
 use super::error::CheckpointError;

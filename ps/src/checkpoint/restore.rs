@@ -8,7 +8,7 @@ use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::error::Chain;
 use pushpull_common::ids::{PartitionId, ShardId, VariableId};
 use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
-use pushpull_store::StoredStream;
+use pushpull_common::stored_stream::StoredStream;
 
 use super::error::{CheckpointError, Refused, corrupt};
 use super::files::{FileEntry, read_pieces, verify};

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::ids::{PartitionId, ShardId};
-use pushpull_store::StoredStream;
+use pushpull_common::stored_stream::StoredStream;
 use pushpull_store::planted::{Bug, PlantedBugs};
 
 use super::error::CheckpointError;

@@ -7,8 +7,8 @@
 use std::fmt;
 
 use pushpull_common::catalogue::{Catalogue, Partition};
+use pushpull_common::table::RowHead;
 use pushpull_common::tensor::DType;
-use pushpull_store::RowHead;
 use serde::{Deserialize, Serialize};
 
 use super::error::CheckpointError;

@@ -20,25 +20,6 @@ pub const SLOTS_MAX: usize = 8;
 /// than one that interleaves both; larger and smaller chunks lose that gain.
 const CHUNK_BYTES: usize = 2 << 10;
 
-/// One of the arrays of equal layout that a shard stores: the values, or a slot by its index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum StoredStream {
-    /// The values.
-    Values,
-    /// The slot with this index among those of the variable's optimizer.
-    Slot(usize),
-}
-
-impl StoredStream {
-    /// Returns 0 for the values, and from 1 on for slots.
-    pub fn number(self) -> usize {
-        match self {
-            StoredStream::Values => 0,
-            StoredStream::Slot(index) => 1 + index,
-        }
-    }
-}
-
 /// Evaluates an expression with the number of slots as a constant, so that the loop over many rows
 /// is compiled for that number. Most rules have few slots.
 macro_rules! with_slots {

@@ -32,8 +32,6 @@ pub mod undo;
 mod without_testing;
 
 pub use arena::is_state;
-pub use change::StoredStream;
 pub use error::StorageError;
-pub use table::RowHead;
 #[cfg(not(any(test, fuzzing, all(feature = "simulation", debug_assertions))))]
 use without_testing as testing;

@@ -7,9 +7,9 @@ use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
 use pushpull_common::partition::Partitioner;
 use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
+use pushpull_common::stored_stream::StoredStream;
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
-use pushpull_store::StoredStream;
 use pushpull_store::planted::PlantedBugs;
 
 use super::memory::MemoryStorage;

@@ -7,12 +7,13 @@ use pushpull_common::catalogue::Catalogue;
 use pushpull_common::error::Chain;
 use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::message::CheckpointId;
+use pushpull_common::table::RowHead;
 use pushpull_store::store::Store;
 
 use super::RESTORED_LIMIT;
 use crate::checkpoint::{
     AbandonFlag, CheckpointError, CheckpointFault, CheckpointName, CheckpointPiece,
-    CheckpointStorage, CheckpointTraining, Opened, RestoredShard, RowHead,
+    CheckpointStorage, CheckpointTraining, Opened, RestoredShard,
 };
 
 /// The work of a restore on checkpoint files.

@@ -4,10 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use pushpull_common::stored_stream::StoredStream;
+use pushpull_common::table::RowHead;
+
 use super::{StoreGeometry, pieces_of};
 use crate::arena::Pins;
-use crate::change::StoredStream;
-use crate::table::{RowHead, TableImage};
+use crate::table::TableImage;
 
 /// The values and slots of one version, pinned while this value lives. Can be read on any thread.
 #[derive(Debug)]

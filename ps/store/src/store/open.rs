@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use pushpull_common::catalogue::{Catalogue, ShardLayout};
+use pushpull_common::stored_stream::StoredStream;
 use pushpull_common::tensor::{DType, Element};
 use pushpull_optim::optimizer::VariableRules;
 
@@ -12,7 +13,6 @@ use super::pool::Pool;
 use super::rows::RowTile;
 use super::{BLOCK_BYTES, Store, StoreGeometry};
 use crate::arena::{Arena, Blocks, Budget, Grid, Memory, Reservation, fence, file_name};
-use crate::change::StoredStream;
 use crate::commit::{Address, Journal, offset_of};
 use crate::error::StorageError;
 use crate::layout::{Fault, Kind, PAGE_BYTES};

@@ -3,14 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use pushpull_common::table::Eviction;
+use pushpull_common::table::{Eviction, RowHead};
 
 use super::admission::AdmissionDecision;
 use super::index::{
     DirtyPages, ENTRIES, IndexEntry, PAGES_MAX, PageFull, Pages, RECORDS_MAX, find, page_of,
     pages_for, tag_of,
 };
-use super::records::RowHead;
 use super::records::{HEAD_BYTES, TableFiles, head_of, put_head};
 use super::{CommittedPages, IdState, Table};
 use crate::arena::Part;

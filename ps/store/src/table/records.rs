@@ -4,6 +4,7 @@
 //! or copied to a free record, which the commit then names instead. Records are stored in files of
 //! equal size, so that a table grows without moving any record.
 
+use pushpull_common::table::RowHead;
 use pushpull_common::tensor::DType;
 
 use super::index::RECORDS_MAX;
@@ -21,17 +22,6 @@ const CRC: usize = 20;
 
 /// The maximum size of a file of records. Creating one stalls nobody for long.
 const FILE_BYTES_MAX: usize = 32 << 20;
-
-/// The head of a row: everything except its values and slots.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowHead {
-    /// The row's id.
-    pub id: u64,
-    /// The newest global step that was known at the row's last push.
-    pub step: u64,
-    /// The number of pushes that contained the row.
-    pub pushes: u32,
-}
 
 /// The layout of a record: its head, then values and slots, each padded to whole words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

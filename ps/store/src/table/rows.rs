@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use pushpull_common::table::RowHead;
+
 use super::Table;
 use super::index::{DirtyPages, ENTRIES, IndexEntry, Pages, find, page_of, pages_for, tag_of};
-use super::records::RowHead;
 use super::records::{RecordShape, head_of, id_of, put_head};
 use crate::arena::PinnedSet;
 use crate::commit::Journal;

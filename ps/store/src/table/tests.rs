@@ -7,7 +7,7 @@ use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::ShardId;
 use pushpull_common::placement::{Placement, PlacementStrategy as Placing, ShardMap};
 use pushpull_common::rows::{Numbers, encode_numbers};
-use pushpull_common::table::{Eviction, RowAdmission, TableSpec};
+use pushpull_common::table::{Eviction, RowAdmission, RowHead, TableSpec};
 use pushpull_common::variable::VariableSpec;
 use pushpull_optim::optimizer::{Adagrad, ApplyAt, Optimizer};
 
@@ -17,7 +17,6 @@ use crate::change::Change;
 use crate::commit::table_bytes;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
 use crate::planted::PlantedBugs;
-use crate::table::RowHead;
 use crate::testing::test_files::{Content, TestFiles};
 use crate::undo::{Undo, UndoRow};
 

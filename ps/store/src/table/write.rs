@@ -5,12 +5,12 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 use pushpull_common::finite::{Exponents, first_non_finite};
+use pushpull_common::table::RowHead;
 use pushpull_common::tensor::DType;
 use pushpull_optim::optimizer::Run;
 
 use super::Table;
 use super::change::RowMove;
-use super::records::RowHead;
 use super::records::{head_of, put_head};
 use crate::change::{Change, InPlaceRuns, with_slots};
 use crate::planted::{Bug, PlantedBugs};
