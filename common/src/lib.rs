@@ -25,6 +25,7 @@ pub mod names;
 pub mod panic_message;
 pub mod partition;
 pub mod peer_origin;
+pub mod permissions;
 pub mod placement;
 pub mod protocol;
 pub mod record_head;

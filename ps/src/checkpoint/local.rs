@@ -8,8 +8,9 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use pushpull_common::local_path;
-use pushpull_store::permissions::{self, Writers};
+use pushpull_common::permissions::{self, ProcessUser, Writers};
 use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
+use rustix::process::{Gid, getegid, geteuid, getgroups};
 
 use super::manifest::MANIFEST;
 use super::storage::{
@@ -109,7 +110,7 @@ impl LocalDirectory {
         let root = root.map_err(fault)?;
         if let DirectoryAccess::Write(writers) | DirectoryAccess::Create(writers) = self.access {
             let metadata = root.metadata().map_err(fault)?;
-            let checked = permissions::check(&metadata, writers);
+            let checked = permissions::check(&metadata, writers, &process_user());
             checked.map_err(|reason| fault(io::Error::other(reason)))?;
         }
         Ok(root)
@@ -363,6 +364,12 @@ impl ReadFile for LocalFile {
         let read = self.file.read_exact_at(out, offset);
         read.map_err(|source| StorageFault::new("read", self.path.display(), source))
     }
+}
+
+/// Returns the effective user of this process, and its groups.
+fn process_user() -> ProcessUser {
+    let groups = getgroups().unwrap_or_default().into_iter().chain([getegid()]);
+    ProcessUser { user: geteuid().as_raw(), groups: groups.map(Gid::as_raw).collect() }
 }
 
 /// Makes a file or directory durable; the only function that does.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use pushpull_store::permissions::Writers;
+use pushpull_common::permissions::Writers;
 
 /// The memory in which a server keeps its variables.
 #[derive(Clone, Debug, PartialEq, Eq)]

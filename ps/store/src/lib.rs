@@ -21,7 +21,6 @@ pub mod layout;
 #[cfg(any(test, feature = "measure"))]
 #[doc(hidden)]
 pub mod measure;
-pub mod permissions;
 pub mod planted;
 pub mod store;
 pub mod table;

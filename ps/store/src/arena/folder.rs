@@ -6,11 +6,12 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use pushpull_common::local_path;
+use pushpull_common::permissions::{self, ProcessUser, Writers};
+use rustix::process::{Gid, getegid, geteuid, getgroups};
 
 use super::{SaveNote, file_name, reserve};
 use crate::error::StorageError;
 use crate::layout::Kind;
-use crate::permissions::{self, Writers};
 
 /// A locked state directory, which only this server uses.
 #[derive(Debug)]
@@ -287,8 +288,14 @@ fn create_private(path: &Path, writers: Writers) -> Result<(), StorageError> {
     let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
     created.map_err(|source| io_error("create the directory", path, source))?;
     let metadata = path.metadata().map_err(|source| io_error("inspect", path, source))?;
-    permissions::check(&metadata, writers)
+    permissions::check(&metadata, writers, &process_user())
         .map_err(|reason| StorageError::Unsafe { path: path.to_owned(), reason })
+}
+
+/// Returns the effective user of this process, and its groups.
+fn process_user() -> ProcessUser {
+    let groups = getgroups().unwrap_or_default().into_iter().chain([getegid()]);
+    ProcessUser { user: geteuid().as_raw(), groups: groups.map(Gid::as_raw).collect() }
 }
 
 pub(super) fn io_error(doing: &'static str, path: &Path, source: io::Error) -> StorageError {
@@ -297,6 +304,8 @@ pub(super) fn io_error(doing: &'static str, path: &Path, source: io::Error) -> S
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::chown;
+
     use pushpull_common::error::Chain;
 
     use super::*;
@@ -324,6 +333,26 @@ mod tests {
         std::fs::set_permissions(&open, std::os::unix::fs::PermissionsExt::from_mode(0o777))
             .unwrap();
         assert!(matches!(StateDirectory::open(&open), Err(StorageError::Unsafe { .. })));
+    }
+
+    #[test]
+    fn a_directory_of_a_foreign_group_or_owner_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o770);
+        std::fs::set_permissions(root.path(), mode).unwrap();
+        let foreign = 54_321;
+        // Only root may give a directory away.
+        if chown(root.path(), None, Some(foreign)).is_err() {
+            return println!("skipped: this user may not change groups");
+        }
+        let refused = || match StateDirectory::open_for(root.path(), Writers::Group) {
+            Err(StorageError::Unsafe { reason, .. }) => reason,
+            other => panic!("{other:?}"),
+        };
+        let said = refused();
+        assert!(said.contains("its group 54321 may write"), "{said}");
+        chown(root.path(), Some(foreign), Some(getegid().as_raw())).unwrap();
+        assert_eq!(refused(), "it belongs to user 54321");
     }
 
     /// A full disk may have space again. A file system that is smaller than the state never has.
