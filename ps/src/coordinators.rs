@@ -5,18 +5,17 @@ use std::time::Duration;
 
 use pushpull_common::effect_window::{EffectWindow, Settlement};
 use pushpull_common::ids::{CoordinatorEpoch, CoordinatorId, EffectNumber};
-use pushpull_common::protocol::limits::{COORDINATOR_NAME_BYTES_MAX, COORDINATORS_MAX};
+use pushpull_common::protocol::limits::COORDINATORS_MAX;
 use pushpull_common::protocol::message::CoordinatorIs;
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{EffectRef, Refusal};
 use pushpull_store::planted::{Bug, PlantedBugs};
 
+use crate::checkpoint::SavedCoordinator;
+
 mod settled_digests;
 
 pub(crate) use settled_digests::SettledDigests;
-
-/// The limit of all epochs and ids of coordinators.
-pub(crate) const EPOCH_LIMIT: u64 = 1 << 63;
 
 /// An open coordinator.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -45,9 +44,32 @@ impl CoordinatorEntry {
         self.window != EffectWindow::default()
     }
 
-    /// Returns whether the name can be that of a coordinator.
-    pub(crate) fn has_valid_name(&self) -> bool {
-        (1..=COORDINATOR_NAME_BYTES_MAX).contains(&self.name.len())
+    /// Returns the entry that a checkpoint has; `None` if no shard can have it.
+    pub(crate) fn restored(saved: &SavedCoordinator) -> Option<CoordinatorEntry> {
+        let settled = (EffectNumber(saved.digest_of), saved.digest);
+        Some(CoordinatorEntry {
+            name: saved.name.clone(),
+            coordinator: CoordinatorId(saved.coordinator),
+            epoch: CoordinatorEpoch(saved.epoch),
+            window: saved.effects()?,
+            digests: SettledDigests { first: saved.first_digest, settled, ahead: settled },
+        })
+    }
+}
+
+impl From<&CoordinatorEntry> for SavedCoordinator {
+    fn from(entry: &CoordinatorEntry) -> SavedCoordinator {
+        let CoordinatorEntry { name, coordinator, epoch, window, digests } = entry;
+        SavedCoordinator {
+            name: name.clone(),
+            coordinator: coordinator.0,
+            epoch: epoch.0,
+            settled: window.settled().0,
+            window: window.bits(),
+            first_digest: digests.first,
+            digest_of: digests.settled.0.0,
+            digest: digests.settled.1,
+        }
     }
 }
 

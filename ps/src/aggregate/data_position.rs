@@ -11,6 +11,7 @@
 use std::collections::BTreeMap;
 
 use pushpull_common::data_set::{DataSet, SampleRange};
+use pushpull_common::protocol::limits::UNSPENT_BATCHES_MAX;
 use pushpull_store::planted::{Bug, PlantedBugs};
 
 use crate::client_key::ClientKey;
@@ -29,10 +30,6 @@ pub(crate) enum BatchTaker {
     /// order: it takes the batches whose number is its rank modulo `ranks`.
     Rank { rank: u32, ranks: u32 },
 }
-
-/// The most batches that are free or held at one time: the control file has a word for each. A
-/// client that would need another one waits.
-pub(crate) const UNSPENT_BATCHES_MAX: usize = 2_000;
 
 /// The batches of a data set that no token holds and none has spent.
 ///

@@ -6,7 +6,7 @@
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::Outcome;
-use pushpull_common::protocol::limits::WINDOW;
+use pushpull_common::protocol::limits::{UNSPENT_BATCHES_MAX, WINDOW};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
@@ -20,7 +20,6 @@ use super::table_file::{self, TableEntry};
 use super::training::CheckpointTraining;
 
 pub(crate) use super::files::FileEntry;
-use crate::aggregate::data_position::UNSPENT_BATCHES_MAX;
 
 /// The publisher's part of a checkpoint's manifest; the rest follows from the catalogue.
 #[derive(Clone, Debug)]

@@ -1,71 +1,67 @@
 //! The effect windows of coordinators in a manifest.
 
 use pushpull_common::effect_window::EffectWindow;
-use pushpull_common::ids::{CoordinatorEpoch, CoordinatorId, EffectNumber};
-use pushpull_common::protocol::limits::{COORDINATOR_NAME_BYTES_MAX, COORDINATORS_MAX};
+use pushpull_common::ids::EffectNumber;
+use pushpull_common::protocol::limits::{
+    COORDINATOR_EPOCH_LIMIT, COORDINATOR_NAME_BYTES_MAX, COORDINATORS_MAX,
+};
 use serde::{Deserialize, Serialize};
-
-use crate::coordinators::{CoordinatorEntry, EPOCH_LIMIT, SettledDigests};
 
 /// The effects of one coordinator that have counted in the values of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SavedCoordinator {
     /// The coordinator's name.
-    name: String,
+    pub(crate) name: String,
+    /// The coordinator's id.
     #[serde(rename = "source")]
-    coordinator: u64,
-    epoch: u64,
+    pub(crate) coordinator: u64,
+    /// Its newest epoch.
+    pub(crate) epoch: u64,
     /// Every effect up to this number has counted.
-    settled: u64,
+    pub(crate) settled: u64,
     /// The effects behind it that have: bit i is for the number `settled + 1 + i`.
-    window: u64,
+    pub(crate) window: u64,
     /// The digest of effect 1; 0 if it is unknown.
     #[serde(default)]
-    first_digest: u64,
-    /// The newest effect up to `settled` with a known digest, and that.
+    pub(crate) first_digest: u64,
+    /// The newest effect up to `settled` with a known digest.
     #[serde(default)]
-    digest_of: u64,
+    pub(crate) digest_of: u64,
+    /// The digest of that effect.
     #[serde(default)]
-    digest: u64,
-}
-
-impl From<&CoordinatorEntry> for SavedCoordinator {
-    fn from(entry: &CoordinatorEntry) -> SavedCoordinator {
-        let CoordinatorEntry { name, coordinator, epoch, window, digests } = entry;
-        SavedCoordinator {
-            name: name.clone(),
-            coordinator: coordinator.0,
-            epoch: epoch.0,
-            settled: window.settled().0,
-            window: window.bits(),
-            first_digest: digests.first,
-            digest_of: digests.settled.0.0,
-            digest: digests.settled.1,
-        }
-    }
+    pub(crate) digest: u64,
 }
 
 impl SavedCoordinator {
-    /// Returns the entry of a shard; `None` if no shard can have it.
-    pub(crate) fn entry(&self) -> Option<CoordinatorEntry> {
-        let &SavedCoordinator { ref name, coordinator, epoch, settled, window, .. } = self;
-        let settled_digest = (EffectNumber(self.digest_of), self.digest);
-        let digests = SettledDigests {
-            first: self.first_digest,
-            settled: settled_digest,
-            ahead: settled_digest,
-        };
-        let entry = CoordinatorEntry {
-            name: name.clone(),
-            coordinator: CoordinatorId(coordinator),
-            epoch: CoordinatorEpoch(epoch),
-            window: EffectWindow::of(EffectNumber(settled), window)?,
-            digests,
-        };
-        let is_valid = entry.has_valid_name() && (1..=epoch).contains(&coordinator);
+    /// Returns the window of the effects that have counted; `None` if no shard can have this
+    /// coordinator.
+    pub(crate) fn effects(&self) -> Option<EffectWindow> {
+        let has_valid_name = (1..=COORDINATOR_NAME_BYTES_MAX).contains(&self.name.len());
+        let has_valid_id = (1..=self.epoch).contains(&self.coordinator);
         // The step owner continues above this epoch, and must have some left.
-        (is_valid && epoch < EPOCH_LIMIT / 2).then_some(entry)
+        let leaves_epochs = self.epoch < COORDINATOR_EPOCH_LIMIT / 2;
+        let window = EffectWindow::of(EffectNumber(self.settled), self.window);
+        window.filter(|_| has_valid_name && has_valid_id && leaves_epochs)
+    }
+
+    /// Returns the effects that have counted on two shards.
+    fn intersection(&self, other: &SavedCoordinator) -> Option<SavedCoordinator> {
+        let window = self.effects()?.intersection(other.effects()?);
+        let settled = window.settled().0;
+        let digests = [(self.digest_of, self.digest), (other.digest_of, other.digest)];
+        let newest = digests.into_iter().filter(|(of, _)| *of <= settled).max();
+        let (digest_of, digest) = newest.unwrap_or_default();
+        Some(SavedCoordinator {
+            name: self.name.clone(),
+            coordinator: self.coordinator,
+            epoch: self.epoch.max(other.epoch),
+            settled,
+            window: window.bits(),
+            first_digest: if settled >= 1 { self.first_digest } else { 0 },
+            digest_of,
+            digest,
+        })
     }
 }
 
@@ -81,7 +77,7 @@ pub(super) fn check(coordinators: &[SavedCoordinator]) -> Result<(), (String, St
         let mut before = coordinators[..index].iter();
         let twice =
             before.any(|other| other.name == entry.name || other.coordinator == entry.coordinator);
-        if twice || entry.entry().is_none() {
+        if twice || entry.effects().is_none() {
             let expected = format!(
                 "coordinators with unique names of 1 to {COORDINATOR_NAME_BYTES_MAX} bytes"
             );
@@ -96,22 +92,15 @@ pub(super) fn check(coordinators: &[SavedCoordinator]) -> Result<(), (String, St
 pub(super) fn of_every_shard<'a>(
     mut shards: impl Iterator<Item = &'a [SavedCoordinator]>,
 ) -> Vec<SavedCoordinator> {
-    let of = |coordinators: &[SavedCoordinator]| {
-        coordinators.iter().filter_map(SavedCoordinator::entry).collect()
-    };
-    let mut every: Vec<CoordinatorEntry> = shards.next().map(of).unwrap_or_default();
-    for coordinators in shards {
-        let others: Vec<CoordinatorEntry> = of(coordinators);
-        every.retain_mut(|entry| {
-            let other = others.iter().find(|other| other.coordinator == entry.coordinator);
-            let Some(other) = other.filter(|other| other.name == entry.name) else { return false };
-            entry.epoch = entry.epoch.max(other.epoch);
-            entry.window = entry.window.intersection(other.window);
-            entry.digests = entry.digests.intersection(other.digests, entry.window);
-            true
+    let mut every = shards.next().unwrap_or_default().to_vec();
+    for others in shards {
+        let common = every.iter().filter_map(|entry| {
+            let other = others.iter().find(|other| other.coordinator == entry.coordinator)?;
+            entry.intersection(other).filter(|_| other.name == entry.name)
         });
+        every = common.collect();
     }
-    every.iter().map(SavedCoordinator::from).collect()
+    every
 }
 
 #[cfg(test)]
@@ -147,7 +136,7 @@ mod tests {
             entry("", 3, 0, 0),
             entry(&long, 3, 0, 0),
             entry("three", 0, 0, 0),
-            entry("three", EPOCH_LIMIT / 2, 0, 0),
+            entry("three", COORDINATOR_EPOCH_LIMIT / 2, 0, 0),
             entry("three", 3, u64::MAX, 0),
             SavedCoordinator { epoch: 2, ..entry("three", 3, 0, 0) },
         ] {

@@ -33,17 +33,4 @@ impl SettledDigests {
         let passed = [newest, self.ahead].into_iter().filter(|it| it.0 <= window.settled());
         self.settled = passed.fold(self.settled, std::cmp::max);
     }
-
-    /// Returns what holds for two shards, whose common window is this.
-    pub(crate) fn intersection(
-        self,
-        other: SettledDigests,
-        window: EffectWindow,
-    ) -> SettledDigests {
-        let is_settled = |it: &(EffectNumber, u64)| it.0 <= window.settled();
-        let of_both = [self.settled, other.settled].into_iter().filter(is_settled);
-        let settled = of_both.max().unwrap_or_default();
-        let first = if window.settled() >= EffectNumber(1) { self.first } else { 0 };
-        SettledDigests { first, settled, ahead: settled }
-    }
 }

@@ -1,11 +1,12 @@
 //! The declaration of the data set that a training consumes, on the step owner's shard.
 
 use pushpull_common::data_set::DataSet;
+use pushpull_common::protocol::limits::UNSPENT_BATCHES_MAX;
 use pushpull_common::protocol::message::DeclareData;
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Refusal, message};
 
-use crate::aggregate::data_position::{DataPosition, UNSPENT_BATCHES_MAX};
+use crate::aggregate::data_position::DataPosition;
 use crate::client_key::ClientKey;
 use crate::shard::Shard;
 use crate::shard::request::PeerRequest;

@@ -6,7 +6,8 @@ use pushpull_store::arena::fence;
 use pushpull_store::planted::Bug;
 
 use crate::aggregate::data_position::{DataBatch, DataPosition};
-use crate::checkpoint::{CheckpointFault, CheckpointTraining, SavedCoordinator};
+use crate::checkpoint::{CheckpointFault, CheckpointTraining};
+use crate::coordinators::CoordinatorEntry;
 use crate::error::StorageError;
 use crate::event::Event;
 use crate::shard::Shard;
@@ -216,7 +217,7 @@ impl Shard {
         // The manifest has been checked.
         self.steps
             .coordinators
-            .roll_back(counts.coordinators.iter().filter_map(SavedCoordinator::entry).collect());
+            .roll_back(counts.coordinators.iter().filter_map(CoordinatorEntry::restored).collect());
         self.steps.set_participants(store.catalogue().shards());
         self.variables.state = VariablesState::Ready(store);
         self.variables.count_tables();

@@ -3,14 +3,16 @@
 
 use pushpull_common::effect_window::EffectWindow;
 use pushpull_common::ids::{CoordinatorEpoch, CoordinatorId, EffectNumber};
-use pushpull_common::protocol::limits::{COORDINATOR_NAME_BYTES_MAX, COORDINATORS_MAX};
+use pushpull_common::protocol::limits::{
+    COORDINATOR_EPOCH_LIMIT, COORDINATOR_NAME_BYTES_MAX, COORDINATORS_MAX,
+};
 use pushpull_store::commit::{Address, CELL_WORDS, Journal};
 use pushpull_store::layout::Fault;
 use pushpull_store::planted::PlantedBugs;
 
 use super::data_record::DataRecord;
 use super::record::wrong;
-use crate::coordinators::{CoordinatorEntry, Coordinators, EPOCH_LIMIT, SettledDigests};
+use crate::coordinators::{CoordinatorEntry, Coordinators, SettledDigests};
 
 /// The durable coordinators, in cells of their own behind the data position.
 #[derive(Debug)]
@@ -95,7 +97,7 @@ impl CoordinatorRecord {
         let fault =
             |word: usize, expected: &str| wrong(CoordinatorRecord::FIRST + word, expected.into());
         let epoch = |word: usize, what: &str| match load(word) {
-            epoch if epoch < EPOCH_LIMIT => Ok(epoch),
+            epoch if epoch < COORDINATOR_EPOCH_LIMIT => Ok(epoch),
             _ => Err(fault(word, what)),
         };
         let closed = CoordinatorEpoch(epoch(CLOSED, "the epoch of closed coordinators")?);
@@ -204,11 +206,11 @@ mod tests {
         let two = CoordinatorRecord::place(1);
         let name = words[one + NAME];
         for (word, value) in [
-            (CLOSED, EPOCH_LIMIT),
+            (CLOSED, COORDINATOR_EPOCH_LIMIT),
             (one + NAME_BYTES, 65),
             (one + NAME_BYTES, u64::MAX),
             (one + NAME, u64::MAX),
-            (one + COORDINATOR, EPOCH_LIMIT),
+            (one + COORDINATOR, COORDINATOR_EPOCH_LIMIT),
             (one + EPOCH, u64::MAX),
             (one + SETTLED, u64::MAX),
             (one + SETTLED, EffectWindow::NUMBER_LIMIT),

@@ -1,12 +1,13 @@
 //! The words of the data position: the declared data set, and which of its batches are free.
 
 use pushpull_common::data_set::DataSet;
+use pushpull_common::protocol::limits::UNSPENT_BATCHES_MAX;
 use pushpull_store::commit::{Address, CELL_WORDS, Journal};
 use pushpull_store::layout::Fault;
 use pushpull_store::planted::PlantedBugs;
 
 use super::record::wrong;
-use crate::aggregate::data_position::{DataBatch, DataPosition, UNSPENT_BATCHES_MAX};
+use crate::aggregate::data_position::{DataBatch, DataPosition};
 
 /// The durable data position of the step owner, in cells of its own behind the shard's words.
 ///

@@ -16,7 +16,7 @@
 //! | tokens of a client | `TOKENS_PER_CLIENT_MAX` | `ClientTokenRequest::answer`; a client with a token gets no other one with an answer |
 //! | the name of a job | `JOB_BYTES_MAX` | the type of the field in `Hello` |
 //! | the window of a client | one entry for each of its sequences | `PushWindow::settle`: a sequence is never 0, see `find_or_begin_push` and `PushWindow::state` |
-//! | ids and epochs of coordinators | `EPOCH_LIMIT` | as those of clients, see `coordinators` |
+//! | ids and epochs of coordinators | `COORDINATOR_EPOCH_LIMIT` | as those of clients, see `coordinators` |
 //! | the numbers of effects | `EffectWindow::NUMBER_LIMIT` | `EffectWindow::raise` and `EffectWindow::settle` |
 //! | admitted pushes | tokens from 1, each once; factors above 0, up to 1 | `StepCoordinator::request` numbers tokens; `clipping::factor` |
 
