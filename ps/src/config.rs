@@ -8,6 +8,7 @@ mod storage;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pushpull_checkpoint::{CheckpointStorage, Retention};
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::TaskId;
@@ -19,7 +20,6 @@ use pushpull_store::store::{BLOCK_BYTES, CACHED_BYTES_MAX};
 
 use crate::aggregate::clipping::BitwiseF64;
 use crate::aggregate::step_rule::StepRule;
-use crate::checkpoint::{CheckpointStorage, Retention};
 use crate::event::{Event, EventSink};
 
 pub use mode::{Asynchronous, Mode, OnLoss, StalenessPolicy, Synchronous};

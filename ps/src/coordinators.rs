@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use pushpull_checkpoint::SavedCoordinator;
 use pushpull_common::effect_window::{EffectWindow, Settlement};
 use pushpull_common::ids::{CoordinatorEpoch, CoordinatorId, EffectNumber};
 use pushpull_common::protocol::limits::COORDINATORS_MAX;
@@ -10,8 +11,6 @@ use pushpull_common::protocol::message::CoordinatorIs;
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{EffectRef, Refusal};
 use pushpull_store::planted::{Bug, PlantedBugs};
-
-use crate::checkpoint::SavedCoordinator;
 
 mod settled_digests;
 

@@ -3,13 +3,12 @@
 
 use std::io;
 
+use pushpull_checkpoint::StorageFault;
 use pushpull_common::cluster::ClusterError;
 use pushpull_common::ids::TaskId;
 pub use pushpull_net::ListenError;
 pub use pushpull_store::StorageError;
 use thiserror::Error;
-
-use crate::checkpoint::StorageFault;
 
 /// An error that prevents a server from starting.
 #[derive(Debug, Error)]

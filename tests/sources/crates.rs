@@ -15,6 +15,7 @@ use super::macro_expansion::MacroRules;
 /// The crates of the workspace, by the names that sources use.
 pub(crate) const CRATES: &[(&str, &str)] = &[
     ("pushpull", "."),
+    ("pushpull_checkpoint", "common/checkpoint"),
     ("pushpull_common", "common"),
     ("pushpull_device", "worker/device"),
     ("pushpull_net", "common/net"),

@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 /// The crates of this workspace that every program compiles.
-const ALWAYS: [&str; 7] = [
+const ALWAYS: [&str; 8] = [
     "pushpull",
+    "pushpull-checkpoint",
     "pushpull-common",
     "pushpull-net",
     "pushpull-optim",

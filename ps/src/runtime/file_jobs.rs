@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use pushpull_checkpoint::CheckpointStorage;
 use tokio::sync::Notify;
 use tokio::task::spawn_blocking;
 
-use crate::checkpoint::CheckpointStorage;
 use crate::shard::ShardInput;
 use crate::shard::file_work::flush::Flush;
 use crate::shard::file_work::restore_work::RestoreWork;

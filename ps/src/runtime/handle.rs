@@ -4,13 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
+use pushpull_checkpoint::CheckpointError;
 use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
 use pushpull_net::HomeProcess;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::saver::SaveWaiter;
-use crate::checkpoint::CheckpointError;
 use crate::event::{EventReaders, Events};
 use crate::metrics::{Counters, Metrics, SaveRecord, SaveStatus};
 use crate::status::Status;

@@ -6,6 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use pushpull_checkpoint::CheckpointFault;
 use pushpull_common::error::Chain;
 use pushpull_common::ids::{ClientEpoch, RequestId, RestoreEpoch, ShardId};
 use pushpull_common::protocol::decode::ReadError;
@@ -16,7 +17,6 @@ use pushpull_common::protocol::{
 };
 use pushpull_net::{ConnectError, Connected, Connector, FrameStream};
 
-use crate::checkpoint::CheckpointFault;
 use crate::peer_hello::PeerHello;
 
 /// How long a shard may take to write its part before the save fails.

@@ -5,6 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use pushpull_checkpoint::{
+    CheckpointError, CheckpointFault, CheckpointName, CheckpointStorage, CheckpointTraining,
+    Contents, Refused, Retention, Save, ShardEntry, highest_epoch, newest_good, retain,
+};
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::error::Chain;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, ShardId};
@@ -14,10 +18,6 @@ use pushpull_optim::optimizer::OptimizerRules;
 use tokio::task::JoinSet;
 
 use super::peer::save_shard;
-use crate::checkpoint::{
-    CheckpointError, CheckpointFault, CheckpointName, CheckpointStorage, CheckpointTraining,
-    Contents, Refused, Retention, Save, ShardEntry, highest_epoch, newest_good, retain,
-};
 use crate::peer_hello::PeerHello;
 
 /// What a save of all shards needs.

@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pushpull_checkpoint::{AbandonFlag, CheckpointFault, CheckpointName};
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch};
 use pushpull_common::protocol::Envelope;
@@ -22,7 +23,6 @@ use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use super::publisher::{CheckpointSearch, FailedSave, PublishedSave, Publisher};
-use crate::checkpoint::{AbandonFlag, CheckpointFault, CheckpointName};
 use crate::event::{Event, EventSink};
 use crate::metrics::{Counters, SaveRecord};
 use crate::shard::file_work::saver_order::{PERIODIC_SAVE, SaveRequester, SaverEvent, SaverOrder};

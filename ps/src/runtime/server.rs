@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Instant, SystemTime};
 
+use pushpull_checkpoint::{AbandonFlag, StorageClaim};
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::ShardId;
 use pushpull_store::arena::{ArenaStorage, Budget, StateDirectory};
@@ -25,7 +26,6 @@ use super::owner_link::OwnerAddress;
 use super::publisher::Publisher;
 use super::saver::{self, Saver};
 use super::shard_thread::{self, ShardLinks};
-use crate::checkpoint::{AbandonFlag, StorageClaim};
 use crate::config::{Durability, PsConfig};
 use crate::error::{ListenError, ServeError, StartError, StorageError};
 use crate::metrics::{Counters, SaveRecord};
@@ -197,7 +197,7 @@ impl PsListener {
         let saves = config.checkpoints.clone().filter(|_| config.owns_step());
         let claim = match saves.as_ref().map(|checkpoints| checkpoints.storage.claim()) {
             Some(Ok(claim)) => claim,
-            Some(Err(source)) if source.is_in_use() => {
+            Some(Err(source)) if source.source.kind() == io::ErrorKind::WouldBlock => {
                 return Err(StartError::CheckpointsInUse { task: config.task.clone(), source });
             }
             // A storage that fails now is reported by the save that meets it.
@@ -406,12 +406,12 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
 
 #[cfg(test)]
 mod tests {
+    use pushpull_checkpoint::LocalDirectory;
     use pushpull_common::cluster::ClusterSpec;
     use pushpull_common::ids::TaskId;
     use pushpull_optim::optimizer::Sgd;
 
     use super::*;
-    use crate::checkpoint::LocalDirectory;
     use crate::config::{Checkpoints, Storage};
     use crate::shard::ShardInput;
     use crate::shard::output::ShardOutput;

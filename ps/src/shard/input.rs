@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pushpull_checkpoint::CheckpointFault;
 use pushpull_common::ids::ClientEpoch;
 use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::message::Hello;
@@ -9,7 +10,6 @@ use pushpull_common::protocol::{Envelope, FrameEvent, Header, Message};
 
 use super::file_work::restore_work::RestoreResult;
 use super::file_work::saver_order::SaverEvent;
-use crate::checkpoint::CheckpointFault;
 
 /// An input of a shard.
 #[derive(Debug)]

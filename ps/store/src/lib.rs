@@ -30,7 +30,6 @@ pub mod undo;
 #[cfg(not(any(test, fuzzing, all(feature = "simulation", debug_assertions))))]
 mod without_testing;
 
-pub use arena::is_state;
 pub use error::StorageError;
 #[cfg(not(any(test, fuzzing, all(feature = "simulation", debug_assertions))))]
 use without_testing as testing;

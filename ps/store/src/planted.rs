@@ -31,8 +31,6 @@ bugs! {
     MissingFence,
     /// Data is not flushed before the words that name it.
     SkipFsync,
-    /// A checkpoint is published before it is read back.
-    PublishBeforeVerify,
     /// A recovery that was killed is not repeated.
     RecoveryNotIdempotent,
     /// An outcome leaves the push window while its push may still be resent.

@@ -3,10 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use pushpull_common::catalogue::Catalogue;
-
-use super::samples::{place, saved, variables};
-use crate::checkpoint::{CheckpointStorage, ReadFile, StorageFault, WriteFile};
+use pushpull_checkpoint::{CheckpointStorage, ReadFile, StorageFault, WriteFile};
 
 /// The limit of every wait; a longer one means that the test hangs.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -29,13 +26,6 @@ impl Gate {
     /// Creates an open gate in front of a storage.
     pub(crate) fn new(storage: Arc<dyn CheckpointStorage>) -> Gate {
         Gate { storage, shared: Arc::default() }
-    }
-
-    /// Creates an open gate in front of a checkpoint of two tasks.
-    pub(crate) fn of_a_checkpoint() -> (Gate, Arc<Catalogue>) {
-        let catalogue = place(variables(2), 2, 1);
-        let (_, storage) = saved(&catalogue, &[9]);
-        (Gate::new(storage), catalogue)
     }
 
     /// Lets `reads` more reads pass, and blocks the others.

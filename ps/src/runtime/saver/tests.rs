@@ -1,5 +1,6 @@
 //! Tests of saves, shared searches, and saves that are skipped.
 
+use pushpull_checkpoint::Retention;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ShardId, TaskId};
 use pushpull_common::protocol::Features;
@@ -8,8 +9,8 @@ use pushpull_optim::optimizer::{OptimizerRules, Sgd};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
-use crate::checkpoint::Retention;
 use crate::checkpoint::tests::gate::Gate;
+use crate::checkpoint::tests::save_of_two_tasks;
 use crate::peer_hello::PeerHello;
 
 /// Limit on every wait, so that a hang fails the test.
@@ -22,12 +23,16 @@ struct SaverHarness {
     _save_waiters: mpsc::Sender<SaveWaiter>,
     gate: Gate,
     catalogue: Arc<Catalogue>,
+    /// The folder behind the gate.
+    _folder: tempfile::TempDir,
 }
 
 impl SaverHarness {
     /// Returns a harness and a saver for shards at these addresses, reachable or not.
     fn new(addresses: impl IntoIterator<Item = String>) -> (SaverHarness, SaverService) {
-        let (gate, catalogue) = Gate::of_a_checkpoint();
+        let folder = tempfile::tempdir().unwrap();
+        let (storage, catalogue) = save_of_two_tasks(folder.path());
+        let gate = Gate::new(storage);
         let (orders, ordered) = mpsc::channel(64);
         let (event_sender, news) = mpsc::channel(64);
         let (save_waiters, waiter_receiver) = mpsc::channel(1);
@@ -56,7 +61,15 @@ impl SaverHarness {
             abandon_flag: AbandonFlag::default(),
             stop: CancellationToken::new(),
         });
-        (SaverHarness { orders, news, _save_waiters: save_waiters, gate, catalogue }, service)
+        let harness = SaverHarness {
+            orders,
+            news,
+            _save_waiters: save_waiters,
+            gate,
+            catalogue,
+            _folder: folder,
+        };
+        (harness, service)
     }
 
     fn order(&self, ticket: u64, epoch: u32, step: u64) -> SaverOrder {

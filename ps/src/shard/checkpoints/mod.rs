@@ -9,6 +9,7 @@ pub(super) mod save_requests;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use pushpull_checkpoint::{AbandonFlag, CheckpointFault, CheckpointName, CheckpointTraining};
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::limits::PASSED_OVER_MAX;
@@ -21,7 +22,6 @@ use super::file_work::saver_order::{SaveRequester, SaverOrder};
 use super::file_work::shard_save::{CheckpointCut, ShardSave};
 use super::output::{AnswerBody, ShardOutput, ShardOutputs};
 use super::request::PeerRequest;
-use crate::checkpoint::{AbandonFlag, CheckpointFault, CheckpointName, CheckpointTraining};
 use crate::config::PsConfig;
 use restore_check::{CheckInProgress, CheckedCheckpoint, RestoreInProgress};
 use save_requests::SaveRequests;
@@ -118,7 +118,6 @@ impl ShardCheckpoints {
             step_owner: self.config.cluster.step_owner().unwrap_or(self.config.task.clone()),
             cut,
             abandon_flag: abandon_flag.clone(),
-            planted: self.config.planted,
         };
         self.saving = Some(SaveInProgress { connection, memory_needed, abandon_flag });
         save

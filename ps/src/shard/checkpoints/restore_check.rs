@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use pushpull_checkpoint::{AbandonFlag, CheckpointFault, CheckpointTraining, Opened};
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::RestoreEpoch;
 use pushpull_common::protocol::message::{CheckpointId, PrepareRestore, Restore};
@@ -9,7 +10,6 @@ use pushpull_common::protocol::{Envelope, Refusal};
 use pushpull_store::store::Store;
 
 use super::ShardCheckpoints;
-use crate::checkpoint::{AbandonFlag, CheckpointFault, CheckpointTraining, Opened};
 use crate::shard::file_work::restore_work::{
     RestoreCheck, RestoreChecked, RestoreWork, ShardRestore,
 };

@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use crate::checkpoint::CheckpointFault;
+use pushpull_checkpoint::CheckpointFault;
+
 use crate::shard::file_work::saver_order::SaveRequester;
 
 /// The save that is running, and those that wait for it, in order.

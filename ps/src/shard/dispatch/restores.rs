@@ -1,12 +1,12 @@
 //! Restores: the check of a checkpoint, and its values under a new restore epoch.
 
+use pushpull_checkpoint::{CheckpointFault, CheckpointTraining};
 use pushpull_common::error::Chain;
 use pushpull_common::protocol::{Refusal, message};
 use pushpull_store::arena::fence;
 use pushpull_store::planted::Bug;
 
 use crate::aggregate::data_position::{DataBatch, DataPosition};
-use crate::checkpoint::{CheckpointFault, CheckpointTraining};
 use crate::coordinators::CoordinatorEntry;
 use crate::error::StorageError;
 use crate::event::Event;

@@ -12,13 +12,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
+use pushpull_checkpoint::{CheckpointFault, CheckpointName, CheckpointTraining, DataEntry};
 use pushpull_common::ids::{GlobalStep, RestoreEpoch};
 use pushpull_common::protocol::message::CheckpointId;
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Envelope, Refusal, message};
 
 use crate::aggregate::token_issuer::TokenIssuer;
-use crate::checkpoint::{CheckpointFault, CheckpointName, CheckpointTraining, DataEntry};
 use crate::shard::Shard;
 use crate::shard::changes::Changes;
 use crate::shard::checkpoints::NO_PLACE;

@@ -3,6 +3,10 @@
 
 use std::sync::Arc;
 
+use pushpull_checkpoint::{
+    AbandonFlag, CheckpointError, CheckpointFault, CheckpointName, CheckpointPiece,
+    CheckpointStorage, CheckpointTraining, Opened, RestoredShard,
+};
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::error::Chain;
 use pushpull_common::ids::ShardId;
@@ -11,10 +15,6 @@ use pushpull_common::table::RowHead;
 use pushpull_store::store::Store;
 
 use super::RESTORED_LIMIT;
-use crate::checkpoint::{
-    AbandonFlag, CheckpointError, CheckpointFault, CheckpointName, CheckpointPiece,
-    CheckpointStorage, CheckpointTraining, Opened, RestoredShard,
-};
 
 /// The work of a restore on checkpoint files.
 #[derive(Debug)]

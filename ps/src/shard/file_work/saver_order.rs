@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
+use pushpull_checkpoint::CheckpointFault;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch};
 use pushpull_common::protocol::Envelope;
 use pushpull_common::protocol::message::{CheckpointId, PassedOver};
-
-use crate::checkpoint::CheckpointFault;
 
 /// The requester of a checkpoint, which receives the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

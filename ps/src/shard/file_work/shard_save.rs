@@ -5,18 +5,18 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-use pushpull_common::catalogue::Catalogue;
-use pushpull_common::error::Chain;
-use pushpull_common::ids::{GlobalStep, ShardId, TaskId};
-use pushpull_common::protocol::Envelope;
-use pushpull_store::planted::PlantedBugs;
-use pushpull_store::store::StoreImage;
-
-use crate::checkpoint::{
+use pushpull_checkpoint::{
     AbandonFlag, CheckpointError, CheckpointFault, CheckpointName, CheckpointStorage,
     CheckpointTraining, ClientWindow, DataEntry, SavedCoordinator, ShardEntry, TableEntry,
     write_shard, write_table,
 };
+use pushpull_common::catalogue::Catalogue;
+use pushpull_common::error::Chain;
+use pushpull_common::ids::{GlobalStep, ShardId, TaskId};
+use pushpull_common::protocol::Envelope;
+use pushpull_store::store::StoreImage;
+
+use crate::checkpoint_source::{ImageSource, TableImageSource};
 
 /// The values of a shard at one moment, pinned, with its counts.
 #[derive(Debug)]
@@ -49,7 +49,6 @@ pub(crate) struct ShardSave {
     pub(in crate::shard) training: CheckpointTraining,
     pub(in crate::shard) cut: CheckpointCut,
     pub(in crate::shard) abandon_flag: AbandonFlag,
-    pub(in crate::shard) planted: PlantedBugs,
 }
 
 impl ShardSave {
@@ -66,10 +65,12 @@ impl ShardSave {
         let CheckpointCut { mut image, version, gradients, clients, data, coordinators, .. } =
             self.cut;
         let tables = std::mem::take(&mut image.tables);
-        let file = write_shard(storage, self.name, catalogue, shard, training, image, self.planted);
+        let image = ImageSource(image);
+        let file = write_shard(storage, self.name, catalogue, shard, training, image);
         let file = file.map_err(|error| part_fault(&self.step_owner, error))?;
         let layout = catalogue.layout(shard);
         let tables = layout.tables().iter().zip(tables).map(|(partition, source)| {
+            let source = TableImageSource(source);
             write_table(storage, self.name, catalogue, partition, training, source)
         });
         let tables: Result<Vec<TableEntry>, CheckpointError> = tables.collect();

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use pushpull_checkpoint::ClientWindow;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::ids::{ClientEpoch, Incarnation, TaskId};
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_store::planted::{Bug, PlantedBugs};
 
-use crate::checkpoint::ClientWindow;
 use crate::client_entry::{
     CLIENTS_MAX, ClientEntry, ClientPresence, DurableClient, ENDED, EPOCH_LIMIT,
 };

@@ -4,6 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use pushpull_checkpoint::{
+    CheckpointFault, CheckpointStorage, Contents, LocalDirectory, Save, ShardEntry,
+};
 use pushpull_common::ids::{GlobalStep, RestoreEpoch};
 use pushpull_common::protocol::message::{self, CheckpointId, Role};
 use pushpull_common::protocol::wire::Text;
@@ -12,10 +15,7 @@ use pushpull_common::protocol::{Message, Outcome, Refusal};
 use super::peers::{Peer, worker};
 use super::synchronous::{ACCEPTED, ShardCluster, synchronous};
 use super::world::ConnectionId;
-use crate::checkpoint::{
-    CheckpointFault, CheckpointStorage, CheckpointTraining, Contents, LocalDirectory, Save,
-    ShardEntry,
-};
+use crate::checkpoint::tests::by_sgd;
 use crate::config::{Checkpoints, Mode};
 use crate::shard::ShardInput;
 use crate::shard::file_work::saver_order::{PERIODIC_SAVE, SaveRequester, SaverEvent, SaverOrder};
@@ -101,7 +101,7 @@ fn a_checkpoint_is_of_the_step_that_all_shards_had_applied() {
 /// Publishes a checkpoint of these parts, and restores it on every shard.
 fn publish_and_restore(cluster: &mut ShardCluster, save: Save, shards: Vec<ShardEntry>) {
     let catalogue = cluster.world.catalogue.clone();
-    let training = CheckpointTraining::by_one(&catalogue, "sgd", &[]);
+    let training = by_sgd(&catalogue);
     let name = save.name();
     let epoch = RestoreEpoch(name.restore_epoch);
     let step = GlobalStep(name.global_step);

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use pushpull_checkpoint::{CheckpointStorage, LocalDirectory};
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::codec::Encoding;
 use pushpull_common::ids::{
@@ -18,7 +19,6 @@ use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Peer, Push, bytes_of, chief, f32s, index_of, pack, variables, worker};
 use super::world::{ConnectionId, World};
-use crate::checkpoint::{CheckpointStorage, LocalDirectory};
 use crate::client_entry::CLIENTS_MAX;
 use crate::config::{Checkpoints, PsConfig};
 use crate::shard::ShardInput;

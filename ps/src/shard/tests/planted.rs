@@ -32,7 +32,6 @@ const LAYERS: &[Layer] = &[
         looks_for: is_of_state,
     },
     Layer { name: "power cuts", run: power_cuts, looks_for: is_of_state },
-    Layer { name: "saves", run: crate::checkpoint::tests::crashes::rot, looks_for: is_of_state },
     Layer {
         name: "crash model",
         run: |planted| _ = super::crash_model::suite(planted),
@@ -91,13 +90,8 @@ const IN_CLUSTERS: &[Bug] = &[
 ];
 
 /// Bugs that a process killed between two instructions cannot show.
-const UNSTEPPED: &[Bug] = &[
-    Bug::AcknowledgeBeforeCommit,
-    Bug::NoIncarnation,
-    Bug::SkipFsync,
-    Bug::PublishBeforeVerify,
-    Bug::EvictLiveOutcome,
-];
+const UNSTEPPED: &[Bug] =
+    &[Bug::AcknowledgeBeforeCommit, Bug::NoIncarnation, Bug::SkipFsync, Bug::EvictLiveOutcome];
 
 /// The number of seeds for the random runs and for the power cuts. Most bugs need only one.
 const RUNS: u64 = 60;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use pushpull_checkpoint::{CheckpointStorage, Contents, LocalDirectory, Save, ShardEntry};
 use pushpull_common::ids::{EffectNumber, GlobalStep, PartitionId, RestoreEpoch, ShardId, TokenId};
 use pushpull_common::protocol::message::{CheckpointId, Role};
 use pushpull_common::protocol::wire::Text;
@@ -14,10 +15,8 @@ use pushpull_optim::optimizer::{Adam, Sgd};
 use super::effects::{coordinator_is, effect, open};
 use super::peers::{Peer, Push, bytes_of, chief, f32s, index_of, worker};
 use super::world::{ConnectionId, World};
+use crate::checkpoint::tests::by_sgd;
 use crate::checkpoint::tests::gate::Gate;
-use crate::checkpoint::{
-    CheckpointStorage, CheckpointTraining, Contents, LocalDirectory, Save, ShardEntry,
-};
 use crate::config::Checkpoints;
 use crate::shard::ShardInput;
 use crate::shard::file_work::RESTORED_LIMIT;
@@ -121,7 +120,7 @@ fn save_forged(
     let request = world.say(line, message::SaveShard { name: name.clone() }.into());
     let entry = world.answer_body(line, request);
     let entry: ShardEntry = serde_json::from_slice(&entry).unwrap();
-    let training = CheckpointTraining::by_one(&world.catalogue, "sgd", &[]);
+    let training = by_sgd(&world.catalogue);
     let shards = vec![entry];
     let user = Vec::new();
     let mut contents = Contents { saved_unix_ms: 1, training, shards, user };

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pushpull_checkpoint::CheckpointStorage;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::ids::{RequestId, RestoreEpoch, ShardId, TaskId};
@@ -17,7 +18,6 @@ use pushpull_store::arena::{ArenaStorage, Budget};
 use pushpull_store::testing::test_files::{Content, TestFiles};
 
 use super::peers::{Peer, chief, identity, pack, place};
-use crate::checkpoint::CheckpointStorage;
 use crate::config::PsConfig;
 use crate::error::StorageError;
 use crate::metrics::{Counters, Metrics};

@@ -1,6 +1,6 @@
 //! The state directory: private, locked, and with a folder for each shard.
 
-use std::fs::{DirBuilder, DirEntry, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -9,9 +9,8 @@ use pushpull_common::local_path;
 use pushpull_common::permissions::{self, ProcessUser, Writers};
 use rustix::process::{Gid, getegid, geteuid, getgroups};
 
-use super::{SaveNote, file_name, reserve};
+use super::{SaveNote, reserve};
 use crate::error::StorageError;
-use crate::layout::Kind;
 
 /// A locked state directory, which only this server uses.
 #[derive(Debug)]
@@ -20,17 +19,6 @@ pub struct StateDirectory {
     writers: Writers,
     /// Holds the lock. The kernel releases it however the process ends.
     _lock: File,
-}
-
-/// Returns whether a folder is a state directory, or the folder of a shard in one.
-pub fn is_state(folder: &Path) -> bool {
-    let number = |name: &str| name.strip_prefix("shard-")?.parse::<u16>().ok();
-    let is_shard = |entry: &DirEntry| {
-        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        is_folder && entry.file_name().to_str().and_then(number).is_some()
-    };
-    let has_shard = || folder.read_dir().is_ok_and(|all| all.flatten().any(|it| is_shard(&it)));
-    folder.join(file_name(Kind::Control, 0)).is_file() || has_shard()
 }
 
 /// Returns whether a server holds the lock of a state directory. The check takes the lock for an

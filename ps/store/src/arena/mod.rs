@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 pub(crate) use blocks::{Blocks, PinnedSet, Pins};
 pub use budget::{Budget, Reservation};
 use folder::io_error;
-pub use folder::{Folder, StateDirectory, is_locked, is_state};
+pub use folder::{Folder, StateDirectory, is_locked};
 pub(crate) use grid::Grid;
 pub use memory::{Memory, fence};
 pub use save_note::SaveNote;

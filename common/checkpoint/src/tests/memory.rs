@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::checkpoint::{CheckpointStorage, ReadFile, StorageFault, WriteFile};
+use crate::{CheckpointStorage, ReadFile, StorageFault, WriteFile};
 
 /// A kind of crash, which determines the surviving names and contents.
 #[derive(Clone, Copy, Debug)]

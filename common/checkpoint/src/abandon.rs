@@ -10,26 +10,26 @@ use std::sync::{Arc, OnceLock};
 
 use thiserror::Error;
 
-use super::storage::{CheckpointStorage, ReadFile, StorageFault, WriteFile};
+use crate::storage::{CheckpointStorage, ReadFile, StorageFault, WriteFile};
 
 /// A flag that abandons the file operations of another thread. All clones are one flag.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct AbandonFlag(Arc<OnceLock<&'static str>>);
+pub struct AbandonFlag(Arc<OnceLock<&'static str>>);
 
 impl AbandonFlag {
     /// Abandons all operations of the storages that this flag watches, permanently. Only the first
     /// reason is kept.
-    pub(crate) fn abandon(&self, reason: &'static str) {
+    pub fn abandon(&self, reason: &'static str) {
         let _ = self.0.set(reason);
     }
 
     /// Returns why the operations were abandoned; `None` if they were not.
-    pub(crate) fn reason(&self) -> Option<&'static str> {
+    pub fn reason(&self) -> Option<&'static str> {
         self.0.get().copied()
     }
 
     /// Returns a storage whose operations fail once the work is abandoned.
-    pub(crate) fn watch(&self, storage: Arc<dyn CheckpointStorage>) -> Arc<dyn CheckpointStorage> {
+    pub fn watch(&self, storage: Arc<dyn CheckpointStorage>) -> Arc<dyn CheckpointStorage> {
         Arc::new(WatchedStorage { storage, abandon_flag: self.clone() })
     }
 
@@ -47,13 +47,13 @@ impl AbandonFlag {
 /// The error of a watched storage whose work was abandoned.
 #[derive(Debug, Error)]
 #[error("abandoned because {reason}")]
-pub(super) struct Abandoned {
-    pub(super) reason: &'static str,
+pub(crate) struct Abandoned {
+    pub(crate) reason: &'static str,
 }
 
 impl Abandoned {
     /// Returns this error if it is the cause of a storage fault.
-    pub(super) fn of(fault: &StorageFault) -> Option<&Abandoned> {
+    pub(crate) fn of(fault: &StorageFault) -> Option<&Abandoned> {
         fault.source.get_ref()?.downcast_ref()
     }
 }

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use super::error::CheckpointError;
-use super::name::CheckpointName;
-use super::publish::PublishedCheckpoint;
-use super::restore::scan;
-use super::storage::CheckpointStorage;
+use crate::error::CheckpointError;
+use crate::name::CheckpointName;
+use crate::publish::PublishedCheckpoint;
+use crate::restore::scan;
+use crate::storage::CheckpointStorage;
 
 /// The number of checkpoints to keep, and for how long. The newest is always kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ impl Default for Retention {
 ///
 /// Checkpoints with an untrusted manifest are neither counted nor deleted: a person must examine
 /// them.
-pub(crate) fn retain(
+pub fn retain(
     storage: &dyn CheckpointStorage,
     published: &PublishedCheckpoint,
     retention: &Retention,

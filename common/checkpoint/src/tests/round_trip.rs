@@ -7,7 +7,7 @@ use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
 
 use super::samples::{SLOTS, check_restored, place, save, saved, slots, variables};
-use crate::checkpoint::{
+use crate::{
     CheckpointError, CheckpointName, CheckpointPiece, CheckpointTraining, Opened, list, newest_good,
 };
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::memory::MemoryStorage;
 use super::samples::{SLOTS, check_restored, place, saved, variables};
-use crate::checkpoint::{CheckpointError, CheckpointStorage, newest_good};
+use crate::{CheckpointError, CheckpointStorage, newest_good};
 
 const NEWEST: &str = "ckpt-1-9";
 

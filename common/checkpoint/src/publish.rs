@@ -9,14 +9,14 @@ use std::sync::Arc;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch};
 
-use super::error::CheckpointError;
-use super::files::{open_sized, write_whole};
-use super::manifest::{CATALOGUE, Contents, MANIFEST, Manifest};
-use super::name::CheckpointName;
-use super::restore::scan;
-use super::shard_file::ShardFile;
-use super::storage::CheckpointStorage;
-use super::table_file::TableFile;
+use crate::error::CheckpointError;
+use crate::files::{open_sized, write_whole};
+use crate::manifest::{CATALOGUE, Contents, MANIFEST, Manifest};
+use crate::name::CheckpointName;
+use crate::restore::scan;
+use crate::shard_file::ShardFile;
+use crate::storage::CheckpointStorage;
+use crate::table_file::TableFile;
 
 /// A save in progress. A cluster has at most one; the step owner's task begins and publishes it.
 /// Other processes may write the shards' files meanwhile.
@@ -24,7 +24,7 @@ use super::table_file::TableFile;
 /// If it is dropped without being published, its temporary folder stays until the next save removes
 /// it.
 #[derive(Debug)]
-pub(crate) struct Save {
+pub struct Save {
     storage: Arc<dyn CheckpointStorage>,
     name: CheckpointName,
 }
@@ -32,13 +32,13 @@ pub(crate) struct Save {
 /// A published checkpoint: every file of it was read back after it was written. Only this value
 /// permits the deletion of older checkpoints.
 #[derive(Debug)]
-pub(crate) struct PublishedCheckpoint {
+pub struct PublishedCheckpoint {
     name: CheckpointName,
 }
 
 impl PublishedCheckpoint {
     /// Returns the checkpoint's name.
-    pub(crate) fn name(&self) -> CheckpointName {
+    pub fn name(&self) -> CheckpointName {
         self.name
     }
 }
@@ -46,7 +46,7 @@ impl PublishedCheckpoint {
 impl Save {
     /// Begins a save of this step under a new name: none of the existing ones, and not `failed`,
     /// which has been removed.
-    pub(crate) fn begin(
+    pub fn begin(
         storage: Arc<dyn CheckpointStorage>,
         epoch: RestoreEpoch,
         step: GlobalStep,
@@ -72,12 +72,12 @@ impl Save {
     }
 
     /// Returns the name under which the shards write their files into this save.
-    pub(crate) fn name(&self) -> CheckpointName {
+    pub fn name(&self) -> CheckpointName {
         self.name
     }
 
     /// Publishes a checkpoint of the files that the shards have written.
-    pub(crate) fn publish(
+    pub fn publish(
         self,
         catalogue: &Catalogue,
         contents: Contents,

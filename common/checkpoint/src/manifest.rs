@@ -10,54 +10,53 @@ use pushpull_common::protocol::limits::{UNSPENT_BATCHES_MAX, WINDOW};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::data_entry::DataEntry;
-use super::error::{CheckpointError, corrupt, foreign};
-use super::hex;
-use super::name::CheckpointName;
-use super::saved_coordinator::{self, SavedCoordinator};
-use super::shard_file::{file_name, tensor_name};
-use super::table_file::{self, TableEntry};
-use super::training::CheckpointTraining;
-
-pub(crate) use super::files::FileEntry;
+use crate::data_entry::DataEntry;
+use crate::error::{CheckpointError, corrupt, foreign};
+use crate::files::FileEntry;
+use crate::hex;
+use crate::name::CheckpointName;
+use crate::saved_coordinator::{self, SavedCoordinator};
+use crate::shard_file::{file_name, tensor_name};
+use crate::table_file::{self, TableEntry};
+use crate::training::CheckpointTraining;
 
 /// The publisher's part of a checkpoint's manifest; the rest follows from the catalogue.
 #[derive(Clone, Debug)]
-pub(crate) struct Contents {
+pub struct Contents {
     /// The time of the save, in milliseconds since 1970; for display and for retention by age.
-    pub(crate) saved_unix_ms: u64,
+    pub saved_unix_ms: u64,
     /// The optimizers whose slots are saved.
-    pub(crate) training: CheckpointTraining,
+    pub training: CheckpointTraining,
     /// Every shard that holds variables, and the other shards that have state to save.
-    pub(crate) shards: Vec<ShardEntry>,
+    pub shards: Vec<ShardEntry>,
     /// The user's own bytes, such as the positions of data readers; at most 1 MiB.
-    pub(crate) user: Vec<u8>,
+    pub user: Vec<u8>,
 }
 
 /// One shard of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct ShardEntry {
+pub struct ShardEntry {
     /// The ps task.
-    pub(crate) task: u32,
+    pub task: u32,
     /// The shard within it.
-    pub(crate) shard: u16,
+    pub shard: u16,
     /// Its file.
-    pub(crate) file: FileEntry,
+    pub file: FileEntry,
     /// Its partitions of growing tables, in the catalogue's order.
-    pub(crate) tables: Vec<TableEntry>,
+    pub tables: Vec<TableEntry>,
     /// The number of pushes it had applied.
-    pub(crate) version: u64,
+    pub version: u64,
     /// The number of gradients it had applied: Adam's t.
-    pub(crate) gradients: u64,
+    pub gradients: u64,
     /// The push windows of its clients.
-    pub(crate) clients: Vec<ClientWindow>,
+    pub clients: Vec<ClientWindow>,
     /// The data position, on the step owner if a data set is declared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) data: Option<DataEntry>,
+    pub data: Option<DataEntry>,
     /// The coordinators, each with the effects that have counted in its values.
     #[serde(default, rename = "calls", skip_serializing_if = "Vec::is_empty")]
-    pub(crate) coordinators: Vec<SavedCoordinator>,
+    pub coordinators: Vec<SavedCoordinator>,
 }
 
 impl ShardEntry {
@@ -69,30 +68,49 @@ impl ShardEntry {
 /// The push window of one client on a shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct ClientWindow {
+pub struct ClientWindow {
     /// The client's job.
-    pub(crate) job: String,
+    pub job: String,
     /// The client's index in it.
-    pub(crate) index: u32,
+    pub index: u32,
     /// The client's epoch.
-    pub(crate) epoch: u64,
+    pub epoch: u64,
     /// The client's incarnation.
-    pub(crate) incarnation: u64,
+    pub incarnation: u64,
     /// The newest settled sequence.
-    pub(crate) newest: u64,
+    pub newest: u64,
     /// The remembered sequences, each with its outcome.
-    pub(crate) settled: Vec<(u64, Settled)>,
+    pub settled: Vec<(u64, Settled)>,
 }
 
 /// The outcome of a push in a file. File formats change less often than the wire protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub(crate) enum Settled {
-    Applied { version: u64, step: u64, staleness: u64 },
-    Accepted { step: u64 },
-    Stale { current: u64 },
+pub enum Settled {
+    /// See [`Outcome::Applied`].
+    Applied {
+        /// The shard's version after the push.
+        version: u64,
+        /// The global step after the push.
+        step: u64,
+        /// The staleness of the gradient in global steps.
+        staleness: u64,
+    },
+    /// See [`Outcome::Accepted`].
+    Accepted {
+        /// The step that the gradient is part of.
+        step: u64,
+    },
+    /// See [`Outcome::Stale`].
+    Stale {
+        /// The step that was current then.
+        current: u64,
+    },
+    /// See [`Outcome::Withdrawn`].
     Withdrawn,
+    /// See [`Outcome::Held`].
     Held,
+    /// See [`Outcome::Repeated`].
     Repeated,
 }
 
@@ -129,20 +147,22 @@ impl From<Settled> for Outcome {
 /// A manifest in its stored form.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Manifest {
+pub struct Manifest {
     format: u32,
-    pub(crate) checkpoint: CheckpointName,
+    /// The name of the checkpoint.
+    pub checkpoint: CheckpointName,
     pub(crate) saved_unix_ms: u64,
     /// The time of the first save in this storage; retention by age counts from it.
     pub(crate) first_saved_unix_ms: u64,
     pub(crate) training: CheckpointTraining,
     pub(crate) catalogue: FileEntry,
     /// The shards in ascending order.
-    pub(crate) shards: Vec<ShardEntry>,
+    pub shards: Vec<ShardEntry>,
     /// Every partition in the catalogue's order, so that other programs need no catalogue.
     partitions: Vec<PartitionEntry>,
+    /// The user's own bytes.
     #[serde(with = "hex")]
-    pub(crate) user: Vec<u8>,
+    pub user: Vec<u8>,
 }
 
 /// The elements of a variable that a tensor holds.
@@ -155,7 +175,7 @@ struct PartitionEntry {
 }
 
 impl Manifest {
-    pub(super) fn new(
+    pub(crate) fn new(
         checkpoint: CheckpointName,
         first_saved_unix_ms: u64,
         catalogue: &Catalogue,
@@ -186,7 +206,7 @@ impl Manifest {
         }
     }
 
-    pub(super) fn encode(&self) -> Result<Vec<u8>, CheckpointError> {
+    pub(crate) fn encode(&self) -> Result<Vec<u8>, CheckpointError> {
         let mut bytes =
             serde_json::to_vec(self).expect("all keys are strings and there are no floats");
         bytes.push(b'\n');
@@ -196,7 +216,7 @@ impl Manifest {
     }
 
     /// Decodes the manifest of the checkpoint of this name. The bytes are untrusted.
-    pub(super) fn decode(bytes: &[u8], name: CheckpointName) -> Result<Manifest, CheckpointError> {
+    pub(crate) fn decode(bytes: &[u8], name: CheckpointName) -> Result<Manifest, CheckpointError> {
         let file = format!("{name}/{MANIFEST}");
         let refuse = |offset: usize, expected: &str, found: &dyn std::fmt::Display| {
             Err(corrupt(&file, offset as u64, expected, found))
@@ -234,7 +254,7 @@ impl Manifest {
     }
 
     /// Checks everything that does not need the catalogue.
-    pub(super) fn check(&self, file: &str) -> Result<(), CheckpointError> {
+    pub(crate) fn check(&self, file: &str) -> Result<(), CheckpointError> {
         let refuse =
             |expected: &str, found: &dyn std::fmt::Display| Err(corrupt(file, 0, expected, found));
         if self.catalogue.file != CATALOGUE {
@@ -274,7 +294,7 @@ impl Manifest {
     }
 
     /// Checks that this manifest is for a checkpoint of this catalogue.
-    pub(super) fn check_catalogue(&self, catalogue: &Catalogue) -> Result<(), CheckpointError> {
+    pub(crate) fn check_catalogue(&self, catalogue: &Catalogue) -> Result<(), CheckpointError> {
         let file = format!("{}/{MANIFEST}", self.checkpoint);
         let refuse = |expected: String, found: String| Err(corrupt(&file, 0, expected, found));
         if let Err((expected, found)) = self.training.check_catalogue(catalogue) {
@@ -304,13 +324,13 @@ impl Manifest {
         Ok(())
     }
 
-    pub(super) fn shard(&self, id: ShardId) -> Option<&ShardEntry> {
+    pub(crate) fn shard(&self, id: ShardId) -> Option<&ShardEntry> {
         let index = self.shards.binary_search_by_key(&id, ShardEntry::id).ok()?;
         Some(&self.shards[index])
     }
 
     /// Returns the total size of all files that the manifest names, in bytes.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         let tables = self.shards.iter().flat_map(|shard| &shard.tables).map(|table| &table.file);
         let files = self.shards.iter().map(|shard| &shard.file).chain([&self.catalogue]);
         let files = files.chain(tables);
@@ -319,11 +339,11 @@ impl Manifest {
 }
 
 /// The name of the manifest's file.
-pub(super) const MANIFEST: &str = "MANIFEST";
+pub(crate) const MANIFEST: &str = "MANIFEST";
 /// The name of the file with the encoded catalogue.
-pub(super) const CATALOGUE: &str = "CATALOGUE";
+pub(crate) const CATALOGUE: &str = "CATALOGUE";
 /// The largest manifest: that of the largest catalogue, and a few thousand clients.
-pub(super) const MANIFEST_BYTES_MAX: usize = 256 << 20;
+pub(crate) const MANIFEST_BYTES_MAX: usize = 256 << 20;
 
 #[derive(Deserialize)]
 struct FormatVersion {

@@ -24,11 +24,6 @@ impl StorageFault {
         StorageFault { operation, path: path.to_string(), source }
     }
 
-    /// Returns whether another process has the object.
-    pub(crate) fn is_in_use(&self) -> bool {
-        self.source.kind() == io::ErrorKind::WouldBlock
-    }
-
     /// Returns whether the object does not exist.
     pub fn is_not_found(&self) -> bool {
         self.source.kind() == io::ErrorKind::NotFound
@@ -107,7 +102,7 @@ pub trait ReadFile: fmt::Debug + Send + Sync {
 }
 
 /// Returns whether a folder or file may have this name.
-pub(super) fn is_valid_name(name: &str) -> bool {
+pub(crate) fn is_valid_name(name: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     let first = name.bytes().next();
     first.is_some_and(|byte| byte.is_ascii_alphanumeric())

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 /// The optimizers of a catalogue's variables, in a checkpoint or on a shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct CheckpointTraining {
+pub struct CheckpointTraining {
     /// The optimizers that train at least one variable, each once.
-    pub(crate) optimizers: Vec<OptimizerEntry>,
+    pub optimizers: Vec<OptimizerEntry>,
     /// For each variable of the catalogue, in order, the index of its optimizer; `None` for a plain
     /// one.
     of: Vec<Option<u32>>,
@@ -21,18 +21,18 @@ pub(crate) struct CheckpointTraining {
 /// An optimizer as the manifest describes it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct OptimizerEntry {
+pub struct OptimizerEntry {
     /// The optimizer's name, such as `adam`.
-    pub(crate) kind: String,
+    pub kind: String,
     /// The hyperparameters, for display.
-    pub(crate) configuration: String,
+    pub configuration: String,
     /// The names of the slots, in order.
-    pub(crate) slots: Vec<String>,
+    pub slots: Vec<String>,
 }
 
 impl CheckpointTraining {
     /// Returns the optimizers that these rules assign to the variables of a catalogue.
-    pub(crate) fn new(catalogue: &Catalogue, rules: &VariableRules) -> CheckpointTraining {
+    pub fn new(catalogue: &Catalogue, rules: &VariableRules) -> CheckpointTraining {
         let mut optimizers = Vec::new();
         let mut entries = vec![None; rules.optimizers().len()];
         let mut entry_of = |index: usize| {
@@ -71,7 +71,7 @@ impl CheckpointTraining {
     }
 
     /// Returns the kinds of the optimizers, each once.
-    pub(super) fn kinds(&self) -> Vec<String> {
+    pub(crate) fn kinds(&self) -> Vec<String> {
         let kinds = self.optimizers.iter().map(|optimizer| optimizer.kind.clone());
         kinds.collect::<BTreeSet<_>>().into_iter().collect()
     }
@@ -82,23 +82,23 @@ impl CheckpointTraining {
     }
 
     /// Returns the slots of a partition, which are those of its variable.
-    pub(super) fn slots_of(&self, partition: &Partition) -> &[String] {
+    pub(crate) fn slots_of(&self, partition: &Partition) -> &[String] {
         self.slots(partition.variable)
     }
 
     /// Returns the largest number of slots of a variable.
-    pub(super) fn most_slots(&self) -> usize {
+    pub(crate) fn most_slots(&self) -> usize {
         self.optimizers.iter().map(|optimizer| optimizer.slots.len()).max().unwrap_or(0)
     }
 
     /// Returns the first slot name that is invalid, or not unique within its optimizer.
-    pub(super) fn bad_slot(&self) -> Option<&str> {
+    pub(crate) fn bad_slot(&self) -> Option<&str> {
         self.optimizers.iter().find_map(|optimizer| bad_slot(&optimizer.slots))
     }
 
     /// Checks everything that does not need the catalogue. An error has the expected and the found
     /// contents.
-    pub(super) fn check(&self) -> Result<(), (String, String)> {
+    pub(crate) fn check(&self) -> Result<(), (String, String)> {
         let fault = |expected: String, found: String| Err((expected, found));
         // A tensor is planned for each partition and slot, so their number must not be the file's
         // choice.
@@ -118,7 +118,7 @@ impl CheckpointTraining {
 
     /// Checks that this is the training of a catalogue's variables. Errors as in
     /// [`CheckpointTraining::check`].
-    pub(super) fn check_catalogue(&self, catalogue: &Catalogue) -> Result<(), (String, String)> {
+    pub(crate) fn check_catalogue(&self, catalogue: &Catalogue) -> Result<(), (String, String)> {
         let variables = catalogue.variables();
         if self.of.len() != variables.len() {
             let expected = format!("{} optimizer entries", variables.len());

@@ -7,18 +7,17 @@ use std::ops::Range;
 use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::ids::{PartitionId, ShardId};
 use pushpull_common::stored_stream::StoredStream;
-use pushpull_store::planted::{Bug, PlantedBugs};
 
-use super::error::CheckpointError;
-use super::files::{FileEntry, HashedFile, verify_written};
-use super::header::{self, Tensor};
-use super::hex;
-use super::name::CheckpointName;
-use super::storage::{CheckpointStorage, ReadFile};
-use super::training::CheckpointTraining;
+use crate::error::CheckpointError;
+use crate::files::{FileEntry, HashedFile, verify_written};
+use crate::header::{self, Tensor};
+use crate::hex;
+use crate::name::CheckpointName;
+use crate::storage::{CheckpointStorage, ReadFile};
+use crate::training::CheckpointTraining;
 
 /// The memory of a shard at one version.
-pub(crate) trait CheckpointSource: fmt::Debug {
+pub trait CheckpointSource: fmt::Debug {
     /// Calls `out` with the bytes of a range of the shard's layout, in order, in pieces of any
     /// size. The range is within one partition, which is trainable if the stream is a slot.
     fn read(
@@ -34,14 +33,28 @@ pub(crate) trait CheckpointSource: fmt::Debug {
 ///
 /// Only the shard's own process may call this, once for each save. The publisher of the checkpoint
 /// needs the returned entry.
-pub(crate) fn write_shard(
+pub fn write_shard(
+    storage: &dyn CheckpointStorage,
+    checkpoint: CheckpointName,
+    catalogue: &Catalogue,
+    shard: ShardId,
+    training: &CheckpointTraining,
+    source: impl CheckpointSource,
+) -> Result<FileEntry, CheckpointError> {
+    // The source's memory is released before the file is read back.
+    let entry = write_unverified(storage, checkpoint, catalogue, shard, training, source)?;
+    verify_written(storage, &checkpoint.temporary(), &entry)?;
+    Ok(entry)
+}
+
+/// Writes the file of a shard and makes it durable. The caller reads it back.
+pub(crate) fn write_unverified(
     storage: &dyn CheckpointStorage,
     checkpoint: CheckpointName,
     catalogue: &Catalogue,
     shard: ShardId,
     training: &CheckpointTraining,
     mut source: impl CheckpointSource,
-    planted: PlantedBugs,
 ) -> Result<FileEntry, CheckpointError> {
     let plan = ShardFile::plan(catalogue, shard, training, checkpoint)?;
     let folder = checkpoint.temporary();
@@ -62,30 +75,24 @@ pub(crate) fn write_shard(
             return Err(wrong("fewer"));
         }
     }
-    let entry = out.finish(&plan.name)?;
-    // The source's memory is released before the file is read back.
-    drop(source);
-    if !planted.has(Bug::PublishBeforeVerify) {
-        verify_written(storage, &folder, &entry)?;
-    }
-    Ok(entry)
+    out.finish(&plan.name)
 }
 
 /// The contents and the layout of a shard's file. They follow from the catalogue and the
 /// optimizers.
 #[derive(Debug)]
-pub(super) struct ShardFile {
-    pub(super) name: String,
+pub(crate) struct ShardFile {
+    pub(crate) name: String,
     head: Vec<u8>,
     /// The stream and the range of each tensor, in the order of the file.
     ranges: Vec<(StoredStream, Range<u64>)>,
     /// The offset of each tensor in the file.
     starts: BTreeMap<(StoredStream, PartitionId), u64>,
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
 }
 
 impl ShardFile {
-    pub(super) fn plan(
+    pub(crate) fn plan(
         catalogue: &Catalogue,
         shard: ShardId,
         training: &CheckpointTraining,
@@ -128,12 +135,12 @@ impl ShardFile {
     }
 
     /// Returns the offset of a partition's tensor; `None` if the file has no such tensor.
-    pub(super) fn start(&self, stream: StoredStream, partition: PartitionId) -> Option<u64> {
+    pub(crate) fn start(&self, stream: StoredStream, partition: PartitionId) -> Option<u64> {
         self.starts.get(&(stream, partition)).copied()
     }
 
     /// Checks that a manifest entry is one for this file.
-    pub(super) fn check_entry(
+    pub(crate) fn check_entry(
         &self,
         folder: &str,
         entry: &FileEntry,
@@ -142,7 +149,7 @@ impl ShardFile {
     }
 
     /// Checks that an open file, which has the planned length, starts with the expected head.
-    pub(super) fn check_head(
+    pub(crate) fn check_head(
         &self,
         folder: &str,
         file: &dyn ReadFile,
@@ -152,7 +159,7 @@ impl ShardFile {
 }
 
 /// Returns the name of a partition's values: the variable's name and the partition's number in it.
-pub(super) fn tensor_name(catalogue: &Catalogue, part: &Partition) -> String {
+pub(crate) fn tensor_name(catalogue: &Catalogue, part: &Partition) -> String {
     let first = catalogue.partitions_of(part.variable)[0].id;
     format!("{}/part_{}", catalogue.variable(part.variable).name(), part.id.0 - first.0)
 }
@@ -179,6 +186,6 @@ fn tensor_of(
 }
 
 /// Returns the name of a shard's file.
-pub(super) fn file_name(shard: ShardId) -> String {
+pub(crate) fn file_name(shard: ShardId) -> String {
     format!("shard-{}-{}.safetensors", shard.task, shard.shard)
 }

@@ -9,12 +9,12 @@ use pushpull_common::ids::{PartitionId, VariableId};
 use pushpull_common::stored_stream::StoredStream;
 use pushpull_common::tensor::DType;
 
-use super::error::{CheckpointError, Refused};
-use super::files::HashedFile;
-use super::header::{METADATA, Tensor, head};
-use super::local::ReplacingFile;
-use super::restore::{Opened, newest_good};
-use super::storage::CheckpointStorage;
+use crate::error::{CheckpointError, Refused};
+use crate::files::HashedFile;
+use crate::header::{METADATA, Tensor, head};
+use crate::local::ReplacingFile;
+use crate::restore::{Opened, newest_good};
+use crate::storage::CheckpointStorage;
 
 /// Writes a checkpoint as one safetensors file.
 ///

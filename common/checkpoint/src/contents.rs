@@ -5,9 +5,9 @@ use std::sync::Arc;
 use pushpull_common::ids::VariableId;
 use pushpull_common::variable::VariableSpec;
 
-use super::error::CheckpointError;
-use super::restore::Opened;
-use super::storage::CheckpointStorage;
+use crate::error::CheckpointError;
+use crate::restore::Opened;
+use crate::storage::CheckpointStorage;
 
 /// The contents of a valid checkpoint.
 #[derive(Clone, Debug)]

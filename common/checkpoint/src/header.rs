@@ -8,22 +8,22 @@ use std::fmt::{Display, Write};
 
 use pushpull_common::tensor::DType;
 
-use super::error::{CheckpointError, corrupt};
-use super::files::read_pieces;
-use super::storage::ReadFile;
+use crate::error::{CheckpointError, corrupt};
+use crate::files::read_pieces;
+use crate::storage::ReadFile;
 
 /// One tensor of a file. Tensors are listed in the order of their data.
 #[derive(Debug)]
-pub(super) struct Tensor {
-    pub(super) name: String,
-    pub(super) dtype: DType,
-    pub(super) extents: Vec<u64>,
+pub(crate) struct Tensor {
+    pub(crate) name: String,
+    pub(crate) dtype: DType,
+    pub(crate) extents: Vec<u64>,
 }
 
 impl Tensor {
     /// Returns the size in bytes. It cannot overflow: the elements of a shape and of its parts are
     /// bounded.
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.extents.iter().product::<u64>() * self.dtype.size() as u64
     }
 }
@@ -33,7 +33,7 @@ impl Tensor {
 ///
 /// The format allows no gaps between tensors, so tensors of wider elements must come first for all
 /// to be aligned.
-pub(super) fn head(
+pub(crate) fn head(
     metadata: &[(&str, String)],
     tensors: &[Tensor],
 ) -> Result<Vec<u8>, CheckpointError> {
@@ -72,7 +72,7 @@ pub(super) fn head(
 }
 
 /// Checks that a file starts with this head.
-pub(super) fn check(head: &[u8], path: &str, file: &dyn ReadFile) -> Result<(), CheckpointError> {
+pub(crate) fn check(head: &[u8], path: &str, file: &dyn ReadFile) -> Result<(), CheckpointError> {
     let mut done = 0;
     read_pieces(file, 0, head.len() as u64, &mut |piece| {
         let expected = &head[done..done + piece.len()];
@@ -89,7 +89,7 @@ pub(super) fn check(head: &[u8], path: &str, file: &dyn ReadFile) -> Result<(), 
 }
 
 /// The key of the metadata; no tensor may have this name.
-pub(super) const METADATA: &str = "__metadata__";
+pub(crate) const METADATA: &str = "__metadata__";
 
 /// Appends an entry, after a comma if it is not the first.
 fn push(json: &mut String, entry: impl Display) {

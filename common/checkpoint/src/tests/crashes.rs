@@ -2,17 +2,15 @@
 
 use std::sync::Arc;
 
-use pushpull_store::planted::PlantedBugs;
-
 use super::memory::Crash;
-use super::samples::{SLOTS, check_restored, place, save, save_with, saved, variables};
-use crate::checkpoint::{CheckpointError, CheckpointStorage, Retention, newest_good, retain};
+use super::samples::{Planted, SLOTS, check_restored, place, save, save_with, saved, variables};
+use crate::{CheckpointError, CheckpointStorage, Retention, newest_good, retain};
 
 fn save_and_retain(
     storage: &Arc<dyn CheckpointStorage>,
     catalogue: &pushpull_common::catalogue::Catalogue,
     step: u64,
-    planted: PlantedBugs,
+    planted: Planted,
 ) -> Result<(), CheckpointError> {
     let published = save_with(storage, catalogue, step, planted)?;
     let retention = Retention { max_to_keep: 1, keep_every_hours: 0 };
@@ -27,7 +25,7 @@ fn a_save_that_fails_anywhere_loses_no_earlier_checkpoint() {
         loop {
             let (memory, storage) = saved(&catalogue, &[3]);
             memory.fail_after(operations);
-            let outcome = save_and_retain(&storage, &catalogue, 7, PlantedBugs::default());
+            let outcome = save_and_retain(&storage, &catalogue, 7, Planted::Nothing);
             let failed = memory.crash(crash);
             let case = format!("{crash:?} after {operations} operations: {outcome:?}");
 
@@ -38,7 +36,7 @@ fn a_save_that_fails_anywhere_loses_no_earlier_checkpoint() {
             check_restored(&mut opened, &catalogue, &SLOTS, step);
 
             // The next save needs no help, and leaves nothing of the failed one.
-            save_and_retain(&storage, &catalogue, 8, PlantedBugs::default()).expect(&case);
+            save_and_retain(&storage, &catalogue, 8, Planted::Nothing).expect(&case);
             assert_eq!(storage.list(None).unwrap(), ["ckpt-1-8"], "{case}");
             if !failed {
                 break;
@@ -51,11 +49,17 @@ fn a_save_that_fails_anywhere_loses_no_earlier_checkpoint() {
 
 #[test]
 fn a_bit_flipped_on_disk_is_found_before_publication() {
-    rot(PlantedBugs::default());
+    rot(Planted::Nothing);
+}
+
+#[test]
+#[should_panic(expected = "a flipped bit")]
+fn a_planted_save_that_is_not_read_back_is_caught() {
+    rot(Planted::PublishBeforeVerify);
 }
 
 /// Saves with a flipped bit in each write, one after the other.
-pub(crate) fn rot(planted: PlantedBugs) {
+fn rot(planted: Planted) {
     let catalogue = place(variables(2), 2, 1);
     let (memory, storage) = saved(&catalogue, &[3]);
     let mut writes = 0;

@@ -6,12 +6,12 @@ use pushpull_common::error::Chain;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::refusal::Detail;
 
-use super::error::CheckpointError;
+use crate::error::CheckpointError;
 
 /// A failure to save, find or restore a checkpoint, as its requester needs to know it. The cause is
 /// in words; the kind decides the refusal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum CheckpointFault {
+pub enum CheckpointFault {
     /// The storage failed. It may work again.
     Storage(String),
     /// A shard cannot be reached, was lost, or is behind the others. It may return.
@@ -24,7 +24,7 @@ pub(crate) enum CheckpointFault {
 
 impl CheckpointFault {
     /// Returns the refusal of the request.
-    pub(crate) fn refusal(&self) -> Refusal {
+    pub fn refusal(&self) -> Refusal {
         match self {
             CheckpointFault::Storage(cause) => {
                 Refusal::Storage { detail: Detail::clipped(&**cause) }
@@ -40,7 +40,7 @@ impl CheckpointFault {
     }
 
     /// Returns the fault of a save for which another shard has refused its part.
-    pub(crate) fn of_part(refusal: &Refusal, cause: String) -> CheckpointFault {
+    pub fn of_part(refusal: &Refusal, cause: String) -> CheckpointFault {
         match refusal {
             Refusal::Storage { .. } => CheckpointFault::Storage(cause),
             Refusal::Checkpoint { .. } => CheckpointFault::Unfit(cause),
@@ -50,7 +50,7 @@ impl CheckpointFault {
     }
 
     /// Adds words to the cause.
-    pub(crate) fn map_cause(self, map: impl FnOnce(String) -> String) -> CheckpointFault {
+    pub fn map_cause(self, map: impl FnOnce(String) -> String) -> CheckpointFault {
         match self {
             CheckpointFault::Storage(cause) => CheckpointFault::Storage(map(cause)),
             CheckpointFault::Unavailable(cause) => CheckpointFault::Unavailable(map(cause)),
@@ -109,7 +109,7 @@ mod tests {
     use pushpull_common::tensor::Shape;
 
     use super::*;
-    use crate::checkpoint::{Refused, StorageFault};
+    use crate::{Refused, StorageFault};
 
     fn storage(kind: std::io::ErrorKind) -> CheckpointError {
         let path = "ckpt-1-2".to_owned();
@@ -120,7 +120,7 @@ mod tests {
     /// its training.
     #[test]
     fn the_refusal_says_whether_a_retry_can_help() {
-        let corrupt = || super::super::error::corrupt("ckpt-1-2/data", 0, "a", "b");
+        let corrupt = || crate::error::corrupt("ckpt-1-2/data", 0, "a", "b");
         let none_good = |reason| {
             let refused = Refused { checkpoint: "ckpt-1-2".to_owned(), reason };
             CheckpointError::NoneGood { refused: vec![refused] }

@@ -10,13 +10,13 @@ use pushpull_common::ids::{PartitionId, ShardId, VariableId};
 use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
 use pushpull_common::stored_stream::StoredStream;
 
-use super::error::{CheckpointError, Refused, corrupt};
-use super::files::{FileEntry, read_pieces, verify};
-use super::manifest::{CATALOGUE, MANIFEST, MANIFEST_BYTES_MAX, Manifest};
-use super::name::CheckpointName;
-use super::shard_file::ShardFile;
-use super::storage::{CheckpointStorage, ReadFile};
-use super::table_file::{TableFile, TakeRows};
+use crate::error::{CheckpointError, Refused, corrupt};
+use crate::files::{FileEntry, read_pieces, verify};
+use crate::manifest::{CATALOGUE, MANIFEST, MANIFEST_BYTES_MAX, Manifest};
+use crate::name::CheckpointName;
+use crate::shard_file::ShardFile;
+use crate::storage::{CheckpointStorage, ReadFile};
+use crate::table_file::{TableFile, TakeRows};
 
 /// The checkpoints of a storage.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ pub fn list(storage: &dyn CheckpointStorage) -> Result<Listing, CheckpointError>
 
 /// Applies `take` to every valid manifest, newest first. Returns the checkpoints with other
 /// manifests as refused.
-pub(super) fn scan<T>(
+pub(crate) fn scan<T>(
     storage: &dyn CheckpointStorage,
     take: impl Fn(Manifest) -> T,
 ) -> Result<(Vec<T>, Vec<Refused>), CheckpointError> {
@@ -88,7 +88,7 @@ pub(super) fn scan<T>(
 /// that are not valid, or `None` if there is no checkpoint at all.
 ///
 /// A checkpoint that may be valid is not passed over: the steps after the older one would be lost.
-pub(crate) fn newest_good(
+pub fn newest_good(
     storage: &Arc<dyn CheckpointStorage>,
 ) -> Result<Option<(Opened, Vec<Refused>)>, CheckpointError> {
     let mut refused = Vec::new();
@@ -117,7 +117,7 @@ fn may_be_valid(error: &CheckpointError) -> bool {
 /// partition is verified before any of it is used. It stays open, so the verified bytes are the
 /// bytes read, also if the checkpoint is deleted meanwhile.
 #[derive(Debug)]
-pub(crate) struct Opened {
+pub struct Opened {
     storage: Arc<dyn CheckpointStorage>,
     manifest: Manifest,
     catalogue: Catalogue,
@@ -129,7 +129,7 @@ pub(crate) struct Opened {
 
 impl Opened {
     /// Opens the checkpoint of this name.
-    pub(crate) fn open(
+    pub fn open(
         storage: Arc<dyn CheckpointStorage>,
         name: CheckpointName,
     ) -> Result<Opened, CheckpointError> {
@@ -156,12 +156,12 @@ impl Opened {
     }
 
     /// Returns the manifest: step, epoch, the user's bytes, the shards' push windows.
-    pub(crate) fn manifest(&self) -> &Manifest {
+    pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
 
     /// Returns the catalogue of the saved variables and their placement.
-    pub(crate) fn catalogue(&self) -> &Catalogue {
+    pub fn catalogue(&self) -> &Catalogue {
         &self.catalogue
     }
 
@@ -177,7 +177,7 @@ impl Opened {
 
     /// Reads all rows of a table's partition, in batches: their heads, and the bytes of these
     /// streams. Stream 0 is the values.
-    pub(super) fn read_rows(
+    pub(crate) fn read_rows(
         &mut self,
         partition: PartitionId,
         streams: &[usize],
@@ -214,7 +214,7 @@ impl Opened {
 
     /// Reads a range of a variable's elements, in order and in pieces of at most 1 MiB, from all
     /// partitions that have some. The variable must have the range and the stream.
-    pub(super) fn read(
+    pub(crate) fn read(
         &mut self,
         variable: VariableId,
         stream: StoredStream,
@@ -240,7 +240,7 @@ impl Opened {
     }
 
     /// Verifies the files of all partitions that have some of these elements of a variable.
-    pub(super) fn verify_elements(
+    pub(crate) fn verify_elements(
         &mut self,
         variable: VariableId,
         elements: &Range<u64>,
@@ -272,7 +272,7 @@ fn names(storage: &dyn CheckpointStorage) -> Result<Vec<CheckpointName>, Checkpo
 ///
 /// A restore begins a higher one, so that its checkpoints are newer than all that it has passed
 /// over.
-pub(crate) fn highest_epoch(storage: &dyn CheckpointStorage) -> Result<u32, CheckpointError> {
+pub fn highest_epoch(storage: &dyn CheckpointStorage) -> Result<u32, CheckpointError> {
     let folders = storage.list(None)?;
     let named = folders
         .iter()

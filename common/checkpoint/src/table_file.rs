@@ -11,19 +11,19 @@ use pushpull_common::table::RowHead;
 use pushpull_common::tensor::DType;
 use serde::{Deserialize, Serialize};
 
-use super::error::CheckpointError;
-use super::files::{FileEntry, HashedFile, PIECE_BYTES, verify, verify_written};
-use super::header::{self, Tensor};
-use super::hex;
-use super::name::CheckpointName;
-use super::shard_file::tensor_name;
-use super::storage::{CheckpointStorage, ReadFile};
-use super::training::CheckpointTraining;
+use crate::error::CheckpointError;
+use crate::files::{FileEntry, HashedFile, PIECE_BYTES, verify, verify_written};
+use crate::header::{self, Tensor};
+use crate::hex;
+use crate::name::CheckpointName;
+use crate::shard_file::tensor_name;
+use crate::storage::{CheckpointStorage, ReadFile};
+use crate::training::CheckpointTraining;
 
 /// One partition of a table in a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct TableEntry {
+pub struct TableEntry {
     /// The partition's index in the catalogue.
     pub(crate) partition: u32,
     /// The number of its rows.
@@ -34,12 +34,12 @@ pub(crate) struct TableEntry {
 
 /// A callback that takes rows in batches: the head of each row, and the bytes of each requested
 /// stream.
-pub(super) type TakeRows<'a> =
+pub(crate) type TakeRows<'a> =
     dyn FnMut(&[RowHead], &[Vec<u8>]) -> Result<(), CheckpointError> + 'a;
 
 /// The rows of a partition of a table at one version. Each method visits all rows, in the same
 /// order.
-pub(crate) trait TableSource: fmt::Debug {
+pub trait TableSource: fmt::Debug {
     /// Returns the number of rows.
     fn rows(&self) -> u64;
 
@@ -59,7 +59,7 @@ pub(crate) trait TableSource: fmt::Debug {
 
 /// Writes the file of a partition into the temporary folder of a save, makes it durable, and reads
 /// it back.
-pub(crate) fn write_table(
+pub fn write_table(
     storage: &dyn CheckpointStorage,
     checkpoint: CheckpointName,
     catalogue: &Catalogue,
@@ -88,8 +88,8 @@ pub(crate) fn write_table(
 /// The contents and the layout of a partition's file. They follow from the catalogue and the number
 /// of rows.
 #[derive(Debug)]
-pub(super) struct TableFile {
-    pub(super) name: String,
+pub(crate) struct TableFile {
+    pub(crate) name: String,
     head: Vec<u8>,
     rows: u64,
     row_bytes: u64,
@@ -102,7 +102,7 @@ pub(super) struct TableFile {
 const HEADS: [&str; 3] = ["ids", "steps", "pushes"];
 
 impl TableFile {
-    pub(super) fn plan(
+    pub(crate) fn plan(
         catalogue: &Catalogue,
         partition: &Partition,
         training: &CheckpointTraining,
@@ -146,7 +146,7 @@ impl TableFile {
     }
 
     /// Checks that a manifest entry is one for this file.
-    pub(super) fn check_entry(
+    pub(crate) fn check_entry(
         &self,
         folder: &str,
         entry: &FileEntry,
@@ -155,7 +155,7 @@ impl TableFile {
     }
 
     /// Checks that an open file, which has the planned length, starts with the expected head.
-    pub(super) fn check_head(
+    pub(crate) fn check_head(
         &self,
         folder: &str,
         file: &dyn ReadFile,
@@ -164,7 +164,7 @@ impl TableFile {
     }
 
     /// Opens the file of this entry and verifies all of it.
-    pub(super) fn open(
+    pub(crate) fn open(
         &self,
         storage: &dyn CheckpointStorage,
         folder: &str,
@@ -176,7 +176,7 @@ impl TableFile {
     }
 
     /// Reads all rows of an open file, in batches: their heads, and the bytes of these streams.
-    pub(super) fn read(
+    pub(crate) fn read(
         &self,
         file: &dyn ReadFile,
         streams: &[usize],
@@ -217,6 +217,6 @@ impl TableFile {
 const ROWS_MAX: u64 = 1 << 32;
 
 /// Returns the name of a partition's file.
-pub(super) fn file_name(partition: &Partition) -> String {
+pub(crate) fn file_name(partition: &Partition) -> String {
     format!("table-{}.safetensors", partition.id.0)
 }

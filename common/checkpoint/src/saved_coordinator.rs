@@ -10,33 +10,33 @@ use serde::{Deserialize, Serialize};
 /// The effects of one coordinator that have counted in the values of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct SavedCoordinator {
+pub struct SavedCoordinator {
     /// The coordinator's name.
-    pub(crate) name: String,
+    pub name: String,
     /// The coordinator's id.
     #[serde(rename = "source")]
-    pub(crate) coordinator: u64,
+    pub coordinator: u64,
     /// Its newest epoch.
-    pub(crate) epoch: u64,
+    pub epoch: u64,
     /// Every effect up to this number has counted.
-    pub(crate) settled: u64,
+    pub settled: u64,
     /// The effects behind it that have: bit i is for the number `settled + 1 + i`.
-    pub(crate) window: u64,
+    pub window: u64,
     /// The digest of effect 1; 0 if it is unknown.
     #[serde(default)]
-    pub(crate) first_digest: u64,
+    pub first_digest: u64,
     /// The newest effect up to `settled` with a known digest.
     #[serde(default)]
-    pub(crate) digest_of: u64,
+    pub digest_of: u64,
     /// The digest of that effect.
     #[serde(default)]
-    pub(crate) digest: u64,
+    pub digest: u64,
 }
 
 impl SavedCoordinator {
     /// Returns the window of the effects that have counted; `None` if no shard can have this
     /// coordinator.
-    pub(crate) fn effects(&self) -> Option<EffectWindow> {
+    pub fn effects(&self) -> Option<EffectWindow> {
         let has_valid_name = (1..=COORDINATOR_NAME_BYTES_MAX).contains(&self.name.len());
         let has_valid_id = (1..=self.epoch).contains(&self.coordinator);
         // The step owner continues above this epoch, and must have some left.
@@ -66,7 +66,7 @@ impl SavedCoordinator {
 }
 
 /// Checks the coordinators of a shard. An error is what a manifest must have, and what it has.
-pub(super) fn check(coordinators: &[SavedCoordinator]) -> Result<(), (String, String)> {
+pub(crate) fn check(coordinators: &[SavedCoordinator]) -> Result<(), (String, String)> {
     if coordinators.len() > COORDINATORS_MAX {
         return Err((
             format!("at most {COORDINATORS_MAX} coordinators"),
@@ -89,7 +89,7 @@ pub(super) fn check(coordinators: &[SavedCoordinator]) -> Result<(), (String, St
 
 /// Returns the effects that have counted on every shard of a checkpoint: the others are pushed
 /// again.
-pub(super) fn of_every_shard<'a>(
+pub(crate) fn of_every_shard<'a>(
     mut shards: impl Iterator<Item = &'a [SavedCoordinator]>,
 ) -> Vec<SavedCoordinator> {
     let mut every = shards.next().unwrap_or_default().to_vec();

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// `next`, except for the `unspent` ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct DataEntry {
+pub struct DataEntry {
     name: String,
     samples: u64,
     batch: u32,
@@ -15,13 +15,15 @@ pub(crate) struct DataEntry {
     epochs: Option<u64>,
     drop_remainder: bool,
     /// The number of batches, of all epochs, that were granted or reserved at least once.
-    pub(crate) next: u64,
+    pub next: u64,
     /// The numbers of those whose gradients are not in the values, in ascending order.
-    pub(crate) unspent: Vec<u64>,
+    pub unspent: Vec<u64>,
 }
 
 impl DataEntry {
-    pub(crate) fn new(set: &DataSet, next: u64, unspent: Vec<u64>) -> DataEntry {
+    /// Creates the entry of a data set: the first batch that was neither granted nor reserved, and
+    /// the batches before it whose gradients are not in the values.
+    pub fn new(set: &DataSet, next: u64, unspent: Vec<u64>) -> DataEntry {
         DataEntry {
             name: set.name().to_owned(),
             samples: set.samples(),
@@ -35,14 +37,14 @@ impl DataEntry {
     }
 
     /// Returns the data set. An error is what a manifest must have, and what it has.
-    pub(crate) fn set(&self) -> Result<DataSet, (String, String)> {
+    pub fn set(&self) -> Result<DataSet, (String, String)> {
         let &DataEntry { ref name, samples, batch, seed, epochs, drop_remainder, .. } = self;
         let set = DataSet::of_fields(name, samples, batch, seed, epochs, drop_remainder);
         set.map_err(|error| ("a data set".to_owned(), error.to_string()))
     }
 
     /// Checks everything. An error is what a manifest must have, and what it has.
-    pub(super) fn check(&self, unspent_max: usize) -> Result<(), (String, String)> {
+    pub(crate) fn check(&self, unspent_max: usize) -> Result<(), (String, String)> {
         let set = self.set()?;
         if self.next > set.all_batches() {
             let expected = format!("at most {} batches", set.all_batches());

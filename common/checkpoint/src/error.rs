@@ -8,8 +8,8 @@ use pushpull_common::ids::ShardId;
 use pushpull_common::tensor::{DType, Shape};
 use thiserror::Error;
 
-use super::abandon::Abandoned;
-use super::storage::StorageFault;
+use crate::abandon::Abandoned;
+use crate::storage::StorageFault;
 
 /// The reason why a checkpoint could not be saved, trusted or restored. Checkpoints that were
 /// published before are never affected.
@@ -270,7 +270,7 @@ impl fmt::Display for AllRefused<'_> {
 
 /// Returns what a file is whose first bytes are those of a format that no file of a checkpoint has,
 /// such as a pointer of Git LFS.
-pub(super) fn foreign(first: &[u8]) -> Option<String> {
+pub(crate) fn foreign(first: &[u8]) -> Option<String> {
     let first = &first[..first.len().min(FIRST_BYTES)];
     let is_own =
         |kind: &FileKind| kind.is_text() || kind.is_safetensors() || first.starts_with(b"{");
@@ -279,7 +279,7 @@ pub(super) fn foreign(first: &[u8]) -> Option<String> {
 }
 
 /// Returns the error for a file whose contents at `offset` are not the expected ones.
-pub(super) fn corrupt(
+pub(crate) fn corrupt(
     file: &str,
     offset: u64,
     expected: impl fmt::Display,

@@ -4,13 +4,13 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serializer};
 
 /// Returns the digits of `bytes`.
-pub(super) fn encode(bytes: &[u8]) -> String {
+pub(crate) fn encode(bytes: &[u8]) -> String {
     let digit = |nibble: u8| char::from(DIGITS[usize::from(nibble)]);
     bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect()
 }
 
 /// Serializes bytes, for `#[serde(with = "hex")]`.
-pub(super) fn serialize<T: AsRef<[u8]>, S: Serializer>(
+pub(crate) fn serialize<T: AsRef<[u8]>, S: Serializer>(
     bytes: &T,
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
@@ -18,7 +18,7 @@ pub(super) fn serialize<T: AsRef<[u8]>, S: Serializer>(
 }
 
 /// Deserializes bytes, for `#[serde(with = "hex")]`. Accepts only the output of [`serialize`].
-pub(super) fn deserialize<'de, T: TryFrom<Vec<u8>>, D: Deserializer<'de>>(
+pub(crate) fn deserialize<'de, T: TryFrom<Vec<u8>>, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<T, D::Error> {
     let text = String::deserialize(deserializer)?;

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 
 use super::memory::MemoryStorage;
 use super::samples::{place, saved, variables};
-use crate::checkpoint::{CheckpointError, CheckpointStorage, hex, newest_good};
+use crate::{CheckpointError, CheckpointStorage, hex, newest_good};
 
 const NAME: &str = "ckpt-1-9";
 const SHARD: &str = "shard-0-0.safetensors";

@@ -1,7 +1,7 @@
 //! Checkpoints in a directory of this machine, local or mounted.
 
 use std::ffi::OsString;
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, DirEntry, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
@@ -12,8 +12,8 @@ use pushpull_common::permissions::{self, ProcessUser, Writers};
 use rustix::fs::{AtFlags, Dir, FlockOperation, Mode, OFlags};
 use rustix::process::{Gid, getegid, geteuid, getgroups};
 
-use super::manifest::MANIFEST;
-use super::storage::{
+use crate::manifest::MANIFEST;
+use crate::storage::{
     CheckpointStorage, ReadFile, StorageClaim, StorageFault, WriteFile, is_valid_name,
 };
 
@@ -247,7 +247,7 @@ impl CheckpointStorage for LocalDirectory {
 /// A file outside of any checkpoint that replaces an existing file once it is complete. Until then
 /// it has another name, and is removed if it is dropped.
 #[derive(Debug)]
-pub(super) struct ReplacingFile {
+pub(crate) struct ReplacingFile {
     path: PathBuf,
     part: LocalFile,
     is_complete: bool,
@@ -257,7 +257,7 @@ impl ReplacingFile {
     /// Begins a file beside `path`, or beside the end of a link there. A partial file that was left
     /// there is removed. Fails in the folder of a checkpoint and in a state directory, whose files
     /// are not to be replaced.
-    pub(super) fn create(path: &Path) -> Result<ReplacingFile, StorageFault> {
+    pub(crate) fn create(path: &Path) -> Result<ReplacingFile, StorageFault> {
         let fault = |source| StorageFault::new("create", path.display(), source);
         let invalid = |why: String| fault(io::Error::new(io::ErrorKind::InvalidInput, why));
         local_path::check(path).map_err(fault)?;
@@ -327,7 +327,18 @@ fn precious_folder(folder: &Path) -> Option<&'static str> {
     if is_checkpoint(folder) {
         return Some("the folder of a checkpoint");
     }
-    pushpull_store::is_state(folder).then_some("the state directory of a server")
+    is_state(folder).then_some("the state directory of a server")
+}
+
+/// Returns whether a folder is the state directory of a server, or the folder of a shard in one.
+fn is_state(folder: &Path) -> bool {
+    let number = |name: &str| name.strip_prefix("shard-")?.parse::<u16>().ok();
+    let is_shard = |entry: &DirEntry| {
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        is_folder && entry.file_name().to_str().and_then(number).is_some()
+    };
+    let has_shard = || folder.read_dir().is_ok_and(|all| all.flatten().any(|it| is_shard(&it)));
+    folder.join("control").is_file() || has_shard()
 }
 
 /// Returns whether a folder is that of one complete checkpoint.

@@ -10,15 +10,13 @@ use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::stored_stream::StoredStream;
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
-use pushpull_store::planted::PlantedBugs;
 
 use super::memory::MemoryStorage;
-use crate::checkpoint::CheckpointPiece;
-use crate::checkpoint::manifest::Settled;
-use crate::checkpoint::publish::PublishedCheckpoint;
-use crate::checkpoint::{
-    CheckpointError, CheckpointSource, CheckpointStorage, CheckpointTraining, ClientWindow,
-    Contents, Opened, RestoredShard, Save, ShardEntry, write_shard,
+use crate::shard_file::write_unverified;
+use crate::{
+    CheckpointError, CheckpointPiece, CheckpointSource, CheckpointStorage, CheckpointTraining,
+    ClientWindow, Contents, FileEntry, Opened, PublishedCheckpoint, RestoredShard, Save, Settled,
+    ShardEntry, write_shard,
 };
 
 pub(super) const SLOTS: [&str; 2] = ["m", "v"];
@@ -109,15 +107,23 @@ pub(super) fn save(
     catalogue: &Catalogue,
     step: u64,
 ) -> Result<PublishedCheckpoint, CheckpointError> {
-    save_with(storage, catalogue, step, PlantedBugs::default())
+    save_with(storage, catalogue, step, Planted::Nothing)
 }
 
-/// Saves a step with planted bugs.
+/// A bug that proves that the tests would find such a bug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Planted {
+    Nothing,
+    /// A checkpoint is published before it is read back.
+    PublishBeforeVerify,
+}
+
+/// Saves a step with a planted bug.
 pub(super) fn save_with(
     storage: &Arc<dyn CheckpointStorage>,
     catalogue: &Catalogue,
     step: u64,
-    planted: PlantedBugs,
+    planted: Planted,
 ) -> Result<PublishedCheckpoint, CheckpointError> {
     let save = Save::begin(storage.clone(), RestoreEpoch(1), GlobalStep(step), None)?;
     let shards = catalogue
@@ -126,18 +132,21 @@ pub(super) fn save_with(
             let memory = SampleMemory { catalogue, shard: id, step };
             let name = save.name();
             let training = CheckpointTraining::by_one(catalogue, "adam", &SLOTS);
-            let file = write_shard(&**storage, name, catalogue, id, &training, memory, planted)?;
+            let file = match planted {
+                Planted::Nothing => {
+                    write_shard(&**storage, name, catalogue, id, &training, memory)?
+                }
+                Planted::PublishBeforeVerify => {
+                    write_unverified(&**storage, name, catalogue, id, &training, memory)?
+                }
+            };
             Ok(entry(id, file, step))
         })
         .collect::<Result<Vec<_>, CheckpointError>>()?;
     save.publish(catalogue, contents(catalogue, shards, step))
 }
 
-pub(super) fn entry(
-    id: ShardId,
-    file: crate::checkpoint::manifest::FileEntry,
-    step: u64,
-) -> ShardEntry {
+pub(super) fn entry(id: ShardId, file: FileEntry, step: u64) -> ShardEntry {
     let number = u64::from(id.task) * 10 + u64::from(id.shard);
     let applied = Settled::Applied { version: step, step, staleness: 0 };
     let client = ClientWindow {

@@ -7,34 +7,34 @@ use pushpull_common::ids::{PartitionId, ShardId, VariableId};
 use pushpull_common::stored_stream::StoredStream;
 use pushpull_common::table::{RowHead, bucket};
 
-use super::data_entry::DataEntry;
-use super::error::CheckpointError;
-use super::manifest::ClientWindow;
-use super::restore::Opened;
-use super::saved_coordinator::{self, SavedCoordinator};
-use super::training::CheckpointTraining;
+use crate::data_entry::DataEntry;
+use crate::error::CheckpointError;
+use crate::manifest::ClientWindow;
+use crate::restore::Opened;
+use crate::saved_coordinator::{self, SavedCoordinator};
+use crate::training::CheckpointTraining;
 
 /// The state of a restored shard besides its values and slots.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct RestoredShard {
+pub struct RestoredShard {
     /// The number of pushes it has applied.
-    pub(crate) version: u64,
+    pub version: u64,
     /// The number of gradients it has applied.
-    pub(crate) gradients: u64,
+    pub gradients: u64,
     /// How many gradients one shard of the checkpoint has applied more than another.
-    pub(crate) gradients_apart: u64,
+    pub gradients_apart: u64,
     /// The push windows of its clients; empty if the layout has changed.
-    pub(crate) clients: Vec<ClientWindow>,
+    pub clients: Vec<ClientWindow>,
     /// The data position of the checkpoint.
-    pub(crate) data: Option<DataEntry>,
+    pub data: Option<DataEntry>,
     /// The effects that have counted in its values; if the layout has changed, those that have
     /// counted on every shard.
-    pub(crate) coordinators: Vec<SavedCoordinator>,
+    pub coordinators: Vec<SavedCoordinator>,
 }
 
 /// A piece of a checkpoint, as a shard receives it.
 #[derive(Debug)]
-pub(crate) enum CheckpointPiece<'a> {
+pub enum CheckpointPiece<'a> {
     /// The bytes of a range of its layout, in the values or a slot.
     Range(StoredStream, Range<u64>, &'a [u8]),
     /// A row of a table, by the table's index among those of the shard: the row's head, its values,
@@ -55,7 +55,7 @@ type PlannedStreams = Vec<(VariableId, StoredStream, StoredStream)>;
 impl Opened {
     /// Checks that [`Opened::restore_shard`] can restore the part of this shard, whose tables hold
     /// at most `row_limits` rows each. Verifies every file that has some of the part.
-    pub(crate) fn check_shard(
+    pub fn check_shard(
         &mut self,
         target: &Catalogue,
         shard: ShardId,
@@ -103,7 +103,7 @@ impl Opened {
     ///
     /// All compatibility checks are made before `sink` is called. Only a file that cannot be
     /// trusted may end the restore later; the shard must not be used then.
-    pub(crate) fn restore_shard(
+    pub fn restore_shard(
         &mut self,
         target: &Catalogue,
         shard: ShardId,

@@ -13,11 +13,11 @@ use serde::{Deserialize, Serialize};
 /// steps never go back. Clocks may go back, so the order does not depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct CheckpointName {
+pub struct CheckpointName {
     /// The restore epoch: the number of times that the cluster had been restored.
-    pub(crate) restore_epoch: u32,
+    pub restore_epoch: u32,
     /// The global step.
-    pub(crate) global_step: u64,
+    pub global_step: u64,
     /// Counts the saves of this step. A save never uses the name of an earlier one, so a delayed
     /// write or a leftover folder cannot harm another save.
     pub(crate) revision: u32,
@@ -29,17 +29,17 @@ impl CheckpointName {
     }
 
     /// Returns the folder that the files are written to before the checkpoint is published.
-    pub(crate) fn temporary(&self) -> String {
+    pub fn temporary(&self) -> String {
         format!("{self}{TEMPORARY}")
     }
 
     /// Returns the checkpoint whose temporary folder this is.
-    pub(super) fn of_temporary(folder: &str) -> Option<CheckpointName> {
+    pub(crate) fn of_temporary(folder: &str) -> Option<CheckpointName> {
         folder.strip_suffix(TEMPORARY)?.parse().ok()
     }
 
     /// Returns whether both are saves of the same step.
-    pub(super) fn is_same_step(&self, other: &CheckpointName) -> bool {
+    pub(crate) fn is_same_step(&self, other: &CheckpointName) -> bool {
         (self.restore_epoch, self.global_step) == (other.restore_epoch, other.global_step)
     }
 }
@@ -53,7 +53,7 @@ impl fmt::Display for CheckpointName {
 
 /// The error for text that is not the name of a checkpoint.
 #[derive(Debug)]
-pub(crate) struct NotAName;
+pub struct NotAName;
 
 impl FromStr for CheckpointName {
     type Err = NotAName;

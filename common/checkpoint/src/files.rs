@@ -4,18 +4,18 @@ use pushpull_common::file_kind::FIRST_BYTES;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::error::{CheckpointError, corrupt, foreign};
-use super::hex;
-use super::manifest::MANIFEST;
-use super::storage::{CheckpointStorage, ReadFile, WriteFile};
+use crate::error::{CheckpointError, corrupt, foreign};
+use crate::hex;
+use crate::manifest::MANIFEST;
+use crate::storage::{CheckpointStorage, ReadFile, WriteFile};
 
 /// The maximum size of a read, and the size up to which small writes are collected, in bytes.
-pub(super) const PIECE_BYTES: usize = 1 << 20;
+pub(crate) const PIECE_BYTES: usize = 1 << 20;
 
 /// The manifest's entry of a file: the name, length and hash that the file must have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct FileEntry {
+pub struct FileEntry {
     /// The file's name.
     pub(crate) file: String,
     /// The file's length in bytes.
@@ -27,7 +27,7 @@ pub(crate) struct FileEntry {
 
 impl FileEntry {
     /// Checks that this is the entry of a file of this name and length.
-    pub(super) fn check(
+    pub(crate) fn check(
         &self,
         folder: &str,
         file: &str,
@@ -45,7 +45,7 @@ impl FileEntry {
 
 /// A file that is hashed as it is written.
 #[derive(Debug)]
-pub(super) struct HashedFile {
+pub(crate) struct HashedFile {
     out: Box<dyn WriteFile>,
     /// Bytes of small tensors, collected into larger writes.
     pending: Vec<u8>,
@@ -54,11 +54,11 @@ pub(super) struct HashedFile {
 }
 
 impl HashedFile {
-    pub(super) fn new(out: Box<dyn WriteFile>) -> HashedFile {
+    pub(crate) fn new(out: Box<dyn WriteFile>) -> HashedFile {
         HashedFile { out, pending: Vec::new(), hasher: Sha256::new(), bytes: 0 }
     }
 
-    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
         self.hasher.update(bytes);
         self.bytes += bytes.len() as u64;
         if self.pending.len() + bytes.len() > PIECE_BYTES {
@@ -74,7 +74,7 @@ impl HashedFile {
     }
 
     /// Completes the file and makes it durable. Returns its entry.
-    pub(super) fn finish(mut self, file: &str) -> Result<FileEntry, CheckpointError> {
+    pub(crate) fn finish(mut self, file: &str) -> Result<FileEntry, CheckpointError> {
         self.out.write(&self.pending)?;
         self.out.sync()?;
         let sha256 = self.hasher.finalize().into();
@@ -83,7 +83,7 @@ impl HashedFile {
 }
 
 /// Writes a file from bytes in memory, and verifies it.
-pub(super) fn write_whole(
+pub(crate) fn write_whole(
     storage: &dyn CheckpointStorage,
     folder: &str,
     file: &str,
@@ -98,7 +98,7 @@ pub(super) fn write_whole(
 
 /// Reads back a file that was written and synced; the only function that does. An unreadable file
 /// is found now, and not when it is needed.
-pub(super) fn verify_written(
+pub(crate) fn verify_written(
     storage: &dyn CheckpointStorage,
     folder: &str,
     entry: &FileEntry,
@@ -107,7 +107,7 @@ pub(super) fn verify_written(
 }
 
 /// Opens a file and verifies all of it. The returned file is the one that was verified.
-pub(super) fn verify(
+pub(crate) fn verify(
     storage: &dyn CheckpointStorage,
     folder: &str,
     entry: &FileEntry,
@@ -129,7 +129,7 @@ pub(super) fn verify(
 }
 
 /// Opens a file and checks that it has the length of its entry.
-pub(super) fn open_sized(
+pub(crate) fn open_sized(
     storage: &dyn CheckpointStorage,
     folder: &str,
     entry: &FileEntry,
@@ -156,7 +156,7 @@ fn foreign_or(file: &dyn ReadFile, path: String, error: CheckpointError) -> Chec
 }
 
 /// Reads `bytes` bytes from `offset` on, in pieces of at most [`PIECE_BYTES`].
-pub(super) fn read_pieces(
+pub(crate) fn read_pieces(
     file: &dyn ReadFile,
     offset: u64,
     bytes: u64,
