@@ -309,6 +309,7 @@ pub mod collective {
         ElementKind, Launch, LaunchError, Launcher, Reduction, Ring, RingConfig, RingElement,
         RingError, RingMetrics, Tensor, Transport,
     };
+    pub use pushpull_worker::{RingTrainer, RingTrainerConfig};
 }
 
 /// Where a worker computes gradients, and kernels with derivatives that are written by hand. Needs

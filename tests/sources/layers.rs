@@ -25,7 +25,18 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
             "tokio-util",
         ],
     ),
-    ("worker", &["pushpull-common", "pushpull-device", "pushpull-net", "tokio"]),
+    (
+        "worker",
+        &[
+            "pushpull-checkpoint",
+            "pushpull-collective",
+            "pushpull-common",
+            "pushpull-device",
+            "pushpull-net",
+            "pushpull-optim",
+            "tokio",
+        ],
+    ),
     (
         "worker/services",
         &["pushpull-common", "pushpull-device", "pushpull-net", "pushpull-worker", "tokio"],
@@ -140,6 +151,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/src/gradients", &[]),
     ("worker/src/clipping.rs", &[]),
     ("worker/src/loss_scale.rs", &[]),
+    ("worker/src/ring/local_model.rs", &[]),
     ("worker/src/compression.rs", &[]),
     ("worker/src/compression", &[]),
     ("worker/src/initial_values.rs", &[]),

@@ -42,6 +42,18 @@ pub enum Error {
     #[cfg(feature = "devices")]
     #[error(transparent)]
     Device(#[from] pushpull_device::ComputeError),
+    /// The ring of this rank is over, or could not form.
+    #[cfg(feature = "ring")]
+    #[error(transparent)]
+    Ring(#[from] pushpull_collective::RingError),
+    /// A checkpoint cannot be read or written.
+    #[error("cannot {doing}: {cause}")]
+    Checkpoint {
+        /// The operation, as in "cannot save a checkpoint".
+        doing: &'static str,
+        /// The cause.
+        cause: String,
+    },
     /// The servers hold other variables: another model, or another version of it.
     #[error("cannot join: the variables differ from those on {shard}: {differs}")]
     Differs {
@@ -415,6 +427,11 @@ impl Error {
             | Error::DroppedVariable => Advice::SkipBatch,
             #[cfg(feature = "devices")]
             Error::Device(_) => Advice::Stop,
+            #[cfg(feature = "ring")]
+            Error::Ring(error) if error.may_shrink() => Advice::Rejoin,
+            #[cfg(feature = "ring")]
+            Error::Ring(_) => Advice::Stop,
+            Error::Checkpoint { .. } => Advice::Retry,
             Error::ReplicasAbsent { .. }
             | Error::Config(_)
             | Error::View(_)

@@ -60,6 +60,8 @@ mod outcome;
 mod pause;
 mod pull_client;
 mod reader;
+#[cfg(feature = "ring")]
+mod ring;
 mod runtime;
 mod safetensors_file;
 mod session;
@@ -83,6 +85,8 @@ pub use outcome::{
     DataBegun, PassedOver, Pulled, Push, RestoredCheckpoint, SavedCheckpoint, StepOutcome,
 };
 pub use reader::Reader;
+#[cfg(feature = "ring")]
+pub use ring::{RingTrainer, RingTrainerConfig};
 pub use streaming_push::StreamingPush;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]

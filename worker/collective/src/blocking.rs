@@ -162,6 +162,34 @@ impl Ring {
         block_on(self.0.barrier())
     }
 
+    /// Waits until every rank has come to the barrier of this name; see
+    /// [`crate::Ring::barrier_as`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn barrier_as(&mut self, name: &str) -> Result<(), RingError> {
+        block_on(self.0.barrier_as(name))
+    }
+
+    /// Returns the lowest rank that has the highest number; see [`crate::Ring::newest`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn newest(&mut self, number: u64) -> Result<u32, RingError> {
+        block_on(self.0.newest(number))
+    }
+
+    /// Ends the ring for all ranks; see [`crate::Ring::give_up`].
+    pub fn give_up(&mut self, reason: &str) -> RingError {
+        block_on(self.0.give_up(reason))
+    }
+
+    /// Returns the ring for code that takes either kind. Its operations block the thread that polls
+    /// them.
+    pub fn into_inner(self) -> crate::Ring {
+        self.0
+    }
+
     /// Forms the next ring with the ranks that are left; see [`crate::Ring::shrink`].
     ///
     /// # Errors

@@ -208,7 +208,10 @@ pub(crate) fn describe(operation: &RingOperation) -> String {
         Collective::ScatterMax {} => "reduce-scatter (max)".to_owned(),
         Collective::Gather {} => "all-gather".to_owned(),
         Collective::Broadcast { root } => format!("broadcast from rank {root}"),
-        Collective::Barrier {} => return "barrier".to_owned(),
+        Collective::Barrier {} => match operation.name.as_str() {
+            "" => return "barrier".to_owned(),
+            name => return format!("barrier {name:?}"),
+        },
     };
     let of = match operation.name.as_str() {
         "" => String::new(),

@@ -82,6 +82,7 @@ impl Ring {
         Ring::join_with(config, Waiter::Async(None)).await
     }
 
+    /// Joins a ring whose operations block the thread that polls them.
     pub(crate) async fn join_blocking(config: RingConfig) -> Result<Ring, RingError> {
         Ring::join_with(config, Waiter::Blocking(BlockingWaiter::new())).await
     }
@@ -191,7 +192,8 @@ impl Ring {
     /// [`RingError::may_shrink`]. Every rank that goes on calls it. Ranks are numbered again, in
     /// order of their indices.
     ///
-    /// The caller brings the ranks to one state afterwards, for example by a broadcast from rank 0.
+    /// The caller brings the ranks to one state afterwards: [`Ring::newest`] names the rank whose state
+    /// the others take.
     ///
     /// # Errors
     /// - [`RingError::NotFormed`] if fewer than [`RingConfig::size_min`] ranks are left.
@@ -225,6 +227,13 @@ impl Ring {
         self.over(RingEnd::Regrouped {}).await;
         self.shrink().await?;
         Ok(true)
+    }
+
+    /// Ends the ring for all ranks: they get [`RingError::GivenUp`] with this reason. Returns the
+    /// reason that this rank gets, which may be an older one.
+    pub async fn give_up(&mut self, reason: &str) -> RingError {
+        let detail = Detail::shortened(reason);
+        self.over(RingEnd::GivenUp { rank: self.ring.rank, detail }).await
     }
 
     /// Leaves the ring. The others may not use it any more, so a program leaves after its last

@@ -97,6 +97,24 @@ pub enum ConfigError {
     /// The variables do not form a valid catalogue.
     #[error(transparent)]
     Catalogue(#[from] CatalogueError),
+    /// A hyperparameter of a rule is invalid.
+    #[error("cannot train by a rule whose {name} is {value}: {reason}")]
+    Hyperparameter {
+        /// The hyperparameter.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// The reason.
+        reason: &'static str,
+    },
+    /// A variable cannot be trained without servers, or a rule names none.
+    #[error("cannot train {variable:?} on a ring: {reason}")]
+    Untrainable {
+        /// The variable, or the pattern that matches none.
+        variable: String,
+        /// The reason.
+        reason: String,
+    },
     /// The bound of a clipping call is not positive and finite.
     #[error("cannot clip to {bound}: it must be above 0 and finite")]
     ClipBound {

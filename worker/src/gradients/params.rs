@@ -89,10 +89,17 @@ pub struct Gradients {
 }
 
 impl Gradients {
-    pub(crate) fn new(plan: Arc<ShardingPlan>, mut memory: GradientMemory) -> Gradients {
-        memory.present.fill(false);
-        memory.staged_mut().empty();
-        Gradients { plan, memory, factors: BTreeMap::new() }
+    pub(crate) fn new(plan: Arc<ShardingPlan>, memory: GradientMemory) -> Gradients {
+        let mut gradients = Gradients { plan, memory, factors: BTreeMap::new() };
+        gradients.reset();
+        gradients
+    }
+
+    /// Removes everything from the push.
+    pub(crate) fn reset(&mut self) {
+        self.memory.present.fill(false);
+        self.memory.staged_mut().empty();
+        self.factors.clear();
     }
 
     /// Returns the elements of a variable's gradient; arbitrary if it has none.

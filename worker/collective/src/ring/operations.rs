@@ -231,6 +231,16 @@ impl Ring {
     /// Those of the ring, see [`RingError`].
     #[doc(alias = "hvd.barrier")]
     pub async fn barrier(&mut self) -> Result<(), RingError> {
+        self.barrier_as("").await
+    }
+
+    /// Waits until every rank has come to the barrier of this name. Ranks with two names get
+    /// [`RingError::Difference`], so it also checks that all agree on a fact. Names of more than 256
+    /// bytes are shortened.
+    ///
+    /// # Errors
+    /// Those of the ring, see [`RingError`].
+    pub async fn barrier_as(&mut self, name: &str) -> Result<(), RingError> {
         let mut all = vec![0_u8; self.size() as usize * size_of::<i32>()];
         let task = Task {
             collective: Collective::Barrier {},
@@ -239,9 +249,26 @@ impl Ring {
             reduction: Reduction::Sum,
             count: 1,
             elements: self.size() as usize,
-            name: "",
+            name,
         };
         self.perform(&task, &mut all).await
+    }
+
+    /// Returns the lowest rank that has the highest number, for example the newest step: after
+    /// [`Ring::shrink`] and [`Ring::regroup`] the others take their state from it. A rank without a
+    /// state has the number 0.
+    ///
+    /// # Errors
+    /// Those of the ring, see [`RingError`]; [`RingError::Argument`] for a number above `i64::MAX`.
+    pub async fn newest(&mut self, number: u64) -> Result<u32, RingError> {
+        let own = i64::try_from(number).map_err(|_| RingError::Argument {
+            doing: "find the newest rank".to_owned(),
+            fault: format!("the number {number} is above {}", i64::MAX),
+        })?;
+        let mut numbers = vec![0; self.size() as usize];
+        self.all_gather(&[own], &mut numbers).await?;
+        let highest = numbers.iter().copied().max().unwrap_or(0);
+        Ok(numbers.iter().position(|number| *number == highest).unwrap_or(0) as u32)
     }
 
     fn check_reduction<T: RingElement>(
