@@ -41,7 +41,10 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
         "worker/services",
         &["pushpull-common", "pushpull-device", "pushpull-net", "pushpull-worker", "tokio"],
     ),
-    ("worker/training", &["pushpull-common", "pushpull-worker", "tokio"]),
+    (
+        "worker/training",
+        &["pushpull-collective", "pushpull-common", "pushpull-optim", "pushpull-worker", "tokio"],
+    ),
     ("worker/collective", &["pushpull-common", "pushpull-net", "pushpull-optim", "tokio"]),
     // Encodes gradients where they are computed.
     ("worker/device", &["pushpull-common"]),

@@ -89,12 +89,25 @@ pub struct StepOutcome {
 #[derive(Debug)]
 #[must_use = "only the handle tells whether the checkpoint was saved"]
 pub struct SaveHandle {
-    call: OperationFuture,
+    save: SaveUnderWay,
+}
+
+/// A save that servers do, or one that has ended.
+#[derive(Debug)]
+enum SaveUnderWay {
+    Requested(OperationFuture),
+    Ended(Result<SavedCheckpoint, Error>),
 }
 
 impl SaveHandle {
     pub(crate) fn new(call: OperationFuture) -> SaveHandle {
-        SaveHandle { call }
+        SaveHandle { save: SaveUnderWay::Requested(call) }
+    }
+
+    /// Returns the handle of a save that has ended.
+    #[doc(hidden)]
+    pub fn ended(result: Result<SavedCheckpoint, Error>) -> SaveHandle {
+        SaveHandle { save: SaveUnderWay::Ended(result) }
     }
 }
 
@@ -102,7 +115,11 @@ impl Future for SaveHandle {
     type Output = Result<SavedCheckpoint, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Poll::Ready(match ready!(Pin::new(&mut self.call).poll(context)) {
+        let call = match &mut self.save {
+            SaveUnderWay::Requested(call) => call,
+            SaveUnderWay::Ended(result) => return Poll::Ready(result.clone()),
+        };
+        Poll::Ready(match ready!(Pin::new(call).poll(context)) {
             Ok(Reply::Answer { message: Message::Saved(saved), .. }) => Ok(saved.checkpoint.into()),
             Ok(_) => Err(Error::Ended { doing: "save a checkpoint" }),
             Err(error) => Err(error),

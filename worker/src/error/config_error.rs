@@ -115,6 +115,13 @@ pub enum ConfigError {
         /// The reason.
         reason: String,
     },
+    /// A data set whose samples count exactly once was declared for a training on a ring. Each rank
+    /// reads its own share instead.
+    #[error("cannot grant samples of {data_set:?} on a ring: that needs servers")]
+    GrantedData {
+        /// The name of the data set.
+        data_set: String,
+    },
     /// The bound of a clipping call is not positive and finite.
     #[error("cannot clip to {bound}: it must be above 0 and finite")]
     ClipBound {

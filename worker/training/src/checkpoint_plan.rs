@@ -45,6 +45,11 @@ impl CheckpointPlan {
         CheckpointPlan { cadence, is_under_way: false, last_save: LastSave::Due, newest: None }
     }
 
+    /// Sets the interval of checkpoints, before a join.
+    pub(super) fn set_interval(&mut self, interval: Option<Cadence>) {
+        self.cadence = CheckpointCadence::new(interval);
+    }
+
     /// Records a join at this step, and the step of the checkpoint that it restored.
     pub(super) fn joined(&mut self, now: Duration, step: u64, restored: Option<u64>) {
         // The answer to a save of an earlier session does not come.

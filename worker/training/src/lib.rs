@@ -24,6 +24,9 @@ mod known_steps;
 mod lifecycle;
 mod progress_hook;
 mod recovery_window;
+mod replica_worker;
+#[cfg(all(test, feature = "ring"))]
+mod ring_tests;
 mod scalars;
 mod session_replica;
 mod step;

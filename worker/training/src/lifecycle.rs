@@ -155,7 +155,10 @@ impl Lifecycle {
             self.phase = LifecyclePhase::Leaving;
             return NextAction::Leave;
         }
-        let finishes = self.settings.is_chief && self.settings.finish_for_all;
+        let finishes = match self.settings.ends_together {
+            true => true,
+            false => self.settings.is_chief && self.settings.finish_for_all,
+        };
         // The values of the step that this worker's last gradient was accepted for.
         let ending = self.ending.next_action(finishes, self.steps.newest);
         // Readers need the local values, too, with or without a checkpoint.
@@ -163,6 +166,13 @@ impl Lifecycle {
             true => self.replica_values.next_save(),
             false => NextAction::End,
         })
+    }
+
+    /// Records whether this replica is the chief: on a ring another rank may become it.
+    pub(super) fn set_chief(&mut self, is_chief: bool) {
+        if is_chief != std::mem::replace(&mut self.settings.is_chief, is_chief) {
+            self.checkpoints.set_interval(self.settings.checkpoints.filter(|_| is_chief));
+        }
     }
 
     /// Records a join of the worker with the servers.

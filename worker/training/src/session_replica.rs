@@ -4,10 +4,15 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::data_set::DataSet;
 use pushpull_common::variable::VariableSpec;
+#[cfg(feature = "ring")]
+use pushpull_worker::internal::RingWorker;
 use pushpull_worker::internal::{LocalValues, SaveHandle};
 use pushpull_worker::{Error, Interrupt, Params, Worker, WorkerConfig, WorkerMetrics};
 
-use super::training_config::FillValues;
+use super::replica_worker::ReplicaWorker;
+#[cfg(feature = "ring")]
+use super::replica_worker::RingRank;
+use super::training_config::{FillValues, TrainingPlace};
 
 /// The worker of a training session: it joins, joins again after servers were lost, and leaves.
 ///
@@ -22,8 +27,13 @@ pub(super) struct SessionReplica {
     fill: FillValues,
     pub(super) interrupt: Interrupt,
     pub(super) joined: Option<JoinedWorker>,
+    /// Where the replica trains.
+    place: TrainingPlace,
+    /// A rank whose ring is over, until it is in another.
+    #[cfg(feature = "ring")]
+    apart: Option<JoinedWorker>,
     /// The worker after the end, until it has left.
-    leaving: Option<Worker>,
+    leaving: Option<ReplicaWorker>,
     /// The replica's local values while it joins again.
     local_values: Option<LocalValues>,
     /// The metrics of the workers before the present one.
@@ -33,7 +43,7 @@ pub(super) struct SessionReplica {
 /// A worker that has joined, and its values.
 #[derive(Debug)]
 pub(super) struct JoinedWorker {
-    pub(super) worker: Worker,
+    pub(super) worker: ReplicaWorker,
     pub(super) params: Params,
 }
 
@@ -42,17 +52,27 @@ impl SessionReplica {
         config: WorkerConfig,
         variables: Vec<VariableSpec>,
         fill: FillValues,
+        place: TrainingPlace,
     ) -> SessionReplica {
         let interrupt = config.interrupt.clone().unwrap_or_default();
-        let joined = None;
-        let leaving = None;
-        let local_values = None;
-        let past = WorkerMetrics::default();
-        SessionReplica { config, variables, fill, interrupt, joined, leaving, local_values, past }
+        SessionReplica {
+            config,
+            variables,
+            fill,
+            interrupt,
+            joined: None,
+            place,
+            #[cfg(feature = "ring")]
+            apart: None,
+            leaving: None,
+            local_values: None,
+            past: WorkerMetrics::default(),
+        }
     }
 
     pub(super) fn is_chief(&self) -> bool {
-        self.config.is_chief()
+        let joined = self.joined.as_ref().map(|joined| &joined.worker);
+        joined.map_or(self.config.is_chief(), ReplicaWorker::is_chief)
     }
 
     /// The worker and the values of a step.
@@ -72,9 +92,14 @@ impl SessionReplica {
         within: Duration,
         has_lost_state: bool,
     ) -> Option<Result<&JoinedWorker, Error>> {
+        #[cfg(feature = "ring")]
+        if let TrainingPlace::Ring(_) = self.place {
+            return self.join_ring().await;
+        }
         // The old session ends first: the new incarnation fences it.
         if let Some(JoinedWorker { worker, params }) = self.joined.take() {
-            self.local_values = LocalValues::kept(&params, &worker);
+            let of_servers = worker.of_servers();
+            self.local_values = of_servers.and_then(|it| LocalValues::kept(&params, it));
             self.past = self.past.plus(worker.metrics());
         }
         if has_lost_state {
@@ -89,16 +114,50 @@ impl SessionReplica {
             let mut worker = Worker::connect(config.connect_timeout(timeout)).await?;
             let params = worker.join(variables, fill).await?;
             worker.limit_operations(None);
-            Ok(JoinedWorker { worker, params })
+            Ok((worker, params))
         };
-        let mut joined = match self.interrupt.race(attempt).await? {
+        let (worker, mut params) = match self.interrupt.race(attempt).await? {
             Ok(joined) => joined,
             Err(error) => return Some(Err(error)),
         };
         if let Some(values) = self.local_values.take() {
-            values.restore(&mut joined.params, &joined.worker);
+            values.restore(&mut params, &worker);
         }
-        Some(Ok(self.joined.insert(joined)))
+        let worker = ReplicaWorker::Servers(Box::new(worker));
+        Some(Ok(self.joined.insert(JoinedWorker { worker, params })))
+    }
+
+    /// Begins the training on the ring, or goes on with the ranks that are left.
+    #[cfg(feature = "ring")]
+    async fn join_ring(&mut self) -> Option<Result<&JoinedWorker, Error>> {
+        let doing = "join the ring";
+        if let Some(mut joined) = self.joined.take().or_else(|| self.apart.take()) {
+            if let ReplicaWorker::Ring(rank) = &mut joined.worker {
+                let recovered = self.interrupt.race(rank.recover(&mut joined.params)).await;
+                match recovered {
+                    Some(Ok(())) => return Some(Ok(self.joined.insert(joined))),
+                    Some(Err(error)) => {
+                        self.apart = Some(joined);
+                        return Some(Err(error));
+                    }
+                    None => return None,
+                }
+            }
+        }
+        let TrainingPlace::Ring(start) = &mut self.place else {
+            return Some(Err(Error::NotJoined { doing }));
+        };
+        // A training that could not begin does not begin again: its ring is gone.
+        let Some((ring, config)) = start.take() else {
+            return Some(Err(Error::NotJoined { doing }));
+        };
+        let config = config.variables(self.variables.iter().cloned());
+        let fill = &mut self.fill.0;
+        let begun = self.interrupt.race(RingWorker::join(ring, config, fill)).await?;
+        Some(begun.map(|(worker, params)| {
+            let worker = ReplicaWorker::Ring(Box::new(RingRank::new(worker)));
+            &*self.joined.insert(JoinedWorker { worker, params })
+        }))
     }
 
     /// Returns the metrics of this session, through all its joins.
@@ -130,15 +189,17 @@ impl SessionReplica {
     }
 
     /// Asks the servers for a checkpoint.
-    pub(super) fn start_save(&self) -> Option<SaveHandle> {
-        self.joined.as_ref().map(|joined| joined.worker.start_save(b""))
+    pub(super) fn start_save(&mut self) -> Option<SaveHandle> {
+        let JoinedWorker { worker, params } = self.joined.as_mut()?;
+        Some(worker.start_save(params))
     }
 
     /// Finishes the training for all workers. Without an answer the other workers may go on.
     pub(super) async fn finish(&mut self) -> Result<(), Error> {
         let doing = "finish the training";
         let Some(joined) = &mut self.joined else { return Err(Error::NotJoined { doing }) };
-        let finished = self.interrupt.race_with_grace(joined.worker.finish()).await;
+        let JoinedWorker { worker, params } = joined;
+        let finished = self.interrupt.race_with_grace(worker.finish(params)).await;
         finished.unwrap_or(Err(Error::Interrupted { doing }))
     }
 

@@ -5,9 +5,19 @@ use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 use std::time::Duration;
 
+#[cfg(feature = "ring")]
+use pushpull_collective::Ring;
+#[cfg(feature = "ring")]
+use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::data_set::DataSet;
+#[cfg(feature = "ring")]
+use pushpull_common::ids::TaskId;
 use pushpull_common::variable::VariableSpec;
-use pushpull_worker::{InitialValues, Interrupt, WorkerConfig};
+#[cfg(feature = "ring")]
+use pushpull_optim::Optimizer;
+#[cfg(feature = "ring")]
+use pushpull_worker::RingTrainerConfig;
+use pushpull_worker::{ConfigError, InitialValues, Interrupt, WorkerConfig};
 
 use super::cadence::Cadence;
 use super::hook::Hook;
@@ -26,6 +36,35 @@ type SetFirstValues = dyn FnMut(&mut InitialValues<'_>) + Send;
 impl fmt::Debug for FillValues {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("FillValues")
+    }
+}
+
+/// Where a replica trains.
+pub(super) enum TrainingPlace {
+    /// With servers.
+    Servers,
+    /// On a ring, until the training has begun there.
+    #[cfg(feature = "ring")]
+    Ring(Option<(Ring, RingTrainerConfig)>),
+}
+
+impl fmt::Debug for TrainingPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            TrainingPlace::Servers => "Servers",
+            #[cfg(feature = "ring")]
+            TrainingPlace::Ring(_) => "Ring",
+        })
+    }
+}
+
+impl TrainingPlace {
+    fn ends_together(&self) -> bool {
+        match self {
+            TrainingPlace::Servers => false,
+            #[cfg(feature = "ring")]
+            TrainingPlace::Ring(_) => true,
+        }
     }
 }
 
@@ -52,6 +91,7 @@ pub struct TrainingConfig {
     pub(super) variables: Vec<VariableSpec>,
     pub(super) fill: FillValues,
     pub(super) hooks: Vec<Box<dyn Hook>>,
+    pub(super) place: TrainingPlace,
     checkpoints: Option<Cadence>,
     final_checkpoint_on_error: bool,
     finish_for_all: bool,
@@ -80,6 +120,7 @@ impl TrainingConfig {
             variables: Vec::new(),
             fill: FillValues(Box::new(|_| ())),
             hooks: Vec::new(),
+            place: TrainingPlace::Servers,
             checkpoints: None,
             final_checkpoint_on_error: false,
             finish_for_all: false,
@@ -87,6 +128,39 @@ impl TrainingConfig {
             non_finite_max: NON_FINITE_MAX,
             // Workers that have lost the same server must not return at the same moment.
             seed: RandomState::new().build_hasher().finish(),
+        }
+    }
+
+    /// The settings of a training on a ring, without servers: the rule updates the values on each
+    /// rank by the mean of all gradients.
+    ///
+    /// - The session of each rank begins with the values of the newest checkpoint or of rank 0, and
+    ///   rank 0 saves checkpoints.
+    /// - All ranks end together: a hook that stops one stops all, and a step that one rank drops or
+    ///   withholds counts on none. The gradients of the others are
+    ///   [`Push::Stale`](pushpull_worker::Push::Stale) then.
+    /// - If a rank is lost, the others go on without it, for as long as
+    ///   [`TrainingConfig::recover_for`] allows. A rank that comes later is let in after a step.
+    /// - Data sets that count each sample exactly once need servers. On a ring each rank reads its
+    ///   own share: [`Pipeline::shard`](crate::data::Pipeline::shard).
+    #[cfg(feature = "ring")]
+    #[doc(alias = "hvd.DistributedOptimizer")]
+    #[doc(alias = "hvd.BroadcastGlobalVariablesHook")]
+    pub fn ring(ring: Ring, rule: impl Optimizer) -> TrainingConfig {
+        TrainingConfig::ring_with(ring, RingTrainerConfig::new(rule))
+    }
+
+    /// The settings of a training on a ring, with checkpoints, or with rules and rates by variable;
+    /// otherwise as [`TrainingConfig::ring`].
+    #[cfg(feature = "ring")]
+    pub fn ring_with(ring: Ring, config: RingTrainerConfig) -> TrainingConfig {
+        let workers = ClusterSpec::builder().workers(ring.size());
+        let task = TaskId::worker(ring.rank());
+        // The names of the ranks, for hooks. No task has an address.
+        let worker = WorkerConfig::new(workers.build().unwrap_or_default(), task);
+        TrainingConfig {
+            place: TrainingPlace::Ring(Some((ring, config))),
+            ..TrainingConfig::new(worker)
         }
     }
 
@@ -197,11 +271,17 @@ impl TrainingConfig {
         if let Some(interval) = interval {
             return Err(TrainingError::CheckpointInterval { interval });
         }
+        if let (true, Some(set)) = (self.place.ends_together(), &self.worker.data) {
+            let data_set = set.name().to_owned();
+            let error = pushpull_worker::Error::from(ConfigError::GrantedData { data_set });
+            return Err(error.into());
+        }
         Ok(LifecycleSettings {
             is_chief: self.worker.is_chief(),
             checkpoints: self.checkpoints,
             final_checkpoint_on_error: self.final_checkpoint_on_error,
             finish_for_all: self.finish_for_all,
+            ends_together: self.place.ends_together(),
             connect_timeout: self.worker.connect_timeout,
             recover_for: self.recover_for,
             non_finite_max: self.non_finite_max,

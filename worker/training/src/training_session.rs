@@ -99,7 +99,7 @@ impl TrainingSession {
     /// Begins a session that has not joined.
     pub(crate) fn begin(config: TrainingConfig) -> Result<TrainingSession, TrainingError> {
         let settings = config.lifecycle()?;
-        let TrainingConfig { worker, mut variables, fill, mut hooks, .. } = config;
+        let TrainingConfig { worker, mut variables, fill, mut hooks, place, .. } = config;
         hooks.extend(ProgressHook::of(&worker));
         let mut lifecycle = Lifecycle::new(settings, hooks);
         let task = &worker.task;
@@ -107,7 +107,7 @@ impl TrainingSession {
         lifecycle.begin(&mut TrainingSetup { variables: &mut variables, task, is_chief })?;
         Ok(TrainingSession {
             lifecycle,
-            replica: SessionReplica::new(worker, variables, fill),
+            replica: SessionReplica::new(worker, variables, fill, place),
             #[cfg(feature = "devices")]
             device_copy: None,
             scalars: Scalars::default(),
@@ -245,8 +245,10 @@ impl TrainingSession {
 
     /// The worker, for what it knows of variables and their places; `None` once it has left, and
     /// while it recovers.
+    ///
+    /// A rank of a ring has no worker.
     pub fn worker(&self) -> Option<&Worker> {
-        self.replica.joined.as_ref().map(|joined| &joined.worker)
+        self.replica.joined.as_ref()?.worker.of_servers()
     }
 
     /// The runner of the worker's session.
@@ -298,7 +300,8 @@ impl TrainingSession {
     pub(crate) async fn take_token(&mut self) -> Option<Result<Option<Token>, Error>> {
         self.timing = StepTiming { begin: self.now(), ..StepTiming::default() };
         let SessionReplica { joined, interrupt, .. } = &mut self.replica;
-        interrupt.race(joined.as_mut()?.worker.token()).await
+        let JoinedWorker { worker, params } = joined.as_mut()?;
+        interrupt.race(worker.token(params)).await
     }
 
     /// Records a token, and calls the hooks before the step.
@@ -311,8 +314,8 @@ impl TrainingSession {
         let Some(taken) = taken else { return Ok(()) };
         let (token, taken) = match taken {
             Ok(token) => {
-                let worker = self.worker();
-                let reason = || worker.and_then(Worker::end_reason).map(StopReason::from);
+                let joined = self.replica.joined.as_ref();
+                let reason = || joined.and_then(|joined| joined.worker.end_reason());
                 let end = || reason().unwrap_or(StopReason::LastStep);
                 let step = token.as_ref().map(Token::step).ok_or_else(end);
                 (token, Ok(step))
@@ -384,9 +387,11 @@ impl TrainingSession {
 
     /// Pushes the gradients of a step.
     pub(crate) async fn push(&mut self, grant: StepGrant) -> Result<Push, Error> {
-        let push = self.replica.of_step().worker.push(grant.token, grant.gradients);
+        let SessionReplica { joined, interrupt, .. } = &mut self.replica;
+        let Some(JoinedWorker { worker, params }) = joined else { return Err(INTERRUPTED_PUSH) };
+        let push = worker.push(grant.token, grant.gradients, params);
         // The end counts the gradient if a server that lives settles it.
-        self.replica.interrupt.race_with_grace(push).await.unwrap_or(Err(INTERRUPTED_PUSH))
+        interrupt.race_with_grace(push).await.unwrap_or(Err(INTERRUPTED_PUSH))
     }
 
     /// Waits, then for a push that has timed out.
@@ -483,6 +488,7 @@ impl TrainingSession {
             None => Ok(()),
             Some(Err(error)) => self.lifecycle.join_failed(now, error),
             Some(Ok(JoinedWorker { worker, params })) => {
+                self.lifecycle.set_chief(worker.is_chief());
                 self.lifecycle.joined(now, params, worker.restored())
             }
         }

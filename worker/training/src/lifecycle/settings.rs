@@ -11,6 +11,8 @@ pub(crate) struct LifecycleSettings {
     pub(crate) checkpoints: Option<Cadence>,
     pub(crate) final_checkpoint_on_error: bool,
     pub(crate) finish_for_all: bool,
+    /// Whether the end of one replica is that of all, as on a ring.
+    pub(crate) ends_together: bool,
     /// The longest time of the first join.
     pub(crate) connect_timeout: Duration,
     pub(crate) recover_for: Duration,

@@ -74,6 +74,7 @@ impl Default for Script {
                 checkpoints: None,
                 final_checkpoint_on_error: false,
                 finish_for_all: false,
+                ends_together: false,
                 connect_timeout: Duration::from_secs(30),
                 recover_for: Duration::from_secs(60),
                 non_finite_max: 100,

@@ -65,6 +65,7 @@ fn script() -> impl Strategy<Value = Script> {
                 checkpoints,
                 final_checkpoint_on_error,
                 finish_for_all,
+                ends_together: false,
                 connect_timeout: Duration::ZERO,
                 recover_for,
                 non_finite_max: 3,

@@ -1,0 +1,334 @@
+//! [`RingWorker`]: one rank of a training on a ring, with params and gradients of its caller.
+
+use std::sync::Arc;
+
+use pushpull_checkpoint::CheckpointError;
+use pushpull_collective::{Reduction, Ring, RingError};
+use pushpull_common::error::Chain;
+use pushpull_common::ids::{RestoreEpoch, VariableId};
+use pushpull_common::protocol::message::NonFinitePolicy;
+use pushpull_common::tensor::{DType, bf16, f16};
+use pushpull_common::variable::Replication;
+
+use super::local_model::LocalModel;
+use super::model_checkpoint::ModelCheckpoints;
+use super::ring_trainer_config::RingTrainerConfig;
+use crate::contained::contained;
+use crate::error::Error;
+use crate::gradients::params::{GradientMemory, Gradients, Params, cast_elements};
+use crate::initial_values::InitialValues;
+use crate::joined_model::check_finite;
+use crate::outcome::{RestoredCheckpoint, SavedCheckpoint};
+
+/// One rank of a training on a ring. The params and the gradients are its caller's: a
+/// [`super::RingTrainer`], or a training session.
+///
+/// Invariants: `has_values` and `has_params` are true once the first [`RingWorker::share_newest`] has
+/// ended. After each of its methods that returns no error, all ranks have the same model.
+#[derive(Debug)]
+pub struct RingWorker {
+    ring: Ring,
+    /// The facts on which all ranks must agree: variables and rules.
+    facts: String,
+    model: LocalModel,
+    /// Whether the model has values.
+    has_values: bool,
+    /// Whether the params have values, of which those of local variables are this rank's own.
+    has_params: bool,
+    checkpoints: Option<ModelCheckpoints>,
+    /// The restore epoch of the checkpoints that are saved.
+    epoch: RestoreEpoch,
+    restored: Option<RestoredCheckpoint>,
+    non_finite: NonFinitePolicy,
+}
+
+/// What a rank wants for the next step. Of several wishes the last one in this list counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum RingWish {
+    /// To apply the mean of the gradients of all ranks.
+    Step,
+    /// To leave the step out: this rank has no gradient.
+    Drop,
+    /// To end the training on all ranks.
+    End,
+}
+
+impl RingWorker {
+    /// Joins a training, see [`super::RingTrainer::start`]. Returns the values as well.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn join(
+        ring: Ring,
+        config: RingTrainerConfig,
+        fill: impl FnOnce(&mut InitialValues<'_>),
+    ) -> Result<(RingWorker, Params), Error> {
+        let rules = config.rules.settings();
+        let model = LocalModel::new(config.variables, &config.rules)?;
+        let mut params = Params::new(model.plan().clone());
+        let digest = model.catalogue().digest();
+        let digest: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut worker = RingWorker {
+            ring,
+            facts: format!("variables {digest}, rules {rules}"),
+            model,
+            has_values: false,
+            has_params: false,
+            checkpoints: config.checkpoints,
+            epoch: RestoreEpoch(1),
+            restored: None,
+            non_finite: config.non_finite,
+        };
+        if worker.ring.rank() == 0
+            && let Err(error) = worker.first_values(fill)
+        {
+            let cause = Chain(&error).to_string();
+            worker.ring.give_up(&format!("its first values: {cause}")).await;
+            return Err(error);
+        }
+        worker.share_newest(&mut params).await?;
+        Ok((worker, params))
+    }
+
+    /// Gives this rank's model the values of the newest checkpoint, or the first values.
+    fn first_values(&mut self, fill: impl FnOnce(&mut InitialValues<'_>)) -> Result<(), Error> {
+        if let Some(checkpoints) = &self.checkpoints {
+            let restored = checkpoints.restore(&mut self.model);
+            self.restored = restored.map_err(|error| failed("restore a checkpoint", &error))?;
+        }
+        match &self.restored {
+            Some(restored) => self.epoch = RestoreEpoch(restored.epoch),
+            None => {
+                let plan = self.model.plan().clone();
+                let mut initial = InitialValues::new(&plan);
+                contained("the function that sets first values", || fill(&mut initial))?;
+                self.model.initialize(&initial.finish()?);
+            }
+        }
+        self.has_values = true;
+        Ok(())
+    }
+
+    /// Brings all ranks to the state of the one that has the newest. Every rank of a new ring begins
+    /// with this, whether it has just come or was in the ring before.
+    pub(super) async fn share_newest(&mut self, params: &mut Params) -> Result<(), Error> {
+        self.ring.barrier_as(&self.facts).await?;
+        // A rank without values is behind one whose values are those of step 0.
+        let number = if self.has_values { self.model.step + 1 } else { 0 };
+        let root = self.ring.newest(number).await?;
+        let epoch = i64::from(self.epoch.0);
+        let mut counts = [self.model.step as i64, self.model.gradients as i64, epoch];
+        self.ring.broadcast(&mut counts, root).await?;
+        let [step, gradients, epoch] = counts;
+        self.model.step = step as u64;
+        self.model.gradients = gradients as u64;
+        self.epoch = RestoreEpoch(epoch as u32);
+        if self.ring.rank() == root {
+            self.model.take_replicated(params, self.has_params);
+        }
+        for stream in self.model.streams() {
+            if let Some(bytes) = self.model.stream_mut(stream) {
+                // Every layout is a whole number of words.
+                self.ring.broadcast::<i64>(bytemuck::cast_slice_mut(bytes), root).await?;
+            }
+        }
+        self.model.write_params(params, self.has_params);
+        self.has_values = true;
+        self.has_params = true;
+        Ok(())
+    }
+
+    /// The ring.
+    pub fn ring(&self) -> &Ring {
+        &self.ring
+    }
+
+    /// The ring, for operations of the program's own.
+    pub fn ring_mut(&mut self) -> &mut Ring {
+        &mut self.ring
+    }
+
+    /// The number of steps that were made.
+    pub fn global_step(&self) -> u64 {
+        self.model.step
+    }
+
+    /// The checkpoint from which the training was restored, on rank 0.
+    pub fn restored(&self) -> Option<&RestoredCheckpoint> {
+        self.restored.as_ref()
+    }
+
+    /// Returns an empty set of gradients.
+    pub fn gradients(&self) -> Gradients {
+        let memory = GradientMemory::new(self.model.plan(), Arc::default());
+        Gradients::new(self.model.plan().clone(), memory)
+    }
+
+    /// Agrees with all ranks on the next step: returns the wish that counts, and whether late ranks
+    /// wait. Costs one small all-reduce.
+    ///
+    /// # Errors
+    /// [`Error::Ring`].
+    pub async fn agree(&mut self, wish: RingWish) -> Result<(RingWish, bool), Error> {
+        let code = match wish {
+            RingWish::Step => 0,
+            RingWish::Drop => 1,
+            RingWish::End => 2,
+        };
+        let mut wishes = [code, i32::from(self.ring.joiners() > 0)];
+        self.ring.all_reduce_as("the next step", &mut wishes, Reduction::Max).await?;
+        let [code, joiners] = wishes;
+        let wish = match code {
+            0 => RingWish::Step,
+            1 => RingWish::Drop,
+            _ => RingWish::End,
+        };
+        Ok((wish, joiners == 1))
+    }
+
+    /// Lets late ranks in, if there are some. Every rank calls it at the same step.
+    ///
+    /// # Errors
+    /// [`Error::Ring`].
+    pub async fn regroup(&mut self, params: &mut Params) -> Result<bool, Error> {
+        let has_changed = self.ring.regroup().await?;
+        if has_changed {
+            self.share_newest(params).await?;
+        }
+        Ok(has_changed)
+    }
+
+    /// Reduces the gradients of all ranks to their mean, applies it, and empties the gradients; see
+    /// [`super::RingTrainer::apply`].
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn apply(
+        &mut self,
+        gradients: &mut Gradients,
+        params: &mut Params,
+    ) -> Result<u64, Error> {
+        let present: Vec<VariableId> = gradients.present().collect();
+        if present.is_empty() {
+            return Err(Error::EmptyPush);
+        }
+        for &id in &present {
+            gradients.apply_factor(id);
+        }
+        self.reduce(&present, gradients).await?;
+        let plan = self.model.plan().clone();
+        let checked = present.iter().try_for_each(|&id| {
+            check_finite(self.non_finite, &plan, id, gradients.bytes_of(id), 1.0)
+        });
+        if checked.is_ok() {
+            self.model.apply(gradients, params);
+        }
+        gradients.reset();
+        checked?;
+        self.average(params).await?;
+        Ok(self.model.step)
+    }
+
+    /// Averages the gradients of these variables. Neighbours of one type travel together: usually
+    /// all do.
+    async fn reduce(
+        &mut self,
+        present: &[VariableId],
+        gradients: &mut Gradients,
+    ) -> Result<(), Error> {
+        let plan = self.model.plan().clone();
+        let catalogue = plan.catalogue();
+        let mut order: Vec<VariableId> = present.to_vec();
+        order.sort_by_key(|&id| plan.range(id).start);
+        let dtype = |id: VariableId| catalogue.variable(id).dtype();
+        let groups = order.chunk_by(|&a, &b| {
+            dtype(a) == dtype(b) && plan.range(a).end.next_multiple_of(8) == plan.range(b).start
+        });
+        for group in groups {
+            let (Some(&first), Some(&last)) = (group.first(), group.last()) else { continue };
+            let range = plan.range(first).start..plan.range(last).end;
+            let names = group.iter().map(|&id| catalogue.variable(id).name());
+            let names = names.collect::<Vec<_>>().join(", ");
+            let buffer = gradients.memory.buffer_mut();
+            for pair in group.windows(2) {
+                // What lies between two variables is nobody's.
+                buffer.slice_mut(plan.range(pair[0]).end..plan.range(pair[1]).start).fill(0);
+            }
+            reduce_as(&mut self.ring, dtype(first), &names, buffer.slice_mut(range)).await?;
+        }
+        Ok(())
+    }
+
+    /// Averages the variables that each rank changes by itself and whose interval has passed.
+    async fn average(&mut self, params: &mut Params) -> Result<(), Error> {
+        let plan = self.model.plan().clone();
+        let step = self.model.step;
+        for (index, variable) in plan.catalogue().variables().iter().enumerate() {
+            let Replication::Mean { every } = variable.replication() else { continue };
+            if !step.is_multiple_of(every) {
+                continue;
+            }
+            let range = plan.range(VariableId(index as u32));
+            let bytes = &mut params.buffer.bytes_mut()[range];
+            reduce_as(&mut self.ring, variable.dtype(), variable.name(), bytes).await?;
+        }
+        Ok(())
+    }
+
+    /// Forms the next ring with the ranks that are left; see [`super::RingTrainer::recover`].
+    ///
+    /// # Errors
+    /// [`Error::Ring`].
+    pub async fn recover(&mut self, params: &mut Params) -> Result<(), Error> {
+        self.ring.shrink().await?;
+        self.share_newest(params).await
+    }
+
+    /// Saves a checkpoint, on rank 0; see [`super::RingTrainer::save`].
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`].
+    pub fn save(&mut self, params: &Params, user: &[u8]) -> Result<Option<SavedCheckpoint>, Error> {
+        let doing = "save a checkpoint";
+        let Some(checkpoints) = &self.checkpoints else {
+            let cause = "no checkpoints are configured".to_owned();
+            return Err(Error::Checkpoint { doing, cause });
+        };
+        if self.ring.rank() != 0 {
+            return Ok(None);
+        }
+        self.model.take_replicated(params, self.has_params);
+        let saved = checkpoints.save(&self.model, self.epoch, user);
+        saved.map(Some).map_err(|error| failed(doing, &error))
+    }
+
+    /// Ends the training for all ranks by a fault of this one.
+    pub async fn give_up(&mut self, reason: &str) {
+        self.ring.give_up(reason).await;
+    }
+
+    /// Leaves the ring.
+    pub async fn leave(self) {
+        self.ring.leave().await;
+    }
+}
+
+/// Averages elements of this type.
+async fn reduce_as(
+    ring: &mut Ring,
+    dtype: DType,
+    name: &str,
+    bytes: &mut [u8],
+) -> Result<(), RingError> {
+    let mean = Reduction::Mean;
+    match dtype {
+        DType::F64 => ring.all_reduce_as::<f64>(name, cast_elements(bytes), mean).await,
+        DType::F16 => ring.all_reduce_as::<f16>(name, cast_elements(bytes), mean).await,
+        DType::Bf16 => ring.all_reduce_as::<bf16>(name, cast_elements(bytes), mean).await,
+        _ => ring.all_reduce_as::<f32>(name, cast_elements(bytes), mean).await,
+    }
+}
+
+fn failed(doing: &'static str, error: &CheckpointError) -> Error {
+    Error::Checkpoint { doing, cause: Chain(error).to_string() }
+}

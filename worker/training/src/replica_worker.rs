@@ -1,0 +1,303 @@
+//! [`ReplicaWorker`]: what trains a replica: a worker of servers, or a rank of a ring.
+
+use std::time::Instant;
+
+use pushpull_common::ids::Sequence;
+use pushpull_worker::internal::SaveHandle;
+#[cfg(feature = "ring")]
+use pushpull_worker::internal::{RingWish, RingWorker, local_token};
+use pushpull_worker::{
+    Error, Gradients, Params, Pulled, Push, RestoredCheckpoint, Token, Worker, WorkerMetrics,
+};
+
+use super::training_end::StopReason;
+
+/// What trains a replica: a worker of servers, or a rank of a ring.
+#[derive(Debug)]
+pub(super) enum ReplicaWorker {
+    /// A worker of servers.
+    Servers(Box<Worker>),
+    /// A rank of a ring.
+    #[cfg(feature = "ring")]
+    Ring(Box<RingRank>),
+}
+
+/// A rank of a ring in a training session.
+///
+/// All ranks agree once for each step, before they reduce its gradients. Invariant: a step that was
+/// granted and neither pushed nor dropped for all is open.
+#[cfg(feature = "ring")]
+#[derive(Debug)]
+pub(super) struct RingRank {
+    pub(super) worker: RingWorker,
+    /// Whether the other ranks expect a gradient, or a wish in its place.
+    is_open: bool,
+    /// Whether all ranks have agreed on the end.
+    has_ended: bool,
+    gradients: Option<Gradients>,
+    metrics: WorkerMetrics,
+}
+
+#[cfg(feature = "ring")]
+impl RingRank {
+    pub(super) fn new(worker: RingWorker) -> RingRank {
+        RingRank {
+            worker,
+            is_open: false,
+            has_ended: false,
+            gradients: None,
+            metrics: WorkerMetrics::default(),
+        }
+    }
+
+    async fn token(&mut self, params: &mut Params) -> Result<Option<Token>, Error> {
+        // A step that its caller has dropped counts on no rank.
+        if std::mem::take(&mut self.is_open) {
+            let _ = self.agree(RingWish::Drop, params).await?;
+        }
+        if self.has_ended {
+            return Ok(None);
+        }
+        self.is_open = true;
+        self.metrics.tokens += 1;
+        Ok(Some(local_token(self.worker.global_step())))
+    }
+
+    /// Agrees on the step. Returns whether its gradients are reduced.
+    async fn agree(&mut self, wish: RingWish, params: &mut Params) -> Result<bool, Error> {
+        let (wish, has_joiners) = self.worker.agree(wish).await?;
+        self.has_ended |= wish == RingWish::End;
+        if has_joiners && wish == RingWish::Drop {
+            self.worker.regroup(params).await?;
+        }
+        Ok(wish == RingWish::Step)
+    }
+
+    async fn push(&mut self, mut gradients: Gradients, params: &mut Params) -> Result<Push, Error> {
+        self.is_open = false;
+        let (wish, has_joiners) = self.worker.agree(RingWish::Step).await?;
+        self.has_ended |= wish == RingWish::End;
+        let applied = match wish {
+            RingWish::Step => self.worker.apply(&mut gradients, params).await.map(Some),
+            RingWish::Drop | RingWish::End => Ok(None),
+        };
+        self.gradients = Some(gradients);
+        if has_joiners && wish != RingWish::End && !matches!(applied, Err(Error::Ring(_))) {
+            self.worker.regroup(params).await?;
+        }
+        match applied {
+            Ok(Some(step)) => {
+                self.metrics.pushes += 1;
+                Ok(Push::Accepted { step })
+            }
+            Ok(None) => {
+                self.metrics.pushes_stale += 1;
+                Ok(Push::Stale { current: self.worker.global_step() })
+            }
+            Err(error) => {
+                if let Error::NonFinite { .. } = error {
+                    self.metrics.pushes_non_finite += 1;
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends the training on all ranks.
+    async fn finish(&mut self, params: &mut Params) -> Result<(), Error> {
+        if !self.has_ended {
+            self.is_open = false;
+            self.agree(RingWish::End, params).await?;
+        }
+        Ok(())
+    }
+
+    /// Goes on with the ranks that are left.
+    pub(super) async fn recover(&mut self, params: &mut Params) -> Result<(), Error> {
+        self.is_open = false;
+        self.worker.recover(params).await
+    }
+}
+
+impl ReplicaWorker {
+    /// The worker of servers, if it is one.
+    pub(super) fn of_servers(&self) -> Option<&Worker> {
+        match self {
+            ReplicaWorker::Servers(worker) => Some(worker),
+            #[cfg(feature = "ring")]
+            ReplicaWorker::Ring(_) => None,
+        }
+    }
+
+    /// Whether this replica is the chief now.
+    pub(super) fn is_chief(&self) -> bool {
+        match self {
+            ReplicaWorker::Servers(worker) => worker.is_chief(),
+            #[cfg(feature = "ring")]
+            ReplicaWorker::Ring(rank) => rank.worker.ring().rank() == 0,
+        }
+    }
+
+    pub(super) async fn token(&mut self, params: &mut Params) -> Result<Option<Token>, Error> {
+        match self {
+            ReplicaWorker::Servers(worker) => worker.token().await,
+            #[cfg(feature = "ring")]
+            ReplicaWorker::Ring(rank) => rank.token(params).await,
+        }
+    }
+
+    /// Why there are no more tokens.
+    pub(super) fn end_reason(&self) -> Option<StopReason> {
+        match self {
+            ReplicaWorker::Servers(worker) => worker.end_reason().map(StopReason::from),
+            #[cfg(feature = "ring")]
+            ReplicaWorker::Ring(_) => Some(StopReason::Finished),
+        }
+    }
+
+    pub(super) async fn pull(
+        &mut self,
+        token: &Token,
+        params: &mut Params,
+    ) -> Result<Pulled, Error> {
+        match self {
+            ReplicaWorker::Servers(worker) => worker.pull(token, params).await,
+            // They are those of the step already.
+            #[cfg(feature = "ring")]
+            ReplicaWorker::Ring(_) => Ok(Pulled::Pulled { step: params.step() }),
+        }
+    }
+
+    pub(super) fn gradients(&mut self) -> Gradients {
+        match self {
+            ReplicaWorker::Servers(worker) => worker.gradients(),
+            #[cfg(feature = "ring")]
+            ReplicaWorker::Ring(rank) => {
+                rank.gradients.take().unwrap_or_else(|| rank.worker.gradients())
+            }
+        }
+    }
+
+    pub(super) async fn push(
+        &mut self,
+        token: Token,
+        gradients: Gradients,
+        params: &mut Params,
+    ) -> Result<Push, Error> {
+        match self {
+            ReplicaWorker::Servers(worker) => worker.push(token, gradients).await,
+            #[cfg(feature = "ring")]
+            ReplicaWorker::Ring(rank) => rank.push(gradients, params).await,
+        }
+    }
+
+    pub(super) async fn resume(&mut self, sequence: Sequence) -> Result<Push, Error> {
+        match self {
+            ReplicaWorker::Servers(worker) => worker.resume(sequence).await,
+            #[cfg(feature = "ring")]
+            ReplicaWorker::Ring(_) => Err(Error::UnknownPush { sequence }),
+        }
+    }
+
+    pub(super) async fn average(&mut self, params: &mut Params, steps: u64) -> Result<(), Error> {
+        match self {
+            ReplicaWorker::Servers(worker) => worker.average(params, steps).await,
+            // Each step does.
+            #[cfg(feature = "ring")]
+            ReplicaWorker::Ring(_) => Ok(()),
+        }
+    }
+
+    pub(super) async fn publish(&mut self, params: &Params) -> Result<(), Error> {
+        match self {
+            ReplicaWorker::Servers(worker) => worker.publish(params).await,
+            // Each save does.
+            #[cfg(feature = "ring")]
+            ReplicaWorker::Ring(_) => Ok(()),
+        }
+    }
+
+    /// Begins a save. A rank of a ring writes it at once.
+    pub(super) fn start_save(&mut self, params: &Params) -> SaveHandle {
+        #[cfg(not(feature = "ring"))]
+        let _ = params;
+        match self {
+            ReplicaWorker::Servers(worker) => worker.start_save(b""),
+            #[cfg(feature = "ring")]
+            ReplicaWorker::Ring(rank) => {
+                let doing = "save a checkpoint";
+                let saved = rank.worker.save(params, b"");
+                SaveHandle::ended(saved.and_then(|saved| saved.ok_or(Error::Ended { doing })))
+            }
+        }
+    }
+
+    pub(super) async fn finish(&mut self, params: &mut Params) -> Result<(), Error> {
+        match self {
+            ReplicaWorker::Servers(worker) => worker.finish().await,
+            #[cfg(feature = "ring")]
+            ReplicaWorker::Ring(rank) => rank.finish(params).await,
+        }
+    }
+
+    pub(super) async fn await_end(&mut self) -> Result<(), Error> {
+        match self {
+            ReplicaWorker::Servers(worker) => worker.await_end().await,
+            // All ranks have agreed on it.
+            #[cfg(feature = "ring")]
+            ReplicaWorker::Ring(_) => Ok(()),
+        }
+    }
+
+    pub(super) async fn pull_newest(
+        &mut self,
+        params: &mut Params,
+        at_least: u64,
+    ) -> Result<u64, Error> {
+        match self {
+            ReplicaWorker::Servers(worker) => worker.pull_newest(params, at_least).await,
+            #[cfg(feature = "ring")]
+            ReplicaWorker::Ring(_) => Ok(params.step()),
+        }
+    }
+
+    pub(super) fn restored(&self) -> Option<&RestoredCheckpoint> {
+        match self {
+            ReplicaWorker::Servers(worker) => worker.restored(),
+            #[cfg(feature = "ring")]
+            ReplicaWorker::Ring(rank) => rank.worker.restored(),
+        }
+    }
+
+    pub(super) fn metrics(&self) -> WorkerMetrics {
+        match self {
+            ReplicaWorker::Servers(worker) => worker.metrics(),
+            #[cfg(feature = "ring")]
+            ReplicaWorker::Ring(rank) => rank.metrics,
+        }
+    }
+
+    pub(super) fn limit_operations(&self, limit: Option<Instant>) {
+        match self {
+            ReplicaWorker::Servers(worker) => worker.limit_operations(limit),
+            // A ring has limits of its own.
+            #[cfg(feature = "ring")]
+            ReplicaWorker::Ring(_) => {}
+        }
+    }
+
+    /// Leaves. A rank whose training has failed ends it on all ranks.
+    pub(super) async fn leave(self) -> Result<(), Error> {
+        match self {
+            ReplicaWorker::Servers(worker) => worker.leave().await,
+            #[cfg(feature = "ring")]
+            ReplicaWorker::Ring(mut rank) => {
+                if !rank.has_ended {
+                    rank.worker.give_up("its training has ended alone").await;
+                }
+                rank.worker.leave().await;
+                Ok(())
+            }
+        }
+    }
+}
