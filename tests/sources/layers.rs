@@ -386,6 +386,9 @@ const UNSAFE: &[&str] = &[
     "worker/device/src/cuda/launch.rs",
     "worker/device/src/cuda/loss.rs",
     "worker/device/src/cuda/modules.rs",
+    // The functions of NCCL's library, and the calls of them.
+    "worker/device/src/cuda/nccl/communicator.rs",
+    "worker/device/src/cuda/nccl/library.rs",
     "worker/device/src/cuda/pinned_memory.rs",
     "worker/device/src/transfer.rs",
     "worker/device/src/cpu/gemm.rs",

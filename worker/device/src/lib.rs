@@ -40,6 +40,9 @@ pub use error::ComputeError;
 pub use memory::{Buffer, DeviceElement, Resident, View, ViewMut};
 pub use transfer::{HostMemory, PageLock, Pinned, Transfer};
 
+#[cfg(feature = "nccl")]
+pub use cuda::nccl::{Nccl, NcclElement, NcclError, NcclId, NcclReduction};
+
 #[cfg(feature = "kernels")]
 pub use {
     kernels::activation::Activation,

@@ -23,5 +23,7 @@ mod launch;
 #[cfg(feature = "kernels")]
 mod loss;
 mod modules;
+#[cfg(feature = "nccl")]
+pub(crate) mod nccl;
 pub(crate) mod pinned_memory;
 mod waiter;

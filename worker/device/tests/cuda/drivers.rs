@@ -9,7 +9,7 @@ use pushpull_cuda_emulator::turn::DriverTurn;
 use pushpull_device::{ComputeError, Device, cuda_devices, devices};
 
 /// The environment variable of a process that finds the driver of another test.
-const CHILD: &str = "PUSHPULL_DEVICE_TEST_CHILD";
+pub(crate) const CHILD: &str = "PUSHPULL_DEVICE_TEST_CHILD";
 
 /// Prints what the process sees. As a test by itself, it sees the driver of the tests.
 #[test]
@@ -36,8 +36,13 @@ fn what_a_process_sees_agrees() {
 
 /// Returns what a process sees whose driver is in a folder.
 fn seen(folder: &Path, settings: &[(&str, &str)]) -> String {
+    output_of("drivers::what_a_process_sees_agrees", folder, settings)
+}
+
+/// Runs a test in a process that finds its libraries in a folder. Returns what it prints.
+pub(crate) fn output_of(test: &str, folder: &Path, settings: &[(&str, &str)]) -> String {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "drivers::what_a_process_sees_agrees", "--nocapture"]);
+    command.args(["--exact", test, "--nocapture"]);
     command.env(CHILD, "1").env("LD_LIBRARY_PATH", folder).envs(settings.iter().copied());
     let output = command.output().unwrap();
     assert!(output.status.success(), "{output:?}");
@@ -45,7 +50,7 @@ fn seen(folder: &Path, settings: &[(&str, &str)]) -> String {
 }
 
 /// Returns a folder with the emulated driver.
-fn emulated() -> tempfile::TempDir {
+pub(crate) fn emulated() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     link_as_driver(folder.path()).unwrap();
     folder
@@ -81,12 +86,14 @@ fn an_old_driver_is_refused() {
 }
 
 /// Compiles a library. Returns `false` without a C compiler.
-fn compile(text: &str, folder: &Path, library: &str) -> bool {
+pub(crate) fn compile(text: &str, folder: &Path, library: &str) -> bool {
     let source = folder.join("source.c");
     std::fs::write(&source, format!("{text}\n")).unwrap();
     let mut command = Command::new("cc");
-    command.arg("-shared").arg("-o").arg(folder.join(library)).arg(&source);
-    command.status().is_ok_and(|status| status.success())
+    command.args(["-shared", "-fPIC", "-o"]).arg(folder.join(library)).arg(&source);
+    let Ok(status) = command.status() else { return false };
+    assert!(status.success(), "{library} does not compile");
+    true
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod emulator;
 mod failures;
 mod kernels;
 mod memory;
+mod nccl;
 mod networks;
 mod planted;
 #[path = "../../src/kernels/testing.rs"]
