@@ -334,6 +334,8 @@ pub mod compute {
         EmbeddingBag, Half, LabelledBags, Logistic, Matrix, Mlp, Network, Pinned, Resident,
         Samples, Targets, Transfer, View, ViewMut, cuda_devices, devices,
     };
+    #[cfg(feature = "nccl")]
+    pub use pushpull_device::{Nccl, NcclElement, NcclError, NcclId, NcclReduction};
     pub use pushpull_worker::devices::{
         Compute, ComputeFn, DeviceGradients, DeviceParams, DeviceTowers, Divide, Model, ModelError,
         StepGradients, StepValues, compute_fn,
@@ -367,6 +369,7 @@ pub mod error {
     //! | place variables | [`PlacementError`], [`CatalogueError`] |
     //! | encode gradients | [`CodecError`] |
     //! | open a device, run a kernel | `compute::ComputeError` |
+    //! | join a communicator of NCCL, run its collectives | `compute::NcclError` |
     //! | compute the gradients of a step | `compute::ModelError` |
     //! | listen, start, serve | [`ListenError`], [`StartError`], [`ServeError`], [`LocalClusterError`] |
     //! | open or inspect a state directory | [`StorageError`] |
