@@ -102,6 +102,20 @@ fn members_that_come_and_go_prolong_the_window_only_so_far() {
     assert!(meeting.now - begin >= 4 * WINDOW);
 }
 
+#[test]
+fn members_are_told_whose_process_serves_the_rendezvous() {
+    let mut meeting = Meeting::new(1);
+    let of = |id| super::RingJoin { size: 2, ..join(id) };
+    let a = meeting.join(of("a"));
+    let b = meeting.arrive(super::hello(super::SERVING));
+    meeting.send(b, of("b"));
+    let mut told = |member| match meeting.take(member).pop() {
+        Some(Message::RingFormed(formed)) => formed.serving,
+        other => panic!("no ring: {other:?}"),
+    };
+    assert_eq!([told(a), told(b)], [Some(1), Some(1)]);
+}
+
 //
 #[test]
 fn a_late_joiner_is_announced_and_comes_in_at_the_next_ring() {

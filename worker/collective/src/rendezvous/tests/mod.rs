@@ -43,6 +43,9 @@ struct Formed {
     indices: Vec<u32>,
 }
 
+/// The incarnation of the member in whose process the rendezvous is.
+const SERVING: u64 = u64::MAX;
+
 fn config(size_min: u32) -> RendezvousConfig {
     RendezvousConfig {
         rendezvous: 77,
@@ -53,7 +56,7 @@ fn config(size_min: u32) -> RendezvousConfig {
         succession_window: WINDOW,
         first_size_min: size_min,
         size_min,
-        serving: None,
+        serving: Some(Incarnation(SERVING)),
     }
 }
 
