@@ -36,6 +36,7 @@ mod reconnect;
 mod recovery;
 mod replication;
 mod restart;
+mod ring_checkpoints;
 mod row_codecs;
 mod rows;
 mod rules;

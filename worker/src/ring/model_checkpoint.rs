@@ -6,7 +6,8 @@ use std::time::SystemTime;
 
 use pushpull_checkpoint::{
     CheckpointError, CheckpointPiece, CheckpointSource, CheckpointStorage, CheckpointTraining,
-    Contents, Retention, Save, ShardEntry, highest_epoch, newest_good, retain, write_shard,
+    Contents, Manifest, Retention, Save, ShardEntry, StorageClaim, highest_epoch, newest_good,
+    retain, write_shard,
 };
 use pushpull_common::error::Chain;
 use pushpull_common::ids::{GlobalStep, RestoreEpoch};
@@ -16,24 +17,43 @@ use super::local_model::{LocalModel, SHARD};
 use crate::outcome::{PassedOver, RestoredCheckpoint, SavedCheckpoint};
 
 /// The checkpoints of a ring.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct ModelCheckpoints {
-    pub(super) storage: Arc<dyn CheckpointStorage>,
-    pub(super) retention: Retention,
+    storage: Arc<dyn CheckpointStorage>,
+    retention: Retention,
+    /// The right of rank 0 to save there, from its first use on. A cluster of servers, or a rank 0
+    /// that the others have declared lost, cannot save there meanwhile.
+    claim: Option<StorageClaim>,
 }
 
 impl ModelCheckpoints {
+    pub(super) fn new(
+        storage: Arc<dyn CheckpointStorage>,
+        retention: Retention,
+    ) -> ModelCheckpoints {
+        ModelCheckpoints { storage, retention, claim: None }
+    }
+
+    fn claim(&mut self) -> Result<(), CheckpointError> {
+        if self.claim.is_none() {
+            self.claim = Some(self.storage.claim()?);
+        }
+        Ok(())
+    }
+
     /// Restores the newest sound checkpoint into the model. Returns `None` if there is none at all.
     pub(super) fn restore(
-        &self,
+        &mut self,
         model: &mut LocalModel,
     ) -> Result<Option<RestoredCheckpoint>, CheckpointError> {
+        self.claim()?;
         let named = highest_epoch(&*self.storage)?;
         let Some((mut opened, refused)) = newest_good(&self.storage)? else { return Ok(None) };
         let catalogue = model.catalogue().clone();
         let training = CheckpointTraining::new(&catalogue, model.rules());
         opened.check_shard(&catalogue, SHARD, &training, &[])?;
         let name = opened.manifest().checkpoint;
+        check_whole(opened.manifest())?;
         let restored = opened.restore_shard(&catalogue, SHARD, &training, &mut |piece| {
             if let CheckpointPiece::Range(stream, range, bytes) = piece {
                 let range = range.start as usize..range.end as usize;
@@ -62,11 +82,12 @@ impl ModelCheckpoints {
 
     /// Saves the model. May wait for a disk.
     pub(super) fn save(
-        &self,
+        &mut self,
         model: &LocalModel,
         epoch: RestoreEpoch,
         user: &[u8],
     ) -> Result<SavedCheckpoint, CheckpointError> {
+        self.claim()?;
         let catalogue = model.catalogue().clone();
         let training = CheckpointTraining::new(&catalogue, model.rules());
         let step = GlobalStep(model.step);
@@ -106,6 +127,34 @@ impl ModelCheckpoints {
         Ok(SavedCheckpoint { name: published.name().to_string(), step: model.step })
     }
 }
+
+/// Refuses a checkpoint with state that a ring would lose: the positions of granted data and the
+/// effects of coordinators, which only servers keep. Refuses counts near the end of their range.
+fn check_whole(manifest: &Manifest) -> Result<(), CheckpointError> {
+    let unfit = |what, expected: &str, found: String| {
+        let checkpoint = manifest.checkpoint.to_string();
+        Err(CheckpointError::Unfit { checkpoint, what, expected: expected.to_owned(), found })
+    };
+    for shard in &manifest.shards {
+        if shard.data.is_some() {
+            let expected = "none: a ring grants no samples";
+            return unfit("data set", expected, "one with a position".to_owned());
+        }
+        if !shard.coordinators.is_empty() {
+            let expected = "none: a ring has no coordinator";
+            let found = format!("{} of them", shard.coordinators.len());
+            return unfit("open coordinators", expected, found);
+        }
+        let count = shard.gradients.max(manifest.checkpoint.global_step);
+        if count >= COUNTS_LIMIT {
+            return unfit("count", "below 2^55", count.to_string());
+        }
+    }
+    Ok(())
+}
+
+/// No training counts as many steps or gradients, so sums of counts stay in range.
+const COUNTS_LIMIT: u64 = 1 << 55;
 
 /// A model as the source of its checkpoint.
 #[derive(Debug)]

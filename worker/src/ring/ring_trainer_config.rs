@@ -66,7 +66,7 @@ impl RingTrainerConfig {
         storage: Arc<dyn CheckpointStorage>,
         retention: Retention,
     ) -> Self {
-        self.checkpoints = Some(ModelCheckpoints { storage, retention });
+        self.checkpoints = Some(ModelCheckpoints::new(storage, retention));
         self
     }
 

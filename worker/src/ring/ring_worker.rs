@@ -92,7 +92,7 @@ impl RingWorker {
 
     /// Gives this rank's model the values of the newest checkpoint, or the first values.
     fn first_values(&mut self, fill: impl FnOnce(&mut InitialValues<'_>)) -> Result<(), Error> {
-        if let Some(checkpoints) = &self.checkpoints {
+        if let Some(checkpoints) = &mut self.checkpoints {
             let restored = checkpoints.restore(&mut self.model);
             self.restored = restored.map_err(|error| failed("restore a checkpoint", &error))?;
         }
@@ -290,7 +290,7 @@ impl RingWorker {
     /// [`Error::Checkpoint`].
     pub fn save(&mut self, params: &Params, user: &[u8]) -> Result<Option<SavedCheckpoint>, Error> {
         let doing = "save a checkpoint";
-        let Some(checkpoints) = &self.checkpoints else {
+        let Some(checkpoints) = &mut self.checkpoints else {
             let cause = "no checkpoints are configured".to_owned();
             return Err(Error::Checkpoint { doing, cause });
         };
