@@ -9,6 +9,10 @@ use thiserror::Error;
 pub use crate::protocol::SampleRange;
 use crate::protocol::limits::DATA_NAME_BYTES_MAX;
 
+/// The most batches of a data set that are free or held at one time: the control file of a shard has
+/// a word for each. A client that would need another one waits.
+pub const UNSPENT_BATCHES_MAX: usize = 2_000;
+
 /// The declaration of the data that a training consumes.
 ///
 /// The epochs are cut into batches of consecutive indices. The last batch of an epoch is shorter if

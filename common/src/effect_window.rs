@@ -3,6 +3,9 @@
 use crate::ids::EffectNumber;
 use crate::protocol::limits::EFFECT_WINDOW;
 
+/// The limit of all epochs and ids of coordinators.
+pub const COORDINATOR_EPOCH_LIMIT: u64 = 1 << 63;
+
 /// The effects of one coordinator that have settled: all up to a watermark, and some of the
 /// [`EFFECT_WINDOW`] numbers behind it.
 ///

@@ -4,9 +4,10 @@
 //! first, and the hashes in the first verify all other files.
 
 use pushpull_common::catalogue::Catalogue;
+use pushpull_common::data_set::UNSPENT_BATCHES_MAX;
 use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::Outcome;
-use pushpull_common::protocol::limits::{UNSPENT_BATCHES_MAX, WINDOW};
+use pushpull_common::protocol::limits::WINDOW;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 

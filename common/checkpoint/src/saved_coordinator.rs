@@ -1,10 +1,8 @@
 //! The effect windows of coordinators in a manifest.
 
-use pushpull_common::effect_window::EffectWindow;
+use pushpull_common::effect_window::{COORDINATOR_EPOCH_LIMIT, EffectWindow};
 use pushpull_common::ids::EffectNumber;
-use pushpull_common::protocol::limits::{
-    COORDINATOR_EPOCH_LIMIT, COORDINATOR_NAME_BYTES_MAX, COORDINATORS_MAX,
-};
+use pushpull_common::protocol::limits::{COORDINATOR_NAME_BYTES_MAX, COORDINATORS_MAX};
 use serde::{Deserialize, Serialize};
 
 /// The effects of one coordinator that have counted in the values of a shard.

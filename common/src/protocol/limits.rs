@@ -38,10 +38,6 @@ pub const PARKED_PER_CONNECTION_MAX: usize = 2 * WINDOW as usize;
 /// training loop needs one for each push in its window.
 pub const TOKENS_PER_CLIENT_MAX: usize = 16;
 
-/// The most batches of a data set that are free or held at one time: the control file of a shard has
-/// a word for each. A client that would need another one waits.
-pub const UNSPENT_BATCHES_MAX: usize = 2_000;
-
 /// The size of an effect window: effects from the oldest unsettled one to the newest of one
 /// coordinator.
 ///
@@ -53,9 +49,6 @@ pub const EFFECT_WINDOW: u64 = 64;
 /// A training has one coordinator, and seldom a second one for evaluation. A late push to one that
 /// was evicted would count twice, so a coordinator that ends closes.
 pub const COORDINATORS_MAX: usize = 64;
-
-/// The limit of all epochs and ids of coordinators.
-pub const COORDINATOR_EPOCH_LIMIT: u64 = 1 << 63;
 
 /// The longest name of a coordinator.
 pub const COORDINATOR_NAME_BYTES_MAX: usize = 64;

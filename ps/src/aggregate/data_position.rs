@@ -10,8 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use pushpull_common::data_set::{DataSet, SampleRange};
-use pushpull_common::protocol::limits::UNSPENT_BATCHES_MAX;
+use pushpull_common::data_set::{DataSet, SampleRange, UNSPENT_BATCHES_MAX};
 use pushpull_store::planted::{Bug, PlantedBugs};
 
 use crate::client_key::ClientKey;

@@ -1,7 +1,6 @@
 //! The declaration of the data set that a training consumes, on the step owner's shard.
 
-use pushpull_common::data_set::DataSet;
-use pushpull_common::protocol::limits::UNSPENT_BATCHES_MAX;
+use pushpull_common::data_set::{DataSet, UNSPENT_BATCHES_MAX};
 use pushpull_common::protocol::message::DeclareData;
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Refusal, message};

@@ -1,11 +1,9 @@
 //! The words of the coordinators: for each its name, its id, its epoch, its effect window and
 //! the digests of its effects.
 
-use pushpull_common::effect_window::EffectWindow;
+use pushpull_common::effect_window::{COORDINATOR_EPOCH_LIMIT, EffectWindow};
 use pushpull_common::ids::{CoordinatorEpoch, CoordinatorId, EffectNumber};
-use pushpull_common::protocol::limits::{
-    COORDINATOR_EPOCH_LIMIT, COORDINATOR_NAME_BYTES_MAX, COORDINATORS_MAX,
-};
+use pushpull_common::protocol::limits::{COORDINATOR_NAME_BYTES_MAX, COORDINATORS_MAX};
 use pushpull_store::commit::{Address, CELL_WORDS, Journal};
 use pushpull_store::layout::Fault;
 use pushpull_store::planted::PlantedBugs;

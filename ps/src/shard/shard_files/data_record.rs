@@ -1,7 +1,6 @@
 //! The words of the data position: the declared data set, and which of its batches are free.
 
-use pushpull_common::data_set::DataSet;
-use pushpull_common::protocol::limits::UNSPENT_BATCHES_MAX;
+use pushpull_common::data_set::{DataSet, UNSPENT_BATCHES_MAX};
 use pushpull_store::commit::{Address, CELL_WORDS, Journal};
 use pushpull_store::layout::Fault;
 use pushpull_store::planted::PlantedBugs;
