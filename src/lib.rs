@@ -438,7 +438,7 @@ pub struct ClassicPage;
 pub struct Services;
 
 /// Compiles the code block of the page on rings as a doctest.
-#[cfg(all(doctest, feature = "ring"))]
+#[cfg(all(doctest, feature = "ring", feature = "training"))]
 #[doc = include_str!("../docs/ring.md")]
 pub struct RingPage;
 

@@ -9,7 +9,8 @@ use pushpull::checkpoint::{Checkpoints, LocalDirectory, Retention, export};
 use pushpull::collective::{Launch, RingConfig, RingTrainer, RingTrainerConfig};
 use pushpull::optim::{Adam, Optimizer};
 use pushpull::variable::{DType, Partitioner, Shape, bf16};
-use pushpull::{Gradients, VariableSpec};
+use pushpull::worker::DataSet;
+use pushpull::{Gradients, Sgd, VariableSpec};
 use safetensors::SafeTensors;
 
 use crate::cluster::{TestCluster, block_on, vector};
@@ -115,4 +116,26 @@ fn servers_and_rings_continue_each_others_checkpoints_bit_for_bit() {
     train_servers(&servers, Adam::new(0.25), 8, 11);
     train_servers(&mixed, Adam::new(0.25), 8, 11);
     assert!(exported(&mixed) == exported(&servers), "servers continue a checkpoint of a ring");
+}
+
+#[test]
+fn a_checkpoint_with_granted_data_is_refused_by_a_ring() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("servers");
+    let cluster = TestCluster::sgd(1, |config| {
+        let storage = LocalDirectory::create(&directory).unwrap();
+        config.checkpoints(Checkpoints::new(storage))
+    });
+    let set = DataSet::new("images", 100, 10).unwrap();
+    let mut worker = Worker::connect(cluster.config(0).data(set)).unwrap();
+    let _ = worker.join(&variables(), |_| ()).unwrap();
+    worker.save(b"").unwrap();
+    worker.leave().unwrap();
+    cluster.stop();
+    let ring = Ring::join(RingConfig::new(Launch::new(0, 1).unwrap())).unwrap().into_inner();
+    let storage = Arc::new(LocalDirectory::create(&directory).unwrap());
+    let config = RingTrainerConfig::new(Sgd::new(1.0)).variables(variables());
+    let config = config.checkpoints(storage, Retention::default());
+    let error = block_on(RingTrainer::start(ring, config, |_| ())).unwrap_err().to_string();
+    assert!(error.contains("a ring grants no samples"), "{error}");
 }
