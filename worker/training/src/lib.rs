@@ -25,7 +25,8 @@ mod lifecycle;
 mod progress_hook;
 mod recovery_window;
 mod replica_worker;
-#[cfg(all(test, feature = "ring"))]
+#[cfg(feature = "ring")]
+#[cfg(test)]
 mod ring_tests;
 mod scalars;
 mod session_replica;

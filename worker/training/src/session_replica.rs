@@ -131,24 +131,22 @@ impl SessionReplica {
     #[cfg(feature = "ring")]
     async fn join_ring(&mut self) -> Option<Result<&JoinedWorker, Error>> {
         let doing = "join the ring";
-        if let Some(mut joined) = self.joined.take().or_else(|| self.apart.take()) {
-            if let ReplicaWorker::Ring(rank) = &mut joined.worker {
-                let recovered = self.interrupt.race(rank.recover(&mut joined.params)).await;
-                match recovered {
-                    Some(Ok(())) => return Some(Ok(self.joined.insert(joined))),
-                    Some(Err(error)) => {
-                        self.apart = Some(joined);
-                        return Some(Err(error));
-                    }
-                    None => return None,
+        if let Some(mut joined) = self.joined.take().or_else(|| self.apart.take())
+            && let ReplicaWorker::Ring(rank) = &mut joined.worker
+        {
+            return match self.interrupt.race(rank.recover(&mut joined.params)).await? {
+                Ok(()) => Some(Ok(self.joined.insert(joined))),
+                Err(error) => {
+                    self.apart = Some(joined);
+                    Some(Err(error))
                 }
-            }
+            };
         }
         let TrainingPlace::Ring(start) = &mut self.place else {
             return Some(Err(Error::NotJoined { doing }));
         };
         // A training that could not begin does not begin again: its ring is gone.
-        let Some((ring, config)) = start.take() else {
+        let Some((ring, config)) = start.take().map(|start| *start) else {
             return Some(Err(Error::NotJoined { doing }));
         };
         let config = config.variables(self.variables.iter().cloned());

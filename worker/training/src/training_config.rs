@@ -45,7 +45,7 @@ pub(super) enum TrainingPlace {
     Servers,
     /// On a ring, until the training has begun there.
     #[cfg(feature = "ring")]
-    Ring(Option<(Ring, RingTrainerConfig)>),
+    Ring(Option<Box<(Ring, RingTrainerConfig)>>),
 }
 
 impl fmt::Debug for TrainingPlace {
@@ -159,7 +159,7 @@ impl TrainingConfig {
         // The names of the ranks, for hooks. No task has an address.
         let worker = WorkerConfig::new(workers.build().unwrap_or_default(), task);
         TrainingConfig {
-            place: TrainingPlace::Ring(Some((ring, config))),
+            place: TrainingPlace::Ring(Some(Box::new((ring, config)))),
             ..TrainingConfig::new(worker)
         }
     }
