@@ -138,6 +138,7 @@ impl ReplicaWorker {
         }
     }
 
+    #[cfg_attr(not(feature = "ring"), expect(unused_variables, reason = "a ring changes them"))]
     pub(super) async fn token(&mut self, params: &mut Params) -> Result<Option<Token>, Error> {
         match self {
             ReplicaWorker::Servers(worker) => worker.token().await,
@@ -178,6 +179,7 @@ impl ReplicaWorker {
         }
     }
 
+    #[cfg_attr(not(feature = "ring"), expect(unused_variables, reason = "a ring changes them"))]
     pub(super) async fn push(
         &mut self,
         token: Token,
@@ -218,9 +220,8 @@ impl ReplicaWorker {
     }
 
     /// Begins a save. A rank of a ring writes it at once.
+    #[cfg_attr(not(feature = "ring"), expect(unused_variables, reason = "a ring saves them"))]
     pub(super) fn start_save(&mut self, params: &Params) -> SaveHandle {
-        #[cfg(not(feature = "ring"))]
-        let _ = params;
         match self {
             ReplicaWorker::Servers(worker) => worker.start_save(b""),
             #[cfg(feature = "ring")]
@@ -232,6 +233,7 @@ impl ReplicaWorker {
         }
     }
 
+    #[cfg_attr(not(feature = "ring"), expect(unused_variables, reason = "a ring changes them"))]
     pub(super) async fn finish(&mut self, params: &mut Params) -> Result<(), Error> {
         match self {
             ReplicaWorker::Servers(worker) => worker.finish().await,

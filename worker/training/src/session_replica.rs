@@ -28,6 +28,7 @@ pub(super) struct SessionReplica {
     pub(super) interrupt: Interrupt,
     pub(super) joined: Option<JoinedWorker>,
     /// Where the replica trains.
+    #[cfg(feature = "ring")]
     place: TrainingPlace,
     /// A rank whose ring is over, until it is in another.
     #[cfg(feature = "ring")]
@@ -48,6 +49,7 @@ pub(super) struct JoinedWorker {
 }
 
 impl SessionReplica {
+    #[cfg_attr(not(feature = "ring"), expect(unused_variables, reason = "it is always servers"))]
     pub(super) fn new(
         config: WorkerConfig,
         variables: Vec<VariableSpec>,
@@ -61,6 +63,7 @@ impl SessionReplica {
             fill,
             interrupt,
             joined: None,
+            #[cfg(feature = "ring")]
             place,
             #[cfg(feature = "ring")]
             apart: None,
