@@ -25,7 +25,9 @@ const LEASE: Duration = Duration::from_secs(5);
 fn rank_process() {
     let launch = Launch::from_lookup(|name| std::env::var(name).ok()).unwrap();
     let folder = PathBuf::from(std::env::var_os("PUSHPULL_TEST_FOLDER").unwrap());
-    let config = RingConfig::new(launch.parent_process(parent_id())).folder(folder).lease(LEASE);
+    let lease = std::env::var("PUSHPULL_TEST_LEASE_MS").unwrap().parse().unwrap();
+    let lease = Duration::from_millis(lease);
+    let config = RingConfig::new(launch.parent_process(parent_id())).folder(folder).lease(lease);
     let mut ring = blocking::Ring::join(config.join_timeout(Duration::from_secs(30))).unwrap();
     let mut state = [0.0_f64; 2];
     let mut gradients = vec![0.0_f32; 30_000];
@@ -42,10 +44,13 @@ fn rank_process() {
             }
             Err(RingError::Lost { rank, .. }) => {
                 println!("lost {rank}");
-                ring.shrink().unwrap();
+                if let Err(RingError::Refused { refusal }) = ring.shrink() {
+                    return println!("refused {refusal}");
+                }
                 // Some ranks have ended the last step, and some have not.
                 ring.broadcast(&mut state, 0).unwrap();
             }
+            Err(RingError::Fenced { .. }) => return println!("fenced"),
             Err(error) => panic!("{error}"),
         }
     }
@@ -61,12 +66,13 @@ struct RankProcess {
 }
 
 impl RankProcess {
-    fn start(rank: u32, folder: &Path) -> RankProcess {
+    fn start(rank: u32, folder: &Path, lease: Duration) -> RankProcess {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["rank_process", "--exact", "--ignored", "--nocapture", "--test-threads=1"])
             .env("PUSHPULL_RANK", rank.to_string())
             .env("PUSHPULL_SIZE", RANKS.to_string())
             .env("PUSHPULL_TEST_FOLDER", folder)
+            .env("PUSHPULL_TEST_LEASE_MS", lease.as_millis().to_string())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -100,7 +106,7 @@ impl Drop for RankProcess {
 fn kill_one(round: u64, random: u64) -> Duration {
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let mut ranks: Vec<RankProcess> =
-        (0..RANKS).map(|rank| RankProcess::start(rank, folder.path())).collect();
+        (0..RANKS).map(|rank| RankProcess::start(rank, folder.path(), LEASE)).collect();
     for rank in &mut ranks {
         assert_eq!(rank.until(&["trains"]), "trains", "round {round}");
     }
@@ -138,4 +144,32 @@ fn a_killed_rank_is_named_and_the_others_end_right() {
     println!(
         "{kills} kills: the slowest rank heard after {slowest:?}, within a lease of {LEASE:?}"
     );
+}
+
+#[test]
+fn a_stopped_rank_is_lost_and_finds_itself_fenced() {
+    let lease = Duration::from_millis(1500);
+    // One of them has the rendezvous.
+    for victim in 0..2 {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let start = |rank| RankProcess::start(rank, folder.path(), lease);
+        let mut ranks: Vec<RankProcess> = (0..RANKS).map(start).collect();
+        for rank in &mut ranks {
+            assert_eq!(rank.until(&["trains"]), "trains");
+        }
+        let mut stopped = ranks.remove(victim);
+        let pid = rustix::process::Pid::from_child(&stopped.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+        for rank in &mut ranks {
+            assert_eq!(rank.until(&["lost", "done"]), format!("lost {victim}"));
+            let expected = format!("done {STEPS} of {}", RANKS - 1);
+            assert_eq!(rank.until(&["done"]), expected);
+        }
+        rustix::process::kill_process(pid, rustix::process::Signal::CONT).unwrap();
+        // With the rendezvous in its process it finds all others lost. It goes on without them only
+        // with more than half of the ring.
+        let found = stopped.until(&["fenced", "refused", "done"]);
+        let is_refused = found.starts_with("refused") && found.contains("more than half of the 4");
+        assert!(found == "fenced" || is_refused, "rank {victim}: {found}");
+    }
 }

@@ -150,6 +150,8 @@ impl Control {
         let slot = formed.clone();
         let flag = wake.clone();
         let run = move || {
+            // An operation that waits must not outlive the thread that knows the ring.
+            let _ended = RaisedAtEnd(flag.clone());
             let local = LocalSet::new();
             local.block_on(&runtime, async move {
                 let task = ControlTask::new(config, reports, flag, slot);
@@ -251,6 +253,15 @@ impl Control {
     async fn send(&self, command: Command) {
         // Without its thread the view has no sender, which the caller sees.
         let _ = self.commands.send(command).await;
+    }
+}
+
+/// Raises a flag when it is dropped, also by a panic.
+struct RaisedAtEnd(Arc<WakeFlag>);
+
+impl Drop for RaisedAtEnd {
+    fn drop(&mut self) {
+        self.0.raise();
     }
 }
 
