@@ -23,7 +23,7 @@ use crate::outcome::{RestoredCheckpoint, SavedCheckpoint};
 /// One rank of a training on a ring. The params and the gradients are its caller's: a
 /// [`super::RingTrainer`], or a training session.
 ///
-/// Invariants: `has_values` and `has_params` are true once the first [`RingWorker::share_newest`] has
+/// Invariants: `has_values` and `has_params` are true once the first `share_newest` has
 /// ended. After each of its methods that returns no error, all ranks have the same model.
 #[derive(Debug)]
 pub struct RingWorker {
