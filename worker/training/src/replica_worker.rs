@@ -129,6 +129,15 @@ impl ReplicaWorker {
         }
     }
 
+    /// The worker of servers, if it is one.
+    pub(super) fn of_servers_mut(&mut self) -> Option<&mut Worker> {
+        match self {
+            ReplicaWorker::Servers(worker) => Some(worker),
+            #[cfg(feature = "ring")]
+            ReplicaWorker::Ring(_) => None,
+        }
+    }
+
     /// Whether this replica is the chief now.
     pub(super) fn is_chief(&self) -> bool {
         match self {

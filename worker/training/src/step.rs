@@ -2,14 +2,11 @@
 
 use pushpull_common::data_set::SampleRange;
 use pushpull_common::tensor::Element;
-#[cfg(feature = "ring")]
-use pushpull_worker::ViewError;
-use pushpull_worker::{Error, Gradients, Params, Pulled};
+use pushpull_worker::{Error, Gradients, Params, Pulled, ViewError};
 
 use super::data::{Batch, DataError, GrantedBatches};
 use super::gradient_outcome::GradientOutcome;
 use super::lifecycle::PushRecovery;
-use super::replica_worker::ReplicaWorker;
 use super::step_grant::StepGrant;
 use super::training_error::TrainingError;
 use super::training_session::TrainingSession;
@@ -124,13 +121,9 @@ impl<'a> Step<'a> {
     ) -> Result<Pulled, Error> {
         let interrupt = self.session.replica.interrupt.clone();
         let replica = &mut self.session.replica.of_step().worker;
-        let worker = match replica {
-            ReplicaWorker::Servers(worker) => worker,
-            // A ring has no sparse variables.
-            #[cfg(feature = "ring")]
-            ReplicaWorker::Ring(_) => {
-                return Err(ViewError::Dense { name: name.to_owned() }.into());
-            }
+        // A ring has no sparse variables.
+        let Some(worker) = replica.of_servers_mut() else {
+            return Err(ViewError::Dense { name: name.to_owned() }.into());
         };
         let pull = worker.pull_rows(&self.grant.token, name, ids, rows);
         interrupt.race(pull).await.unwrap_or(Ok(Pulled::Stale))
