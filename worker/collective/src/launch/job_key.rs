@@ -28,7 +28,8 @@ fn is_safe(c: char) -> bool {
 }
 
 const PREFIX_BYTES_MAX: usize = 8;
-const ID_BYTES_MAX: usize = 64;
+/// The address of a socket has at most 107 bytes, and the folder is a part of it.
+const ID_BYTES_MAX: usize = 48;
 /// The bytes of the digest in a key: too many for a chosen collision.
 const DIGEST_BYTES: usize = 16;
 const READABLE_BYTES: usize = ID_BYTES_MAX - 1 - 2 * DIGEST_BYTES;
@@ -44,14 +45,14 @@ mod tests {
         let long = "7".repeat(65);
         let table = [
             ("1092026369", "open-mpi-1092026369"),
-            ("prterun-vm-11773@1", "open-mpi-prterun-vm-117731-266371efd78eb6d7c88edcb50160ca3b"),
+            ("prterun-vm-11773@1", "open-mpi-prterun-vm-1177-266371efd78eb6d7c88edcb50160ca3b"),
             ("", "open-mpi-"),
             ("..", "open-mpi-.."),
             ("../../etc", "open-mpi-....etc-74ccf3c5b4c19a8167f9a3d1dd63e0e4"),
             ("/", "open-mpi--8a5edab282632443219e051e4ade2d1d"),
             ("a\0b", "open-mpi-ab-59b271ae1bbcb1d31d41929817f4b16f"),
             ("é\n", "open-mpi--edd3a863872a04239eb29ad4bc12fc89"),
-            (&long, "open-mpi-7777777777777777777777777777777-6ba0f16fdb8b246d729ad9820527106b"),
+            (&long, "open-mpi-777777777777777-6ba0f16fdb8b246d729ad9820527106b"),
         ];
         for (id, expected) in table {
             assert_eq!(job_key(Launcher::OpenMpi, id), expected, "{id:?}");

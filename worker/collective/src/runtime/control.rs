@@ -388,8 +388,13 @@ impl ControlTask {
         while server.as_ref().is_some_and(|server| server.has_members()) && Instant::now() < until {
             tokio::time::sleep(LEAVE_PAUSE).await;
         }
-        if let (Meeting::Folder(folder), Some(own)) = (&self.config.meeting, self.own_address()) {
-            meeting::leave(folder, &own);
+        // The process may end before its listener does, which would remove the socket.
+        match &self.config.meeting {
+            Meeting::Folder(folder) => {
+                let own = self.own_address().unwrap_or_default();
+                meeting::leave(folder, &self.socket(folder), &own);
+            }
+            Meeting::Address(_) => _ = std::fs::remove_file(self.shared_socket()),
         }
         self.set_stage(RingStage::Left);
     }
@@ -628,11 +633,7 @@ impl ControlTask {
     fn listen(&self) -> Result<(), RingError> {
         match &self.config.meeting {
             Meeting::Folder(folder) => {
-                meeting::enter(folder).map_err(|error| RingError::System {
-                    doing: format!("meet in {}", folder.display()),
-                    cause: error.to_string(),
-                })?;
-                let unix = self.bind_unix(folder)?;
+                let unix = self.enter(folder)?;
                 let endpoints = match self.config.transport {
                     Some(Transport::Tcp) => unix.also(self.bind("127.0.0.1:0")?),
                     _ => unix,
@@ -644,7 +645,7 @@ impl ControlTask {
                     Ok(endpoints) => {
                         let endpoints = match self.config.transport {
                             Some(Transport::Tcp) => endpoints,
-                            _ => endpoints.also(self.bind_unix(&self.config.socket_folder)?),
+                            _ => endpoints.also(self.bind_shared_socket()?),
                         };
                         self.accept(endpoints, None);
                         self.serve();
@@ -671,7 +672,7 @@ impl ControlTask {
             let endpoints = self.bind(&own)?;
             let endpoints = match self.config.transport {
                 Some(Transport::Tcp) => endpoints,
-                _ => endpoints.also(self.bind_unix(&self.config.socket_folder)?),
+                _ => endpoints.also(self.bind_shared_socket()?),
             };
             self.accept(endpoints, Some(local));
         } else {
@@ -684,9 +685,37 @@ impl ControlTask {
         Endpoints::bind(address, self.config.insecure).map_err(|error| not_bound(address, &error))
     }
 
-    fn bind_unix(&self, folder: &Path) -> Result<Endpoints, RingError> {
+    /// Binds a socket in the private folder of a job.
+    fn enter(&self, folder: &Path) -> Result<Endpoints, RingError> {
+        let address = format!("unix:{}", self.socket(folder).display());
+        let mut tries = 0;
+        loop {
+            meeting::enter(folder).map_err(|error| RingError::System {
+                doing: format!("meet in {}", folder.display()),
+                cause: error.to_string(),
+            })?;
+            let bound = self.bind(&address);
+            tries += 1;
+            // The last rank of a ring before may have removed the folder since.
+            if bound.is_ok() || folder.exists() || tries == ENTER_TRIES_MAX {
+                return bound;
+            }
+        }
+    }
+
+    /// Returns the path of this rank's socket in the private folder of a job.
+    fn socket(&self, folder: &Path) -> PathBuf {
+        meeting::socket(folder, self.config.facts.incarnation.0)
+    }
+
+    /// Returns the path of this rank's socket in the folder that all jobs of this host share.
+    fn shared_socket(&self) -> PathBuf {
         let name = format!("pushpull-rank-{:016x}.sock", self.config.facts.incarnation.0);
-        self.bind(&format!("unix:{}", folder.join(name).display()))
+        self.config.socket_folder.join(name)
+    }
+
+    fn bind_shared_socket(&self) -> Result<Endpoints, RingError> {
+        self.bind(&format!("unix:{}", self.shared_socket().display()))
     }
 
     fn accept(&self, endpoints: Endpoints, local: Option<SocketAddr>) {
@@ -757,3 +786,6 @@ const SUCCESSION_LEASES: u32 = 3;
 
 /// The pause between two looks at what a rank that leaves waits for.
 const LEAVE_PAUSE: Duration = Duration::from_millis(1);
+
+/// How often a rank enters a folder that others remove.
+const ENTER_TRIES_MAX: u32 = 10;

@@ -3,6 +3,7 @@
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -21,6 +22,13 @@ pub(crate) enum Meeting {
 const ADDRESS: &str = "rendezvous";
 /// The file whose lock a rank holds while it replaces that file.
 const LOCK: &str = "lock";
+/// The first part of the names of sockets, each the address of a rank.
+const SOCKET: &str = "rank-";
+
+/// Returns the path of a rank's socket.
+pub(super) fn socket(folder: &Path, incarnation: u64) -> PathBuf {
+    folder.join(format!("{SOCKET}{incarnation:016x}"))
+}
 
 /// Creates the private folder, or checks that it is private.
 ///
@@ -78,16 +86,35 @@ pub(super) fn replace(folder: &Path, seen: Option<&str>, own: &str) -> io::Resul
     Ok(true)
 }
 
-/// Removes the address of the rendezvous if it is `own`, and the folder if nothing else is in it.
-pub(super) fn leave(folder: &Path, own: &str) {
-    let Ok(Some(lock)) = lock(folder) else { return };
-    if address(folder).is_ok_and(|address| address.as_deref() == Some(own)) {
-        // What remains is replaced by the next rank that meets here.
+/// Removes a rank's socket, the address of the rendezvous if it is `own`, and the folder if nothing
+/// else is in it. What cannot be removed is replaced by the next rank that meets here.
+pub(super) fn leave(folder: &Path, socket: &Path, own: &str) {
+    let _ = fs::remove_file(socket);
+    let is_own = || address(folder).is_ok_and(|address| address.as_deref() == Some(own));
+    // Taking the lock creates its file, which nobody else would remove.
+    if is_own()
+        && let Ok(Some(_lock)) = lock(folder)
+        && is_own()
+    {
+        remove_orphans(folder);
         let _ = fs::remove_file(folder.join(ADDRESS));
         let _ = fs::remove_file(folder.join(LOCK));
-        let _ = fs::remove_dir(folder);
     }
-    drop(lock);
+    let _ = fs::remove_dir(folder);
+}
+
+/// Removes the sockets of killed ranks.
+fn remove_orphans(folder: &Path) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let is_socket = entry.file_name().as_encoded_bytes().starts_with(SOCKET.as_bytes());
+        let refuses = |path: &Path| {
+            UnixStream::connect(path)
+                .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        };
+        if is_socket && refuses(&entry.path()) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// Takes the lock; `None` while another process has it.
@@ -108,6 +135,9 @@ fn lock(folder: &Path) -> io::Result<Option<File>> {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+
+    use crate::launch::Launch;
 
     use super::*;
 
@@ -124,10 +154,36 @@ mod tests {
         assert!(!replace(&folder, Some("unix:/a"), "unix:/b").unwrap(), "another rank is about to");
         drop(held);
         assert!(replace(&folder, Some("unix:/a"), "unix:/b").unwrap());
-        leave(&folder, "unix:/a");
+        leave(&folder, &socket(&folder, 1), "unix:/a");
         assert_eq!(address(&folder).unwrap().as_deref(), Some("unix:/b"));
-        leave(&folder, "unix:/b");
+        leave(&folder, &socket(&folder, 2), "unix:/b");
         assert!(!folder.exists());
+    }
+
+    #[test]
+    fn the_last_rank_that_leaves_removes_the_folder() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = parent.path().join("job");
+        for order in [[1, 2], [2, 1]] {
+            enter(&folder).unwrap();
+            let sockets = [1, 2].map(|rank| UnixListener::bind(socket(&folder, rank)).unwrap());
+            // A rank that is killed leaves its socket.
+            drop(UnixListener::bind(socket(&folder, 3)).unwrap());
+            assert!(replace(&folder, None, "unix:/1").unwrap());
+            for rank in order {
+                assert!(folder.exists());
+                leave(&folder, &socket(&folder, rank), &format!("unix:/{rank}"));
+            }
+            assert!(!folder.exists(), "{order:?}");
+            drop(sockets);
+        }
+    }
+
+    #[test]
+    fn the_longest_job_has_room_for_sockets() {
+        let folder = format!("/dev/shm/pushpull-ring-{}", "k".repeat(Launch::JOB_KEY_BYTES_MAX));
+        let path = socket(Path::new(&folder), u64::MAX);
+        assert!(rustix::net::SocketAddrUnix::new(path).is_ok());
     }
 
     #[test]
