@@ -172,7 +172,11 @@ impl Control {
         self.send(Command::Join { within }).await;
         loop {
             if self.view.changed().await.is_err() {
-                return Err(ended());
+                // It may have failed before it was asked.
+                return Err(match &self.view.borrow().stage {
+                    RingStage::Failed { error } => error.clone(),
+                    _ => ended(),
+                });
             }
             let stage = self.view.borrow_and_update().stage.clone();
             match stage {
@@ -789,3 +793,44 @@ const LEAVE_PAUSE: Duration = Duration::from_millis(1);
 
 /// How often a rank enters a folder that others remove.
 const ENTER_TRIES_MAX: u32 = 10;
+
+#[cfg(test)]
+mod tests {
+    use pushpull_common::identity::Identity;
+    use pushpull_common::ids::Incarnation;
+
+    use super::*;
+
+    #[test]
+    fn a_thread_that_failed_before_it_was_asked_says_why() {
+        let folder = tempfile::tempdir().unwrap();
+        let lease = Duration::from_secs(1);
+        let mut control = Control::start(ControlConfig {
+            facts: MemberFacts {
+                job: "ring".to_owned(),
+                id: "rank 0".to_owned(),
+                index: Some(0),
+                size: 2,
+                host: "host".to_owned(),
+                addresses: Vec::new(),
+                incarnation: Incarnation(1),
+                identity: Identity::new(),
+                lease,
+            },
+            meeting: Meeting::Folder(folder.path().join("absent/job")),
+            socket_folder: folder.path().to_owned(),
+            transport: None,
+            insecure: false,
+            first_size_min: 2,
+            size_min: 1,
+            join_window: lease,
+            rendezvous: 1,
+        })
+        .unwrap();
+        let error = crate::block_on::block_on(async {
+            control.commands.closed().await;
+            control.join(lease).await.unwrap_err()
+        });
+        assert!(matches!(error, RingError::System { .. }), "{error}");
+    }
+}
