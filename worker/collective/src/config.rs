@@ -63,8 +63,9 @@ impl RingConfig {
         }
     }
 
-    /// Sets the address at which the ranks meet, `host:port`. The rank of index 0 listens there
-    /// unless another process does. An address beyond loopback needs [`RingConfig::insecure`].
+    /// Sets the address at which the ranks meet, `host:port`. The first rank on its host listens
+    /// there unless another process does. An address beyond loopback needs
+    /// [`RingConfig::insecure`].
     pub fn rendezvous(mut self, address: impl Into<String>) -> RingConfig {
         self.rendezvous = Some(address.into());
         self

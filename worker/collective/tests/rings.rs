@@ -463,7 +463,8 @@ fn ranks_meet_at_an_address() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let address = format!("127.0.0.1:{port}");
     std::thread::scope(|scope| {
-        for rank in 0..3 {
+        // The rank on the host of the address need not be rank 0.
+        for rank in [1, 0, 2] {
             let launch = Launch::new(rank, 3).unwrap();
             let config = RingConfig::new(launch).rendezvous(&address).lease(Duration::from_secs(2));
             scope.spawn(move || {
@@ -471,12 +472,17 @@ fn ranks_meet_at_an_address() {
                 let text = ring.to_string();
                 assert!(text.starts_with(&format!("rank {rank} of 3 on ")), "{text}");
                 assert!(
-                    text.ends_with("over a Unix socket, epoch 1, rendezvous in rank 0"),
+                    text.ends_with("over a Unix socket, epoch 1, rendezvous in rank 1"),
                     "{text}"
                 );
                 ring.barrier().unwrap();
                 ring.leave();
             });
+            let begin = std::time::Instant::now();
+            while std::net::TcpStream::connect(&address).is_err() {
+                assert!(begin.elapsed() < Duration::from_secs(20), "rank {rank} does not listen");
+                std::thread::yield_now();
+            }
         }
     });
 }

@@ -644,22 +644,20 @@ impl ControlTask {
                 };
                 self.accept(endpoints, None);
             }
-            Meeting::Address(address) if self.config.facts.index.unwrap_or(0) == 0 => {
-                match Endpoints::bind(address, self.config.insecure) {
-                    Ok(endpoints) => {
-                        let endpoints = match self.config.transport {
-                            Some(Transport::Tcp) => endpoints,
-                            _ => endpoints.also(self.bind_shared_socket()?),
-                        };
-                        self.accept(endpoints, None);
-                        self.serve();
-                    }
-                    // Another process serves there.
-                    Err(ListenError::InUse { .. } | ListenError::Elsewhere { .. }) => {}
-                    Err(error) => return Err(not_bound(address, &error)),
+            // Any rank may be on the host of the address: launchers place rank 0 as they like.
+            Meeting::Address(address) => match Endpoints::bind(address, self.config.insecure) {
+                Ok(endpoints) => {
+                    let endpoints = match self.config.transport {
+                        Some(Transport::Tcp) => endpoints,
+                        _ => endpoints.also(self.bind_shared_socket()?),
+                    };
+                    self.accept(endpoints, None);
+                    self.serve();
                 }
-            }
-            Meeting::Address(_) => {}
+                // Another process serves there.
+                Err(ListenError::InUse { .. } | ListenError::Elsewhere { .. }) => {}
+                Err(error) => return Err(not_bound(address, &error)),
+            },
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 /// Where the ranks of a job find their rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Meeting {
-    /// At an address that all know. The rank that has index 0 serves there if nobody else does.
+    /// At an address that all know. The first rank on its host serves there if nobody else does.
     Address(String),
     /// In a private folder of this host. Its file `rendezvous` has the address of the rank that
     /// came first.
