@@ -263,6 +263,45 @@ fn a_rank_that_comes_later_gets_its_index_and_the_values_of_the_others() {
 }
 
 #[test]
+fn ranks_that_leave_do_not_keep_a_slow_one_from_the_last_operation() {
+    let meeting = Meeting::new();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let mut slow = std::pin::pin!(Ring::join(meeting.config(2, 3)));
+    // It has asked to join, and does not see that its ring has formed.
+    let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+    assert!(slow.as_mut().poll(&mut context).is_pending());
+    // It serves the rendezvous: a rank that serves leaves last.
+    let begin = std::time::Instant::now();
+    let key = format!("pushpull-ring-open-mpi-{}/rendezvous", meeting.key);
+    while !meeting.folder.path().join(&key).exists() {
+        assert!(begin.elapsed() < Duration::from_secs(20), "rank 2 does not serve");
+        std::thread::yield_now();
+    }
+    std::thread::scope(|scope| {
+        let others = [0, 1].map(|index| {
+            let config = meeting.config(index, 3);
+            scope.spawn(move || {
+                let mut ring = blocking::Ring::join(config).unwrap();
+                let mut values = [7.0_f32 - index as f32];
+                ring.broadcast(&mut values, 0).unwrap();
+                ring.leave();
+            })
+        });
+        let [first, second] = others;
+        // Rank 1 needs nothing of rank 2.
+        second.join().unwrap();
+        runtime.block_on(async {
+            let mut ring = slow.await.unwrap();
+            let mut values = [0.0_f32];
+            ring.broadcast(&mut values, 0).await.unwrap();
+            assert_eq!(values, [7.0]);
+            ring.leave().await;
+        });
+        first.join().unwrap();
+    });
+}
+
+#[test]
 fn all_ranks_name_the_first_difference() {
     type Perform = fn(&mut blocking::Ring, &str, usize) -> Result<(), RingError>;
     let sum: Perform =

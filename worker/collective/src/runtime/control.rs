@@ -186,7 +186,10 @@ impl Control {
                         return Ok(ring);
                     }
                 }
-                RingStage::Over { error } | RingStage::Failed { error } => return Err(error),
+                // The others may have performed the first operation and left. What this rank needs
+                // of them has been sent.
+                RingStage::Over { error } => return lock(&self.formed).take().ok_or(error),
+                RingStage::Failed { error } => return Err(error),
                 RingStage::Left => return Err(ended()),
             }
         }
@@ -287,6 +290,8 @@ struct ControlTask {
     connection_number: Cell<u64>,
     /// The task that opens links.
     setup: RefCell<Option<AbortHandle>>,
+    /// The end of a ring of which a rank has left before the links of this one were open.
+    left_early: RefCell<Option<RingError>>,
     addresses: RefCell<Vec<String>>,
     is_listening: Cell<bool>,
     /// What the rendezvous waits for, or why it cannot be reached.
@@ -325,6 +330,7 @@ impl ControlTask {
             connection: RefCell::default(),
             connection_number: Cell::new(0),
             setup: RefCell::default(),
+            left_early: RefCell::default(),
             addresses: RefCell::default(),
             is_listening: Cell::new(false),
             wait: RefCell::default(),
@@ -351,6 +357,7 @@ impl ControlTask {
                 command = commands.recv() => match command {
                     Some(Command::Join { within }) => {
                         deadline = Instant::now().checked_add(within).map(|at| (at, within));
+                        *lock(&self.formed) = None;
                         self.set_stage(RingStage::Forming);
                         self.handle(MemberInput::Join);
                     }
@@ -410,11 +417,24 @@ impl ControlTask {
     /// Reports the end of the ring.
     fn over(&self, error: RingError) {
         self.in_ring.set(false);
-        if let Some(setup) = self.setup.borrow_mut().take() {
-            setup.abort();
+        let setup = self.setup.borrow_mut().take();
+        if matches!(error, RingError::Left { .. }) {
+            // A rank leaves after its last operation, which this one may still perform.
+            if setup.is_some_and(|setup| !setup.is_finished()) {
+                *self.left_early.borrow_mut() = Some(error);
+                return;
+            }
+        } else {
+            if let Some(setup) = setup {
+                setup.abort();
+            }
+            // Its links are closed: a rank that waits for one of them is woken.
+            *lock(&self.formed) = None;
         }
-        // Its links are closed: a rank that waits for one of them is woken.
-        *lock(&self.formed) = None;
+        self.set_over(error);
+    }
+
+    fn set_over(&self, error: RingError) {
         self.set_stage(RingStage::Over { error });
         self.wake.raise();
     }
@@ -480,6 +500,7 @@ impl ControlTask {
             MemberOutput::Formed(ring) => {
                 *self.wait.borrow_mut() = FormingWait::default();
                 self.wake.lower();
+                self.left_early.take();
                 self.in_ring.set(true);
                 self.rank.set(ring.rank);
                 self.view.send_modify(|view| view.joiners = 0);
@@ -522,6 +543,9 @@ impl ControlTask {
                 match link_setup::open(&ring, hello, &self.door, within).await {
                     Ok(links) => Some(links),
                     Err(fault) => {
+                        if let Some(error) = self.left_early.take() {
+                            return self.set_over(error);
+                        }
                         let detail = Detail::shortened(fault);
                         let end = RingEnd::GivenUp { rank: ring.rank, detail };
                         return self.handle(MemberInput::Report(end));
@@ -531,7 +555,10 @@ impl ControlTask {
         };
         let epoch = ring.epoch;
         *lock(&self.formed) = Some(NewRing { ring, links });
-        self.set_stage(RingStage::Formed { epoch });
+        match self.left_early.take() {
+            Some(error) => self.set_over(error),
+            None => self.set_stage(RingStage::Formed { epoch }),
+        }
     }
 
     /// Begins to serve the rendezvous in this process.
