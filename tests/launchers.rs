@@ -1,0 +1,179 @@
+//! The example `ring` as four ranks under each launcher of this machine: the same accuracy as one
+//! process on the joined batch.
+//!
+//! Launchers are searched for in the folders that `PUSHPULL_MPI5` and `PUSHPULL_MPICH` name, in the
+//! virtual environments `target/openmpi` and `target/mpich` (`.ci/run` makes them), and in `PATH`.
+//! The output names each launcher that is absent.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
+#[path = "../examples/ring.rs"]
+#[allow(dead_code, reason = "the example has a main of its own")]
+mod ring;
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use serde_json::Value;
+
+/// The first argument of a process that is a rank.
+const RANK: &str = "rank";
+
+/// What starts the ranks, and how its installation is recognized.
+struct LauncherCase {
+    name: &'static str,
+    /// The variable that may name the folder of the program, and the folder without it.
+    folder: Option<(&'static str, &'static str)>,
+    program: &'static str,
+    /// The command whose output names the launcher.
+    probe: &'static [&'static str],
+    /// A text in that output.
+    sign: &'static str,
+    flags: &'static str,
+}
+
+const LAUNCHERS: [LauncherCase; 4] = [
+    LauncherCase {
+        name: "Open MPI 4",
+        folder: None,
+        program: "mpirun",
+        probe: &["mpirun", "--version"],
+        sign: "(Open MPI) 4.",
+        flags: "--allow-run-as-root -np 4 -H localhost:4 -bind-to none -map-by slot \
+                -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH -x PATH -mca pml ob1 -mca btl ^openib",
+    },
+    LauncherCase {
+        name: "Open MPI 5",
+        folder: Some(("PUSHPULL_MPI5", "target/openmpi/bin")),
+        program: "mpirun",
+        probe: &["mpirun", "--version"],
+        sign: "(Open MPI) 5.",
+        flags: "--allow-run-as-root -np 4 -H localhost:4 --bind-to none --map-by slot \
+                -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH -x PATH --mca pml ob1 --mca btl ^openib",
+    },
+    LauncherCase {
+        name: "MPICH",
+        folder: Some(("PUSHPULL_MPICH", "target/mpich/bin")),
+        program: "mpiexec",
+        probe: &["mpiexec", "--version"],
+        sign: "HYDRA",
+        flags: "-n 4",
+    },
+    LauncherCase {
+        name: "Slurm",
+        folder: None,
+        program: "srun",
+        // Fails unless a controller answers.
+        probe: &["sinfo", "--noheader", "--format=%P is up"],
+        sign: "is up",
+        flags: "-n 4",
+    },
+];
+
+impl LauncherCase {
+    /// Returns the folder of the program, if this machine has it.
+    fn find(&self) -> Option<PathBuf> {
+        let own = self.folder.map(|(variable, made)| {
+            let made = || Path::new(env!("CARGO_MANIFEST_DIR")).join(made);
+            std::env::var_os(variable).map_or_else(made, PathBuf::from)
+        });
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let mut folders = own.into_iter().chain(std::env::split_paths(&path));
+        folders.find(|folder| self.is_in(folder))
+    }
+
+    fn is_in(&self, folder: &Path) -> bool {
+        let [program, flags @ ..] = self.probe else { return false };
+        if !folder.join(program).is_file() || !folder.join(self.program).is_file() {
+            return false;
+        }
+        let output = limited("10", folder, program).args(flags).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).contains(self.sign)
+    }
+}
+
+/// Returns a command that is ended after some seconds. The program is in this folder.
+fn limited(seconds: &str, folder: &Path, program: &str) -> Command {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = [folder.to_owned()].into_iter().chain(std::env::split_paths(&path));
+    let mut command = Command::new("timeout");
+    // Open MPI takes a program with a path for an installation on all hosts.
+    command.env("PATH", std::env::join_paths(folders).unwrap());
+    command.args(["-k", "5", seconds, program]).stdin(Stdio::null());
+    command
+}
+
+/// Runs a command whose ranks print. Returns the result of rank 0 and the errors.
+fn run(mut command: Command) -> Result<(Value, String), String> {
+    let folder = tempfile::tempdir().unwrap();
+    // A rank that outlives its launcher would keep a pipe open.
+    let output = folder.path().join("output");
+    let errors = folder.path().join("errors");
+    command.stdout(File::create(&output).unwrap()).stderr(File::create(&errors).unwrap());
+    let status = command.status().unwrap();
+    let read = |file| String::from_utf8_lossy(&std::fs::read(file).unwrap()).into_owned();
+    let output = read(output);
+    let errors = read(errors);
+    let last = output.lines().last().unwrap_or_default();
+    match serde_json::from_str(last) {
+        Ok(result) if status.success() => Ok((result, errors)),
+        _ => Err(format!("{command:?} ended with {status}\n{output}\n{errors}")),
+    }
+}
+
+/// Checks the result of four ranks against that of one process.
+fn check(case: &LauncherCase, folder: &Path, alone: &Value) -> Result<Value, String> {
+    let mut command = limited("60", folder, case.program);
+    command.args(case.flags.split_ascii_whitespace());
+    command.arg(std::env::current_exe().unwrap()).arg(RANK);
+    let (result, errors) = run(command)?;
+    for number in 0..4 {
+        let line = format!("rank {number} of 4 on ");
+        if !errors.contains(&line) {
+            return Err(format!("no line of {line:?}:\n{errors}"));
+        }
+    }
+    match result["ranks"] == 4 && result["accuracy"] == alone["accuracy"] {
+        true => Ok(result),
+        false => Err(format!("{result}, and alone {alone}")),
+    }
+}
+
+fn main() -> ExitCode {
+    let mut arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.first().is_some_and(|first| first == RANK) {
+        return ring::run(arguments.drain(1..));
+    }
+    let mut names = arguments.iter().filter(|argument| !argument.starts_with('-')).peekable();
+    let is_wanted = names.peek().is_none() || names.any(|name| "launchers".contains(&name[..]));
+    if !is_wanted || arguments.iter().any(|argument| argument == "--list") {
+        return ExitCode::SUCCESS;
+    }
+
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args([RANK, "--batch", "256"]);
+    let (alone, _) = run(command).unwrap();
+    println!("alone: {alone}");
+    let mut counts = [0; 3];
+    let [passed, failed, skipped] = &mut counts;
+    for case in LAUNCHERS {
+        let name = case.name;
+        match case.find().map(|folder| check(&case, &folder, &alone)) {
+            None => {
+                println!("SKIPPED: {name} does not run on this machine");
+                *skipped += 1;
+            }
+            Some(Ok(result)) => {
+                println!("{name}: {result}");
+                *passed += 1;
+            }
+            Some(Err(fault)) => {
+                println!("{name}: {fault}");
+                *failed += 1;
+            }
+        }
+    }
+    println!("launchers: {passed} passed, {failed} failed, {skipped} skipped");
+    if *failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
