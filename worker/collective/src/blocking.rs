@@ -106,6 +106,7 @@ impl Ring {
     /// # Errors
     /// As there.
     #[doc(alias = "hvd.grouped_allreduce")]
+    #[doc(alias = "hvd.DistributedOptimizer")]
     pub fn all_reduce_fused<T: RingElement>(
         &mut self,
         tensors: &mut [Tensor<'_, T>],
@@ -145,6 +146,8 @@ impl Ring {
     /// # Errors
     /// As there.
     #[doc(alias = "hvd.broadcast")]
+    #[doc(alias = "hvd.broadcast_global_variables")]
+    #[doc(alias = "hvd.BroadcastGlobalVariablesHook")]
     pub fn broadcast<T: RingElement>(
         &mut self,
         values: &mut [T],

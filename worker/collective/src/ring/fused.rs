@@ -28,6 +28,7 @@ impl Ring {
     /// # Errors
     /// As [`Ring::all_reduce`].
     #[doc(alias = "hvd.grouped_allreduce")]
+    #[doc(alias = "hvd.DistributedOptimizer")]
     #[doc(alias = "HOROVOD_FUSION_THRESHOLD")]
     pub async fn all_reduce_fused<T: RingElement>(
         &mut self,

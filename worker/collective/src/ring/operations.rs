@@ -202,6 +202,8 @@ impl Ring {
     /// # Errors
     /// Those of the ring, see [`RingError`]; [`RingError::Argument`] if there is no such rank.
     #[doc(alias = "hvd.broadcast")]
+    #[doc(alias = "hvd.broadcast_global_variables")]
+    #[doc(alias = "hvd.BroadcastGlobalVariablesHook")]
     pub async fn broadcast<T: RingElement>(
         &mut self,
         values: &mut [T],
