@@ -174,11 +174,11 @@ impl Ring {
         block_on(self.0.barrier_as(name))
     }
 
-    /// Returns the lowest rank that has the highest number; see [`crate::Ring::newest`].
+    /// Returns the lowest rank that has the highest number, and that; see [`crate::Ring::newest`].
     ///
     /// # Errors
     /// As there.
-    pub fn newest(&mut self, number: u64) -> Result<u32, RingError> {
+    pub fn newest(&mut self, number: u64) -> Result<(u32, u64), RingError> {
         block_on(self.0.newest(number))
     }
 

@@ -206,8 +206,9 @@ pub(crate) enum MemberOutput {
 /// - **Never.** A ring is never reported twice, nor as over before it has formed. No ring of an
 ///   older epoch is reported.
 ///
-/// If the rendezvous is lost and was in a member, the member of the lowest rank that is left serves
-/// it. Members that cannot be reached are passed over in order of ranks, so all find the same one.
+/// If the connection to a rendezvous in a member is lost, the member tries that one again: only a
+/// refused connection proves that it is gone. Then the member of the lowest rank that is left serves.
+/// Members that cannot be reached are passed over in order of ranks, so all find the same one.
 #[derive(Debug)]
 pub(crate) struct Member {
     facts: MemberFacts,
@@ -318,7 +319,7 @@ impl Member {
                 self.ask();
             }
             MemberInput::NotConnected { cause, gone } => self.not_connected(now, cause, gone),
-            MemberInput::Closed { cause } => self.disconnected(now, cause, true),
+            MemberInput::Closed { cause } => self.disconnected(now, cause, false),
             MemberInput::Message(message) => {
                 self.heard_at = now;
                 self.message(now, message);
@@ -418,14 +419,19 @@ impl Member {
         }
     }
 
-    fn disconnected(&mut self, now: Instant, cause: String, gone: bool) {
+    /// Handles the end of the connection. `is_silent`: nothing has come from it for a lease.
+    fn disconnected(&mut self, now: Instant, cause: String, is_silent: bool) {
         if !std::mem::take(&mut self.is_connected) {
             return;
         }
         match self.phase {
             Phase::Leaving => self.left(),
             Phase::Asked => {
-                self.succeed(gone);
+                match self.candidates.is_empty() {
+                    true => self.succeed(is_silent),
+                    // It was reached, and does not serve.
+                    false => self.next_candidate(),
+                }
                 self.outputs.push_back(MemberOutput::RendezvousLost { cause });
                 self.try_again(now, false);
             }
@@ -433,10 +439,10 @@ impl Member {
                 self.phase = Phase::Out;
                 self.wants_ring = false;
                 let silent = now.saturating_duration_since(self.heard_at);
-                self.succeed(gone);
+                self.succeed(is_silent);
                 self.rendezvous_lost(cause, silent);
             }
-            Phase::Out => self.succeed(gone),
+            Phase::Out => self.succeed(is_silent),
             Phase::Ended => {}
         }
     }
@@ -458,9 +464,9 @@ impl Member {
         self.outputs.push_back(output);
     }
 
-    /// Lists who may serve after the loss of the rendezvous: the members of the last ring, in
-    /// order of ranks.
-    fn succeed(&mut self, gone: bool) {
+    /// Lists who may serve after the loss of the connection: the member that did, which may live, and
+    /// then the others in order of ranks. One that was silent comes last.
+    fn succeed(&mut self, is_silent: bool) {
         let Some(ring) = self.ring.clone() else { return };
         let serving = match (&self.place, ring.serving) {
             (Place::Meeting, Some(rank)) => ring.place(rank).map(|place| place.index),
@@ -468,15 +474,10 @@ impl Member {
             (Place::Meeting, None) => return,
             _ => self.candidates.front().map(|candidate| candidate.index),
         };
-        if let Some(serving) = serving.filter(|index| gone && !self.gone.contains(index)) {
-            self.gone.push(serving);
-        }
         let own = ring.rank as usize;
         let members = ring.members.iter().enumerate();
-        let others = members.filter(|(_, member)| {
-            Some(member.index) != serving && !self.gone.contains(&member.index)
-        });
-        self.candidates = others
+        let others = members.filter(|(_, member)| !self.gone.contains(&member.index));
+        let mut candidates: Vec<Candidate> = others
             .map(|(rank, member)| Candidate {
                 index: member.index,
                 place: match rank == own {
@@ -486,6 +487,9 @@ impl Member {
                 until: None,
             })
             .collect();
+        let is_serving = |candidate: &Candidate| Some(candidate.index) == serving;
+        candidates.sort_by_key(|candidate| is_serving(candidate) == is_silent);
+        self.candidates = candidates.into();
         self.serve_if_next();
     }
 
@@ -541,9 +545,16 @@ impl Member {
                 if self.phase == Phase::In
                     && self.ring.as_ref().is_some_and(|ring| ring.epoch == epoch) =>
             {
-                self.phase = Phase::Out;
+                let own = self.ring.as_ref().map(|ring| ring.rank);
+                let is_fenced = matches!(end, RingEnd::Lost { rank, .. } if Some(rank) == own);
                 self.wants_ring = false;
                 self.outputs.push_back(MemberOutput::Over { epoch, end });
+                self.phase = Phase::Out;
+                if is_fenced {
+                    // The others go on without it: it neither joins again nor serves anybody.
+                    self.phase = Phase::Ended;
+                    self.outputs.push_back(MemberOutput::Disconnect);
+                }
             }
             Message::RingJoiners(joiners) => {
                 self.outputs.push_back(MemberOutput::Joiners(joiners.count));
@@ -593,7 +604,7 @@ impl Member {
         if self.is_connected && now >= self.heard_at + self.lease {
             let cause = format!("the rendezvous has been silent for {:?}", self.lease);
             self.outputs.push_back(MemberOutput::Disconnect);
-            self.disconnected(now, cause, false);
+            self.disconnected(now, cause, true);
         }
         if self.is_connected && now >= self.heartbeat_at {
             self.heartbeat_at = now + self.lease / 4;

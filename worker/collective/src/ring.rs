@@ -8,6 +8,7 @@ use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use pushpull_common::identity::Identity;
@@ -201,7 +202,12 @@ impl Ring {
     ///   of the ranks cannot be reached: they might go on as well.
     pub async fn shrink(&mut self) -> Result<(), RingError> {
         self.forget_links();
-        let Some(control) = &mut self.control else { return Ok(()) };
+        let Some(control) = &mut self.control else {
+            self.over = None;
+            return Ok(());
+        };
+        // Until another ring has formed there is none.
+        self.over = Some(RingError::Regrouped);
         match control.join(self.config.join_timeout).await {
             Ok(formed) => self.enter(formed),
             Err(error) => {
@@ -220,7 +226,11 @@ impl Ring {
     /// Those of an operation, and of [`Ring::shrink`].
     pub async fn regroup(&mut self) -> Result<bool, RingError> {
         let mut waiting = [i64::from(self.joiners() > 0)];
-        self.all_reduce(&mut waiting, crate::Reduction::Max).await?;
+        match self.all_reduce(&mut waiting, crate::Reduction::Max).await {
+            // A rank that was faster has ended the ring.
+            Err(RingError::Regrouped) => waiting[0] = 1,
+            reduced => reduced?,
+        }
         if waiting[0] == 0 {
             return Ok(false);
         }
@@ -296,7 +306,13 @@ impl Ring {
         drop(performing);
         match performed {
             Ok(()) => Ok(()),
-            Err(stop) => Err(self.stopped(stop, &running).await),
+            Err(stop) => {
+                // A future that is dropped meanwhile leaves no ring that others could use.
+                self.over = Some(RingError::Regrouped);
+                let error = self.stopped(stop, &running).await;
+                self.over = Some(error.clone());
+                Err(error)
+            }
         }
     }
 
@@ -406,7 +422,7 @@ impl Performing<'_> {
             if is_over {
                 match control.is_left() {
                     // Its last bytes may be on their way: it leaves after its last operation.
-                    true => limit = LEFT_GRACE,
+                    true => limit = ring.ring.lease,
                     false => return Err(Stop::Over),
                 }
             }
@@ -427,7 +443,14 @@ impl Performing<'_> {
                 Some(if reads { ring.ring.predecessor() } else { ring.ring.successor() });
             let wanted = Wanted { reads, writes, end: !is_over };
             let waited = match &mut ring.waiter {
-                Waiter::Blocking(waiter) => waiter.wait(links, wake, wanted, left),
+                Waiter::Blocking(waiter) => {
+                    let waited = waiter.wait(links, wake, wanted, left.min(BLOCKED_MAX));
+                    if moved_at.elapsed() >= BLOCKED_MAX {
+                        // The caller may wait for something else as well, such as an interrupt.
+                        yield_once().await;
+                    }
+                    waited
+                }
                 Waiter::Async(Some(waiter)) => {
                     let sleep = {
                         let _entered = control.runtime().enter();
@@ -496,8 +519,21 @@ impl fmt::Display for Ring {
     }
 }
 
-/// How long an operation goes on without a byte after a rank has left.
-const LEFT_GRACE: Duration = Duration::from_millis(200);
+/// How long a blocking operation keeps its thread from what else its caller waits for.
+const BLOCKED_MAX: Duration = Duration::from_millis(50);
+
+/// Lets the caller look at what else it waits for, and continues at once.
+async fn yield_once() {
+    let mut has_yielded = false;
+    std::future::poll_fn(|context| match std::mem::replace(&mut has_yielded, true) {
+        true => Poll::Ready(()),
+        false => {
+            context.waker().wake_by_ref();
+            Poll::Pending
+        }
+    })
+    .await;
+}
 
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()

@@ -41,6 +41,11 @@ impl ModelCheckpoints {
         Ok(())
     }
 
+    /// Releases the claim of a rank that saves no more.
+    pub(super) fn release(&mut self) {
+        self.claim = None;
+    }
+
     /// Restores the newest sound checkpoint into the model. Returns `None` if there is none at all.
     pub(super) fn restore(
         &mut self,

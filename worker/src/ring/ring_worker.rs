@@ -15,6 +15,7 @@ use super::model_checkpoint::ModelCheckpoints;
 use super::ring_trainer_config::RingTrainerConfig;
 use crate::contained::contained;
 use crate::error::Error;
+use crate::gradients::gradient_buffer::AlignedBuffer;
 use crate::gradients::params::{GradientMemory, Gradients, Params, cast_elements};
 use crate::initial_values::InitialValues;
 use crate::joined_model::check_finite;
@@ -66,11 +67,10 @@ impl RingWorker {
         let rules = config.rules.settings();
         let model = LocalModel::new(config.variables, &config.rules)?;
         let mut params = Params::new(model.plan().clone());
-        let digest = model.catalogue().digest();
-        let digest: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        let policy = config.non_finite;
         let mut worker = RingWorker {
             ring,
-            facts: format!("variables {digest}, rules {rules}"),
+            facts: facts(&model, &format!("{rules}, non-finite values: {policy:?}")),
             model,
             has_values: false,
             has_params: false,
@@ -79,14 +79,14 @@ impl RingWorker {
             restored: None,
             non_finite: config.non_finite,
         };
-        if worker.ring.rank() == 0
-            && let Err(error) = worker.first_values(fill)
-        {
-            let cause = Chain(&error).to_string();
-            worker.ring.give_up(&format!("its first values: {cause}")).await;
-            return Err(error);
+        let mut fill = Some(fill);
+        while let Err(error) = worker.share_newest(&mut params, &mut fill).await {
+            match error {
+                // A rank was lost before the training has begun.
+                Error::Ring(lost) if lost.may_shrink() => worker.ring.shrink().await?,
+                error => return Err(error),
+            }
         }
-        worker.share_newest(&mut params).await?;
         Ok((worker, params))
     }
 
@@ -109,22 +109,40 @@ impl RingWorker {
         Ok(())
     }
 
-    /// Brings all ranks to the state of the one that has the newest. Every rank of a new ring begins
-    /// with this, whether it has just come or was in the ring before.
-    pub(super) async fn share_newest(&mut self, params: &mut Params) -> Result<(), Error> {
+    /// Brings all ranks to the state of the one that has the newest. If none has values, rank 0 takes
+    /// the first ones. Every rank of a new ring begins with this, whether it has just come or was in
+    /// the ring before.
+    async fn share_newest<F>(
+        &mut self,
+        params: &mut Params,
+        fill: &mut Option<F>,
+    ) -> Result<(), Error>
+    where
+        F: FnOnce(&mut InitialValues<'_>),
+    {
         self.ring.barrier_as(&self.facts).await?;
         // A rank without values is behind one whose values are those of step 0.
         let number = if self.has_values { self.model.step + 1 } else { 0 };
-        let root = self.ring.newest(number).await?;
+        let (root, highest) = self.ring.newest(number).await?;
+        let is_root = self.ring.rank() == root;
+        if highest == 0 && is_root {
+            let first = match fill.take() {
+                Some(fill) => self.first_values(fill),
+                None => Err(Error::NotJoined { doing: "share first values" }),
+            };
+            if let Err(error) = first {
+                let cause = Chain(&error).to_string();
+                self.ring.give_up(&format!("its first values: {cause}")).await;
+                return Err(error);
+            }
+        }
         let epoch = i64::from(self.epoch.0);
         let mut counts = [self.model.step as i64, self.model.gradients as i64, epoch];
         self.ring.broadcast(&mut counts, root).await?;
-        let [step, gradients, epoch] = counts;
-        self.model.step = step as u64;
-        self.model.gradients = gradients as u64;
-        self.epoch = RestoreEpoch(epoch as u32);
-        if self.ring.rank() == root {
-            self.model.take_replicated(params, self.has_params);
+        match is_root {
+            true => self.model.take_replicated(params, self.has_params),
+            // What follows overwrites the model stream by stream.
+            false => self.has_values = false,
         }
         for stream in self.model.streams() {
             if let Some(bytes) = self.model.stream_mut(stream) {
@@ -132,10 +150,35 @@ impl RingWorker {
                 self.ring.broadcast::<i64>(bytemuck::cast_slice_mut(bytes), root).await?;
             }
         }
+        let [step, gradients, epoch] = counts;
+        self.model.step = step as u64;
+        self.model.gradients = gradients as u64;
+        self.epoch = RestoreEpoch(epoch as u32);
         self.model.write_params(params, self.has_params);
         self.has_values = true;
         self.has_params = true;
+        if self.ring.rank() != 0
+            && let Some(checkpoints) = &mut self.checkpoints
+        {
+            checkpoints.release();
+        }
         Ok(())
+    }
+
+    /// Shares the newest state among ranks of which at least one has values.
+    async fn share_again(&mut self, params: &mut Params) -> Result<(), Error> {
+        self.share_newest(params, &mut None::<fn(&mut InitialValues<'_>)>).await
+    }
+
+    /// Checks gradients before the ranks agree on a step.
+    ///
+    /// # Errors
+    /// [`Error::EmptyPush`].
+    pub fn check(&self, gradients: &Gradients) -> Result<(), Error> {
+        match gradients.present().next() {
+            Some(_) => Ok(()),
+            None => Err(Error::EmptyPush),
+        }
     }
 
     /// The ring.
@@ -176,7 +219,8 @@ impl RingWorker {
             RingWish::End => 2,
         };
         let mut wishes = [code, i32::from(self.ring.joiners() > 0)];
-        self.ring.all_reduce_as("the next step", &mut wishes, Reduction::Max).await?;
+        let name = format!("step {}", self.model.step);
+        self.ring.all_reduce_as(&name, &mut wishes, Reduction::Max).await?;
         let [code, joiners] = wishes;
         let wish = match code {
             0 => RingWish::Step,
@@ -193,7 +237,7 @@ impl RingWorker {
     pub async fn regroup(&mut self, params: &mut Params) -> Result<bool, Error> {
         let has_changed = self.ring.regroup().await?;
         if has_changed {
-            self.share_newest(params).await?;
+            self.share_again(params).await?;
         }
         Ok(has_changed)
     }
@@ -269,8 +313,12 @@ impl RingWorker {
                 continue;
             }
             let range = plan.range(VariableId(index as u32));
-            let bytes = &mut params.buffer.bytes_mut()[range];
+            // A mean that does not come about leaves the values as they are.
+            let mut mean = AlignedBuffer::of_bytes(range.len());
+            let bytes = &mut mean.bytes_mut()[..range.len()];
+            bytes.copy_from_slice(&params.buffer.bytes()[range.clone()]);
             reduce_as(&mut self.ring, variable.dtype(), variable.name(), bytes).await?;
+            params.buffer.bytes_mut()[range].copy_from_slice(bytes);
         }
         Ok(())
     }
@@ -281,7 +329,7 @@ impl RingWorker {
     /// [`Error::Ring`].
     pub async fn recover(&mut self, params: &mut Params) -> Result<(), Error> {
         self.ring.shrink().await?;
-        self.share_newest(params).await
+        self.share_again(params).await
     }
 
     /// Saves a checkpoint, on rank 0; see [`super::RingTrainer::save`].
@@ -327,6 +375,15 @@ async fn reduce_as(
         DType::Bf16 => ring.all_reduce_as::<bf16>(name, cast_elements(bytes), mean).await,
         _ => ring.all_reduce_as::<f32>(name, cast_elements(bytes), mean).await,
     }
+}
+
+/// Returns a text that differs between two ranks with other variables or settings, also where it is
+/// shortened.
+fn facts(model: &LocalModel, settings: &str) -> String {
+    let digest = model.catalogue().digest();
+    let variables: String = digest[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    let crc = crc32c::crc32c(settings.as_bytes());
+    format!("variables {variables}, rules {crc:08x}: {settings}")
 }
 
 fn failed(doing: &'static str, error: &CheckpointError) -> Error {

@@ -156,7 +156,7 @@ impl Lifecycle {
             return NextAction::Leave;
         }
         let finishes = match self.settings.ends_together {
-            true => true,
+            true => !self.ending.is_interrupted,
             false => self.settings.is_chief && self.settings.finish_for_all,
         };
         // The values of the step that this worker's last gradient was accepted for.

@@ -58,7 +58,6 @@ impl RingRank {
         if self.has_ended {
             return Ok(None);
         }
-        self.is_open = true;
         self.metrics.tokens += 1;
         Ok(Some(local_token(self.worker.global_step())))
     }
@@ -74,6 +73,7 @@ impl RingRank {
     }
 
     async fn push(&mut self, mut gradients: Gradients, params: &mut Params) -> Result<Push, Error> {
+        self.worker.check(&gradients)?;
         self.is_open = false;
         let (wish, has_joiners) = self.worker.agree(RingWish::Step).await?;
         self.has_ended |= wish == RingWish::End;
@@ -81,7 +81,10 @@ impl RingRank {
             RingWish::Step => self.worker.apply(&mut gradients, params).await.map(Some),
             RingWish::Drop | RingWish::End => Ok(None),
         };
-        self.gradients = Some(gradients);
+        if let Ok(Some(_)) | Err(Error::NonFinite { .. }) = applied {
+            // They are empty again.
+            self.gradients = Some(gradients);
+        }
         if has_joiners && wish != RingWish::End && !matches!(applied, Err(Error::Ring(_))) {
             self.worker.regroup(params).await?;
         }
@@ -174,7 +177,10 @@ impl ReplicaWorker {
             ReplicaWorker::Servers(worker) => worker.pull(token, params).await,
             // They are those of the step already.
             #[cfg(feature = "ring")]
-            ReplicaWorker::Ring(_) => Ok(Pulled::Pulled { step: params.step() }),
+            ReplicaWorker::Ring(rank) => {
+                rank.is_open = true;
+                Ok(Pulled::Pulled { step: params.step() })
+            }
         }
     }
 

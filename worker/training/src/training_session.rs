@@ -275,6 +275,10 @@ impl TrainingSession {
             self.save = None;
             self.lifecycle.saved(now, answer)?;
         }
+        if let Some(joined) = &self.replica.joined {
+            // Another rank of a ring may have become the chief since.
+            self.lifecycle.set_chief(joined.worker.is_chief());
+        }
         let action = self.lifecycle.next_action(now);
         self.limit_operations(now);
         if action != NextAction::Pull {

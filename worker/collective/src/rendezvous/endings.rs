@@ -47,7 +47,7 @@ impl Rendezvous {
         self.connections.remove(connection);
         self.waiting.remove(connection);
         self.changed = true;
-        let seat = self.ring.as_mut().and_then(|ring| ring.vacate(connection));
+        let seat = self.ring.as_mut().and_then(|ring| ring.vacate(connection, false));
         if let Some((rank, _)) = seat {
             self.end_ring(RingEnd::Left { rank });
         }
@@ -68,7 +68,8 @@ impl Rendezvous {
             Loss::Refused { refusal } => format!("it was refused: {refusal}"),
         };
         let running = self.ring.as_ref().filter(|ring| ring.is_running()).map(Ring::epoch);
-        let seat = self.ring.as_mut().and_then(|ring| ring.vacate(connection));
+        let may_live = matches!(loss, Loss::Silent);
+        let seat = self.ring.as_mut().and_then(|ring| ring.vacate(connection, may_live));
         let detail = Detail::shortened(detail);
         let end = seat.map(|(rank, host)| RingEnd::Lost { rank, host, silent_ms, detail });
         let over = running.zip(end).map(|(epoch, end)| RingOver { epoch, end });

@@ -78,7 +78,13 @@ impl Rendezvous {
             let RingJoin { id, host, addresses, .. } = candidate.join;
             self.places.settle(id.as_str(), index, candidate.incarnation);
             let id = id.as_str().to_owned();
-            seats.push(Seat { id, index, host: host.clone(), connection: Some(connection) });
+            seats.push(Seat {
+                id,
+                index,
+                host: host.clone(),
+                connection: Some(connection),
+                may_live: false,
+            });
             roster.push(RingMember { rank: rank as u32, index, host, addresses });
         }
         let size = roster.len() as u32;

@@ -10,7 +10,7 @@ use pushpull_common::protocol::wire::List;
 
 use super::io::RendezvousConfig;
 use super::places::{Claim, Places};
-use super::ring::Ring;
+use super::ring::{Ring, Seat};
 use super::waiting_list::{Candidate, FormerRing, WaitingList};
 
 /// The state that the formation of a ring depends on.
@@ -110,9 +110,22 @@ impl Gathering<'_> {
             let size = self.came() + absent.len() as u32;
             return self.wait(size.max(size_min), absent, None);
         }
+        let size_min = size_min.max(self.majority());
         match self.came() >= size_min {
             true => Decision::Form,
             false => self.wait(size_min, self.lost(), None),
+        }
+    }
+
+    /// Returns the least number of members that may go on without those that were silent, which may
+    /// go on without these: more than half of the last ring. 0 if all others are gone.
+    fn majority(&self) -> u32 {
+        let Some(ring) = self.ring else { return 0 };
+        let here: BTreeSet<&str> = self.waiting.iter().map(|(_, of)| of.join.id.as_str()).collect();
+        let is_elsewhere = |seat: &Seat| seat.may_live && !here.contains(seat.id.as_str());
+        match ring.seats().iter().any(is_elsewhere) {
+            true => ring.size() / 2 + 1,
+            false => 0,
         }
     }
 

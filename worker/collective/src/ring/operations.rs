@@ -256,13 +256,13 @@ impl Ring {
         self.perform(&task, &mut all).await
     }
 
-    /// Returns the lowest rank that has the highest number, for example the newest step: after
-    /// [`Ring::shrink`] and [`Ring::regroup`] the others take their state from it. A rank without a
-    /// state has the number 0.
+    /// Returns the lowest rank that has the highest number, for example the newest step, and that
+    /// number. After [`Ring::shrink`] and [`Ring::regroup`] the others take their state from it. A rank
+    /// without a state has the number 0.
     ///
     /// # Errors
     /// Those of the ring, see [`RingError`]; [`RingError::Argument`] for a number above `i64::MAX`.
-    pub async fn newest(&mut self, number: u64) -> Result<u32, RingError> {
+    pub async fn newest(&mut self, number: u64) -> Result<(u32, u64), RingError> {
         let own = i64::try_from(number).map_err(|_| RingError::Argument {
             doing: "find the newest rank".to_owned(),
             fault: format!("the number {number} is above {}", i64::MAX),
@@ -270,7 +270,9 @@ impl Ring {
         let mut numbers = vec![0; self.size() as usize];
         self.all_gather(&[own], &mut numbers).await?;
         let highest = numbers.iter().copied().max().unwrap_or(0);
-        Ok(numbers.iter().position(|number| *number == highest).unwrap_or(0) as u32)
+        let rank = numbers.iter().position(|number| *number == highest).unwrap_or(0);
+        // It was one of these.
+        Ok((rank as u32, highest.max(0) as u64))
     }
 
     fn check_reduction<T: RingElement>(

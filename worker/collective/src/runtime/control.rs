@@ -168,6 +168,12 @@ impl Control {
     /// # Errors
     /// Why there is none, or why this member is out.
     pub(crate) async fn join(&mut self, within: Duration) -> Result<NewRing, RingError> {
+        let is_formed = matches!(self.view.borrow().stage, RingStage::Formed { .. });
+        let formed = lock(&self.formed).take().filter(|_| is_formed);
+        if let Some(ring) = formed {
+            // The future of an earlier join was dropped before.
+            return Ok(ring);
+        }
         self.view.mark_unchanged();
         self.send(Command::Join { within }).await;
         loop {
@@ -356,6 +362,12 @@ impl ControlTask {
             tokio::select! {
                 command = commands.recv() => match command {
                     Some(Command::Join { within }) => {
+                        let stage = self.view.borrow().stage.clone();
+                        if let RingStage::Failed { .. } = stage {
+                            // This member is out for good.
+                            self.set_stage(stage);
+                            continue;
+                        }
                         deadline = Instant::now().checked_add(within).map(|at| (at, within));
                         *lock(&self.formed) = None;
                         self.set_stage(RingStage::Forming);
@@ -435,7 +447,10 @@ impl ControlTask {
     }
 
     fn set_over(&self, error: RingError) {
-        self.set_stage(RingStage::Over { error });
+        self.set_stage(match error {
+            RingError::Fenced { .. } => RingStage::Failed { error },
+            error => RingStage::Over { error },
+        });
         self.wake.raise();
     }
 
@@ -525,6 +540,9 @@ impl ControlTask {
             }
             MemberOutput::Refused(refusal) => {
                 self.in_ring.set(false);
+                if let Some(setup) = self.setup.borrow_mut().take() {
+                    setup.abort();
+                }
                 let error = RingError::Refused { refusal: refusal.to_string() };
                 self.set_stage(RingStage::Failed { error });
                 self.wake.raise();

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use pushpull_common::peer_origin::PeerOrigin;
-use pushpull_common::protocol::message::{Refused, RingLink, Role};
+use pushpull_common::protocol::message::{Hello, Refused, RingLink, Role};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{FrameReader, Message, Refusal};
 use pushpull_net::{ArrivedPeer, DetachedStream, FrameStream, PeerReceiver, Stream};
@@ -82,23 +82,36 @@ impl DoorState {
 pub(super) struct Door(pub(super) Rc<DoorState>);
 
 impl PeerReceiver for Door {
+    /// Reads the request of the peer, which counts as waiting until then.
     async fn take(&self, peer: ArrivedPeer) {
-        let state = self.0.clone();
-        tokio::task::spawn_local(async move { _ = serve(&state, peer).await });
+        let ArrivedPeer { stream, reader, hello, origin, .. } = peer;
+        let Ok(stream) = Stream::attach(stream) else { return };
+        let mut frames = FrameStream::new(stream, reader);
+        let role = hello.role;
+        if role != (Role::Rank {}) {
+            _ = refuse(frames, Refusal::Role { role: role.code(), kind: 1 }).await;
+            return;
+        }
+        frames.open();
+        let request = tokio::time::timeout(REQUEST_TIMEOUT, frames.next()).await;
+        if let Ok(Ok((_, request))) = request {
+            let state = self.0.clone();
+            tokio::task::spawn_local(async move {
+                _ = serve(&state, frames, hello, origin, request).await;
+            });
+        }
     }
 }
 
-async fn serve(state: &Rc<DoorState>, peer: ArrivedPeer) -> std::io::Result<()> {
-    let ArrivedPeer { stream, reader, hello, origin, .. } = peer;
-    let mut frames = FrameStream::new(Stream::attach(stream)?, reader);
-    let role = hello.role;
-    if role != (Role::Rank {}) {
-        return refuse(frames, Refusal::Role { role: role.code(), kind: 1 }).await;
-    }
-    frames.open();
-    let request = tokio::time::timeout(REQUEST_TIMEOUT, frames.next()).await;
+async fn serve(
+    state: &Rc<DoorState>,
+    frames: FrameStream,
+    hello: Hello,
+    origin: PeerOrigin,
+    request: Message,
+) -> std::io::Result<()> {
     match request {
-        Ok(Ok((_, Message::RingJoin(join)))) => {
+        Message::RingJoin(join) => {
             let server = state.server.borrow().clone();
             match server {
                 Some(server) => server.serve(frames, hello, join).await,
@@ -106,17 +119,16 @@ async fn serve(state: &Rc<DoorState>, peer: ArrivedPeer) -> std::io::Result<()> 
                 None => return refuse(frames, Refusal::Stopping {}).await,
             }
         }
-        Ok(Ok((_, Message::RingLink(link)))) => {
+        Message::RingLink(link) => {
             let (stream, reader) = frames.into_parts();
             let stream = stream.detach()?;
             state.add(IncomingLink { link, stream, reader, origin });
         }
-        Ok(Ok((_, other))) => {
+        other => {
             let kind = other.kind();
             let detail = Detail::clipped(format!("a rank takes no {}", other.name()));
             return refuse(frames, Refusal::Unsupported { kind, detail }).await;
         }
-        Ok(Err(_)) | Err(_) => {}
     }
     Ok(())
 }

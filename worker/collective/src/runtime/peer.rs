@@ -1,5 +1,7 @@
 //! A control connection between two processes: small messages both ways.
 
+use std::time::Duration;
+
 use pushpull_common::error::Chain;
 use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
 use pushpull_net::FrameStream;
@@ -8,6 +10,9 @@ use tokio::sync::mpsc;
 /// The most messages that wait to be sent on a control connection: all members of the largest ring,
 /// twice. A peer that reads less is given up.
 pub(super) const UNSENT_MAX: usize = 2 * pushpull_common::protocol::limits::RING_SIZE_MAX + 64;
+
+/// How long a peer may read nothing of what is sent to it.
+const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Exchanges messages until the connection ends or nobody has messages to send any more. Returns
 /// the cause of the end.
@@ -30,8 +35,10 @@ pub(super) async fn exchange(
                 while let Ok(message) = unsent.try_recv() {
                     encode(&mut bytes, &Envelope::default(), &message, BodyStamp::NONE);
                 }
-                if let Err(error) = frames.send(&bytes).await {
-                    return error.to_string();
+                match tokio::time::timeout(SEND_TIMEOUT, frames.send(&bytes)).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => return error.to_string(),
+                    Err(_) => return format!("it has read nothing for {SEND_TIMEOUT:?}"),
                 }
             }
         }
