@@ -434,6 +434,10 @@ fn values_that_are_not_finite_end_the_ring_if_they_are_rejected() {
             let config = meeting.config(index, 2).reject_non_finite();
             scope.spawn(move || {
                 let mut ring = blocking::Ring::join(config).unwrap();
+                // Before it, the other rank may still join, and its ring never form.
+                if let Err(error) = ring.barrier() {
+                    return error;
+                }
                 let mut values = [1.0_f32, 2.0, 3.0];
                 if ring.rank() == 1 {
                     values[2] = f32::NAN;
