@@ -64,8 +64,8 @@ impl RingConfig {
     }
 
     /// Sets the address at which the ranks meet, `host:port`. The first rank on its host listens
-    /// there unless another process does. An address beyond loopback needs
-    /// [`RingConfig::insecure`].
+    /// there unless another process does; in a ring with [`RingConfig::size_min`] only that of index
+    /// 0. An address beyond loopback needs [`RingConfig::insecure`].
     pub fn rendezvous(mut self, address: impl Into<String>) -> RingConfig {
         self.rendezvous = Some(address.into());
         self

@@ -501,10 +501,21 @@ fn a_dropped_future_ends_the_ring_for_all() {
     }
 }
 
+/// Returns an address at which nobody listens.
+fn free_address() -> String {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
+#[test]
+fn a_rank_that_starts_again_forms_no_elastic_ring_of_its_own() {
+    let config = RingConfig::new(Launch::new(1, 3).unwrap()).rendezvous(free_address()).size_min(1);
+    let error = blocking::Ring::join(config.join_timeout(Duration::from_millis(300))).unwrap_err();
+    assert!(matches!(error, RingError::NoRendezvous { .. }), "{error}");
+}
+
 #[test]
 fn ranks_meet_at_an_address() {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let address = format!("127.0.0.1:{port}");
+    let address = free_address();
     std::thread::scope(|scope| {
         // The rank on the host of the address need not be rank 0.
         for rank in [1, 0, 2] {

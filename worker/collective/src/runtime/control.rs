@@ -689,20 +689,22 @@ impl ControlTask {
                 };
                 self.accept(endpoints, None);
             }
-            // Any rank may be on the host of the address: launchers place rank 0 as they like.
-            Meeting::Address(address) => match Endpoints::bind(address, self.config.insecure) {
-                Ok(endpoints) => {
-                    let endpoints = match self.config.transport {
-                        Some(Transport::Tcp) => endpoints,
-                        _ => endpoints.also(self.bind_shared_socket()?),
-                    };
-                    self.accept(endpoints, None);
-                    self.serve();
+            Meeting::Address(address) if self.may_serve_address() => {
+                match Endpoints::bind(address, self.config.insecure) {
+                    Ok(endpoints) => {
+                        let endpoints = match self.config.transport {
+                            Some(Transport::Tcp) => endpoints,
+                            _ => endpoints.also(self.bind_shared_socket()?),
+                        };
+                        self.accept(endpoints, None);
+                        self.serve();
+                    }
+                    // Another process serves there.
+                    Err(ListenError::InUse { .. } | ListenError::Elsewhere { .. }) => {}
+                    Err(error) => return Err(not_bound(address, &error)),
                 }
-                // Another process serves there.
-                Err(ListenError::InUse { .. } | ListenError::Elsewhere { .. }) => {}
-                Err(error) => return Err(not_bound(address, &error)),
-            },
+            }
+            Meeting::Address(_) => {}
         }
         Ok(())
     }
@@ -730,6 +732,16 @@ impl ControlTask {
 
     fn bind(&self, address: &str) -> Result<Endpoints, RingError> {
         Endpoints::bind(address, self.config.insecure).map_err(|error| not_bound(address, &error))
+    }
+
+    /// Returns whether this rank serves an address of its host.
+    ///
+    /// Any rank may be on that host, for launchers place rank 0 as they like. But if an elastic ring
+    /// has lost the process that served the address, a rank that is started again there would form
+    /// a second ring.
+    fn may_serve_address(&self) -> bool {
+        let needs_all = self.config.first_size_min == self.config.facts.size;
+        needs_all || self.config.facts.index.unwrap_or(0) == 0
     }
 
     /// Binds a socket in the private folder of a job.
