@@ -9,6 +9,8 @@ use pushpull_common::protocol::{Header, Message};
 
 use crate::element::ElementKind;
 use crate::fold;
+#[cfg(test)]
+use crate::planted::PlantedRingBugs;
 use crate::reduction::Reduction;
 use crate::schedule::{Arrival, Chunks, Schedule, ScheduleKind};
 use crate::transfer::{Part, Transfer};
@@ -94,6 +96,13 @@ impl Running {
             is_announced: ranks == 1,
             is_compared: ranks == 1,
         }
+    }
+
+    /// Plants a bug in the schedule.
+    #[cfg(test)]
+    pub(crate) fn with_planted(mut self, planted: PlantedRingBugs) -> Running {
+        self.transfer = Transfer::new(self.transfer.schedule().with_planted(planted));
+        self
     }
 
     /// Returns the number of the operation.

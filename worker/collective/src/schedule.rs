@@ -3,6 +3,8 @@
 
 use std::ops::Range;
 
+use crate::planted::{PlantedRingBugs, RingBug};
+
 /// The bytes of a tensor, cut into one chunk for each rank. The lengths differ by at most one
 /// element.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +64,7 @@ pub(crate) struct Schedule {
     rank: u32,
     ranks: u32,
     chunks: Chunks,
+    planted: PlantedRingBugs,
 }
 
 /// The kind of a schedule.
@@ -83,7 +86,13 @@ pub(crate) enum ScheduleKind {
 impl Schedule {
     /// Creates the schedule of a rank below `ranks`, for a tensor in these chunks.
     pub(crate) fn new(kind: ScheduleKind, rank: u32, ranks: u32, chunks: Chunks) -> Schedule {
-        Schedule { kind, rank, ranks, chunks }
+        Schedule { kind, rank, ranks, chunks, planted: PlantedRingBugs::default() }
+    }
+
+    /// Plants a bug.
+    #[cfg(test)]
+    pub(crate) fn with_planted(self, planted: PlantedRingBugs) -> Schedule {
+        Schedule { planted, ..self }
     }
 
     /// Returns the number of passes.
@@ -111,6 +120,9 @@ impl Schedule {
         let fold = Arrival::Fold { is_last: pass + 1 == around };
         match self.kind {
             ScheduleKind::AllReduce if pass < around => (self.chunk_behind(pass + 1), fold),
+            ScheduleKind::AllReduce if self.planted.has(RingBug::ChunkOffByOne) => {
+                (self.chunk_behind(pass + 2), Arrival::Store)
+            }
             ScheduleKind::AllReduce | ScheduleKind::Gather => {
                 (self.chunk_behind(pass + 1), Arrival::Store)
             }

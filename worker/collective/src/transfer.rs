@@ -44,6 +44,12 @@ impl Transfer {
         transfer
     }
 
+    /// Returns the passes.
+    #[cfg(test)]
+    pub(crate) fn schedule(&self) -> Schedule {
+        self.schedule
+    }
+
     /// Returns whether everything is sent and received.
     pub(crate) fn is_done(&self) -> bool {
         self.has_sent_all() && self.has_received_all()

@@ -9,6 +9,8 @@ use super::Ring;
 use crate::element::RingElement;
 use crate::error::RingError;
 use crate::fold;
+use crate::gathered::Gathered;
+use crate::planted::PlantedRingBugs;
 use crate::reduction::Reduction;
 use crate::running::Task;
 use crate::schedule::{Chunks, ScheduleKind};
@@ -95,22 +97,14 @@ impl Ring {
         let mut performed = self.perform(&gather, blocks).await;
         let mut overflow = None;
         if performed.is_ok() {
-            let chunks = Chunks::new(task.count, task.kind.size(), ranks);
-            for chunk in 0..ranks {
-                let range = chunks.bytes(chunk);
-                let block = |step: u32| ((chunk + step) % ranks) as usize * stride;
-                let result = &mut values[range.clone()];
-                result.copy_from_slice(&blocks[block(0)..][range.clone()]);
-                for step in 1..ranks {
-                    let own = &mut blocks[block(step)..][range.clone()];
-                    let folded = fold::fold(task.kind, task.reduction, result, own);
-                    if let Err(at) = folded {
-                        overflow = Some(chunks.elements(chunk).start + at.index);
-                    }
-                    result.copy_from_slice(own);
-                }
-                fold::finish(task.kind, task.reduction, ranks, result);
-            }
+            let gathered = Gathered {
+                blocks,
+                kind: task.kind,
+                ranks,
+                rank: self.rank(),
+                planted: PlantedRingBugs::default(),
+            };
+            overflow = gathered.reduce(task.reduction, values);
         }
         self.scratch = scratch;
         if let Some(element) = overflow {

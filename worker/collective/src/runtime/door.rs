@@ -14,19 +14,14 @@ use tokio::sync::Notify;
 
 use super::peer;
 use super::server::RendezvousServer;
+use crate::waiting_links::WaitingLinks;
 
 /// How long a peer may take from its hello to its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The most links that wait for their ring. Ranks of one ring connect when they hear of it, which
-/// may be before their successor does.
-const EARLY_LINKS_MAX: usize = 16;
-
 /// A link from another rank that no ring has taken yet.
 #[derive(Debug)]
 pub(super) struct IncomingLink {
-    /// The ring and the rank that it names.
-    pub(super) link: RingLink,
     /// The connection.
     pub(super) stream: DetachedStream,
     /// The reader of its frames.
@@ -40,7 +35,7 @@ pub(super) struct IncomingLink {
 pub(super) struct DoorState {
     /// The rendezvous, if this process serves it.
     pub(super) server: RefCell<Option<Rc<RendezvousServer>>>,
-    links: RefCell<Vec<IncomingLink>>,
+    links: RefCell<WaitingLinks<IncomingLink>>,
     arrived: Notify,
 }
 
@@ -49,31 +44,16 @@ impl DoorState {
     pub(super) async fn link(&self, wanted: &RingLink) -> IncomingLink {
         loop {
             let arrived = self.arrived.notified();
-            if let Some(link) = self.take(wanted) {
+            let taken = self.links.borrow_mut().take(wanted);
+            if let Some((_, link)) = taken {
                 return link;
             }
             arrived.await;
         }
     }
 
-    /// Takes the link of a rank of a ring, if it is here, and drops those of rings before.
-    fn take(&self, wanted: &RingLink) -> Option<IncomingLink> {
-        let mut links = self.links.borrow_mut();
-        links.retain(|waiting| {
-            waiting.link.rendezvous != wanted.rendezvous || waiting.link.epoch >= wanted.epoch
-        });
-        let at = links.iter().position(|waiting| waiting.link == *wanted)?;
-        Some(links.remove(at))
-    }
-
-    fn add(&self, link: IncomingLink) {
-        let mut links = self.links.borrow_mut();
-        // The same rank again: its first connection is over.
-        links.retain(|waiting| waiting.link != link.link);
-        if links.len() == EARLY_LINKS_MAX {
-            links.remove(0);
-        }
-        links.push(link);
+    fn add(&self, link: RingLink, incoming: IncomingLink) {
+        self.links.borrow_mut().add(link, incoming);
         self.arrived.notify_waiters();
     }
 }
@@ -122,7 +102,7 @@ async fn serve(
         Message::RingLink(link) => {
             let (stream, reader) = frames.into_parts();
             let stream = stream.detach()?;
-            state.add(IncomingLink { link, stream, reader, origin });
+            state.add(link, IncomingLink { stream, reader, origin });
         }
         other => {
             let kind = other.kind();

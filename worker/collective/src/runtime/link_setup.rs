@@ -38,7 +38,7 @@ pub(super) async fn open(
     let theirs = RingLink { rank: predecessor, ..own.clone() };
     let successor = connect(ring, hello, own);
     let accepted = async {
-        let IncomingLink { stream, reader, origin, .. } = door.link(&theirs).await;
+        let IncomingLink { stream, reader, origin } = door.link(&theirs).await;
         let cause = |error: std::io::Error| format!("rank {predecessor}: {error}");
         let mut frames = FrameStream::new(Stream::attach(stream).map_err(cause)?, reader);
         peer::send(&mut frames, RingLinked {}).await?;
