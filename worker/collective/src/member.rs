@@ -206,9 +206,8 @@ pub(crate) enum MemberOutput {
 /// - **Never.** A ring is never reported twice, nor as over before it has formed. No ring of an
 ///   older epoch is reported.
 ///
-/// If the connection to a rendezvous in a member is lost, the member tries that one again: only a
-/// refused connection proves that it is gone. Then the member of the lowest rank that is left serves.
-/// Members that cannot be reached are passed over in order of ranks, so all find the same one.
+/// If the rendezvous is lost and was in a member, the member of the lowest rank that is left serves
+/// it. Members that cannot be reached are passed over in order of ranks, so all find the same one.
 #[derive(Debug)]
 pub(crate) struct Member {
     facts: MemberFacts,
@@ -253,6 +252,15 @@ enum Phase {
     Leaving,
     /// It has left, or was refused.
     Ended,
+}
+
+/// The member whose connection a member has lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Serving {
+    /// It was silent, or breaks the protocol.
+    Silent,
+    /// The connection has ended. So may have the process.
+    MayLive,
 }
 
 /// The pause before another attempt to connect.
@@ -319,7 +327,7 @@ impl Member {
                 self.ask();
             }
             MemberInput::NotConnected { cause, gone } => self.not_connected(now, cause, gone),
-            MemberInput::Closed { cause } => self.disconnected(now, cause, false),
+            MemberInput::Closed { cause } => self.disconnected(now, cause, Serving::MayLive),
             MemberInput::Message(message) => {
                 self.heard_at = now;
                 self.message(now, message);
@@ -419,19 +427,14 @@ impl Member {
         }
     }
 
-    /// Handles the end of the connection. `is_silent`: nothing has come from it for a lease.
-    fn disconnected(&mut self, now: Instant, cause: String, is_silent: bool) {
+    fn disconnected(&mut self, now: Instant, cause: String, serving: Serving) {
         if !std::mem::take(&mut self.is_connected) {
             return;
         }
         match self.phase {
             Phase::Leaving => self.left(),
             Phase::Asked => {
-                match self.candidates.is_empty() {
-                    true => self.succeed(is_silent),
-                    // It was reached, and does not serve.
-                    false => self.next_candidate(),
-                }
+                self.succeed(serving);
                 self.outputs.push_back(MemberOutput::RendezvousLost { cause });
                 self.try_again(now, false);
             }
@@ -439,10 +442,10 @@ impl Member {
                 self.phase = Phase::Out;
                 self.wants_ring = false;
                 let silent = now.saturating_duration_since(self.heard_at);
-                self.succeed(is_silent);
+                self.succeed(serving);
                 self.rendezvous_lost(cause, silent);
             }
-            Phase::Out => self.succeed(is_silent),
+            Phase::Out => self.succeed(serving),
             Phase::Ended => {}
         }
     }
@@ -464,9 +467,10 @@ impl Member {
         self.outputs.push_back(output);
     }
 
-    /// Lists who may serve after the loss of the connection: the member that did, which may live, and
-    /// then the others in order of ranks. One that was silent comes last.
-    fn succeed(&mut self, is_silent: bool) {
+    /// Lists who may serve after the loss of the rendezvous: the members of the last ring, in
+    /// order of ranks. A member whose connection has ended comes first. Only its port can tell
+    /// whether its process has ended as well, and it may serve on.
+    fn succeed(&mut self, state: Serving) {
         let Some(ring) = self.ring.clone() else { return };
         let serving = match (&self.place, ring.serving) {
             (Place::Meeting, Some(rank)) => ring.place(rank).map(|place| place.index),
@@ -474,22 +478,28 @@ impl Member {
             (Place::Meeting, None) => return,
             _ => self.candidates.front().map(|candidate| candidate.index),
         };
+        let tried = self.candidates.front().filter(|candidate| Some(candidate.index) == serving);
+        let until = tried.and_then(|candidate| candidate.until);
         let own = ring.rank as usize;
         let members = ring.members.iter().enumerate();
-        let others = members.filter(|(_, member)| !self.gone.contains(&member.index));
-        let mut candidates: Vec<Candidate> = others
-            .map(|(rank, member)| Candidate {
-                index: member.index,
-                place: match rank == own {
-                    true => Place::Own,
-                    false => Place::Member { addresses: member.addresses.clone() },
-                },
-                until: None,
-            })
-            .collect();
-        let is_serving = |candidate: &Candidate| Some(candidate.index) == serving;
-        candidates.sort_by_key(|candidate| is_serving(candidate) == is_silent);
-        self.candidates = candidates.into();
+        let members = members.filter(|(_, member)| !self.gone.contains(&member.index));
+        let candidates = members.map(|(rank, member)| Candidate {
+            index: member.index,
+            place: match rank == own {
+                true => Place::Own,
+                false => Place::Member { addresses: member.addresses.clone() },
+            },
+            until: None,
+        });
+        let (of_serving, others): (Vec<_>, Vec<_>) =
+            candidates.partition(|candidate| Some(candidate.index) == serving);
+        self.candidates = others.into();
+        if state == Serving::MayLive {
+            let first = of_serving.into_iter().next();
+            first.into_iter().for_each(|first| {
+                self.candidates.push_front(Candidate { until, ..first });
+            });
+        }
         self.serve_if_next();
     }
 
@@ -521,7 +531,7 @@ impl Member {
                 if !is_whole || formed.epoch <= known {
                     let cause = format!("the ring of epoch {} is incomplete", formed.epoch);
                     self.outputs.push_back(MemberOutput::Disconnect);
-                    return self.disconnected(now, cause, false);
+                    return self.disconnected(now, cause, Serving::Silent);
                 }
                 self.lease = Duration::from_millis(formed.lease_ms.max(1).into());
                 self.heartbeat_at = self.heartbeat_at.min(now + self.lease / 4);
@@ -545,16 +555,9 @@ impl Member {
                 if self.phase == Phase::In
                     && self.ring.as_ref().is_some_and(|ring| ring.epoch == epoch) =>
             {
-                let own = self.ring.as_ref().map(|ring| ring.rank);
-                let is_fenced = matches!(end, RingEnd::Lost { rank, .. } if Some(rank) == own);
+                self.phase = Phase::Out;
                 self.wants_ring = false;
                 self.outputs.push_back(MemberOutput::Over { epoch, end });
-                self.phase = Phase::Out;
-                if is_fenced {
-                    // The others go on without it: it neither joins again nor serves anybody.
-                    self.phase = Phase::Ended;
-                    self.outputs.push_back(MemberOutput::Disconnect);
-                }
             }
             Message::RingJoiners(joiners) => {
                 self.outputs.push_back(MemberOutput::Joiners(joiners.count));
@@ -604,7 +607,7 @@ impl Member {
         if self.is_connected && now >= self.heard_at + self.lease {
             let cause = format!("the rendezvous has been silent for {:?}", self.lease);
             self.outputs.push_back(MemberOutput::Disconnect);
-            self.disconnected(now, cause, true);
+            self.disconnected(now, cause, Serving::Silent);
         }
         if self.is_connected && now >= self.heartbeat_at {
             self.heartbeat_at = now + self.lease / 4;
@@ -615,3 +618,6 @@ impl Member {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,118 @@
+//! Tests of a member against a rendezvous that the tests play.
+
+use pushpull_common::protocol::message::{RingFormed, RingMember};
+
+use super::*;
+
+const LEASE: Duration = Duration::from_millis(1000);
+
+fn member(now: Instant) -> Member {
+    Member::new(
+        now,
+        MemberFacts {
+            job: "job".to_owned(),
+            id: "second".to_owned(),
+            index: Some(1),
+            size: 2,
+            host: "host".to_owned(),
+            addresses: vec!["own".to_owned()],
+            incarnation: Incarnation(1),
+            identity: Identity::new(),
+            lease: LEASE,
+        },
+    )
+}
+
+fn outputs(member: &mut Member) -> Vec<MemberOutput> {
+    std::iter::from_fn(|| member.poll_output()).collect()
+}
+
+/// A member that is rank 1 of 2. Rank 0 serves.
+fn in_ring(now: Instant) -> Member {
+    let mut member = member(now);
+    member.handle(now, MemberInput::Join);
+    member.handle(now, MemberInput::Connected);
+    for rank in 0..2_u32 {
+        let addresses = [Text::clipped("of another")].into_iter();
+        member.handle(
+            now,
+            MemberInput::Message(
+                RingMember {
+                    rank,
+                    index: rank,
+                    host: Text::clipped("host"),
+                    addresses: RankAddresses::of(addresses).unwrap_or_default(),
+                }
+                .into(),
+            ),
+        );
+    }
+    let lease_ms = LEASE.as_millis() as u32;
+    let formed =
+        RingFormed { rendezvous: 1, epoch: 1, rank: 1, size: 2, lease_ms, serving: Some(0) };
+    member.handle(now, MemberInput::Message(formed.into()));
+    let formed = outputs(&mut member);
+    assert!(matches!(formed.last(), Some(MemberOutput::Formed(_))), "{formed:?}");
+    member
+}
+
+/// Returns the members that the member does without, as its last request names them.
+fn gone(outputs: &[MemberOutput]) -> Vec<u32> {
+    let joins = outputs.iter().filter_map(|output| match output {
+        MemberOutput::Send(Message::RingJoin(join)) => Some(join.gone.items().to_vec()),
+        _ => None,
+    });
+    joins.last().unwrap_or_default()
+}
+
+#[test]
+fn a_broken_connection_does_not_prove_that_the_serving_member_is_gone() {
+    let now = Instant::now();
+    let mut member = in_ring(now);
+    member.handle(now, MemberInput::Closed { cause: "reset".to_owned() });
+    member.handle(now, MemberInput::Join);
+    let place = Place::Member { addresses: vec!["of another".to_owned()] };
+    let asked = outputs(&mut member);
+    assert_eq!(asked.last(), Some(&MemberOutput::Connect(place)), "{asked:?}");
+    assert!(!asked.contains(&MemberOutput::Serve), "{asked:?}");
+    // It lives: it serves on.
+    member.handle(now, MemberInput::Connected);
+    assert_eq!(gone(&outputs(&mut member)), Vec::<u32>::new());
+}
+
+#[test]
+fn a_port_that_refuses_proves_that_the_serving_member_is_gone() {
+    let now = Instant::now();
+    let mut member = in_ring(now);
+    member.handle(now, MemberInput::Closed { cause: "reset".to_owned() });
+    member.handle(now, MemberInput::Join);
+    member.handle(now, MemberInput::NotConnected { cause: "refused".to_owned(), gone: true });
+    assert!(outputs(&mut member).contains(&MemberOutput::Serve));
+    let now = member.wake_at().expect("it tries again");
+    member.handle(now, MemberInput::Tick);
+    assert_eq!(outputs(&mut member), [MemberOutput::Connect(Place::Own)]);
+    member.handle(now, MemberInput::Connected);
+    assert_eq!(gone(&outputs(&mut member)), [0]);
+}
+
+#[test]
+fn a_serving_member_that_cannot_be_reached_is_passed_over_after_a_lease() {
+    let mut now = Instant::now();
+    let mut member = in_ring(now);
+    member.handle(now, MemberInput::Closed { cause: "reset".to_owned() });
+    member.handle(now, MemberInput::Join);
+    let begin = now;
+    let serves = |member: &mut Member| outputs(member).contains(&MemberOutput::Serve);
+    while !serves(&mut member) {
+        assert!(now <= begin + 2 * LEASE, "it tries for ever");
+        let cause = "no route".to_owned();
+        member.handle(now, MemberInput::NotConnected { cause, gone: false });
+        now = member.wake_at().unwrap_or(now);
+        member.handle(now, MemberInput::Tick);
+    }
+    assert!(now >= begin + LEASE);
+    now = member.wake_at().unwrap_or(now);
+    member.handle(now, MemberInput::Tick);
+    member.handle(now, MemberInput::Connected);
+    assert_eq!(gone(&outputs(&mut member)), Vec::<u32>::new());
+}
