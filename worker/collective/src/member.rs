@@ -304,6 +304,9 @@ impl Member {
 
     /// Returns the time of the next tick.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
+        if self.phase == Phase::Ended {
+            return None;
+        }
         let beats = self.is_connected.then_some(self.heartbeat_at);
         let silence = self.is_connected.then(|| self.heard_at + self.lease);
         [beats, silence, self.retry_at].into_iter().flatten().min()

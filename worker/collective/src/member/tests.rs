@@ -1,6 +1,6 @@
 //! Tests of a member against a rendezvous that the tests play.
 
-use pushpull_common::protocol::message::{RingFormed, RingMember};
+use pushpull_common::protocol::message::{Left, Refused, RingFormed, RingMember};
 
 use super::*;
 
@@ -115,4 +115,17 @@ fn a_serving_member_that_cannot_be_reached_is_passed_over_after_a_lease() {
     member.handle(now, MemberInput::Tick);
     member.handle(now, MemberInput::Connected);
     assert_eq!(gone(&outputs(&mut member)), Vec::<u32>::new());
+}
+
+#[test]
+fn a_member_that_has_ended_needs_no_ticks() {
+    let now = Instant::now();
+    let mut left = in_ring(now);
+    left.handle(now, MemberInput::Leave);
+    left.handle(now, MemberInput::Message(Left {}.into()));
+    assert_eq!(left.wake_at(), None);
+    let mut refused = in_ring(now);
+    let refusal = Refusal::Busy { what: Detail::clipped("members"), limit: 1 };
+    refused.handle(now, MemberInput::Message(Refused { refusal }.into()));
+    assert_eq!(refused.wake_at(), None);
 }
