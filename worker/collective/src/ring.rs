@@ -298,7 +298,11 @@ impl Ring {
         let mut running =
             Running::new(Sequence(self.number), task, self.ring.rank, self.ring.size());
         if self.links.is_none() {
-            return Ok(());
+            // A ring of one may be over as well: its rank was lost, or others wait for the next.
+            return match self.control.as_ref().is_some_and(|control| control.wake().is_raised()) {
+                true => Err(self.stopped(Stop::Over, &running).await),
+                false => Ok(()),
+            };
         }
         let mut performing = Performing { ring: self, running: &mut running, is_over: false };
         let performed = performing.perform(tensor).await;
