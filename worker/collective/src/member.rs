@@ -607,6 +607,13 @@ impl Member {
     }
 
     fn tick(&mut self, now: Instant) {
+        // After a stop of this process, messages may lie in buffers that it has not read.
+        let late = self.wake_at().map_or(Duration::ZERO, |due| now.saturating_duration_since(due));
+        if late >= self.lease / 4
+            && let Some(heard) = now.checked_sub(self.lease / 2)
+        {
+            self.heard_at = self.heard_at.max(heard);
+        }
         if self.is_connected && now >= self.heard_at + self.lease {
             let cause = format!("the rendezvous has been silent for {:?}", self.lease);
             self.outputs.push_back(MemberOutput::Disconnect);

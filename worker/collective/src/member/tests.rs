@@ -129,3 +129,18 @@ fn a_member_that_has_ended_needs_no_ticks() {
     refused.handle(now, MemberInput::Message(Refused { refusal }.into()));
     assert_eq!(refused.wake_at(), None);
 }
+
+#[test]
+fn a_member_that_was_stopped_reads_before_it_takes_the_rendezvous_for_lost() {
+    let now = Instant::now();
+    let mut member = in_ring(now);
+    let now = now + 3 * LEASE;
+    member.handle(now, MemberInput::Tick);
+    assert!(!outputs(&mut member).contains(&MemberOutput::Disconnect));
+    let due = member.wake_at().expect("its lease runs");
+    assert_eq!(due, now + LEASE / 4);
+    for step in 2..=4 {
+        member.handle(now + step * LEASE / 4, MemberInput::Tick);
+    }
+    assert!(outputs(&mut member).contains(&MemberOutput::Disconnect));
+}
