@@ -47,7 +47,7 @@ impl Rendezvous {
         self.connections.remove(connection);
         self.waiting.remove(connection);
         self.changed = true;
-        let seat = self.ring.as_mut().and_then(|ring| ring.vacate(connection, false));
+        let seat = self.ring.as_mut().and_then(|ring| ring.vacate(connection));
         if let Some((rank, _)) = seat {
             self.end_ring(RingEnd::Left { rank });
         }
@@ -68,8 +68,18 @@ impl Rendezvous {
             Loss::Refused { refusal } => format!("it was refused: {refusal}"),
         };
         let running = self.ring.as_ref().filter(|ring| ring.is_running()).map(Ring::epoch);
-        let may_live = matches!(loss, Loss::Silent);
-        let seat = self.ring.as_mut().and_then(|ring| ring.vacate(connection, may_live));
+        // A member that has closed after a silence, of its own or of this side, may have a successor.
+        let half = self.config.lease / 2;
+        let resumed = self.resumed_at.map(|at| now.saturating_duration_since(at));
+        let may_live = match &loss {
+            Loss::Silent => true,
+            Loss::Broken { .. } => silent >= half || resumed.is_some_and(|ago| ago < half),
+            Loss::Replaced { .. } | Loss::Refused { .. } => false,
+        };
+        if let (true, Some(ring)) = (may_live, &mut self.ring) {
+            ring.doubt(connection);
+        }
+        let seat = self.ring.as_mut().and_then(|ring| ring.vacate(connection));
         let detail = Detail::shortened(detail);
         let end = seat.map(|(rank, host)| RingEnd::Lost { rank, host, silent_ms, detail });
         let over = running.zip(end).map(|(epoch, end)| RingOver { epoch, end });

@@ -78,13 +78,9 @@ impl Rendezvous {
             let RingJoin { id, host, addresses, .. } = candidate.join;
             self.places.settle(id.as_str(), index, candidate.incarnation);
             let id = id.as_str().to_owned();
-            seats.push(Seat {
-                id,
-                index,
-                host: host.clone(),
-                connection: Some(connection),
-                may_live: false,
-            });
+            let host_of_seat = host.clone();
+            let connection = Some(connection);
+            seats.push(Seat { id, index, host: host_of_seat, connection, may_live: false });
             roster.push(RingMember { rank: rank as u32, index, host, addresses });
         }
         let size = roster.len() as u32;

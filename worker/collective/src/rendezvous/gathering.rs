@@ -10,7 +10,7 @@ use pushpull_common::protocol::wire::List;
 
 use super::io::RendezvousConfig;
 use super::places::{Claim, Places};
-use super::ring::{Ring, Seat};
+use super::ring::Ring;
 use super::waiting_list::{Candidate, FormerRing, WaitingList};
 
 /// The state that the formation of a ring depends on.
@@ -58,7 +58,8 @@ impl Gathering<'_> {
     /// without them.
     pub(super) fn has_window(&self) -> bool {
         match self.stage() {
-            Stage::Running | Stage::Regrouping => false,
+            Stage::Running => false,
+            Stage::Regrouping => self.may_lack_majority(),
             Stage::TakingOver(_) => true,
             Stage::First { size } => self.came() >= self.first_size_min(size),
         }
@@ -73,7 +74,7 @@ impl Gathering<'_> {
                 let size = self.came() + absent.len() as u32;
                 self.wait(size, absent, None)
             }
-            Stage::Regrouping => self.regroup(),
+            Stage::Regrouping => self.regroup(now, opened),
             Stage::TakingOver(former) => self.take_over(now, opened, &former),
             Stage::First { size } => {
                 let size_min = self.first_size_min(size);
@@ -102,30 +103,49 @@ impl Gathering<'_> {
         Stage::First { size: size.unwrap_or(1).max(1) }
     }
 
-    /// Nobody waits for members that are lost, unless too few are left.
-    fn regroup(&self) -> Decision {
+    /// Nobody waits for members that are lost, unless too few are left, or those that are lost may
+    /// go on by themselves.
+    fn regroup(&self, now: Instant, opened: Option<Instant>) -> Decision {
         let absent = self.absent();
         let size_min = self.size_min(self.first_size.unwrap_or(RING_SIZE_MAX as u32));
         if !absent.is_empty() {
             let size = self.came() + absent.len() as u32;
             return self.wait(size.max(size_min), absent, None);
         }
-        let size_min = size_min.max(self.majority());
+        if self.may_lack_majority() {
+            let until = self.window_ends(self.config.succession_window, opened);
+            return match until.is_some_and(|until| until <= now) {
+                true => Decision::RefuseFormer(self.minority(now, opened)),
+                false => self.wait(self.came() + 1, self.lost(), until),
+            };
+        }
         match self.came() >= size_min {
             true => Decision::Form,
             false => self.wait(size_min, self.lost(), None),
         }
     }
 
-    /// Returns the least number of members that may go on without those that were silent, which may
-    /// go on without these: more than half of the last ring. 0 if all others are gone.
-    fn majority(&self) -> u32 {
-        let Some(ring) = self.ring else { return 0 };
+    /// Returns whether more than half of the ring's members are lost without being gone, so that
+    /// they may have formed a ring at a successor. A rendezvous in no member has no successor.
+    fn may_lack_majority(&self) -> bool {
+        let Some(ring) = self.ring.filter(|_| self.config.serving.is_some()) else { return false };
         let here: BTreeSet<&str> = self.waiting.iter().map(|(_, of)| of.join.id.as_str()).collect();
-        let is_elsewhere = |seat: &Seat| seat.may_live && !here.contains(seat.id.as_str());
-        match ring.seats().iter().any(is_elsewhere) {
-            true => ring.size() / 2 + 1,
-            false => 0,
+        let lost = ring.seats().iter().filter(|seat| seat.may_live && seat.connection.is_none());
+        let away = lost.filter(|seat| !here.contains(seat.id.as_str())).count();
+        away as u32 > ring.size() / 2
+    }
+
+    /// Returns the refusal of a minority.
+    fn minority(&self, now: Instant, opened: Option<Instant>) -> Refusal {
+        let waited = opened.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        let size = self.ring.map_or(0, Ring::size);
+        let epoch = self.ring.map_or(0, Ring::epoch);
+        Refusal::Deadline {
+            waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
+            awaited: Detail::shortened(format!(
+                "half of the {size} members of ring {epoch}: {} have come",
+                self.came()
+            )),
         }
     }
 

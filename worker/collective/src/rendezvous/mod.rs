@@ -60,6 +60,8 @@ use self::waiting_list::WaitingList;
 /// - No successor forms a ring of half of the last one or fewer, unless it knows that all other
 ///   members are gone.
 /// - No process comes back whose id a newer process has taken.
+/// - No rendezvous in a member forms the ring after its own while more than half of that is
+///   lost without being gone: those members may go on at a successor.
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
     config: RendezvousConfig,
@@ -75,6 +77,10 @@ pub(crate) struct Rendezvous {
     newest_epoch: u64,
     /// The number of members of the first ring, as its members name it.
     first_size: Option<u32>,
+    /// The time of the last input.
+    handled_at: Option<Instant>,
+    /// The time at which this process ran again after it was stopped.
+    resumed_at: Option<Instant>,
     /// Whether the members or their requests have changed since the last decision.
     changed: bool,
     /// The time at which the decision about the waiting members changes by itself.
@@ -106,6 +112,8 @@ impl Rendezvous {
             ring: None,
             newest_epoch: 0,
             first_size: None,
+            handled_at: None,
+            resumed_at: None,
             changed: false,
             decision_at: None,
             window_opened: None,
@@ -134,6 +142,7 @@ impl Rendezvous {
     /// Handles an input and queues the outputs that follow from it.
     pub(crate) fn handle(&mut self, now: Instant, input: RendezvousInput) {
         self.excuse_silence(now);
+        self.notice_stop(now);
         match input {
             RendezvousInput::Arrived { connection, hello } => {
                 self.on_arrival(now, connection, &hello);
@@ -164,6 +173,16 @@ impl Rendezvous {
             && let Some(heard) = now.checked_sub(lease / 2)
         {
             self.connections.excuse(heard);
+        }
+    }
+
+    /// Notes that this process was stopped: its peers send heartbeats, and it has read none. Peers
+    /// may have closed their connections meanwhile, since it was silent.
+    fn notice_stop(&mut self, now: Instant) {
+        let handled = self.handled_at.replace(now);
+        let gap = handled.map(|at| now.saturating_duration_since(at));
+        if gap.is_some_and(|gap| gap >= self.config.lease / 2) && self.connections.len() > 0 {
+            self.resumed_at = Some(now);
         }
     }
 

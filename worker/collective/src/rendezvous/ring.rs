@@ -26,7 +26,8 @@ pub(super) struct Seat {
     pub(super) host: Text<{ limits::HOST_BYTES_MAX }>,
     /// The connection; `None` once the member is lost or has left.
     pub(super) connection: Option<u64>,
-    /// Whether the member was silent when it was lost: its process may live, and go on elsewhere.
+    /// Whether the process may live on once the member is lost: behind a cut network, or at a
+    /// successor, since this rendezvous was stopped.
     pub(super) may_live: bool,
 }
 
@@ -69,18 +70,24 @@ impl Ring {
         self.seats.iter().find(|seat| seat.connection == Some(connection))
     }
 
-    /// Removes the connection of a member. `may_live` says whether its process may live. Returns its
-    /// rank and its host.
+    /// Removes the connection of a member. Returns its rank and its host.
     pub(super) fn vacate(
         &mut self,
         connection: u64,
-        may_live: bool,
     ) -> Option<(u32, Text<{ limits::HOST_BYTES_MAX }>)> {
         let rank = self.rank(connection)?;
         let seat = self.seats.get_mut(rank as usize)?;
         seat.connection = None;
-        seat.may_live = may_live;
         Some((rank, seat.host.clone()))
+    }
+
+    /// Records that the process of a member may live on once that is lost.
+    pub(super) fn doubt(&mut self, connection: u64) {
+        if let Some(rank) = self.rank(connection)
+            && let Some(seat) = self.seats.get_mut(rank as usize)
+        {
+            seat.may_live = true;
+        }
     }
 
     /// Ends the ring. Returns whether it ran until now: the first end is the one that counts.

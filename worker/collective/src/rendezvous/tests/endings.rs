@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use pushpull_common::protocol::Message;
+use pushpull_common::ids::Incarnation;
 use pushpull_common::protocol::message::{
-    Collective, Leave, Left, RingEnd, RingOperation, RingOver,
+    Collective, Heartbeat, Leave, Left, RingEnd, RingOperation, RingOver,
 };
 use pushpull_common::protocol::wire::Text;
+use pushpull_common::protocol::{Message, Refusal};
 
-use super::{Formed, LEASE, Meeting, again, hello, join, lost};
+use super::{Formed, LEASE, Meeting, WINDOW, again, config, hello, join, lost};
+use crate::rendezvous::RendezvousConfig;
 
 fn difference(rank: u32, other_rank: u32) -> RingEnd {
     let operation = |count| RingOperation {
@@ -221,4 +223,67 @@ fn a_lost_process_is_fenced_once_another_has_its_id() {
     meeting.send(zombie, again("a", 1));
     assert!(meeting.refusal(zombie).to_string().starts_with("client epoch 1000 is fenced"));
     assert!(meeting.open.contains(&newer));
+}
+
+//
+#[test]
+fn a_minority_does_not_go_on_while_the_majority_may_have_a_successor() {
+    let serving = Some(Incarnation(999));
+    for (serving, silent, forms) in [(serving, 3, false), (serving, 2, true), (None, 3, true)] {
+        let mut meeting = Meeting::with(RendezvousConfig { serving, ..config(1) });
+        let all = meeting.four();
+        let (quiet, heard) = all.split_at(silent);
+        meeting.mute.extend(quiet);
+        meeting.pass(2 * LEASE);
+        for (&connection, id) in heard.iter().zip(&["a", "b", "c", "d"][silent..]) {
+            assert_eq!(meeting.end(connection).epoch, 1);
+            meeting.send(connection, again(id, 1));
+        }
+        let last = heard[heard.len() - 1];
+        match forms {
+            true => assert_eq!(meeting.formed(last).indices.len(), heard.len()),
+            false => {
+                assert_eq!(meeting.waits(last), (1, 2, vec![0, 1, 2]));
+                meeting.pass(2 * WINDOW);
+                assert!(matches!(meeting.refusal(last), Refusal::Deadline { .. }));
+            }
+        }
+    }
+}
+
+// a silent member that comes back is with this part.
+#[test]
+fn a_minority_goes_on_once_silent_members_are_back() {
+    let serving = Some(Incarnation(999));
+    let mut meeting = Meeting::with(RendezvousConfig { serving, ..config(1) });
+    let [a, b, c, d] = meeting.four();
+    meeting.mute.extend([a, b, c]);
+    meeting.pass(2 * LEASE);
+    meeting.send(d, again("d", 1));
+    let b = meeting.join(again("b", 1));
+    assert_eq!(meeting.formed(d).indices, [1, 3]);
+    assert_eq!(meeting.formed(b).indices, [1, 3]);
+}
+
+// after a stop of the rendezvous, a closed connection does not prove the end of a process.
+#[test]
+fn a_rendezvous_that_was_stopped_does_not_go_on_without_a_majority() {
+    for is_stopped in [true, false] {
+        let serving = Some(Incarnation(999));
+        let mut meeting = Meeting::with(RendezvousConfig { serving, ..config(1) });
+        let [a, b, c, d] = meeting.four();
+        if is_stopped {
+            meeting.now += 2 * LEASE;
+        }
+        for connection in [a, b, c] {
+            meeting.send(connection, Heartbeat {});
+            meeting.close(connection);
+        }
+        assert_eq!(meeting.end(d).epoch, 1);
+        meeting.send(d, again("d", 1));
+        match is_stopped {
+            true => assert_eq!(meeting.waits(d), (1, 2, vec![0, 1, 2])),
+            false => assert_eq!(meeting.formed(d).indices, [3]),
+        }
+    }
 }
