@@ -25,6 +25,8 @@ mod ring;
 mod running;
 mod runtime;
 mod schedule;
+#[cfg(test)]
+mod testing;
 mod transfer;
 mod transport;
 mod waiter;
