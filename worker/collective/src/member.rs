@@ -558,9 +558,16 @@ impl Member {
                 if self.phase == Phase::In
                     && self.ring.as_ref().is_some_and(|ring| ring.epoch == epoch) =>
             {
-                self.phase = Phase::Out;
+                let own = self.ring.as_ref().map(|ring| ring.rank);
+                let is_fenced = matches!(end, RingEnd::Lost { rank, .. } if Some(rank) == own);
                 self.wants_ring = false;
+                self.phase = Phase::Out;
                 self.outputs.push_back(MemberOutput::Over { epoch, end });
+                if is_fenced {
+                    // The others go on without it: it neither joins again nor serves anybody.
+                    self.phase = Phase::Ended;
+                    self.outputs.push_back(MemberOutput::Disconnect);
+                }
             }
             Message::RingJoiners(joiners) => {
                 self.outputs.push_back(MemberOutput::Joiners(joiners.count));
