@@ -1,5 +1,6 @@
 //! The links of a rank: one from its predecessor, one to its successor.
 
+mod incoming;
 mod socket;
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -10,12 +11,13 @@ use std::time::{Duration, Instant};
 use pushpull_common::error::Chain;
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::message::{RingOperation, RingPart};
-use pushpull_common::protocol::{BodyPoll, BodyStamp, Envelope, FrameReader, Poll, encode};
+use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, encode};
 use pushpull_net::DetachedStream;
 
+pub(crate) use incoming::Incoming;
 pub(crate) use socket::LinkSocket;
 
-use crate::running::{Fault, Running, Target};
+use crate::running::{Fault, Running};
 
 /// The bytes of one part. The successor folds a part while the next one is on its way, from memory
 /// that is still in cache.
@@ -25,11 +27,7 @@ pub(crate) const PART_BYTES: usize = 256 << 10;
 #[derive(Debug)]
 pub(crate) struct Links {
     predecessor: LinkSocket,
-    reader: FrameReader,
-    /// The part whose body is being received.
-    target: Option<Target>,
-    /// The bodies of parts that are folded, in words so that every element is aligned.
-    beside: Vec<u64>,
+    incoming: Incoming,
     successor: LinkSocket,
     outgoing: Outgoing,
     /// Whether bodies have checksums: between hosts.
@@ -125,9 +123,7 @@ impl Links {
         successor.set_nonblocking()?;
         Ok(Links {
             predecessor,
-            reader,
-            target: None,
-            beside: Vec::new(),
+            incoming: Incoming::new(reader),
             successor,
             outgoing: Outgoing::default(),
             has_crc,
@@ -148,7 +144,7 @@ impl Links {
 
     /// Returns the bytes that have crossed the links.
     pub(crate) fn traffic(&self) -> Traffic {
-        self.traffic
+        Traffic { received: self.incoming.received(), ..self.traffic }
     }
 
     /// Sends and receives as much of an operation as the sockets allow without waiting. `tensor` is
@@ -166,7 +162,14 @@ impl Links {
             let begin = Instant::now();
             let writes = self.send(running, tensor).map_err(LinkFault::Successor)?;
             let sent = Instant::now();
-            let arrived = self.receive(running, tensor)?;
+            let socket = &self.predecessor;
+            let moved = &mut self.moved;
+            let mut source = |slices: &mut [IoSliceMut<'_>]| {
+                let read = socket.read(slices);
+                *moved += *read.as_ref().unwrap_or(&0) as u64;
+                read
+            };
+            let arrived = self.incoming.receive(&mut source, running, tensor)?;
             self.traffic.send += sent - begin;
             if arrived {
                 self.traffic.receive += sent.elapsed();
@@ -228,60 +231,6 @@ impl Links {
             *body = part.bytes;
         }
         !head.is_empty()
-    }
-
-    /// Receives one frame or body, if it is available. Returns whether anything arrived.
-    fn receive(&mut self, running: &mut Running, tensor: &mut [u8]) -> Result<bool, LinkFault> {
-        let socket = &self.predecessor;
-        let moved = &mut self.moved;
-        let mut source = |slices: &mut [IoSliceMut<'_>]| {
-            let read = socket.read(slices);
-            *moved += *read.as_ref().unwrap_or(&0) as u64;
-            read
-        };
-        if let Some(target) = &self.target {
-            let polled = match target {
-                Target::Store(range) => {
-                    self.reader.poll_body(&mut source, &mut tensor[range.clone()])?
-                }
-                Target::Fold(range, _) => {
-                    let beside = bytemuck::cast_slice_mut(&mut self.beside);
-                    self.reader.poll_body(&mut source, &mut beside[..range.len()])?
-                }
-            };
-            if polled == BodyPoll::Pending {
-                return Ok(false);
-            }
-            running.arrived(target, tensor, bytemuck::cast_slice(&self.beside))?;
-            let (Target::Store(range) | Target::Fold(range, _)) = target;
-            self.traffic.received += range.len() as u64;
-            self.target = None;
-            return Ok(true);
-        }
-        if !running.expects() {
-            return Ok(false);
-        }
-        match self.reader.poll(&mut source)? {
-            Poll::Pending => Ok(false),
-            Poll::Closed => Err(LinkFault::Predecessor("it has closed the connection".to_owned())),
-            Poll::Frame(header, message) => {
-                self.target = running.message(&header, &message)?;
-                match &self.target {
-                    Some(Target::Fold(range, _)) => {
-                        let words = range.len().div_ceil(size_of::<u64>());
-                        self.beside.resize(self.beside.len().max(words), 0);
-                    }
-                    Some(Target::Store(_)) => {}
-                    None if header.body_bytes > 0 => {
-                        let name = message.name();
-                        let detail = format!("a {name} with a body");
-                        return Err(LinkFault::Predecessor(detail));
-                    }
-                    None => {}
-                }
-                Ok(true)
-            }
-        }
     }
 }
 
