@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId};
+use pushpull_common::protocol::limits::RING_SIZE_MAX;
 use pushpull_common::protocol::message::{
     BodyCrc, FeatureOffer, Heartbeat, Hello, Leave, RankAddresses, RingEnd, RingJoin, RingOver,
     Role,
@@ -302,7 +303,15 @@ impl Member {
         self.outputs.pop_front()
     }
 
-    /// Returns the time of the next tick.
+    /// # Panics
+    /// If the member keeps more than the largest ring needs.
+    #[cfg(any(test, feature = "simulation"))]
+    pub(crate) fn check_memory(&self) {
+        let kept = [self.forming.len(), self.gone.len(), self.candidates.len()];
+        assert!(kept.iter().all(|&length| length <= RING_SIZE_MAX), "{kept:?}");
+    }
+
+    /// Returns the time of the next tick; `None` once the member has ended.
     pub(crate) fn wake_at(&self) -> Option<Instant> {
         if self.phase == Phase::Ended {
             return None;
@@ -518,7 +527,8 @@ impl Member {
                 if member.rank == 0 {
                     self.forming.clear();
                 }
-                if member.rank as usize == self.forming.len() {
+                let is_next = member.rank as usize == self.forming.len();
+                if is_next && self.forming.len() < RING_SIZE_MAX {
                     let addresses = member.addresses.items().iter();
                     self.forming.push(RankPlace {
                         index: member.index,
@@ -636,5 +646,7 @@ impl Member {
     }
 }
 
+#[cfg(test)]
+mod bounds_tests;
 #[cfg(test)]
 mod tests;
