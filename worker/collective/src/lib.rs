@@ -25,7 +25,7 @@ mod ring;
 mod running;
 mod runtime;
 mod schedule;
-#[cfg(test)]
+#[cfg(any(test, feature = "simulation"))]
 mod testing;
 mod transfer;
 mod transport;
@@ -40,3 +40,7 @@ pub use metrics::RingMetrics;
 pub use reduction::Reduction;
 pub use ring::{Ring, Tensor};
 pub use transport::Transport;
+
+#[cfg(any(test, feature = "simulation"))]
+#[doc(hidden)]
+pub use testing::adversary;

@@ -89,4 +89,10 @@ impl Incoming {
             }
         }
     }
+
+    /// Returns the bytes of memory for bodies, and the place of the one that arrives.
+    #[cfg(any(test, feature = "simulation"))]
+    pub(crate) fn memory(&self) -> (usize, Option<&Target>) {
+        (size_of_val(&self.beside[..]), self.target.as_ref())
+    }
 }

@@ -29,7 +29,7 @@ impl Fences {
         self.replaced.iter().any(|(of, fenced)| *fenced == incarnation && of == id)
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "simulation"))]
     pub(super) fn len(&self) -> usize {
         self.replaced.len()
     }

@@ -6,7 +6,7 @@ mod endings;
 mod fences;
 mod formation;
 mod gathering;
-#[cfg(test)]
+#[cfg(any(test, feature = "simulation"))]
 mod invariants;
 mod io;
 mod joining;

@@ -76,7 +76,7 @@ impl Places {
         self.by_id.retain(|_, place| place.index != index);
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "simulation"))]
     pub(super) fn check_invariants(&self) {
         let indices: BTreeSet<u32> = self.by_id.values().map(|place| place.index).collect();
         assert_eq!(indices.len(), self.by_id.len(), "two ids have one index");
