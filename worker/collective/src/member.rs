@@ -216,6 +216,9 @@ pub(crate) struct Member {
     is_connected: bool,
     /// Whether the program wants to be in the next ring.
     wants_ring: bool,
+    /// Whether the others have declared this member lost and go on without it: then it neither joins
+    /// again nor serves anybody.
+    is_fenced: bool,
     lease: Duration,
     heard_at: Instant,
     heartbeat_at: Instant,
@@ -276,6 +279,7 @@ impl Member {
             phase: Phase::Out,
             is_connected: false,
             wants_ring: false,
+            is_fenced: false,
             heard_at: now,
             heartbeat_at: now,
             retry_at: None,
@@ -352,7 +356,7 @@ impl Member {
 
     /// Connects or asks, as far as the program wants a ring.
     fn go_on(&mut self, now: Instant) {
-        if !self.wants_ring || self.phase != Phase::Out {
+        if !self.wants_ring || self.is_fenced || self.phase != Phase::Out {
             return;
         }
         match self.is_connected {
@@ -574,8 +578,8 @@ impl Member {
                 self.phase = Phase::Out;
                 self.outputs.push_back(MemberOutput::Over { epoch, end });
                 if is_fenced {
-                    // The others go on without it: it neither joins again nor serves anybody.
-                    self.phase = Phase::Ended;
+                    self.is_fenced = true;
+                    self.is_connected = false;
                     self.outputs.push_back(MemberOutput::Disconnect);
                 }
             }

@@ -13,6 +13,7 @@ pub(crate) enum RingBug {
     /// A rank takes the link of its predecessor whatever the epoch of that.
     EpochNotChecked,
     /// A program goes on after a shrink without a broadcast. Planted in the simulator's trainer.
+    #[cfg(test)]
     NoBroadcast,
 }
 

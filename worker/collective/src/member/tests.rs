@@ -58,11 +58,11 @@ fn in_ring(now: Instant) -> Member {
 
 /// Returns the members that the member does without, as its last request names them.
 fn gone(outputs: &[MemberOutput]) -> Vec<u32> {
-    let joins = outputs.iter().filter_map(|output| match output {
+    let mut joins = outputs.iter().filter_map(|output| match output {
         MemberOutput::Send(Message::RingJoin(join)) => Some(join.gone.items().to_vec()),
         _ => None,
     });
-    joins.last().unwrap_or_default()
+    joins.next_back().unwrap_or_default()
 }
 
 #[test]

@@ -101,7 +101,7 @@ fn simulated_rings_keep_their_rules() {
 
 /// The seeds within which a planted bug must be found.
 #[cfg(all(feature = "planted", debug_assertions))]
-const PLANTED_SEEDS: u64 = 300;
+const PLANTED_SEEDS: u64 = 3000;
 
 #[cfg(all(feature = "planted", debug_assertions))]
 #[test]
