@@ -594,8 +594,16 @@ impl Member {
     }
 
     fn refused(&mut self, now: Instant, refusal: Refusal) {
-        // A member that does not serve yet may do so as soon as it has noticed the loss.
-        if matches!(refusal, Refusal::Stopping {}) && !self.candidates.is_empty() {
+        if matches!(refusal, Refusal::Stopping {}) {
+            // The serving member has left: another one serves the next ring.
+            let serving = self.ring.as_ref().and_then(|ring| ring.place(ring.serving?));
+            let serving = serving.map(|place| place.index);
+            if let Some(index) = serving.filter(|_| self.candidates.is_empty()) {
+                self.gone.push(index);
+                self.succeed(Serving::Silent);
+            }
+            // A member that does not serve yet may do so as soon as it has noticed the loss. A new
+            // member tries again where the program meets.
             self.outputs.push_back(MemberOutput::Disconnect);
             self.is_connected = false;
             return self.try_again(now, false);

@@ -144,3 +144,20 @@ fn a_member_that_was_stopped_reads_before_it_takes_the_rendezvous_for_lost() {
     }
     assert!(outputs(&mut member).contains(&MemberOutput::Disconnect));
 }
+
+#[test]
+fn members_meet_at_a_successor_once_the_serving_member_has_left() {
+    let now = Instant::now();
+    let mut member = in_ring(now);
+    let over = RingOver { epoch: 1, end: RingEnd::Left { rank: 0 } };
+    member.handle(now, MemberInput::Message(over.into()));
+    member.handle(now, MemberInput::Join);
+    let refused = Refused { refusal: Refusal::Stopping {} };
+    member.handle(now, MemberInput::Message(refused.into()));
+    assert!(outputs(&mut member).contains(&MemberOutput::Serve));
+    let now = member.wake_at().expect("it tries again");
+    member.handle(now, MemberInput::Tick);
+    assert_eq!(outputs(&mut member), [MemberOutput::Connect(Place::Own)]);
+    member.handle(now, MemberInput::Connected);
+    assert_eq!(gone(&outputs(&mut member)), [0]);
+}

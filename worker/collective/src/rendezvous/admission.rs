@@ -34,6 +34,9 @@ impl Rendezvous {
     /// # Errors
     /// The refusal of a member that cannot be in the next ring.
     pub(super) fn check_join(&self, connection: u64, join: &RingJoin) -> Result<(), Refusal> {
+        if self.is_stopping {
+            return Err(Refusal::Stopping {});
+        }
         let Some(peer) = self.connections.get(connection) else { return Ok(()) };
         let fault = |text: String| {
             let kind = Message::from(join.clone()).kind();

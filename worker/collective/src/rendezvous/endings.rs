@@ -44,7 +44,9 @@ impl Rendezvous {
         }
         self.outputs.send(connection, Left {});
         self.outputs.close(connection);
-        self.connections.remove(connection);
+        let peer = self.connections.remove(connection);
+        // The process ends soon. The members that are left meet at a successor.
+        self.is_stopping |= peer.is_some_and(|peer| self.config.serving == Some(peer.incarnation));
         self.waiting.remove(connection);
         self.changed = true;
         let seat = self.ring.as_mut().and_then(|ring| ring.vacate(connection));

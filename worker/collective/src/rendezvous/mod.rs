@@ -77,6 +77,8 @@ pub(crate) struct Rendezvous {
     newest_epoch: u64,
     /// The number of members of the first ring, as its members name it.
     first_size: Option<u32>,
+    /// Whether the member in whose process this is has left.
+    is_stopping: bool,
     /// The time of the last input.
     handled_at: Option<Instant>,
     /// The time at which this process ran again after it was stopped.
@@ -112,6 +114,7 @@ impl Rendezvous {
             ring: None,
             newest_epoch: 0,
             first_size: None,
+            is_stopping: false,
             handled_at: None,
             resumed_at: None,
             changed: false,

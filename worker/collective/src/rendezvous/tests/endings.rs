@@ -287,3 +287,17 @@ fn a_rendezvous_that_was_stopped_does_not_go_on_without_a_majority() {
         }
     }
 }
+
+#[test]
+fn a_rendezvous_whose_own_member_has_left_forms_no_ring() {
+    let mut meeting =
+        Meeting::with(RendezvousConfig { serving: Some(Incarnation(1)), ..config(1) });
+    let mut greeting = hello(1);
+    greeting.incarnation = Incarnation(1);
+    let own = meeting.arrive(greeting);
+    meeting.send(own, again("own", 0));
+    meeting.send(own, Leave {});
+    let other = meeting.arrive(hello(2));
+    meeting.send(other, join("other"));
+    assert_eq!(meeting.refusal(other), Refusal::Stopping {});
+}
