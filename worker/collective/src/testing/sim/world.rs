@@ -48,6 +48,7 @@ struct Process {
 struct Connection {
     /// The processes, and their numbers of the connection.
     ends: [(usize, u64); 2],
+    is_open: bool,
     is_lost: bool,
     closed: [bool; 2],
     /// The time of the last delivery to each end: bytes keep their order.
@@ -172,10 +173,20 @@ impl RingWorld {
         self.checker.figures
     }
 
-    /// Returns whether the faults explain that nobody has finished.
+    /// Returns whether the faults explain that nobody has finished: they may take a majority away
+    /// or end the whole job.
     fn may_be_unfinished(&self) -> bool {
-        let faults = &self.setting.plan;
-        faults.iter().any(|planned| planned.fault != RingFault::Late)
+        let faults = self.setting.plan.iter().map(|planned| planned.fault);
+        let leaves = faults.clone().filter(|fault| *fault == RingFault::Leave).count();
+        let heavy = [
+            RingFault::Partition,
+            RingFault::Isolate,
+            RingFault::Kill,
+            RingFault::Pause,
+            RingFault::Differ,
+        ];
+        // One that leaves while another does may be missing in a majority.
+        leaves >= 2 || faults.clone().any(|fault| heavy.contains(&fault))
     }
 
     fn living(&self) -> impl Iterator<Item = usize> {
@@ -298,6 +309,7 @@ impl RingWorld {
         let connection = self.connections.len();
         self.connections.push(Connection {
             ends: [(process, number), (target, accepted)],
+            is_open: false,
             is_lost: false,
             closed: [false; 2],
             last: [self.now; 2],
@@ -332,7 +344,10 @@ impl RingWorld {
         }
         let (process, number) = of.ends[side];
         let input = match item {
-            Item::Opened => RankInput::Connected(number),
+            Item::Opened => {
+                self.connections[connection].is_open = true;
+                RankInput::Connected(number)
+            }
             Item::Frame(frame) => RankInput::Frame(number, frame),
             Item::End => {
                 self.connections[connection].closed[side] = true;
@@ -559,7 +574,7 @@ impl RingWorld {
                     .filter(|at| {
                         let of = &self.connections[*at];
                         let between = of.ends[0].0 != of.ends[1].0;
-                        between && !of.is_lost && of.closed == [false; 2]
+                        between && of.is_open && !of.is_lost && of.closed == [false; 2]
                     })
                     .collect();
                 if open.is_empty() {
