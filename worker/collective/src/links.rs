@@ -19,9 +19,9 @@ pub(crate) use socket::LinkSocket;
 
 use crate::running::{Fault, Running};
 
-/// The bytes of one part. The successor folds a part while the next one is on its way, from memory
-/// that is still in cache.
-pub(crate) const PART_BYTES: usize = 256 << 10;
+/// The bytes of one part, the most that a frame carries. The successor folds a part while the next
+/// one is on its way.
+pub(crate) const PART_BYTES: usize = 1 << 20;
 
 /// The two links of a rank, and the frames that are half sent or half received.
 #[derive(Debug)]

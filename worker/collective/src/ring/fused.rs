@@ -14,8 +14,8 @@ pub struct Tensor<'a, T> {
     pub values: &'a mut [T],
 }
 
-/// The largest tensor that is copied to travel with others. A larger one fills several parts by
-/// itself.
+/// The largest tensor that is copied to travel with others. The bytes of a larger
+/// one take longer than its passes.
 const FUSED_TENSOR_BYTES_MAX: usize = 256 << 10;
 
 /// The bytes of tensors that travel together.
