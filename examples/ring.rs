@@ -14,15 +14,18 @@
 
 use std::error::Error;
 use std::os::unix::process::parent_id;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
 
-use pushpull::blocking::Ring;
-use pushpull::collective::{Launch, LaunchError, Reduction, RingConfig, Tensor};
-use pushpull::compute::{Device, Mlp, Network, Samples, View, ViewMut};
+use pushpull::blocking::{Ring, TrainingSession};
+use pushpull::checkpoint::{LocalDirectory, Retention};
+use pushpull::collective::{Launch, LaunchError, RingConfig, RingTrainerConfig};
+use pushpull::compute::{Compute, Device, Mlp, Model, Samples, View};
 use pushpull::error::Chain;
-use pushpull::optim::{Adagrad, ApplyAt, Optimizer, Run};
-use safetensors::tensor::{Dtype, TensorView};
+use pushpull::optim::Adagrad;
+use pushpull::training::{TrainingConfig, hooks};
 
 /// The settings of a training.
 #[derive(Debug)]
@@ -30,21 +33,21 @@ struct Options {
     /// Samples of a rank in a step.
     batch: usize,
     steps: u64,
-    /// The file that rank 0 writes.
-    checkpoint: Option<PathBuf>,
+    /// Where rank 0 saves checkpoints, and from where it restores the newest one.
+    checkpoint_dir: Option<PathBuf>,
 }
 
 impl Options {
-    /// Reads `--batch N`, `--steps N` and `--checkpoint FILE`.
+    /// Reads `--batch N`, `--steps N` and `--checkpoint-dir DIRECTORY`.
     fn from_flags(flags: impl IntoIterator<Item = String>) -> Result<Options, Box<dyn Error>> {
-        let mut options = Options { batch: BATCH, steps: 300, checkpoint: None };
+        let mut options = Options { batch: BATCH, steps: 300, checkpoint_dir: None };
         let mut flags = flags.into_iter();
         while let Some(flag) = flags.next() {
             let value = flags.next().ok_or_else(|| format!("{flag} needs a value"))?;
             match &flag[..] {
                 "--batch" => options.batch = value.parse()?,
                 "--steps" => options.steps = value.parse()?,
-                "--checkpoint" => options.checkpoint = Some(value.into()),
+                "--checkpoint-dir" => options.checkpoint_dir = Some(value.into()),
                 _ => return Err(format!("no such flag: {flag}").into()),
             }
         }
@@ -54,7 +57,70 @@ impl Options {
 
 /// Trains as one rank. Rank 0 returns the result, as JSON.
 fn train(options: &Options) -> Result<Option<String>, Box<dyn Error>> {
-    // Step 1: hvd.init()
+    // hvd.init()
+    let ring = init(options)?;
+    let ranks = ring.size();
+    let rank = ring.rank();
+
+    // config.gpu_options.visible_device_list = str(hvd.local_rank())
+    // On GPUs: Device::cuda(ring.local_rank())
+    let device = Device::pick("cpu:1")?;
+
+    // loss = ...
+    let mut model = Model::new(Mlp::new(device, &SIZES), NAMES);
+
+    // opt = tf.train.AdagradOptimizer(0.01 * hvd.size())
+    // A rank with a larger batch counts as several, so that one process can train on the joined batch.
+    let batches = options.batch as f64 / BATCH as f64;
+    let rule = Adagrad::new(0.01 * f64::from(ranks) * batches);
+
+    // opt = hvd.DistributedOptimizer(opt)
+    let mut optimizer = RingTrainerConfig::new(rule);
+
+    // checkpoint_dir = '/tmp/train_logs' if hvd.rank() == 0 else None
+    // All ranks name the directory: whichever is rank 0 saves.
+    if let Some(directory) = &options.checkpoint_dir {
+        let directory = Arc::new(LocalDirectory::create(directory)?);
+        optimizer = optimizer.checkpoints(directory, Retention::default());
+    }
+
+    // hooks = [hvd.BroadcastGlobalVariablesHook(0)]: a session on a ring begins with the broadcast.
+    // train_op = opt.minimize(loss)
+    let config = TrainingConfig::ring_with(ring.into_inner(), optimizer)
+        .variables(Compute::<Samples<'_>>::variables(&model)?)
+        .hook(hooks::StopAtStep::last(options.steps));
+    let config = match options.checkpoint_dir {
+        Some(_) => config.checkpoint_every(Duration::from_secs(600)),
+        None => config,
+    };
+
+    // with tf.train.MonitoredTrainingSession(...) as mon_sess:
+    let mut session = TrainingSession::start(config)?;
+    let mut loss = f64::NAN;
+    // while not mon_sess.should_stop():
+    while let Some(mut step) = session.step()? {
+        let shard = step.step() * u64::from(ranks) + u64::from(rank);
+        let digits = Digits::of(shard * options.batch as u64, options.batch);
+        // mon_sess.run(train_op)
+        loss = step.compute(&mut model, digits.samples())?;
+        step.push()?;
+    }
+    let ended = session.close()?;
+
+    if rank != 0 {
+        return Ok(None);
+    }
+    let params = ended.params.ok_or("the rank has no values")?;
+    let values = params.views(NAMES)?.map(View::from);
+    let accuracy = model.network_mut().accuracy(&values, Digits::of(TEST, 2_000).samples())?;
+    Ok(Some(format!(
+        r#"{{"ranks":{ranks},"steps":{},"loss":{loss:.4},"accuracy":{accuracy}}}"#,
+        ended.step
+    )))
+}
+
+/// Joins the ring of the job. Says the place of this rank, as `NCCL_DEBUG=INFO` does.
+fn init(options: &Options) -> Result<Ring, Box<dyn Error>> {
     let launch = match Launch::from_lookup(|name| std::env::var(name).ok()) {
         Err(LaunchError::NoLauncher { .. }) => Launch::new(0, 1)?,
         launch => launch?,
@@ -69,119 +135,11 @@ fn train(options: &Options) -> Result<Option<String>, Box<dyn Error>> {
         }
         config = config.insecure();
     }
-    let mut ring = Ring::join(config)?;
-    // NCCL_DEBUG=INFO. One write, so that the lines of several ranks do not mix.
+    let ring = Ring::join(config)?;
+    // One write, so that the lines of several ranks do not mix.
     let line = format!("{ring}\n");
     eprint!("{line}");
-
-    // Step 2: config.gpu_options.visible_device_list = str(hvd.local_rank())
-    // On GPUs: Device::cuda(ring.local_rank())
-    let device = Device::pick("cpu:1")?;
-    let mut network = Mlp::new(device, &SIZES);
-
-    // Step 3: opt = tf.train.AdagradOptimizer(0.01 * hvd.size())
-    // A rank with a larger batch counts as several, so that one process can train on the joined batch.
-    let batches = options.batch as f64 / BATCH as f64;
-    let rule = Adagrad::new(0.01 * f64::from(ring.size()) * batches);
-    let mut model = TrainedModel::new(&network, &rule, ring.rank());
-
-    // Step 5: hooks = [hvd.BroadcastGlobalVariablesHook(0)]
-    for values in &mut model.values {
-        ring.broadcast(values, 0)?;
-    }
-
-    // while not mon_sess.should_stop(): mon_sess.run(train_op)
-    let mut loss = [0.0];
-    for step in 0..options.steps {
-        let shard = step * u64::from(ring.size()) + u64::from(ring.rank());
-        let digits = Digits::of(shard * options.batch as u64, options.batch);
-        loss = [model.compute_gradients(&mut network, &digits)?];
-
-        // Step 4: opt = hvd.DistributedOptimizer(opt)
-        let mut tensors: Vec<Tensor<'_, f32>> = (NAMES.iter().zip(&mut model.gradients))
-            .map(|(name, values)| Tensor { name, values })
-            .collect();
-        tensors.push(Tensor { name: "loss", values: &mut loss });
-        ring.all_reduce_fused(&mut tensors, Reduction::Mean)?;
-
-        model.apply_gradients(&rule, step);
-    }
-
-    // Step 6: checkpoint_dir = '/tmp/train_logs' if hvd.rank() == 0 else None
-    let mut result = None;
-    if ring.rank() == 0 {
-        if let Some(file) = &options.checkpoint {
-            model.save(&network, file)?;
-        }
-        let accuracy = network.accuracy(&model.views(), Digits::of(TEST, 2_000).samples())?;
-        result = Some(format!(
-            r#"{{"ranks":{},"steps":{},"loss":{:.4},"accuracy":{accuracy}}}"#,
-            ring.size(),
-            options.steps,
-            loss[0]
-        ));
-    }
-    ring.leave(); // hvd.shutdown()
-    Ok(result)
-}
-
-/// The parameters of the network on one rank, their gradients, and the slots of the rule.
-struct TrainedModel {
-    values: Vec<Vec<f32>>,
-    gradients: Vec<Vec<f32>>,
-    slots: Vec<Vec<f32>>,
-}
-
-impl TrainedModel {
-    /// Creates a model with values that depend on the rank.
-    fn new(network: &Mlp, rule: &Adagrad, rank: u32) -> TrainedModel {
-        let initial = rule.slots()[0].initial as f32;
-        let lengths = network.shapes().into_iter().map(|shape| shape.iter().product::<u64>());
-        let values = lengths.enumerate().map(|(tensor, length)| {
-            let stream = (u64::from(rank) << 8) + tensor as u64;
-            (0..length).map(|element| 0.2 * noise(stream, element)).collect()
-        });
-        let values: Vec<Vec<f32>> = values.collect();
-        let filled = |value: f32| values.iter().map(|all| vec![value; all.len()]).collect();
-        TrainedModel { gradients: filled(0.0), slots: filled(initial), values }
-    }
-
-    fn views(&self) -> Vec<View<'_, f32>> {
-        self.values.iter().map(View::from).collect()
-    }
-
-    /// Computes the gradients of these samples. Returns their mean loss.
-    fn compute_gradients(
-        &mut self,
-        network: &mut Mlp,
-        digits: &Digits,
-    ) -> Result<f32, Box<dyn Error>> {
-        let values: Vec<View<'_, f32>> = self.values.iter().map(View::from).collect();
-        let gradients = self.gradients.iter_mut().map(ViewMut::from).collect();
-        Ok(network.gradients(&values, digits.samples(), gradients)? as f32)
-    }
-
-    fn apply_gradients(&mut self, rule: &Adagrad, step: u64) {
-        let tensors = self.values.iter_mut().zip(&self.gradients).zip(&mut self.slots);
-        for ((values, gradient), slot) in tensors {
-            let slots = &mut [&mut slot[..]];
-            rule.apply_f32(ApplyAt::new(step + 1, step), Run { values, slots, gradient });
-        }
-    }
-
-    /// Writes the values as a file of safetensors.
-    fn save(&self, network: &Mlp, file: &Path) -> Result<(), Box<dyn Error>> {
-        let bytes: Vec<Vec<u8>> = (self.values.iter())
-            .map(|values| values.iter().flat_map(|value| value.to_le_bytes()).collect())
-            .collect();
-        let mut views = Vec::new();
-        for ((name, shape), bytes) in NAMES.iter().zip(network.shapes()).zip(&bytes) {
-            let shape = shape.iter().map(|length| *length as usize).collect();
-            views.push((*name, TensorView::new(Dtype::F32, shape, bytes)?));
-        }
-        std::fs::write(file, safetensors::serialize(views, None)?)?;
-        Ok(())
-    }
+    Ok(ring)
 }
 
 /// Digits of 8 x 8 pixels, made from their numbers: no rank needs a file.
