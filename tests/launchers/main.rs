@@ -1,13 +1,15 @@
-//! The example `ring` as four ranks under each launcher of this machine: the same accuracy as one
-//! process on the joined batch.
+//! The example `ring` under each launcher of this machine, as four ranks on this host and as sixteen
+//! on four hosts: the same accuracy as one process on the joined batch.
 //!
+//! The hosts are network namespaces, which need root.
 //! Launchers are searched for in the folders that `PUSHPULL_MPI5` and `PUSHPULL_MPICH` name, in the
 //! virtual environments `target/openmpi` and `target/mpich` (`.ci/run` makes them), and in `PATH`.
 //! The output names each launcher that is absent.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
-#[path = "../examples/ring.rs"]
+mod hosts;
+#[path = "../../examples/ring.rs"]
 #[allow(dead_code, reason = "the example has a main of its own")]
 mod ring;
 
@@ -16,6 +18,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use serde_json::Value;
+
+use self::hosts::Hosts;
 
 /// The first argument of a process that is a rank.
 const RANK: &str = "rank";
@@ -31,6 +35,8 @@ struct LauncherCase {
     /// A text in that output.
     sign: &'static str,
     flags: &'static str,
+    /// The flags for sixteen ranks on four hosts, after the one that names the agent.
+    host_flags: Option<(&'static str, &'static str)>,
 }
 
 const LAUNCHERS: [LauncherCase; 4] = [
@@ -42,6 +48,12 @@ const LAUNCHERS: [LauncherCase; 4] = [
         sign: "(Open MPI) 4.",
         flags: "--allow-run-as-root -np 4 -H localhost:4 -bind-to none -map-by slot \
                 -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH -x PATH -mca pml ob1 -mca btl ^openib",
+        host_flags: Some((
+            "-mca plm_rsh_agent",
+            "--allow-run-as-root -bind-to none -mca oob_tcp_if_include eth0 -np 16 \
+             -H 10.77.0.1:4,10.77.0.2:4,10.77.0.3:4,10.77.0.4:4 \
+             -x PUSHPULL_RENDEZVOUS=10.77.0.1:29500",
+        )),
     },
     LauncherCase {
         name: "Open MPI 5",
@@ -51,6 +63,12 @@ const LAUNCHERS: [LauncherCase; 4] = [
         sign: "(Open MPI) 5.",
         flags: "--allow-run-as-root -np 4 -H localhost:4 --bind-to none --map-by slot \
                 -x NCCL_DEBUG=INFO -x LD_LIBRARY_PATH -x PATH --mca pml ob1 --mca btl ^openib",
+        host_flags: Some((
+            "--prtemca plm_ssh_agent",
+            "--allow-run-as-root --bind-to none --prtemca prte_if_include eth0 -np 16 \
+             -H 10.77.0.1:4,10.77.0.2:4,10.77.0.3:4,10.77.0.4:4 \
+             -x PUSHPULL_RENDEZVOUS=10.77.0.1:29500",
+        )),
     },
     LauncherCase {
         name: "MPICH",
@@ -59,6 +77,11 @@ const LAUNCHERS: [LauncherCase; 4] = [
         probe: &["mpiexec", "--version"],
         sign: "HYDRA",
         flags: "-n 4",
+        host_flags: Some((
+            "-launcher ssh -launcher-exec",
+            "-iface eth0 -n 16 -ppn 4 -hosts 10.77.0.1,10.77.0.2,10.77.0.3,10.77.0.4 \
+             -genv PUSHPULL_RENDEZVOUS 10.77.0.1:29500",
+        )),
     },
     LauncherCase {
         name: "Slurm",
@@ -68,6 +91,7 @@ const LAUNCHERS: [LauncherCase; 4] = [
         probe: &["sinfo", "--noheader", "--format=%P is up"],
         sign: "is up",
         flags: "-n 4",
+        host_flags: None,
     },
 ];
 
@@ -122,21 +146,83 @@ fn run(mut command: Command) -> Result<(Value, String), String> {
     }
 }
 
+/// The results of one process on the joined batches of four and of sixteen ranks.
+struct Alone {
+    four: Value,
+    sixteen: Value,
+}
+
 /// Checks the result of four ranks against that of one process.
 fn check(case: &LauncherCase, folder: &Path, alone: &Value) -> Result<Value, String> {
     let mut command = limited("60", folder, case.program);
     command.args(case.flags.split_ascii_whitespace());
     command.arg(std::env::current_exe().unwrap()).arg(RANK);
     let (result, errors) = run(command)?;
-    for number in 0..4 {
-        let line = format!("rank {number} of 4 on ");
+    compare(4, &result, &errors, alone)
+}
+
+/// Checks the result of sixteen ranks on four hosts against that of one process.
+fn check_hosts(
+    case: &LauncherCase,
+    (agent, flags): (&str, &str),
+    folder: &Path,
+    hosts: &Hosts,
+    alone: &Value,
+) -> Result<Value, String> {
+    let mut command = limited("120", folder, "env");
+    command.arg(hosts.agent()).arg("10.77.0.1").arg(folder.join(case.program));
+    command.args(agent.split_ascii_whitespace()).arg(hosts.agent());
+    command.args(flags.split_ascii_whitespace());
+    command.arg(std::env::current_exe().unwrap()).arg(RANK);
+    let (result, errors) = run(command)?;
+    for number in 1..=4 {
+        let line = format!("on host{number} over TCP");
         if !errors.contains(&line) {
             return Err(format!("no line of {line:?}:\n{errors}"));
         }
     }
-    match result["ranks"] == 4 && result["accuracy"] == alone["accuracy"] {
-        true => Ok(result),
+    compare(16, &result, &errors, alone)
+}
+
+/// Checks that each rank has said its place, and that the accuracy is that of one process.
+fn compare(ranks: u32, result: &Value, errors: &str, alone: &Value) -> Result<Value, String> {
+    for number in 0..ranks {
+        let line = format!("rank {number} of {ranks} on ");
+        if !errors.contains(&line) {
+            return Err(format!("no line of {line:?}:\n{errors}"));
+        }
+    }
+    match result["ranks"] == ranks && result["accuracy"] == alone["accuracy"] {
+        true => Ok(result.clone()),
         false => Err(format!("{result}, and alone {alone}")),
+    }
+}
+
+/// The numbers of launchers.
+#[derive(Default)]
+struct Counts {
+    passed: u32,
+    failed: u32,
+    skipped: u32,
+}
+
+impl Counts {
+    fn count(&mut self, name: &str, checked: Result<Value, String>) {
+        match checked {
+            Ok(result) => {
+                println!("{name}: {result}");
+                self.passed += 1;
+            }
+            Err(fault) => {
+                println!("{name}: {fault}");
+                self.failed += 1;
+            }
+        }
+    }
+
+    fn skip(&mut self, name: &str, reason: &str) {
+        println!("SKIPPED: {name} {reason}");
+        self.skipped += 1;
     }
 }
 
@@ -151,29 +237,32 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
 
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args([RANK, "--batch", "256"]);
-    let (alone, _) = run(command).unwrap();
-    println!("alone: {alone}");
-    let mut counts = [0; 3];
-    let [passed, failed, skipped] = &mut counts;
+    let alone = |batch: &str| {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args([RANK, "--batch", batch]);
+        run(command).unwrap().0
+    };
+    let alone = Alone { four: alone("256"), sixteen: alone("1024") };
+    println!("alone: {}, {}", alone.four, alone.sixteen);
+    let hosts = Hosts::new();
+    let mut counts = Counts::default();
     for case in LAUNCHERS {
         let name = case.name;
-        match case.find().map(|folder| check(&case, &folder, &alone)) {
-            None => {
-                println!("SKIPPED: {name} does not run on this machine");
-                *skipped += 1;
+        let Some(folder) = case.find() else {
+            counts.skip(name, "does not run on this machine");
+            continue;
+        };
+        counts.count(name, check(&case, &folder, &alone.four));
+        let Some(flags) = case.host_flags else { continue };
+        let name = format!("{name} on four hosts");
+        match &hosts {
+            Ok(hosts) => {
+                counts.count(&name, check_hosts(&case, flags, &folder, hosts, &alone.sixteen));
             }
-            Some(Ok(result)) => {
-                println!("{name}: {result}");
-                *passed += 1;
-            }
-            Some(Err(fault)) => {
-                println!("{name}: {fault}");
-                *failed += 1;
-            }
+            Err(error) => counts.skip(&name, &format!("needs namespaces: {error}")),
         }
     }
+    let Counts { passed, failed, skipped } = counts;
     println!("launchers: {passed} passed, {failed} failed, {skipped} skipped");
-    if *failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
