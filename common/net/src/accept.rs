@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 
 use crate::endpoints::{Endpoint, Endpoints};
 use crate::open_files::{is_out_of_descriptors, open_files_limit};
-use crate::waiting::{PeerHost, WaitingConnections};
+use crate::waiting::{NoPlace, PeerHost, WaitingConnections};
 use crate::{DetachedStream, FrameStream, Stream};
 
 /// How long an evicted connection may still complete its hello, which may have arrived without
@@ -46,6 +46,8 @@ pub struct ArrivedPeer {
     pub header: Header,
     /// The hello.
     pub hello: Hello,
+    /// Its first request, if [`PeerReceiver::wants_request`] has asked for it.
+    pub request: Option<Message>,
     /// Where it is.
     pub origin: PeerOrigin,
 }
@@ -63,6 +65,14 @@ pub enum NoHello {
 
 /// Takes the peers that have said hello.
 pub trait PeerReceiver {
+    /// Returns whether a peer with this hello sends a request without having been answered. It
+    /// counts as silent until that has arrived: it may be evicted, and the time limit of the hello
+    /// holds for both.
+    fn wants_request(&self, hello: &Hello) -> bool {
+        let _ = hello;
+        false
+    }
+
     /// Takes a peer. It counts as waiting until the future is done.
     fn take(&self, peer: ArrivedPeer) -> impl Future<Output = ()>;
 
@@ -115,6 +125,13 @@ struct AcceptGate<R> {
     /// A descriptor that is given up to accept one more connection, which is refused.
     spare: RefCell<Option<File>>,
     receiver: R,
+}
+
+/// What a peer sends before it is taken.
+struct Greeting {
+    header: Header,
+    hello: Hello,
+    request: Option<Message>,
 }
 
 /// An entry in the list of waiting connections, removed when it is dropped.
@@ -209,7 +226,7 @@ impl<R: PeerReceiver + 'static> AcceptGate<R> {
         };
         tokio::task::spawn_local(async move {
             let mut frames = FrameStream::new(stream, FrameReader::new());
-            let Some((header, hello)) = connection.hello(&mut frames).await else { return };
+            let Some(greeting) = connection.greeting(&mut frames).await else { return };
             let gate = &connection.gate;
             let (stream, reader) = frames.into_parts();
             let origin = origin_of(&stream);
@@ -217,7 +234,9 @@ impl<R: PeerReceiver + 'static> AcceptGate<R> {
                 Ok(stream) => stream,
                 Err(error) => return gate.report(&error),
             };
-            gate.receiver.take(ArrivedPeer { stream, reader, header, hello, origin }).await;
+            let Greeting { header, hello, request } = greeting;
+            let peer = ArrivedPeer { stream, reader, header, hello, request, origin };
+            gate.receiver.take(peer).await;
         });
     }
 
@@ -291,23 +310,24 @@ fn origin_of(stream: &Stream) -> PeerOrigin {
 
 impl<R: PeerReceiver> WaitingConnection<R> {
     /// Reads the hello of this connection; `None` if it is invalid or does not arrive in time.
-    async fn hello(&self, frames: &mut FrameStream) -> Option<(Header, Hello)> {
+    async fn greeting(&self, frames: &mut FrameStream) -> Option<Greeting> {
         let gate = &self.gate;
-        let mut hello = std::pin::pin!(read_hello(frames));
+        let mut greeting = std::pin::pin!(self.read(frames));
         // One deadline for the whole handshake, however slowly the bytes arrive.
-        let deadline = tokio::time::timeout(gate.handshake_timeout, hello.as_mut());
+        let deadline = tokio::time::timeout(gate.handshake_timeout, greeting.as_mut());
         let (outcome, reason) = tokio::select! {
             biased;
             outcome = deadline => (outcome, NoHello::TimedOut),
             () = self.evicted.notified() => {
-                (tokio::time::timeout(EVICTION_GRACE, hello).await, NoHello::Evicted)
+                (tokio::time::timeout(EVICTION_GRACE, greeting).await, NoHello::Evicted)
             }
         };
         match outcome {
-            Ok(Ok(hello)) => {
-                // An evicted connection does not count as waiting any more.
-                self.greeted.set(gate.waiting.borrow_mut().greet(self.host, self.number));
-                return Some(hello);
+            Ok(Ok(greeting)) => {
+                if self.greet() {
+                    return Some(greeting);
+                }
+                gate.receiver.no_hello(NoHello::Evicted);
             }
             // The peer closed the connection.
             Ok(Err(ReadError::Io(_))) => {}
@@ -315,6 +335,31 @@ impl<R: PeerReceiver> WaitingConnection<R> {
             Err(_) => gate.receiver.no_hello(reason),
         }
         None
+    }
+
+    async fn read(&self, frames: &mut FrameStream) -> Result<Greeting, ReadError> {
+        let (header, hello) = read_hello(frames).await?;
+        let mut request = None;
+        if self.gate.receiver.wants_request(&hello) {
+            frames.open();
+            request = Some(frames.next().await?.1);
+        }
+        Ok(Greeting { header, hello, request })
+    }
+
+    /// Gives the connection a place among those that have said hello. Returns false if it was
+    /// evicted before and all places are taken.
+    fn greet(&self) -> bool {
+        let mut waiting = self.gate.waiting.borrow_mut();
+        if !waiting.greet(self.host, self.number) {
+            match waiting.greet_evicted() {
+                Ok(Some(silent)) => silent.notify_one(),
+                Ok(None) => {}
+                Err(NoPlace) => return false,
+            }
+        }
+        self.greeted.set(true);
+        true
     }
 }
 

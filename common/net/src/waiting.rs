@@ -84,6 +84,20 @@ impl<T> WaitingConnections<T> {
         silent
     }
 
+    /// Greets a connection that was evicted before its hello was read. It takes a free place, or
+    /// that of a silent connection, which is returned.
+    ///
+    /// # Errors
+    /// [`NoPlace`] if all places belong to greeted connections.
+    pub(crate) fn greet_evicted(&mut self) -> Result<Option<T>, NoPlace> {
+        if self.greeted >= self.limit {
+            return Err(NoPlace);
+        }
+        self.greeted += 1;
+        let are_too_many = self.silent_count + self.greeted > self.limit;
+        Ok(if are_too_many { self.evict() } else { None })
+    }
+
     /// Removes a connection that closed before its hello.
     pub(crate) fn closed(&mut self, host: PeerHost, number: u64) {
         self.remove(host, number);
@@ -104,6 +118,10 @@ impl<T> WaitingConnections<T> {
         Some(value)
     }
 }
+
+/// All places belong to connections that may not be evicted.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct NoPlace;
 
 #[cfg(test)]
 mod tests {
@@ -173,6 +191,21 @@ mod tests {
         waiting.closed(host(3), 4);
         assert_eq!(waiting.arrive(host(4), 6), (5, None));
         assert_eq!((waiting.evict(), waiting.evict()), (Some(6), None));
+    }
+
+    #[test]
+    fn an_evicted_connection_that_says_hello_takes_a_place_that_is_free_or_silent() {
+        let mut waiting = WaitingConnections::new(2);
+        for index in 0..4 {
+            waiting.arrive(host(1), index);
+        }
+        assert_eq!(waiting.greet_evicted(), Ok(Some(2)), "0 says hello, and 2 makes room");
+        assert_eq!(waiting.greet_evicted(), Ok(Some(3)));
+        assert_eq!(waiting.greet_evicted(), Err(NoPlace), "2 says hello too late");
+        assert!(!waiting.can_accept());
+        waiting.handed_over();
+        assert_eq!(waiting.greet_evicted(), Ok(None));
+        assert!(!waiting.can_accept());
     }
 
     #[test]

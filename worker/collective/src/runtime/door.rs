@@ -16,8 +16,8 @@ use super::peer;
 use super::server::RendezvousServer;
 use crate::waiting_links::WaitingLinks;
 
-/// How long a peer may take from its hello to its request.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a peer may take to read a refusal.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A link from another rank that no ring has taken yet.
 #[derive(Debug)]
@@ -62,24 +62,23 @@ impl DoorState {
 pub(super) struct Door(pub(super) Rc<DoorState>);
 
 impl PeerReceiver for Door {
-    /// Reads the request of the peer, which counts as waiting until then.
+    /// A rank sends its request together with its hello.
+    fn wants_request(&self, hello: &Hello) -> bool {
+        hello.role == (Role::Rank {})
+    }
+
     async fn take(&self, peer: ArrivedPeer) {
-        let ArrivedPeer { stream, reader, hello, origin, .. } = peer;
+        let ArrivedPeer { stream, reader, hello, request, origin, .. } = peer;
         let Ok(stream) = Stream::attach(stream) else { return };
-        let mut frames = FrameStream::new(stream, reader);
-        let role = hello.role;
-        if role != (Role::Rank {}) {
-            _ = refuse(frames, Refusal::Role { role: role.code(), kind: 1 }).await;
+        let frames = FrameStream::new(stream, reader);
+        let Some(request) = request else {
+            _ = refuse(frames, Refusal::Role { role: hello.role.code(), kind: 1 }).await;
             return;
-        }
-        frames.open();
-        let request = tokio::time::timeout(REQUEST_TIMEOUT, frames.next()).await;
-        if let Ok(Ok((_, request))) = request {
-            let state = self.0.clone();
-            tokio::task::spawn_local(async move {
-                _ = serve(&state, frames, hello, origin, request).await;
-            });
-        }
+        };
+        let state = self.0.clone();
+        tokio::task::spawn_local(async move {
+            _ = serve(&state, frames, hello, origin, request).await;
+        });
     }
 }
 
@@ -117,6 +116,6 @@ async fn serve(
 async fn refuse(mut frames: FrameStream, refusal: Refusal) -> std::io::Result<()> {
     let refused = peer::send(&mut frames, Refused { refusal });
     // A peer that does not read it sees the end of the connection.
-    let _ = tokio::time::timeout(REQUEST_TIMEOUT, refused).await;
+    let _ = tokio::time::timeout(REFUSAL_TIMEOUT, refused).await;
     Ok(())
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use pushpull_common::error::Chain;
 use pushpull_common::peer_origin::PeerOrigin;
+use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::message::{Hello, RingLink, RingLinked};
 use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, encode};
 use pushpull_net::{Connector, DetachedStream, FrameStream, Stream};
@@ -14,6 +15,14 @@ use super::peer;
 use crate::links::Links;
 use crate::member::{FormedRing, RankPlace};
 use crate::transport::Transport;
+
+/// The pauses before a connection that was closed without an answer is tried again.
+const RETRY_PAUSES: [Duration; 4] = [
+    Duration::from_millis(10),
+    Duration::from_millis(40),
+    Duration::from_millis(160),
+    Duration::from_millis(640),
+];
 
 /// The links of a rank and the kinds of their connections.
 #[derive(Debug)]
@@ -72,7 +81,7 @@ async fn connect(
     };
     let mut faults = Vec::new();
     for address in reachable(place, here) {
-        match open_link(address, &hello, &own).await {
+        match open_link_patiently(address, &hello, &own).await {
             Ok(stream) => {
                 let transport = match stream {
                     DetachedStream::Tcp(_) => Transport::Tcp,
@@ -80,7 +89,7 @@ async fn connect(
                 };
                 return Ok((stream, transport));
             }
-            Err(cause) => faults.push(format!("{address}: {cause}")),
+            Err(fault) => faults.push(format!("{address}: {}", fault.cause)),
         }
     }
     Err(format!("cannot connect to rank {successor} on {}: {}", place.host, faults.join("; ")))
@@ -98,22 +107,52 @@ fn reachable<'a>(place: &'a RankPlace, from: &RankPlace) -> Vec<&'a str> {
     addresses.filter(|address| is_near || !address.starts_with("unix:")).collect()
 }
 
-async fn open_link(address: &str, hello: &Hello, own: &RingLink) -> Result<DetachedStream, String> {
+/// Why a link was not opened.
+struct OpenFault {
+    cause: String,
+    /// Whether the successor had accepted the connection and closed it without an answer.
+    is_closed: bool,
+}
+
+/// Opens a link. A successor at whose port strangers crowd may close a connection to make room: then
+/// it is tried again.
+async fn open_link_patiently(
+    address: &str,
+    hello: &Hello,
+    own: &RingLink,
+) -> Result<DetachedStream, OpenFault> {
+    for pause in RETRY_PAUSES {
+        match open_link(address, hello, own).await {
+            Err(fault) if fault.is_closed => tokio::time::sleep(pause).await,
+            opened => return opened,
+        }
+    }
+    open_link(address, hello, own).await
+}
+
+async fn open_link(
+    address: &str,
+    hello: &Hello,
+    own: &RingLink,
+) -> Result<DetachedStream, OpenFault> {
+    let failed = |cause: String| OpenFault { cause, is_closed: false };
+    let closed = |error: std::io::Error| OpenFault { cause: error.to_string(), is_closed: true };
     let connector = Connector::new(address);
     let connected = connector.connect(Connector::LIMIT).await;
-    let stream = connected.map_err(|error| Chain(&error).to_string())?.stream;
+    let stream = connected.map_err(|error| failed(Chain(&error).to_string()))?.stream;
     let mut frames = FrameStream::new(stream, FrameReader::new());
     let mut bytes = Vec::new();
     encode(&mut bytes, &Envelope::default(), &hello.clone().into(), BodyStamp::NONE);
     encode(&mut bytes, &Envelope::default(), &own.clone().into(), BodyStamp::NONE);
-    frames.send(&bytes).await.map_err(|error| error.to_string())?;
+    frames.send(&bytes).await.map_err(closed)?;
     match frames.next().await {
         Ok((_, Message::RingLinked(_))) => {}
-        Ok((_, Message::Refused(refused))) => return Err(refused.refusal.to_string()),
-        Ok((_, other)) => return Err(format!("it answers with a {}", other.name())),
-        Err(error) => return Err(Chain(&error).to_string()),
+        Ok((_, Message::Refused(refused))) => return Err(failed(refused.refusal.to_string())),
+        Ok((_, other)) => return Err(failed(format!("it answers with a {}", other.name()))),
+        Err(ReadError::Io(error)) => return Err(closed(error)),
+        Err(error) => return Err(failed(Chain(&error).to_string())),
     }
-    frames.into_parts().0.detach().map_err(|error| error.to_string())
+    frames.into_parts().0.detach().map_err(|error| failed(error.to_string()))
 }
 
 fn is_loopback(stream: &DetachedStream) -> bool {

@@ -49,7 +49,7 @@ fn role_refusal(role: Role, task: &TaskId, kind: u16) -> Option<Refusal> {
 
 /// Serves a peer, or refuses it.
 async fn admit(core: Arc<ServerCore>, peer: ArrivedPeer) {
-    let ArrivedPeer { stream, reader, header, hello, origin } = peer;
+    let ArrivedPeer { stream, reader, header, hello, origin, .. } = peer;
     // Otherwise attaching fails only if the peer has closed the socket already.
     let stream = match Stream::attach(stream) {
         Ok(stream) => stream,
