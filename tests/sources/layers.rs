@@ -355,6 +355,7 @@ const BELOW_OWNERS: &[(&str, &[&str])] = &[
 /// The files that may hold `unsafe`.
 const UNSAFE: &[&str] = &[
     "common/net/src/readiness.rs",
+    "common/net/src/shared_pipe.rs",
     "common/net/src/stream.rs",
     "common/optim/src/optimizer/kernel.rs",
     "common/optim/src/volatile.rs",

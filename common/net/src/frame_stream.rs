@@ -107,9 +107,21 @@ impl FrameStream {
     /// # Errors
     /// Those of the read; [`io::ErrorKind::UnexpectedEof`] if the peer has closed the stream.
     pub async fn next(&mut self) -> Result<(Header, Message), ReadError> {
+        self.next_taking(drop).await
+    }
+
+    /// Receives the next frame like [`FrameStream::next`], and passes descriptors that arrive to
+    /// `take`.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn next_taking(
+        &mut self,
+        mut take: impl FnMut(OwnedFd),
+    ) -> Result<(Header, Message), ReadError> {
         loop {
             let stream = &self.stream;
-            let mut source = |slices: &mut [IoSliceMut<'_>]| stream.try_read(slices, drop);
+            let mut source = |slices: &mut [IoSliceMut<'_>]| stream.try_read(slices, &mut take);
             match self.reader.poll(&mut source)? {
                 Poll::Frame(header, message) => return Ok((header, message)),
                 Poll::Closed => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
@@ -142,9 +154,22 @@ impl FrameStream {
     /// # Errors
     /// Those of the write.
     pub async fn send(&mut self, frames: &[u8]) -> io::Result<()> {
+        self.send_passing(frames, &[]).await
+    }
+
+    /// Sends encoded frames, and descriptors with their first byte.
+    ///
+    /// # Errors
+    /// Those of the write; [`io::ErrorKind::Unsupported`] if the stream passes no descriptors.
+    pub async fn send_passing(&mut self, frames: &[u8], descriptors: &[OwnedFd]) -> io::Result<()> {
         let mut sent = 0;
         while sent < frames.len() {
-            match self.stream.try_write(&[IoSlice::new(&frames[sent..])]) {
+            let rest = [IoSlice::new(&frames[sent..])];
+            let written = match sent == 0 && !descriptors.is_empty() {
+                true => self.stream.try_send(&rest, descriptors),
+                false => self.stream.try_write(&rest),
+            };
+            match written {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(bytes) => sent += bytes,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {

@@ -4,7 +4,7 @@
 //! [`SendQueue`] sends frames. [`Endpoints`] are bound addresses, and [`accept`] takes the peers
 //! that connect to them. A [`Connector`] connects to a server. [`AdaptiveSpin`] decides whether a
 //! waiting thread polls or sleeps, and [`Processors`] reports whether another thread needs the
-//! processor. An internal crate of pushpull: its API may change with any version.
+//! processor. [`PipeReader`] and [`PipeWriter`] pass bytes through memory that two processes share. An internal crate of pushpull: its API may change with any version.
 
 mod accept;
 mod adaptive_spin;
@@ -18,6 +18,7 @@ mod open_files;
 mod processors;
 mod readiness;
 mod send_queue;
+mod shared_pipe;
 mod socket_path;
 mod stream;
 mod waiting;
@@ -36,4 +37,5 @@ pub use open_files::{
 pub use processors::Processors;
 pub use readiness::Readiness;
 pub use send_queue::{SendBody, SendQueue};
+pub use shared_pipe::{PipeReader, PipeWriter};
 pub use stream::{DetachedStream, Stream};

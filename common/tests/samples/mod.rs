@@ -450,7 +450,7 @@ fn rings(add: &mut impl FnMut(&str, Message)) {
         add(&format!("RingOver {name}"), RingOver { epoch: 8, end }.into());
     }
     add("RingLink", RingLink { rendezvous, epoch: 8, rank: 2 }.into());
-    add("RingLinked", RingLinked {}.into());
+    add("RingLinked", RingLinked { memory: 2 << 20 }.into());
     for (name, collective) in Collective::named() {
         add(&format!("RingOperation {name}"), variants::ring_operation(collective).into());
     }

@@ -97,7 +97,9 @@ impl RingConfig {
         self
     }
 
-    /// Restricts links to one transport. Default: Unix sockets within a host, TCP between hosts.
+    /// Restricts links to one transport. Default: within a host shared memory, or a Unix socket where
+    /// the system shares none; TCP between hosts. With [`Transport::SharedMemory`] a ring does not
+    /// form without it.
     pub fn transport(mut self, transport: Transport) -> RingConfig {
         self.transport = Some(transport);
         self

@@ -1,5 +1,6 @@
 //! The links of a rank: one from its predecessor, one to its successor.
 
+mod ends;
 mod incoming;
 mod socket;
 
@@ -8,16 +9,15 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+pub(crate) use ends::{LinkIn, LinkOut};
+pub(crate) use incoming::Incoming;
 use pushpull_common::error::Chain;
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::message::{RingOperation, RingPart};
 use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, encode};
-use pushpull_net::DetachedStream;
-
-pub(crate) use incoming::Incoming;
-pub(crate) use socket::LinkSocket;
 
 use crate::running::{Fault, Running};
+use crate::waiter::Wanted;
 
 /// The bytes of one part, the most that a frame carries. The successor folds a part while the next
 /// one is on its way.
@@ -26,9 +26,9 @@ pub(crate) const PART_BYTES: usize = 1 << 20;
 /// The two links of a rank, and the frames that are half sent or half received.
 #[derive(Debug)]
 pub(crate) struct Links {
-    predecessor: LinkSocket,
+    predecessor: LinkIn,
     incoming: Incoming,
-    successor: LinkSocket,
+    successor: LinkOut,
     outgoing: Outgoing,
     /// Whether bodies have checksums: between hosts.
     has_crc: bool,
@@ -107,21 +107,14 @@ impl From<ReadError> for LinkFault {
 }
 
 impl Links {
-    /// Joins two connections. `reader` continues the stream of the predecessor.
-    ///
-    /// # Errors
-    /// If a socket cannot be set up.
+    /// Joins two links. `reader` continues the stream of the predecessor.
     pub(crate) fn new(
-        predecessor: DetachedStream,
+        predecessor: LinkIn,
         reader: FrameReader,
-        successor: DetachedStream,
+        successor: LinkOut,
         has_crc: bool,
-    ) -> io::Result<Links> {
-        let predecessor = LinkSocket(predecessor);
-        let successor = LinkSocket(successor);
-        predecessor.set_nonblocking()?;
-        successor.set_nonblocking()?;
-        Ok(Links {
+    ) -> Links {
+        Links {
             predecessor,
             incoming: Incoming::new(reader),
             successor,
@@ -129,17 +122,34 @@ impl Links {
             has_crc,
             traffic: Traffic::default(),
             moved: 0,
-        })
+        }
     }
 
-    /// The socket from the predecessor.
+    /// The socket from the predecessor, which becomes readable.
     pub(crate) fn predecessor(&self) -> BorrowedFd<'_> {
         self.predecessor.as_fd()
     }
 
-    /// The socket to the successor.
+    /// The socket to the successor; see [`Links::successor_waits_for_bytes`].
     pub(crate) fn successor(&self) -> BorrowedFd<'_> {
         self.successor.as_fd()
+    }
+
+    /// Returns whether the socket to the successor becomes readable when there is room, instead of
+    /// writable.
+    pub(crate) fn successor_waits_for_bytes(&self) -> bool {
+        self.successor.waits_for_bytes()
+    }
+
+    /// Prepares a wait for the sockets. Returns whether there is none, because one of the links is
+    /// ready.
+    ///
+    /// # Errors
+    /// If a neighbour has broken a link.
+    pub(crate) fn begin_wait(&mut self, wanted: Wanted) -> io::Result<bool> {
+        let has_bytes = wanted.reads && self.predecessor.begin_wait()?;
+        let has_room = wanted.writes && self.successor.begin_wait()?;
+        Ok(has_bytes || has_room)
     }
 
     /// Returns the bytes that have crossed the links.
@@ -162,10 +172,10 @@ impl Links {
             let begin = Instant::now();
             let writes = self.send(running, tensor).map_err(LinkFault::Successor)?;
             let sent = Instant::now();
-            let socket = &self.predecessor;
+            let predecessor = &mut self.predecessor;
             let moved = &mut self.moved;
             let mut source = |slices: &mut [IoSliceMut<'_>]| {
-                let read = socket.read(slices);
+                let read = predecessor.read(slices);
                 *moved += *read.as_ref().unwrap_or(&0) as u64;
                 read
             };

@@ -414,6 +414,9 @@ impl Performing<'_> {
         let wake = control.wake();
         let mut waits_since: Option<Instant> = None;
         let mut moved_at = Instant::now();
+        if wake.is_raised() && !control.is_left() {
+            return Err(Stop::Over);
+        }
         loop {
             let (reads, writes, moved) = match links.turn(self.running, tensor) {
                 Ok(Turn::Done) => break,
@@ -461,7 +464,7 @@ impl Performing<'_> {
                         tokio::time::sleep(left)
                     };
                     tokio::select! {
-                        waited = waiter.wait(wanted) => waited,
+                        waited = waiter.wait(links, wanted) => waited,
                         () = sleep => Ok(()),
                     }
                 }

@@ -10,6 +10,8 @@ pub enum Transport {
     Tcp,
     /// A Unix socket, within a host.
     Unix,
+    /// Memory that two processes of one host share. A Unix socket wakes a side that sleeps.
+    SharedMemory,
 }
 
 impl fmt::Display for Transport {
@@ -17,6 +19,7 @@ impl fmt::Display for Transport {
         f.write_str(match self {
             Transport::Tcp => "TCP",
             Transport::Unix => "a Unix socket",
+            Transport::SharedMemory => "shared memory",
         })
     }
 }

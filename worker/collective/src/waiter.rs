@@ -77,7 +77,7 @@ impl BlockingWaiter {
     /// passed.
     pub(crate) fn wait(
         &mut self,
-        links: &Links,
+        links: &mut Links,
         wake: &WakeFlag,
         wanted: Wanted,
         limit: Duration,
@@ -90,12 +90,19 @@ impl BlockingWaiter {
             std::thread::yield_now();
             return Ok(());
         }
+        if links.begin_wait(wanted)? {
+            return Ok(());
+        }
+        let room = match links.successor_waits_for_bytes() {
+            true => PollFlags::IN,
+            false => PollFlags::OUT,
+        };
         let flags = |wanted: bool, flag: PollFlags| if wanted { flag } else { PollFlags::empty() };
         let predecessor = links.predecessor();
         let successor = links.successor();
         let mut sockets = [
             PollFd::from_borrowed_fd(predecessor, flags(wanted.reads, PollFlags::IN)),
-            PollFd::from_borrowed_fd(successor, flags(wanted.writes, PollFlags::OUT)),
+            PollFd::from_borrowed_fd(successor, flags(wanted.writes, room)),
             PollFd::from_borrowed_fd(wake.as_fd(), flags(wanted.end, PollFlags::IN)),
         ];
         let timeout = Timespec::try_from(limit).ok();
@@ -120,15 +127,22 @@ impl AsyncWaiter {
         let register = |descriptor: BorrowedFd<'_>, interest| {
             Readiness::new(descriptor.try_clone_to_owned()?, interest)
         };
+        let room = match links.successor_waits_for_bytes() {
+            true => Interest::READABLE,
+            false => Interest::WRITABLE,
+        };
         Ok(AsyncWaiter {
             predecessor: register(links.predecessor(), Interest::READABLE)?,
-            successor: register(links.successor(), Interest::WRITABLE)?,
+            successor: register(links.successor(), room)?,
             wake: register(wake.as_fd(), Interest::READABLE)?,
         })
     }
 
     /// Waits until one of the sockets may be ready or the flag is raised.
-    pub(crate) async fn wait(&self, wanted: Wanted) -> io::Result<()> {
+    pub(crate) async fn wait(&self, links: &mut Links, wanted: Wanted) -> io::Result<()> {
+        if links.begin_wait(wanted)? {
+            return Ok(());
+        }
         tokio::select! {
             changed = self.predecessor.changed(), if wanted.reads => changed,
             changed = self.successor.changed(), if wanted.writes => changed,

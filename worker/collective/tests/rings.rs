@@ -530,7 +530,7 @@ fn ranks_meet_at_an_address() {
                 let text = ring.to_string();
                 assert!(text.starts_with(&format!("rank {rank} of 3 on ")), "{text}");
                 assert!(
-                    text.ends_with("over a Unix socket, epoch 1, rendezvous in rank 1"),
+                    text.ends_with("over shared memory, epoch 1, rendezvous in rank 1"),
                     "{text}"
                 );
                 ring.barrier().unwrap();

@@ -145,8 +145,12 @@ wire_struct! {
     }
 }
 wire_struct! {
-    /// Accepts the link of the predecessor.
-    RingLinked {}
+    /// Accepts the link of the predecessor. Over a Unix socket it may offer memory that the successor
+    /// has made, with its descriptor; the predecessor answers with the same message.
+    RingLinked {
+        /// The bytes that a pipe in this memory holds; 0 to send all frames through the socket.
+        memory: u64,
+    }
 }
 wire_enum! {
     /// A collective operation.

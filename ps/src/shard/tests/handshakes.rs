@@ -295,7 +295,7 @@ fn roles_are_checked_for_every_message() {
     assert_eq!(world.values(reader).len(), 56, "it may read");
     let left = world.refused(worker, message::Left {}.into());
     assert!(matches!(left, Refusal::Role { kind: 53, .. }), "{left}");
-    let ring = world.refused(worker, message::RingLinked {}.into());
+    let ring = world.refused(worker, message::RingLinked { memory: 0 }.into());
     assert_eq!(ring, Refusal::Role { role: 1, kind: 103 });
 }
 

@@ -1,15 +1,25 @@
-//! A connected socket that no runtime drives: non-blocking vectored reads and writes.
+//! [`LinkSocket`]: a connected socket that no runtime drives.
 
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use pushpull_net::DetachedStream;
+use rustix::net::SendFlags;
 
-/// One end of a link between neighbours.
+/// One end of a connection between neighbours, for non-blocking vectored reads and writes.
 #[derive(Debug)]
-pub(crate) struct LinkSocket(pub(crate) DetachedStream);
+pub(crate) struct LinkSocket(DetachedStream);
 
 impl LinkSocket {
+    /// Takes a connection, and makes its reads and writes return instead of waiting.
+    pub(crate) fn new(stream: DetachedStream) -> io::Result<LinkSocket> {
+        match &stream {
+            DetachedStream::Tcp(stream) => stream.set_nonblocking(true)?,
+            DetachedStream::Unix(stream) => stream.set_nonblocking(true)?,
+        }
+        Ok(LinkSocket(stream))
+    }
+
     /// Reads what is available.
     pub(crate) fn read(&self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
         match &self.0 {
@@ -26,11 +36,21 @@ impl LinkSocket {
         }
     }
 
-    /// Makes reads and writes return instead of waiting.
-    pub(crate) fn set_nonblocking(&self) -> io::Result<()> {
-        match &self.0 {
-            DetachedStream::Tcp(stream) => stream.set_nonblocking(true),
-            DetachedStream::Unix(stream) => stream.set_nonblocking(true),
+    /// Wakes a neighbour that sleeps until this socket has bytes.
+    pub(crate) fn wake_peer(&self) {
+        // A socket without room has bytes already, and the end of a neighbour is noticed elsewhere.
+        let _ = rustix::net::send(self.as_fd(), &[1], SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+    }
+
+    /// Takes the bytes that have woken this side. Returns whether the neighbour is still connected.
+    pub(crate) fn take_wakes(&self) -> io::Result<bool> {
+        match self.read(&mut [IoSliceMut::new(&mut [0; 64])]) {
+            Ok(0) => Ok(false),
+            Ok(_) => Ok(true),
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(true),
+                _ => Err(error),
+            },
         }
     }
 }

@@ -18,7 +18,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{AbortHandle, LocalSet, spawn_local};
 
 use super::door::{Door, DoorState};
-use super::link_setup::{self, OpenLinks};
+use super::link_setup::{self, MemoryUse, OpenLinks};
 use super::meeting::{self, Meeting};
 use super::peer::{UNSENT_MAX, exchange};
 use super::server::RendezvousServer;
@@ -558,7 +558,8 @@ impl ControlTask {
             _ => {
                 let hello = self.member.borrow().facts().hello();
                 let within = 2 * ring.lease;
-                match link_setup::open(&ring, hello, &self.door, within).await {
+                let memory = MemoryUse::of(self.config.transport);
+                match link_setup::open(&ring, hello, &self.door, memory, within).await {
                     Ok(links) => Some(links),
                     Err(fault) => {
                         if let Some(error) = self.left_early.take() {

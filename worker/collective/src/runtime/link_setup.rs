@@ -1,5 +1,6 @@
 //! Opens the two links of a rank in a ring that has formed.
 
+use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -8,13 +9,15 @@ use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::message::{Hello, RingLink, RingLinked};
 use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, encode};
-use pushpull_net::{Connector, DetachedStream, FrameStream, Stream};
+use pushpull_net::{Connector, DetachedStream, FrameStream, PipeReader, PipeWriter, Stream};
 
 use super::door::{DoorState, IncomingLink};
-use super::peer;
-use crate::links::Links;
+use crate::links::{LinkIn, LinkOut, Links};
 use crate::member::{FormedRing, RankPlace};
 use crate::transport::Transport;
+
+/// The bytes of a link that are on their way in shared memory: two parts.
+const PIPE_BYTES: u64 = 2 << 20;
 
 /// The pauses before a connection that was closed without an answer is tried again.
 const RETRY_PAUSES: [Duration; 4] = [
@@ -35,38 +38,111 @@ pub(crate) struct OpenLinks {
     pub(crate) to: Transport,
 }
 
+/// Whether the links of a rank use shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MemoryUse {
+    /// They do not.
+    Never,
+    /// They do where both sides can.
+    IfPossible,
+    /// They must.
+    Always,
+}
+
+impl MemoryUse {
+    /// Returns what a rank does whose links are restricted to this transport.
+    pub(super) fn of(transport: Option<Transport>) -> MemoryUse {
+        match transport {
+            None => MemoryUse::IfPossible,
+            Some(Transport::SharedMemory) => MemoryUse::Always,
+            Some(Transport::Tcp | Transport::Unix) => MemoryUse::Never,
+        }
+    }
+
+    /// Goes on without memory, unless it must be used.
+    fn without(self, cause: &str) -> Result<(), String> {
+        match self {
+            MemoryUse::Always => Err(format!("no memory is shared: {cause}")),
+            MemoryUse::Never | MemoryUse::IfPossible => Ok(()),
+        }
+    }
+}
+
+/// The link from the predecessor, and the reader of its frames.
+type AcceptedLink = (LinkIn, FrameReader, Transport);
+
+/// The link to the successor, and whether it leaves this host.
+type OpenedLink = (LinkOut, Transport, bool);
+
 /// Opens the links of this rank. Returns the fault and whose it is.
 pub(super) async fn open(
     ring: &FormedRing,
     hello: Hello,
     door: &Rc<DoorState>,
+    memory: MemoryUse,
     within: Duration,
 ) -> Result<OpenLinks, String> {
     let own = RingLink { rendezvous: ring.rendezvous, epoch: ring.epoch, rank: ring.rank };
     let predecessor = ring.predecessor();
     let theirs = RingLink { rank: predecessor, ..own.clone() };
-    let successor = connect(ring, hello, own);
+    let successor = connect(ring, hello, own, memory);
     let accepted = async {
-        let IncomingLink { stream, reader, origin } = door.link(&theirs).await;
-        let cause = |error: std::io::Error| format!("rank {predecessor}: {error}");
-        let mut frames = FrameStream::new(Stream::attach(stream).map_err(cause)?, reader);
-        peer::send(&mut frames, RingLinked {}).await?;
-        let (stream, reader) = frames.into_parts();
-        Ok((stream.detach().map_err(cause)?, reader, origin))
+        let accepted = accept(door.link(&theirs).await, memory).await;
+        accepted.map_err(|cause| format!("rank {predecessor}: {cause}"))
     };
     let both = async { tokio::try_join!(successor, accepted) };
-    let ((out, to), (stream, reader, origin)) = tokio::time::timeout(within, both)
-        .await
-        .map_err(|_| format!("its links have not opened within {within:?}"))??;
-    let from = match origin {
+    let ((out, to, is_remote), (link, reader, from)) =
+        tokio::time::timeout(within, both)
+            .await
+            .map_err(|_| format!("its links have not opened within {within:?}"))??;
+    // Checksums of bodies are for networks: a sender adds them by where its successor is.
+    Ok(OpenLinks { links: Links::new(link, reader, out, is_remote), from, to })
+}
+
+/// Accepts the link of the predecessor, and offers memory to one on this host.
+async fn accept(incoming: IncomingLink, memory: MemoryUse) -> Result<AcceptedLink, String> {
+    let IncomingLink { stream, reader, origin } = incoming;
+    let cause = |error: io::Error| error.to_string();
+    let mut frames = FrameStream::new(Stream::attach(stream).map_err(cause)?, reader);
+    let mut transport = match origin {
         PeerOrigin::Unix { .. } => Transport::Unix,
         PeerOrigin::Remote | PeerOrigin::Loopback => Transport::Tcp,
     };
-    // Checksums of bodies are for networks: a sender adds them by where its successor is.
-    let has_crc = to == Transport::Tcp && !is_loopback(&out);
-    let links = Links::new(stream, reader, out, has_crc);
-    let links = links.map_err(|error| format!("cannot set up its sockets: {error}"))?;
-    Ok(OpenLinks { links, from, to })
+    let created = match transport {
+        _ if memory == MemoryUse::Never => None,
+        Transport::Unix => match PipeReader::create(PIPE_BYTES) {
+            Ok(created) => Some(created),
+            Err(error) => memory.without(&error.to_string()).map(|()| None)?,
+        },
+        _ => memory.without("the link is TCP").map(|()| None)?,
+    };
+    let Some((pipe, descriptor)) = created else {
+        frames.send(&linked(0)).await.map_err(cause)?;
+        return accepted(frames, None, transport);
+    };
+    frames.send_passing(&linked(PIPE_BYTES), &[descriptor]).await.map_err(cause)?;
+    let pipe = match frames.next().await {
+        Ok((_, Message::RingLinked(RingLinked { memory: PIPE_BYTES }))) => {
+            transport = Transport::SharedMemory;
+            Some(pipe)
+        }
+        Ok((_, Message::RingLinked(RingLinked { memory: 0 }))) => {
+            memory.without("it uses none").map(|()| None)?
+        }
+        Ok((_, other)) => return Err(format!("it answers with a {}", other.name())),
+        Err(error) => return Err(Chain(&error).to_string()),
+    };
+    accepted(frames, pipe, transport)
+}
+
+fn accepted(
+    frames: FrameStream,
+    pipe: Option<PipeReader>,
+    transport: Transport,
+) -> Result<AcceptedLink, String> {
+    let (stream, reader) = frames.into_parts();
+    let link = stream.detach().and_then(|stream| LinkIn::new(stream, pipe));
+    Ok((link.map_err(|error| error.to_string())?, reader, transport))
 }
 
 /// Connects to the successor, under the first of its addresses that answers.
@@ -74,21 +150,16 @@ async fn connect(
     ring: &FormedRing,
     hello: Hello,
     own: RingLink,
-) -> Result<(DetachedStream, Transport), String> {
+    memory: MemoryUse,
+) -> Result<OpenedLink, String> {
     let successor = ring.successor();
     let (Some(place), Some(here)) = (ring.place(successor), ring.place(ring.rank)) else {
         return Err(format!("rank {successor} has no place"));
     };
     let mut faults = Vec::new();
     for address in reachable(place, here) {
-        match open_link_patiently(address, &hello, &own).await {
-            Ok(stream) => {
-                let transport = match stream {
-                    DetachedStream::Tcp(_) => Transport::Tcp,
-                    DetachedStream::Unix(_) => Transport::Unix,
-                };
-                return Ok((stream, transport));
-            }
+        match open_link_patiently(address, &hello, &own, memory).await {
+            Ok(opened) => return Ok(opened),
             Err(fault) => faults.push(format!("{address}: {}", fault.cause)),
         }
     }
@@ -120,23 +191,25 @@ async fn open_link_patiently(
     address: &str,
     hello: &Hello,
     own: &RingLink,
-) -> Result<DetachedStream, OpenFault> {
+    memory: MemoryUse,
+) -> Result<OpenedLink, OpenFault> {
     for pause in RETRY_PAUSES {
-        match open_link(address, hello, own).await {
+        match open_link(address, hello, own, memory).await {
             Err(fault) if fault.is_closed => tokio::time::sleep(pause).await,
             opened => return opened,
         }
     }
-    open_link(address, hello, own).await
+    open_link(address, hello, own, memory).await
 }
 
 async fn open_link(
     address: &str,
     hello: &Hello,
     own: &RingLink,
-) -> Result<DetachedStream, OpenFault> {
+    memory: MemoryUse,
+) -> Result<OpenedLink, OpenFault> {
     let failed = |cause: String| OpenFault { cause, is_closed: false };
-    let closed = |error: std::io::Error| OpenFault { cause: error.to_string(), is_closed: true };
+    let closed = |error: io::Error| OpenFault { cause: error.to_string(), is_closed: true };
     let connector = Connector::new(address);
     let connected = connector.connect(Connector::LIMIT).await;
     let stream = connected.map_err(|error| failed(Chain(&error).to_string()))?.stream;
@@ -145,14 +218,44 @@ async fn open_link(
     encode(&mut bytes, &Envelope::default(), &hello.clone().into(), BodyStamp::NONE);
     encode(&mut bytes, &Envelope::default(), &own.clone().into(), BodyStamp::NONE);
     frames.send(&bytes).await.map_err(closed)?;
-    match frames.next().await {
-        Ok((_, Message::RingLinked(_))) => {}
+    let mut descriptor = None;
+    let offered = match frames.next_taking(|passed| descriptor = Some(passed)).await {
+        Ok((_, Message::RingLinked(linked))) => linked.memory,
         Ok((_, Message::Refused(refused))) => return Err(failed(refused.refusal.to_string())),
         Ok((_, other)) => return Err(failed(format!("it answers with a {}", other.name()))),
         Err(ReadError::Io(error)) => return Err(closed(error)),
         Err(error) => return Err(failed(Chain(&error).to_string())),
+    };
+    let pipe = match (offered, descriptor) {
+        _ if memory == MemoryUse::Never => Ok(None),
+        (0, _) | (_, None) => memory.without("it offers none").map(|()| None),
+        (bytes, Some(descriptor)) => match PipeWriter::open(descriptor, bytes) {
+            Ok(pipe) => Ok(Some(pipe)),
+            Err(error) => memory.without(&error.to_string()).map(|()| None),
+        },
+    };
+    let pipe = pipe.map_err(failed)?;
+    if offered > 0 {
+        let taken = if pipe.is_some() { offered } else { 0 };
+        frames.send(&linked(taken)).await.map_err(closed)?;
     }
-    frames.into_parts().0.detach().map_err(|error| failed(error.to_string()))
+    let stream = frames.into_parts().0.detach().map_err(|error| failed(error.to_string()))?;
+    let is_remote = !is_loopback(&stream);
+    let transport = match (&stream, &pipe) {
+        (DetachedStream::Tcp(_), _) => Transport::Tcp,
+        (DetachedStream::Unix(_), Some(_)) => Transport::SharedMemory,
+        (DetachedStream::Unix(_), None) => Transport::Unix,
+    };
+    let link = LinkOut::new(stream, pipe).map_err(|error| failed(error.to_string()))?;
+    Ok((link, transport, is_remote))
+}
+
+/// Encodes the answer to a link, with the bytes of memory that carry it.
+fn linked(memory: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let message = RingLinked { memory };
+    encode(&mut bytes, &Envelope::default(), &message.into(), BodyStamp::NONE);
+    bytes
 }
 
 fn is_loopback(stream: &DetachedStream) -> bool {

@@ -125,7 +125,7 @@ fn rings_are_no_business_of_a_shard() {
         message::RingJoiners { count: 1 }.into(),
         message::RingOver { epoch, end: RingEnd::Regrouped {} }.into(),
         message::RingLink { rendezvous: 1, epoch, rank }.into(),
-        message::RingLinked {}.into(),
+        message::RingLinked { memory: 0 }.into(),
         operation.into(),
         message::RingPart { pass: 0, offset: 0 }.into(),
     ];

@@ -137,7 +137,8 @@ fn members_agree_on_the_facts_of_the_first() {
 fn messages_that_are_not_those_of_a_member_are_refused() {
     let formed =
         RingFormed { rendezvous: 1, epoch: 1, rank: 0, size: 1, lease_ms: 1, serving: None };
-    let messages = [Finish {}.into(), RingLinked {}.into(), hello(1).into(), formed.into()];
+    let messages =
+        [Finish {}.into(), RingLinked { memory: 0 }.into(), hello(1).into(), formed.into()];
     for message in messages {
         let mut meeting = Meeting::new(4);
         let message: Message = message;

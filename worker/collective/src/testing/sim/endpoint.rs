@@ -546,7 +546,7 @@ impl RankEndpoint {
                 setup.from = Some(from);
                 self.connections.insert(from, Part::Predecessor);
                 self.outputs.push_back(RankOutput::Linked { wanted, taken });
-                self.send(from, RingLinked {});
+                self.send(from, RingLinked { memory: 0 });
                 return true;
             }
             if let (true, Some(from)) = (setup.is_linked, setup.from) {

@@ -331,7 +331,7 @@ fn other_messages_are_refused() {
     let (connection, _) = world.connect(1);
     world.send(connection, 1, pushpull_common::protocol::message::Leave {});
     assert_eq!(world.refusal(), Refusal::Role { role: 6, kind: 52 });
-    world.send(connection, 1, pushpull_common::protocol::message::RingLinked {});
+    world.send(connection, 1, pushpull_common::protocol::message::RingLinked { memory: 0 });
     assert_eq!(world.refusal(), Refusal::Role { role: 6, kind: 103 });
     world.send(connection, 2, message::Heartbeat {});
     assert!(matches!(world.answer(), (2, Message::HeartbeatAnswer(_))));
