@@ -36,6 +36,7 @@ impl Contender {
     pub(crate) fn all(options: &Options) -> Vec<Contender> {
         let contender = |name, kind| Contender { name, kind };
         let mut all = vec![
+            contender("ring shm", Kind::Ring { transport: "shm" }),
             contender("ring unix", Kind::Ring { transport: "unix" }),
             contender("ring tcp", Kind::Ring { transport: "tcp" }),
         ];

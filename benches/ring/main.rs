@@ -3,13 +3,15 @@
 //!
 //! `cargo bench -p benches --bench ring -- [--peers] [--ranks 2,4] [--turns N]` prints a table: for
 //! each size the median and the minimum in microseconds. The slowest rank of a round counts. The
-//! contenders take turns, and the best turn of each counts.
+//! contenders take turns, and the best turn of each counts. With `--training` it prints the time of a
+//! training step on a ring and with a server instead.
 //!
 //! Open MPI needs `mpirun` (or `--mpirun PATH`) and `mpi4py`, gloo needs `torch`, both for `--python`.
 
 mod bare;
 mod contender;
 mod table;
+mod training;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -30,6 +32,9 @@ struct Options {
     /// Time Open MPI, gloo and bare sockets as well.
     #[arg(long)]
     peers: bool,
+    /// Time a training on a ring beside one with a server instead.
+    #[arg(long, conflicts_with = "peers")]
+    training: bool,
     /// The turns of each contender.
     #[arg(long, default_value_t = 3)]
     turns: usize,
@@ -82,6 +87,10 @@ fn main() -> ExitCode {
             return Ok(bare::rank(ranks, options.kib_max)?);
         }
         match Launch::from_lookup(|name| std::env::var(name).ok()) {
+            Err(LaunchError::NoLauncher { .. }) if options.training => {
+                let compared = training::compare(&options.ranks, options.turns);
+                compared.map_err(|fault| -> Box<dyn std::error::Error> { fault })
+            }
             Err(LaunchError::NoLauncher { .. }) => compare(&options),
             launch => rank(&options, launch?.parent_process(std::os::unix::process::parent_id())),
         }
@@ -122,6 +131,7 @@ fn rank(options: &Options, launch: Launch) -> Result<(), Box<dyn std::error::Err
     let config = RingConfig::new(launch);
     let config = match options.transport.as_deref() {
         Some("tcp") => config.transport(Transport::Tcp),
+        Some("unix") => config.transport(Transport::Unix),
         _ => config,
     };
     let mut ring = Ring::join(config)?;
