@@ -108,7 +108,8 @@ fn on_ring(ranks: u32, turn: usize, workload: Workload) -> Result<Duration, Faul
     let folder = tempfile::tempdir()?;
     let job = format!("bench-{turn}");
     slowest(ranks, |index| {
-        let config = RingConfig::new(Launch::new(index, ranks)?).job(&job).folder(folder.path());
+        let launch = Launch::new(index, ranks)?.parent_process(std::process::id());
+        let config = RingConfig::new(launch).job(&job).folder(folder.path());
         let ring = Ring::join(config)?;
         workload.train(TrainingConfig::ring(ring.into_inner(), Sgd::new(0.01)))
     })
