@@ -11,6 +11,7 @@ mod cluster;
 mod codecs;
 mod counts;
 mod data;
+mod dense_by_ring;
 mod effects;
 mod exactness;
 mod example_custom_rule;

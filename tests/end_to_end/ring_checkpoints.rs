@@ -91,7 +91,7 @@ fn train_ring(directory: &Path, rule: impl Optimizer + Clone, from: u64, to: u64
 }
 
 /// Exports the newest checkpoint. Returns the bytes of its values and slots by name.
-fn exported(directory: &Path) -> BTreeMap<String, Vec<u8>> {
+pub(crate) fn exported(directory: &Path) -> BTreeMap<String, Vec<u8>> {
     let file = directory.with_extension("safetensors");
     let storage = Arc::new(LocalDirectory::create(directory).unwrap());
     export(storage, None, &file, true).unwrap();

@@ -151,6 +151,14 @@ impl WorkerConfig {
         self
     }
 
+    /// Expects servers that do not clip gradients by their global norm. `connect` fails with
+    /// [`crate::Error::Unexpected`] at others. Default: either.
+    #[doc(hidden)]
+    pub fn expect_unclipped(mut self) -> Self {
+        self.expectations.is_unclipped = true;
+        self
+    }
+
     /// Expects the training to end at this step (`PsConfig::last_step`). `connect` fails with
     /// [`crate::Error::Unexpected`] if the step owner has another last step, or none, with which the
     /// training would not end. Default: any.

@@ -1,5 +1,7 @@
 //! The worker: the operations of a training loop.
 
+#[cfg(feature = "ring")]
+mod around_ring;
 mod assigns;
 mod coordinators;
 mod pulls;
@@ -308,8 +310,14 @@ impl Worker {
     pub fn request_token(
         &self,
     ) -> impl Future<Output = Result<Option<Token>, Error>> + Send + use<> {
+        self.request_token_within(self.client.config.timeout)
+    }
+
+    fn request_token_within(
+        &self,
+        timeout: Duration,
+    ) -> impl Future<Output = Result<Option<Token>, Error>> + Send + use<> {
         let caller = self.client.caller.clone();
-        let timeout = self.client.config.timeout;
         let reads_data = self.client.config.data.is_some();
         async move {
             let timer = caller.times().timer(TimedOperation::Token).started();

@@ -117,10 +117,22 @@ pub enum ConfigError {
     },
     /// A data set whose samples count exactly once was declared for a training on a ring. Each rank
     /// reads its own share instead.
-    #[error("cannot grant samples of {data_set:?} on a ring: that needs servers")]
+    #[error("cannot grant samples of {data_set:?} on a ring: each rank reads its own share")]
     GrantedData {
         /// The name of the data set.
         data_set: String,
+    },
+    /// The workers of a cluster are to average dense gradients around a ring, and the ring has been
+    /// launched with another number of ranks. Each worker is one rank.
+    #[error(
+        "cannot average dense gradients around a ring of {ranks} ranks: the cluster has {replicas} \
+         workers"
+    )]
+    RingSize {
+        /// The ranks with which the ring was launched.
+        ranks: u32,
+        /// The tasks of the jobs `chief` and `worker`.
+        replicas: usize,
     },
     /// The bound of a clipping call is not positive and finite.
     #[error("cannot clip to {bound}: it must be above 0 and finite")]

@@ -242,6 +242,12 @@ impl Gradients {
     pub(crate) fn present(&self) -> impl Iterator<Item = VariableId> + '_ {
         self.memory.present()
     }
+
+    /// Whether no variable has a gradient.
+    pub(crate) fn is_empty(&self) -> bool {
+        let GradientMemory { staged, .. } = &self.memory;
+        self.present().next().is_none() && staged.rows.is_empty() && staged.is_empty()
+    }
 }
 
 /// The contents of a gradient at its first view.

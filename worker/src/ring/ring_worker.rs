@@ -54,6 +54,25 @@ pub enum RingWish {
     End,
 }
 
+impl RingWish {
+    /// Returns the number of the wish: of several, the highest one counts.
+    pub(super) fn code(self) -> i32 {
+        match self {
+            RingWish::Step => 0,
+            RingWish::Drop => 1,
+            RingWish::End => 2,
+        }
+    }
+
+    pub(super) fn of_code(code: i32) -> RingWish {
+        match code {
+            0 => RingWish::Step,
+            1 => RingWish::Drop,
+            _ => RingWish::End,
+        }
+    }
+}
+
 impl RingWorker {
     /// Joins a training, see [`super::RingTrainer::start`]. Returns the values as well.
     ///
@@ -213,21 +232,11 @@ impl RingWorker {
     /// # Errors
     /// [`Error::Ring`].
     pub async fn agree(&mut self, wish: RingWish) -> Result<(RingWish, bool), Error> {
-        let code = match wish {
-            RingWish::Step => 0,
-            RingWish::Drop => 1,
-            RingWish::End => 2,
-        };
-        let mut wishes = [code, i32::from(self.ring.joiners() > 0)];
+        let mut wishes = [wish.code(), i32::from(self.ring.joiners() > 0)];
         let name = format!("step {}", self.model.step);
         self.ring.all_reduce_as(&name, &mut wishes, Reduction::Max).await?;
         let [code, joiners] = wishes;
-        let wish = match code {
-            0 => RingWish::Step,
-            1 => RingWish::Drop,
-            _ => RingWish::End,
-        };
-        Ok((wish, joiners == 1))
+        Ok((RingWish::of_code(code), joiners == 1))
     }
 
     /// Lets late ranks in, if there are some. Every rank calls it at the same step.

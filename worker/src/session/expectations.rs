@@ -14,6 +14,8 @@ pub(crate) struct Expectations {
     pub(crate) mode: Option<ExpectedMode>,
     /// The last step; `Some(None)` if there may be none.
     pub(crate) last_step: Option<Option<u64>>,
+    /// Whether the servers may not clip gradients.
+    pub(crate) is_unclipped: bool,
 }
 
 /// The mode that a worker expects.
@@ -68,6 +70,11 @@ impl Expectations {
             return unexpected("mode", expected.to_string(), found.to_string());
         }
         let identity = Identity::from_wire(&welcome.identity);
+        if let Some(clips) = identity.field("clips").filter(|clips| !clips.is_empty())
+            && self.is_unclipped
+        {
+            return unexpected("clips", "none".to_owned(), clips.to_owned());
+        }
         // A server that does not name its last step is another implementation.
         if let (Some(expected), Some(found)) = (self.last_step, identity.free_field("last_step")) {
             let expected = expected.map_or("none".to_owned(), |step| step.to_string());

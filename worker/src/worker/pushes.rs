@@ -91,6 +91,19 @@ impl Worker {
         gradients: Gradients,
         effect: Option<EffectRef>,
     ) -> PushHandle {
+        match gradients.is_empty() {
+            true => PushHandle::failed(&self.client.caller, Error::EmptyPush),
+            false => self.submit(token, gradients, effect),
+        }
+    }
+
+    /// Pushes gradients, of which there may be none.
+    pub(super) fn submit(
+        &mut self,
+        token: Token,
+        gradients: Gradients,
+        effect: Option<EffectRef>,
+    ) -> PushHandle {
         let model = match self.model("push") {
             Ok(model) => model.clone(),
             Err(error) => return PushHandle::failed(&self.client.caller, error),
@@ -135,11 +148,6 @@ impl Worker {
     ) -> Result<PushOrder, Error> {
         if !model.plan.is_same(&gradients.plan) {
             return Err(Error::ForeignBuffer);
-        }
-        let has_staged = !gradients.memory.staged.is_empty();
-        if gradients.present().next().is_none() && gradients.memory.rows().is_empty() && !has_staged
-        {
-            return Err(Error::EmptyPush);
         }
         let scatter = self.scatter_for(model, &gradients);
         model.check(&gradients)?;

@@ -16,6 +16,8 @@ mod checkpoint_plan;
 #[cfg(feature = "devices")]
 mod computed_steps;
 pub mod data;
+#[cfg(feature = "ring")]
+mod dense_rank;
 mod gradient_outcome;
 mod hook;
 mod hook_list;

@@ -16,6 +16,8 @@ use pushpull_worker::{
 };
 pub(crate) use recovery::PushRecovery;
 use recovery::TrainingRecovery;
+#[cfg(feature = "ring")]
+pub(crate) use recovery::is_wait;
 use replica_value_plan::ReplicaValuePlan;
 pub(super) use settings::LifecycleSettings;
 use training_phase::LifecyclePhase;
@@ -173,6 +175,11 @@ impl Lifecycle {
         if is_chief != std::mem::replace(&mut self.settings.is_chief, is_chief) {
             self.checkpoints.set_interval(self.settings.checkpoints.filter(|_| is_chief));
         }
+    }
+
+    /// Whether the end on the chief ends the training on the servers.
+    pub(super) fn finishes_for_all(&self) -> bool {
+        self.settings.finish_for_all
     }
 
     /// Records a join of the worker with the servers.

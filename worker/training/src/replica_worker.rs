@@ -10,6 +10,8 @@ use pushpull_worker::{
     Error, Gradients, Params, Pulled, Push, RestoredCheckpoint, Token, Worker, WorkerMetrics,
 };
 
+#[cfg(feature = "ring")]
+use super::dense_rank::DenseRank;
 use super::training_end::StopReason;
 
 /// What trains a replica: a worker of servers, or a rank of a ring.
@@ -20,6 +22,9 @@ pub(super) enum ReplicaWorker {
     /// A rank of a ring.
     #[cfg(feature = "ring")]
     Ring(Box<RingRank>),
+    /// A worker of servers whose dense gradients go around a ring.
+    #[cfg(feature = "ring")]
+    DenseByRing(Box<DenseRank>),
 }
 
 /// A rank of a ring in a training session.
@@ -129,6 +134,8 @@ impl ReplicaWorker {
             ReplicaWorker::Servers(worker) => Some(worker),
             #[cfg(feature = "ring")]
             ReplicaWorker::Ring(_) => None,
+            #[cfg(feature = "ring")]
+            ReplicaWorker::DenseByRing(rank) => Some(&rank.worker),
         }
     }
 
@@ -138,6 +145,8 @@ impl ReplicaWorker {
             ReplicaWorker::Servers(worker) => Some(worker),
             #[cfg(feature = "ring")]
             ReplicaWorker::Ring(_) => None,
+            #[cfg(feature = "ring")]
+            ReplicaWorker::DenseByRing(rank) => Some(&mut rank.worker),
         }
     }
 
@@ -147,6 +156,8 @@ impl ReplicaWorker {
             ReplicaWorker::Servers(worker) => worker.is_chief(),
             #[cfg(feature = "ring")]
             ReplicaWorker::Ring(rank) => rank.worker.ring().rank() == 0,
+            #[cfg(feature = "ring")]
+            ReplicaWorker::DenseByRing(rank) => rank.worker.is_chief(),
         }
     }
 
@@ -156,6 +167,8 @@ impl ReplicaWorker {
             ReplicaWorker::Servers(worker) => worker.token().await,
             #[cfg(feature = "ring")]
             ReplicaWorker::Ring(rank) => rank.token(params).await,
+            #[cfg(feature = "ring")]
+            ReplicaWorker::DenseByRing(rank) => rank.token().await,
         }
     }
 
@@ -165,6 +178,11 @@ impl ReplicaWorker {
             ReplicaWorker::Servers(worker) => worker.end_reason().map(StopReason::from),
             #[cfg(feature = "ring")]
             ReplicaWorker::Ring(_) => Some(StopReason::Finished),
+            #[cfg(feature = "ring")]
+            ReplicaWorker::DenseByRing(rank) => {
+                let reason = rank.worker.end_reason().map(StopReason::from);
+                Some(reason.unwrap_or(StopReason::Finished))
+            }
         }
     }
 
@@ -181,6 +199,8 @@ impl ReplicaWorker {
                 rank.is_open = true;
                 Ok(Pulled::Pulled { step: params.step() })
             }
+            #[cfg(feature = "ring")]
+            ReplicaWorker::DenseByRing(rank) => rank.pull(token, params).await,
         }
     }
 
@@ -191,6 +211,8 @@ impl ReplicaWorker {
             ReplicaWorker::Ring(rank) => {
                 rank.gradients.take().unwrap_or_else(|| rank.worker.gradients())
             }
+            #[cfg(feature = "ring")]
+            ReplicaWorker::DenseByRing(rank) => rank.worker.gradients(),
         }
     }
 
@@ -205,6 +227,8 @@ impl ReplicaWorker {
             ReplicaWorker::Servers(worker) => worker.push(token, gradients).await,
             #[cfg(feature = "ring")]
             ReplicaWorker::Ring(rank) => rank.push(gradients, params).await,
+            #[cfg(feature = "ring")]
+            ReplicaWorker::DenseByRing(rank) => rank.push(token, gradients).await,
         }
     }
 
@@ -213,6 +237,8 @@ impl ReplicaWorker {
             ReplicaWorker::Servers(worker) => worker.resume(sequence).await,
             #[cfg(feature = "ring")]
             ReplicaWorker::Ring(_) => Err(Error::UnknownPush { sequence }),
+            #[cfg(feature = "ring")]
+            ReplicaWorker::DenseByRing(rank) => rank.worker.resume(sequence).await,
         }
     }
 
@@ -222,6 +248,8 @@ impl ReplicaWorker {
             // Each step does.
             #[cfg(feature = "ring")]
             ReplicaWorker::Ring(_) => Ok(()),
+            #[cfg(feature = "ring")]
+            ReplicaWorker::DenseByRing(rank) => rank.worker.average(params, steps).await,
         }
     }
 
@@ -231,6 +259,8 @@ impl ReplicaWorker {
             // Each save does.
             #[cfg(feature = "ring")]
             ReplicaWorker::Ring(_) => Ok(()),
+            #[cfg(feature = "ring")]
+            ReplicaWorker::DenseByRing(rank) => rank.worker.publish(params).await,
         }
     }
 
@@ -245,15 +275,24 @@ impl ReplicaWorker {
                 let saved = rank.worker.save(params, b"");
                 SaveHandle::ended(saved.and_then(|saved| saved.ok_or(Error::Ended { doing })))
             }
+            #[cfg(feature = "ring")]
+            ReplicaWorker::DenseByRing(rank) => rank.worker.start_save(b""),
         }
     }
 
-    #[cfg_attr(not(feature = "ring"), expect(unused_variables, reason = "a ring changes them"))]
-    pub(super) async fn finish(&mut self, params: &mut Params) -> Result<(), Error> {
+    /// Ends the training for all replicas. `ends_servers` says whether the servers of a ring end, too.
+    #[cfg_attr(not(feature = "ring"), expect(unused_variables, reason = "a ring needs them"))]
+    pub(super) async fn finish(
+        &mut self,
+        params: &mut Params,
+        ends_servers: bool,
+    ) -> Result<(), Error> {
         match self {
             ReplicaWorker::Servers(worker) => worker.finish().await,
             #[cfg(feature = "ring")]
             ReplicaWorker::Ring(rank) => rank.finish(params).await,
+            #[cfg(feature = "ring")]
+            ReplicaWorker::DenseByRing(rank) => rank.finish(ends_servers).await,
         }
     }
 
@@ -262,7 +301,7 @@ impl ReplicaWorker {
             ReplicaWorker::Servers(worker) => worker.await_end().await,
             // All ranks have agreed on it.
             #[cfg(feature = "ring")]
-            ReplicaWorker::Ring(_) => Ok(()),
+            ReplicaWorker::Ring(_) | ReplicaWorker::DenseByRing(_) => Ok(()),
         }
     }
 
@@ -275,6 +314,8 @@ impl ReplicaWorker {
             ReplicaWorker::Servers(worker) => worker.pull_newest(params, at_least).await,
             #[cfg(feature = "ring")]
             ReplicaWorker::Ring(_) => Ok(params.step()),
+            #[cfg(feature = "ring")]
+            ReplicaWorker::DenseByRing(rank) => rank.worker.pull_newest(params, at_least).await,
         }
     }
 
@@ -283,6 +324,8 @@ impl ReplicaWorker {
             ReplicaWorker::Servers(worker) => worker.restored(),
             #[cfg(feature = "ring")]
             ReplicaWorker::Ring(rank) => rank.worker.restored(),
+            #[cfg(feature = "ring")]
+            ReplicaWorker::DenseByRing(rank) => rank.worker.restored(),
         }
     }
 
@@ -291,6 +334,8 @@ impl ReplicaWorker {
             ReplicaWorker::Servers(worker) => worker.metrics(),
             #[cfg(feature = "ring")]
             ReplicaWorker::Ring(rank) => rank.metrics,
+            #[cfg(feature = "ring")]
+            ReplicaWorker::DenseByRing(rank) => rank.worker.metrics(),
         }
     }
 
@@ -300,6 +345,8 @@ impl ReplicaWorker {
             // A ring has limits of its own.
             #[cfg(feature = "ring")]
             ReplicaWorker::Ring(_) => {}
+            #[cfg(feature = "ring")]
+            ReplicaWorker::DenseByRing(rank) => rank.worker.limit_operations(limit),
         }
     }
 
@@ -315,6 +362,8 @@ impl ReplicaWorker {
                 rank.worker.leave().await;
                 Ok(())
             }
+            #[cfg(feature = "ring")]
+            ReplicaWorker::DenseByRing(rank) => rank.leave().await,
         }
     }
 }

@@ -9,6 +9,8 @@ use pushpull_worker::internal::RingWorker;
 use pushpull_worker::internal::{LocalValues, SaveHandle};
 use pushpull_worker::{Error, Interrupt, Params, Worker, WorkerConfig, WorkerMetrics};
 
+#[cfg(feature = "ring")]
+use super::dense_rank::DenseRank;
 use super::replica_worker::ReplicaWorker;
 #[cfg(feature = "ring")]
 use super::replica_worker::RingRank;
@@ -96,14 +98,24 @@ impl SessionReplica {
         has_lost_state: bool,
     ) -> Option<Result<&JoinedWorker, Error>> {
         #[cfg(feature = "ring")]
-        if let TrainingPlace::Ring(_) = self.place {
-            return self.join_ring().await;
+        match self.place {
+            TrainingPlace::Servers => {}
+            TrainingPlace::Ring(_) => return self.join_ring().await,
+            TrainingPlace::DenseByRing(_) => match self.renew_dense_ring().await? {
+                Err(error) => return Some(Err(error)),
+                Ok(true) => return self.joined.as_ref().map(Ok),
+                Ok(false) => {}
+            },
         }
         // The old session ends first: the new incarnation fences it.
         if let Some(JoinedWorker { worker, params }) = self.joined.take() {
             let of_servers = worker.of_servers();
             self.local_values = of_servers.and_then(|it| LocalValues::kept(&params, it));
             self.past = self.past.plus(worker.metrics());
+            #[cfg(feature = "ring")]
+            if let ReplicaWorker::DenseByRing(rank) = worker {
+                self.place = TrainingPlace::DenseByRing(Some(rank.ring));
+            }
         }
         if has_lost_state {
             self.local_values = None;
@@ -126,8 +138,40 @@ impl SessionReplica {
         if let Some(values) = self.local_values.take() {
             values.restore(&mut params, &worker);
         }
-        let worker = ReplicaWorker::Servers(Box::new(worker));
+        let worker = self.placed(worker);
         Some(Ok(self.joined.insert(JoinedWorker { worker, params })))
+    }
+
+    /// Returns a worker that has joined, in the ring of its dense gradients if there is one.
+    fn placed(&mut self, worker: Worker) -> ReplicaWorker {
+        #[cfg(feature = "ring")]
+        if let TrainingPlace::DenseByRing(ring) = &mut self.place
+            && let Some(ring) = ring.take()
+        {
+            return ReplicaWorker::DenseByRing(Box::new(DenseRank { worker, ring }));
+        }
+        ReplicaWorker::Servers(Box::new(worker))
+    }
+
+    /// Forms the ring of the dense gradients again with the ranks that are left, if it is over.
+    /// Returns whether the worker has stayed joined meanwhile; otherwise it must join again.
+    #[cfg(feature = "ring")]
+    async fn renew_dense_ring(&mut self) -> Option<Result<bool, Error>> {
+        let Some(mut joined) = self.joined.take().or_else(|| self.apart.take()) else {
+            return Some(Ok(false));
+        };
+        let mut stays = false;
+        if let ReplicaWorker::DenseByRing(rank) = &mut joined.worker
+            && rank.ring.is_over()
+        {
+            if let Err(error) = self.interrupt.race(rank.ring.recover()).await? {
+                self.apart = Some(joined);
+                return Some(Err(error));
+            }
+            stays = !rank.worker.has_failed();
+        }
+        self.joined = Some(joined);
+        Some(Ok(stays))
     }
 
     /// Begins the training on the ring, or goes on with the ranks that are left.
@@ -196,11 +240,12 @@ impl SessionReplica {
     }
 
     /// Finishes the training for all workers. Without an answer the other workers may go on.
-    pub(super) async fn finish(&mut self) -> Result<(), Error> {
+    /// `ends_servers` says whether the servers of a ring end as well.
+    pub(super) async fn finish(&mut self, ends_servers: bool) -> Result<(), Error> {
         let doing = "finish the training";
         let Some(joined) = &mut self.joined else { return Err(Error::NotJoined { doing }) };
         let JoinedWorker { worker, params } = joined;
-        let finished = self.interrupt.race_with_grace(worker.finish(params)).await;
+        let finished = self.interrupt.race_with_grace(worker.finish(params, ends_servers)).await;
         finished.unwrap_or(Err(Error::Interrupted { doing }))
     }
 

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 #[cfg(feature = "ring")]
 use pushpull_collective::Ring;
-#[cfg(feature = "ring")]
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::data_set::DataSet;
 #[cfg(feature = "ring")]
@@ -17,6 +16,8 @@ use pushpull_common::variable::VariableSpec;
 use pushpull_optim::Optimizer;
 #[cfg(feature = "ring")]
 use pushpull_worker::RingTrainerConfig;
+#[cfg(feature = "ring")]
+use pushpull_worker::internal::DenseRing;
 use pushpull_worker::{ConfigError, InitialValues, Interrupt, WorkerConfig};
 
 use super::cadence::Cadence;
@@ -46,6 +47,10 @@ pub(super) enum TrainingPlace {
     /// On a ring, until the training has begun there.
     #[cfg(feature = "ring")]
     Ring(Option<Box<(Ring, RingTrainerConfig)>>),
+    /// With servers, whose workers average dense gradients around a ring. The ring is here while
+    /// the worker has not joined.
+    #[cfg(feature = "ring")]
+    DenseByRing(Option<DenseRing>),
 }
 
 impl fmt::Debug for TrainingPlace {
@@ -54,6 +59,8 @@ impl fmt::Debug for TrainingPlace {
             TrainingPlace::Servers => "Servers",
             #[cfg(feature = "ring")]
             TrainingPlace::Ring(_) => "Ring",
+            #[cfg(feature = "ring")]
+            TrainingPlace::DenseByRing(_) => "DenseByRing",
         })
     }
 }
@@ -63,8 +70,23 @@ impl TrainingPlace {
         match self {
             TrainingPlace::Servers => false,
             #[cfg(feature = "ring")]
-            TrainingPlace::Ring(_) => true,
+            TrainingPlace::Ring(_) | TrainingPlace::DenseByRing(_) => true,
         }
+    }
+
+    /// Checks the place of a replica of this cluster.
+    #[cfg_attr(not(feature = "ring"), expect(unused_variables, reason = "a ring has a size"))]
+    fn check(&self, cluster: &ClusterSpec) -> Result<(), ConfigError> {
+        #[cfg(feature = "ring")]
+        if let TrainingPlace::DenseByRing(Some(ring)) = self {
+            let ranks = ring.ring().launch().size();
+            let tasks = ["chief", "worker"].map(|job| cluster.num_tasks(job).unwrap_or(0));
+            let replicas = tasks.iter().sum();
+            if replicas != ranks as usize {
+                return Err(ConfigError::RingSize { ranks, replicas });
+            }
+        }
+        Ok(())
     }
 }
 
@@ -162,6 +184,49 @@ impl TrainingConfig {
             place: TrainingPlace::Ring(Some(Box::new((ring, config)))),
             ..TrainingConfig::new(worker)
         }
+    }
+
+    /// Averages dense gradients around a ring of all workers, while servers in synchronous mode keep
+    /// the values, the slots and the rows.
+    ///
+    /// Each step, the dense gradients of all ranks become their means. Rank 0 pushes these, and
+    /// pulls the dense values for all ranks, which get them around the ring. Each rank pushes and
+    /// pulls its own rows of sparse variables and tables. The servers apply both in one step, by
+    /// their rules. So checkpoints, readers and restarts are those of servers alone, with or without
+    /// the ring, and so are the values: bit for bit with two ranks and `f32` or `f64`, and up to the
+    /// order of a sum with more.
+    ///
+    /// - **Servers.** They aggregate one gradient of each rank: `Synchronous::new(n)` with n ranks,
+    ///   which are all workers of the cluster. They do not clip by the global norm, because no
+    ///   gradient that they see is that of a replica.
+    /// - **Steps.** All ranks take part in each step. One that one rank drops or withholds counts on
+    ///   none: the others get [`Push::Stale`](pushpull_worker::Push::Stale). A mean that is NaN or
+    ///   infinite is [`Error::NonFinite`](pushpull_worker::Error::NonFinite) on all.
+    /// - **End.** All ranks end together, as with [`TrainingConfig::ring`].
+    /// - **Loss.** The ranks that are left form the next ring, for as long as
+    ///   [`TrainingConfig::recover_for`] allows. Whether steps go on without the lost one is the
+    ///   servers' `on_loss`. A rank that comes again is let in at a step.
+    /// - **Half types.** A mean of `f16` or `bf16` is rounded to its type, and servers alone would
+    ///   not round it.
+    ///
+    /// Cost: a rank sends 2(n-1)/n times its dense gradients, and the dense values once, around the
+    /// ring. The servers receive one dense gradient and send the dense values once in each step,
+    /// whatever n is; without the ring they do so n times. Two small all-reduces, and a wait for the
+    /// slowest rank, come to each step.
+    ///
+    /// # Errors
+    /// A session does not start with
+    /// - [`ConfigError::RingSize`] if the cluster has another number of workers than the ring ranks,
+    /// - [`ConfigError::GrantedData`] with [`TrainingConfig::data`],
+    /// - [`Error::Unexpected`](pushpull_worker::Error::Unexpected) at servers that are asynchronous,
+    ///   have backup replicas, aggregate another number of gradients, or clip.
+    #[cfg(feature = "ring")]
+    #[doc(alias = "sparse_as_dense")]
+    pub fn dense_by(self, ring: Ring) -> TrainingConfig {
+        let ranks = ring.launch().size();
+        let worker = self.worker.expect_replicas(ranks, ranks).expect_unclipped();
+        let place = TrainingPlace::DenseByRing(Some(DenseRing::new(ring)));
+        TrainingConfig { worker, place, ..self }
     }
 
     /// Adds variables. All workers must add the same in the same order.
@@ -271,6 +336,7 @@ impl TrainingConfig {
         if let Some(interval) = interval {
             return Err(TrainingError::CheckpointInterval { interval });
         }
+        self.place.check(&self.worker.cluster).map_err(pushpull_worker::Error::from)?;
         if let (true, Some(set)) = (self.place.ends_together(), &self.worker.data) {
             let data_set = set.name().to_owned();
             let error = pushpull_worker::Error::from(ConfigError::GrantedData { data_set });

@@ -458,7 +458,7 @@ impl TrainingSession {
                 return self.lifecycle.saved(self.now(), answer);
             }
             NextAction::Finish => {
-                let finished = self.replica.finish().await;
+                let finished = self.replica.finish(self.lifecycle.finishes_for_all()).await;
                 return self.lifecycle.finished(self.now(), finished);
             }
             NextAction::AwaitEnd => {

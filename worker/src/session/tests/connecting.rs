@@ -69,7 +69,7 @@ fn differing_identities_end_the_session_with_both_values() {
 fn a_worker_that_expects_another_mode_or_last_step_ends_with_both_values() {
     let synchronous = ModeIs::Synchronous { replicas_to_aggregate: 2, total_num_replicas: 2 };
     let asynchronous = ModeIs::Asynchronous { owner_first: false };
-    let expects = |mode, last_step| Expectations { mode, last_step };
+    let expects = |mode, last_step| Expectations { mode, last_step, is_unclipped: false };
     let replicas = |aggregate, total| Some(ExpectedMode::Replicas { aggregate, total });
     let any = Some(ExpectedMode::Synchronous);
     let none = Some(ExpectedMode::Asynchronous);
@@ -106,6 +106,27 @@ fn a_worker_that_expects_another_mode_or_last_step_ends_with_both_values() {
         };
         let found = found.as_ref().map(|(expected, found)| (expected.as_str(), found.as_str()));
         assert_eq!(found, differs);
+    }
+}
+
+#[test]
+fn a_worker_that_expects_no_clipping_ends_at_servers_that_clip() {
+    for (is_unclipped, clips, refused) in
+        [(true, "by global norm", true), (true, "", false), (false, "by global norm", false)]
+    {
+        let expectations = Expectations { is_unclipped, ..Expectations::default() };
+        let mut world = SessionWorld::with(|config| config.expectations = expectations);
+        let op = open(&mut world, 1, ms(60_000));
+        let hello = world.connect(OWNER);
+        let identity = Identity::new().with("clips", clips).to_wire();
+        world.answer(&hello, message::Welcome { identity, ..welcome() });
+        let reply = world.reply(op);
+        let is_refused = matches!(
+            &reply,
+            Err(Error::Unexpected { setting: "clips", expected, found, .. })
+                if expected == "none" && found == clips
+        );
+        assert_eq!(is_refused, refused, "{reply:?}");
     }
 }
 

@@ -239,7 +239,7 @@ impl TrainingRecovery {
 }
 
 /// Returns whether a wait has ended: by its deadline here, or by that of the server.
-fn is_wait(error: &Error) -> bool {
+pub(crate) fn is_wait(error: &Error) -> bool {
     match error {
         Error::Timeout { .. } => true,
         Error::Refused { refusal, .. } => matches!(refusal, Refusal::Deadline { .. }),
