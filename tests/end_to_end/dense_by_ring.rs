@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use pushpull::blocking::{self, TrainingSession};
@@ -16,10 +17,11 @@ use pushpull::training::{
 use pushpull::variable::{DType, Initializer, Partitioner, Shape, TableSpec};
 use pushpull::worker::DataSet;
 use pushpull::{
-    Adam, Asynchronous, Error, Gradients, Mode, Params, Push, Sgd, Synchronous, VariableSpec,
+    Adam, Asynchronous, Error, Gradients, Mode, Params, Ps, PsConfig, Push, Sgd, Synchronous,
+    TaskId, VariableSpec, WorkerConfig,
 };
 
-use crate::cluster::{TestCluster, vector};
+use crate::cluster::{TestCluster, block_on, spec, vector};
 use crate::ring_checkpoints::exported;
 
 static JOBS: AtomicU32 = AtomicU32::new(0);
@@ -350,6 +352,117 @@ fn ranks_that_are_left_go_on() {
     assert_eq!((left.len(), left[0].0), (2, 9));
     assert_eq!(left[0], left[1]);
     cluster.stop();
+}
+
+/// Its lease on the servers goes on while it waits for the ring, and while it computes.
+#[test]
+fn a_rank_that_computes_for_longer_than_a_lease_is_waited_for() {
+    let mode = mode(2).deterministic(true);
+    let cluster = TestCluster::start(1, 2, Sgd::new(0.1), |config| {
+        config.mode(mode).lease(Duration::from_secs(1))
+    });
+    let job = Job::new(2);
+    let counted = each(2, |worker| {
+        let mut session = TrainingSession::start(dense_config(&cluster, &job, worker)).unwrap();
+        let mut counted = 0;
+        while let Some(mut step) = session.step().unwrap() {
+            if worker == 1 && step.step() == 2 {
+                std::thread::sleep(Duration::from_secs(3));
+            }
+            step.parts().1.view_mut::<f32>("w").unwrap().fill(1.0);
+            counted += u32::from(step.push().unwrap().counts());
+        }
+        counted
+    });
+    assert_eq!(counted, [9, 9]);
+    cluster.stop();
+}
+
+/// Makes steps until one has counted after `until` is set.
+fn train_until(config: TrainingConfig, until: &AtomicBool) {
+    let mut session = TrainingSession::start(config).unwrap();
+    while let Some(mut step) = session.step().unwrap() {
+        step.parts().1.view_mut::<f32>("w").unwrap().fill(1.0);
+        let is_set = until.load(Ordering::Relaxed);
+        if step.push().unwrap().counts() && is_set {
+            break;
+        }
+    }
+    assert!(session.close().unwrap().is_final);
+}
+
+#[test]
+fn a_rank_that_comes_again_is_let_in() {
+    let cluster = cluster(mode(3), 3, None);
+    let job = Job::new(3);
+    let is_back = AtomicBool::new(false);
+    let config = |worker| {
+        let config = TrainingConfig::new(cluster.config(worker)).variables([vector("w", 3)]);
+        config.dense_by(job.join(worker))
+    };
+    each(3, |worker| {
+        if worker != 2 {
+            return train_until(config(worker), &is_back);
+        }
+        let mut session = TrainingSession::start(config(worker)).unwrap();
+        for _ in 0..3 {
+            let mut step = session.step().unwrap().unwrap();
+            step.parts().1.view_mut::<f32>("w").unwrap().fill(1.0);
+            assert!(step.push().unwrap().counts());
+        }
+        drop(session);
+        let config = config(worker);
+        is_back.store(true, Ordering::Relaxed);
+        train_until(config, &is_back);
+    });
+    cluster.stop();
+}
+
+/// The ranks keep their ring while they join servers again that have gone back to a checkpoint.
+#[test]
+fn ranks_go_on_from_a_checkpoint_when_a_server_has_lost_its_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("checkpoints");
+    let cluster = spec([format!("unix:{}/ps.sock", folder.path().display())], 2);
+    let start = || {
+        let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(1.0)).mode(mode(2));
+        let storage = LocalDirectory::create(&directory).unwrap();
+        let config = config.last_step(20).checkpoints(Checkpoints::new(storage));
+        let listener = block_on(Ps::listen(cluster.task_address("ps", 0).unwrap())).unwrap();
+        listener.start(config).unwrap()
+    };
+    let job = Job::new(2);
+    let pause = Barrier::new(3);
+    let train = &|worker: u32| {
+        let config = WorkerConfig::new(cluster.clone(), TaskId::worker(worker));
+        let config = TrainingConfig::new(config).variables([vector("w", 3)]);
+        let config = config.checkpoint_every_steps(5).finish_for_all(true);
+        let mut session = TrainingSession::start(config.dense_by(job.join(worker))).unwrap();
+        let mut is_lost = false;
+        while let Some(mut step) = session.step().unwrap() {
+            let gradient = 1.0 + 2.0 * worker as f32;
+            step.parts().1.view_mut::<f32>("w").unwrap().fill(gradient);
+            if step.step() == 12 && !std::mem::replace(&mut is_lost, true) {
+                pause.wait();
+                pause.wait();
+            }
+            step.push().unwrap();
+        }
+        let end = session.close().unwrap();
+        assert_eq!((end.step, end.reason), (20, StopReason::LastStep), "{worker}");
+        assert_eq!(end.params.unwrap().view::<f32>("w").unwrap(), [-40.0; 3], "{worker}");
+    };
+    let server = std::thread::scope(|scope| {
+        let server = start();
+        let ranks = [0, 1].map(|worker| scope.spawn(move || train(worker)));
+        pause.wait();
+        block_on(server.serve(async {})).unwrap();
+        let server = start();
+        pause.wait();
+        ranks.map(|rank| rank.join().unwrap());
+        server
+    });
+    block_on(server.serve(async {})).unwrap();
 }
 
 fn refusal(config: TrainingConfig) -> Error {
