@@ -10,6 +10,7 @@ use pushpull::blocking::{self, TrainingSession};
 use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::collective::{Launch, Ring, RingConfig};
 use pushpull::error::{ConfigError, TrainingError};
+use pushpull::server::OnLoss;
 use pushpull::training::{
     FinishedStep, Flow, GradientOutcome, Hook, HookError, StopReason, TrainingConfig, TrainingEnd,
     hooks,
@@ -459,10 +460,34 @@ fn ranks_go_on_from_a_checkpoint_when_a_server_has_lost_its_state() {
         block_on(server.serve(async {})).unwrap();
         let server = start();
         pause.wait();
-        ranks.map(|rank| rank.join().unwrap());
+        for rank in ranks {
+            rank.join().unwrap();
+        }
         server
     });
     block_on(server.serve(async {})).unwrap();
+}
+
+/// Servers that take no step without the lost rank say so to the others.
+#[test]
+fn servers_that_wait_for_all_replicas_end_the_ranks_that_are_left() {
+    let cluster = cluster(mode(2).on_loss(OnLoss::Fail), 2, None);
+    let job = Job::new(2);
+    let errors = each(2, |worker| {
+        let session = TrainingSession::start(dense_config(&cluster, &job, worker)).unwrap();
+        let run = session.run(|step| {
+            step.parts().1.view_mut::<f32>("w").unwrap().fill(1.0);
+            match (worker, step.step()) {
+                (1, 4) => Err("no samples"),
+                _ => Ok(()),
+            }
+        });
+        run.unwrap_err()
+    });
+    assert!(matches!(errors[1], TrainingError::Step { step: 4, .. }), "{}", errors[1]);
+    let error = errors[0].worker_error().unwrap();
+    assert!(matches!(error, Error::ReplicasAbsent { .. }), "{error}");
+    cluster.stop();
 }
 
 fn refusal(config: TrainingConfig) -> Error {

@@ -403,6 +403,16 @@ pub enum Error {
 }
 
 impl Error {
+    /// Returns whether a wait has ended: by its deadline here, or by that of the server.
+    #[doc(hidden)]
+    pub fn is_wait(&self) -> bool {
+        match self {
+            Error::Timeout { .. } => true,
+            Error::Refused { refusal, .. } => matches!(refusal, Refusal::Deadline { .. }),
+            _ => false,
+        }
+    }
+
     /// Returns what a training loop does about this error. A training session follows it.
     ///
     /// ```

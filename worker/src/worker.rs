@@ -310,12 +310,15 @@ impl Worker {
     pub fn request_token(
         &self,
     ) -> impl Future<Output = Result<Option<Token>, Error>> + Send + use<> {
-        self.request_token_within(self.client.config.timeout)
+        self.request_token_within(self.client.config.timeout, true)
     }
 
+    /// Requests a token as [`Worker::request_token`] does. `counts_waits` says whether a wait that
+    /// has ended without one is an error of this worker's metrics.
     fn request_token_within(
         &self,
         timeout: Duration,
+        counts_waits: bool,
     ) -> impl Future<Output = Result<Option<Token>, Error>> + Send + use<> {
         let caller = self.client.caller.clone();
         let reads_data = self.client.config.data.is_some();
@@ -330,7 +333,9 @@ impl Worker {
                     reply.and_then(|reply| token_of(&caller, reply))
                 }
             };
-            timer.times().count_token(&token);
+            if counts_waits || !token.as_ref().is_err_and(Error::is_wait) {
+                timer.times().count_token(&token);
+            }
             token.map_err(|error| data_differs(error, reads_data))
         }
     }

@@ -9,11 +9,12 @@ use crate::joined_model::{check_finite, check_rows_finite};
 use crate::token::Token;
 
 impl Worker {
-    /// Takes a token as [`Worker::token`] does, but waits for at most `limit`.
+    /// Takes a token as [`Worker::token`] does, but waits for at most `limit`. A wait that has ended
+    /// without one is no error of the metrics.
     #[doc(hidden)]
     pub async fn token_within(&self, limit: Duration) -> Result<Option<Token>, Error> {
         self.model("take a token")?;
-        self.request_token_within(limit).await
+        self.request_token_within(limit, false).await
     }
 
     /// The longest time of an operation.

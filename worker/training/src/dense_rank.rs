@@ -2,10 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use pushpull_common::protocol::Refusal;
 use pushpull_worker::internal::{DenseRing, RingWish, StepEntry};
 use pushpull_worker::{Error, Gradients, Params, Pulled, Push, Token, Worker};
-
-use super::lifecycle::is_wait;
 
 /// A worker of servers in synchronous mode, and its place in the ring of all workers.
 ///
@@ -25,7 +24,7 @@ use super::lifecycle::is_wait;
 #[derive(Debug)]
 pub(super) struct DenseRank {
     pub(super) worker: Worker,
-    pub(super) ring: DenseRing,
+    pub(super) ring: Box<DenseRing>,
 }
 
 /// How long a rank waits for a token before it tells the others. Only a step that some ranks
@@ -42,13 +41,14 @@ impl DenseRank {
         while !self.ring.has_ended() {
             let asked = Instant::now();
             match self.worker.token_within(PATIENCE).await {
-                // Others may have a token of a step that needs none of this rank.
-                // The limit of a recovery may end the wait much earlier.
-                Err(error)
-                    if is_wait(&error)
-                        && asked.elapsed() >= PATIENCE / 2
-                        && since.elapsed() < self.worker.timeout() =>
-                {
+                Err(error) if error.is_wait() => {
+                    // The limit of a recovery may have ended the wait at once.
+                    let is_cut = asked.elapsed() < PATIENCE / 2;
+                    let waited = since.elapsed();
+                    if is_cut || waited >= self.worker.timeout() {
+                        return Err(having_waited(error, waited));
+                    }
+                    // Others may have a token of a step in which this rank has no part.
                     self.ring.begin(StepEntry::Waiting).await?;
                 }
                 Ok(Some(token)) if self.ring.gives_up(&token) => {
@@ -122,5 +122,19 @@ impl DenseRank {
         }
         ring.leave().await;
         worker.leave().await
+    }
+}
+
+/// Returns the error of a wait for a token, with the time of all its attempts.
+fn having_waited(error: Error, waited: Duration) -> Error {
+    match error {
+        Error::Timeout { doing, awaited, sequence, .. } => {
+            Error::Timeout { doing, waited, awaited, sequence }
+        }
+        Error::Refused { doing, shard, refusal: Refusal::Deadline { awaited, .. } } => {
+            let waited_ms = waited.as_millis() as u64;
+            Error::Refused { doing, shard, refusal: Refusal::Deadline { waited_ms, awaited } }
+        }
+        error => error,
     }
 }

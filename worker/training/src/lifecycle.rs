@@ -16,8 +16,6 @@ use pushpull_worker::{
 };
 pub(crate) use recovery::PushRecovery;
 use recovery::TrainingRecovery;
-#[cfg(feature = "ring")]
-pub(crate) use recovery::is_wait;
 use replica_value_plan::ReplicaValuePlan;
 pub(super) use settings::LifecycleSettings;
 use training_phase::LifecyclePhase;

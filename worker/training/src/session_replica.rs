@@ -158,17 +158,24 @@ impl SessionReplica {
     #[cfg(feature = "ring")]
     async fn renew_dense_ring(&mut self) -> Option<Result<bool, Error>> {
         let Some(mut joined) = self.joined.take().or_else(|| self.apart.take()) else {
-            return Some(Ok(false));
+            // A session that has lost its ring does not train without it.
+            return Some(match self.place {
+                TrainingPlace::DenseByRing(None) => {
+                    Err(Error::NotJoined { doing: "join the ring" })
+                }
+                _ => Ok(false),
+            });
         };
         let mut stays = false;
         if let ReplicaWorker::DenseByRing(rank) = &mut joined.worker
             && rank.ring.is_over()
         {
-            if let Err(error) = self.interrupt.race(rank.ring.recover()).await? {
-                self.apart = Some(joined);
-                return Some(Err(error));
-            }
+            let recovered = self.interrupt.race(rank.ring.recover()).await;
             stays = !rank.worker.has_failed();
+            if !matches!(recovered, Some(Ok(()))) {
+                self.apart = Some(joined);
+                return recovered.map(|recovered| recovered.map(|()| false));
+            }
         }
         self.joined = Some(joined);
         Some(Ok(stays))

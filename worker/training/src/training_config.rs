@@ -50,7 +50,7 @@ pub(super) enum TrainingPlace {
     /// With servers, whose workers average dense gradients around a ring. The ring is here while
     /// the worker has not joined.
     #[cfg(feature = "ring")]
-    DenseByRing(Option<DenseRing>),
+    DenseByRing(Option<Box<DenseRing>>),
 }
 
 impl fmt::Debug for TrainingPlace {
@@ -225,7 +225,7 @@ impl TrainingConfig {
     pub fn dense_by(self, ring: Ring) -> TrainingConfig {
         let ranks = ring.launch().size();
         let worker = self.worker.expect_replicas(ranks, ranks).expect_unclipped();
-        let place = TrainingPlace::DenseByRing(Some(DenseRing::new(ring)));
+        let place = TrainingPlace::DenseByRing(Some(Box::new(DenseRing::new(ring))));
         TrainingConfig { worker, place, ..self }
     }
 

@@ -141,7 +141,7 @@ impl TrainingRecovery {
         let is_final = match error.advice() {
             Advice::Stop | Advice::SkipBatch => true,
             // The first join has a deadline of its own.
-            Advice::Retry => !self.has_joined && is_wait(&error) && self.is_late(now),
+            Advice::Retry => !self.has_joined && error.is_wait() && self.is_late(now),
             Advice::Rejoin => false,
         };
         match is_final {
@@ -235,14 +235,5 @@ impl TrainingRecovery {
     /// deadline.
     fn is_late(&self, now: Duration) -> bool {
         now.saturating_add(Backoff::FIRST) >= self.connect_timeout
-    }
-}
-
-/// Returns whether a wait has ended: by its deadline here, or by that of the server.
-pub(crate) fn is_wait(error: &Error) -> bool {
-    match error {
-        Error::Timeout { .. } => true,
-        Error::Refused { refusal, .. } => matches!(refusal, Refusal::Deadline { .. }),
-        _ => false,
     }
 }
