@@ -11,6 +11,7 @@ use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::collective::{Launch, Ring, RingConfig};
 use pushpull::error::{ConfigError, TrainingError};
 use pushpull::server::OnLoss;
+use pushpull::training::TrainingSession as AsyncTrainingSession;
 use pushpull::training::{
     FinishedStep, Flow, GradientOutcome, Hook, HookError, StopReason, TrainingConfig, TrainingEnd,
     hooks,
@@ -42,6 +43,10 @@ impl Job {
     }
 
     fn join(&self, rank: u32) -> Ring {
+        blocking::Ring::join(self.config(rank)).unwrap().into_inner()
+    }
+
+    fn config(&self, rank: u32) -> RingConfig {
         let lookup = |name: &str| match name {
             "OMPI_COMM_WORLD_RANK" => Some(rank.to_string()),
             "OMPI_COMM_WORLD_SIZE" => Some(self.size.to_string()),
@@ -50,8 +55,7 @@ impl Job {
         };
         let launch = Launch::from_lookup(lookup).unwrap();
         let config = RingConfig::new(launch).folder(self.folder.path());
-        let config = config.lease(Duration::from_secs(2)).join_timeout(Duration::from_secs(30));
-        blocking::Ring::join(config).unwrap().into_inner()
+        config.lease(Duration::from_secs(2)).join_timeout(Duration::from_secs(30))
     }
 }
 
@@ -259,6 +263,31 @@ fn the_end_on_the_servers_ends_all_ranks() {
         assert_eq!((end.step, counted, end.reason), (4, 4, StopReason::LastStep));
         assert!(end.is_final);
     }
+    cluster.stop();
+}
+
+/// The asynchronous forms of the ring and of the session.
+#[test]
+fn the_servers_receive_each_dense_gradient_once_and_send_each_value_once() {
+    let mode = mode(3);
+    let cluster = TestCluster::start(1, 3, Sgd::new(1.0), |config| config.mode(mode).last_step(5));
+    let job = Job::new(3);
+    let train = async |worker: u32| {
+        let ring = Ring::join(job.config(worker)).await.unwrap();
+        let config = TrainingConfig::new(cluster.config(worker)).variables([vector("w", 1 << 16)]);
+        let mut session = AsyncTrainingSession::start(config.dense_by(ring)).await.unwrap();
+        while let Some(mut step) = session.step().await.unwrap() {
+            step.parts().1.view_mut::<f32>("w").unwrap().fill(3.0 * worker as f32);
+            assert!(step.push().await.unwrap().counts());
+        }
+        let end = session.close().await.unwrap();
+        assert!(end.params.unwrap().view::<f32>("w").unwrap().iter().all(|&w| w == -15.0));
+    };
+    each(3, |worker| block_on(train(worker)));
+    let metrics = cluster.handle().metrics();
+    // Each rank pulls the values when it joins and at the end.
+    let model = 4 << 16;
+    assert_eq!((metrics.push_bytes, metrics.pull_bytes), (5 * model, (3 + 5 + 3) * model));
     cluster.stop();
 }
 

@@ -197,8 +197,8 @@ impl TrainingConfig {
     /// order of a sum with more.
     ///
     /// - **Servers.** They aggregate one gradient of each rank: `Synchronous::new(n)` with n ranks,
-    ///   which are all workers of the cluster. They do not clip by the global norm, because no
-    ///   gradient that they see is that of a replica.
+    ///   which are all workers of the cluster; this sets [`WorkerConfig::expect_replicas`]. They do
+    ///   not clip by the global norm, because no gradient that they see is that of a replica.
     /// - **Steps.** All ranks take part in each step. One that one rank drops or withholds counts on
     ///   none: the others get [`Push::Stale`](pushpull_worker::Push::Stale). A mean that is NaN or
     ///   infinite is [`Error::NonFinite`](pushpull_worker::Error::NonFinite) on all.
