@@ -138,7 +138,7 @@ fn mode(replicas: u32) -> Synchronous {
 fn cluster(mode: impl Into<Mode>, workers: usize, directory: Option<&Path>) -> TestCluster {
     let mode = mode.into();
     TestCluster::start(2, workers, Adam::new(0.05).lazy(), |config| {
-        let config = config.mode(mode.clone()).shards(2).lease(Duration::from_secs(2));
+        let config = config.mode(mode).shards(2).lease(Duration::from_secs(2));
         match directory {
             Some(directory) => {
                 config.checkpoints(Checkpoints::new(LocalDirectory::create(directory).unwrap()))
