@@ -1,4 +1,5 @@
-//! Training on a ring: the rule updates the values on each rank, and no server is needed.
+//! Training on a ring: the rule updates the values on each rank, and no server is needed. Or servers
+//! have the values, and only dense gradients go around the ring: [`DenseRing`].
 
 mod dense_ring;
 mod local_model;
