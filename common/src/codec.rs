@@ -110,7 +110,18 @@ impl Codec {
         }
     }
 
-    /// Encodes a stretch and appends it to `out`: at most [`Encoding::bytes_max`] bytes, always a
+    /// Returns the most bytes of an encoded stretch of `elements` elements of a float type: fewer
+    /// than [`Encoding::bytes_max`] if the codec bounds how many elements it sends.
+    pub fn bytes_max(&self, dtype: DType, elements: usize) -> usize {
+        match *self {
+            Codec::TopK { fraction } => {
+                pairs::bytes(dtype.size(), top_k_pairs_max(fraction, elements))
+            }
+            _ => self.encoding().bytes_max(dtype, elements),
+        }
+    }
+
+    /// Encodes a stretch and appends it to `out`: at most [`Codec::bytes_max`] bytes, always a
     /// multiple of 8. On an error `out` is unchanged.
     ///
     /// The error of the encoding is lost; gradients need [`Residual::encode`].
@@ -265,6 +276,23 @@ impl Encoding {
             Encoding::Int8 => int8::decode(blocks, bytes, target),
             Encoding::OneBit => one_bit::decode(bytes, target),
             Encoding::Pairs => pairs::decode(bytes, target),
+        }
+    }
+
+    /// Decodes a stretch that zeros follow, up to a length on which both sides have agreed;
+    /// otherwise as [`Encoding::decode`].
+    pub fn decode_padded<T: Real>(self, bytes: &[u8], target: &mut [T]) -> Result<(), DecodeError> {
+        let length = match self {
+            Encoding::Pairs => pairs::announced_bytes(size_of::<T>(), target.len(), bytes)?,
+            _ => self.bytes_max(T::DTYPE, target.len()),
+        };
+        match bytes.split_at_checked(length) {
+            Some((stretch, rest)) => {
+                self.decode(stretch, target)?;
+                padding(rest)
+            }
+            // Too short: the error names both lengths.
+            None => self.decode(bytes, target),
         }
     }
 

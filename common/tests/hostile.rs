@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId, TokenId};
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::message::{
-    BodyCrc, Collective, Declare, Heartbeat, Hello, Operation, Pull, PushPart, Refused, RingEnd,
-    RingJoin, RingOperation, RingOver, RingPart, Role, Selection,
+    BodyCrc, Collective, Declare, Heartbeat, Hello, Operation, Pull, PushPart, Refused, RingCodec,
+    RingEnd, RingJoin, RingOperation, RingOver, RingPart, Role, Selection,
 };
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{
@@ -323,6 +323,8 @@ fn rings() -> Vec<HostileCase> {
         raw(join.kind(), &meta)
     };
     let operation = Message::from(ring_operation());
+    let codec = Some(RingCodec::Int8 {});
+    let encoded = Message::from(RingOperation { codec, ..ring_operation() });
     let difference = RingEnd::Difference {
         number: 1,
         rank: 0,
@@ -357,6 +359,12 @@ fn rings() -> Vec<HostileCase> {
             "collective operation 12",
             "Invalid { message: \"RingOperation\", field: \"Collective\"",
             with_tag(&operation, 0, 12),
+        ),
+        case(
+            "ring_codec_unknown",
+            "a reduction in codec 6",
+            "Invalid { message: \"RingOperation\", field: \"RingCodec\"",
+            with_tag(&encoded, meta(&encoded).len() - 1, 6),
         ),
         case(
             "ring_end_unknown",
@@ -427,7 +435,7 @@ fn pull() -> Pull {
 
 fn ring_operation() -> RingOperation {
     let collective = Collective::ReduceSum {};
-    RingOperation { collective, elements: 1, count: 8, name: Text::clipped("w") }
+    RingOperation { collective, elements: 1, count: 8, name: Text::clipped("w"), codec: None }
 }
 
 fn frame(message: &Message) -> Vec<u8> {

@@ -96,19 +96,34 @@ fn index(bytes: &[u8]) -> u32 {
     u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]])
 }
 
+/// Returns how many of `elements` elements are sent, as the head of a stretch announces it; 0 if
+/// the stretch has no whole head.
+fn announced(elements: usize, stretch: &[u8]) -> Result<usize, DecodeError> {
+    let pairs = stretch.first_chunk().map_or(0, |head| u32::from_le_bytes(*head));
+    // Check the count before a length is computed from it.
+    match pairs as usize > elements {
+        true => Err(DecodeError::Count { pairs, elements }),
+        false => Ok(pairs as usize),
+    }
+}
+
+/// Returns the length of a stretch that other bytes may follow, as its head announces it.
+pub(super) fn announced_bytes(
+    width: usize,
+    elements: usize,
+    stretch: &[u8],
+) -> Result<usize, DecodeError> {
+    announced(elements, stretch).map(|count| bytes(width, count))
+}
+
 pub(super) fn decode<T: Real>(bytes: &[u8], target: &mut [T]) -> Result<(), DecodeError> {
     let elements = target.len();
     let width = size_of::<T>();
     let Some((head, rest)) = bytes.split_at_checked(HEAD) else {
         return length(Encoding::Pairs, elements, bytes, HEAD);
     };
-    let pairs = index(head);
     padding(&head[INDEX..])?;
-    // Check the count before a length is computed from it.
-    if pairs as usize > elements {
-        return Err(DecodeError::Count { pairs, elements });
-    }
-    let count = pairs as usize;
+    let count = announced(elements, head)?;
     length(Encoding::Pairs, elements, bytes, self::bytes(width, count))?;
     let (indices, values) = rest.split_at((count * INDEX).next_multiple_of(8));
     target.fill(T::ZERO);

@@ -1,5 +1,7 @@
 //! Error feedback: the error of one encoding is added to the next gradient.
 
+use std::ops::Range;
+
 use super::{Codec, CodecError, Real, ScaleBlocks};
 
 /// The accumulated encoding error of a variable's gradients, one element for each of the
@@ -59,14 +61,53 @@ impl<T: Real> Residual<T> {
         out: &mut Vec<u8>,
     ) -> Result<(), CodecError> {
         codec.check(values)?;
-        let left = &mut self.left[first..first + values.len()];
-        for (left, &value) in left.iter_mut().zip(values) {
+        for (left, &value) in self.left[first..first + values.len()].iter_mut().zip(values) {
             let sum = (*left + value).saturated();
             *left = if value.is_finite() { sum } else { value };
         }
+        self.encode_left(codec, blocks, first..first + values.len(), out);
+        Ok(())
+    }
+
+    /// Encodes the sum of a stretch, its residual and `others`, the decoded sum of the same stretch
+    /// of other ranks; otherwise as [`Residual::encode`]. So the error of a sum that several ranks
+    /// encode one after the other is kept where it arises.
+    ///
+    /// # Panics
+    /// If the stretch exceeds the residual, or `others` has fewer elements.
+    pub fn encode_onto(
+        &mut self,
+        codec: &Codec,
+        first: usize,
+        values: &[T],
+        others: &[T],
+        out: &mut Vec<u8>,
+    ) -> Result<(), CodecError> {
+        codec.check(values)?;
+        codec.check(others)?;
+        let others = &others[..values.len()];
+        let left = &mut self.left[first..first + values.len()];
+        for ((left, &value), &others) in left.iter_mut().zip(values).zip(others) {
+            let sum = ((*left + value).saturated() + others).saturated();
+            let is_finite = value.is_finite() && others.is_finite();
+            *left = if is_finite { sum } else { value + others };
+        }
+        self.encode_left(codec, ScaleBlocks::THROUGH, first..first + values.len(), out);
+        Ok(())
+    }
+
+    /// Encodes these elements of the residual and keeps what the encoding leaves out.
+    fn encode_left(
+        &mut self,
+        codec: &Codec,
+        blocks: ScaleBlocks,
+        stretch: Range<usize>,
+        out: &mut Vec<u8>,
+    ) {
+        let left = &mut self.left[stretch];
         let start = out.len();
         codec.encode_checked(blocks, left, &mut self.decoded, out);
-        self.decoded.resize(values.len(), T::ZERO);
+        self.decoded.resize(left.len(), T::ZERO);
         codec
             .encoding()
             .decode_rows(blocks, &out[start..], &mut self.decoded)
@@ -75,6 +116,5 @@ impl<T: Real> Residual<T> {
             let rest = *left - decoded;
             *left = if rest.is_finite() { rest } else { T::ZERO };
         }
-        Ok(())
     }
 }

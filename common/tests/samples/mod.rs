@@ -454,6 +454,11 @@ fn rings(add: &mut impl FnMut(&str, Message)) {
     for (name, collective) in Collective::named() {
         add(&format!("RingOperation {name}"), variants::ring_operation(collective).into());
     }
+    for (name, codec) in RingCodec::named() {
+        let reduce = variants::ring_operation(Collective::ReduceMean {});
+        let encoded = RingOperation { codec: Some(codec), ..reduce };
+        add(&format!("RingOperation as {name}"), encoded.into());
+    }
     add("RingPart", ring_part().into());
 }
 

@@ -194,10 +194,13 @@ variants! {
         "scatter_min" => Collective::ScatterMin {}, "scatter_max" => Collective::ScatterMax {},
         "gather" => Collective::Gather {}, "broadcast" => Collective::Broadcast { root: 3 },
         "barrier" => Collective::Barrier {};
+    RingCodec:
+        "f16" => RingCodec::F16 {}, "bf16" => RingCodec::Bf16 {}, "int8" => RingCodec::Int8 {},
+        "onebit" => RingCodec::OneBit {}, "topk" => RingCodec::TopK { fraction: 0.01 };
 }
 
 pub(crate) fn ring_operation(collective: Collective) -> RingOperation {
-    RingOperation { collective, elements: 16, count: 1000, name: Text::clipped("w") }
+    RingOperation { collective, elements: 16, count: 1000, name: Text::clipped("w"), codec: None }
 }
 
 pub(crate) fn output_ref() -> OutputRef {

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::ops::Range;
 
+use pushpull_common::codec::Real;
+
 use crate::block_on::block_on;
 use crate::config::RingConfig;
 use crate::element::RingElement;
@@ -10,7 +12,7 @@ use crate::error::RingError;
 use crate::launch::Launch;
 use crate::metrics::RingMetrics;
 use crate::reduction::Reduction;
-use crate::ring::Tensor;
+use crate::ring::{EncodedTensor, Tensor};
 
 /// A [`crate::Ring`] for threads without an async runtime. Its operations move bytes on the calling
 /// thread, which polls for a short time before it sleeps.
@@ -113,6 +115,19 @@ impl Ring {
         reduction: Reduction,
     ) -> Result<(), RingError> {
         block_on(self.0.all_reduce_fused(tensors, reduction))
+    }
+
+    /// Reduces a tensor that travels encoded; see [`crate::Ring::all_reduce_encoded`].
+    ///
+    /// # Errors
+    /// As there.
+    #[doc(alias = "hvd.Compression")]
+    pub fn all_reduce_encoded<T: RingElement + Real>(
+        &mut self,
+        tensor: EncodedTensor<'_, T>,
+        reduction: Reduction,
+    ) -> Result<(), RingError> {
+        block_on(self.0.all_reduce_encoded(tensor, reduction))
     }
 
     /// Reduces a tensor, of which each rank keeps a block; see [`crate::Ring::reduce_scatter`].

@@ -195,7 +195,7 @@ impl RingError {
     }
 }
 
-/// Describes an operation, as in `all-reduce (sum) of "w": 10 x f32`.
+/// Describes an operation, as in `all-reduce (sum) of "w": 10 x f32 as int8`.
 pub(crate) fn describe(operation: &RingOperation) -> String {
     let verb = match operation.collective {
         Collective::ReduceSum {} => "all-reduce (sum)".to_owned(),
@@ -221,5 +221,6 @@ pub(crate) fn describe(operation: &RingOperation) -> String {
         Some(kind) => kind.to_string(),
         None => format!("elements of code {}", operation.elements),
     };
-    format!("{verb}{of}: {} x {kind}", operation.count)
+    let codec = operation.codec.map_or(String::new(), |codec| format!(" as {}", codec.codec()));
+    format!("{verb}{of}: {} x {kind}{codec}", operation.count)
 }

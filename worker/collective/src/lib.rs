@@ -11,6 +11,7 @@ mod block_on;
 pub mod blocking;
 mod config;
 mod element;
+mod encoded;
 mod error;
 mod fold;
 mod gathered;
@@ -38,7 +39,7 @@ pub use error::RingError;
 pub use launch::{Launch, LaunchError, Launcher};
 pub use metrics::RingMetrics;
 pub use reduction::Reduction;
-pub use ring::{Ring, Tensor};
+pub use ring::{EncodedTensor, Ring, Tensor};
 pub use transport::Transport;
 
 #[cfg(any(test, feature = "simulation"))]

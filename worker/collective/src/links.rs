@@ -16,7 +16,7 @@ use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::message::{RingOperation, RingPart};
 use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, encode};
 
-use crate::running::{Fault, Running};
+use crate::running::{Fault, Operand, Running};
 use crate::waiter::Wanted;
 
 /// The bytes of one part, the most that a frame carries. The successor folds a part while the next
@@ -157,20 +157,20 @@ impl Links {
         Traffic { received: self.incoming.received(), ..self.traffic }
     }
 
-    /// Sends and receives as much of an operation as the sockets allow without waiting. `tensor` is
-    /// the memory of the operation, the same in each turn.
+    /// Sends and receives as much of an operation as the sockets allow without waiting. `operand`
+    /// has the memory of the operation, the same in each turn.
     ///
     /// # Errors
     /// The operation cannot go on, and no later one either.
     pub(crate) fn turn(
         &mut self,
         running: &mut Running,
-        tensor: &mut [u8],
+        operand: &mut Operand<'_>,
     ) -> Result<Turn, LinkFault> {
         let before = self.moved;
         loop {
             let begin = Instant::now();
-            let writes = self.send(running, tensor).map_err(LinkFault::Successor)?;
+            let writes = self.send(running, operand.bytes).map_err(LinkFault::Successor)?;
             let sent = Instant::now();
             let predecessor = &mut self.predecessor;
             let moved = &mut self.moved;
@@ -179,7 +179,7 @@ impl Links {
                 *moved += *read.as_ref().unwrap_or(&0) as u64;
                 read
             };
-            let arrived = self.incoming.receive(&mut source, running, tensor)?;
+            let arrived = self.incoming.receive(&mut source, running, operand)?;
             self.traffic.send += sent - begin;
             if arrived {
                 self.traffic.receive += sent.elapsed();

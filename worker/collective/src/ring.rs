@@ -1,5 +1,6 @@
 //! [`Ring`]: ranks that reduce, gather and broadcast together.
 
+mod encoded;
 mod fused;
 mod operations;
 
@@ -24,11 +25,12 @@ use crate::launch::Launch;
 use crate::links::{LinkFault, Links, Turn};
 use crate::member::{FormedRing, MemberFacts, RankPlace};
 use crate::metrics::RingMetrics;
-use crate::running::{Running, Task};
+use crate::running::{Operand, Running, Task};
 use crate::runtime::{Control, ControlConfig, Meeting, NewRing};
 use crate::transport::Transport;
 use crate::waiter::{AsyncWaiter, BlockingWaiter, Waiter, Wanted};
 
+pub use encoded::EncodedTensor;
 pub use fused::Tensor;
 
 /// Ranks that reduce, gather and broadcast together, each in a process of its own.
@@ -284,8 +286,17 @@ impl Ring {
         error
     }
 
-    /// Performs an operation on `tensor`.
+    /// Performs an operation on the elements of `tensor`.
     async fn perform(&mut self, task: &Task<'_>, tensor: &mut [u8]) -> Result<(), RingError> {
+        self.perform_on(task, &mut Operand::elements(tensor)).await
+    }
+
+    /// Performs an operation.
+    async fn perform_on(
+        &mut self,
+        task: &Task<'_>,
+        operand: &mut Operand<'_>,
+    ) -> Result<(), RingError> {
         if self.home.is_elsewhere() {
             let detail = format!("it belongs to process {}", self.home.id());
             return Err(RingError::Fenced { detail });
@@ -305,7 +316,7 @@ impl Ring {
             };
         }
         let mut performing = Performing { ring: self, running: &mut running, is_over: false };
-        let performed = performing.perform(tensor).await;
+        let performed = performing.perform(operand).await;
         performing.is_over = true;
         drop(performing);
         match performed {
@@ -407,7 +418,7 @@ enum Stop {
 }
 
 impl Performing<'_> {
-    async fn perform(&mut self, tensor: &mut [u8]) -> Result<(), Stop> {
+    async fn perform(&mut self, operand: &mut Operand<'_>) -> Result<(), Stop> {
         let ring = &mut *self.ring;
         let (Some(links), Some(control)) = (&mut ring.links, &ring.control) else { return Ok(()) };
         let limit = ring.config.operation_timeout;
@@ -418,7 +429,7 @@ impl Performing<'_> {
             return Err(Stop::Over);
         }
         loop {
-            let (reads, writes, moved) = match links.turn(self.running, tensor) {
+            let (reads, writes, moved) = match links.turn(self.running, operand) {
                 Ok(Turn::Done) => break,
                 Ok(Turn::Waits { reads, writes, moved }) => (reads, writes, moved),
                 Err(fault) => return Err(Stop::Fault(fault)),

@@ -3,11 +3,12 @@
 use std::ops::Range;
 
 use pushpull_common::ids::Sequence;
-use pushpull_common::protocol::message::{Collective, RingOperation, RingPart};
+use pushpull_common::protocol::message::{Collective, RingCodec, RingOperation, RingPart};
 use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{Header, Message};
 
 use crate::element::ElementKind;
+use crate::encoded::{Contribution, Stretches};
 use crate::fold;
 #[cfg(test)]
 use crate::planted::PlantedRingBugs;
@@ -27,6 +28,8 @@ pub(crate) struct Running {
     operation: RingOperation,
     transfer: Transfer,
     kind: ElementKind,
+    /// The bytes of an element, or of an encoded stretch.
+    width: usize,
     reduction: Reduction,
     ranks: u32,
     is_announced: bool,
@@ -35,7 +38,7 @@ pub(crate) struct Running {
 }
 
 /// What a rank does with a tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Task<'a> {
     /// The operation, as it is announced.
     pub(crate) collective: Collective,
@@ -47,10 +50,27 @@ pub(crate) struct Task<'a> {
     pub(crate) reduction: Reduction,
     /// The elements that the rank contributes.
     pub(crate) count: usize,
-    /// The elements of the buffer.
+    /// The elements of the buffer; of an encoded reduction its stretches.
     pub(crate) elements: usize,
+    /// The stretches of an encoded reduction; `None` if plain elements travel.
+    pub(crate) encoded: Option<Stretches>,
     /// The name of the tensor.
     pub(crate) name: &'a str,
+}
+
+/// The memory of an operation on one rank.
+pub(crate) struct Operand<'a> {
+    /// The bytes that travel: elements, or encoded stretches.
+    pub(crate) bytes: &'a mut [u8],
+    /// What the rank adds to encoded stretches; `None` if the bytes are its elements.
+    pub(crate) contribution: Option<&'a mut dyn Contribution>,
+}
+
+impl Operand<'_> {
+    /// A tensor whose elements travel.
+    pub(crate) fn elements(bytes: &mut [u8]) -> Operand<'_> {
+        Operand { bytes, contribution: None }
+    }
 }
 
 /// The place for the bytes of a part that arrives.
@@ -79,7 +99,8 @@ pub(crate) enum Fault {
 impl Running {
     /// Begins an operation of a rank in a ring of `ranks`.
     pub(crate) fn new(number: Sequence, task: &Task<'_>, rank: u32, ranks: u32) -> Running {
-        let chunks = Chunks::new(task.elements, task.kind.size(), ranks);
+        let width = task.encoded.map_or(task.kind.size(), |stretches| stretches.width());
+        let chunks = Chunks::new(task.elements, width, ranks);
         let schedule = Schedule::new(task.schedule, rank, ranks, chunks);
         Running {
             number,
@@ -88,9 +109,11 @@ impl Running {
                 elements: task.kind.code(),
                 count: task.count as u64,
                 name: Text::shortened(task.name),
+                codec: task.encoded.and_then(|stretches| RingCodec::of(stretches.codec())),
             },
             transfer: Transfer::new(schedule),
             kind: task.kind,
+            width,
             reduction: task.reduction,
             ranks,
             is_announced: ranks == 1,
@@ -131,9 +154,9 @@ impl Running {
         announces.then(|| self.operation.clone())
     }
 
-    /// Returns the next part to send; see [`Transfer::next_part`].
+    /// Returns the next part to send, of whole elements; see [`Transfer::next_part`].
     pub(crate) fn next_part(&self, bytes_max: usize) -> Option<Part> {
-        self.transfer.next_part(bytes_max)
+        self.transfer.next_part((bytes_max / self.width).max(1) * self.width)
     }
 
     /// Records that the last part is sent.
@@ -180,7 +203,7 @@ impl Running {
             let found = format!("pass {} at {}", part.pass, part.offset);
             return Err(Fault::Protocol(format!("{found} in place of {}", place(&expected))));
         }
-        let width = self.kind.size();
+        let width = self.width;
         let length = usize::try_from(bytes).unwrap_or(usize::MAX);
         if length == 0 || length > expected.bytes.len() || length % width != 0 {
             let most = expected.bytes.len();
@@ -195,29 +218,47 @@ impl Running {
         })
     }
 
-    /// Takes the whole body of a part: `tensor` has it already if it was stored, `beside` has it
+    /// Takes the whole body of a part: `operand` has it already if it was stored, `beside` has it
     /// otherwise.
     ///
     /// # Errors
-    /// [`Fault::Overflow`].
+    /// [`Fault::Overflow`], and [`Fault::Protocol`] for stretches that do not decode.
     pub(crate) fn arrived(
         &mut self,
         target: &Target,
-        tensor: &mut [u8],
+        operand: &mut Operand<'_>,
         beside: &[u8],
     ) -> Result<(), Fault> {
         let (Target::Store(range) | Target::Fold(range, _)) = target;
         if let Target::Fold(_, is_last) = target {
-            let own = &mut tensor[range.clone()];
-            let folded = fold::fold(self.kind, self.reduction, &beside[..range.len()], own);
-            folded.map_err(|overflow| Fault::Overflow {
-                element: range.start / self.kind.size() + overflow.index,
-            })?;
-            if *is_last {
-                fold::finish(self.kind, self.reduction, self.ranks, own);
+            let arrived = &beside[..range.len()];
+            let own = &mut operand.bytes[range.clone()];
+            match &mut operand.contribution {
+                None => self.fold(range, arrived, own, *is_last)?,
+                Some(contribution) => {
+                    contribution.add(range.clone(), arrived, own).map_err(Fault::Protocol)?;
+                }
             }
         }
         self.transfer.received(range.len());
+        Ok(())
+    }
+
+    /// Folds elements into the rank's own.
+    fn fold(
+        &self,
+        range: &Range<usize>,
+        arrived: &[u8],
+        own: &mut [u8],
+        is_last: bool,
+    ) -> Result<(), Fault> {
+        let folded = fold::fold(self.kind, self.reduction, arrived, own);
+        folded.map_err(|overflow| Fault::Overflow {
+            element: range.start / self.kind.size() + overflow.index,
+        })?;
+        if is_last {
+            fold::finish(self.kind, self.reduction, self.ranks, own);
+        }
         Ok(())
     }
 }

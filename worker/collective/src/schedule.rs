@@ -104,6 +104,11 @@ impl Schedule {
         }
     }
 
+    /// Returns the bytes that an all-reduce begins with on the rank: no rank before has added to them.
+    pub(crate) fn begins(&self) -> Range<usize> {
+        self.chunk_behind(0)
+    }
+
     /// Returns the bytes that the rank sends in a pass.
     pub(crate) fn sends(&self, pass: u32) -> Range<usize> {
         match self.kind {

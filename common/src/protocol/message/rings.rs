@@ -1,5 +1,6 @@
 //! Rings: ranks that meet at a rendezvous, the links between neighbours, and collective operations.
 
+use crate::codec::Codec;
 use crate::protocol::limits;
 use crate::protocol::refusal::Detail;
 use crate::protocol::wire::{List, Text, wire_enum, wire_struct};
@@ -183,6 +184,51 @@ wire_enum! {
         11 => Barrier {},
     }
 }
+wire_enum! {
+    /// The codec of an encoded reduction, under the code of its encoding.
+    #[derive(Copy)]
+    RingCodec {
+        /// IEEE 754 half precision.
+        1 => F16 {},
+        /// The upper half of an f32.
+        2 => Bf16 {},
+        /// One byte an element.
+        3 => Int8 {},
+        /// One bit an element.
+        4 => OneBit {},
+        /// The elements with the largest magnitudes.
+        5 => TopK {
+            /// The share of each stretch that is sent.
+            fraction: f64,
+        },
+    }
+}
+impl RingCodec {
+    /// Returns how a codec is named on a ring; `None` for one whose encoded length depends on the
+    /// elements, because all ranks must know the length of each part.
+    pub fn of(codec: Codec) -> Option<RingCodec> {
+        match codec {
+            Codec::F16 => Some(RingCodec::F16 {}),
+            Codec::Bf16 => Some(RingCodec::Bf16 {}),
+            Codec::Int8 => Some(RingCodec::Int8 {}),
+            Codec::OneBit => Some(RingCodec::OneBit {}),
+            Codec::TopK { fraction } => Some(RingCodec::TopK { fraction }),
+            Codec::Threshold { .. } => None,
+        }
+    }
+
+    /// Returns the codec. Its parameter may be out of range.
+    pub fn codec(self) -> Codec {
+        match self {
+            RingCodec::F16 {} => Codec::F16,
+            RingCodec::Bf16 {} => Codec::Bf16,
+            RingCodec::Int8 {} => Codec::Int8,
+            RingCodec::OneBit {} => Codec::OneBit,
+            RingCodec::TopK { fraction } => Codec::TopK { fraction },
+        }
+    }
+}
+
 wire_struct! {
     /// Describes the operation that the parts behind it belong to. Every rank sends its own to its
     /// successor, which compares it with its own.
@@ -195,6 +241,8 @@ wire_struct! {
         count: u64,
         /// The name of the tensor; empty if it has none.
         name: Text<{ limits::NAME_BYTES_MAX }>,
+        /// The codec of what travels; absent if plain elements do.
+        codec: Option<RingCodec>,
     }
 }
 wire_struct! {

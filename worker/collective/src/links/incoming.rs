@@ -4,7 +4,7 @@ use pushpull_common::protocol::decode::ReadSource;
 use pushpull_common::protocol::{BodyPoll, FrameReader, Poll};
 
 use super::LinkFault;
-use crate::running::{Running, Target};
+use crate::running::{Operand, Running, Target};
 
 /// The frames of the predecessor. The predecessor may send anything.
 ///
@@ -43,12 +43,12 @@ impl Incoming {
         &mut self,
         source: &mut impl ReadSource,
         running: &mut Running,
-        tensor: &mut [u8],
+        operand: &mut Operand<'_>,
     ) -> Result<bool, LinkFault> {
         if let Some(target) = &self.target {
             let polled = match target {
                 Target::Store(range) => {
-                    self.reader.poll_body(source, &mut tensor[range.clone()])?
+                    self.reader.poll_body(source, &mut operand.bytes[range.clone()])?
                 }
                 Target::Fold(range, _) => {
                     let beside = bytemuck::cast_slice_mut(&mut self.beside);
@@ -58,7 +58,7 @@ impl Incoming {
             if polled == BodyPoll::Pending {
                 return Ok(false);
             }
-            running.arrived(target, tensor, bytemuck::cast_slice(&self.beside))?;
+            running.arrived(target, operand, bytemuck::cast_slice(&self.beside))?;
             let (Target::Store(range) | Target::Fold(range, _)) = target;
             self.received += range.len() as u64;
             self.target = None;

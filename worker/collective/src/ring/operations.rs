@@ -57,7 +57,7 @@ impl Ring {
             Reduction::Max => Collective::ReduceMax {},
         };
         self.check_reduction::<T>("all-reduce", reduction)?;
-        self.check_finite("all-reduce", name, values).await?;
+        self.check_finite("all-reduce", name, values, false).await?;
         let task = Task {
             collective,
             schedule: ScheduleKind::AllReduce,
@@ -65,6 +65,7 @@ impl Ring {
             reduction,
             count: values.len(),
             elements: values.len(),
+            encoded: None,
             name,
         };
         let bytes = size_of_val(values);
@@ -137,7 +138,7 @@ impl Ring {
             Reduction::Max => Collective::ScatterMax {},
         };
         self.check_reduction::<T>("reduce-scatter", reduction)?;
-        self.check_finite("reduce-scatter", "", values).await?;
+        self.check_finite("reduce-scatter", "", values, false).await?;
         let elements = values.len();
         let task = Task {
             collective,
@@ -146,6 +147,7 @@ impl Ring {
             reduction,
             count: elements,
             elements,
+            encoded: None,
             name: "",
         };
         self.perform(&task, bytemuck::cast_slice_mut(values)).await?;
@@ -186,6 +188,7 @@ impl Ring {
             reduction: Reduction::Sum,
             count: mine.len(),
             elements: all.len(),
+            encoded: None,
             name: "",
         };
         self.perform(&task, bytemuck::cast_slice_mut(all)).await
@@ -216,6 +219,7 @@ impl Ring {
             reduction: Reduction::Sum,
             count: values.len(),
             elements: values.len(),
+            encoded: None,
             name: "",
         };
         self.perform(&task, bytemuck::cast_slice_mut(values)).await
@@ -245,6 +249,7 @@ impl Ring {
             reduction: Reduction::Sum,
             count: 1,
             elements: self.size() as usize,
+            encoded: None,
             name,
         };
         self.perform(&task, &mut all).await
@@ -283,14 +288,15 @@ impl Ring {
         }
     }
 
-    /// Refuses values that are not finite, if the ring is to, and tells the others.
-    async fn check_finite<T: RingElement>(
+    /// Refuses values that are not finite, if the ring or the operation is to, and tells the others.
+    pub(super) async fn check_finite<T: RingElement>(
         &mut self,
         doing: &str,
         name: &str,
         values: &[T],
+        always: bool,
     ) -> Result<(), RingError> {
-        if !self.config.non_finite_is_error {
+        if !self.config.non_finite_is_error && !always {
             return Ok(());
         }
         let Some((element, value)) = fold::first_non_finite(T::KIND, bytemuck::cast_slice(values))

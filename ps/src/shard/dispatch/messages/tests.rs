@@ -102,6 +102,7 @@ fn rings_are_no_business_of_a_shard() {
         elements: 1,
         count: 0,
         name: Text::default(),
+        codec: None,
     };
     let join = RingJoin {
         id: Text::default(),

@@ -18,6 +18,7 @@ fn difference(rank: u32, other_rank: u32) -> RingEnd {
         elements: 0,
         count,
         name: Text::clipped("w"),
+        codec: None,
     };
     RingEnd::Difference {
         number: 9,

@@ -1,7 +1,7 @@
 //! Messages as they arrive: encoded, and read from the bytes again.
 
 use pushpull_common::protocol::decode::slice_source;
-use pushpull_common::protocol::message::{Collective, Hello, RingEnd, RingOperation};
+use pushpull_common::protocol::message::{Collective, Hello, RingCodec, RingEnd, RingOperation};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, Poll, encode};
@@ -40,6 +40,7 @@ pub(super) fn ring_end(choices: &mut RingChoices<'_>, rank: u64) -> RingEnd {
         elements: other_rank as u8,
         count: choices.around(5),
         name: Text::clipped("w"),
+        codec: choices.one_in(2).then_some(RingCodec::TopK { fraction: 0.5 }),
     };
     let detail = Detail::clipped("a fault");
     match choices.below(6) {

@@ -3,15 +3,18 @@
 use std::io::{self, IoSliceMut};
 use std::ops::Range;
 
+use pushpull_common::codec::{Codec, Residual};
 use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::message::{Collective, Heartbeat, RingPart};
 use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, encode};
+use pushpull_common::tensor::DType;
 
 use super::choices::RingChoices;
 use crate::element::ElementKind;
+use crate::encoded::{OwnElements, Stretches};
 use crate::links::{Incoming, LinkFault};
 use crate::reduction::Reduction;
-use crate::running::{Running, Target, Task};
+use crate::running::{Operand, Running, Target, Task};
 use crate::schedule::{Chunks, Schedule, ScheduleKind};
 use crate::transfer::Transfer;
 
@@ -34,6 +37,42 @@ impl TensorBytes {
     }
 }
 
+/// The elements of the rank in an encoded reduction.
+struct EncodedElements {
+    stretches: Stretches,
+    values: Vec<f32>,
+    residual: Residual<f32>,
+}
+
+impl EncodedElements {
+    fn new(codec: Codec, elements: usize, ranks: u32) -> EncodedElements {
+        EncodedElements {
+            stretches: Stretches::new(codec, DType::F32, elements, ranks),
+            values: (0..elements).map(|at| at as f32 - 7.5).collect(),
+            residual: Residual::new(elements),
+        }
+    }
+
+    fn own(&mut self) -> OwnElements<'_, f32> {
+        OwnElements::new(self.stretches, &mut self.values, &mut self.residual)
+    }
+
+    /// Returns what an honest predecessor may send: stretches of equal elements.
+    fn honest_body(&self, element: f32, bytes: usize) -> Vec<u8> {
+        let width = self.stretches.width();
+        let mut body = Vec::new();
+        // A last stretch that is shorter is seldom guessed, and refused then.
+        let values = vec![element; self.values.len().min(256)];
+        while body.len() < bytes {
+            let end = body.len() + width;
+            self.stretches.codec().encode(&values, &mut body).expect("they are finite");
+            body.resize(end, 0);
+        }
+        body.resize(bytes, 0);
+        body
+    }
+}
+
 /// An operation and its predecessor.
 pub(super) struct LinkPlay<'a> {
     choices: RingChoices<'a>,
@@ -42,7 +81,9 @@ pub(super) struct LinkPlay<'a> {
     tensor: TensorBytes,
     /// What an honest predecessor has sent.
     honest: Transfer,
-    kind: ElementKind,
+    /// The bytes of an element or a stretch.
+    width: usize,
+    encoded: Option<EncodedElements>,
 }
 
 impl<'a> LinkPlay<'a> {
@@ -50,6 +91,15 @@ impl<'a> LinkPlay<'a> {
         let ranks = 2 + choices.below(4) as u32;
         let rank = choices.below(ranks as usize) as u32;
         let root = choices.below(ranks as usize) as u32;
+        let codec = choices.of(&[
+            None,
+            None,
+            None,
+            Some(Codec::F16),
+            Some(Codec::Int8),
+            Some(Codec::OneBit),
+            Some(Codec::TopK { fraction: 0.1 }),
+        ]);
         let kind = choices.of(&ElementKind::ALL);
         let elements = (choices.below(256) * 256 + choices.below(256)) % ELEMENTS_MAX;
         let schedule = choices.of(&[
@@ -60,17 +110,24 @@ impl<'a> LinkPlay<'a> {
         ]);
         let reduction = choices.of(&[Reduction::Sum, Reduction::Max, Reduction::Mean]);
         let reduction = if reduction.allows(kind) { reduction } else { Reduction::Min };
+        let encoded = codec.map(|codec| EncodedElements::new(codec, 4 * elements, ranks));
+        let stretches = encoded.as_ref().map(|encoded| encoded.stretches);
+        let schedule = stretches.map_or(schedule, |_| ScheduleKind::AllReduce);
+        let count = elements;
+        let elements = stretches.map_or(elements, |stretches| stretches.count());
+        let width = stretches.map_or(kind.size(), |stretches| stretches.width());
         let task = Task {
             collective: Collective::ReduceSum {},
             schedule,
             kind,
             reduction,
-            count: elements,
+            count,
             elements,
+            encoded: stretches,
             name: "w",
         };
-        let length = elements * kind.size();
-        let chunks = Chunks::new(elements, kind.size(), ranks);
+        let length = elements * width;
+        let chunks = Chunks::new(elements, width, ranks);
         let mut reader = FrameReader::new();
         reader.open();
         LinkPlay {
@@ -78,7 +135,8 @@ impl<'a> LinkPlay<'a> {
             incoming: Incoming::new(reader),
             tensor: TensorBytes { words: vec![0x4041_4041_4041_4041; length.div_ceil(8)], length },
             honest: Transfer::new(Schedule::new(schedule, rank, ranks, chunks)),
-            kind,
+            width,
+            encoded,
             choices,
         }
     }
@@ -100,7 +158,7 @@ impl<'a> LinkPlay<'a> {
             match received {
                 Ok(_) if !self.running.expects() => {
                     assert!(self.running.is_done(), "everything has arrived, and is not sent on");
-                    return 1;
+                    return self.finish();
                 }
                 Ok(_) => {}
                 // An operation whose stream ends before its last byte fails, and is no success.
@@ -127,7 +185,20 @@ impl<'a> LinkPlay<'a> {
             *rest = &rest[count..];
             Ok(count)
         };
-        self.incoming.receive(&mut source, &mut self.running, self.tensor.bytes())
+        let mut own = self.encoded.as_mut().map(EncodedElements::own);
+        let mut operand = Operand::elements(self.tensor.bytes());
+        if let Some(own) = &mut own {
+            operand.contribution = Some(own);
+        }
+        self.incoming.receive(&mut source, &mut self.running, &mut operand)
+    }
+
+    /// Takes the result. Returns 1 if it is one.
+    fn finish(&mut self) -> usize {
+        let Some(encoded) = &mut self.encoded else { return 1 };
+        let finite = |values: &[f32]| values.iter().all(|value| value.is_finite());
+        assert!(finite(encoded.residual.left()), "a residual is finite, whatever has arrived");
+        usize::from(encoded.own().finish(self.tensor.bytes()).is_ok())
     }
 
     /// Checks that bytes outside a range are as before, and that memory for bodies is bounded.
@@ -147,7 +218,7 @@ impl<'a> LinkPlay<'a> {
     /// Sends what is due: the socket to the successor takes all.
     fn send(&mut self) {
         let _ = self.running.announcement();
-        while let Some(part) = self.running.next_part(97 * self.kind.size()) {
+        while let Some(part) = self.running.next_part(97 * self.width) {
             assert!(part.bytes.end <= self.tensor.length, "{part:?}");
             self.running.sent(part.bytes.len());
         }
@@ -165,7 +236,7 @@ impl<'a> LinkPlay<'a> {
         }
         for _ in 0..FRAMES_MAX {
             let Some((expected, _)) = self.honest.expected() else { break };
-            let width = self.kind.size();
+            let width = self.width;
             let elements = expected.bytes.len() / width;
             let most = match self.choices.below(3) {
                 0 => 1 + self.choices.below(256),
@@ -216,7 +287,11 @@ impl<'a> LinkPlay<'a> {
     fn frame(&mut self, stream: &mut Vec<u8>, message: Message, bytes: usize) {
         let sequence = Sequence(self.choices_around(9));
         let envelope = Envelope { sequence, ..Envelope::default() };
-        let body = vec![self.choices.byte(); bytes];
+        let byte = self.choices.byte();
+        let body = match &self.encoded {
+            Some(encoded) if byte < 192 => encoded.honest_body(f32::from(byte) - 99.0, bytes),
+            _ => vec![byte; bytes],
+        };
         let crc = self.choices.one_in(4).then(|| crc32c::crc32c(&body));
         let stamp = match (bytes, crc) {
             (0, _) => BodyStamp::NONE,

@@ -20,7 +20,7 @@ use crate::member::{FormedRing, Member, MemberFacts, MemberInput, MemberOutput, 
 use crate::planted::PlantedRingBugs;
 use crate::reduction::Reduction;
 use crate::rendezvous::{Rendezvous, RendezvousConfig, RendezvousInput, RendezvousOutput};
-use crate::running::{Fault, Running, Target, Task};
+use crate::running::{Fault, Operand, Running, Target, Task};
 use crate::schedule::ScheduleKind;
 use crate::waiting_links::WaitingLinks;
 
@@ -348,7 +348,16 @@ impl RankEndpoint {
             gathered = Some((own.len(), kind, reduction));
         }
         let elements = tensor.len() / kind.size();
-        let task = Task { collective, schedule, kind, reduction, count, elements, name: "" };
+        let task = Task {
+            collective,
+            schedule,
+            kind,
+            reduction,
+            count,
+            elements,
+            encoded: None,
+            name: "",
+        };
         let running = Running::new(Sequence(self.number), &task, ring.rank, ranks);
         let running = running.with_planted(self.settings.planted);
         self.operation = Some(Operation { running, tensor, gathered, moved_at: now });
@@ -721,7 +730,7 @@ impl RankEndpoint {
             if let Target::Store(range) = &target {
                 tensor[range.clone()].copy_from_slice(&body);
             }
-            running.arrived(&target, tensor, &body).map_err(fault)?;
+            running.arrived(&target, &mut Operand::elements(tensor), &body).map_err(fault)?;
         }
     }
 
