@@ -306,9 +306,10 @@ pub mod services {
 #[cfg(feature = "ring")]
 pub mod collective {
     pub use pushpull_collective::{
-        ElementKind, Launch, LaunchError, Launcher, Reduction, Ring, RingConfig, RingElement,
-        RingError, RingMetrics, Tensor, Transport,
+        ElementKind, EncodedTensor, Launch, LaunchError, Launcher, Reduction, Ring, RingConfig,
+        RingElement, RingError, RingMetrics, Tensor, Transport,
     };
+    pub use pushpull_common::codec::Residual;
     pub use pushpull_worker::{RingTrainer, RingTrainerConfig};
 }
 

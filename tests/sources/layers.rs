@@ -126,6 +126,8 @@ const PURE: &[(&str, &[&str])] = &[
     ("ps/src/testing/shard_endpoint.rs", &[]),
     ("ps/src/testing/shard_event.rs", &[]),
     ("worker/collective/src/element.rs", &[]),
+    ("worker/collective/src/encoded.rs", &[]),
+    ("worker/collective/src/encoded", &[]),
     ("worker/collective/src/fold.rs", &[]),
     ("worker/collective/src/fold", &[]),
     ("worker/collective/src/gathered.rs", &[]),

@@ -86,7 +86,7 @@ pub(crate) struct Compression {
 /// The codec of one variable, with its residual.
 #[derive(Debug)]
 pub(crate) struct VariableCodec {
-    codec: Codec,
+    pub(crate) codec: Codec,
     pub(crate) residual: VariableResidual,
 }
 

@@ -13,7 +13,7 @@
 //!
 //! - *Gather the encoded contributions, and add them up on each rank*: fewer roundings, and n-1
 //!   times the encoded tensor for each rank instead of 2(n-1)/n times. A half type would cost more
-//!   than no codec from four ranks on.
+//!   than no codec from five ranks on.
 //! - *Reduce elements of a half type*: as many bytes, but the roundings of partial sums are lost,
 //!   and no other codec works.
 

@@ -42,7 +42,7 @@ pub enum ConfigError {
         source: ClusterError,
     },
     /// A codec of the configuration has parameters out of range.
-    #[error("cannot connect")]
+    #[error("cannot encode gradients")]
     Codec {
         /// The cause.
         #[from]
@@ -114,6 +114,13 @@ pub enum ConfigError {
         variable: String,
         /// The reason.
         reason: String,
+    },
+    /// A codec whose encoded length depends on the gradient was chosen on a ring, where all ranks must
+    /// know it.
+    #[error("cannot average gradients as {codec} on a ring: its length depends on the gradient")]
+    NoRingCodec {
+        /// The codec.
+        codec: Codec,
     },
     /// A data set whose samples count exactly once was declared for a training on a ring. Each rank
     /// reads its own share instead.

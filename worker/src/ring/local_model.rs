@@ -333,7 +333,7 @@ fn to_stored(variable: &VariableSpec, set: &[u8], values: &mut [u8]) {
 }
 
 /// Returns elements of a half type in the type in which they are stored.
-fn widened(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+pub(super) fn widened(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     match dtype {
         DType::Bf16 => {
             bytemuck::cast_slice::<u8, bf16>(bytes).iter().map(|it| it.to_f32()).collect()

@@ -2,6 +2,7 @@
 //! have the values, and only dense gradients go around the ring: [`DenseRing`].
 
 mod dense_ring;
+mod gradient_codecs;
 mod local_model;
 mod model_checkpoint;
 mod ring_trainer;

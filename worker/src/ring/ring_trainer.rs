@@ -118,6 +118,28 @@ impl RingTrainer {
         self.worker.save(&self.params, user)
     }
 
+    /// Returns what this rank's codecs have left out so far, as bytes to be stored beside a
+    /// checkpoint, one for each rank. [`RingTrainer::restore_residuals`] takes them back.
+    ///
+    /// Their length is that of one gradient of the encoded variables. A rank that resumes without
+    /// them loses what it had not sent.
+    ///
+    /// # Errors
+    /// None on a ring, where no device has residuals.
+    pub fn residuals(&self) -> Result<Vec<u8>, Error> {
+        self.worker.residuals()
+    }
+
+    /// Restores the residuals of [`RingTrainer::residuals`], of this rank or of another one. The
+    /// variables must be the same. Variables without a saved residual start at zero.
+    ///
+    /// # Errors
+    /// [`Error::DamagedResiduals`], [`Error::ForeignResiduals`] and
+    /// [`Error::ResidualWithoutCodec`]; nothing has changed then.
+    pub fn restore_residuals(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.worker.restore_residuals(bytes)
+    }
+
     /// Leaves the ring. Returns the values.
     pub async fn leave(self) -> Params {
         self.worker.leave().await;

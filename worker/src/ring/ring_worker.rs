@@ -10,6 +10,7 @@ use pushpull_common::protocol::message::NonFinitePolicy;
 use pushpull_common::tensor::{DType, bf16, f16};
 use pushpull_common::variable::Replication;
 
+use super::gradient_codecs::GradientCodecs;
 use super::local_model::LocalModel;
 use super::model_checkpoint::ModelCheckpoints;
 use super::ring_trainer_config::RingTrainerConfig;
@@ -32,6 +33,7 @@ pub struct RingWorker {
     /// The facts on which all ranks must agree: variables and rules.
     facts: String,
     model: LocalModel,
+    codecs: GradientCodecs,
     /// Whether the model has values.
     has_values: bool,
     /// Whether the params have values, of which those of local variables are this rank's own.
@@ -85,12 +87,15 @@ impl RingWorker {
     ) -> Result<(RingWorker, Params), Error> {
         let rules = config.rules.settings();
         let model = LocalModel::new(config.variables, &config.rules)?;
+        let codecs = GradientCodecs::new(model.catalogue(), &config.codecs)?;
+        let encoded = codecs.facts(model.catalogue());
         let mut params = Params::new(model.plan().clone());
         let policy = config.non_finite;
         let mut worker = RingWorker {
             ring,
-            facts: facts(&model, &format!("{rules}, non-finite values: {policy:?}")),
+            facts: facts(&model, &format!("{rules}, non-finite values: {policy:?}{encoded}")),
             model,
+            codecs,
             has_values: false,
             has_params: false,
             checkpoints: config.checkpoints,
@@ -268,10 +273,16 @@ impl RingWorker {
         for &id in &present {
             gradients.apply_factor(id);
         }
-        self.reduce(&present, gradients).await?;
+        let reduced = match self.reduce(&present, gradients).await {
+            Err(Error::Ring(error)) => return Err(error.into()),
+            reduced => reduced,
+        };
         let plan = self.model.plan().clone();
-        let checked = present.iter().try_for_each(|&id| {
-            check_finite(self.non_finite, &plan, id, gradients.bytes_of(id), 1.0)
+        let mut each = present.iter();
+        let checked = reduced.and_then(|()| {
+            each.try_for_each(|&id| {
+                check_finite(self.non_finite, &plan, id, gradients.bytes_of(id), 1.0)
+            })
         });
         if checked.is_ok() {
             self.model.apply(gradients, params);
@@ -282,8 +293,8 @@ impl RingWorker {
         Ok(self.model.step)
     }
 
-    /// Averages the gradients of these variables. Neighbours of one type travel together: usually
-    /// all do.
+    /// Averages the gradients of these variables. Neighbours of one type travel together, unless they
+    /// travel encoded: usually all do.
     async fn reduce(
         &mut self,
         present: &[VariableId],
@@ -291,7 +302,9 @@ impl RingWorker {
     ) -> Result<(), Error> {
         let plan = self.model.plan().clone();
         let catalogue = plan.catalogue();
-        let mut order: Vec<VariableId> = present.to_vec();
+        let (encoded, mut order): (Vec<VariableId>, Vec<VariableId>) =
+            present.iter().partition(|&&id| self.codecs.covers(id));
+        self.codecs.reduce(&mut self.ring, &encoded, gradients).await?;
         order.sort_by_key(|&id| plan.range(id).start);
         let dtype = |id: VariableId| catalogue.variable(id).dtype();
         let groups = order.chunk_by(|&a, &b| {
@@ -357,6 +370,22 @@ impl RingWorker {
         self.model.take_replicated(params, self.has_params);
         let saved = checkpoints.save(&self.model, self.epoch, user);
         saved.map(Some).map_err(|error| failed(doing, &error))
+    }
+
+    /// Returns the residuals of this rank; see [`super::RingTrainer::residuals`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn residuals(&self) -> Result<Vec<u8>, Error> {
+        self.codecs.save(self.model.catalogue())
+    }
+
+    /// Restores the residuals of a rank; see [`super::RingTrainer::restore_residuals`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn restore_residuals(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.codecs.restore(self.model.catalogue(), bytes)
     }
 
     /// Ends the training for all ranks by a fault of this one.

@@ -1,5 +1,7 @@
 //! Trains on rings of threads, over real sockets.
 
+mod codecs;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use pushpull_collective::{Launch, Ring, RingConfig, blocking};
+use pushpull_common::codec::Codec;
 use pushpull_common::data_set::DataSet;
 use pushpull_common::initializer::Initializer;
 use pushpull_common::variable::VariableSpec;
@@ -108,6 +109,37 @@ fn all_ranks_end_with_the_same_values() {
     }
     // The mean of 0, 1 and 2 is 1.
     assert_eq!(ends[0].params.as_ref().unwrap().view::<f32>("b").unwrap(), [-5.0; 5]);
+}
+
+#[test]
+fn a_session_whose_gradients_travel_encoded_skips_what_one_rank_cannot_encode() {
+    let ends = Job::new(3).run(|ring| {
+        let index = ring.index();
+        let rule = RingTrainerConfig::new(Sgd::new(0.25)).codec("*", Codec::Int8);
+        let config = with_variables(TrainingConfig::ring_with(ring, rule));
+        let config = config.hook(hooks::StopAtStep::last(20));
+        block_on(async {
+            let mut session = TrainingSession::start(config).await.unwrap();
+            let mut skipped = 0;
+            while let Some(mut step) = session.step().await.unwrap() {
+                let (params, gradients) = step.parts();
+                fill(params, gradients, index);
+                if index == 1 && params.step() == 7 && skipped == 0 {
+                    gradients.view_mut::<f32>("b").unwrap()[2] = f32::INFINITY;
+                }
+                let outcome = step.push().await.unwrap();
+                skipped += u32::from(matches!(outcome, GradientOutcome::Skipped(_)));
+            }
+            assert_eq!(skipped, 1);
+            session.close().await.unwrap()
+        })
+    });
+    for end in &ends {
+        assert_eq!((end.step, values(end)), (20, values(&ends[0])));
+    }
+    // The mean of 0, 1 and 2 is 1.
+    let b = ends[0].params.as_ref().unwrap().view::<f32>("b").unwrap();
+    assert!(b.iter().all(|b| (b + 5.0).abs() < 0.01), "{b:?}");
 }
 
 /// A hook that stops at a step.
