@@ -273,8 +273,64 @@ proptest! {
         let blocks = ScaleBlocks::of_rows(width, before);
         let _ = encoding.decode_rows(blocks, &bytes, &mut vec![0f32; values.len()]);
         let _ = encoding.decode_rows(blocks, &other, &mut vec![0f64; elements]);
+        let _ = encoding.decode_padded(&bytes, &mut vec![0f32; values.len()]);
+        let _ = encoding.decode_padded(&other, &mut vec![0f32; elements]);
+        let _ = encoding.decode_padded(&other, &mut vec![0f64; elements]);
         let mut target = other.clone();
         let _ = encoding.decode_into(blocks, DType::F32, &bytes, &mut target);
+    }
+}
+
+proptest! {
+    /// Zeros may follow a stretch up to the most bytes of its codec, and nothing else may.
+    #[test]
+    fn a_padded_stretch_decodes_as_the_stretch_alone(
+        codec in codec(),
+        values in elements::<f32>(),
+        more in 0..40usize,
+    ) {
+        let encoding = codec.encoding();
+        let mut bytes = Vec::new();
+        codec.encode(&values, &mut bytes).unwrap();
+        let most = codec.bytes_max(DType::F32, values.len());
+        prop_assert!(bytes.len() <= most && most <= encoding.bytes_max(DType::F32, values.len()));
+        let alone = decoded::<f32>(encoding, &bytes, values.len());
+        let length = bytes.len();
+        bytes.resize(most + more, 0);
+        let mut padded = vec![0f32; values.len()];
+        encoding.decode_padded(&bytes, &mut padded).unwrap();
+        prop_assert_eq!(padded, alone);
+        let mut target = vec![0f32; values.len()];
+        let shorter = encoding.decode_padded(&bytes[..length - length.min(8)], &mut target);
+        prop_assert_eq!(shorter.is_err(), length > 0);
+        if let Some(last) = bytes[length..].last_mut() {
+            *last = 1;
+            prop_assert_eq!(encoding.decode_padded(&bytes, &mut target), Err(DecodeError::Padding));
+        }
+    }
+
+    /// Two ranks encode a sum, one after the other: what arrives and both residuals add up to what
+    /// both have given.
+    #[test]
+    fn an_encoded_sum_leaves_its_error_with_the_rank_that_encodes_it(
+        codec in codec(),
+        first in vec(-1f32..1.0, 300),
+        second in vec(-1f32..1.0, 300),
+    ) {
+        let [mut left, mut right] = [(); 2].map(|()| Residual::<f32>::new(300));
+        let mut bytes = Vec::new();
+        left.encode_onto(&codec, 0, &first, &[0.0; 300], &mut bytes).unwrap();
+        let mut alone = Vec::new();
+        Residual::new(300).encode(&codec, ScaleBlocks::THROUGH, 0, &first, &mut alone).unwrap();
+        prop_assert_eq!(&bytes, &alone, "a sum that begins is the stretch of one rank");
+        let sum = decoded::<f32>(codec.encoding(), &bytes, 300);
+        bytes.clear();
+        right.encode_onto(&codec, 0, &second, &sum, &mut bytes).unwrap();
+        let sum = decoded::<f32>(codec.encoding(), &bytes, 300);
+        for at in 0..300 {
+            let off = first[at] + second[at] - sum[at] - left.left()[at] - right.left()[at];
+            prop_assert!(off.abs() < 1e-5, "{codec}: element {at} is off by {off:e}");
+        }
     }
 }
 
@@ -319,6 +375,31 @@ fn non_finite_elements_are_encoded_or_named_in_the_error() {
             assert_eq!(result, Err(CodecError::NonFinite { codec, element: 2, value }));
             assert_eq!((out, residual.left()), (vec![9], before.left()));
         }
+    }
+}
+
+/// NaN and infinities of other ranks pass, where the codec has them, and leave no residual.
+#[test]
+fn non_finite_sums_of_others_pass_or_are_refused() {
+    let others = [1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN];
+    let values = [1.0, f32::NEG_INFINITY, 2.0, 3.0];
+    for codec in CODECS {
+        let mut residual = Residual::new(4);
+        let mut out = Vec::new();
+        let result = residual.encode_onto(&codec, 0, &[1.0; 4], &others, &mut out);
+        if codec.encoding().takes_non_finite() {
+            result.unwrap();
+            out.clear();
+            residual.encode_onto(&codec, 0, &values, &others, &mut out).unwrap();
+            let found = decoded::<f32>(codec.encoding(), &out, 4);
+            assert!(found[0] == 2.0 && found[2] == f32::NEG_INFINITY, "{found:?}");
+            assert!(found[1].is_nan() && found[3].is_nan(), "{found:?}");
+        } else {
+            let value = f64::INFINITY;
+            assert_eq!(result, Err(CodecError::NonFinite { codec, element: 1, value }));
+            assert!(out.is_empty());
+        }
+        assert_eq!(residual.left(), [0.0; 4]);
     }
 }
 
