@@ -172,8 +172,8 @@ impl TrainingConfig {
         TrainingConfig::ring_with(ring, RingTrainerConfig::new(rule))
     }
 
-    /// The settings of a training on a ring, with checkpoints, or with rules and rates by variable;
-    /// otherwise as [`TrainingConfig::ring`].
+    /// The settings of a training on a ring, with checkpoints, or with rules, rates and codecs by
+    /// variable; otherwise as [`TrainingConfig::ring`].
     #[cfg(feature = "ring")]
     pub fn ring_with(ring: Ring, config: RingTrainerConfig) -> TrainingConfig {
         let workers = ClusterSpec::builder().workers(ring.size());
