@@ -107,7 +107,7 @@ impl<'a, T: Real> OwnElements<'a, T> {
     /// # Errors
     /// The elements cannot be encoded.
     pub(crate) fn begin(&mut self, bytes: Range<usize>, sums: &mut [u8]) -> Result<(), String> {
-        self.each(bytes, None, sums)
+        self.encode(bytes, None, sums)
     }
 
     /// Replaces the elements by the sum of all ranks, from its encoded stretches.
@@ -118,12 +118,16 @@ impl<'a, T: Real> OwnElements<'a, T> {
         let OwnElements { stretches, values, .. } = self;
         for (stretch, encoded) in sums.chunks_exact(stretches.width()).enumerate() {
             let sum = &mut values[stretches.elements(stretch)];
-            decode(&stretches.codec, encoded, sum).map_err(|fault| at(stretch, &fault))?;
+            decode(stretches.codec, encoded, sum).map_err(|fault| at(stretch, &fault))?;
+            // An honest rank has encoded finite elements, unless the codec takes others.
+            let finite = stretches.codec.check(sum);
+            finite.map_err(|error| at(stretch, &Chain(&error).to_string()))?;
         }
         Ok(())
     }
 
-    fn each(
+    /// Encodes the sums of stretches with this rank's elements; `others` has the ranks before.
+    fn encode(
         &mut self,
         bytes: Range<usize>,
         others: Option<&[u8]>,
@@ -139,10 +143,11 @@ impl<'a, T: Real> OwnElements<'a, T> {
             self.others.clear();
             self.others.resize(values.len(), T::zeroed());
             if let Some(others) = others {
-                decode(&codec, &others[nth * width..][..width], &mut self.others)
+                decode(codec, &others[nth * width..][..width], &mut self.others)
                     .map_err(|fault| at(stretch, &fault))?;
             }
             self.encoded.clear();
+            // Refuses sums that are not finite, which no honest rank has encoded.
             self.residual
                 .encode_onto(&codec, first, values, &self.others, &mut self.encoded)
                 .map_err(|error| at(stretch, &Chain(&error).to_string()))?;
@@ -156,16 +161,14 @@ impl<'a, T: Real> OwnElements<'a, T> {
 
 impl<T: Real + Send> Contribution for OwnElements<'_, T> {
     fn add(&mut self, bytes: Range<usize>, others: &[u8], sums: &mut [u8]) -> Result<(), String> {
-        self.each(bytes, Some(others), sums)
+        self.encode(bytes, Some(others), sums)
     }
 }
 
 /// Decodes a stretch of another rank, which may have sent anything.
-fn decode<T: Real>(codec: &Codec, encoded: &[u8], target: &mut [T]) -> Result<(), String> {
+fn decode<T: Real>(codec: Codec, encoded: &[u8], target: &mut [T]) -> Result<(), String> {
     let text = |error: DecodeError| Chain(&error).to_string();
-    codec.encoding().decode_padded(encoded, target).map_err(text)?;
-    // An honest rank has encoded finite elements, unless the codec takes others.
-    codec.check(target).map_err(|error| Chain(&error).to_string())
+    codec.encoding().decode_padded(encoded, target).map_err(text)
 }
 
 fn at(stretch: usize, fault: &str) -> String {
