@@ -38,7 +38,7 @@ impl Rendezvous {
     }
 
     /// A member that leaves gives its index up.
-    pub(super) fn on_leave(&mut self, connection: u64) {
+    pub(super) fn on_leave(&mut self, now: Instant, connection: u64) {
         if let Some(id) = self.id_of(connection).map(str::to_owned) {
             self.places.release(&id);
         }
@@ -52,6 +52,14 @@ impl Rendezvous {
         let seat = self.ring.as_mut().and_then(|ring| ring.vacate(connection));
         if let Some((rank, _)) = seat {
             self.end_ring(RingEnd::Left { rank });
+        }
+        if self.is_stopping {
+            // Members that ask after this are refused. Those that wait would form a ring without
+            // them.
+            let waiting: Vec<u64> = self.waiting.iter().map(|(waiting, _)| waiting).collect();
+            for waiting in waiting {
+                self.lose(now, waiting, Loss::Refused { refusal: Refusal::Stopping {} });
+            }
         }
     }
 

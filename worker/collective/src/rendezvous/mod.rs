@@ -211,7 +211,7 @@ impl Rendezvous {
             Message::Heartbeat(_) => self.outputs.send(connection, HeartbeatAnswer {}),
             Message::RingJoin(join) => self.on_join(now, connection, join),
             Message::RingOver(over) => self.on_over(now, connection, over),
-            Message::Leave(_) => self.on_leave(connection),
+            Message::Leave(_) => self.on_leave(now, connection),
             other => {
                 let refusal = Refusal::Role { role: Role::Rank {}.code(), kind: other.kind() };
                 self.lose(now, connection, Loss::Refused { refusal });

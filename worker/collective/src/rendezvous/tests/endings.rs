@@ -302,3 +302,19 @@ fn a_rendezvous_whose_own_member_has_left_forms_no_ring() {
     meeting.send(other, join("other"));
     assert_eq!(meeting.refusal(other), Refusal::Stopping {});
 }
+
+#[test]
+fn members_that_wait_when_the_own_member_leaves_meet_elsewhere() {
+    let serving = Some(Incarnation(1_000));
+    let mut meeting = Meeting::with(RendezvousConfig { serving, ..config(1) });
+    let [a, b, c, d] = ["a", "b", "c", "d"].map(|id| meeting.join(join(id)));
+    meeting.send(a, RingOver { epoch: 1, end: given_up(0) });
+    meeting.send(b, again("b", 1));
+    meeting.send(a, Leave {});
+    for (other, id) in [(b, "b"), (c, "c"), (d, "d")] {
+        if other != b {
+            meeting.send(other, again(id, 1));
+        }
+        assert_eq!(meeting.refusal(other), Refusal::Stopping {}, "{id}");
+    }
+}
