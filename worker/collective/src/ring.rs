@@ -3,6 +3,7 @@
 mod encoded;
 mod fused;
 mod operations;
+mod threads;
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -28,7 +29,7 @@ use crate::metrics::RingMetrics;
 use crate::running::{Operand, Running, Task};
 use crate::runtime::{Control, ControlConfig, Meeting, NewRing};
 use crate::transport::Transport;
-use crate::waiter::{AsyncWaiter, BlockingWaiter, Waiter, Wanted};
+use crate::waiter::{BlockingWaiter, Waiter, Wanted};
 
 pub use encoded::EncodedTensor;
 pub use fused::Tensor;
@@ -63,6 +64,8 @@ pub struct Ring {
     number: u64,
     /// Why the ring is over.
     over: Option<RingError>,
+    /// Whether this rank has ended the ring without waiting for the reason that all ranks get.
+    is_ending: bool,
     /// Memory for gathered and fused tensors, in words.
     scratch: Vec<u64>,
     metrics: RingMetrics,
@@ -101,6 +104,7 @@ impl Ring {
             waiter,
             number: 0,
             over: None,
+            is_ending: false,
             scratch: Vec::new(),
             metrics: RingMetrics { rings: 1, ..RingMetrics::default() },
             home: HomeProcess::current(),
@@ -121,17 +125,12 @@ impl Ring {
         self.ring = ring;
         self.number = 0;
         self.over = None;
+        self.is_ending = false;
         self.metrics.rings += 1;
         self.transports = links.as_ref().map(|open| (open.from, open.to));
         self.links = links.map(|open| open.links);
-        if let (Waiter::Async(waiter), Some(links), Some(control)) =
-            (&mut self.waiter, &self.links, &self.control)
-        {
-            let registered = AsyncWaiter::new(links, control.wake(), control.runtime());
-            *waiter = Some(registered.map_err(|error| RingError::System {
-                doing: "watch the links".to_owned(),
-                cause: error.to_string(),
-            })?);
+        if let Waiter::Async(_) = self.waiter {
+            self.waiter = Waiter::Async(self.watch_links()?);
         }
         Ok(())
     }
@@ -205,9 +204,17 @@ impl Ring {
     pub async fn shrink(&mut self) -> Result<(), RingError> {
         self.forget_links();
         let Some(control) = &mut self.control else {
-            self.over = None;
-            return Ok(());
+            return match self.over.take() {
+                // Another thread has it.
+                Some(fenced @ RingError::Fenced { .. }) => Err(self.over.insert(fenced).clone()),
+                _ => Ok(()),
+            };
         };
+        if self.is_ending {
+            // Its end would pass for that of the next ring.
+            control.over().await;
+            self.is_ending = false;
+        }
         // Until another ring has formed there is none.
         self.over = Some(RingError::Regrouped);
         match control.join(self.config.join_timeout).await {
@@ -496,14 +503,8 @@ impl Performing<'_> {
 impl Drop for Performing<'_> {
     fn drop(&mut self) {
         if !self.is_over {
-            let rank = self.ring.ring.rank;
             let operation = describe(self.running.operation());
-            let detail = format!("the future of its {operation} was dropped");
-            let end = RingEnd::GivenUp { rank, detail: Text::shortened(detail) };
-            self.ring.over = Some(RingError::of_end(&end, u32::MAX));
-            if let Some(control) = &self.ring.control {
-                control.try_report(end);
-            }
+            self.ring.try_give_up(&format!("the future of its {operation} was dropped"));
         }
     }
 }
