@@ -310,7 +310,7 @@ pub mod collective {
         RingElement, RingError, RingMetrics, Tensor, Transport,
     };
     pub use pushpull_common::codec::Residual;
-    pub use pushpull_worker::{RingTrainer, RingTrainerConfig};
+    pub use pushpull_worker::{RingTrainer, RingTrainerConfig, StreamedStep};
 }
 
 /// Where a worker computes gradients, and kernels with derivatives that are written by hand. Needs

@@ -386,7 +386,7 @@ pub enum Error {
         parent: u32,
     },
     /// A function of the program panicked: that of [`crate::WorkerConfig::on_progress`], or the one
-    /// that sets first values.
+    /// that sets first values. Or the thread did that reduces the gradients of a ring.
     #[error("cannot continue: {callback} panicked: {message}")]
     Panicked {
         /// The function, as in "on_progress".

@@ -15,7 +15,7 @@ pub use crate::outcome::SaveHandle;
 pub use crate::pause::Pause;
 pub use crate::reader::{SERVERS, VALUES};
 #[cfg(feature = "ring")]
-pub use crate::ring::{DenseRing, RingWish, RingWorker, StepEntry};
+pub use crate::ring::{Agreement, DenseRing, RingWish, RingWorker, StepEntry};
 pub use crate::runtime::{CALLER_SPIN, Leadership, OpenOperation, SessionRunner};
 #[cfg(feature = "ring")]
 pub use crate::token::local_token;

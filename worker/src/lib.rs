@@ -86,7 +86,7 @@ pub use outcome::{
 };
 pub use reader::Reader;
 #[cfg(feature = "ring")]
-pub use ring::{RingTrainer, RingTrainerConfig};
+pub use ring::{RingTrainer, RingTrainerConfig, StreamedStep};
 pub use streaming_push::StreamingPush;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]

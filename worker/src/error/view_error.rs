@@ -107,4 +107,10 @@ pub enum ViewError {
         /// The variable.
         name: String,
     },
+    /// A streamed step on a ring needs the gradient of every trainable variable. The ring is given up.
+    #[error("cannot push: {name:?} has no gradient in this step")]
+    Missing {
+        /// The first such variable, in the order of the reduction.
+        name: String,
+    },
 }

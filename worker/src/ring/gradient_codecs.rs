@@ -13,18 +13,16 @@ use pushpull_common::variable::VariableSpec;
 use super::local_model::widened;
 use crate::compression::{CodecRule, Compression, VariableCodec, VariableResidual};
 use crate::error::{ConfigError, Error};
-use crate::gradients::params::{Gradients, cast_elements};
+use crate::gradients::params::cast_elements;
 use crate::gradients::sharding_plan::ShardingPlan;
 
 /// The codecs of a ring's variables, with the residuals of this rank.
 ///
 /// A residual changes when a gradient is encoded. It stays on its rank through every change of the
 /// ring. What a step has sent is lost if that step is not applied.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct GradientCodecs {
     compression: Compression,
-    /// Whether some codec cannot express NaN and infinities.
-    needs_finite: bool,
 }
 
 impl GradientCodecs {
@@ -42,9 +40,7 @@ impl GradientCodecs {
         }
         // No shard restricts them, and no variable has rows.
         let compression = Compression::new(catalogue, rules, &BTreeMap::new(), 0)?;
-        let mut codecs = compression.variables.values().map(|found| found.codec);
-        let needs_finite = codecs.any(|codec| !codec.encoding().takes_non_finite());
-        Ok(GradientCodecs { compression, needs_finite })
+        Ok(GradientCodecs { compression })
     }
 
     /// Returns a text of all codecs, for the facts on which ranks agree; empty if there are none.
@@ -60,27 +56,24 @@ impl GradientCodecs {
         self.compression.covers(id)
     }
 
-    /// Averages the gradients of these variables, which all have codecs, each by an operation of its
-    /// own.
+    /// Averages the gradient of a variable that has a codec.
     ///
     /// # Errors
     /// [`Error::NonFinite`] on every rank, if one contributes NaN or infinity in a codec that cannot
-    /// express it: nothing has been encoded. [`Error::Ring`].
+    /// express it: this gradient has not been encoded. [`Error::Ring`].
     pub(super) async fn reduce(
         &mut self,
         ring: &mut Ring,
-        variables: &[VariableId],
-        gradients: &mut Gradients,
+        plan: &ShardingPlan,
+        id: VariableId,
+        bytes: &mut [u8],
     ) -> Result<(), Error> {
-        let plan = gradients.plan.clone();
-        if self.needs_finite && !variables.is_empty() {
-            self.agree_on_finite(ring, &plan, variables, gradients).await?;
+        let variable = plan.catalogue().variable(id);
+        let codec = self.compression.variables.get(&id).map(|found| found.codec);
+        if codec.is_some_and(|codec| !codec.encoding().takes_non_finite()) {
+            self.agree_on_finite(ring, plan, id, bytes).await?;
         }
-        for &id in variables {
-            let bytes = gradients.memory.buffer_mut().slice_mut(plan.range(id));
-            self.reduce_variable(ring, plan.catalogue().variable(id), id, bytes).await?;
-        }
-        Ok(())
+        self.reduce_variable(ring, variable, id, bytes).await
     }
 
     /// Has every rank refuse what one rank cannot encode. Gathers 24 bytes of each.
@@ -88,26 +81,21 @@ impl GradientCodecs {
         &self,
         ring: &mut Ring,
         plan: &ShardingPlan,
-        variables: &[VariableId],
-        gradients: &Gradients,
+        id: VariableId,
+        bytes: &[u8],
     ) -> Result<(), Error> {
-        let mut own = [0; 3];
-        for &id in variables {
-            match self.compression.check(plan, id, gradients.bytes_of(id), 1.0) {
-                Err(Error::NonFinite { element, value, .. }) => {
-                    own = [i64::from(id.0) + 1, element as i64, value.to_bits() as i64];
-                    break;
-                }
-                checked => checked?,
+        let own = match self.compression.check(plan, id, bytes, 1.0) {
+            Err(Error::NonFinite { element, value, .. }) => {
+                [1, element as i64, value.to_bits() as i64]
             }
-        }
+            checked => checked.map(|_| [0; 3])?,
+        };
         let mut all = vec![0; own.len() * ring.size() as usize];
         ring.all_gather(&own, &mut all).await?;
-        let found = all.as_chunks::<3>().0.iter().find(|[variable, ..]| *variable != 0);
-        let Some(&[variable, element, value]) = found else { return Ok(()) };
-        let variable = plan.catalogue().variables().get(variable as usize - 1);
+        let found = all.as_chunks::<3>().0.iter().find(|[is_found, ..]| *is_found != 0);
+        let Some(&[_, element, value]) = found else { return Ok(()) };
         Err(Error::NonFinite {
-            variable: variable.map_or(String::new(), |variable| variable.name().to_owned()),
+            variable: plan.catalogue().variable(id).name().to_owned(),
             element: element as usize,
             value: f64::from_bits(value as u64),
         })

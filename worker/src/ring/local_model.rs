@@ -17,7 +17,7 @@ use pushpull_optim::{ApplyAt, Optimizer, Run};
 
 use crate::error::ConfigError;
 use crate::gradients::gradient_buffer::AlignedBuffer;
-use crate::gradients::params::{Gradients, Params};
+use crate::gradients::params::Params;
 use crate::gradients::sharding_plan::ShardingPlan;
 
 /// The only shard of a model that no server holds.
@@ -187,19 +187,23 @@ impl LocalModel {
         }
     }
 
-    /// Applies a gradient, which has been reduced, and copies the new values to the params.
-    pub(super) fn apply(&mut self, gradients: &Gradients, params: &mut Params) {
+    /// Applies the means of these variables' gradients, which ascend, and copies the new values to the params.
+    pub(super) fn apply<'a>(
+        &mut self,
+        present: &[VariableId],
+        mean_of: impl Fn(VariableId) -> &'a [u8],
+        params: &mut Params,
+    ) {
         let catalogue = self.catalogue().clone();
         let layout = catalogue.layout(SHARD);
-        let present: Vec<VariableId> = gradients.present().collect();
         let at = ApplyAt::new(self.gradients + 1, self.step);
         for partition in layout.partitions() {
             let id = partition.variable;
-            if !partition.trainable || !present.contains(&id) {
+            if !partition.trainable || present.binary_search(&id).is_err() {
                 continue;
             }
             let variable = catalogue.variable(id);
-            let bytes = gradients.bytes_of(id);
+            let bytes = mean_of(id);
             let at = at.at_rate(self.rules.rate(id));
             match variable.dtype() {
                 DType::F64 => {

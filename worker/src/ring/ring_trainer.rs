@@ -6,6 +6,7 @@ use pushpull_collective::{Ring, RingMetrics};
 
 use super::ring_trainer_config::RingTrainerConfig;
 use super::ring_worker::RingWorker;
+use super::streamed_step::StreamedStep;
 use crate::error::Error;
 use crate::gradients::params::{Gradients, Params};
 use crate::initial_values::InitialValues;
@@ -16,8 +17,8 @@ use crate::outcome::{RestoredCheckpoint, SavedCheckpoint};
 ///
 /// - **Start.** The rank with the newest values has all others take them: after a restart that is
 ///   rank 0 with the newest checkpoint, or with the first values. No program can forget that.
-/// - **Step.** [`RingTrainer::apply`] reduces and applies the gradients. All ranks have the same
-///   bits afterwards.
+/// - **Step.** [`RingTrainer::apply`] reduces and applies the gradients. [`RingTrainer::begin`] does
+///   as well, while the program computes them. All ranks have the same bits afterwards.
 /// - **Loss.** After an error for which [`RingError::may_shrink`], [`RingTrainer::recover`] goes on
 ///   with the ranks that are left.
 /// - **Checkpoints.** Rank 0 saves, in the format of servers: they can go on with it, and a ring
@@ -27,8 +28,8 @@ use crate::outcome::{RestoredCheckpoint, SavedCheckpoint};
 #[doc(alias = "DistributedOptimizer")]
 #[doc(alias = "BroadcastGlobalVariablesHook")]
 pub struct RingTrainer {
-    worker: RingWorker,
-    params: Params,
+    pub(super) worker: RingWorker,
+    pub(super) params: Params,
     gradients: Gradients,
     regroup_every: u64,
 }
@@ -92,6 +93,27 @@ impl RingTrainer {
     /// - [`Error::EmptyPush`] if no variable has a gradient.
     pub async fn apply(&mut self) -> Result<u64, Error> {
         let step = self.worker.apply(&mut self.gradients, &mut self.params).await?;
+        self.regroup_after(step).await
+    }
+
+    /// Begins a step whose gradients are reduced as they become ready, by a thread that has the ring
+    /// meanwhile. A backward pass makes those of the last layer first, so they are on their way while
+    /// it computes the others.
+    ///
+    /// The means have the bits of [`RingTrainer::apply`], and one rank may stream a step that another
+    /// applies. The values of [`RingTrainer::parts`] are those of [`StreamedStep::params`].
+    ///
+    /// Costs a start of a thread, and in the first step the memory of all gradients.
+    ///
+    /// # Errors
+    /// [`Error::Thread`] if no thread starts.
+    pub fn begin(&mut self) -> Result<StreamedStep<'_>, Error> {
+        self.worker.begin(false)?;
+        Ok(StreamedStep::new(self))
+    }
+
+    /// Lets late ranks in, if they may come after this step. Returns the step.
+    pub(super) async fn regroup_after(&mut self, step: u64) -> Result<u64, Error> {
         if self.regroup_every > 0 && step.is_multiple_of(self.regroup_every) {
             self.worker.regroup(&mut self.params).await?;
         }

@@ -3,21 +3,25 @@
 use std::sync::Arc;
 
 use pushpull_checkpoint::CheckpointError;
-use pushpull_collective::{Reduction, Ring, RingError};
+use pushpull_collective::Ring;
 use pushpull_common::error::Chain;
 use pushpull_common::ids::{RestoreEpoch, VariableId};
 use pushpull_common::protocol::message::NonFinitePolicy;
-use pushpull_common::tensor::{DType, bf16, f16};
+use pushpull_common::tensor::Element;
 use pushpull_common::variable::Replication;
 
+use super::bucket_plan::BucketPlan;
+use super::bucket_reducer::ReducedBuckets;
 use super::gradient_codecs::GradientCodecs;
+use super::gradient_stream::{BucketMeans, GradientStream};
 use super::local_model::LocalModel;
 use super::model_checkpoint::ModelCheckpoints;
+use super::reductions::{Agreement, agree, average_as, reduce};
 use super::ring_trainer_config::RingTrainerConfig;
 use crate::contained::contained;
 use crate::error::Error;
 use crate::gradients::gradient_buffer::AlignedBuffer;
-use crate::gradients::params::{GradientMemory, Gradients, Params, cast_elements};
+use crate::gradients::params::{GradientMemory, Gradients, Params};
 use crate::initial_values::InitialValues;
 use crate::joined_model::check_finite;
 use crate::outcome::{RestoredCheckpoint, SavedCheckpoint};
@@ -26,7 +30,8 @@ use crate::outcome::{RestoredCheckpoint, SavedCheckpoint};
 /// [`super::RingTrainer`], or a training session.
 ///
 /// Invariants: `has_values` and `has_params` are true once the first `share_newest` has
-/// ended. After each of its methods that returns no error, all ranks have the same model.
+/// ended. After each of its methods that returns no error, all ranks have the same model. While a
+/// step is streamed its thread has the ring.
 #[derive(Debug)]
 pub struct RingWorker {
     ring: Ring,
@@ -34,6 +39,12 @@ pub struct RingWorker {
     facts: String,
     model: LocalModel,
     codecs: GradientCodecs,
+    /// The variables that are reduced together.
+    buckets: Arc<BucketPlan>,
+    /// The step that is streamed.
+    stream: Option<GradientStream>,
+    /// The means of a streamed step; memory for the next one.
+    means: BucketMeans,
     /// Whether the model has values.
     has_values: bool,
     /// Whether the params have values, of which those of local variables are this rank's own.
@@ -94,8 +105,11 @@ impl RingWorker {
         let mut worker = RingWorker {
             ring,
             facts: facts(&model, &format!("{rules}, non-finite values: {policy:?}{encoded}")),
+            buckets: Arc::new(BucketPlan::new(model.plan(), |id| codecs.covers(id))),
             model,
             codecs,
+            stream: None,
+            means: BucketMeans::default(),
             has_values: false,
             has_params: false,
             checkpoints: config.checkpoints,
@@ -231,17 +245,12 @@ impl RingWorker {
         Gradients::new(self.model.plan().clone(), memory)
     }
 
-    /// Agrees with all ranks on the next step: returns the wish that counts, and whether late ranks
-    /// wait. Costs one small all-reduce.
+    /// Agrees with all ranks on the next step. Costs one small all-reduce.
     ///
     /// # Errors
     /// [`Error::Ring`].
-    pub async fn agree(&mut self, wish: RingWish) -> Result<(RingWish, bool), Error> {
-        let mut wishes = [wish.code(), i32::from(self.ring.joiners() > 0)];
-        let name = format!("step {}", self.model.step);
-        self.ring.all_reduce_as(&name, &mut wishes, Reduction::Max).await?;
-        let [code, joiners] = wishes;
-        Ok((RingWish::of_code(code), joiners == 1))
+    pub async fn agree(&mut self, wish: RingWish) -> Result<Agreement, Error> {
+        Ok(agree(&mut self.ring, self.model.step, wish).await?)
     }
 
     /// Lets late ranks in, if there are some. Every rank calls it at the same step.
@@ -273,56 +282,154 @@ impl RingWorker {
         for &id in &present {
             gradients.apply_factor(id);
         }
-        let reduced = match self.reduce(&present, gradients).await {
+        let updated = match self.reduce(&present, gradients).await {
+            Ok(()) => self.update(&present, |id| gradients.bytes_of(id), params),
             Err(Error::Ring(error)) => return Err(error.into()),
-            reduced => reduced,
+            Err(error) => Err(error),
         };
-        let plan = self.model.plan().clone();
-        let mut each = present.iter();
-        let checked = reduced.and_then(|()| {
-            each.try_for_each(|&id| {
-                check_finite(self.non_finite, &plan, id, gradients.bytes_of(id), 1.0)
-            })
-        });
-        if checked.is_ok() {
-            self.model.apply(gradients, params);
-        }
         gradients.reset();
-        checked?;
+        updated?;
         self.average(params).await?;
         Ok(self.model.step)
     }
 
-    /// Averages the gradients of these variables. Neighbours of one type travel together, unless they
-    /// travel encoded: usually all do.
+    /// Updates the values by the means of these variables' gradients. Changes nothing if one of them
+    /// is not to be applied.
+    fn update<'a>(
+        &mut self,
+        present: &[VariableId],
+        mean_of: impl Fn(VariableId) -> &'a [u8],
+        params: &mut Params,
+    ) -> Result<(), Error> {
+        let plan = self.model.plan().clone();
+        for &id in present {
+            check_finite(self.non_finite, &plan, id, mean_of(id), 1.0)?;
+        }
+        self.model.apply(present, mean_of, params);
+        Ok(())
+    }
+
+    /// Averages the gradients of these variables, which ascend, bucket by bucket, so that a streamed step has the
+    /// same means. Neighbours in a bucket travel together: usually all do.
     async fn reduce(
         &mut self,
         present: &[VariableId],
         gradients: &mut Gradients,
     ) -> Result<(), Error> {
         let plan = self.model.plan().clone();
-        let catalogue = plan.catalogue();
-        let (encoded, mut order): (Vec<VariableId>, Vec<VariableId>) =
-            present.iter().partition(|&&id| self.codecs.covers(id));
-        self.codecs.reduce(&mut self.ring, &encoded, gradients).await?;
-        order.sort_by_key(|&id| plan.range(id).start);
-        let dtype = |id: VariableId| catalogue.variable(id).dtype();
-        let groups = order.chunk_by(|&a, &b| {
-            dtype(a) == dtype(b) && plan.range(a).end.next_multiple_of(8) == plan.range(b).start
-        });
-        for group in groups {
-            let (Some(&first), Some(&last)) = (group.first(), group.last()) else { continue };
-            let range = plan.range(first).start..plan.range(last).end;
-            let names = group.iter().map(|&id| catalogue.variable(id).name());
-            let names = names.collect::<Vec<_>>().join(", ");
-            let buffer = gradients.memory.buffer_mut();
-            for pair in group.windows(2) {
-                // What lies between two variables is nobody's.
-                buffer.slice_mut(plan.range(pair[0]).end..plan.range(pair[1]).start).fill(0);
+        let buffer = gradients.memory.buffer_mut();
+        for bucket in self.buckets.buckets() {
+            let is_present = |id: &VariableId| present.binary_search(id).is_ok();
+            let variables: Vec<VariableId> =
+                bucket.variables.iter().copied().filter(is_present).collect();
+            let follow = |&a: &VariableId, &b: &VariableId| {
+                plan.range(a).end.next_multiple_of(8) == plan.range(b).start
+            };
+            for group in variables.chunk_by(follow) {
+                let (Some(&first), Some(&last)) = (group.first(), group.last()) else { continue };
+                for pair in group.windows(2) {
+                    // What lies between two variables is nobody's.
+                    buffer.slice_mut(plan.range(pair[0]).end..plan.range(pair[1]).start).fill(0);
+                }
+                let bytes = buffer.slice_mut(plan.range(first).start..plan.range(last).end);
+                reduce(&mut self.ring, &mut self.codecs, &plan, group, bytes).await?;
             }
-            reduce_as(&mut self.ring, dtype(first), &names, buffer.slice_mut(range)).await?;
         }
         Ok(())
+    }
+
+    /// Begins a streamed step; see [`super::RingTrainer::begin`]. If `agrees`, the ranks agree on the
+    /// step before they reduce its first bucket. A step before that was not finished is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Thread`].
+    pub fn begin(&mut self, agrees: bool) -> Result<(), Error> {
+        self.drop_stream();
+        let agrees_on = agrees.then_some(self.model.step);
+        let memory = std::mem::take(&mut self.means.0);
+        let plan = self.model.plan().clone();
+        let buckets = self.buckets.clone();
+        let stream = GradientStream::begin(
+            &mut self.ring,
+            &mut self.codecs,
+            plan,
+            buckets,
+            agrees_on,
+            memory,
+        )?;
+        self.stream = Some(stream);
+        Ok(())
+    }
+
+    /// Takes the gradient of a variable of the streamed step; see [`super::StreamedStep::variable`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn stream_variable<T: Element>(&mut self, name: &str, gradient: &[T]) -> Result<(), Error> {
+        match &mut self.stream {
+            Some(stream) => stream.variable(name, gradient),
+            None => Err(Error::Ended { doing: STREAM }),
+        }
+    }
+
+    /// Waits until the gradients of the streamed step are reduced, and ends the step. Returns the
+    /// agreement of the ranks: if they want the step, [`RingWorker::apply_streamed`] comes next.
+    ///
+    /// # Errors
+    /// Those of [`super::StreamedStep::finish`]. Dropping the future leaves the step as it is.
+    pub async fn end_stream(&mut self) -> Result<Agreement, Error> {
+        let Some(stream) = &mut self.stream else { return Err(Error::Ended { doing: STREAM }) };
+        let ended = match stream.reduced().await {
+            Err(Error::EmptyPush) => {
+                self.drop_stream();
+                return Err(Error::EmptyPush);
+            }
+            ended => ended,
+        };
+        let agreed = self.take_back(ended)?;
+        agreed.ok_or(Error::Ended { doing: STREAM })
+    }
+
+    /// Applies the means of the streamed step; see [`RingWorker::apply`].
+    ///
+    /// # Errors
+    /// [`Error::Ring`] and [`Error::NonFinite`].
+    pub async fn apply_streamed(&mut self, params: &mut Params) -> Result<u64, Error> {
+        let means = std::mem::take(&mut self.means);
+        let plan = self.model.plan().clone();
+        let buckets = self.buckets.clone();
+        let mut present: Vec<VariableId> =
+            buckets.buckets().iter().flat_map(|bucket| bucket.variables.iter().copied()).collect();
+        present.sort_unstable();
+        let updated = self.update(&present, |id| means.bytes_of(&plan, &buckets, id), params);
+        self.means = means;
+        updated?;
+        self.average(params).await?;
+        Ok(self.model.step)
+    }
+
+    /// Drops the streamed step, if there is one. The ring is given up if other ranks have a part of
+    /// the gradients. Blocks the thread until that of the step has stopped: some 50 ms at most.
+    pub fn drop_stream(&mut self) {
+        if let Some(stream) = self.stream.take() {
+            // The next operation of the ring has the reason.
+            let _ = self.take_back(stream.stop());
+        }
+    }
+
+    /// Takes the ring back from a streamed step.
+    fn take_back(
+        &mut self,
+        ended: Result<ReducedBuckets, Error>,
+    ) -> Result<Option<Agreement>, Error> {
+        let stream = self.stream.take();
+        let ReducedBuckets { ring, codecs, buckets, result } = ended?;
+        self.ring = ring;
+        self.codecs = codecs;
+        if let Some(stream) = stream {
+            self.means = BucketMeans(stream.memory_with(buckets));
+        }
+        result
     }
 
     /// Averages the variables that each rank changes by itself and whose interval has passed.
@@ -339,7 +446,7 @@ impl RingWorker {
             let mut mean = AlignedBuffer::of_bytes(range.len());
             let bytes = &mut mean.bytes_mut()[..range.len()];
             bytes.copy_from_slice(&params.buffer.bytes()[range.clone()]);
-            reduce_as(&mut self.ring, variable.dtype(), variable.name(), bytes).await?;
+            average_as(&mut self.ring, variable.dtype(), variable.name(), bytes).await?;
             params.buffer.bytes_mut()[range].copy_from_slice(bytes);
         }
         Ok(())
@@ -399,22 +506,6 @@ impl RingWorker {
     }
 }
 
-/// Averages elements of this type.
-async fn reduce_as(
-    ring: &mut Ring,
-    dtype: DType,
-    name: &str,
-    bytes: &mut [u8],
-) -> Result<(), RingError> {
-    let mean = Reduction::Mean;
-    match dtype {
-        DType::F64 => ring.all_reduce_as::<f64>(name, cast_elements(bytes), mean).await,
-        DType::F16 => ring.all_reduce_as::<f16>(name, cast_elements(bytes), mean).await,
-        DType::Bf16 => ring.all_reduce_as::<bf16>(name, cast_elements(bytes), mean).await,
-        _ => ring.all_reduce_as::<f32>(name, cast_elements(bytes), mean).await,
-    }
-}
-
 /// Returns a text that differs between two ranks with other variables or settings, also where it is
 /// shortened.
 fn facts(model: &LocalModel, settings: &str) -> String {
@@ -427,3 +518,5 @@ fn facts(model: &LocalModel, settings: &str) -> String {
 fn failed(doing: &'static str, error: &CheckpointError) -> Error {
     Error::Checkpoint { doing, cause: Chain(error).to_string() }
 }
+
+const STREAM: &str = "push gradients one by one";

@@ -20,7 +20,7 @@ use crate::gradients::params::{Gradients, Params};
 static JOBS: AtomicU32 = AtomicU32::new(0);
 
 /// Runs a ring of this many threads, whose rings begin with this one.
-fn run<R: Send>(size: u32, rank: impl Fn(Ring) -> R + Sync) -> Vec<R> {
+pub(super) fn run<R: Send>(size: u32, rank: impl Fn(Ring) -> R + Sync) -> Vec<R> {
     let folder = tempfile::tempdir().unwrap();
     let job = JOBS.fetch_add(1, Ordering::Relaxed);
     let config = |index: u32| {
@@ -45,11 +45,11 @@ fn run<R: Send>(size: u32, rank: impl Fn(Ring) -> R + Sync) -> Vec<R> {
 }
 
 /// The operations of such a ring never wait for another thread of this process.
-fn block_on<F: Future>(future: F) -> F::Output {
+pub(super) fn block_on<F: Future>(future: F) -> F::Output {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
 
-fn variables() -> Vec<VariableSpec> {
+pub(super) fn variables() -> Vec<VariableSpec> {
     let shape = |extents: &[u64]| Shape::new(extents).unwrap();
     vec![
         VariableSpec::f32("w", [33, 7]).unwrap().initializer(Initializer::HeNormal),
@@ -62,7 +62,7 @@ fn variables() -> Vec<VariableSpec> {
 }
 
 /// Fills the gradients of a step from the values: each rank has another share of one batch.
-fn fill(params: &Params, gradients: &mut Gradients, rank: u32) {
+pub(super) fn fill(params: &Params, gradients: &mut Gradients, rank: u32) {
     let share = |at: usize| (at as f32 + 1.0) * (rank as f32 + 1.0) / 64.0;
     let w: Vec<f32> = params.view::<f32>("w").unwrap().to_vec();
     let out = gradients.view_mut::<f32>("w").unwrap();
@@ -74,7 +74,7 @@ fn fill(params: &Params, gradients: &mut Gradients, rank: u32) {
 }
 
 /// The bytes of all values.
-fn bytes(params: &Params) -> Vec<u8> {
+pub(super) fn bytes(params: &Params) -> Vec<u8> {
     params.buffer.bytes().to_vec()
 }
 

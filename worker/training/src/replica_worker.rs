@@ -5,7 +5,7 @@ use std::time::Instant;
 use pushpull_common::ids::Sequence;
 use pushpull_worker::internal::SaveHandle;
 #[cfg(feature = "ring")]
-use pushpull_worker::internal::{RingWish, RingWorker, local_token};
+use pushpull_worker::internal::{Agreement, RingWish, RingWorker, local_token};
 use pushpull_worker::{
     Error, Gradients, Params, Pulled, Push, RestoredCheckpoint, Token, Worker, WorkerMetrics,
 };
@@ -69,7 +69,7 @@ impl RingRank {
 
     /// Agrees on the step. Returns whether its gradients are reduced.
     async fn agree(&mut self, wish: RingWish, params: &mut Params) -> Result<bool, Error> {
-        let (wish, has_joiners) = self.worker.agree(wish).await?;
+        let Agreement { wish, has_joiners } = self.worker.agree(wish).await?;
         self.has_ended |= wish == RingWish::End;
         if has_joiners && wish == RingWish::Drop {
             self.worker.regroup(params).await?;
@@ -80,7 +80,7 @@ impl RingRank {
     async fn push(&mut self, mut gradients: Gradients, params: &mut Params) -> Result<Push, Error> {
         self.worker.check(&gradients)?;
         self.is_open = false;
-        let (wish, has_joiners) = self.worker.agree(RingWish::Step).await?;
+        let Agreement { wish, has_joiners } = self.worker.agree(RingWish::Step).await?;
         self.has_ended |= wish == RingWish::End;
         let applied = match wish {
             RingWish::Step => self.worker.apply(&mut gradients, params).await.map(Some),
