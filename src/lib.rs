@@ -161,7 +161,7 @@ pub mod blocking {
         Coordinator, FunctionClient, FunctionServer, RemoteValue,
     };
     #[cfg(feature = "training")]
-    pub use pushpull_training::blocking::{Step, TrainingSession};
+    pub use pushpull_training::blocking::{Step, StreamingStep, TrainingSession};
     pub use pushpull_worker::blocking::{Reader, Started, StreamingPush, Worker};
 }
 
@@ -252,8 +252,8 @@ pub mod training {
     pub use pushpull_training::{
         ComputedStep, DetachedStep, FinalValues, FinishedStep, Flow, GradientOutcome, GrantedStep,
         Hook, HookError, HookPlace, JoinReport, RetryReport, Scalars, Step, StepGate, StepTiming,
-        StopReason, TrainingConfig, TrainingEnd, TrainingSession, TrainingSetup, data, hooks,
-        summary, tfrecord,
+        StopReason, StreamingStep, TrainingConfig, TrainingEnd, TrainingSession, TrainingSetup,
+        data, hooks, summary, tfrecord,
     };
 }
 

@@ -48,6 +48,7 @@ mod shared_values;
 mod slow_reader;
 mod staleness;
 mod status;
+mod streaming_sessions;
 mod synchronous;
 mod tables;
 mod training;

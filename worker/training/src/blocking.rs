@@ -150,7 +150,7 @@ pub struct Step<'a> {
     waiter: &'a mut Waiter,
 }
 
-impl Step<'_> {
+impl<'a> Step<'a> {
     /// Returns the number of the step, like [`crate::Step::step`].
     pub fn step(&self) -> u64 {
         self.inner.step()
@@ -207,6 +207,20 @@ impl Step<'_> {
         inner.rows_pulled(pulled)
     }
 
+    /// Blocking form of [`crate::Step::begin`].
+    pub fn begin(self) -> Result<StreamingStep<'a>, TrainingError> {
+        let Step { inner, waiter } = self;
+        let (session, grant) = inner.into_parts();
+        let mut inner = crate::StreamingStep::new(session);
+        match waiter.wait(|| inner.begin(grant)) {
+            Ok(()) => Ok(StreamingStep { inner, waiter }),
+            Err(error) => {
+                waiter.wait_apart(inner.wind_up());
+                Err(error)
+            }
+        }
+    }
+
     /// Blocking form of [`crate::Step::push`].
     pub fn push(self) -> Result<GradientOutcome, TrainingError> {
         let Step { inner, waiter } = self;
@@ -216,6 +230,76 @@ impl Step<'_> {
             waiter.wait_apart(session.wind_up());
         }
         ended
+    }
+}
+
+/// A [`crate::StreamingStep`] with blocking operations.
+#[derive(Debug)]
+#[must_use = "a step that is not finished is dropped"]
+pub struct StreamingStep<'a> {
+    inner: crate::StreamingStep<'a>,
+    waiter: &'a mut Waiter,
+}
+
+impl StreamingStep<'_> {
+    /// Returns the values of the step, like [`crate::StreamingStep::params`].
+    pub fn params(&mut self) -> &mut Params {
+        self.inner.params()
+    }
+
+    /// Sets a scalar of the step, like [`crate::StreamingStep::scalar`].
+    pub fn scalar(&mut self, name: &str, value: impl Into<f64>) {
+        self.inner.scalar(name, value);
+    }
+
+    /// Blocking form of [`crate::StreamingStep::variable`].
+    pub fn variable<T: Element>(
+        &mut self,
+        name: &str,
+        gradient: &[T],
+    ) -> Result<(), TrainingError> {
+        let StreamingStep { inner, waiter } = self;
+        let sent = waiter.wait(|| inner.try_variable(name, gradient));
+        inner.sent(sent)
+    }
+
+    /// Blocking form of [`crate::StreamingStep::rows`].
+    pub fn rows<T: Element>(
+        &mut self,
+        name: &str,
+        ids: &[u64],
+        rows: &[T],
+    ) -> Result<(), TrainingError> {
+        let StreamingStep { inner, waiter } = self;
+        let sent = waiter.wait(|| inner.try_rows(name, ids, rows));
+        inner.sent(sent)
+    }
+
+    /// Blocking form of [`crate::StreamingStep::finish`].
+    pub fn finish(self) -> Result<GradientOutcome, TrainingError> {
+        let StreamingStep { mut inner, waiter } = self;
+        let ended = finish(&mut inner, waiter);
+        if ended.is_err() {
+            waiter.wait_apart(inner.wind_up());
+        }
+        ended
+    }
+}
+
+fn finish(
+    step: &mut crate::StreamingStep<'_>,
+    waiter: &mut Waiter,
+) -> Result<GradientOutcome, TrainingError> {
+    let Some(mut result) = waiter.wait(|| step.try_finish())? else {
+        return Ok(GradientOutcome::Withheld);
+    };
+    loop {
+        result = match step.settled(result)? {
+            PushRecovery::Ended(outcome) => return Ok(outcome),
+            PushRecovery::Resume(sequence, pause) => {
+                waiter.wait_apart(step.resume(sequence, pause))
+            }
+        };
     }
 }
 

@@ -83,7 +83,8 @@ pub trait Hook: Send {
     }
 
     /// Called with the gradients, before they are pushed. [`Flow::Stop`] withholds the push, and
-    /// the hooks behind are not called.
+    /// the hooks behind are not called. A streamed step calls it in
+    /// [`Step::begin`](super::Step::begin), before it has gradients.
     fn before_push(&mut self, step: &ComputedStep<'_>) -> Result<Flow, HookError> {
         _ = step;
         Ok(Flow::Continue)

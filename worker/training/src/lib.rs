@@ -29,11 +29,15 @@ mod recovery_window;
 mod replica_worker;
 #[cfg(feature = "ring")]
 #[cfg(test)]
+mod ring_stream_tests;
+#[cfg(feature = "ring")]
+#[cfg(test)]
 mod ring_tests;
 mod scalars;
 mod session_replica;
 mod step;
 mod step_grant;
+mod streaming_step;
 pub mod summary;
 pub mod tfrecord;
 mod training_config;
@@ -48,6 +52,7 @@ pub use hook::{
 };
 pub use scalars::Scalars;
 pub use step::{DetachedStep, Step};
+pub use streaming_step::StreamingStep;
 pub use training_config::TrainingConfig;
 pub use training_end::{FinalValues, StopReason, TrainingEnd};
 pub use training_error::{HookPlace, TrainingError};

@@ -3,11 +3,15 @@
 use std::time::Instant;
 
 use pushpull_common::ids::Sequence;
+use pushpull_common::tensor::Element;
+#[cfg(feature = "ring")]
+use pushpull_worker::ViewError;
 use pushpull_worker::internal::SaveHandle;
 #[cfg(feature = "ring")]
 use pushpull_worker::internal::{Agreement, RingWish, RingWorker, local_token};
 use pushpull_worker::{
-    Error, Gradients, Params, Pulled, Push, RestoredCheckpoint, Token, Worker, WorkerMetrics,
+    Error, Gradients, Params, Pulled, Push, RestoredCheckpoint, StreamingPush, Token, Worker,
+    WorkerMetrics,
 };
 
 #[cfg(feature = "ring")]
@@ -25,6 +29,16 @@ pub(super) enum ReplicaWorker {
     /// A worker of servers whose dense gradients go around a ring.
     #[cfg(feature = "ring")]
     DenseByRing(Box<DenseRank>),
+}
+
+/// The gradients of a step that are sent one by one.
+#[derive(Debug)]
+pub(super) enum ReplicaStream {
+    /// To servers.
+    Servers(StreamingPush),
+    /// Around a ring, by the worker of the rank.
+    #[cfg(feature = "ring")]
+    Ring,
 }
 
 /// A rank of a ring in a training session.
@@ -80,9 +94,8 @@ impl RingRank {
     async fn push(&mut self, mut gradients: Gradients, params: &mut Params) -> Result<Push, Error> {
         self.worker.check(&gradients)?;
         self.is_open = false;
-        let Agreement { wish, has_joiners } = self.worker.agree(RingWish::Step).await?;
-        self.has_ended |= wish == RingWish::End;
-        let applied = match wish {
+        let agreed = self.worker.agree(RingWish::Step).await?;
+        let applied = match agreed.wish {
             RingWish::Step => self.worker.apply(&mut gradients, params).await.map(Some),
             RingWish::Drop | RingWish::End => Ok(None),
         };
@@ -90,6 +103,30 @@ impl RingRank {
             // They are empty again.
             self.gradients = Some(gradients);
         }
+        self.settle(agreed, applied, params).await
+    }
+
+    /// Ends a step whose gradients were streamed. The ranks agreed on it before they reduced its
+    /// first bucket. Until then it is open: the ranks agree to drop it if it has no gradient.
+    async fn finish_stream(&mut self, params: &mut Params) -> Result<Push, Error> {
+        let agreed = self.worker.end_stream().await?;
+        self.is_open = false;
+        let applied = match agreed.wish {
+            RingWish::Step => self.worker.apply_streamed(params).await.map(Some),
+            RingWish::Drop | RingWish::End => Ok(None),
+        };
+        self.settle(agreed, applied, params).await
+    }
+
+    /// Lets late ranks in after a step, and counts it.
+    async fn settle(
+        &mut self,
+        agreed: Agreement,
+        applied: Result<Option<u64>, Error>,
+        params: &mut Params,
+    ) -> Result<Push, Error> {
+        let Agreement { wish, has_joiners } = agreed;
+        self.has_ended |= wish == RingWish::End;
         if has_joiners && wish != RingWish::End && !matches!(applied, Err(Error::Ring(_))) {
             self.worker.regroup(params).await?;
         }
@@ -232,6 +269,73 @@ impl ReplicaWorker {
         }
     }
 
+    /// Begins a push whose gradients are sent one by one.
+    pub(super) async fn begin(&mut self, token: Token) -> Result<ReplicaStream, Error> {
+        match self {
+            ReplicaWorker::Servers(worker) => worker.begin(token).await.map(ReplicaStream::Servers),
+            #[cfg(feature = "ring")]
+            ReplicaWorker::Ring(rank) => rank.worker.begin(true).map(|()| ReplicaStream::Ring),
+        }
+    }
+
+    /// Sends the gradient of a dense variable.
+    pub(super) async fn send_variable<T: Element>(
+        &mut self,
+        stream: &mut ReplicaStream,
+        name: &str,
+        gradient: &[T],
+    ) -> Result<(), Error> {
+        match (self, stream) {
+            (_, ReplicaStream::Servers(push)) => push.variable(name, gradient).await,
+            #[cfg(feature = "ring")]
+            (ReplicaWorker::Ring(rank), ReplicaStream::Ring) => {
+                rank.worker.stream_variable(name, gradient)
+            }
+            #[cfg(feature = "ring")]
+            (ReplicaWorker::Servers(_), ReplicaStream::Ring) => Err(FOREIGN_STREAM),
+        }
+    }
+
+    /// Sends the gradient of a sparse variable.
+    pub(super) async fn send_rows<T: Element>(
+        &mut self,
+        stream: &mut ReplicaStream,
+        name: &str,
+        ids: &[u64],
+        rows: &[T],
+    ) -> Result<(), Error> {
+        match stream {
+            ReplicaStream::Servers(push) => push.rows(name, ids, rows).await,
+            // A ring has no sparse variables.
+            #[cfg(feature = "ring")]
+            ReplicaStream::Ring => Err(ViewError::Dense { name: name.to_owned() }.into()),
+        }
+    }
+
+    /// Ends a push whose gradients were sent one by one.
+    #[cfg_attr(not(feature = "ring"), expect(unused_variables, reason = "a ring changes them"))]
+    pub(super) async fn finish_stream(
+        &mut self,
+        stream: ReplicaStream,
+        params: &mut Params,
+    ) -> Result<Push, Error> {
+        match (self, stream) {
+            (_, ReplicaStream::Servers(push)) => push.finish().await,
+            #[cfg(feature = "ring")]
+            (ReplicaWorker::Ring(rank), ReplicaStream::Ring) => rank.finish_stream(params).await,
+            #[cfg(feature = "ring")]
+            (ReplicaWorker::Servers(_), ReplicaStream::Ring) => Err(FOREIGN_STREAM),
+        }
+    }
+
+    /// Drops what a rank of a ring has of a step that was not finished.
+    pub(super) fn drop_stream(&mut self) {
+        #[cfg(feature = "ring")]
+        if let ReplicaWorker::Ring(rank) = self {
+            rank.worker.drop_stream();
+        }
+    }
+
     pub(super) async fn resume(&mut self, sequence: Sequence) -> Result<Push, Error> {
         match self {
             ReplicaWorker::Servers(worker) => worker.resume(sequence).await,
@@ -367,3 +471,7 @@ impl ReplicaWorker {
         }
     }
 }
+
+/// A session on a ring stays there.
+#[cfg(feature = "ring")]
+const FOREIGN_STREAM: Error = Error::NotJoined { doing: "push" };

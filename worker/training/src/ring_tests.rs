@@ -20,14 +20,14 @@ use crate::{
 static JOBS: AtomicU32 = AtomicU32::new(0);
 
 /// The ranks of a job, and where they meet.
-struct Job {
+pub(crate) struct Job {
     folder: tempfile::TempDir,
     key: String,
     size: u32,
 }
 
 impl Job {
-    fn new(size: u32) -> Job {
+    pub(crate) fn new(size: u32) -> Job {
         let number = JOBS.fetch_add(1, Ordering::Relaxed);
         let key = format!("session-{}-{number}", std::process::id());
         Job { folder: tempfile::tempdir().unwrap(), key, size }
@@ -47,7 +47,7 @@ impl Job {
     }
 
     /// Runs each rank in a thread.
-    fn run<R: Send>(&self, rank: impl Fn(Ring) -> R + Sync) -> Vec<R> {
+    pub(crate) fn run<R: Send>(&self, rank: impl Fn(Ring) -> R + Sync) -> Vec<R> {
         std::thread::scope(|scope| {
             let start = |index: u32| {
                 let rank = &rank;
@@ -59,7 +59,7 @@ impl Job {
     }
 }
 
-fn block_on<F: Future>(future: F) -> F::Output {
+pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
 
@@ -143,7 +143,7 @@ fn a_session_whose_gradients_travel_encoded_skips_what_one_rank_cannot_encode() 
 }
 
 /// A hook that stops at a step.
-struct StopAfter(u64);
+pub(crate) struct StopAfter(pub(crate) u64);
 
 impl Hook for StopAfter {
     fn name(&self) -> &str {

@@ -8,6 +8,7 @@ use super::data::{Batch, DataError, GrantedBatches};
 use super::gradient_outcome::GradientOutcome;
 use super::lifecycle::PushRecovery;
 use super::step_grant::StepGrant;
+use super::streaming_step::StreamingStep;
 use super::training_error::TrainingError;
 use super::training_session::TrainingSession;
 #[cfg(doc)]
@@ -153,6 +154,27 @@ impl<'a> Step<'a> {
             session.wind_up().await;
         }
         ended
+    }
+
+    /// Begins a push whose gradients are sent as they become ready. A backward pass makes those of
+    /// the last layer first, so they are on their way while it computes the others.
+    ///
+    /// Hooks decide here whether the gradient counts. They see the scalars so far, and the gradients
+    /// of [`Step::parts`], which are not pushed.
+    ///
+    /// # Errors
+    /// Those of hooks. The training has failed then.
+    ///
+    /// Dropping the future drops the step.
+    pub async fn begin(self) -> Result<StreamingStep<'a>, TrainingError> {
+        let mut streaming = StreamingStep::new(self.session);
+        match streaming.begin(self.grant).await {
+            Ok(()) => Ok(streaming),
+            Err(error) => {
+                streaming.wind_up().await;
+                Err(error)
+            }
+        }
     }
 
     /// Splits the step, for its blocking twin.

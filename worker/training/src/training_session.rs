@@ -378,10 +378,15 @@ impl TrainingSession {
             return Err(TrainingError::Failed);
         }
         let now = self.now();
-        let StepTiming { begin, token, pull, .. } = self.timing;
-        self.timing.compute = now.saturating_sub(begin + token + pull);
+        self.computed();
         let params = &self.replica.of_step().params;
         self.lifecycle.before_push(now, params, gradients, &self.scalars)
+    }
+
+    /// Records that the gradients of a step are computed.
+    pub(super) fn computed(&mut self) {
+        let StepTiming { begin, token, pull, .. } = self.timing;
+        self.timing.compute = self.now().saturating_sub(begin + token + pull);
     }
 
     /// Records that rows could not be pulled for a step.
@@ -518,4 +523,4 @@ impl Drop for TrainingSession {
     }
 }
 
-const INTERRUPTED_PUSH: Error = Error::Interrupted { doing: "push" };
+pub(super) const INTERRUPTED_PUSH: Error = Error::Interrupted { doing: "push" };
