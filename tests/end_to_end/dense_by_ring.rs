@@ -292,6 +292,28 @@ fn the_servers_receive_each_dense_gradient_once_and_send_each_value_once() {
 }
 
 /// A model of dense variables alone, for steps that end in other ways.
+#[test]
+fn streamed_gradients_are_collected_until_the_end_of_the_step() {
+    let mode = mode(2);
+    let cluster = TestCluster::start(1, 2, Sgd::new(1.0), |config| config.mode(mode).last_step(2));
+    let job = Job::new(2);
+    each(2, |worker| {
+        let users = VariableSpec::f32("users", [4, 2]).unwrap().sparse();
+        let config = TrainingConfig::new(cluster.config(worker)).variables([vector("w", 3), users]);
+        let mut session = TrainingSession::start(config.dense_by(job.join(worker))).unwrap();
+        let own = worker as f32 + 1.0;
+        while let Some(step) = session.step().unwrap() {
+            let mut step = step.begin().unwrap();
+            step.rows("users", &[u64::from(worker)], &[own; 2]).unwrap();
+            step.variable("w", &[own; 3]).unwrap();
+            assert!(step.finish().unwrap().counts());
+        }
+        let params = session.close().unwrap().params.unwrap();
+        assert_eq!(params.view::<f32>("w").unwrap(), [-3.0; 3], "twice the mean");
+    });
+    cluster.stop();
+}
+
 fn dense_config(cluster: &TestCluster, job: &Job, worker: u32) -> TrainingConfig {
     let config = TrainingConfig::new(cluster.config(worker)).variables([vector("w", 3)]);
     config.hook(hooks::StopAtStep::last(9)).dense_by(job.join(worker))

@@ -39,6 +39,9 @@ pub(super) enum ReplicaStream {
     /// Around a ring, by the worker of the rank.
     #[cfg(feature = "ring")]
     Ring,
+    /// Collected until the end, when a worker of servers averages the dense ones around its ring.
+    #[cfg(feature = "ring")]
+    Collected(Box<(Token, Gradients)>),
 }
 
 /// A rank of a ring in a training session.
@@ -275,6 +278,10 @@ impl ReplicaWorker {
             ReplicaWorker::Servers(worker) => worker.begin(token).await.map(ReplicaStream::Servers),
             #[cfg(feature = "ring")]
             ReplicaWorker::Ring(rank) => rank.worker.begin(true).map(|()| ReplicaStream::Ring),
+            #[cfg(feature = "ring")]
+            ReplicaWorker::DenseByRing(rank) => {
+                Ok(ReplicaStream::Collected(Box::new((token, rank.worker.gradients()))))
+            }
         }
     }
 
@@ -292,7 +299,9 @@ impl ReplicaWorker {
                 rank.worker.stream_variable(name, gradient)
             }
             #[cfg(feature = "ring")]
-            (ReplicaWorker::Servers(_), ReplicaStream::Ring) => Err(FOREIGN_STREAM),
+            (_, ReplicaStream::Collected(step)) => Ok(step.1.collect_variable(name, gradient)?),
+            #[cfg(feature = "ring")]
+            (_, ReplicaStream::Ring) => Err(FOREIGN_STREAM),
         }
     }
 
@@ -309,6 +318,8 @@ impl ReplicaWorker {
             // A ring has no sparse variables.
             #[cfg(feature = "ring")]
             ReplicaStream::Ring => Err(ViewError::Dense { name: name.to_owned() }.into()),
+            #[cfg(feature = "ring")]
+            ReplicaStream::Collected(step) => Ok(step.1.collect_rows(name, ids, rows)?),
         }
     }
 
@@ -324,7 +335,12 @@ impl ReplicaWorker {
             #[cfg(feature = "ring")]
             (ReplicaWorker::Ring(rank), ReplicaStream::Ring) => rank.finish_stream(params).await,
             #[cfg(feature = "ring")]
-            (ReplicaWorker::Servers(_), ReplicaStream::Ring) => Err(FOREIGN_STREAM),
+            (ReplicaWorker::DenseByRing(rank), ReplicaStream::Collected(step)) => {
+                let (token, gradients) = *step;
+                rank.push(token, gradients).await
+            }
+            #[cfg(feature = "ring")]
+            (_, ReplicaStream::Ring | ReplicaStream::Collected(_)) => Err(FOREIGN_STREAM),
         }
     }
 

@@ -29,6 +29,8 @@ use super::training_session::{INTERRUPTED_PUSH, TrainingSession};
 ///   and every trainable variable needs a gradient. The ranks agree on the step before they reduce
 ///   its first bucket. Dropped before that, the step counts on no rank, as a [`Step`](super::Step)
 ///   that is dropped; later the ring is given up as well, and the sessions recover.
+/// - **With servers and a ring** ([`TrainingConfig::dense_by`](super::TrainingConfig::dense_by)) the
+///   gradients are collected, and sent by [`StreamingStep::finish`].
 #[derive(Debug)]
 #[must_use = "a step that is not finished is dropped"]
 pub struct StreamingStep<'a> {
