@@ -204,4 +204,5 @@ messages! {
     103 => RingLinked, body 0;
     104 => RingOperation, body 0;
     105 => RingPart, body limits::PART_BYTES_MAX;
+    106 => RingEntered, body 0;
 }

@@ -460,6 +460,7 @@ fn rings(add: &mut impl FnMut(&str, Message)) {
         add(&format!("RingOperation as {name}"), encoded.into());
     }
     add("RingPart", ring_part().into());
+    add("RingEntered", RingEntered { epoch: 8 }.into());
 }
 
 fn ring_join() -> RingJoin {

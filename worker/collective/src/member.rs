@@ -8,8 +8,8 @@ use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId};
 use pushpull_common::protocol::limits::RING_SIZE_MAX;
 use pushpull_common::protocol::message::{
-    BodyCrc, FeatureOffer, Heartbeat, Hello, Leave, RankAddresses, RingEnd, RingJoin, RingOver,
-    Role,
+    BodyCrc, FeatureOffer, Heartbeat, Hello, Leave, RankAddresses, RingEnd, RingEntered, RingJoin,
+    RingOver, Role,
 };
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::wire::{List, Text};
@@ -222,6 +222,9 @@ pub(crate) struct Member {
     lease: Duration,
     heard_at: Instant,
     heartbeat_at: Instant,
+    /// Whether the last heartbeat is not answered. The next one confirms the answer, so that the
+    /// rendezvous knows that this member takes it for alive.
+    awaits_answer: bool,
     retry_at: Option<Instant>,
     place: Place,
     /// The members that may serve next, after the loss of the rendezvous.
@@ -282,6 +285,7 @@ impl Member {
             is_fenced: false,
             heard_at: now,
             heartbeat_at: now,
+            awaits_answer: false,
             retry_at: None,
             place: Place::Meeting,
             candidates: VecDeque::new(),
@@ -320,7 +324,7 @@ impl Member {
         if self.phase == Phase::Ended {
             return None;
         }
-        let beats = self.is_connected.then_some(self.heartbeat_at);
+        let beats = (self.is_connected && !self.awaits_answer).then_some(self.heartbeat_at);
         let silence = self.is_connected.then(|| self.heard_at + self.lease);
         [beats, silence, self.retry_at].into_iter().flatten().min()
     }
@@ -337,6 +341,7 @@ impl Member {
             }
             MemberInput::Connected => {
                 self.is_connected = true;
+                self.awaits_answer = false;
                 self.heard_at = now;
                 self.heartbeat_at = now + self.lease / 4;
                 self.send(self.facts.hello());
@@ -566,6 +571,7 @@ impl Member {
                 self.candidates.clear();
                 self.gone.clear();
                 self.ring = Some(ring.clone());
+                self.send(RingEntered { epoch: ring.epoch });
                 self.outputs.push_back(MemberOutput::Formed(ring));
             }
             Message::RingOver(RingOver { epoch, end })
@@ -586,9 +592,10 @@ impl Member {
             Message::RingJoiners(joiners) => {
                 self.outputs.push_back(MemberOutput::Joiners(joiners.count));
             }
+            Message::HeartbeatAnswer(_) => self.awaits_answer = false,
             Message::Refused(refused) => self.refused(now, refused.refusal),
             Message::Left(_) if self.phase == Phase::Leaving => self.left(),
-            // Answers to heartbeats, and messages of a ring that is over.
+            // Messages of a ring that is over.
             _ => {}
         }
     }
@@ -648,8 +655,9 @@ impl Member {
             self.outputs.push_back(MemberOutput::Disconnect);
             self.disconnected(now, cause, Serving::Silent);
         }
-        if self.is_connected && now >= self.heartbeat_at {
+        if self.is_connected && !self.awaits_answer && now >= self.heartbeat_at {
             self.heartbeat_at = now + self.lease / 4;
+            self.awaits_answer = true;
             self.send(Heartbeat {});
         }
         if self.retry_at.is_some_and(|at| at <= now) {

@@ -75,6 +75,14 @@ wire_struct! {
     }
 }
 wire_struct! {
+    /// Confirms a `RingFormed`: from now on the member asks for other rings only as a member of this
+    /// one. Once all its members have said so, the ring has replaced those before.
+    RingEntered {
+        /// The epoch of the ring.
+        epoch: u64,
+    }
+}
+wire_struct! {
     /// Members wait for the next ring. Sent to the members of the present one.
     RingJoiners {
         /// The number of members that wait.

@@ -21,6 +21,34 @@ pub(super) struct Peer {
     pub(super) identity: Identity,
     /// The time at which the last message of the peer arrived.
     pub(super) heard: Instant,
+    /// The time of the last answer to a heartbeat.
+    answered: Option<Instant>,
+    /// The time of the last message to the peer that it has confirmed to have read. Until a lease
+    /// after that it takes this rendezvous for alive, and is at no other.
+    confirmed: Option<Instant>,
+}
+
+impl Peer {
+    pub(super) fn new(now: Instant, incarnation: Incarnation, identity: Identity) -> Peer {
+        Peer { incarnation, identity, heard: now, answered: None, confirmed: None }
+    }
+
+    /// Notes the answer to a heartbeat. A peer sends the next heartbeat once it has read the answer
+    /// to the last.
+    pub(super) fn answer(&mut self, now: Instant) {
+        let last = self.answered.replace(now);
+        self.confirmed = self.confirmed.max(last);
+    }
+
+    /// Notes that the peer has read what was sent to it at a time.
+    pub(super) fn confirm(&mut self, sent: Instant) {
+        self.confirmed = self.confirmed.max(Some(sent));
+    }
+
+    /// Returns the time until which the peer is at no other rendezvous.
+    pub(super) fn bound_until(&self, lease: Duration) -> Option<Instant> {
+        self.confirmed?.checked_add(lease)
+    }
 }
 
 impl Connections {
@@ -30,6 +58,15 @@ impl Connections {
 
     pub(super) fn get(&self, connection: u64) -> Option<&Peer> {
         self.all.get(&connection)
+    }
+
+    pub(super) fn get_mut(&mut self, connection: u64) -> Option<&mut Peer> {
+        self.all.get_mut(&connection)
+    }
+
+    /// Returns whether a process has a connection.
+    pub(super) fn has_process(&self, process: Incarnation) -> bool {
+        self.all.values().any(|peer| peer.incarnation == process)
     }
 
     pub(super) fn insert(&mut self, connection: u64, peer: Peer) {

@@ -7,6 +7,7 @@ use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{Message, Refusal};
 
 use super::Rendezvous;
+use super::connections::Peer;
 use super::ring::Ring;
 
 /// The way in which a connection ends.
@@ -41,6 +42,9 @@ impl Rendezvous {
     pub(super) fn on_leave(&mut self, now: Instant, connection: u64) {
         if let Some(id) = self.id_of(connection).map(str::to_owned) {
             self.places.release(&id);
+            if let Some(peer) = self.connections.get(connection) {
+                self.lineage.end(peer.incarnation);
+            }
         }
         self.outputs.send(connection, Left {});
         self.outputs.close(connection);
@@ -68,6 +72,12 @@ impl Rendezvous {
         let Some(peer) = self.connections.remove(connection) else { return };
         self.waiting.remove(connection);
         self.changed = true;
+        // A rendezvous without its member forms no ring: members meet at a successor.
+        self.is_stopping |= self.config.serving == Some(peer.incarnation)
+            && !self.connections.has_process(peer.incarnation);
+        if let Loss::Broken { .. } | Loss::Replaced { .. } = &loss {
+            self.ask_for_end(now, &peer);
+        }
         let silent = now.saturating_duration_since(peer.heard);
         let silent_ms = u64::try_from(silent.as_millis()).unwrap_or(u64::MAX);
         let detail = match &loss {
@@ -78,17 +88,6 @@ impl Rendezvous {
             Loss::Refused { refusal } => format!("it was refused: {refusal}"),
         };
         let running = self.ring.as_ref().filter(|ring| ring.is_running()).map(Ring::epoch);
-        // A member that has closed after a silence, of its own or of this side, may have a successor.
-        let half = self.config.lease / 2;
-        let resumed = self.resumed_at.map(|at| now.saturating_duration_since(at));
-        let may_live = match &loss {
-            Loss::Silent => true,
-            Loss::Broken { .. } => silent >= half || resumed.is_some_and(|ago| ago < half),
-            Loss::Replaced { .. } | Loss::Refused { .. } => false,
-        };
-        if let (true, Some(ring)) = (may_live, &mut self.ring) {
-            ring.doubt(connection);
-        }
         let seat = self.ring.as_mut().and_then(|ring| ring.vacate(connection));
         let detail = Detail::shortened(detail);
         let end = seat.map(|(rank, host)| RingEnd::Lost { rank, host, silent_ms, detail });
@@ -113,6 +112,15 @@ impl Rendezvous {
         }
         if let Some(over) = over {
             self.end_ring(over.end);
+        }
+    }
+
+    /// Asks whether a process has ended whose connection has. If it has before it would take this
+    /// rendezvous for lost, it is at no other.
+    fn ask_for_end(&mut self, now: Instant, peer: &Peer) {
+        let voter = self.lineage.voter(peer.incarnation);
+        if let (Some(voter), Some(until)) = (voter, peer.bound_until(self.config.lease)) {
+            self.probes.add(now, peer.incarnation, voter.addresses.clone(), until);
         }
     }
 

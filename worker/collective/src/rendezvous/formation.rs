@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pushpull_common::protocol::Refusal;
-use pushpull_common::protocol::message::{RingFormed, RingJoin, RingJoiners, RingMember};
+use pushpull_common::protocol::message::{Refused, RingFormed, RingJoin, RingJoiners, RingMember};
 
 use super::Rendezvous;
 use super::endings::Loss;
 use super::gathering::{Decision, Gathering};
+use super::lineage::Voter;
 use super::places::Claim;
 use super::ring::{Ring, Seat};
 
@@ -21,6 +22,9 @@ impl Rendezvous {
         self.changed = false;
         self.decision_at = None;
         let waits = loop {
+            if self.is_stopping {
+                self.refuse_waiting();
+            }
             if self.waiting.len() == 0 {
                 self.window_opened = None;
                 self.forget_run();
@@ -31,6 +35,7 @@ impl Rendezvous {
                 waiting: &self.waiting,
                 places: &self.places,
                 ring: self.ring.as_ref(),
+                lineage: &self.lineage,
                 first_size: self.first_size,
             };
             let opened = self.window_opened.unwrap_or(now);
@@ -40,13 +45,23 @@ impl Rendezvous {
                     self.decision_at = until;
                     break Some(waits);
                 }
-                Decision::Form => self.form(),
+                Decision::Form => self.form(now),
                 Decision::RefuseFormer(refusal) => self.refuse_former(now, &refusal),
             }
         };
         if self.waits != waits {
             self.waits = waits;
             self.waits_pacing.change();
+        }
+    }
+
+    /// Sends those that wait to another rendezvous.
+    fn refuse_waiting(&mut self) {
+        for (connection, _) in self.waiting.take_all() {
+            self.connections.remove(connection);
+            self.ring.as_mut().and_then(|ring| ring.vacate(connection));
+            self.outputs.send(connection, Refused { refusal: Refusal::Stopping {} });
+            self.outputs.close(connection);
         }
     }
 
@@ -60,9 +75,14 @@ impl Rendezvous {
     }
 
     /// Forms a ring of all that wait.
-    fn form(&mut self) {
+    fn form(&mut self, now: Instant) {
         // Does not saturate: members name no epoch above half of all numbers.
         let epoch = self.newest_epoch.saturating_add(1);
+        if self.ring.is_none()
+            && let Some(former) = self.waiting.former_ring()
+        {
+            self.lineage.adopt(&former, &self.waiting);
+        }
         let candidates = self.waiting.take_all();
         let claims: Vec<Claim<'_>> = candidates.iter().map(|(_, of)| of.claim()).collect();
         let indices = self.places.assign(&claims);
@@ -70,6 +90,7 @@ impl Rendezvous {
         members.sort_by_key(|(index, _)| *index);
         let mut seats = Vec::with_capacity(members.len());
         let mut roster = Vec::with_capacity(members.len());
+        let mut voters = Vec::with_capacity(members.len());
         let mut serving = None;
         for (rank, (index, (connection, candidate))) in members.into_iter().enumerate() {
             if self.config.serving == Some(candidate.incarnation) {
@@ -77,10 +98,10 @@ impl Rendezvous {
             }
             let RingJoin { id, host, addresses, .. } = candidate.join;
             self.places.settle(id.as_str(), index, candidate.incarnation);
+            voters.push(Voter::new(id.as_str(), candidate.incarnation, addresses.clone()));
             let id = id.as_str().to_owned();
-            let host_of_seat = host.clone();
             let connection = Some(connection);
-            seats.push(Seat { id, index, host: host_of_seat, connection, may_live: false });
+            seats.push(Seat { id, index, host: host.clone(), connection });
             roster.push(RingMember { rank: rank as u32, index, host, addresses });
         }
         let size = roster.len() as u32;
@@ -93,7 +114,8 @@ impl Rendezvous {
             let formed = RingFormed { rendezvous, epoch, rank, size, lease_ms, serving };
             self.outputs.send_roster(connection, Arc::clone(&roster), formed);
         }
-        self.ring = Some(Ring::new(epoch, seats));
+        self.ring = Some(Ring::new(now, epoch, seats));
+        self.lineage.form(epoch, voters);
         self.newest_epoch = epoch;
         self.joiners_told = 0;
     }

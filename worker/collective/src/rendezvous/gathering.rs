@@ -9,6 +9,7 @@ use pushpull_common::protocol::refusal::{Detail, Refusal};
 use pushpull_common::protocol::wire::List;
 
 use super::io::RendezvousConfig;
+use super::lineage::{Electorate, Lineage};
 use super::places::{Claim, Places};
 use super::ring::Ring;
 use super::waiting_list::{Candidate, FormerRing, WaitingList};
@@ -21,6 +22,8 @@ pub(super) struct Gathering<'a> {
     pub(super) places: &'a Places,
     /// The present or the last ring.
     pub(super) ring: Option<&'a Ring>,
+    /// The rings that the next one replaces.
+    pub(super) lineage: &'a Lineage,
     /// The number of members of the first ring, as its members have named it.
     pub(super) first_size: Option<u32>,
 }
@@ -59,7 +62,7 @@ impl Gathering<'_> {
     pub(super) fn has_window(&self) -> bool {
         match self.stage() {
             Stage::Running => false,
-            Stage::Regrouping => self.may_lack_majority(),
+            Stage::Regrouping => self.absent().is_empty() && self.shortage().is_some(),
             Stage::TakingOver(_) => true,
             Stage::First { size } => self.came() >= self.first_size_min(size),
         }
@@ -112,12 +115,12 @@ impl Gathering<'_> {
             let size = self.came() + absent.len() as u32;
             return self.wait(size.max(size_min), absent, None);
         }
-        if self.may_lack_majority() {
+        if let Some(ring) = self.shortage() {
             let until = self.window_ends(self.config.succession_window, opened);
-            return match until.is_some_and(|until| until <= now) {
-                true => Decision::RefuseFormer(self.minority(now, opened)),
-                false => self.wait(self.came() + 1, self.lost(), until),
-            };
+            if until.is_some_and(|until| until <= now) {
+                return Decision::RefuseFormer(self.minority(now, opened, ring));
+            }
+            return self.wait(self.came() + 1, self.lost(), until);
         }
         match self.came() >= size_min {
             true => Decision::Form,
@@ -125,26 +128,22 @@ impl Gathering<'_> {
         }
     }
 
-    /// Returns whether more than half of the ring's members are lost without being gone, so that
-    /// they may have formed a ring at a successor. A rendezvous in no member has no successor.
-    fn may_lack_majority(&self) -> bool {
-        let Some(ring) = self.ring.filter(|_| self.config.serving.is_some()) else { return false };
-        let here: BTreeSet<&str> = self.waiting.iter().map(|(_, of)| of.join.id.as_str()).collect();
-        let lost = ring.seats().iter().filter(|seat| seat.may_live && seat.connection.is_none());
-        let away = lost.filter(|seat| !here.contains(seat.id.as_str())).count();
-        away as u32 > ring.size() / 2
+    /// Returns the ring of which those that wait are no quorum. A rendezvous in no member needs
+    /// none: it has no successor.
+    fn shortage(&self) -> Option<&Electorate> {
+        self.config.serving.and_then(|_| self.lineage.shortage(self.waiting))
     }
 
-    /// Returns the refusal of a minority.
-    fn minority(&self, now: Instant, opened: Option<Instant>) -> Refusal {
+    /// Returns the refusal of those that are no quorum of a ring.
+    fn minority(&self, now: Instant, opened: Option<Instant>, ring: &Electorate) -> Refusal {
         let waited = opened.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
-        let size = self.ring.map_or(0, Ring::size);
-        let epoch = self.ring.map_or(0, Ring::epoch);
+        let size = ring.size();
+        let epoch = ring.epoch();
         Refusal::Deadline {
             waited_ms: u64::try_from(waited.as_millis()).unwrap_or(u64::MAX),
             awaited: Detail::shortened(format!(
                 "half of the {size} members of ring {epoch}: {} have come",
-                self.came()
+                ring.counted(self.waiting)
             )),
         }
     }

@@ -17,6 +17,7 @@ impl Rendezvous {
         assert!(self.newcomers.is_empty(), "{:?} have not heard", self.newcomers);
         assert_eq!(self.waits.is_some(), self.waiting.len() > 0, "the wait");
         self.places.check_invariants();
+        self.lineage.check_invariants();
         let mut ids = BTreeSet::new();
         let mut indices = BTreeSet::new();
         for (connection, candidate) in self.waiting.iter() {

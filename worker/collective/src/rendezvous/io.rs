@@ -5,7 +5,7 @@ use std::time::Duration;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::Incarnation;
 use pushpull_common::protocol::Message;
-use pushpull_common::protocol::message::Hello;
+use pushpull_common::protocol::message::{Hello, RankAddresses};
 
 /// The settings of a rendezvous.
 #[derive(Clone, Debug)]
@@ -58,6 +58,13 @@ pub(crate) enum RendezvousInput {
         /// The fault, in words.
         reason: String,
     },
+    /// The answer to a [`RendezvousOutput::Probe`].
+    Probed {
+        /// The process.
+        incarnation: Incarnation,
+        /// Whether its addresses refuse connections, which proves that it has ended.
+        gone: bool,
+    },
     /// The time that [`super::Rendezvous::wake_at`] has asked for has come.
     Tick,
 }
@@ -76,5 +83,12 @@ pub(crate) enum RendezvousOutput {
     Close {
         /// The number of the connection.
         connection: u64,
+    },
+    /// Connect to a process, and close the connection: does it still run?
+    Probe {
+        /// The process.
+        incarnation: Incarnation,
+        /// The addresses of the process.
+        addresses: RankAddresses,
     },
 }

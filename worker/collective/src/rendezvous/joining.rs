@@ -39,6 +39,7 @@ impl Rendezvous {
                 self.places.release_index(index);
             }
         }
+        self.lineage.enter(join.epoch, join.id.as_str(), incarnation);
         self.newest_epoch = self.newest_epoch.max(join.epoch);
         if join.epoch == 0 {
             self.first_size = Some(join.size);

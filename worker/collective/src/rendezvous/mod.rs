@@ -10,9 +10,11 @@ mod gathering;
 mod invariants;
 mod io;
 mod joining;
+mod lineage;
 mod outputs;
 mod pacing;
 mod places;
+mod probes;
 mod ring;
 #[cfg(test)]
 mod tests;
@@ -28,9 +30,11 @@ use self::connections::{Connections, Peer};
 use self::endings::Loss;
 use self::fences::Fences;
 pub(crate) use self::io::{RendezvousConfig, RendezvousInput, RendezvousOutput};
+use self::lineage::Lineage;
 use self::outputs::Outputs;
 use self::pacing::Pacing;
 use self::places::Places;
+use self::probes::Probes;
 use self::ring::Ring;
 use self::waiting_list::WaitingList;
 
@@ -60,8 +64,8 @@ use self::waiting_list::WaitingList;
 /// - No successor forms a ring of half of the last one or fewer, unless it knows that all other
 ///   members are gone.
 /// - No process comes back whose id a newer process has taken.
-/// - No rendezvous in a member forms the ring after its own while more than half of that is
-///   lost without being gone: those members may go on at a successor.
+/// - No rendezvous in a member forms a ring while more than half of its last one may be at a
+///   successor. That holds for every ring that the last one has not replaced: see [`Lineage`].
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
     config: RendezvousConfig,
@@ -73,16 +77,16 @@ pub(crate) struct Rendezvous {
     fences: Fences,
     /// The present ring, or the last one.
     ring: Option<Ring>,
+    /// The rings that the next one replaces.
+    lineage: Lineage,
+    /// The processes that this rendezvous has asked whether they run.
+    probes: Probes,
     /// The newest epoch that a ring here has had, or a member has named; 0 for none.
     newest_epoch: u64,
     /// The number of members of the first ring, as its members name it.
     first_size: Option<u32>,
     /// Whether the member in whose process this is has left.
     is_stopping: bool,
-    /// The time of the last input.
-    handled_at: Option<Instant>,
-    /// The time at which this process ran again after it was stopped.
-    resumed_at: Option<Instant>,
     /// Whether the members or their requests have changed since the last decision.
     changed: bool,
     /// The time at which the decision about the waiting members changes by itself.
@@ -112,11 +116,11 @@ impl Rendezvous {
             places: Places::default(),
             fences: Fences::default(),
             ring: None,
+            lineage: Lineage::default(),
+            probes: Probes::new(pause),
             newest_epoch: 0,
             first_size: None,
             is_stopping: false,
-            handled_at: None,
-            resumed_at: None,
             changed: false,
             decision_at: None,
             window_opened: None,
@@ -139,13 +143,13 @@ impl Rendezvous {
         let waits = self.waits.as_ref().and_then(|_| self.waits_pacing.due());
         let joiners = self.has_joiners_to_tell().then(|| self.joiners_pacing.due()).flatten();
         let lease = self.connections.lease_ends(self.config.lease);
-        [lease, self.decision_at, waits, joiners].into_iter().flatten().min()
+        let probe = self.probes.next();
+        [lease, self.decision_at, waits, joiners, probe].into_iter().flatten().min()
     }
 
     /// Handles an input and queues the outputs that follow from it.
     pub(crate) fn handle(&mut self, now: Instant, input: RendezvousInput) {
         self.excuse_silence(now);
-        self.notice_stop(now);
         match input {
             RendezvousInput::Arrived { connection, hello } => {
                 self.on_arrival(now, connection, &hello);
@@ -158,6 +162,12 @@ impl Rendezvous {
             RendezvousInput::Closed { connection, reason } => {
                 self.lose(now, connection, Loss::Broken { reason });
             }
+            RendezvousInput::Probed { incarnation, gone } => {
+                if self.probes.end(now, incarnation, gone) {
+                    self.lineage.end(incarnation);
+                    self.changed = true;
+                }
+            }
             RendezvousInput::Tick => {}
         }
         for silent in self.connections.silent(now, self.config.lease) {
@@ -165,6 +175,9 @@ impl Rendezvous {
         }
         self.decide(now);
         self.announce(now);
+        while let Some((incarnation, addresses)) = self.probes.begin(now) {
+            self.outputs.probe(incarnation, addresses);
+        }
     }
 
     /// Leaves every peer half a lease if this side is late itself: their messages may lie in
@@ -179,16 +192,6 @@ impl Rendezvous {
         }
     }
 
-    /// Notes that this process was stopped: its peers send heartbeats, and it has read none. Peers
-    /// may have closed their connections meanwhile, since it was silent.
-    fn notice_stop(&mut self, now: Instant) {
-        let handled = self.handled_at.replace(now);
-        let gap = handled.map(|at| now.saturating_duration_since(at));
-        if gap.is_some_and(|gap| gap >= self.config.lease / 2) && self.connections.len() > 0 {
-            self.resumed_at = Some(now);
-        }
-    }
-
     fn on_arrival(&mut self, now: Instant, connection: u64, hello: &Hello) {
         if self.connections.get(connection).is_some() {
             return;
@@ -196,7 +199,7 @@ impl Rendezvous {
         let identity = Identity::from_wire(&hello.identity);
         match self.check_hello(hello, &identity) {
             Ok(()) => {
-                let peer = Peer { incarnation: hello.incarnation, identity, heard: now };
+                let peer = Peer::new(now, hello.incarnation, identity);
                 self.connections.insert(connection, peer);
             }
             Err(refusal) => {
@@ -208,14 +211,29 @@ impl Rendezvous {
 
     fn on_message(&mut self, now: Instant, connection: u64, message: Message) {
         match message {
-            Message::Heartbeat(_) => self.outputs.send(connection, HeartbeatAnswer {}),
+            Message::Heartbeat(_) => {
+                if let Some(peer) = self.connections.get_mut(connection) {
+                    peer.answer(now);
+                }
+                self.outputs.send(connection, HeartbeatAnswer {});
+            }
             Message::RingJoin(join) => self.on_join(now, connection, join),
+            Message::RingEntered(entered) => self.on_entered(connection, entered.epoch),
             Message::RingOver(over) => self.on_over(now, connection, over),
             Message::Leave(_) => self.on_leave(now, connection),
             other => {
                 let refusal = Refusal::Role { role: Role::Rank {}.code(), kind: other.kind() };
                 self.lose(now, connection, Loss::Refused { refusal });
             }
+        }
+    }
+
+    fn on_entered(&mut self, connection: u64, epoch: u64) {
+        let Some(ring) = self.ring.as_ref().filter(|ring| ring.epoch() == epoch) else { return };
+        let Some(seat) = ring.seat(connection) else { return };
+        if let Some(peer) = self.connections.get_mut(connection) {
+            peer.confirm(ring.formed_at());
+            self.lineage.enter(epoch, &seat.id, peer.incarnation);
         }
     }
 

@@ -3,8 +3,9 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use pushpull_common::ids::Incarnation;
 use pushpull_common::protocol::Message;
-use pushpull_common::protocol::message::{RingFormed, RingMember};
+use pushpull_common::protocol::message::{RankAddresses, RingFormed, RingMember};
 
 use super::io::RendezvousOutput;
 
@@ -35,6 +36,11 @@ impl Outputs {
 
     pub(super) fn close(&mut self, connection: u64) {
         self.queue.push_back(Queued::Output(RendezvousOutput::Close { connection }));
+    }
+
+    pub(super) fn probe(&mut self, incarnation: Incarnation, addresses: RankAddresses) {
+        let probe = RendezvousOutput::Probe { incarnation, addresses };
+        self.queue.push_back(Queued::Output(probe));
     }
 
     /// Sends a member all members of its ring, and then that the ring has formed.

@@ -1,5 +1,7 @@
 //! [`Ring`]: the members of one epoch, from its formation to its end.
 
+use std::time::Instant;
+
 use pushpull_common::protocol::limits;
 use pushpull_common::protocol::message::RingEnd;
 use pushpull_common::protocol::wire::Text;
@@ -9,6 +11,7 @@ use pushpull_common::protocol::wire::Text;
 /// Invariant: every member of a ring that runs is connected.
 #[derive(Debug)]
 pub(super) struct Ring {
+    formed_at: Instant,
     epoch: u64,
     /// The members in order of their ranks.
     seats: Vec<Seat>,
@@ -26,15 +29,16 @@ pub(super) struct Seat {
     pub(super) host: Text<{ limits::HOST_BYTES_MAX }>,
     /// The connection; `None` once the member is lost or has left.
     pub(super) connection: Option<u64>,
-    /// Whether the process may live on once the member is lost: behind a cut network, or at a
-    /// successor, since this rendezvous was stopped.
-    pub(super) may_live: bool,
 }
 
 impl Ring {
     /// Creates a ring of these members in order of their ranks.
-    pub(super) fn new(epoch: u64, seats: Vec<Seat>) -> Ring {
-        Ring { epoch, seats, is_over: false }
+    pub(super) fn new(now: Instant, epoch: u64, seats: Vec<Seat>) -> Ring {
+        Ring { formed_at: now, epoch, seats, is_over: false }
+    }
+
+    pub(super) fn formed_at(&self) -> Instant {
+        self.formed_at
     }
 
     pub(super) fn epoch(&self) -> u64 {
@@ -79,15 +83,6 @@ impl Ring {
         let seat = self.seats.get_mut(rank as usize)?;
         seat.connection = None;
         Some((rank, seat.host.clone()))
-    }
-
-    /// Records that the process of a member may live on once that is lost.
-    pub(super) fn doubt(&mut self, connection: u64) {
-        if let Some(rank) = self.rank(connection)
-            && let Some(seat) = self.seats.get_mut(rank as usize)
-        {
-            seat.may_live = true;
-        }
     }
 
     /// Ends the ring. Returns whether it ran until now: the first end is the one that counts.

@@ -11,9 +11,7 @@ use pushpull_common::error::Chain;
 use pushpull_common::protocol::message::RingEnd;
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{FrameReader, Message};
-use pushpull_net::{
-    AcceptLimits, ConnectError, Connector, Endpoints, FrameStream, ListenError, Stream, accept,
-};
+use pushpull_net::{AcceptLimits, Endpoints, FrameStream, ListenError, Stream, accept};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::{AbortHandle, LocalSet, spawn_local};
 
@@ -21,6 +19,7 @@ use super::door::{Door, DoorState};
 use super::link_setup::{self, MemoryUse, OpenLinks};
 use super::meeting::{self, Meeting};
 use super::peer::{UNSENT_MAX, exchange};
+use super::reach::{Unreached, connect, connect_any};
 use super::server::RendezvousServer;
 use super::wake::WakeFlag;
 use crate::error::RingError;
@@ -640,16 +639,7 @@ impl ControlTask {
             (Place::Meeting, Meeting::Address(address)) => connect(address).await,
             (Place::Meeting, Meeting::Folder(folder)) => self.meet(folder).await,
             (Place::Own, _) => connect(&self.own_address().unwrap_or_default()).await,
-            (Place::Member { addresses }, _) => {
-                let mut last = Unreached { cause: "no address".to_owned(), gone: false };
-                for address in addresses {
-                    match connect(address).await {
-                        Ok(stream) => return Ok(stream),
-                        Err(unreached) => last = unreached,
-                    }
-                }
-                Err(last)
-            }
+            (Place::Member { addresses }, _) => connect_any(addresses).await,
         }
     }
 
@@ -805,34 +795,6 @@ impl ControlTask {
             named.sort_by_key(|address| !address.starts_with("unix:"));
         }
         self.member.borrow_mut().set_addresses(named);
-    }
-}
-
-/// A failed attempt to connect.
-struct Unreached {
-    cause: String,
-    /// Whether the failure proves that nobody listens there.
-    gone: bool,
-}
-
-async fn connect(address: &str) -> Result<Stream, Unreached> {
-    let connector = Connector::new(address);
-    match connector.connect(Connector::LIMIT).await {
-        Ok(connected) => Ok(connected.stream),
-        Err(error) => {
-            let gone = match &error {
-                ConnectError::Unix { source } => matches!(
-                    source.kind(),
-                    std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound
-                ),
-                ConnectError::NotReached { attempts, .. } => {
-                    !attempts.is_empty()
-                        && attempts.iter().all(|(_, end)| end.to_string().contains("refused"))
-                }
-                _ => false,
-            };
-            Err(Unreached { cause: Chain(&error).to_string(), gone })
-        }
     }
 }
 

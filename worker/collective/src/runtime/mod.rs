@@ -6,6 +6,7 @@ mod door;
 mod link_setup;
 mod meeting;
 mod peer;
+mod reach;
 mod server;
 mod wake;
 

@@ -5,12 +5,15 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::Instant;
 
+use pushpull_common::ids::Incarnation;
 use pushpull_common::protocol::Message;
-use pushpull_common::protocol::message::{Hello, RingJoin};
+use pushpull_common::protocol::message::{Hello, RankAddresses, RingJoin};
 use pushpull_net::FrameStream;
 use tokio::sync::{Notify, mpsc};
+use tokio::task::spawn_local;
 
 use super::peer::{UNSENT_MAX, exchange};
+use super::reach::connect_any;
 use crate::rendezvous::{Rendezvous, RendezvousInput, RendezvousOutput};
 
 /// A rendezvous with its connections, in tasks of one thread.
@@ -32,7 +35,7 @@ impl RendezvousServer {
             next_connection: RefCell::new(1),
             changed: Notify::new(),
         });
-        tokio::task::spawn_local(server.clone().run_timer());
+        spawn_local(server.clone().run_timer());
         server
     }
 
@@ -69,7 +72,14 @@ impl RendezvousServer {
         self.handle(RendezvousInput::Closed { connection, reason });
     }
 
-    fn handle(&self, input: RendezvousInput) {
+    /// Answers whether a process has ended.
+    async fn probe(self: Rc<Self>, incarnation: Incarnation, addresses: RankAddresses) {
+        let addresses: Vec<&str> = addresses.items().iter().map(|text| text.as_str()).collect();
+        let gone = connect_any(&addresses).await.is_err_and(|unreached| unreached.gone);
+        self.handle(RendezvousInput::Probed { incarnation, gone });
+    }
+
+    fn handle(self: &Rc<Self>, input: RendezvousInput) {
         let mut rendezvous = self.rendezvous.borrow_mut();
         rendezvous.handle(Instant::now(), input);
         while let Some(output) = rendezvous.poll_output() {
@@ -83,6 +93,9 @@ impl RendezvousServer {
                     }
                 }
                 RendezvousOutput::Close { connection } => _ = connections.remove(&connection),
+                RendezvousOutput::Probe { incarnation, addresses } => {
+                    _ = spawn_local(self.clone().probe(incarnation, addresses));
+                }
             }
         }
         self.changed.notify_one();

@@ -32,6 +32,10 @@ struct Meeting {
     open: BTreeSet<u64>,
     /// The peers that send no heartbeats.
     mute: BTreeSet<u64>,
+    /// The process of each connection.
+    processes: BTreeMap<u64, Incarnation>,
+    /// The processes that have ended.
+    dead: BTreeSet<Incarnation>,
     received: BTreeMap<u64, Vec<Message>>,
 }
 
@@ -115,12 +119,15 @@ impl Meeting {
             next: 0,
             open: BTreeSet::new(),
             mute: BTreeSet::new(),
+            processes: BTreeMap::new(),
+            dead: BTreeSet::new(),
             received: BTreeMap::new(),
         }
     }
 
     fn handle(&mut self, input: RendezvousInput) {
         self.machine.handle(self.now, input);
+        let mut probed = Vec::new();
         while let Some(output) = self.machine.poll_output() {
             match output {
                 RendezvousOutput::Send { connection, message } => {
@@ -130,7 +137,12 @@ impl Meeting {
                 RendezvousOutput::Close { connection } => {
                     assert!(self.open.remove(&connection), "{connection} is closed twice");
                 }
+                RendezvousOutput::Probe { incarnation, .. } => probed.push(incarnation),
             }
+        }
+        for incarnation in probed {
+            let gone = self.dead.contains(&incarnation);
+            self.handle(RendezvousInput::Probed { incarnation, gone });
         }
         // The checks of a large ring take longer than all else.
         if self.open.len() < 100 || self.open.len().is_multiple_of(97) {
@@ -142,6 +154,7 @@ impl Meeting {
         self.next += 1;
         let connection = self.next;
         self.open.insert(connection);
+        self.processes.insert(connection, hello.incarnation);
         self.handle(RendezvousInput::Arrived { connection, hello: Box::new(hello) });
         connection
     }
@@ -150,7 +163,14 @@ impl Meeting {
         self.handle(RendezvousInput::Message { connection, message: message.into() });
     }
 
+    /// Ends the process of a peer.
     fn close(&mut self, connection: u64) {
+        self.dead.extend(self.processes.get(&connection));
+        self.cut(connection);
+    }
+
+    /// Breaks a connection.
+    fn cut(&mut self, connection: u64) {
         self.open.remove(&connection);
         let reason = "connection reset".to_owned();
         self.handle(RendezvousInput::Closed { connection, reason });

@@ -196,13 +196,19 @@ impl<'a> RendezvousPlay<'a> {
 
     fn handle(&mut self, input: RendezvousInput) {
         self.rendezvous.handle(self.now, input);
+        let mut probed = Vec::new();
         while let Some(output) = self.rendezvous.poll_output() {
             match output {
                 RendezvousOutput::Send { connection, message } => self.sent(connection, message),
                 RendezvousOutput::Close { connection } => {
                     assert!(self.peers.remove(&connection).is_some(), "{connection} is closed");
                 }
+                RendezvousOutput::Probe { incarnation, .. } => probed.push(incarnation),
             }
+        }
+        for incarnation in probed {
+            let gone = self.choices.one_in(2);
+            self.handle(RendezvousInput::Probed { incarnation, gone });
         }
         self.rendezvous.check_invariants();
         for (connection, peer) in &self.peers {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pushpull_common::ids::Sequence;
+use pushpull_common::ids::{Incarnation, Sequence};
 use pushpull_common::protocol::message::{
     Collective, Hello, Refused, RingEnd, RingLink, RingLinked, RingPart,
 };
@@ -109,6 +109,7 @@ enum Part {
     Served,
     Early,
     Predecessor,
+    Probe(Incarnation),
 }
 
 /// The stage of the ring, as `runtime::Control` has it.
@@ -182,6 +183,8 @@ pub(super) struct RankEndpoint {
     links: Option<(u64, u64)>,
     in_ring: bool,
     rank: u32,
+    /// The rendezvous of the ring that has formed last, whether or not its links have opened.
+    rendezvous_of_ring: u64,
     stage: Stage,
     over: Option<RingError>,
     deadline: Option<Instant>,
@@ -212,6 +215,7 @@ impl RankEndpoint {
             links: None,
             in_ring: false,
             rank: 0,
+            rendezvous_of_ring: 0,
             stage: Stage::Forming,
             over: None,
             deadline: None,
@@ -410,7 +414,17 @@ impl RankEndpoint {
                 self.send(connection, hello);
                 self.send(connection, link);
             }
+            Some(&Part::Probe(incarnation)) => {
+                self.close(connection);
+                self.probed(now, incarnation, false);
+            }
             _ => {}
+        }
+    }
+
+    fn probed(&mut self, now: Instant, incarnation: Incarnation, gone: bool) {
+        if let Some(rendezvous) = &mut self.rendezvous {
+            rendezvous.handle(now, RendezvousInput::Probed { incarnation, gone });
         }
     }
 
@@ -436,6 +450,7 @@ impl RankEndpoint {
                 self.member.handle(now, MemberInput::NotConnected { cause, gone });
             }
             Some(Part::Successor) => self.setup_failed(now, "cannot connect to its successor"),
+            Some(Part::Probe(incarnation)) => self.probed(now, incarnation, gone),
             _ => {}
         }
     }
@@ -505,6 +520,10 @@ impl RankEndpoint {
                 self.closed.insert(connection);
             }
             Some(Part::Unknown | Part::Greeted(_)) => _ = self.connections.remove(&connection),
+            Some(&Part::Probe(incarnation)) => {
+                self.connections.remove(&connection);
+                self.probed(now, incarnation, false);
+            }
             None => {}
         }
     }
@@ -531,6 +550,10 @@ impl RankEndpoint {
                         self.send(connection, message);
                     }
                     RendezvousOutput::Close { connection } => self.close(connection),
+                    RendezvousOutput::Probe { incarnation, addresses } => {
+                        let address = addresses.items()[0].as_str().to_owned();
+                        self.open(address, Part::Probe(incarnation));
+                    }
                 }
             }
             if !self.advance(now, folder) {
@@ -768,6 +791,7 @@ impl RankEndpoint {
             MemberOutput::Formed(ring) => {
                 self.in_ring = true;
                 self.rank = ring.rank;
+                self.rendezvous_of_ring = ring.rendezvous;
                 self.joiners = 0;
                 if ring.size() == 1 {
                     return self.formed(ring);
@@ -779,8 +803,7 @@ impl RankEndpoint {
                 self.setup = Some(Setup { ring, until, to, is_linked: false, from: None });
             }
             MemberOutput::Over { epoch, end } => {
-                let known = self.setup.as_ref().map(|setup| &setup.ring).or(self.ring.as_ref());
-                let rendezvous = known.map_or(0, |ring| ring.rendezvous);
+                let rendezvous = self.rendezvous_of_ring;
                 let error = RingError::of_end(&end, self.rank);
                 self.outputs.push_back(RankOutput::Heard { rendezvous, epoch, end });
                 self.ring_over(error);

@@ -7,7 +7,8 @@
 //! Run it with `cargo test -p pushpull-collective simulated -- --nocapture`:
 //!
 //! - `PUSHPULL_SIM_SEEDS=N` runs N seeds, from 0 or from `PUSHPULL_SIM_FIRST` on.
-//! - `PUSHPULL_SEED=S` replays one seed and prints its events.
+//! - `PUSHPULL_SEED=S` replays one seed and prints its events. Name the family in place of `simulated`:
+//!   `spread` or `bursts`.
 //!
 //! With the feature `planted`, it also plants bugs, each of which must be found.
 
@@ -25,7 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use self::checker::RingFigures;
-use self::setting::RingSetting;
+use self::setting::{RingSetting, SettingFamily};
 use self::world::RingWorld;
 use crate::planted::PlantedRingBugs;
 
@@ -38,8 +39,13 @@ fn number(name: &str) -> Option<u64> {
 }
 
 /// Runs a seed. Returns the words of the rule that it breaks, if it breaks one.
-fn run(seed: u64, start: Instant, planted: PlantedRingBugs) -> Result<RingFigures, String> {
-    let run = || RingWorld::new(RingSetting::draw(seed, planted), start, false).run();
+fn run(
+    family: SettingFamily,
+    seed: u64,
+    start: Instant,
+    planted: PlantedRingBugs,
+) -> Result<RingFigures, String> {
+    let run = || RingWorld::new(RingSetting::draw(family, seed, planted), start, false).run();
     catch_unwind(AssertUnwindSafe(run)).map_err(|panic| {
         let fixed = panic.downcast_ref::<&str>().map(|&words| words.to_owned());
         panic.downcast_ref::<String>().cloned().or(fixed).unwrap_or_default()
@@ -47,14 +53,37 @@ fn run(seed: u64, start: Instant, planted: PlantedRingBugs) -> Result<RingFigure
 }
 
 #[test]
-fn simulated_rings_keep_their_rules() {
+fn simulated_rings_keep_their_rules_when_faults_are_spread() {
+    let figures = run_seeds(SettingFamily::Spread);
+    let RingFigures { losses, shrinks, late_joins, returns, sums_checked, .. } = figures;
+    show_everything([losses, shrinks, late_joins, returns, sums_checked]);
+}
+
+#[test]
+fn simulated_rings_keep_their_rules_in_bursts_of_faults() {
+    let figures = run_seeds(SettingFamily::Bursts);
+    let RingFigures { losses, shrinks, returns, sums_checked, .. } = figures;
+    show_everything([losses, shrinks, returns, sums_checked]);
+}
+
+/// A few seeds need not show everything.
+fn show_everything<const N: usize>(counts: [u64; N]) {
+    if number("PUSHPULL_SEED").is_none() && number("PUSHPULL_SIM_SEEDS").is_none_or(|n| n >= SEEDS)
+    {
+        assert!(counts.iter().all(|&count| count > 0), "no run shows one of {counts:?}");
+    }
+}
+
+/// Runs the seeds of a family, or replays one.
+fn run_seeds(family: SettingFamily) -> RingFigures {
     // Runs use only differences between instants. An `Instant` cannot be made in any other way.
     let start = Instant::now();
     if let Some(seed) = number("PUSHPULL_SEED") {
-        let setting = RingSetting::draw(seed, PlantedRingBugs::default());
+        let setting = RingSetting::draw(family, seed, PlantedRingBugs::default());
         println!("{setting:?}");
-        println!("{:?}", RingWorld::new(setting, start, true).run());
-        return;
+        let figures = RingWorld::new(setting, start, true).run();
+        println!("{figures:?}");
+        return figures;
     }
     let seeds = number("PUSHPULL_SIM_SEEDS").unwrap_or(SEEDS).max(1);
     let first = number("PUSHPULL_SIM_FIRST").unwrap_or(0);
@@ -69,7 +98,7 @@ fn simulated_rings_keep_their_rules() {
                     if seed - first >= seeds {
                         return;
                     }
-                    let ended = run(seed, start, PlantedRingBugs::default());
+                    let ended = run(family, seed, start, PlantedRingBugs::default());
                     let (figures, failed) = &mut *results.lock().expect("no thread panics here");
                     match ended {
                         Ok(run) => figures.add(&run),
@@ -85,18 +114,12 @@ fn simulated_rings_keep_their_rules() {
     let (figures, mut failed) = results.into_inner().expect("no thread panics here");
     failed.sort_unstable();
     println!(
-        "{{\"test\":\"sim\",\"family\":\"rings\",\"seeds\":{seeds},{figures},\
+        "{{\"test\":\"sim\",\"family\":\"rings, {family:?}\",\"seeds\":{seeds},{figures},\
          \"seconds\":{:.1},\"failed\":{failed:?}}}",
         start.elapsed().as_secs_f64()
     );
     assert!(failed.is_empty(), "replay one with PUSHPULL_SEED={}", failed[0]);
-    // A few seeds need not show everything.
-    if seeds >= SEEDS {
-        let RingFigures { losses, shrinks, late_joins, returns, sums_checked, .. } = figures;
-        for count in [losses, shrinks, late_joins, returns, sums_checked] {
-            assert!(count > 0, "no run shows one of the figures");
-        }
-    }
+    figures
 }
 
 /// The seeds within which a planted bug must be found.
@@ -116,8 +139,8 @@ fn simulated_rings_find_planted_bugs() {
     ];
     for bug in bugs {
         let planted = PlantedRingBugs::with(bug);
-        let found =
-            (0..PLANTED_SEEDS).find_map(|seed| Some((seed, run(seed, start, planted).err()?)));
+        let found = (0..PLANTED_SEEDS)
+            .find_map(|seed| Some((seed, run(SettingFamily::Spread, seed, start, planted).err()?)));
         let (seed, words) = found.unwrap_or_else(|| panic!("{bug:?} is not found"));
         println!("{bug:?}: seed {seed}: {}", words.lines().next().unwrap_or_default());
     }

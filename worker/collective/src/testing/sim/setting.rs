@@ -56,6 +56,15 @@ pub(super) struct PlannedFault {
     pub(super) draw: u64,
 }
 
+/// A family of settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SettingFamily {
+    /// Faults of all kinds, spread over the run.
+    Spread,
+    /// Members that fall silent, break and end in bursts: several within one lease.
+    Bursts,
+}
+
 /// A job, its training and its faults.
 #[derive(Clone, Debug)]
 pub(super) struct RingSetting {
@@ -74,24 +83,14 @@ pub(super) struct RingSetting {
 }
 
 impl RingSetting {
-    pub(super) fn draw(seed: u64, planted: PlantedRingBugs) -> RingSetting {
+    pub(super) fn draw(family: SettingFamily, seed: u64, planted: PlantedRingBugs) -> RingSetting {
         let mut chance = SimChance::new(seed, 1);
         let size = chance.between(2, 6) as u32;
         let steps = chance.between(8, 60);
-        let kinds: Vec<RingFault> =
-            RingFault::ALL.into_iter().filter(|_| chance.percent(45)).collect();
-        let count = if kinds.is_empty() { 0 } else { chance.between(0, 8) };
-        let mut plan: Vec<PlannedFault> = (0..count)
-            .map(|_| {
-                let fault = kinds[chance.between(0, kinds.len() as u64 - 1) as usize];
-                PlannedFault { at: chance.micros(0, 5_000_000), fault, draw: chance.next() }
-            })
-            .collect();
-        // Operations that differ end the whole job.
-        let mut differs = !chance.percent(50);
-        plan.retain(|planned| {
-            planned.fault != RingFault::Differ || !std::mem::replace(&mut differs, true)
-        });
+        let mut plan = match family {
+            SettingFamily::Spread => spread(&mut chance),
+            SettingFamily::Bursts => bursts(&mut chance),
+        };
         plan.sort_by_key(|planned| planned.at);
         RingSetting {
             seed,
@@ -109,4 +108,42 @@ impl RingSetting {
             planted,
         }
     }
+}
+
+/// Draws faults of some kinds at any time.
+fn spread(chance: &mut SimChance) -> Vec<PlannedFault> {
+    let kinds: Vec<RingFault> = RingFault::ALL.into_iter().filter(|_| chance.percent(45)).collect();
+    let count = if kinds.is_empty() { 0 } else { chance.between(0, 8) };
+    let mut plan: Vec<PlannedFault> = (0..count)
+        .map(|_| {
+            let fault = kinds[chance.between(0, kinds.len() as u64 - 1) as usize];
+            PlannedFault { at: chance.micros(0, 5_000_000), fault, draw: chance.next() }
+        })
+        .collect();
+    // Operations that differ end the whole job.
+    let mut differs = !chance.percent(50);
+    plan.retain(|planned| {
+        planned.fault != RingFault::Differ || !std::mem::replace(&mut differs, true)
+    });
+    plan
+}
+
+/// Draws bursts of faults: each has several within one lease, mostly of different processes.
+fn bursts(chance: &mut SimChance) -> Vec<PlannedFault> {
+    let mut plan = Vec::new();
+    for _ in 0..chance.between(1, 3) {
+        let begin = chance.micros(0, 5_000_000);
+        for _ in 0..chance.between(2, 5) {
+            let fault = match chance.between(0, 9) {
+                0..=4 => RingFault::Pause,
+                5..=6 => RingFault::Isolate,
+                7 => RingFault::Partition,
+                8 => RingFault::Loss,
+                _ => RingFault::Kill,
+            };
+            let at = begin + chance.micros(0, LEASE.as_micros() as u64);
+            plan.push(PlannedFault { at, fault, draw: chance.next() });
+        }
+    }
+    plan
 }
