@@ -205,4 +205,5 @@ messages! {
     104 => RingOperation, body 0;
     105 => RingPart, body limits::PART_BYTES_MAX;
     106 => RingEntered, body 0;
+    107 => RingMoved, body 0;
 }

@@ -461,6 +461,7 @@ fn rings(add: &mut impl FnMut(&str, Message)) {
     }
     add("RingPart", ring_part().into());
     add("RingEntered", RingEntered { epoch: 8 }.into());
+    add("RingMoved", RingMoved { addresses: ring_join().addresses }.into());
 }
 
 fn ring_join() -> RingJoin {

@@ -423,6 +423,9 @@ impl Member {
             if gone || is_over {
                 self.next_candidate();
             }
+        } else {
+            // A rendezvous that has moved may move again.
+            self.place = Place::Meeting;
         }
         self.phase = Phase::Asked;
         self.retry_at = Some(now + RETRY_PAUSE);
@@ -591,6 +594,16 @@ impl Member {
             }
             Message::RingJoiners(joiners) => {
                 self.outputs.push_back(MemberOutput::Joiners(joiners.count));
+            }
+            Message::RingMoved(moved) if self.phase == Phase::Asked => {
+                let addresses = moved.addresses.items().iter();
+                let addresses = addresses.map(|text| text.as_str().to_owned()).collect();
+                self.outputs.push_back(MemberOutput::Disconnect);
+                self.is_connected = false;
+                self.try_again(now, false);
+                if self.candidates.is_empty() {
+                    self.place = Place::Member { addresses };
+                }
             }
             Message::HeartbeatAnswer(_) => self.awaits_answer = false,
             Message::Refused(refused) => self.refused(now, refused.refusal),

@@ -226,11 +226,9 @@ fn ranks_that_are_left_go_on() {
     }
 }
 
-#[test]
-fn a_rank_that_comes_later_gets_its_index_and_the_values_of_the_others() {
-    let meeting = Meeting::new();
+/// Loses one rank of three, which comes again once the others have shrunk.
+fn lose_and_take_back(config: impl Fn(u32) -> RingConfig + Sync, lost: u32) {
     std::thread::scope(|scope| {
-        let config = |index| meeting.config(index, 3);
         let (has_shrunk, shrunk) = std::sync::mpsc::channel();
         let stay = move |mut ring: blocking::Ring| {
             let error = ring.barrier().err().unwrap_or_else(|| failure(&mut ring));
@@ -247,23 +245,44 @@ fn a_rank_that_comes_later_gets_its_index_and_the_values_of_the_others() {
             ring.leave();
             place
         };
-        let threads = [0, 2].map(|index| {
+        let others: Vec<u32> = (0..3).filter(|index| *index != lost).collect();
+        let threads = others.iter().map(|&index| {
             let stay = stay.clone();
-            scope.spawn(move || stay(blocking::Ring::join(config(index)).unwrap()))
+            let config = config(index);
+            scope.spawn(move || stay(blocking::Ring::join(config).unwrap()))
         });
-        let mut lost = blocking::Ring::join(config(1)).unwrap();
-        lost.barrier().unwrap();
-        drop(lost);
+        let threads: Vec<_> = threads.collect();
+        let mut ring = blocking::Ring::join(config(lost)).unwrap();
+        ring.barrier().unwrap();
+        drop(ring);
         shrunk.recv().unwrap();
         shrunk.recv().unwrap();
-        let mut late = blocking::Ring::join(config(1)).unwrap();
+        let mut late = blocking::Ring::join(config(lost)).unwrap();
         let mut steps = [-1.0_f32];
         late.broadcast(&mut steps, 0).unwrap();
-        assert_eq!((late.rank(), late.index(), late.size()), (1, 1, 3));
+        assert_eq!((late.rank(), late.index(), late.size()), (lost, lost, 3));
         late.leave();
-        let places: Vec<_> = threads.map(|thread| thread.join().unwrap()).into();
-        assert_eq!(places, [(0, 0, 3, steps[0]), (2, 2, 3, steps[0])]);
+        for (index, thread) in others.iter().zip(threads) {
+            assert_eq!(thread.join().unwrap(), (*index, *index, 3, steps[0]));
+        }
     });
+}
+
+#[test]
+fn a_rank_that_comes_later_gets_its_index_and_the_values_of_the_others() {
+    let meeting = Meeting::new();
+    lose_and_take_back(|index| meeting.config(index, 3), 1);
+}
+
+#[test]
+fn a_rank_finds_the_ring_after_the_one_at_its_address_was_lost() {
+    let address = free_address();
+    let config = |index| {
+        // Only rank 0 listens at the address at first.
+        let config = RingConfig::new(Launch::new(index, 3).unwrap()).rendezvous(&address);
+        config.size_min(2).join_window(Duration::from_secs(60)).lease(Duration::from_secs(2))
+    };
+    lose_and_take_back(config, 0);
 }
 
 #[test]

@@ -83,6 +83,14 @@ wire_struct! {
     }
 }
 wire_struct! {
+    /// Answers a `RingJoin` of a new member: the rendezvous is in another process now. Sent by a rank
+    /// at the address where the ring has met first.
+    RingMoved {
+        /// The addresses of the rank that serves.
+        addresses: RankAddresses,
+    }
+}
+wire_struct! {
     /// Members wait for the next ring. Sent to the members of the present one.
     RingJoiners {
         /// The number of members that wait.

@@ -1,6 +1,6 @@
 //! Tests of a member against a rendezvous that the tests play.
 
-use pushpull_common::protocol::message::{Left, Refused, RingFormed, RingMember};
+use pushpull_common::protocol::message::{Left, Refused, RingFormed, RingMember, RingMoved};
 
 use super::*;
 
@@ -158,4 +158,26 @@ fn members_meet_at_a_successor_once_the_serving_member_has_left() {
     assert_eq!(outputs(&mut member), [MemberOutput::Connect(Place::Own)]);
     member.handle(now, MemberInput::Connected);
     assert_eq!(gone(&outputs(&mut member)), [0]);
+}
+
+#[test]
+fn a_new_member_follows_a_rendezvous_that_has_moved() {
+    let mut now = Instant::now();
+    let mut member = member(now);
+    member.handle(now, MemberInput::Join);
+    member.handle(now, MemberInput::Connected);
+    let addresses = RankAddresses::of([Text::clipped("there")].into_iter()).unwrap_or_default();
+    member.handle(now, MemberInput::Message(RingMoved { addresses }.into()));
+    let asked = outputs(&mut member);
+    assert_eq!(asked.last(), Some(&MemberOutput::Disconnect), "{asked:?}");
+    now = member.wake_at().expect("it goes there");
+    member.handle(now, MemberInput::Tick);
+    let place = Place::Member { addresses: vec!["there".to_owned()] };
+    assert_eq!(outputs(&mut member), [MemberOutput::Connect(place)]);
+    // It may have moved again: the way leads over the meeting.
+    member.handle(now, MemberInput::NotConnected { cause: "refused".to_owned(), gone: true });
+    now = member.wake_at().expect("it tries again");
+    outputs(&mut member);
+    member.handle(now, MemberInput::Tick);
+    assert_eq!(outputs(&mut member), [MemberOutput::Connect(Place::Meeting)]);
 }

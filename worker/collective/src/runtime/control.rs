@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pushpull_common::error::Chain;
-use pushpull_common::protocol::message::RingEnd;
+use pushpull_common::protocol::message::{RankAddresses, RingEnd};
 use pushpull_common::protocol::refusal::Detail;
+use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{FrameReader, Message};
 use pushpull_net::{AcceptLimits, Endpoints, FrameStream, ListenError, Stream, accept};
 use tokio::sync::{Notify, mpsc, watch};
@@ -299,6 +300,8 @@ struct ControlTask {
     left_early: RefCell<Option<RingError>>,
     addresses: RefCell<Vec<String>>,
     is_listening: Cell<bool>,
+    /// Whether this process listens at the address where the program meets.
+    is_at_meeting: Cell<bool>,
     /// What the rendezvous waits for, or why it cannot be reached.
     wait: RefCell<FormingWait>,
     /// Whether a ring has formed that is not over.
@@ -338,6 +341,7 @@ impl ControlTask {
             left_early: RefCell::default(),
             addresses: RefCell::default(),
             is_listening: Cell::new(false),
+            is_at_meeting: Cell::new(false),
             wait: RefCell::default(),
             in_ring: Cell::new(false),
             rank: Cell::new(0),
@@ -428,6 +432,7 @@ impl ControlTask {
     /// Reports the end of the ring.
     fn over(&self, error: RingError) {
         self.in_ring.set(false);
+        *self.door.serving.borrow_mut() = None;
         let setup = self.setup.borrow_mut().take();
         if matches!(error, RingError::Left { .. }) {
             // A rank leaves after its last operation, which this one may still perform.
@@ -517,6 +522,8 @@ impl ControlTask {
                 self.left_early.take();
                 self.in_ring.set(true);
                 self.rank.set(ring.rank);
+                *self.door.serving.borrow_mut() = serving_addresses(&ring);
+                self.listen_at_meeting();
                 self.view.send_modify(|view| view.joiners = 0);
                 let task = spawn_local(self.clone().set_up(ring));
                 *self.setup.borrow_mut() = Some(task.abort_handle());
@@ -688,6 +695,7 @@ impl ControlTask {
                             _ => endpoints.also(self.bind_shared_socket()?),
                         };
                         self.accept(endpoints, None);
+                        self.is_at_meeting.set(true);
                         self.serve();
                     }
                     // Another process serves there.
@@ -698,6 +706,18 @@ impl ControlTask {
             Meeting::Address(_) => {}
         }
         Ok(())
+    }
+
+    /// Listens where the program meets, once the process that did is lost. Processes that are started
+    /// again are served there, or told where the rendezvous is.
+    fn listen_at_meeting(&self) {
+        let Meeting::Address(address) = &self.config.meeting else { return };
+        if !self.is_at_meeting.get()
+            && let Ok(endpoints) = Endpoints::bind(address, self.config.insecure)
+        {
+            accept(endpoints, ACCEPT_LIMITS, Door(self.door.clone()));
+            self.is_at_meeting.set(true);
+        }
     }
 
     /// Binds the addresses of this rank on the network of the connection to the rendezvous.
@@ -796,6 +816,12 @@ impl ControlTask {
         }
         self.member.borrow_mut().set_addresses(named);
     }
+}
+
+/// Returns the addresses of the rank that serves a ring, unless it is this one.
+fn serving_addresses(ring: &FormedRing) -> Option<RankAddresses> {
+    let serving = ring.serving.filter(|serving| *serving != ring.rank)?;
+    RankAddresses::of(ring.place(serving)?.addresses.iter().map(Text::clipped))
 }
 
 fn not_bound(address: &str, error: &ListenError) -> RingError {

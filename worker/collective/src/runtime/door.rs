@@ -6,7 +6,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use pushpull_common::peer_origin::PeerOrigin;
-use pushpull_common::protocol::message::{Hello, Refused, RingLink, Role};
+use pushpull_common::protocol::message::{
+    Hello, RankAddresses, Refused, RingLink, RingMoved, Role,
+};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{FrameReader, Message, Refusal};
 use pushpull_net::{ArrivedPeer, DetachedStream, FrameStream, PeerReceiver, Stream};
@@ -35,6 +37,8 @@ pub(super) struct IncomingLink {
 pub(super) struct DoorState {
     /// The rendezvous, if this process serves it.
     pub(super) server: RefCell<Option<Rc<RendezvousServer>>>,
+    /// The addresses of the rank that serves the ring of this process, if another one does.
+    pub(super) serving: RefCell<Option<RankAddresses>>,
     links: RefCell<WaitingLinks<IncomingLink>>,
     arrived: Notify,
 }
@@ -94,8 +98,14 @@ async fn serve(
             let server = state.server.borrow().clone();
             match server {
                 Some(server) => server.serve(frames, hello, join).await,
-                // It will serve as soon as it has noticed that the rendezvous is lost.
-                None => return refuse(frames, Refusal::Stopping {}).await,
+                None => {
+                    let serving = state.serving.borrow().clone();
+                    return match serving {
+                        Some(addresses) => answer(frames, RingMoved { addresses }).await,
+                        // It will serve as soon as it has noticed that the rendezvous is lost.
+                        None => refuse(frames, Refusal::Stopping {}).await,
+                    };
+                }
             }
         }
         Message::RingLink(link) => {
@@ -113,9 +123,13 @@ async fn serve(
 }
 
 /// Sends a refusal, and closes the connection.
-async fn refuse(mut frames: FrameStream, refusal: Refusal) -> std::io::Result<()> {
-    let refused = peer::send(&mut frames, Refused { refusal });
+async fn refuse(frames: FrameStream, refusal: Refusal) -> std::io::Result<()> {
+    answer(frames, Refused { refusal }).await
+}
+
+/// Sends a message, and closes the connection.
+async fn answer(mut frames: FrameStream, message: impl Into<Message>) -> std::io::Result<()> {
     // A peer that does not read it sees the end of the connection.
-    let _ = tokio::time::timeout(REFUSAL_TIMEOUT, refused).await;
+    let _ = tokio::time::timeout(REFUSAL_TIMEOUT, peer::send(&mut frames, message)).await;
     Ok(())
 }

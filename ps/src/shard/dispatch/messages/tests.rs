@@ -118,7 +118,7 @@ fn rings_are_no_business_of_a_shard() {
     let size = 2;
     let member =
         message::RingMember { rank, index: 0, host: Text::default(), addresses: List::default() };
-    let messages: [Message; 11] = [
+    let messages: [Message; 12] = [
         join.into(),
         message::RingWaits { came: 1, size, missing: List::default() }.into(),
         member.into(),
@@ -130,9 +130,10 @@ fn rings_are_no_business_of_a_shard() {
         operation.into(),
         message::RingPart { pass: 0, offset: 0 }.into(),
         message::RingEntered { epoch }.into(),
+        message::RingMoved { addresses: List::default() }.into(),
     ];
     let kinds: Vec<u16> = messages.iter().map(Message::kind).collect();
-    assert_eq!(kinds, (96..=106).collect::<Vec<u16>>());
+    assert_eq!(kinds, (96..=107).collect::<Vec<u16>>());
     for message in messages {
         let name = message.name();
         assert_eq!(rights(message), "", "{name}");

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{Incarnation, Sequence};
 use pushpull_common::protocol::message::{
-    Collective, Hello, Refused, RingEnd, RingLink, RingLinked, RingPart,
+    Collective, Hello, RankAddresses, Refused, RingEnd, RingLink, RingLinked, RingMoved, RingPart,
 };
 use pushpull_common::protocol::refusal::Detail;
+use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{
     BodyPoll, BodyStamp, Envelope, FrameReader, Header, Message, Poll, Refusal, encode,
 };
@@ -481,7 +482,10 @@ impl RankEndpoint {
                     rendezvous.handle(now, RendezvousInput::Message { connection, message });
                 }
                 None => {
-                    self.send(connection, Refused { refusal: Refusal::Stopping {} });
+                    match self.serving_addresses() {
+                        Some(addresses) => self.send(connection, RingMoved { addresses }),
+                        None => self.send(connection, Refused { refusal: Refusal::Stopping {} }),
+                    }
                     self.close(connection);
                 }
             },
@@ -496,6 +500,14 @@ impl RankEndpoint {
             }
             (part, message) => panic!("a {} for {part:?}", message.name()),
         }
+    }
+
+    /// Returns the addresses of the rank that serves the ring that this rank is in.
+    fn serving_addresses(&self) -> Option<RankAddresses> {
+        let ring = self.setup.as_ref().map(|setup| &setup.ring).or(self.ring.as_ref());
+        let ring = ring.filter(|_| self.in_ring)?;
+        let serving = ring.place(ring.serving.filter(|serving| *serving != ring.rank)?)?;
+        RankAddresses::of(serving.addresses.iter().map(Text::clipped))
     }
 
     fn connection_closed(&mut self, now: Instant, connection: u64) {
