@@ -154,7 +154,7 @@ impl RingConfig {
     }
 
     /// Adds a fact on which all ranks must agree, such as the digest of a configuration. A rank
-    /// with another value is refused, and the fact named.
+    /// with another value, or without the fact, is refused, and the fact named.
     pub fn fact(mut self, name: impl Into<String>, value: impl Into<String>) -> RingConfig {
         self.facts.push((name.into(), value.into()));
         self

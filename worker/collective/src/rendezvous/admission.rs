@@ -132,9 +132,23 @@ impl Rendezvous {
         }
     }
 
+    /// Checks that a peer has the facts of all others: no other value, none more and none fewer.
+    /// Members that differ would find out in an operation, and end the ring for all.
     fn check_identity(&self, identity: &Identity) -> Result<(), Refusal> {
-        let facts = self.facts.as_ref().unwrap_or(&self.config.identity);
-        facts.refusal(identity).map_or(Ok(()), Err)
+        let ours = &self.config.identity;
+        // A rendezvous in no member may know fewer facts than the members.
+        let all = self.config.serving.map(|_| ours).or(self.facts.as_ref());
+        for facts in [Some(ours), all].into_iter().flatten() {
+            facts.refusal(identity).map_or(Ok(()), Err)?;
+        }
+        let different = all.and_then(|all| Some((all, differing_fact(all, identity)?)));
+        match different {
+            Some((all, name)) => {
+                let value = |of: &Identity| of.field(name).unwrap_or(ABSENT).to_owned();
+                Err(self.difference(name, &value(all), &value(identity), identity))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Returns the refusal of a peer that differs in something beside its facts.
@@ -172,13 +186,16 @@ pub(super) fn fenced(older: Incarnation, newer: Incarnation) -> Refusal {
     Refusal::Fenced { epoch: ClientEpoch(older.0), current: ClientEpoch(newer.0) }
 }
 
-/// Returns the facts of both sides: those that one of them lacks are taken from the other.
-pub(super) fn joint_facts(ours: &Identity, theirs: &Identity) -> Identity {
-    let new = theirs
-        .fields()
-        .filter(|(name, _)| !name.starts_with(Identity::MAY_DIFFER) && ours.field(name).is_none());
-    new.fold(ours.clone(), |all, (name, value)| all.with(name, value))
+/// Returns the name of a fact that two sides do not have with one value.
+fn differing_fact<'a>(ours: &'a Identity, theirs: &'a Identity) -> Option<&'a str> {
+    let mut names = ours.fields().chain(theirs.fields()).map(|(name, _)| name);
+    names.find(|name| {
+        !name.starts_with(Identity::MAY_DIFFER) && ours.field(name) != theirs.field(name)
+    })
 }
+
+/// The value of a fact that one side does not have.
+const ABSENT: &str = "absent";
 
 /// The most connections: one for each member, and as many for members that are replaced or have
 /// not asked for a place.

@@ -14,8 +14,8 @@ pub(crate) struct RendezvousConfig {
     pub(crate) rendezvous: u64,
     /// The job whose members meet here.
     pub(crate) job: String,
-    /// The facts that members must agree on, as far as this side knows them. The first member of a
-    /// run adds its own.
+    /// The facts that members must agree on. A rendezvous in no member may know fewer of them: there
+    /// the first member of a run has them all.
     pub(crate) identity: Identity,
     /// The lease: a member that is silent for this long is lost.
     pub(crate) lease: Duration,

@@ -6,7 +6,7 @@ use pushpull_common::ids::Incarnation;
 use pushpull_common::protocol::message::{RingEnd, RingJoin};
 
 use super::Rendezvous;
-use super::admission::{fenced, joint_facts};
+use super::admission::fenced;
 use super::endings::Loss;
 use super::places::Claim;
 use super::ring::Ring;
@@ -26,8 +26,7 @@ impl Rendezvous {
         }
         let Some(peer) = self.connections.get(connection) else { return };
         let incarnation = peer.incarnation;
-        let facts = self.facts.as_ref().unwrap_or(&self.config.identity);
-        self.facts = Some(joint_facts(facts, &peer.identity));
+        self.facts.get_or_insert_with(|| peer.identity.clone());
         if asks_early {
             self.end_ring(RingEnd::Regrouped {});
         }

@@ -69,7 +69,7 @@ use self::waiting_list::WaitingList;
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
     config: RendezvousConfig,
-    /// The facts that the members of this run agree on; `None` while there is no member.
+    /// The facts of the first member of this run; `None` while there is no member.
     facts: Option<Identity>,
     connections: Connections,
     waiting: WaitingList,

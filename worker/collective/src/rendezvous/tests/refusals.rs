@@ -10,7 +10,8 @@ use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Features, Message};
 
 use super::super::admission::{CONNECTIONS_MAX, EPOCH_MAX};
-use super::{Meeting, again, hello, indexed, join};
+use super::{Meeting, again, config, hello, indexed, join};
+use crate::rendezvous::RendezvousConfig;
 
 //
 #[test]
@@ -114,7 +115,7 @@ fn members_agree_on_the_facts_of_the_first() {
         incarnation: Incarnation(incarnation),
         ..hello(1)
     };
-    let mut meeting = Meeting::new(4);
+    let mut meeting = Meeting::with(RendezvousConfig { serving: None, ..config(4) });
     // A peer without a place decides nothing.
     meeting.arrive(with("3", 3));
     let b = meeting.arrive(with("2", 2));
@@ -130,6 +131,48 @@ fn members_agree_on_the_facts_of_the_first() {
     let c = meeting.arrive(with("2", 4));
     meeting.send(c, join("c"));
     assert_eq!(meeting.waits(c).0, 1);
+}
+
+// A member that differs is refused alone, before it can perform another operation than the others.
+#[test]
+fn a_late_member_with_other_facts_is_refused_alone() {
+    let facts = || Identity::new().with("dtype", "f32").with("lease", "4000 ms");
+    let table = [
+        (facts().with("lease", "5000 ms"), "lease", "4000 ms", "5000 ms"),
+        (facts().with("batch size", "32"), "batch size", "absent", "32"),
+        (Identity::new().with("dtype", "f32"), "lease", "4000 ms", "absent"),
+        (facts().with("dtype", "f64"), "dtype", "f32", "f64"),
+    ];
+    for serving in [None, Some(Incarnation(1))] {
+        for (identity, name, ours, theirs) in &table {
+            let config = RendezvousConfig { serving, identity: facts(), ..config(1) };
+            let mut meeting = Meeting::with(config);
+            let hello_with = |identity: &Identity, incarnation| Hello {
+                identity: identity.to_wire(),
+                ..hello(incarnation)
+            };
+            let of_ring = ["a", "b", "c", "d"].map(|id| {
+                let connection = meeting.arrive(hello_with(&facts(), meeting.next));
+                meeting.send(connection, join(id));
+                connection
+            });
+            of_ring.iter().for_each(|&member| _ = meeting.take(member));
+            let late = meeting.arrive(hello_with(identity, 9));
+            if meeting.open.contains(&late) {
+                meeting.send(late, join("late"));
+            }
+            let refusal = meeting.refusal(late).to_string();
+            let words = [
+                format!("differ in {name}: the server has {ours:?} "),
+                format!("this side has {theirs:?} "),
+            ];
+            assert!(words.iter().all(|words| refusal.contains(words)), "{refusal}");
+            // Nor does it take the place of a member.
+            let other = meeting.arrive(hello_with(identity, 10));
+            assert!(!meeting.open.contains(&other));
+            assert!(of_ring.iter().all(|&member| meeting.is_silent(member)));
+        }
+    }
 }
 
 //
