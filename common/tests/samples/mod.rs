@@ -439,7 +439,8 @@ fn rings(add: &mut impl FnMut(&str, Message)) {
     let missing = List::new(vec![2, 5]).expect("the list is within its limit");
     add("RingWaits", RingWaits { came: 4, size: 6, missing }.into());
     let RingJoin { host, addresses, .. } = ring_join();
-    add("RingMember", RingMember { rank: 2, index: 3, host, addresses }.into());
+    let process = Incarnation(0x5566_7788_99aa_bbcc);
+    add("RingMember", RingMember { rank: 2, index: 3, process, host, addresses }.into());
     let rendezvous = 0x1122_3344_5566_7788;
     let serving = None;
     let formed = RingFormed { rendezvous, epoch: 8, rank: 2, size: 6, lease_ms: 5000, serving };
@@ -449,7 +450,7 @@ fn rings(add: &mut impl FnMut(&str, Message)) {
     for (name, end) in RingEnd::named() {
         add(&format!("RingOver {name}"), RingOver { epoch: 8, end }.into());
     }
-    add("RingLink", RingLink { rendezvous, epoch: 8, rank: 2 }.into());
+    add("RingLink", RingLink { rendezvous, epoch: 8, rank: 2, to: process }.into());
     add("RingLinked", RingLinked { memory: 2 << 20 }.into());
     for (name, collective) in Collective::named() {
         add(&format!("RingOperation {name}"), variants::ring_operation(collective).into());

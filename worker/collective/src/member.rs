@@ -9,7 +9,7 @@ use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, S
 use pushpull_common::protocol::limits::RING_SIZE_MAX;
 use pushpull_common::protocol::message::{
     BodyCrc, FeatureOffer, Heartbeat, Hello, Leave, RankAddresses, RingEnd, RingEntered, RingJoin,
-    RingOver, Role,
+    RingLink, RingOver, Role,
 };
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::wire::{List, Text};
@@ -86,6 +86,8 @@ pub(crate) struct FormedRing {
 pub(crate) struct RankPlace {
     /// The stable index.
     pub(crate) index: u32,
+    /// The process. Links to it name it.
+    pub(crate) process: Incarnation,
     /// The host.
     pub(crate) host: String,
     /// The addresses.
@@ -106,6 +108,22 @@ impl FormedRing {
     /// Returns the rank before a rank.
     pub(crate) fn predecessor(&self) -> u32 {
         (self.rank + self.size().max(1) - 1) % self.size().max(1)
+    }
+
+    /// Returns the link that this rank opens to its successor.
+    pub(crate) fn own_link(&self) -> RingLink {
+        self.link_of(self.rank)
+    }
+
+    /// Returns the link that this rank takes from its predecessor.
+    pub(crate) fn awaited_link(&self) -> RingLink {
+        self.link_of(self.predecessor())
+    }
+
+    fn link_of(&self, rank: u32) -> RingLink {
+        let to = self.place((rank + 1) % self.size().max(1));
+        let to = to.map_or(Incarnation(0), |place| place.process);
+        RingLink { rendezvous: self.rendezvous, epoch: self.epoch, rank, to }
     }
 
     /// Returns the place of a rank.
@@ -544,6 +562,7 @@ impl Member {
                     let addresses = member.addresses.items().iter();
                     self.forming.push(RankPlace {
                         index: member.index,
+                        process: member.process,
                         host: member.host.as_str().to_owned(),
                         addresses: addresses.map(|text| text.as_str().to_owned()).collect(),
                     });

@@ -568,7 +568,12 @@ fn ring_of_one(config: &RingConfig) -> FormedRing {
         rendezvous: 0,
         epoch: 1,
         rank: 0,
-        members: vec![RankPlace { index: 0, host: host(), addresses: Vec::new() }],
+        members: vec![RankPlace {
+            index: 0,
+            process: Incarnation(0),
+            host: host(),
+            addresses: Vec::new(),
+        }],
         lease: config.lease,
         serving: None,
     }
@@ -613,6 +618,7 @@ fn control_config(
         },
         meeting,
         socket_folder: PathBuf::from(&config.folder),
+        socket: random(),
         transport: config.transport,
         insecure: config.insecure,
         first_size_min: config.size_min.unwrap_or(size),

@@ -5,7 +5,8 @@ use pushpull_common::protocol::message::RingLink;
 use crate::planted::{PlantedRingBugs, RingBug};
 
 /// The most links that wait for their ring. Ranks of one ring connect when they hear of it, which
-/// may be before their successor does.
+/// may be before their successor does. Only members of rings of this process get here: see
+/// [`RingLink::to`].
 const EARLY_LINKS_MAX: usize = 16;
 
 /// The links that wait for their ring, oldest first: at most [`EARLY_LINKS_MAX`].
@@ -56,10 +57,12 @@ impl<T> WaitingLinks<T> {
 
 #[cfg(test)]
 mod tests {
+    use pushpull_common::ids::Incarnation;
+
     use super::*;
 
     fn link(rendezvous: u64, epoch: u64, rank: u32) -> RingLink {
-        RingLink { rendezvous, epoch, rank }
+        RingLink { rendezvous, epoch, rank, to: Incarnation(1) }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Rings: ranks that meet at a rendezvous, the links between neighbours, and collective operations.
 
 use crate::codec::Codec;
+use crate::ids::Incarnation;
 use crate::protocol::limits;
 use crate::protocol::refusal::Detail;
 use crate::protocol::wire::{List, Text, wire_enum, wire_struct};
@@ -51,6 +52,9 @@ wire_struct! {
         rank: u32,
         /// The stable index.
         index: u32,
+        /// The process, as its `Hello` names it. A link to it must name it, too: only members of its
+        /// rings can.
+        process: Incarnation,
         /// The host.
         host: Text<{ limits::HOST_BYTES_MAX }>,
         /// The addresses.
@@ -159,6 +163,8 @@ wire_struct! {
         epoch: u64,
         /// The rank of the sender.
         rank: u32,
+        /// The process that the link leads to, as a `RingMember` has named it.
+        to: Incarnation,
     }
 }
 wire_struct! {

@@ -53,6 +53,7 @@ fn a_rendezvous_that_names_members_without_end_fills_no_memory() {
         let named = RingMember {
             rank,
             index: rank,
+            process: Incarnation(rank.into()),
             host: Text::clipped("host"),
             addresses: RankAddresses::default(),
         };

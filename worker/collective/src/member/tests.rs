@@ -40,6 +40,7 @@ fn in_ring(now: Instant) -> Member {
                 RingMember {
                     rank,
                     index: rank,
+                    process: Incarnation(u64::from(rank)),
                     host: Text::clipped("host"),
                     addresses: RankAddresses::of(addresses).unwrap_or_default(),
                 }

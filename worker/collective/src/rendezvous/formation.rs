@@ -102,7 +102,8 @@ impl Rendezvous {
             let id = id.as_str().to_owned();
             let connection = Some(connection);
             seats.push(Seat { id, index, host: host.clone(), connection });
-            roster.push(RingMember { rank: rank as u32, index, host, addresses });
+            let process = candidate.incarnation;
+            roster.push(RingMember { rank: rank as u32, index, process, host, addresses });
         }
         let size = roster.len() as u32;
         let roster: Arc<[RingMember]> = roster.into();

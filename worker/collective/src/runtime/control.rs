@@ -37,6 +37,9 @@ pub(crate) struct ControlConfig {
     pub(crate) meeting: Meeting,
     /// The folder of Unix sockets, in a meeting at an address.
     pub(crate) socket_folder: PathBuf,
+    /// Chosen at random: names the socket there. Others may read its name, so it is not that of the
+    /// process.
+    pub(crate) socket: u64,
     /// The only transport of links, if it is restricted.
     pub(crate) transport: Option<Transport>,
     /// Whether addresses beyond loopback may be bound.
@@ -328,10 +331,11 @@ impl ControlTask {
         formed: Arc<Mutex<Option<NewRing>>>,
     ) -> Rc<ControlTask> {
         let member = Member::new(Instant::now(), config.facts.clone());
+        let door = Rc::new(DoorState::new(config.facts.incarnation));
         Rc::new(ControlTask {
             config,
             member: RefCell::new(member),
-            door: Rc::default(),
+            door,
             view,
             wake,
             formed,
@@ -780,7 +784,7 @@ impl ControlTask {
 
     /// Returns the path of this rank's socket in the folder that all jobs of this host share.
     fn shared_socket(&self) -> PathBuf {
-        let name = format!("pushpull-rank-{:016x}.sock", self.config.facts.incarnation.0);
+        let name = format!("pushpull-rank-{:016x}.sock", self.config.socket);
         self.config.socket_folder.join(name)
     }
 
@@ -863,6 +867,7 @@ mod tests {
             },
             meeting: Meeting::Folder(folder.path().join("absent/job")),
             socket_folder: folder.path().to_owned(),
+            socket: 1,
             transport: None,
             insecure: false,
             first_size_min: 2,

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use pushpull_common::ids::Incarnation;
 use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::message::{
     Hello, RankAddresses, Refused, RingLink, RingMoved, Role,
@@ -33,8 +34,10 @@ pub(super) struct IncomingLink {
 }
 
 /// What the tasks of a rank share.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct DoorState {
+    /// This process. Only members of its rings know it, and others open no links.
+    process: Incarnation,
     /// The rendezvous, if this process serves it.
     pub(super) server: RefCell<Option<Rc<RendezvousServer>>>,
     /// The addresses of the rank that serves the ring of this process, if another one does.
@@ -44,6 +47,16 @@ pub(super) struct DoorState {
 }
 
 impl DoorState {
+    pub(super) fn new(process: Incarnation) -> DoorState {
+        DoorState {
+            process,
+            server: RefCell::default(),
+            serving: RefCell::default(),
+            links: RefCell::default(),
+            arrived: Notify::new(),
+        }
+    }
+
     /// Waits for the link of a rank of a ring.
     pub(super) async fn link(&self, wanted: &RingLink) -> IncomingLink {
         loop {
@@ -107,6 +120,11 @@ async fn serve(
                     };
                 }
             }
+        }
+        Message::RingLink(link) if link.to != state.process => {
+            let kind = Message::from(link).kind();
+            let detail = Detail::clipped("the link leads to another process");
+            return refuse(frames, Refusal::Unsupported { kind, detail }).await;
         }
         Message::RingLink(link) => {
             let (stream, reader) = frames.into_parts();

@@ -82,10 +82,9 @@ pub(super) async fn open(
     memory: MemoryUse,
     within: Duration,
 ) -> Result<OpenLinks, String> {
-    let own = RingLink { rendezvous: ring.rendezvous, epoch: ring.epoch, rank: ring.rank };
     let predecessor = ring.predecessor();
-    let theirs = RingLink { rank: predecessor, ..own.clone() };
-    let successor = connect(ring, hello, own, memory);
+    let theirs = ring.awaited_link();
+    let successor = connect(ring, hello, ring.own_link(), memory);
     let accepted = async {
         let accepted = accept(door.link(&theirs).await, memory).await;
         accepted.map_err(|cause| format!("rank {predecessor}: {cause}"))

@@ -1,4 +1,4 @@
-use pushpull_common::ids::{ClientEpoch, RestoreEpoch, Sequence, ShardId, TokenId};
+use pushpull_common::ids::{ClientEpoch, Incarnation, RestoreEpoch, Sequence, ShardId, TokenId};
 use pushpull_common::protocol::message::{
     self, Collective, PushPart, PushShared, Reserved, RingEnd, RingJoin, RingOperation, Selection,
     SharedRange,
@@ -116,8 +116,13 @@ fn rings_are_no_business_of_a_shard() {
     let rank = 0;
     let epoch = 1;
     let size = 2;
-    let member =
-        message::RingMember { rank, index: 0, host: Text::default(), addresses: List::default() };
+    let member = message::RingMember {
+        rank,
+        index: 0,
+        process: Incarnation(1),
+        host: Text::default(),
+        addresses: List::default(),
+    };
     let messages: [Message; 12] = [
         join.into(),
         message::RingWaits { came: 1, size, missing: List::default() }.into(),
@@ -125,7 +130,7 @@ fn rings_are_no_business_of_a_shard() {
         message::RingFormed { rendezvous: 1, epoch, rank, size, lease_ms: 1, serving: None }.into(),
         message::RingJoiners { count: 1 }.into(),
         message::RingOver { epoch, end: RingEnd::Regrouped {} }.into(),
-        message::RingLink { rendezvous: 1, epoch, rank }.into(),
+        message::RingLink { rendezvous: 1, epoch, rank, to: Incarnation(1) }.into(),
         message::RingLinked { memory: 0 }.into(),
         operation.into(),
         message::RingPart { pass: 0, offset: 0 }.into(),

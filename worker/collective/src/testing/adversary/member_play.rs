@@ -180,6 +180,7 @@ impl<'a> MemberPlay<'a> {
             let member = RingMember {
                 rank: number(),
                 index: number(),
+                process: Incarnation(rank.into()),
                 host: Text::clipped("host"),
                 addresses: RankAddresses::of(addresses).unwrap_or_default(),
             };

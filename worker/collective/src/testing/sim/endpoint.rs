@@ -408,10 +408,8 @@ impl RankEndpoint {
             Some(Part::Control) => self.member.handle(now, MemberInput::Connected),
             Some(Part::Successor) => {
                 let Some(setup) = &self.setup else { return };
-                let ring = setup.ring.clone();
+                let link = setup.ring.own_link();
                 let hello = self.member.facts().hello();
-                let link =
-                    RingLink { rendezvous: ring.rendezvous, epoch: ring.epoch, rank: ring.rank };
                 self.send(connection, hello);
                 self.send(connection, link);
             }
@@ -489,6 +487,11 @@ impl RankEndpoint {
                     self.close(connection);
                 }
             },
+            (Part::Greeted(_), Message::RingLink(link))
+                if link.to != self.settings.facts.incarnation =>
+            {
+                self.close(connection);
+            }
             (part @ Part::Greeted(_), Message::RingLink(link)) => {
                 *part = Part::Early;
                 self.early.add(link, connection);
@@ -579,11 +582,7 @@ impl RankEndpoint {
     fn advance(&mut self, now: Instant, folder: &mut Option<String>) -> bool {
         if let Some(setup) = &mut self.setup {
             let ring = setup.ring.clone();
-            let wanted = RingLink {
-                rendezvous: ring.rendezvous,
-                epoch: ring.epoch,
-                rank: ring.predecessor(),
-            };
+            let wanted = ring.awaited_link();
             if setup.from.is_none()
                 && let Some((taken, from)) = self.early.take(&wanted)
             {
