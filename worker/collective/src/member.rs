@@ -244,6 +244,8 @@ pub(crate) struct Member {
     /// rendezvous knows that this member takes it for alive.
     awaits_answer: bool,
     retry_at: Option<Instant>,
+    /// The time of the last input.
+    handled_at: Instant,
     place: Place,
     /// The members that may serve next, after the loss of the rendezvous.
     candidates: VecDeque<Candidate>,
@@ -305,6 +307,7 @@ impl Member {
             heartbeat_at: now,
             awaits_answer: false,
             retry_at: None,
+            handled_at: now,
             place: Place::Meeting,
             candidates: VecDeque::new(),
             gone: Vec::new(),
@@ -344,7 +347,9 @@ impl Member {
         }
         let beats = (self.is_connected && !self.awaits_answer).then_some(self.heartbeat_at);
         let silence = self.is_connected.then(|| self.heard_at + self.lease);
-        [beats, silence, self.retry_at].into_iter().flatten().min()
+        // It also runs to notice that it was stopped.
+        let pulse = self.is_connected.then(|| self.handled_at + self.lease / 4);
+        [beats, silence, self.retry_at, pulse].into_iter().flatten().min()
     }
 
     /// Handles an input.
@@ -375,6 +380,7 @@ impl Member {
             MemberInput::Leave => self.leave(),
             MemberInput::Tick => self.tick(now),
         }
+        self.handled_at = now;
     }
 
     /// Connects or asks, as far as the program wants a ring.
@@ -677,7 +683,7 @@ impl Member {
     fn tick(&mut self, now: Instant) {
         // After a stop of this process, messages may lie in buffers that it has not read.
         let late = self.wake_at().map_or(Duration::ZERO, |due| now.saturating_duration_since(due));
-        if late >= self.lease / 4
+        if late >= self.lease / 8
             && let Some(heard) = now.checked_sub(self.lease / 2)
         {
             self.heard_at = self.heard_at.max(heard);

@@ -131,17 +131,30 @@ fn a_member_that_has_ended_needs_no_ticks() {
     assert_eq!(refused.wake_at(), None);
 }
 
+/// Ticks a member whenever it asks for it, until it disconnects. Returns that time.
+fn until_lost(member: &mut Member, limit: Instant) -> Instant {
+    loop {
+        let now = member.wake_at().expect("its lease runs");
+        assert!(now <= limit, "it waits for ever");
+        member.handle(now, MemberInput::Tick);
+        if outputs(member).contains(&MemberOutput::Disconnect) {
+            return now;
+        }
+    }
+}
+
 #[test]
 fn a_member_that_was_stopped_reads_before_it_takes_the_rendezvous_for_lost() {
-    let now = Instant::now();
-    let mut member = in_ring(now);
-    let now = now + 3 * LEASE;
-    member.handle(now, MemberInput::Tick);
-    assert!(!outputs(&mut member).contains(&MemberOutput::Disconnect));
-    let due = member.wake_at().expect("its lease runs");
-    assert_eq!(due, now + LEASE / 2);
-    member.handle(due, MemberInput::Tick);
-    assert!(outputs(&mut member).contains(&MemberOutput::Disconnect));
+    // However long it was stopped, the rendezvous has half a lease.
+    for stopped in [LEASE, LEASE + LEASE / 10, 3 * LEASE] {
+        let now = Instant::now();
+        let mut member = in_ring(now);
+        member.handle(now + LEASE / 4, MemberInput::Tick);
+        let now = now + stopped;
+        member.handle(now, MemberInput::Tick);
+        assert!(!outputs(&mut member).contains(&MemberOutput::Disconnect), "{stopped:?}");
+        assert_eq!(until_lost(&mut member, now + LEASE), now + LEASE / 2, "{stopped:?}");
+    }
 }
 
 #[test]

@@ -87,6 +87,8 @@ pub(crate) struct Rendezvous {
     first_size: Option<u32>,
     /// Whether the member in whose process this is has left.
     is_stopping: bool,
+    /// The time of the last input.
+    handled_at: Option<Instant>,
     /// Whether the members or their requests have changed since the last decision.
     changed: bool,
     /// The time at which the decision about the waiting members changes by itself.
@@ -121,6 +123,7 @@ impl Rendezvous {
             newest_epoch: 0,
             first_size: None,
             is_stopping: false,
+            handled_at: None,
             changed: false,
             decision_at: None,
             window_opened: None,
@@ -144,7 +147,7 @@ impl Rendezvous {
         let joiners = self.has_joiners_to_tell().then(|| self.joiners_pacing.due()).flatten();
         let lease = self.connections.lease_ends(self.config.lease);
         let probe = self.probes.next();
-        [lease, self.decision_at, waits, joiners, probe].into_iter().flatten().min()
+        [lease, self.decision_at, waits, joiners, probe, self.pulse()].into_iter().flatten().min()
     }
 
     /// Handles an input and queues the outputs that follow from it.
@@ -180,16 +183,23 @@ impl Rendezvous {
         }
     }
 
+    /// Returns when this side is to run next, so that it notices a stop of its own.
+    fn pulse(&self) -> Option<Instant> {
+        let has_peers = self.connections.len() > 0;
+        self.handled_at.filter(|_| has_peers)?.checked_add(self.config.lease / WAITS_PER_LEASE)
+    }
+
     /// Leaves every peer half a lease if this side is late itself: their messages may lie in
     /// buffers that it has not read.
     fn excuse_silence(&mut self, now: Instant) {
         let lease = self.config.lease;
         let late = self.wake_at().map(|due| now.saturating_duration_since(due));
-        if late.is_some_and(|late| late >= lease / WAITS_PER_LEASE)
+        if late.is_some_and(|late| late >= lease / LATENESSES_PER_LEASE)
             && let Some(heard) = now.checked_sub(lease / 2)
         {
             self.connections.excuse(heard);
         }
+        self.handled_at = Some(now);
     }
 
     fn on_arrival(&mut self, now: Instant, connection: u64, hello: &Hello) {
@@ -268,6 +278,10 @@ impl Rendezvous {
 
 /// The reports of a wait within a lease, by which a member knows that the rendezvous is alive.
 const WAITS_PER_LEASE: u32 = 4;
+
+/// The lateness of this side that excuses the silence of others, as a part of a lease. A shorter one
+/// makes no peer late, because they send heartbeats every quarter of a lease.
+const LATENESSES_PER_LEASE: u32 = 8;
 
 /// The most announcements of one kind within a lease.
 const PAUSES_PER_LEASE: u32 = 16;

@@ -10,7 +10,7 @@ use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{Message, Refusal};
 
 use super::{Formed, LEASE, Meeting, WINDOW, again, config, hello, join, lost};
-use crate::rendezvous::RendezvousConfig;
+use crate::rendezvous::{RendezvousConfig, RendezvousInput};
 
 fn difference(rank: u32, other_rank: u32) -> RingEnd {
     let operation = |count| RingOperation {
@@ -105,6 +105,23 @@ fn the_time_in_which_nobody_listened_is_no_silence() {
     meeting.now += 10 * LEASE;
     meeting.pass(LEASE / 2);
     assert!(matches!(meeting.end(a).end, RingEnd::Lost { rank: 1, .. }));
+}
+
+// A rendezvous that was stopped for less than a lease may not have read for one.
+#[test]
+fn a_short_stop_of_the_rendezvous_loses_nobody() {
+    for stopped in [LEASE * 7 / 8, LEASE, LEASE + LEASE / 16] {
+        let mut meeting = Meeting::new(1);
+        let [a, b, ..] = meeting.four();
+        meeting.pass(LEASE);
+        meeting.now += LEASE / 5;
+        meeting.handle(RendezvousInput::Tick);
+        meeting.now += stopped;
+        meeting.handle(RendezvousInput::Tick);
+        // The heartbeats are read only now.
+        meeting.pass(2 * LEASE);
+        assert!(meeting.is_silent(a) && meeting.is_silent(b), "{stopped:?}");
+    }
 }
 
 //
