@@ -168,7 +168,12 @@ pub(crate) enum MemberInput {
         cause: String,
     },
     /// The ring is over for a reason that this rank has found.
-    Report(RingEnd),
+    Report {
+        /// The epoch of the ring.
+        epoch: u64,
+        /// The reason.
+        end: RingEnd,
+    },
     /// The program leaves.
     Leave,
     /// Time has passed.
@@ -376,7 +381,7 @@ impl Member {
                 self.heard_at = now;
                 self.message(now, message);
             }
-            MemberInput::Report(end) => self.report(end),
+            MemberInput::Report { epoch, end } => self.report(epoch, end),
             MemberInput::Leave => self.leave(),
             MemberInput::Tick => self.tick(now),
         }
@@ -488,10 +493,10 @@ impl Member {
             }
             Phase::In => {
                 self.phase = Phase::Out;
-                self.wants_ring = false;
                 let silent = now.saturating_duration_since(self.heard_at);
                 self.succeed(serving);
                 self.rendezvous_lost(cause, silent);
+                self.go_on(now);
             }
             Phase::Out => self.succeed(serving),
             Phase::Ended => {}
@@ -594,6 +599,7 @@ impl Member {
                     serving: formed.serving,
                 });
                 self.phase = Phase::In;
+                self.wants_ring = false;
                 // From now on the loss of this place is the loss of the serving rank.
                 self.place = Place::Meeting;
                 self.candidates.clear();
@@ -608,7 +614,6 @@ impl Member {
             {
                 let own = self.ring.as_ref().map(|ring| ring.rank);
                 let is_fenced = matches!(end, RingEnd::Lost { rank, .. } if Some(rank) == own);
-                self.wants_ring = false;
                 self.phase = Phase::Out;
                 self.outputs.push_back(MemberOutput::Over { epoch, end });
                 if is_fenced {
@@ -616,6 +621,8 @@ impl Member {
                     self.is_connected = false;
                     self.outputs.push_back(MemberOutput::Disconnect);
                 }
+                // The program may have asked for the next ring before it heard of the end.
+                self.go_on(now);
             }
             Message::RingJoiners(joiners) => {
                 self.outputs.push_back(MemberOutput::Joiners(joiners.count));
@@ -658,10 +665,13 @@ impl Member {
         self.outputs.push_back(MemberOutput::Disconnect);
     }
 
-    fn report(&mut self, end: RingEnd) {
-        let Some(ring) = self.ring.as_ref().filter(|_| self.phase == Phase::In) else { return };
-        let epoch = ring.epoch;
-        self.send(RingOver { epoch, end });
+    /// Reports the end of a ring, unless that is over: another one has nothing to do with it.
+    fn report(&mut self, epoch: u64, end: RingEnd) {
+        let is_in =
+            self.phase == Phase::In && self.ring.as_ref().is_some_and(|ring| ring.epoch == epoch);
+        if is_in {
+            self.send(RingOver { epoch, end });
+        }
     }
 
     fn leave(&mut self) {

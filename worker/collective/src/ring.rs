@@ -284,7 +284,7 @@ impl Ring {
         let own = RingError::of_end(&end, u32::MAX);
         let error = match &mut self.control {
             Some(control) => {
-                control.report(end).await;
+                control.report(self.ring.epoch, end).await;
                 control.over().await
             }
             None => own,
@@ -513,7 +513,7 @@ impl Drop for Ring {
     fn drop(&mut self) {
         if let Some(control) = self.control.take().filter(|_| !self.home.is_elsewhere()) {
             let detail = Text::clipped("its ring was dropped");
-            control.abandon(RingEnd::GivenUp { rank: self.ring.rank, detail });
+            control.abandon(self.ring.epoch, RingEnd::GivenUp { rank: self.ring.rank, detail });
         }
     }
 }

@@ -508,10 +508,15 @@ fn a_dropped_future_ends_the_ring_for_all() {
                         let operation = ring.barrier();
                         let limit = Duration::from_millis(50);
                         let _ = tokio::time::timeout(limit, operation).await.unwrap_err();
-                        return ring.barrier().await.unwrap_err();
+                    } else {
+                        tokio::time::sleep(Duration::from_millis(200)).await;
                     }
-                    tokio::time::sleep(Duration::from_millis(200)).await;
-                    ring.barrier().await.unwrap_err()
+                    let error = ring.barrier().await.unwrap_err();
+                    // The end has one reason, and is none of the next ring.
+                    ring.shrink().await.unwrap();
+                    ring.barrier().await.unwrap();
+                    ring.leave().await;
+                    error
                 })
             })
         });

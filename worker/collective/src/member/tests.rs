@@ -195,3 +195,23 @@ fn a_new_member_follows_a_rendezvous_that_has_moved() {
     member.handle(now, MemberInput::Tick);
     assert_eq!(outputs(&mut member), [MemberOutput::Connect(Place::Meeting)]);
 }
+
+#[test]
+fn an_end_that_arrives_late_does_not_end_the_next_ring() {
+    let now = Instant::now();
+    let mut member = in_ring(now);
+    let end = RingEnd::GivenUp { rank: 1, detail: Detail::clipped("dropped") };
+    let over = RingOver { epoch: 1, end: end.clone() };
+    member.handle(now, MemberInput::Report { epoch: 1, end: end.clone() });
+    assert_eq!(outputs(&mut member), [MemberOutput::Send(over.clone().into())]);
+    // The program shrinks before it has heard of the end.
+    member.handle(now, MemberInput::Join);
+    assert_eq!(outputs(&mut member), []);
+    member.handle(now, MemberInput::Message(over.into()));
+    let asked = outputs(&mut member);
+    assert_eq!(asked[0], MemberOutput::Over { epoch: 1, end: end.clone() });
+    assert!(matches!(&asked[1], MemberOutput::Send(Message::RingJoin(join)) if join.epoch == 1));
+    // A reason that the program has found in that ring is none of the next.
+    member.handle(now, MemberInput::Report { epoch: 1, end });
+    assert_eq!(outputs(&mut member), []);
+}

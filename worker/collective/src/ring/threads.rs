@@ -69,7 +69,7 @@ impl Ring {
         self.over.get_or_insert(RingError::of_end(&end, u32::MAX));
         if let Some(control) = &self.control {
             self.is_ending = true;
-            control.try_report(end);
+            control.try_report(self.ring.epoch, end);
         }
     }
 }

@@ -113,8 +113,8 @@ enum Command {
         /// The time that it may take.
         within: Duration,
     },
-    /// End the ring for a reason that the program has found.
-    Report(RingEnd),
+    /// End the ring of this epoch for a reason that the program has found.
+    Report { epoch: u64, end: RingEnd },
     /// Leave.
     Leave,
 }
@@ -220,8 +220,8 @@ impl Control {
     }
 
     /// Ends the ring for a reason that this rank has found.
-    pub(crate) async fn report(&self, end: RingEnd) {
-        self.send(Command::Report(end)).await;
+    pub(crate) async fn report(&self, epoch: u64, end: RingEnd) {
+        self.send(Command::Report { epoch, end }).await;
     }
 
     /// Leaves, and waits for the confirmation.
@@ -235,14 +235,14 @@ impl Control {
     }
 
     /// Ends the ring for a reason that this rank has found, without waiting.
-    pub(crate) fn try_report(&self, end: RingEnd) {
+    pub(crate) fn try_report(&self, epoch: u64, end: RingEnd) {
         // A full queue means that the thread hangs; the others see that by its lease.
-        let _ = self.commands.try_send(Command::Report(end));
+        let _ = self.commands.try_send(Command::Report { epoch, end });
     }
 
     /// Gives the ring up without waiting: it is dropped.
-    pub(crate) fn abandon(&self, end: RingEnd) {
-        self.try_report(end);
+    pub(crate) fn abandon(&self, epoch: u64, end: RingEnd) {
+        self.try_report(epoch, end);
         let _ = self.commands.try_send(Command::Leave);
     }
 
@@ -310,6 +310,10 @@ struct ControlTask {
     /// Whether a ring has formed that is not over.
     in_ring: Cell<bool>,
     rank: Cell<u32>,
+    /// The epoch of the last ring that has formed; 0 for none.
+    epoch: Cell<u64>,
+    /// The epoch of the last ring that the program is done with: it has asked for the next.
+    done_epoch: Cell<u64>,
     changed: Notify,
 }
 
@@ -349,6 +353,8 @@ impl ControlTask {
             wait: RefCell::default(),
             in_ring: Cell::new(false),
             rank: Cell::new(0),
+            epoch: Cell::new(0),
+            done_epoch: Cell::new(0),
             changed: Notify::new(),
         })
     }
@@ -377,10 +383,13 @@ impl ControlTask {
                         }
                         deadline = Instant::now().checked_add(within).map(|at| (at, within));
                         *lock(&self.formed) = None;
+                        self.done_epoch.set(self.epoch.get());
                         self.set_stage(RingStage::Forming);
                         self.handle(MemberInput::Join);
                     }
-                    Some(Command::Report(end)) => self.handle(MemberInput::Report(end)),
+                    Some(Command::Report { epoch, end }) => {
+                        self.handle(MemberInput::Report { epoch, end });
+                    }
                     Some(Command::Leave) | None => break,
                 },
                 () = passed => {
@@ -437,24 +446,34 @@ impl ControlTask {
     fn over(&self, error: RingError) {
         self.in_ring.set(false);
         *self.door.serving.borrow_mut() = None;
-        let setup = self.setup.borrow_mut().take();
+        let is_opening = self.setup.borrow().as_ref().is_some_and(|setup| !setup.is_finished());
         if matches!(error, RingError::Left { .. }) {
             // A rank leaves after its last operation, which this one may still perform.
-            if setup.is_some_and(|setup| !setup.is_finished()) {
+            if is_opening {
                 *self.left_early.borrow_mut() = Some(error);
                 return;
             }
         } else {
-            if let Some(setup) = setup {
-                setup.abort();
-            }
+            self.abort_setup();
             // Its links are closed: a rank that waits for one of them is woken.
             *lock(&self.formed) = None;
         }
         self.set_over(error);
     }
 
+    /// Ends the task that opens the links of a ring.
+    fn abort_setup(&self) {
+        if let Some(setup) = self.setup.borrow_mut().take() {
+            setup.abort();
+        }
+    }
+
     fn set_over(&self, error: RingError) {
+        let is_done = self.epoch.get() <= self.done_epoch.get();
+        if is_done && !matches!(error, RingError::Fenced { .. }) {
+            // The program has gone on to the next ring, which this end is none of.
+            return;
+        }
         self.set_stage(match error {
             RingError::Fenced { .. } => RingStage::Failed { error },
             error => RingStage::Over { error },
@@ -524,8 +543,10 @@ impl ControlTask {
                 *self.wait.borrow_mut() = FormingWait::default();
                 self.wake.lower();
                 self.left_early.take();
+                self.abort_setup();
                 self.in_ring.set(true);
                 self.rank.set(ring.rank);
+                self.epoch.set(ring.epoch);
                 *self.door.serving.borrow_mut() = serving_addresses(&ring);
                 self.listen_at_meeting();
                 self.view.send_modify(|view| view.joiners = 0);
@@ -550,9 +571,7 @@ impl ControlTask {
             }
             MemberOutput::Refused(refusal) => {
                 self.in_ring.set(false);
-                if let Some(setup) = self.setup.borrow_mut().take() {
-                    setup.abort();
-                }
+                self.abort_setup();
                 let error = RingError::Refused { refusal: refusal.to_string() };
                 self.set_stage(RingStage::Failed { error });
                 self.wake.raise();
@@ -577,7 +596,7 @@ impl ControlTask {
                         }
                         let detail = Detail::shortened(fault);
                         let end = RingEnd::GivenUp { rank: ring.rank, detail };
-                        return self.handle(MemberInput::Report(end));
+                        return self.handle(MemberInput::Report { epoch: ring.epoch, end });
                     }
                 }
             }

@@ -94,7 +94,8 @@ impl<'a> MemberPlay<'a> {
             1 => {
                 let rank = self.choices.below(3) as u64;
                 let end = ring_end(&mut self.choices, rank);
-                self.handle(MemberInput::Report(end));
+                let epoch = self.choices.around(1);
+                self.handle(MemberInput::Report { epoch, end });
             }
             2 => {
                 self.now += self.choices.time(LEASE);

@@ -186,6 +186,9 @@ pub(super) struct RankEndpoint {
     rank: u32,
     /// The rendezvous of the ring that has formed last, whether or not its links have opened.
     rendezvous_of_ring: u64,
+    epoch_of_ring: u64,
+    /// The epoch of the last ring that the program is done with.
+    done_epoch: u64,
     stage: Stage,
     over: Option<RingError>,
     deadline: Option<Instant>,
@@ -217,6 +220,8 @@ impl RankEndpoint {
             in_ring: false,
             rank: 0,
             rendezvous_of_ring: 0,
+            epoch_of_ring: 0,
+            done_epoch: 0,
             stage: Stage::Forming,
             over: None,
             deadline: None,
@@ -279,6 +284,7 @@ impl RankEndpoint {
     /// Joins, or shrinks.
     pub(super) fn join(&mut self, now: Instant, folder: &mut Option<String>) {
         self.forget_links();
+        self.done_epoch = self.epoch_of_ring;
         self.stage = Stage::Forming;
         self.waiting = Waiting::Join;
         self.deadline = Some(now + self.settings.join_timeout);
@@ -288,7 +294,7 @@ impl RankEndpoint {
 
     /// Ends the ring, and waits until it is over.
     pub(super) fn end(&mut self, now: Instant, folder: &mut Option<String>, end: RingEnd) {
-        self.member.handle(now, MemberInput::Report(end));
+        self.report_end(now, end);
         self.waiting = Waiting::Over;
         self.settle(now, folder);
     }
@@ -303,7 +309,7 @@ impl RankEndpoint {
         let end = RingEnd::GivenUp { rank, detail };
         self.over = Some(RingError::of_end(&end, u32::MAX));
         self.waiting = Waiting::Nothing;
-        self.member.handle(now, MemberInput::Report(end));
+        self.report_end(now, end);
         self.settle(now, folder);
     }
 
@@ -550,7 +556,7 @@ impl RankEndpoint {
             self.close(from);
         }
         let end = RingEnd::GivenUp { rank: setup.ring.rank, detail: Detail::clipped(detail) };
-        self.member.handle(now, MemberInput::Report(end));
+        self.member.handle(now, MemberInput::Report { epoch: setup.ring.epoch, end });
     }
 
     /// Carries out what the machines ask for, until nothing changes.
@@ -624,7 +630,7 @@ impl RankEndpoint {
         {
             let end = end.clone();
             self.waiting = Waiting::Over;
-            self.member.handle(now, MemberInput::Report(end));
+            self.report_end(now, end);
             return true;
         }
         if let Some(until) = self.leaving.filter(|_| self.stage != Stage::Left) {
@@ -711,9 +717,15 @@ impl RankEndpoint {
         RingEnd::GivenUp { rank, detail: Detail::clipped(detail) }
     }
 
+    /// Reports the end of the ring that the program is in.
+    fn report_end(&mut self, now: Instant, end: RingEnd) {
+        let epoch = self.ring.as_ref().map_or(0, |ring| ring.epoch);
+        self.member.handle(now, MemberInput::Report { epoch, end });
+    }
+
     fn report(&mut self, now: Instant, end: RingEnd) -> bool {
         self.waiting = Waiting::Over;
-        self.member.handle(now, MemberInput::Report(end));
+        self.report_end(now, end);
         true
     }
 
@@ -803,6 +815,7 @@ impl RankEndpoint {
                 self.in_ring = true;
                 self.rank = ring.rank;
                 self.rendezvous_of_ring = ring.rendezvous;
+                self.epoch_of_ring = ring.epoch;
                 self.joiners = 0;
                 if ring.size() == 1 {
                     return self.formed(ring);
@@ -841,7 +854,9 @@ impl RankEndpoint {
                 self.close(from);
             }
         }
-        self.stage = Stage::Over(error);
+        if self.epoch_of_ring > self.done_epoch || matches!(error, RingError::Fenced { .. }) {
+            self.stage = Stage::Over(error);
+        }
     }
 
     fn formed(&mut self, ring: Arc<FormedRing>) {
