@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::{Collective, RingEnd, RingOperation};
 use thiserror::Error;
 
@@ -113,7 +114,8 @@ pub enum RingError {
     /// The members form another ring: [`crate::Ring::shrink`] enters it.
     #[error("the ring forms again")]
     Regrouped,
-    /// The others have declared this rank lost, or another process has taken its place.
+    /// The others have declared this rank lost, or another process has taken its place. They go on
+    /// without this process, which can only end. The detail names the epoch after which they do.
     #[error("this rank is fenced: {detail}")]
     Fenced {
         /// The reason.
@@ -163,13 +165,23 @@ impl RingError {
         )
     }
 
-    /// Returns the error of a ring that is over, for one of its ranks.
-    pub(crate) fn of_end(end: &RingEnd, own_rank: u32) -> RingError {
+    /// Returns the error of the ring of this epoch that is over, for one of its ranks.
+    pub(crate) fn of_end(end: &RingEnd, own_rank: u32, epoch: u64) -> RingError {
         match end {
-            RingEnd::Lost { rank, silent_ms, .. } if *rank == own_rank => {
-                let silent = Duration::from_millis(*silent_ms);
-                let detail = format!("the others have not heard from it for {silent:?}");
-                RingError::Fenced { detail }
+            RingEnd::Lost { rank, silent_ms, detail, .. } if *rank == own_rank => {
+                let cause = match detail.as_str() {
+                    "" => {
+                        let silent = Duration::from_millis(*silent_ms);
+                        format!("the others have not heard from it for {silent:?}")
+                    }
+                    detail => detail.to_owned(),
+                };
+                RingError::Fenced {
+                    detail: format!(
+                        "{cause}, and go on without it in rings after epoch {epoch}; end this \
+                         process: if it is started again, they take it in when they regroup"
+                    ),
+                }
             }
             RingEnd::Lost { rank, host, silent_ms, detail } => RingError::Lost {
                 rank: *rank,
@@ -191,6 +203,19 @@ impl RingError {
             }
             RingEnd::Left { rank } => RingError::Left { rank: *rank },
             RingEnd::Regrouped {} => RingError::Regrouped,
+        }
+    }
+
+    /// Returns the error of a member that is refused after the ring of this epoch; 0 for none.
+    pub(crate) fn of_refusal(refusal: &Refusal, id: &str, epoch: u64) -> RingError {
+        match refusal {
+            Refusal::Fenced { .. } => RingError::Fenced {
+                detail: format!(
+                    "a newer process has its id {id:?}, and the others go on with that one after \
+                     epoch {epoch}; end this process, or give it another id"
+                ),
+            },
+            refusal => RingError::Refused { refusal: refusal.to_string() },
         }
     }
 }
@@ -223,4 +248,39 @@ pub(crate) fn describe(operation: &RingOperation) -> String {
     };
     let codec = operation.codec.map_or(String::new(), |codec| format!(" as {}", codec.codec()));
     format!("{verb}{of}: {} x {kind}{codec}", operation.count)
+}
+
+#[cfg(test)]
+mod tests {
+    use pushpull_common::ids::ClientEpoch;
+    use pushpull_common::protocol::refusal::Detail;
+    use pushpull_common::protocol::wire::Text;
+
+    use super::*;
+
+    #[test]
+    fn a_fenced_rank_reads_who_goes_on_and_what_to_do() {
+        let lost = |silent_ms, detail| RingEnd::Lost {
+            rank: 1,
+            host: Text::clipped("host"),
+            silent_ms,
+            detail: Detail::clipped(detail),
+        };
+        let go_on = "and go on without it in rings after epoch 7; end this process: if it is started \
+                     again, they take it in when they regroup";
+        let table = [
+            (lost(1500, ""), "the others have not heard from it for 1.5s"),
+            (lost(0, "another process has taken its id"), "another process has taken its id"),
+        ];
+        for (end, cause) in table {
+            let expected = format!("this rank is fenced: {cause}, {go_on}");
+            assert_eq!(RingError::of_end(&end, 1, 7).to_string(), expected);
+        }
+        let refusal = Refusal::Fenced { epoch: ClientEpoch(50), current: ClientEpoch(51) };
+        assert_eq!(
+            RingError::of_refusal(&refusal, "rank 1", 7).to_string(),
+            "this rank is fenced: a newer process has its id \"rank 1\", and the others go on with \
+             that one after epoch 7; end this process, or give it another id"
+        );
+    }
 }

@@ -281,7 +281,7 @@ impl Ring {
 
     /// Ends the ring for a reason that this rank has found. Returns the reason that all ranks get.
     async fn over(&mut self, end: RingEnd) -> RingError {
-        let own = RingError::of_end(&end, u32::MAX);
+        let own = RingError::of_end(&end, u32::MAX, self.ring.epoch);
         let error = match &mut self.control {
             Some(control) => {
                 control.report(self.ring.epoch, end).await;

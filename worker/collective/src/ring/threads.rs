@@ -66,7 +66,7 @@ impl Ring {
     /// rank gets is its own.
     pub fn try_give_up(&mut self, reason: &str) {
         let end = RingEnd::GivenUp { rank: self.ring.rank, detail: Detail::shortened(reason) };
-        self.over.get_or_insert(RingError::of_end(&end, u32::MAX));
+        self.over.get_or_insert(RingError::of_end(&end, u32::MAX, self.ring.epoch));
         if let Some(control) = &self.control {
             self.is_ending = true;
             control.try_report(self.ring.epoch, end);

@@ -553,8 +553,8 @@ impl ControlTask {
                 let task = spawn_local(self.clone().set_up(ring));
                 *self.setup.borrow_mut() = Some(task.abort_handle());
             }
-            MemberOutput::Over { end, .. } => {
-                self.over(RingError::of_end(&end, self.rank.get()));
+            MemberOutput::Over { epoch, end } => {
+                self.over(RingError::of_end(&end, self.rank.get(), epoch));
             }
             MemberOutput::RendezvousLost { cause } if self.in_ring.get() => {
                 let address = format!("{:?}", self.config.meeting);
@@ -572,7 +572,8 @@ impl ControlTask {
             MemberOutput::Refused(refusal) => {
                 self.in_ring.set(false);
                 self.abort_setup();
-                let error = RingError::Refused { refusal: refusal.to_string() };
+                let id = &self.config.facts.id;
+                let error = RingError::of_refusal(&refusal, id, self.epoch.get());
                 self.set_stage(RingStage::Failed { error });
                 self.wake.raise();
             }

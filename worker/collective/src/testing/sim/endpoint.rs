@@ -307,7 +307,7 @@ impl RankEndpoint {
         let detail = Detail::clipped("the future of its operation was dropped");
         let rank = self.ring.as_ref().map_or(0, |ring| ring.rank);
         let end = RingEnd::GivenUp { rank, detail };
-        self.over = Some(RingError::of_end(&end, u32::MAX));
+        self.over = Some(RingError::of_end(&end, u32::MAX, self.epoch_of_ring));
         self.waiting = Waiting::Nothing;
         self.report_end(now, end);
         self.settle(now, folder);
@@ -828,7 +828,7 @@ impl RankEndpoint {
             }
             MemberOutput::Over { epoch, end } => {
                 let rendezvous = self.rendezvous_of_ring;
-                let error = RingError::of_end(&end, self.rank);
+                let error = RingError::of_end(&end, self.rank, epoch);
                 self.outputs.push_back(RankOutput::Heard { rendezvous, epoch, end });
                 self.ring_over(error);
             }
