@@ -307,7 +307,7 @@ pub mod services {
 pub mod collective {
     pub use pushpull_collective::{
         ElementKind, EncodedTensor, Launch, LaunchError, Launcher, Reduction, Ring, RingConfig,
-        RingElement, RingError, RingMetrics, Tensor, Transport,
+        RingElement, RingError, RingMetrics, RingStall, Tensor, Transport,
     };
     pub use pushpull_common::codec::Residual;
     pub use pushpull_worker::{RingTrainer, RingTrainerConfig, StreamedStep};

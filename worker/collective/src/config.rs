@@ -7,6 +7,7 @@ use pushpull_common::protocol::limits;
 
 use crate::error::RingError;
 use crate::launch::Launch;
+use crate::stall::{RingStall, StallCheck};
 use crate::transport::Transport;
 
 /// The settings of a rank.
@@ -34,6 +35,7 @@ pub struct RingConfig {
     pub(crate) join_timeout: Duration,
     pub(crate) join_window: Duration,
     pub(crate) operation_timeout: Duration,
+    pub(crate) stall_check: Option<StallCheck>,
     pub(crate) non_finite_is_error: bool,
     pub(crate) facts: Vec<(String, String)>,
 }
@@ -58,6 +60,7 @@ impl RingConfig {
             join_timeout: Duration::from_secs(300),
             join_window: Duration::from_secs(1),
             operation_timeout: Duration::from_secs(600),
+            stall_check: None,
             non_finite_is_error: false,
             facts: Vec::new(),
         }
@@ -145,6 +148,29 @@ impl RingConfig {
         self
     }
 
+    /// Has an operation that stands still for this long reported, and again in this interval: it
+    /// waits for a rank that has not come to it. Horovod warns after 60 s. Default: no report.
+    ///
+    /// `report` runs on the thread that performs the operation, and must not wait. A panic in it
+    /// ends the operation, and so the ring.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use pushpull_collective::{Launch, RingConfig};
+    /// let config = RingConfig::new(Launch::new(0, 4)?).rendezvous("127.0.0.1:29500");
+    /// let config = config.on_stall(Duration::from_secs(60), |stall| eprintln!("{stall}"));
+    /// # Ok::<(), pushpull_collective::LaunchError>(())
+    /// ```
+    #[doc(alias = "HOROVOD_STALL_CHECK_TIME_SECONDS")]
+    pub fn on_stall(
+        mut self,
+        after: Duration,
+        report: impl Fn(&RingStall) + Send + Sync + 'static,
+    ) -> RingConfig {
+        self.stall_check = Some(StallCheck::new(after, report));
+        self
+    }
+
     /// Refuses NaN and infinities in what a rank contributes: [`RingError::NonFinite`] there, and
     /// [`RingError::GivenUp`] on the others. Costs one pass over each contribution. Default: they
     /// are reduced like other values.
@@ -175,9 +201,9 @@ impl RingConfig {
         if let Some(least) = self.size_min.filter(|least| *least == 0 || *least > size) {
             return fault("the least size", least.to_string(), "1 to the size of the job");
         }
-        for (setting, duration) in
-            [("the lease", self.lease), ("the operation timeout", self.operation_timeout)]
-        {
+        let stall = self.stall_check.as_ref().map(|check| ("the stall check", check.after));
+        let times = [("the lease", self.lease), ("the operation timeout", self.operation_timeout)];
+        for (setting, duration) in times.into_iter().chain(stall) {
             if duration < LEAST_DURATION || duration > LARGEST_DURATION {
                 return fault(setting, format!("{duration:?}"), "10 ms to 30 days");
             }

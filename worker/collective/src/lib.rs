@@ -26,6 +26,7 @@ mod ring;
 mod running;
 mod runtime;
 mod schedule;
+mod stall;
 #[cfg(any(test, feature = "simulation"))]
 mod testing;
 mod transfer;
@@ -40,6 +41,7 @@ pub use launch::{Launch, LaunchError, Launcher};
 pub use metrics::RingMetrics;
 pub use reduction::Reduction;
 pub use ring::{EncodedTensor, Ring, Tensor};
+pub use stall::RingStall;
 pub use transport::Transport;
 
 #[cfg(any(test, feature = "simulation"))]

@@ -28,6 +28,7 @@ use crate::member::{FormedRing, MemberFacts, RankPlace};
 use crate::metrics::RingMetrics;
 use crate::running::{Operand, Running, Task};
 use crate::runtime::{Control, ControlConfig, Meeting, NewRing};
+use crate::stall::{RingStall, StallWatch};
 use crate::transport::Transport;
 use crate::waiter::{BlockingWaiter, Waiter, Wanted};
 
@@ -432,6 +433,7 @@ impl Performing<'_> {
         let wake = control.wake();
         let mut waits_since: Option<Instant> = None;
         let mut moved_at = Instant::now();
+        let mut stall = StallWatch::new(ring.config.stall_check.as_ref());
         if wake.is_raised() && !control.is_left() {
             return Err(Stop::Over);
         }
@@ -456,16 +458,26 @@ impl Performing<'_> {
             }
             if moved {
                 moved_at = now;
+                stall.moved();
                 if let Waiter::Blocking(waiter) = &mut ring.waiter {
                     waiter.moved();
                 }
             }
-            let left = limit.saturating_sub(now.saturating_duration_since(moved_at));
+            let still = now.saturating_duration_since(moved_at);
+            let left = limit.saturating_sub(still);
             if left.is_zero() {
                 return Err(if is_over { Stop::Over } else { Stop::Stalled });
             }
-            ring.metrics.waits_for =
-                Some(if reads { ring.ring.predecessor() } else { ring.ring.successor() });
+            let awaited = if reads { ring.ring.predecessor() } else { ring.ring.successor() };
+            ring.metrics.waits_for = Some(awaited);
+            let next = stall.waits(still, |since| RingStall {
+                number: self.running.number().0,
+                operation: describe(self.running.operation()),
+                rank: awaited,
+                host: ring.ring.place(awaited).map_or_else(String::new, |of| of.host.clone()),
+                since,
+            });
+            let left = left.min(next);
             let wanted = Wanted { reads, writes, end: !is_over };
             let waited = match &mut ring.waiter {
                 Waiter::Blocking(waiter) => {

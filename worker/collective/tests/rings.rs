@@ -374,10 +374,13 @@ fn a_rank_that_never_comes_is_named() {
 #[test]
 fn a_rank_that_does_not_come_to_an_operation_is_named() {
     let meeting = Meeting::new();
+    let (stalled, stalls) = std::sync::mpsc::channel();
     let errors = std::thread::scope(|scope| {
         let ranks = (0..2).map(|index| {
             let limit = Duration::from_millis(300);
+            let stalled = stalled.clone();
             let config = meeting.config(index, 2).operation_timeout(limit);
+            let config = config.on_stall(limit / 3, move |stall| _ = stalled.send(stall.clone()));
             scope.spawn(move || {
                 let mut ring = blocking::Ring::join(config).unwrap();
                 match ring.rank() {
@@ -399,6 +402,10 @@ fn a_rank_that_does_not_come_to_an_operation_is_named() {
         let RingError::GivenUp { rank: 0, detail } = &error else { panic!("{error:?}") };
         assert!(detail.contains("waited for rank 1"), "{detail}");
     }
+    let stall = stalls.try_recv().unwrap();
+    assert_eq!((stall.rank, stall.number), (1, 1), "{stall}");
+    assert!(stall.since >= Duration::from_millis(100), "{stall}");
+    assert!(!stall.host.is_empty() && stall.operation.contains("all-reduce"), "{stall}");
 }
 
 #[test]
