@@ -276,6 +276,9 @@ struct Candidate {
 enum Phase {
     /// It is in no ring, or its ring is over.
     Out,
+    /// It tells the next rendezvous that it lives: the last one is lost, and the program has not
+    /// asked for the next ring.
+    Present,
     /// It has asked for a place in the next ring.
     Asked,
     /// It is in a ring.
@@ -373,7 +376,13 @@ impl Member {
                 self.heard_at = now;
                 self.heartbeat_at = now + self.lease / 4;
                 self.send(self.facts.hello());
-                self.ask();
+                match (self.phase, &self.ring) {
+                    (Phase::Present, Some(ring)) => {
+                        let epoch = ring.epoch;
+                        self.send(RingEntered { epoch });
+                    }
+                    _ => self.ask(),
+                }
             }
             MemberInput::NotConnected { cause, gone } => self.not_connected(now, cause, gone),
             MemberInput::Closed { cause } => self.disconnected(now, cause, Serving::MayLive),
@@ -390,18 +399,26 @@ impl Member {
 
     /// Connects or asks, as far as the program wants a ring.
     fn go_on(&mut self, now: Instant) {
-        if !self.wants_ring || self.is_fenced || self.phase != Phase::Out {
+        if !self.wants_ring || self.is_fenced {
             return;
         }
-        match self.is_connected {
-            true => self.ask(),
-            false => self.connect(now),
+        match (self.phase, self.is_connected) {
+            (Phase::Out | Phase::Present, true) => self.ask(),
+            (Phase::Out, false) => self.connect(now),
+            // It connects already.
+            (Phase::Present, false) => self.phase = Phase::Asked,
+            _ => {}
         }
+    }
+
+    /// Returns the phase of a member that looks for the rendezvous.
+    fn seeking(&self) -> Phase {
+        if self.wants_ring { Phase::Asked } else { Phase::Present }
     }
 
     fn connect(&mut self, now: Instant) {
         self.retry_at = None;
-        self.phase = Phase::Asked;
+        self.phase = self.seeking();
         if let Some(candidate) = self.candidates.front_mut() {
             candidate.until.get_or_insert(now + self.lease);
             self.place = candidate.place.clone();
@@ -435,7 +452,7 @@ impl Member {
         if self.phase == Phase::Leaving {
             return self.left();
         }
-        if self.phase != Phase::Asked {
+        if !matches!(self.phase, Phase::Present | Phase::Asked) {
             return;
         }
         self.outputs.push_back(MemberOutput::RendezvousLost { cause });
@@ -456,7 +473,7 @@ impl Member {
             // A rendezvous that has moved may move again.
             self.place = Place::Meeting;
         }
-        self.phase = Phase::Asked;
+        self.phase = self.seeking();
         self.retry_at = Some(now + RETRY_PAUSE);
     }
 
@@ -486,7 +503,7 @@ impl Member {
         }
         match self.phase {
             Phase::Leaving => self.left(),
-            Phase::Asked => {
+            Phase::Present | Phase::Asked => {
                 self.succeed(serving);
                 self.outputs.push_back(MemberOutput::RendezvousLost { cause });
                 self.try_again(now, false);
@@ -496,10 +513,21 @@ impl Member {
                 let silent = now.saturating_duration_since(self.heard_at);
                 self.succeed(serving);
                 self.rendezvous_lost(cause, silent);
-                self.go_on(now);
+                self.seek(now);
             }
-            Phase::Out => self.succeed(serving),
+            Phase::Out => {
+                self.succeed(serving);
+                self.seek(now);
+            }
             Phase::Ended => {}
+        }
+    }
+
+    /// Connects to the member that may serve next, even if the program still computes: a successor
+    /// waits for those that it knows to live.
+    fn seek(&mut self, now: Instant) {
+        if !self.is_fenced && (self.wants_ring || !self.candidates.is_empty()) {
+            self.connect(now);
         }
     }
 
@@ -627,7 +655,7 @@ impl Member {
             Message::RingJoiners(joiners) => {
                 self.outputs.push_back(MemberOutput::Joiners(joiners.count));
             }
-            Message::RingMoved(moved) if self.phase == Phase::Asked => {
+            Message::RingMoved(moved) if matches!(self.phase, Phase::Present | Phase::Asked) => {
                 let addresses = moved.addresses.items().iter();
                 let addresses = addresses.map(|text| text.as_str().to_owned()).collect();
                 self.outputs.push_back(MemberOutput::Disconnect);

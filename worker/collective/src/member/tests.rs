@@ -215,3 +215,19 @@ fn an_end_that_arrives_late_does_not_end_the_next_ring() {
     member.handle(now, MemberInput::Report { epoch: 1, end });
     assert_eq!(outputs(&mut member), []);
 }
+
+#[test]
+fn a_member_that_computes_tells_the_successor_that_it_lives() {
+    let now = Instant::now();
+    let mut member = in_ring(now);
+    member.handle(now, MemberInput::Closed { cause: "reset".to_owned() });
+    let place = Place::Member { addresses: vec!["of another".to_owned()] };
+    assert_eq!(outputs(&mut member).last(), Some(&MemberOutput::Connect(place)));
+    member.handle(now, MemberInput::Connected);
+    let present = MemberOutput::Send(RingEntered { epoch: 1 }.into());
+    assert_eq!(outputs(&mut member).last(), Some(&present));
+    // The program asks after its step, on the same connection.
+    member.handle(now, MemberInput::Join);
+    let asked = outputs(&mut member);
+    assert!(matches!(&asked[..], [MemberOutput::Send(Message::RingJoin(_))]), "{asked:?}");
+}

@@ -26,11 +26,21 @@ pub(super) struct Peer {
     /// The time of the last message to the peer that it has confirmed to have read. Until a lease
     /// after that it takes this rendezvous for alive, and is at no other.
     confirmed: Option<Instant>,
+    /// The epoch of the last ring of a member that lives, and has not asked for the next one yet. Its
+    /// rendezvous is lost.
+    pub(super) computes_after: Option<u64>,
 }
 
 impl Peer {
     pub(super) fn new(now: Instant, incarnation: Incarnation, identity: Identity) -> Peer {
-        Peer { incarnation, identity, heard: now, answered: None, confirmed: None }
+        Peer {
+            incarnation,
+            identity,
+            heard: now,
+            answered: None,
+            confirmed: None,
+            computes_after: None,
+        }
     }
 
     /// Notes the answer to a heartbeat. A peer sends the next heartbeat once it has read the answer
@@ -67,6 +77,11 @@ impl Connections {
     /// Returns whether a process has a connection.
     pub(super) fn has_process(&self, process: Incarnation) -> bool {
         self.all.values().any(|peer| peer.incarnation == process)
+    }
+
+    /// Returns whether members of a ring compute that have not asked for the next one.
+    pub(super) fn compute_after(&self, epoch: u64) -> bool {
+        self.all.values().any(|peer| peer.computes_after == Some(epoch))
     }
 
     pub(super) fn insert(&mut self, connection: u64, peer: Peer) {

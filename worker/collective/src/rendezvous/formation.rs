@@ -32,6 +32,7 @@ impl Rendezvous {
             }
             let gathering = Gathering {
                 config: &self.config,
+                connections: &self.connections,
                 waiting: &self.waiting,
                 places: &self.places,
                 ring: self.ring.as_ref(),

@@ -8,6 +8,7 @@ use pushpull_common::protocol::message::RingWaits;
 use pushpull_common::protocol::refusal::{Detail, Refusal};
 use pushpull_common::protocol::wire::List;
 
+use super::connections::Connections;
 use super::io::RendezvousConfig;
 use super::lineage::{Electorate, Lineage};
 use super::places::{Claim, Places};
@@ -18,6 +19,7 @@ use super::waiting_list::{Candidate, FormerRing, WaitingList};
 #[derive(Debug)]
 pub(super) struct Gathering<'a> {
     pub(super) config: &'a RendezvousConfig,
+    pub(super) connections: &'a Connections,
     pub(super) waiting: &'a WaitingList,
     pub(super) places: &'a Places,
     /// The present or the last ring.
@@ -63,7 +65,7 @@ impl Gathering<'_> {
         match self.stage() {
             Stage::Running => false,
             Stage::Regrouping => self.absent().is_empty() && self.shortage().is_some(),
-            Stage::TakingOver(_) => true,
+            Stage::TakingOver(former) => !self.connections.compute_after(former.epoch),
             Stage::First { size } => self.came() >= self.first_size_min(size),
         }
     }
@@ -150,6 +152,7 @@ impl Gathering<'_> {
 
     /// A successor cannot know whether other members still have their rendezvous. Without them it
     /// forms a ring only of a majority, so that no two parts of one ring go on.
+    /// It waits for members that are known to compute, however long their step is.
     fn take_over(&self, now: Instant, opened: Option<Instant>, former: &FormerRing) -> Decision {
         let until = self.window_ends(self.config.succession_window, opened);
         let has_passed = until.is_some_and(|until| until <= now);

@@ -24,7 +24,8 @@ impl Rendezvous {
             self.lose(now, connection, Loss::Refused { refusal });
             return;
         }
-        let Some(peer) = self.connections.get(connection) else { return };
+        let Some(peer) = self.connections.get_mut(connection) else { return };
+        peer.computes_after = None;
         let incarnation = peer.incarnation;
         self.facts.get_or_insert_with(|| peer.identity.clone());
         if asks_early {

@@ -239,9 +239,16 @@ impl Rendezvous {
     }
 
     fn on_entered(&mut self, connection: u64, epoch: u64) {
-        let Some(ring) = self.ring.as_ref().filter(|ring| ring.epoch() == epoch) else { return };
-        let Some(seat) = ring.seat(connection) else { return };
-        if let Some(peer) = self.connections.get_mut(connection) {
+        let Some(peer) = self.connections.get_mut(connection) else { return };
+        let Some(ring) = &self.ring else {
+            // A member of another rendezvous, which is lost.
+            if !self.waiting.contains(connection) {
+                peer.computes_after = Some(epoch);
+                self.changed = true;
+            }
+            return;
+        };
+        if let Some(seat) = ring.seat(connection).filter(|_| ring.epoch() == epoch) {
             peer.confirm(ring.formed_at());
             self.lineage.enter(epoch, &seat.id, peer.incarnation);
         }

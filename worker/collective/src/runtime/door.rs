@@ -107,18 +107,14 @@ async fn serve(
     request: Message,
 ) -> std::io::Result<()> {
     match request {
-        Message::RingJoin(join) => {
+        Message::RingJoin(_) | Message::RingEntered(_) => {
             let server = state.server.borrow().clone();
-            match server {
-                Some(server) => server.serve(frames, hello, join).await,
-                None => {
-                    let serving = state.serving.borrow().clone();
-                    return match serving {
-                        Some(addresses) => answer(frames, RingMoved { addresses }).await,
-                        // It will serve as soon as it has noticed that the rendezvous is lost.
-                        None => refuse(frames, Refusal::Stopping {}).await,
-                    };
-                }
+            let serving = state.serving.borrow().clone();
+            match (server, serving) {
+                (Some(server), _) => server.serve(frames, hello, request).await,
+                (None, Some(addresses)) => return answer(frames, RingMoved { addresses }).await,
+                // It will serve as soon as it has noticed that the rendezvous is lost.
+                (None, None) => return refuse(frames, Refusal::Stopping {}).await,
             }
         }
         Message::RingLink(link) if link.to != state.process => {

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use pushpull_common::ids::Incarnation;
 use pushpull_common::protocol::Message;
-use pushpull_common::protocol::message::{Hello, RankAddresses, RingJoin};
+use pushpull_common::protocol::message::{Hello, RankAddresses};
 use pushpull_net::FrameStream;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::spawn_local;
@@ -60,12 +60,12 @@ impl RendezvousServer {
     }
 
     /// Serves a member until its connection ends.
-    pub(crate) async fn serve(self: Rc<Self>, frames: FrameStream, hello: Hello, join: RingJoin) {
+    pub(crate) async fn serve(self: Rc<Self>, frames: FrameStream, hello: Hello, message: Message) {
         let connection = self.next_connection.replace_with(|next| *next + 1);
         let (sender, unsent) = mpsc::channel(UNSENT_MAX);
         self.connections.borrow_mut().insert(connection, sender);
         self.handle(RendezvousInput::Arrived { connection, hello: Box::new(hello) });
-        self.handle(RendezvousInput::Message { connection, message: join.into() });
+        self.handle(RendezvousInput::Message { connection, message });
         let arrived = |message| self.handle(RendezvousInput::Message { connection, message });
         let reason = exchange(frames, unsent, arrived).await;
         self.connections.borrow_mut().remove(&connection);

@@ -1,6 +1,6 @@
 //! A rendezvous that takes the members of another one over.
 
-use pushpull_common::protocol::message::RingJoin;
+use pushpull_common::protocol::message::{RingEntered, RingJoin};
 use pushpull_common::protocol::wire::List;
 
 use super::{Formed, LEASE, Meeting, WINDOW, hello, join};
@@ -120,4 +120,36 @@ fn indices_with_gaps_are_not_named_as_missing() {
     let newer = meeting.arrive(hello(5));
     meeting.send(newer, RingJoin { epoch: 11, ..of_nine(1, 2, &[]) });
     assert_eq!(meeting.waits(newer), (2, 2, vec![0]));
+}
+
+// a member that computes for longer than the window is waited for.
+#[test]
+fn members_that_compute_are_waited_for() {
+    let mut meeting = Meeting::new(1);
+    let a = meeting.join(of_nine(0, 4, &[]));
+    let [b, c] = [1, 2].map(|_| {
+        let computing = meeting.arrive(hello(2_000 + meeting.next));
+        meeting.send(computing, RingEntered { epoch: 9 });
+        computing
+    });
+    meeting.pass(10 * WINDOW);
+    assert_eq!(meeting.waits(a), (1, 4, vec![1, 2, 3]));
+    meeting.send(b, of_nine(1, 4, &[]));
+    meeting.pass(10 * WINDOW);
+    assert_eq!(meeting.waits(a), (2, 4, vec![2, 3]));
+    // The window is that of members which nobody knows to live.
+    meeting.send(c, of_nine(2, 4, &[]));
+    meeting.pass(WINDOW / 2);
+    assert_eq!(meeting.waits(a), (3, 4, vec![3]));
+    meeting.pass(WINDOW / 2);
+    assert_eq!(meeting.formed(a).indices, [0, 1, 2]);
+    // One that is lost is not waited for.
+    let mut meeting = Meeting::new(1);
+    let members = [0, 1].map(|index| meeting.join(of_nine(index, 3, &[])));
+    let computing = meeting.arrive(hello(9));
+    meeting.send(computing, RingEntered { epoch: 9 });
+    meeting.pass(2 * WINDOW);
+    meeting.cut(computing);
+    meeting.pass(WINDOW);
+    assert_eq!(meeting.formed(members[0]).indices, [0, 1]);
 }

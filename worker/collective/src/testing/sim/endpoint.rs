@@ -477,12 +477,14 @@ impl RankEndpoint {
             (part @ Part::Unknown, Message::Hello(hello)) => {
                 *part = Part::Greeted(Box::new(hello));
             }
-            (part @ Part::Greeted(_), Message::RingJoin(join)) => match &mut self.rendezvous {
+            (
+                part @ Part::Greeted(_),
+                message @ (Message::RingJoin(_) | Message::RingEntered(_)),
+            ) => match &mut self.rendezvous {
                 Some(rendezvous) => {
                     let greeted = std::mem::replace(part, Part::Served);
                     let Part::Greeted(hello) = greeted else { return };
                     rendezvous.handle(now, RendezvousInput::Arrived { connection, hello });
-                    let message = join.into();
                     rendezvous.handle(now, RendezvousInput::Message { connection, message });
                 }
                 None => {
