@@ -231,3 +231,20 @@ fn a_member_that_computes_tells_the_successor_that_it_lives() {
     let asked = outputs(&mut member);
     assert!(matches!(&asked[..], [MemberOutput::Send(Message::RingJoin(_))]), "{asked:?}");
 }
+
+#[test]
+fn a_new_member_tries_again_where_nobody_serves_yet() {
+    let mut now = Instant::now();
+    let mut member = member(now);
+    member.handle(now, MemberInput::Join);
+    for _ in 0..3 {
+        member.handle(now, MemberInput::Connected);
+        outputs(&mut member);
+        let refused = Refused { refusal: Refusal::Stopping {} };
+        member.handle(now, MemberInput::Message(refused.into()));
+        assert_eq!(outputs(&mut member), [MemberOutput::Disconnect]);
+        now = member.wake_at().expect("it tries again");
+        member.handle(now, MemberInput::Tick);
+        assert_eq!(outputs(&mut member), [MemberOutput::Connect(Place::Meeting)]);
+    }
+}

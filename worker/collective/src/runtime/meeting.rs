@@ -126,9 +126,20 @@ fn lock(folder: &Path) -> io::Result<Option<File>> {
         .mode(0o600)
         .open(folder.join(LOCK))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(file)),
+        // A rank that has left may have removed the file before: another rank locks a new one.
+        Ok(()) => Ok(is_at(&file, &folder.join(LOCK))?.then_some(file)),
         Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
         Err(error) => Err(error.into()),
+    }
+}
+
+/// Returns whether an open file is the one at a path.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let open = file.metadata()?;
+    match fs::symlink_metadata(path) {
+        Ok(found) => Ok((open.dev(), open.ino()) == (found.dev(), found.ino())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -158,6 +169,20 @@ mod tests {
         assert_eq!(address(&folder).unwrap().as_deref(), Some("unix:/b"));
         leave(&folder, &socket(&folder, 2), "unix:/b");
         assert!(!folder.exists());
+    }
+
+    #[test]
+    fn a_lock_that_was_removed_locks_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let held = lock(folder.path()).unwrap().unwrap();
+        let path = folder.path().join(LOCK);
+        assert!(is_at(&held, &path).unwrap());
+        // The rank that leaves removes the file while another one has opened it.
+        fs::remove_file(&path).unwrap();
+        assert!(!is_at(&held, &path).unwrap());
+        let newer = lock(folder.path()).unwrap().unwrap();
+        assert!(!is_at(&held, &path).unwrap());
+        assert!(is_at(&newer, &path).unwrap());
     }
 
     #[test]
