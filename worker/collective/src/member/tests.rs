@@ -180,7 +180,7 @@ fn a_new_member_follows_a_rendezvous_that_has_moved() {
     let mut member = member(now);
     member.handle(now, MemberInput::Join);
     member.handle(now, MemberInput::Connected);
-    let addresses = RankAddresses::of([Text::clipped("there")].into_iter()).unwrap_or_default();
+    let addresses = RankAddresses::of([Text::clipped("there")]).unwrap_or_default();
     member.handle(now, MemberInput::Message(RingMoved { addresses }.into()));
     let asked = outputs(&mut member);
     assert_eq!(asked.last(), Some(&MemberOutput::Disconnect), "{asked:?}");
