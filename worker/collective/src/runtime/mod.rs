@@ -2,10 +2,12 @@
 //! processes, the rendezvous.
 
 mod control;
+mod control_task;
 mod door;
 mod link_setup;
 mod meeting;
 mod peer;
+mod rank_listener;
 mod reach;
 mod server;
 mod wake;
