@@ -18,7 +18,7 @@ fn stream(step: Step<'_>, w: f32) -> GradientOutcome {
     let mut step = step.begin().unwrap();
     step.variable("b", &[1.0_f32]).unwrap();
     step.rows("rows", &[2, 5], &[1.0_f32; 4]).unwrap();
-    if number % 2 == 0 {
+    if number.is_multiple_of(2) {
         step.variable("w", &[w; 3]).unwrap();
     }
     step.scalar("loss", 1.0);
