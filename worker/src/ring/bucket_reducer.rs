@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 
 use pushpull_collective::Ring;
 use tokio::sync::oneshot;
+use tokio::sync::oneshot::error::TryRecvError;
 
 use super::bucket_plan::BucketPlan;
 use super::gradient_codecs::GradientCodecs;
@@ -64,8 +65,10 @@ pub(super) struct ReducedBuckets {
     pub(super) codecs: GradientCodecs,
     /// The memory of the first buckets; means if there was no error and all ranks want the step.
     pub(super) buckets: Vec<AlignedBuffer>,
-    /// The agreement of the ranks. `None` if the step was dropped before it had come to one.
-    pub(super) result: Result<Option<Agreement>, Error>,
+    /// The agreement of the ranks; `None` before the first bucket.
+    pub(super) agreement: Option<Agreement>,
+    /// Whether all operations were performed that the step needed, until it was dropped.
+    pub(super) result: Result<(), Error>,
 }
 
 impl BucketReducer {
@@ -157,10 +160,11 @@ fn run(
 ) -> ReducedBuckets {
     let was_blocking = work.ring.is_blocking();
     let mut buckets = Vec::new();
+    let mut agreement = None;
     let operations = contained("the reduction of gradients", || {
         Waiter::default().wait_apart(async {
             work.ring.set_blocking(true)?;
-            reduce_all(&mut work, commands, stopped, &mut buckets).await
+            reduce_all(&mut work, commands, stopped, &mut buckets, &mut agreement).await
         })
     });
     let StreamedWork { mut ring, codecs, .. } = work;
@@ -178,7 +182,7 @@ fn run(
             result.and(Err(error.into()))
         }
     };
-    ReducedBuckets { ring, codecs, buckets, result }
+    ReducedBuckets { ring, codecs, buckets, agreement, result }
 }
 
 async fn reduce_all(
@@ -186,26 +190,27 @@ async fn reduce_all(
     commands: &Receiver<Command>,
     mut stopped: oneshot::Receiver<()>,
     reduced: &mut Vec<AlignedBuffer>,
-) -> Result<Option<Agreement>, Error> {
-    let mut agreement = None;
+    agreement: &mut Option<Agreement>,
+) -> Result<(), Error> {
     let buckets = work.buckets.clone();
     for bucket in buckets.buckets() {
         let mut buffer = match commands.recv() {
             Ok(Command::Reduce(buffer)) => buffer,
             Ok(Command::GiveUp(reason)) => return Err(work.ring.give_up(&reason).await.into()),
-            Err(_) => {
-                if agreement.is_some() {
-                    work.ring.try_give_up("its streamed step was dropped");
-                }
-                return Ok(None);
-            }
+            Err(_) => return Ok(()),
         };
+        // After a drop the complete buckets that wait are left, but for the first: whether the ring
+        // is given up does not depend on when this thread runs.
+        if agreement.is_some() && matches!(stopped.try_recv(), Err(TryRecvError::Closed)) {
+            return Ok(());
+        }
         let operations = async {
-            let agreed = match (agreement, work.agrees_on) {
+            let agreed = match (*agreement, work.agrees_on) {
                 (Some(agreed), _) => agreed,
                 (None, Some(step)) => agree(&mut work.ring, step, RingWish::Step).await?,
                 (None, None) => Agreement::STEP,
             };
+            *agreement = Some(agreed);
             if agreed.wish == RingWish::Step {
                 let bytes = &mut buffer.bytes_mut()[..bucket.range.len()];
                 let StreamedWork { ring, codecs, plan, .. } = &mut *work;
@@ -217,13 +222,12 @@ async fn reduce_all(
             biased;
             agreed = operations => agreed?,
             // The operation gives the ring up when it is dropped.
-            _ = &mut stopped => return Ok(None),
+            _ = &mut stopped => return Ok(()),
         };
         reduced.push(buffer);
-        agreement = Some(agreed);
         if agreed.wish != RingWish::Step {
             break;
         }
     }
-    Ok(agreement)
+    Ok(())
 }

@@ -10,6 +10,7 @@ use super::bucket_plan::BucketPlan;
 use super::bucket_progress::BucketProgress;
 use super::bucket_reducer::{BucketReducer, ReducedBuckets, StreamedWork};
 use super::gradient_codecs::GradientCodecs;
+use super::ring_worker::RingWish;
 use crate::error::{Error, ViewError};
 use crate::gradients::gradient_buffer::AlignedBuffer;
 use crate::gradients::sharding_plan::ShardingPlan;
@@ -94,7 +95,8 @@ impl GradientStream {
             self.reducer.give_up(format!("its streamed step has no gradient of {name:?}"));
         }
         let mut ended = self.reducer.ended().await?;
-        if let Some(id) = missing {
+        let is_wanted = ended.agreement.is_none_or(|agreed| agreed.wish == RingWish::Step);
+        if let Some(id) = missing.filter(|_| is_wanted) {
             let name = self.plan.catalogue().variable(id).name().to_owned();
             ended.result = Err(ViewError::Missing { name }.into());
         }

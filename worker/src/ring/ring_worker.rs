@@ -309,8 +309,8 @@ impl RingWorker {
         Ok(())
     }
 
-    /// Averages the gradients of these variables, which ascend, bucket by bucket, so that a streamed step has the
-    /// same means. Neighbours in a bucket travel together: usually all do.
+    /// Averages the gradients of these variables, in ascending order, bucket by bucket: a streamed
+    /// step has the same means. Neighbours in a bucket travel together: usually all do.
     async fn reduce(
         &mut self,
         present: &[VariableId],
@@ -373,11 +373,13 @@ impl RingWorker {
     }
 
     /// Waits until the gradients of the streamed step are reduced, and ends the step. Returns the
-    /// agreement of the ranks: if they want the step, [`RingWorker::apply_streamed`] comes next.
+    /// agreement of the ranks, and whether the gradients are reduced: if they are and all ranks want
+    /// the step, [`RingWorker::apply_streamed`] comes next.
     ///
     /// # Errors
-    /// Those of [`super::StreamedStep::finish`]. Dropping the future leaves the step as it is.
-    pub async fn end_stream(&mut self) -> Result<Agreement, Error> {
+    /// Those of [`super::StreamedStep::finish`], from before the ranks have agreed. Dropping the
+    /// future leaves the step as it is.
+    pub async fn end_stream(&mut self) -> Result<(Agreement, Result<(), Error>), Error> {
         let Some(stream) = &mut self.stream else { return Err(Error::Ended { doing: STREAM }) };
         let ended = match stream.reduced().await {
             Err(Error::EmptyPush) => {
@@ -386,8 +388,11 @@ impl RingWorker {
             }
             ended => ended,
         };
-        let agreed = self.take_back(ended)?;
-        agreed.ok_or(Error::Ended { doing: STREAM })
+        let (agreement, result) = self.take_back(ended)?;
+        match agreement {
+            Some(agreed) => Ok((agreed, result)),
+            None => Err(result.err().unwrap_or(Error::Ended { doing: STREAM })),
+        }
     }
 
     /// Applies the means of the streamed step; see [`RingWorker::apply`].
@@ -409,27 +414,42 @@ impl RingWorker {
     }
 
     /// Drops the streamed step, if there is one. The ring is given up if other ranks have a part of
-    /// the gradients. Blocks the thread until that of the step has stopped: some 50 ms at most.
-    pub fn drop_stream(&mut self) {
-        if let Some(stream) = self.stream.take() {
-            // The next operation of the ring has the reason.
-            let _ = self.take_back(stream.stop());
+    /// the gradients. Returns the agreement of the ranks if the step is over for all of them anyway.
+    ///
+    /// Blocks the thread until that of the step has stopped: for the bucket under way, and for some
+    /// 50 ms if that stands still.
+    pub fn drop_stream(&mut self) -> Option<Agreement> {
+        let stream = self.stream.take()?;
+        // The next operation of the ring has the reason of an error.
+        let (agreement, result) = self.take_back(stream.stop()).ok()?;
+        let agreed = agreement?;
+        match result {
+            Ok(()) if agreed.wish == RingWish::Step => {
+                self.ring.try_give_up("its streamed step was dropped");
+                None
+            }
+            Ok(()) | Err(Error::NonFinite { .. }) => Some(agreed),
+            Err(_) => None,
         }
     }
 
-    /// Takes the ring back from a streamed step.
+    /// Takes the ring back from a streamed step. Returns the agreement of the ranks, and whether the
+    /// gradients are reduced.
+    ///
+    /// # Errors
+    /// [`Error::Thread`] if the ring is gone.
     fn take_back(
         &mut self,
         ended: Result<ReducedBuckets, Error>,
-    ) -> Result<Option<Agreement>, Error> {
+    ) -> Result<(Option<Agreement>, Result<(), Error>), Error> {
         let stream = self.stream.take();
-        let ReducedBuckets { ring, codecs, buckets, result } = ended?;
+        let ReducedBuckets { ring, codecs, buckets, agreement, result } = ended?;
         self.ring = ring;
         self.codecs = codecs;
         if let Some(stream) = stream {
             self.means = BucketMeans(stream.memory_with(buckets));
         }
-        result
+        Ok((agreement, result))
     }
 
     /// Averages the variables that each rank changes by itself and whose interval has passed.

@@ -1,6 +1,7 @@
 //! Streams steps on rings of threads, over real sockets.
 
 use std::sync::Barrier;
+use std::time::Duration;
 
 use pushpull_collective::{Ring, RingError};
 use pushpull_common::codec::Codec;
@@ -235,6 +236,37 @@ fn a_step_that_is_dropped_under_way_gives_the_ring_up() {
             })
         });
         assert_eq!(values[0], values[1]);
+    }
+}
+
+#[test]
+fn a_step_that_is_dropped_when_it_is_whole_gives_the_ring_up() {
+    // Its buckets wait, or all of them are reduced.
+    for pause in [Duration::ZERO, Duration::from_millis(200)] {
+        let ends = run(2, |ring| {
+            block_on(async {
+                let rank = ring.rank();
+                let mut trainer = start(ring).await;
+                if rank == 0 {
+                    let mut step = trainer.begin().unwrap();
+                    for name in ORDERS[0] {
+                        give(&mut step, name, rank).await;
+                    }
+                    std::thread::sleep(pause);
+                    drop(step);
+                } else {
+                    // It may have all means before it hears of the end.
+                    let _ = stream(&mut trainer, &ORDERS[0]).await;
+                }
+                let error = apply(&mut trainer).await.unwrap_err();
+                let given_up = matches!(error, Error::Ring(RingError::GivenUp { rank: 0, .. }));
+                assert!(given_up, "rank {rank}: {error}");
+                trainer.recover().await.unwrap();
+                let step = apply(&mut trainer).await.unwrap();
+                (step, bytes(&trainer.leave().await))
+            })
+        });
+        assert!(ends[0] == ends[1], "{pause:?}");
     }
 }
 

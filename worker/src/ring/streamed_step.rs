@@ -19,10 +19,11 @@ use pushpull_collective::RingError;
 /// behind it in the declaration.
 ///
 /// **Dropping it** before `finish` gives the ring up if a part of the gradients is on its way: every
-/// rank gets [`RingError::GivenUp`], and the step counts on none. Otherwise nothing has happened.
-/// Blocks the thread for some 50 ms at most.
+/// rank gets [`RingError::GivenUp`], before or after it has applied the step, and recovers. Otherwise
+/// nothing has happened. Blocks the thread for the bucket under way, and for some 50 ms if that
+/// stands still.
 #[derive(Debug)]
-#[must_use = "a step that is not finished counts on no rank"]
+#[must_use = "a step that is not finished is dropped"]
 pub struct StreamedStep<'a> {
     pub(super) trainer: &'a mut RingTrainer,
 }
@@ -63,7 +64,8 @@ impl<'a> StreamedStep<'a> {
     pub async fn finish(self) -> Result<u64, Error> {
         let RingTrainer { worker, params, .. } = &mut *self.trainer;
         // All ranks want every step.
-        worker.end_stream().await?;
+        let (_, reduced) = worker.end_stream().await?;
+        reduced?;
         let step = worker.apply_streamed(params).await?;
         self.trainer.regroup_after(step).await
     }

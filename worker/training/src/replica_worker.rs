@@ -56,6 +56,8 @@ pub(super) struct RingRank {
     is_open: bool,
     /// Whether all ranks have agreed on the end.
     has_ended: bool,
+    /// Whether the other ranks let late ones in, after a step that this rank has dropped.
+    owes_regroup: bool,
     gradients: Option<Gradients>,
     metrics: WorkerMetrics,
 }
@@ -67,12 +69,16 @@ impl RingRank {
             worker,
             is_open: false,
             has_ended: false,
+            owes_regroup: false,
             gradients: None,
             metrics: WorkerMetrics::default(),
         }
     }
 
     async fn token(&mut self, params: &mut Params) -> Result<Option<Token>, Error> {
+        if std::mem::take(&mut self.owes_regroup) {
+            self.worker.regroup(params).await?;
+        }
         // A step that its caller has dropped counts on no rank.
         if std::mem::take(&mut self.is_open) {
             let _ = self.agree(RingWish::Drop, params).await?;
@@ -112,13 +118,24 @@ impl RingRank {
     /// Ends a step whose gradients were streamed. The ranks agreed on it before they reduced its
     /// first bucket. Until then it is open: the ranks agree to drop it if it has no gradient.
     async fn finish_stream(&mut self, params: &mut Params) -> Result<Push, Error> {
-        let agreed = self.worker.end_stream().await?;
+        let (agreed, reduced) = self.worker.end_stream().await?;
         self.is_open = false;
-        let applied = match agreed.wish {
-            RingWish::Step => self.worker.apply_streamed(params).await.map(Some),
-            RingWish::Drop | RingWish::End => Ok(None),
+        let applied = match (reduced, agreed.wish) {
+            (Err(error), _) => Err(error),
+            (Ok(()), RingWish::Step) => self.worker.apply_streamed(params).await.map(Some),
+            (Ok(()), RingWish::Drop | RingWish::End) => Ok(None),
         };
         self.settle(agreed, applied, params).await
+    }
+
+    /// Drops a step whose gradients were streamed. It stays open, and counts on no rank, unless the
+    /// ranks have ended it already.
+    fn drop_stream(&mut self) {
+        if let Some(Agreement { wish, has_joiners }) = self.worker.drop_stream() {
+            self.is_open = false;
+            self.has_ended |= wish == RingWish::End;
+            self.owes_regroup = has_joiners && wish != RingWish::End;
+        }
     }
 
     /// Lets late ranks in after a step, and counts it.
@@ -130,7 +147,8 @@ impl RingRank {
     ) -> Result<Push, Error> {
         let Agreement { wish, has_joiners } = agreed;
         self.has_ended |= wish == RingWish::End;
-        if has_joiners && wish != RingWish::End && !matches!(applied, Err(Error::Ring(_))) {
+        let has_ring = matches!(applied, Ok(_) | Err(Error::NonFinite { .. }));
+        if has_joiners && wish != RingWish::End && has_ring {
             self.worker.regroup(params).await?;
         }
         match applied {
@@ -163,6 +181,7 @@ impl RingRank {
     /// Goes on with the ranks that are left.
     pub(super) async fn recover(&mut self, params: &mut Params) -> Result<(), Error> {
         self.is_open = false;
+        self.owes_regroup = false;
         self.worker.recover(params).await
     }
 }
@@ -348,7 +367,7 @@ impl ReplicaWorker {
     pub(super) fn drop_stream(&mut self) {
         #[cfg(feature = "ring")]
         if let ReplicaWorker::Ring(rank) = self {
-            rank.worker.drop_stream();
+            rank.drop_stream();
         }
     }
 
