@@ -290,5 +290,13 @@ impl SessionReplica {
             self.past = self.past.plus(worker.metrics());
             let _ = self.interrupt.race_with_grace(worker.leave()).await;
         }
+        // Its worker has not joined the servers again.
+        #[cfg(feature = "ring")]
+        if let TrainingPlace::DenseByRing(ring) = &mut self.place
+            && let Some(mut ring) = ring.take()
+        {
+            ring.give_up("its training has ended without servers").await;
+            ring.leave().await;
+        }
     }
 }
