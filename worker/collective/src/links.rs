@@ -146,9 +146,11 @@ impl Links {
     ///
     /// # Errors
     /// If a neighbour has broken a link.
-    pub(crate) fn begin_wait(&mut self, wanted: Wanted) -> io::Result<bool> {
-        let has_bytes = wanted.reads && self.predecessor.begin_wait()?;
-        let has_room = wanted.writes && self.successor.begin_wait()?;
+    pub(crate) fn begin_wait(&mut self, wanted: Wanted) -> Result<bool, LinkFault> {
+        let broken = |error: io::Error| LinkFault::Predecessor(error.to_string());
+        let has_bytes = wanted.reads && self.predecessor.begin_wait().map_err(broken)?;
+        let has_room =
+            wanted.writes && self.successor.begin_wait().map_err(LinkFault::Successor)?;
         Ok(has_bytes || has_room)
     }
 

@@ -500,7 +500,7 @@ impl Performing<'_> {
                 }
                 Waiter::Async(None) => Ok(()),
             };
-            waited.map_err(|error| Stop::Fault(LinkFault::Successor(error)))?;
+            waited.map_err(Stop::Fault)?;
         }
         if let Some(since) = waits_since {
             ring.metrics.wait += since.elapsed();

@@ -9,7 +9,7 @@ use pushpull_net::{AdaptiveSpin, Processors, Readiness, SpinLimits, SpinWait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::io::Interest;
 
-use crate::links::Links;
+use crate::links::{LinkFault, Links};
 use crate::runtime::WakeFlag;
 
 /// How long a thread polls before it sleeps. Neighbours that reduce at the same time answer within
@@ -81,7 +81,7 @@ impl BlockingWaiter {
         wake: &WakeFlag,
         wanted: Wanted,
         limit: Duration,
-    ) -> io::Result<()> {
+    ) -> Result<(), LinkFault> {
         let now = Instant::now();
         let BlockingWaiter { spin, processors, wait } = self;
         let polls = wait.get_or_insert_with(|| spin.begin(now));
@@ -108,7 +108,7 @@ impl BlockingWaiter {
         let timeout = Timespec::try_from(limit).ok();
         match poll(&mut sockets, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
+            Err(error) => Err(LinkFault::Successor(error.into())),
         }
     }
 }
@@ -139,15 +139,16 @@ impl AsyncWaiter {
     }
 
     /// Waits until one of the sockets may be ready or the flag is raised.
-    pub(crate) async fn wait(&self, links: &mut Links, wanted: Wanted) -> io::Result<()> {
+    pub(crate) async fn wait(&self, links: &mut Links, wanted: Wanted) -> Result<(), LinkFault> {
         if links.begin_wait(wanted)? {
             return Ok(());
         }
-        tokio::select! {
+        let changed = tokio::select! {
             changed = self.predecessor.changed(), if wanted.reads => changed,
             changed = self.successor.changed(), if wanted.writes => changed,
             changed = self.wake.changed(), if wanted.end => changed,
             else => Ok(()),
-        }
+        };
+        changed.map_err(LinkFault::Successor)
     }
 }

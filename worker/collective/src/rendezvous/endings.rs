@@ -42,15 +42,17 @@ impl Rendezvous {
     pub(super) fn on_leave(&mut self, now: Instant, connection: u64) {
         if let Some(id) = self.id_of(connection).map(str::to_owned) {
             self.places.release(&id);
-            if let Some(peer) = self.connections.get(connection) {
-                self.lineage.end(peer.incarnation);
-            }
         }
         self.outputs.send(connection, Left {});
         self.outputs.close(connection);
         let peer = self.connections.remove(connection);
-        // The process ends soon. The members that are left meet at a successor.
-        self.is_stopping |= peer.is_some_and(|peer| self.config.serving == Some(peer.incarnation));
+        // A process with another connection stays.
+        let ending = peer.map(|peer| peer.incarnation);
+        if let Some(process) = ending.filter(|process| !self.connections.has_process(*process)) {
+            self.lineage.end(process);
+            // The process ends soon. The members that are left meet at a successor.
+            self.is_stopping |= self.config.serving == Some(process);
+        }
         self.waiting.remove(connection);
         self.changed = true;
         let seat = self.ring.as_mut().and_then(|ring| ring.vacate(connection));
