@@ -4,7 +4,8 @@
 //! [`SendQueue`] sends frames. [`Endpoints`] are bound addresses, and [`accept`] takes the peers
 //! that connect to them. A [`Connector`] connects to a server. [`AdaptiveSpin`] decides whether a
 //! waiting thread polls or sleeps, and [`Processors`] reports whether another thread needs the
-//! processor. [`PipeReader`] and [`PipeWriter`] pass bytes through memory that two processes share. An internal crate of pushpull: its API may change with any version.
+//! processor. [`PipeReader`] and [`PipeWriter`] pass bytes through memory that two processes share.
+//! An internal crate of pushpull: its API may change with any version.
 
 mod accept;
 mod adaptive_spin;
