@@ -127,7 +127,7 @@ struct AcceptGate<R> {
     receiver: R,
 }
 
-/// What a peer sends before it is taken.
+/// The first messages of a peer, before it is taken.
 struct Greeting {
     header: Header,
     hello: Hello,

@@ -70,7 +70,7 @@ impl Stretches {
     }
 }
 
-/// What a rank adds to encoded stretches.
+/// The share of a rank in encoded stretches.
 pub(crate) trait Contribution: Send {
     /// Adds the rank's own elements to stretches: `others` has the sums of the ranks before, `sums`
     /// gets the result. `bytes` is the place of both among the bytes of all stretches.

@@ -4,7 +4,7 @@ use pushpull_common::ids::VariableId;
 
 use super::bucket_plan::BucketPlan;
 
-/// Which variables of a streamed step have come, and which buckets are reduced.
+/// The variables of a streamed step that have come, and the buckets that are reduced.
 ///
 /// Invariant: buckets are reduced in the order of the plan, so all ranks perform the same
 /// operations whatever order their variables come in.

@@ -32,7 +32,7 @@ pub struct DenseRing {
     short: ShortSteps,
 }
 
-/// What a rank has when it comes to the beginning of a step.
+/// The claim of a rank at the beginning of a step.
 #[derive(Debug)]
 pub enum StepEntry<'a> {
     /// A token of the worker.

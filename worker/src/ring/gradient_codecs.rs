@@ -110,7 +110,8 @@ impl GradientCodecs {
     ) -> Result<(), Error> {
         let Some(found) = self.compression.variables.get_mut(&id) else { return Ok(()) };
         let VariableCodec { codec, residual } = found;
-        let (codec, name) = (*codec, variable.name());
+        let codec = *codec;
+        let name = variable.name();
         match residual {
             VariableResidual::F64(residual) => {
                 average::<f64>(ring, name, codec, cast_elements(bytes), residual).await

@@ -12,7 +12,7 @@ pub(super) struct StepKey {
     pub(super) step: u64,
 }
 
-/// What a rank has when it comes to the beginning of a step.
+/// The claim of a rank at the beginning of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StepClaim {
     /// A token of this step.
@@ -23,7 +23,7 @@ pub(super) enum StepClaim {
     Ending,
 }
 
-/// What the claims of all ranks come to. Every rank gets the same.
+/// The result of the claims of all ranks. Every rank gets the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StepAgreement {
     /// Each rank has a token of one and the same step.

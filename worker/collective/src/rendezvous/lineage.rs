@@ -19,7 +19,7 @@ pub(super) struct Lineage {
     rings: Vec<Electorate>,
 }
 
-/// The members of a ring, of whom a quorum must be in the next.
+/// The members of a ring. A quorum of them must be in the next one.
 #[derive(Debug)]
 pub(super) struct Electorate {
     epoch: u64,

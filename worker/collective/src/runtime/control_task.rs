@@ -43,7 +43,7 @@ pub(super) struct ControlTask {
     setup: RefCell<Option<AbortHandle>>,
     /// The end of a ring of which a rank has left before the links of this one were open.
     left_early: RefCell<Option<RingError>>,
-    /// What the rendezvous waits for, or why it cannot be reached.
+    /// The wait of the rendezvous, or the reason why it cannot be reached.
     wait: RefCell<FormingWait>,
     /// Whether a ring has formed that is not over.
     in_ring: Cell<bool>,
@@ -55,7 +55,7 @@ pub(super) struct ControlTask {
     changed: Notify,
 }
 
-/// What a forming ring waits for.
+/// The wait of a forming ring.
 #[derive(Clone, Debug, Default)]
 struct FormingWait {
     came: u32,
