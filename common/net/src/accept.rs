@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 
 use crate::endpoints::{Endpoint, Endpoints};
 use crate::open_files::{is_out_of_descriptors, open_files_limit};
-use crate::waiting::{NoPlace, PeerHost, WaitingConnections};
+use crate::waiting::{PeerHost, WaitingConnections};
 use crate::{DetachedStream, FrameStream, Stream};
 
 /// How long an evicted connection may still complete its hello, which may have arrived without
@@ -324,10 +324,8 @@ impl<R: PeerReceiver> WaitingConnection<R> {
         };
         match outcome {
             Ok(Ok(greeting)) => {
-                if self.greet() {
-                    return Some(greeting);
-                }
-                gate.receiver.no_hello(NoHello::Evicted);
+                self.greet();
+                return Some(greeting);
             }
             // The peer closed the connection.
             Ok(Err(ReadError::Io(_))) => {}
@@ -347,19 +345,15 @@ impl<R: PeerReceiver> WaitingConnection<R> {
         Ok(Greeting { header, hello, request })
     }
 
-    /// Gives the connection a place among those that have said hello. Returns false if it was
-    /// evicted before and all places are taken.
-    fn greet(&self) -> bool {
+    /// Gives the connection a place among those that have said hello, even if it was evicted.
+    fn greet(&self) {
         let mut waiting = self.gate.waiting.borrow_mut();
-        if !waiting.greet(self.host, self.number) {
-            match waiting.greet_evicted() {
-                Ok(Some(silent)) => silent.notify_one(),
-                Ok(None) => {}
-                Err(NoPlace) => return false,
-            }
+        if !waiting.greet(self.host, self.number)
+            && let Some(silent) = waiting.greet_evicted()
+        {
+            silent.notify_one();
         }
         self.greeted.set(true);
-        true
     }
 }
 

@@ -29,8 +29,8 @@ impl PeerHost {
 /// A connection is *silent* until its hello arrives, and may be evicted. Then it is *greeted*: it
 /// waits for its shard and may not be evicted.
 ///
-/// Invariants: silent and greeted connections together are at most `limit`; every listed host has a
-/// connection.
+/// Invariants: silent and greeted connections together are at most `limit`, but for those that were
+/// evicted with their hello on its way; every listed host has a connection.
 #[derive(Debug)]
 pub(crate) struct WaitingConnections<T> {
     limit: usize,
@@ -50,7 +50,7 @@ impl<T> WaitingConnections<T> {
     /// Whether another connection may be accepted: a place is free, or a silent connection can be
     /// evicted. Otherwise shards must first take connections that have said hello.
     pub(crate) fn can_accept(&self) -> bool {
-        self.silent_count > 0 || self.greeted < self.limit
+        self.greeted < self.limit
     }
 
     /// Adds a connection and returns its number and the evicted connection, if any. The new
@@ -85,17 +85,12 @@ impl<T> WaitingConnections<T> {
     }
 
     /// Greets a connection that was evicted before its hello was read. It takes a free place, or
-    /// that of a silent connection, which is returned.
-    ///
-    /// # Errors
-    /// [`NoPlace`] if all places belong to greeted connections.
-    pub(crate) fn greet_evicted(&mut self) -> Result<Option<T>, NoPlace> {
-        if self.greeted >= self.limit {
-            return Err(NoPlace);
-        }
+    /// that of a silent connection, which is returned. If all places belong to greeted connections
+    /// it is one more, and none is accepted until one of them is handed over.
+    pub(crate) fn greet_evicted(&mut self) -> Option<T> {
         self.greeted += 1;
         let are_too_many = self.silent_count + self.greeted > self.limit;
-        Ok(if are_too_many { self.evict() } else { None })
+        if are_too_many { self.evict() } else { None }
     }
 
     /// Removes a connection that closed before its hello.
@@ -118,10 +113,6 @@ impl<T> WaitingConnections<T> {
         Some(value)
     }
 }
-
-/// All places belong to connections that may not be evicted.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct NoPlace;
 
 #[cfg(test)]
 mod tests {
@@ -199,13 +190,14 @@ mod tests {
         for index in 0..4 {
             waiting.arrive(host(1), index);
         }
-        assert_eq!(waiting.greet_evicted(), Ok(Some(2)), "0 says hello, and 2 makes room");
-        assert_eq!(waiting.greet_evicted(), Ok(Some(3)));
-        assert_eq!(waiting.greet_evicted(), Err(NoPlace), "2 says hello too late");
-        assert!(!waiting.can_accept());
+        assert_eq!(waiting.greet_evicted(), Some(2), "0 says hello, and 2 makes room");
+        assert!(waiting.can_accept());
+        assert_eq!(waiting.greet_evicted(), Some(3));
+        assert_eq!(waiting.greet_evicted(), None, "2 says hello, and is one too many");
         waiting.handed_over();
-        assert_eq!(waiting.greet_evicted(), Ok(None));
-        assert!(!waiting.can_accept());
+        assert!(!waiting.can_accept(), "two are greeted");
+        waiting.handed_over();
+        assert!(waiting.can_accept());
     }
 
     #[test]
