@@ -65,8 +65,6 @@ pub struct Ring {
     number: u64,
     /// Why the ring is over.
     over: Option<RingError>,
-    /// Whether this rank has ended the ring without waiting for the reason that all ranks get.
-    is_ending: bool,
     /// Memory for gathered and fused tensors, in words.
     scratch: Vec<u64>,
     metrics: RingMetrics,
@@ -105,7 +103,6 @@ impl Ring {
             waiter,
             number: 0,
             over: None,
-            is_ending: false,
             scratch: Vec::new(),
             metrics: RingMetrics { rings: 1, ..RingMetrics::default() },
             home: HomeProcess::current(),
@@ -113,7 +110,7 @@ impl Ring {
         };
         let Some(meeting) = meeting(&ring.config) else { return Ok(ring) };
         let mut control = Control::start(control_config(&ring.config, incarnation, meeting))?;
-        let formed = control.join(ring.config.join_timeout).await;
+        let formed = control.join(0, ring.config.join_timeout).await;
         ring.control = Some(control);
         ring.metrics.rings = 0;
         ring.enter(formed?)?;
@@ -126,7 +123,6 @@ impl Ring {
         self.ring = ring;
         self.number = 0;
         self.over = None;
-        self.is_ending = false;
         self.metrics.rings += 1;
         self.transports = links.as_ref().map(|open| (open.from, open.to));
         self.links = links.map(|open| open.links);
@@ -211,14 +207,9 @@ impl Ring {
                 _ => Ok(()),
             };
         };
-        if self.is_ending {
-            // Its end would pass for that of the next ring.
-            control.over().await;
-            self.is_ending = false;
-        }
         // Until another ring has formed there is none.
         self.over = Some(RingError::Regrouped);
-        match control.join(self.config.join_timeout).await {
+        match control.join(self.ring.epoch, self.config.join_timeout).await {
             Ok(formed) => self.enter(formed),
             Err(error) => {
                 self.over = Some(error.clone());

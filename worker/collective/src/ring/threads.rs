@@ -22,7 +22,6 @@ impl Ring {
             waiter: Waiter::Blocking(BlockingWaiter::new()),
             number: self.number,
             over: Some(RingError::Fenced { detail }),
-            is_ending: false,
             scratch: Vec::new(),
             metrics: self.metrics(),
             home: self.home,
@@ -68,7 +67,6 @@ impl Ring {
         let end = RingEnd::GivenUp { rank: self.ring.rank, detail: Detail::shortened(reason) };
         self.over.get_or_insert(RingError::of_end(&end, u32::MAX, self.ring.epoch));
         if let Some(control) = &self.control {
-            self.is_ending = true;
             control.try_report(self.ring.epoch, end);
         }
     }

@@ -73,6 +73,8 @@ pub(crate) enum RingStage {
     },
     /// It is over.
     Over {
+        /// Its epoch.
+        epoch: u64,
         /// The reason.
         error: RingError,
     },
@@ -152,11 +154,15 @@ impl Control {
         Ok(Control { commands, view, wake, formed, runtime: handle })
     }
 
-    /// Enters the next ring, within this time.
+    /// Enters the next ring after that of an epoch, within this time.
     ///
     /// # Errors
     /// Why there is none, or why this member is out.
-    pub(crate) async fn join(&mut self, within: Duration) -> Result<NewRing, RingError> {
+    pub(crate) async fn join(
+        &mut self,
+        after: u64,
+        within: Duration,
+    ) -> Result<NewRing, RingError> {
         let is_formed = matches!(self.view.borrow().stage, RingStage::Formed { .. });
         let formed = lock(&self.formed).take().filter(|_| is_formed);
         if let Some(ring) = formed {
@@ -176,6 +182,8 @@ impl Control {
             let stage = self.view.borrow_and_update().stage.clone();
             match stage {
                 RingStage::Forming => {}
+                // The end of the last ring, which this rank has given up without waiting.
+                RingStage::Over { epoch, .. } if epoch <= after => {}
                 RingStage::Formed { .. } => {
                     if let Some(ring) = lock(&self.formed).take() {
                         return Ok(ring);
@@ -183,7 +191,7 @@ impl Control {
                 }
                 // The others may have performed the first operation and left. What this rank needs
                 // of them has been sent.
-                RingStage::Over { error } => return lock(&self.formed).take().ok_or(error),
+                RingStage::Over { error, .. } => return lock(&self.formed).take().ok_or(error),
                 RingStage::Failed { error } => return Err(error),
                 RingStage::Left => return Err(ended()),
             }
@@ -195,7 +203,7 @@ impl Control {
         loop {
             let stage = self.view.borrow_and_update().stage.clone();
             match stage {
-                RingStage::Over { error } | RingStage::Failed { error } => return error,
+                RingStage::Over { error, .. } | RingStage::Failed { error } => return error,
                 RingStage::Left => return ended(),
                 RingStage::Forming | RingStage::Formed { .. } => {}
             }
@@ -239,7 +247,7 @@ impl Control {
 
     /// Returns whether the ring is over because a rank has left.
     pub(crate) fn is_left(&self) -> bool {
-        matches!(self.view.borrow().stage, RingStage::Over { error: RingError::Left { .. } })
+        matches!(self.view.borrow().stage, RingStage::Over { error: RingError::Left { .. }, .. })
     }
 
     /// Returns the number of members that wait for the next ring.
@@ -308,7 +316,7 @@ mod tests {
         .unwrap();
         let error = crate::block_on::block_on(async {
             control.commands.closed().await;
-            control.join(lease).await.unwrap_err()
+            control.join(0, lease).await.unwrap_err()
         });
         assert!(matches!(error, RingError::System { .. }), "{error}");
     }

@@ -217,7 +217,7 @@ impl ControlTask {
         }
         self.set_stage(match error {
             RingError::Fenced { .. } => RingStage::Failed { error },
-            error => RingStage::Over { error },
+            error => RingStage::Over { epoch: self.epoch.get(), error },
         });
         self.wake.raise();
     }
