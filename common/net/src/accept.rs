@@ -347,10 +347,8 @@ impl<R: PeerReceiver> WaitingConnection<R> {
 
     /// Gives the connection a place among those that have said hello, even if it was evicted.
     fn greet(&self) {
-        let mut waiting = self.gate.waiting.borrow_mut();
-        if !waiting.greet(self.host, self.number)
-            && let Some(silent) = waiting.greet_evicted()
-        {
+        let silent = self.gate.waiting.borrow_mut().greet(self.host, self.number);
+        if let Some(silent) = silent {
             silent.notify_one();
         }
         self.greeted.set(true);

@@ -77,17 +77,11 @@ impl<T> WaitingConnections<T> {
         self.remove(host, oldest)
     }
 
-    /// Marks a connection as greeted. Returns false if it was evicted before.
-    pub(crate) fn greet(&mut self, host: PeerHost, number: u64) -> bool {
-        let silent = self.remove(host, number).is_some();
-        self.greeted += usize::from(silent);
-        silent
-    }
-
-    /// Greets a connection that was evicted before its hello was read. It takes a free place, or
-    /// that of a silent connection, which is returned. If all places belong to greeted connections
-    /// it is one more, and none is accepted until one of them is handed over.
-    pub(crate) fn greet_evicted(&mut self) -> Option<T> {
+    /// Marks a connection as greeted. One that was evicted before its hello was read takes a free
+    /// place, or that of a silent connection, which is returned. If all places belong to greeted
+    /// connections it is one more, and none is accepted until they are fewer.
+    pub(crate) fn greet(&mut self, host: PeerHost, number: u64) -> Option<T> {
+        self.remove(host, number);
         self.greeted += 1;
         let are_too_many = self.silent_count + self.greeted > self.limit;
         if are_too_many { self.evict() } else { None }
@@ -160,19 +154,19 @@ mod tests {
         for index in 0..1000 {
             assert_ne!(waiting.arrive(host(2), index).1, Some(usize::MAX));
         }
-        assert!(waiting.greet(host(1), honest));
+        assert!(waiting.silent[&host(1)].contains_key(&honest));
+        assert_eq!(waiting.greet(host(1), honest), None);
     }
 
     #[test]
     fn a_greeted_connection_is_not_evicted_and_counts_until_it_is_taken() {
         let mut waiting = WaitingConnections::new(2);
         let (first, _) = waiting.arrive(host(1), 1);
-        assert!(waiting.greet(host(1), first));
+        assert_eq!(waiting.greet(host(1), first), None);
         assert_eq!(waiting.arrive(host(1), 2), (1, None));
         assert_eq!(waiting.arrive(host(2), 3), (2, Some(2)));
-        assert!(!waiting.greet(host(1), 1), "it was evicted");
         assert!(waiting.can_accept(), "one can be evicted");
-        assert!(waiting.greet(host(2), 2));
+        assert_eq!(waiting.greet(host(2), 2), None);
         assert!(!waiting.can_accept());
         assert_eq!(waiting.arrive(host(3), 4), (3, Some(4)));
         waiting.handed_over();
@@ -190,10 +184,10 @@ mod tests {
         for index in 0..4 {
             waiting.arrive(host(1), index);
         }
-        assert_eq!(waiting.greet_evicted(), Some(2), "0 says hello, and 2 makes room");
+        assert_eq!(waiting.greet(host(1), 0), Some(2), "0 says hello, and 2 makes room");
         assert!(waiting.can_accept());
-        assert_eq!(waiting.greet_evicted(), Some(3));
-        assert_eq!(waiting.greet_evicted(), None, "2 says hello, and is one too many");
+        assert_eq!(waiting.greet(host(1), 1), Some(3));
+        assert_eq!(waiting.greet(host(1), 2), None, "2 says hello, and is one too many");
         waiting.handed_over();
         assert!(!waiting.can_accept(), "two are greeted");
         waiting.handed_over();
