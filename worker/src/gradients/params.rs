@@ -15,6 +15,7 @@ use super::rows::RowGradients;
 use super::sharding_plan::ShardingPlan;
 use super::staged_parts::StagedParts;
 use crate::error::ViewError;
+use crate::initial_values::check_whole;
 
 /// A local copy of all dense variables.
 ///
@@ -236,6 +237,42 @@ impl Gradients {
         self.factors.remove(&id);
         self.memory.present[id.0 as usize] = false;
         Ok(())
+    }
+
+    /// Sets the gradient of a dense variable as a streaming push does: whole, and once.
+    ///
+    /// # Errors
+    /// [`ViewError`].
+    #[doc(hidden)]
+    pub fn collect_variable<T: Element>(
+        &mut self,
+        name: &str,
+        gradient: &[T],
+    ) -> Result<(), ViewError> {
+        let id = check_whole(&self.plan, name, gradient)?;
+        if self.present().any(|present| present == id) {
+            return Err(ViewError::Twice { name: name.to_owned() });
+        }
+        self.view_mut_unfilled(name)?.copy_from_slice(gradient);
+        Ok(())
+    }
+
+    /// Sets the rows of a sparse variable as a streaming push does: all, and once.
+    ///
+    /// # Errors
+    /// [`ViewError`].
+    #[doc(hidden)]
+    pub fn collect_rows<T: Element>(
+        &mut self,
+        name: &str,
+        ids: &[u64],
+        rows: &[T],
+    ) -> Result<(), ViewError> {
+        let id = self.plan.find(name)?;
+        if self.memory.rows().iter().any(|rows| rows.variable == id) {
+            return Err(ViewError::Twice { name: name.to_owned() });
+        }
+        self.set_rows(name, ids, rows)
     }
 
     /// Returns the dense variables that have a gradient.

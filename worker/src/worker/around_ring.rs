@@ -1,54 +1,12 @@
-//! The operations of a worker whose dense gradients go around a ring, and of gradients that are
-//! collected for it one by one.
+//! The operations of a worker whose dense gradients go around a ring.
 
 use std::time::Duration;
 
-use pushpull_common::tensor::Element;
-
 use super::{PushHandle, Worker};
-use crate::error::{Error, ViewError};
+use crate::error::Error;
 use crate::gradients::params::Gradients;
-use crate::initial_values::check_whole;
 use crate::joined_model::{check_finite, check_rows_finite};
 use crate::token::Token;
-
-impl Gradients {
-    /// Sets the gradient of a dense variable as a streaming push does: whole, and once.
-    ///
-    /// # Errors
-    /// [`ViewError`].
-    #[doc(hidden)]
-    pub fn collect_variable<T: Element>(
-        &mut self,
-        name: &str,
-        gradient: &[T],
-    ) -> Result<(), ViewError> {
-        let id = check_whole(&self.plan, name, gradient)?;
-        if self.present().any(|present| present == id) {
-            return Err(ViewError::Twice { name: name.to_owned() });
-        }
-        self.view_mut_unfilled(name)?.copy_from_slice(gradient);
-        Ok(())
-    }
-
-    /// Sets the rows of a sparse variable as a streaming push does: all, and once.
-    ///
-    /// # Errors
-    /// [`ViewError`].
-    #[doc(hidden)]
-    pub fn collect_rows<T: Element>(
-        &mut self,
-        name: &str,
-        ids: &[u64],
-        rows: &[T],
-    ) -> Result<(), ViewError> {
-        let id = self.plan.find(name)?;
-        if self.memory.rows().iter().any(|rows| rows.variable == id) {
-            return Err(ViewError::Twice { name: name.to_owned() });
-        }
-        self.set_rows(name, ids, rows)
-    }
-}
 
 impl Worker {
     /// Takes a token as [`Worker::token`] does, but waits for at most `limit`. A wait that has ended
