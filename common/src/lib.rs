@@ -20,6 +20,7 @@ pub mod finite;
 pub mod identity;
 pub mod ids;
 pub mod initializer;
+pub mod launch;
 pub mod local_path;
 pub mod names;
 pub mod panic_message;

@@ -131,8 +131,6 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/collective/src/fold.rs", &[]),
     ("worker/collective/src/fold", &[]),
     ("worker/collective/src/gathered.rs", &[]),
-    ("worker/collective/src/launch.rs", &[]),
-    ("worker/collective/src/launch", &[]),
     ("worker/collective/src/member.rs", &[]),
     ("worker/collective/src/reduction.rs", &[]),
     ("worker/collective/src/rendezvous", &[]),

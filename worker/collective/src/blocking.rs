@@ -9,10 +9,10 @@ use crate::block_on::block_on;
 use crate::config::RingConfig;
 use crate::element::RingElement;
 use crate::error::RingError;
-use crate::launch::Launch;
 use crate::metrics::RingMetrics;
 use crate::reduction::Reduction;
 use crate::ring::{EncodedTensor, Tensor};
+use pushpull_common::launch::Launch;
 
 /// A [`crate::Ring`] for threads without an async runtime. Its operations move bytes on the calling
 /// thread, which polls for a short time before it sleeps.

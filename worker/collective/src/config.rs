@@ -6,9 +6,9 @@ use std::time::Duration;
 use pushpull_common::protocol::limits;
 
 use crate::error::RingError;
-use crate::launch::Launch;
 use crate::stall::{RingStall, StallCheck};
 use crate::transport::Transport;
+use pushpull_common::launch::Launch;
 
 /// The settings of a rank.
 ///

@@ -22,7 +22,6 @@ use pushpull_net::HomeProcess;
 
 use crate::config::RingConfig;
 use crate::error::{RingError, describe};
-use crate::launch::Launch;
 use crate::links::{LinkFault, Links, Turn};
 use crate::member::{FormedRing, MemberFacts, RankPlace};
 use crate::metrics::RingMetrics;
@@ -31,6 +30,7 @@ use crate::runtime::{Control, ControlConfig, Meeting, NewRing};
 use crate::stall::{RingStall, StallWatch};
 use crate::transport::Transport;
 use crate::waiter::{BlockingWaiter, Waiter, Wanted};
+use pushpull_common::launch::Launch;
 
 pub use encoded::EncodedTensor;
 pub use fused::Tensor;

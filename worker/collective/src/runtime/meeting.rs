@@ -148,7 +148,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixListener;
 
-    use crate::launch::Launch;
+    use pushpull_common::launch::Launch;
 
     use super::*;
 

@@ -1,6 +1,6 @@
 //! The address of the rendezvous, as a launcher or a person passes it.
 
-use pushpull_common::protocol::limits;
+use crate::protocol::limits;
 
 use super::error::clip;
 use super::{LaunchError, Launcher, Lookup};

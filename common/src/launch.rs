@@ -24,7 +24,7 @@ use slurm::SlurmStep;
 /// The library reads no environment: the program passes the lookup.
 ///
 /// ```no_run
-/// # use pushpull_collective::{Launch, LaunchError};
+/// # use pushpull_common::launch::{Launch, LaunchError};
 /// let launch = match Launch::from_lookup(|name| std::env::var(name).ok()) {
 ///     Err(LaunchError::NoLauncher { .. }) => Launch::new(0, 1)?,
 ///     launch => launch?,

@@ -1,6 +1,6 @@
 //! [`Place`]: checked ranks and sizes.
 
-use pushpull_common::protocol::limits;
+use crate::protocol::limits;
 
 use super::error::clip;
 use super::{LaunchError, Lookup};

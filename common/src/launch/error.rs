@@ -1,6 +1,6 @@
 //! The errors of finding a process's place in its job.
 
-use pushpull_common::protocol::limits;
+use crate::protocol::limits;
 use thiserror::Error;
 
 /// Missing, malformed or contradictory variables of a launcher. The configuration is at fault.
