@@ -176,6 +176,14 @@ pub mod cluster {
         CustomStrategy, DeviceSetter, PlacedPartition, Placement, PlacementStrategy, ShardMap,
         TaskLoads,
     };
+
+    /// The cluster and the task of a process, as its launcher tells them.
+    pub mod resolve {
+        pub use pushpull_common::cluster::resolve::{
+            ClusterSource, Known, NodeListProblem, Resolution, ResolveError, Resolver,
+            expand_node_list, resolve, union,
+        };
+    }
 }
 
 /// What a variable is: its type and shape, its first values, how it is cut, and tables that grow.

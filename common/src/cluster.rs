@@ -11,6 +11,7 @@ mod address;
 mod builder;
 mod error;
 mod json;
+pub mod resolve;
 mod text;
 mod unique_keys;
 

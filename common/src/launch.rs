@@ -13,6 +13,8 @@ mod tests;
 pub use error::LaunchError;
 pub use launcher::Launcher;
 
+pub(crate) use slurm::task_runs;
+
 use job_key::job_key;
 use place::Place;
 use rows::Row;

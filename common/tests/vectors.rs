@@ -4,6 +4,9 @@
 //! a difference of pushpull.
 
 use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::cluster::resolve::{
+    Known, Resolution, ResolveError, Resolver, expand_node_list, resolve, union,
+};
 use pushpull_common::device::DeviceSpec;
 use pushpull_common::ids::VariableId;
 use pushpull_common::partition::{Partitioner, max_size_parts, min_size_parts, split_rows};
@@ -268,4 +271,80 @@ fn row_ranges_match_the_table() {
     }
     let starts: Vec<_> = split_rows(10, 4).iter().map(|range| range.start).collect();
     assert_eq!(starts, [0, 3, 6, 8]);
+}
+
+/// Resolves a cluster from variables.
+fn resolved(variables: &serde_json::Map<String, Value>, known: &Known) -> Resolution {
+    let lookup = |name: &str| variables.get(name).map(|value| text(value).to_owned());
+    resolve(Resolver::Auto, &lookup, known).expect("a cluster")
+}
+
+#[test]
+fn the_classic_configuration_gives_cluster_and_task() {
+    let section = vectors("tf_config");
+    let variables = |config: &Value| {
+        serde_json::Map::from_iter([("TF_CONFIG".to_owned(), Value::from(config.to_string()))])
+    };
+    let found = resolved(&variables(&section["in"]), &Known::default());
+    let expected = ClusterSpec::from_json(&section["in"]["cluster"].to_string());
+    assert_eq!(found.cluster, expected.expect("a cluster"));
+    let task = found.task.expect("a task");
+    assert_eq!(Value::from(vec![Value::from(&*task.job), task.index.into()]), section["task"]);
+    // The address at which a session of the classic system reaches the task.
+    let address = found.cluster.task_address(&task.job, task.index).expect("an address");
+    assert_eq!(format!("grpc://{address}"), text(&section["master"]));
+    assert_eq!(section["unset"]["cluster"], Value::Object(serde_json::Map::new()));
+    let unset = resolve(Resolver::Auto, &|_| None, &Known::default());
+    assert!(matches!(unset, Err(ResolveError::NoSource { .. })));
+}
+
+#[test]
+fn a_slurm_step_gives_cluster_and_task() {
+    let section = vectors("slurm");
+    for (list, hosts) in map(&section["hostlist"]) {
+        assert_eq!(Value::from(expand_node_list(list).expect("hosts")), *hosts, "{list}");
+    }
+    for list in list(&section["hostlist_error"]) {
+        // A difference of pushpull: several brackets are a product, as in Slurm itself.
+        match text(list) {
+            "rack[1-2]x[3-4]" => {
+                let hosts = expand_node_list(text(list)).expect("hosts");
+                assert_eq!(hosts, ["rack1x3", "rack1x4", "rack2x3", "rack2x4"]);
+            }
+            list => assert!(expand_node_list(list).is_err(), "{list}"),
+        }
+    }
+    let resolution = &section["resolve"];
+    let mut variables = map(&resolution["env"]).clone();
+    // srun sets these as well: they tell a task of a step from the batch script.
+    let size = variables["SLURM_STEP_NUM_TASKS"].clone();
+    variables.extend([
+        ("SLURM_JOB_ID".to_owned(), Value::from("1")),
+        ("SLURM_STEP_ID".to_owned(), Value::from("0")),
+        ("SLURM_NTASKS".to_owned(), size),
+    ]);
+    let mut known = Known::default();
+    known.base_port = 8888;
+    known.num_ps = resolution["jobs"]["ps"].as_u64().and_then(|count| u32::try_from(count).ok());
+    let found = resolved(&variables, &known);
+    assert_eq!(found.cluster.to_json(), resolution["cluster"].to_string());
+    let task = found.task.expect("a task");
+    assert_eq!(Value::from(vec![Value::from(&*task.job), task.index.into()]), resolution["task"]);
+    let address = found.cluster.task_address(&task.job, task.index).expect("an address");
+    assert_eq!(format!("grpc://{address}"), text(&resolution["master"]));
+}
+
+#[test]
+fn clusters_are_united_job_by_job() {
+    let section = vectors("union_resolver");
+    let cluster = |value: &Value| ClusterSpec::from_json(&value.to_string()).expect("a cluster");
+    let lists: Vec<_> = list(&section["lists"]).iter().map(cluster).collect();
+    assert_eq!(union(&lists), Ok(cluster(&section["out"])));
+    let merge = list(&section["dict_merge"]);
+    let (first, second) = (cluster(&merge[0]), cluster(&merge[1]));
+    assert_eq!(union([&first, &second]), Ok(cluster(&merge[2])));
+    let clash = cluster(&serde_json::json!({"worker": {"0": "x:1", "7": "y:1"}}));
+    let error = union([&first, &clash]).expect_err("task 0 is in both");
+    assert_eq!(error, ResolveError::TaskTwice { job: "worker".to_owned(), index: 0 });
+    assert_eq!(section["conflict"], Value::from("KeyError on task 0"));
 }

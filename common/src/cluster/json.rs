@@ -46,10 +46,18 @@ impl ClusterSpec {
     }
 
     fn from_json_value(value: &Value) -> Result<ClusterSpec, ClusterError> {
-        let Value::Object(jobs) = classic_cluster(value).unwrap_or(value) else {
+        let jobs = classic_cluster(value).unwrap_or(value);
+        if let Value::Object(jobs) = jobs {
+            check_parts(jobs)?;
+        }
+        ClusterSpec::from_jobs(jobs)
+    }
+
+    /// Reads the jobs of a cluster, each a list or a map.
+    pub(super) fn from_jobs(value: &Value) -> Result<ClusterSpec, ClusterError> {
+        let Value::Object(jobs) = value else {
             return Err(ClusterError::NotJobs { found: kind(value) });
         };
-        check_parts(jobs)?;
         let mut builder = ClusterSpec::builder();
         for (name, job) in jobs {
             builder = builder.sparse_job(name, read_tasks(name, job)?);
@@ -64,7 +72,8 @@ impl ClusterSpec {
     }
 }
 
-fn json_value(text: &str) -> Result<Value, ClusterError> {
+/// Parses text of bounded length. A repeated key is an error.
+pub(super) fn json_value(text: &str) -> Result<Value, ClusterError> {
     if text.len() > ClusterSpec::TEXT_BYTES_MAX {
         return Err(ClusterError::TooLong { bytes: text.len() });
     }

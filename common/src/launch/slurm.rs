@@ -91,11 +91,9 @@ fn local_size(lookup: Lookup<'_>, place: &Place) -> Result<Option<u32>, LaunchEr
 /// Returns the number of tasks on a node by a list such as `2(x3),1`: two on each of three nodes,
 /// then one.
 fn tasks_on_node(list: &str, node: u32) -> Result<Option<u32>, LaunchError> {
-    let malformed = || LaunchError::TasksPerNode { value: clip(list) };
     let mut first = 0u64;
     let mut found = None;
-    for run in list.split(',') {
-        let (tasks, nodes) = read_run(run).ok_or_else(malformed)?;
+    for (tasks, nodes) in task_runs(list)? {
         // The list is as long as an environment allows, so the sum of 32-bit numbers stays in range.
         let end = first + u64::from(nodes);
         if (first..end).contains(&u64::from(node)) {
@@ -104,6 +102,12 @@ fn tasks_on_node(list: &str, node: u32) -> Result<Option<u32>, LaunchError> {
         first = end;
     }
     Ok(found)
+}
+
+/// Reads a list such as `2(x3),1` as runs of tasks on each node and the number of such nodes.
+pub(crate) fn task_runs(list: &str) -> Result<Vec<(u32, u32)>, LaunchError> {
+    let malformed = || LaunchError::TasksPerNode { value: clip(list) };
+    list.split(',').map(|run| read_run(run).ok_or_else(malformed)).collect()
 }
 
 /// Reads `2(x3)` as two tasks on each of three nodes, and `2` as two on one.

@@ -1,0 +1,185 @@
+//! Tables of variables and flags, and the clusters and tasks resolved from them.
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Variables and flags, and the expected text.
+struct Case<'a> {
+    line: usize,
+    variables: BTreeMap<&'a str, &'a str>,
+    resolver: Resolver,
+    known: Known,
+    expected: &'a str,
+}
+
+/// Reads the cases of a table: lines `NAME=value` and `--flag value`, then `-> text`.
+fn cases(table: &str) -> Vec<Case<'_>> {
+    let mut cases = Vec::new();
+    let mut variables = BTreeMap::new();
+    let mut known = Known::default();
+    let mut resolver = Resolver::Auto;
+    for (line, text) in (1..).zip(table.lines()) {
+        if let Some(expected) = text.strip_prefix("-> ") {
+            let variables = std::mem::take(&mut variables);
+            let known = std::mem::take(&mut known);
+            cases.push(Case { line, variables, resolver, known, expected });
+            resolver = Resolver::Auto;
+        } else if let Some((flag, value)) = text.strip_prefix("--").and_then(|t| t.split_once(' '))
+        {
+            match flag {
+                "resolve" => resolver = value.parse().expect("the name of a resolver"),
+                flag => set_flag(&mut known, flag, value),
+            }
+        } else if let Some((name, value)) = text.split_once('=').filter(|_| !text.starts_with('#'))
+        {
+            assert!(variables.insert(name, value).is_none(), "line {line} repeats {name}");
+        } else {
+            assert!(text.is_empty() || text.starts_with('#'), "line {line}: {text}");
+        }
+    }
+    assert!(variables.is_empty(), "the last case expects nothing");
+    cases
+}
+
+fn set_flag(known: &mut Known, flag: &str, value: &str) {
+    let number = || value.parse::<u32>().expect("a number");
+    let jobs = |job: &str| ClusterSpec::builder().job(job, value.split(',')).build();
+    match flag {
+        "ps-hosts" => known.jobs.push(("--ps-hosts", jobs("ps").expect("addresses"))),
+        "worker-hosts" => known.jobs.push(("--worker-hosts", jobs("worker").expect("addresses"))),
+        "job-name" => known.job = Some(value.to_owned()),
+        "task-index" => known.index = Some(number()),
+        "num-ps" => known.num_ps = Some(number()),
+        "num-workers" => known.num_workers = Some(number()),
+        "base-port" => known.base_port = value.parse().expect("a port"),
+        "ps-service" => known.ps_service = Some(value.to_owned()),
+        "socket-folder" => known.socket_folder = Some(value.into()),
+        "parent" => known.parent_process = Some(number()),
+        other => panic!("unknown flag {other}"),
+    }
+}
+
+/// Formats a resolution as the tables do.
+fn text(case: &Case<'_>) -> String {
+    let lookup = |name: &str| case.variables.get(name).map(|&value| value.to_owned());
+    match resolve(case.resolver, &lookup, &case.known) {
+        Ok(Resolution { cluster, task, source, .. }) => {
+            let task = task.map_or("no task".to_owned(), |task| task.to_string());
+            format!("{source}: {task} of {cluster}")
+        }
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn variables_and_flags_give_a_cluster_or_name_their_fault() {
+    let cases = cases(include_str!("sources.txt"));
+    assert_eq!(cases.len(), 70);
+    let differ: Vec<_> = cases
+        .iter()
+        .filter(|case| text(case) != case.expected)
+        .map(|case| format!("line {}: {}\n", case.line, text(case)))
+        .collect();
+    assert!(differ.is_empty(), "{}", differ.concat());
+}
+
+#[test]
+fn without_one_of_its_variables_a_process_is_never_another_task() {
+    for case in cases(include_str!("sources.txt")) {
+        let lookup = |name: &str| case.variables.get(name).map(|&value| value.to_owned());
+        let Ok(whole) = resolve(case.resolver, &lookup, &case.known) else { continue };
+        for gone in case.variables.keys() {
+            let without = |name: &str| lookup(name).filter(|_| name != *gone);
+            let found = resolve(case.resolver, &without, &case.known);
+            let Ok(found) = found else { continue };
+            if found.source == whole.source {
+                assert_eq!(found.task, whole.task, "line {}, without {gone}", case.line);
+                assert_eq!(found.cluster, whole.cluster, "line {}, without {gone}", case.line);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_source_says_why_it_was_not_taken() {
+    let lookup = |name: &str| {
+        let value = match name {
+            "TF_CONFIG" => r#"{"cluster":{"ps":["a:1"]},"task":{"type":"ps","index":0}}"#,
+            "OMPI_COMM_WORLD_RANK" => "1",
+            "OMPI_COMM_WORLD_SIZE" => "2",
+            "CLUSTER_SPEC" => "{",
+            _ => return None,
+        };
+        Some(value.to_owned())
+    };
+    let resolved = resolve(Resolver::Auto, &lookup, &Known::default()).expect("a TF_CONFIG");
+    let passed: Vec<_> =
+        resolved.passed.iter().map(|(source, reason)| format!("{source}: {reason}")).collect();
+    let expected = [
+        "flags: --ps-hosts is not given",
+        "tony: tf-config comes first, and: cannot use CLUSTER_SPEC: cannot read the cluster as JSON: \
+         EOF while parsing an object at line 1 column 1",
+        "dmlc: DMLC_ROLE is not set",
+        "slurm: the rank of this process is one of Open MPI",
+        "mpi: tf-config comes first, and: cannot resolve the cluster by mpi: --num-ps is needed, the \
+         number of the first ranks that are ps tasks",
+        "kubernetes: KUBERNETES_SERVICE_HOST is not set",
+    ];
+    assert_eq!(passed, expected);
+    assert_eq!(resolved.taken.len(), 1);
+}
+
+#[test]
+fn a_list_of_nodes_is_bounded_before_it_is_expanded() {
+    let long = format!("a[1-{}]", 1 << 16);
+    assert_eq!(expand_node_list(&long).map(|hosts| hosts.len()), Ok(1 << 16));
+    for list in
+        ["a[1-1000000]", "a[1-4000000000]x[1-4000000000]", "a[1-65536],b", "a[1-300]b[1-300]"]
+    {
+        assert_eq!(expand_node_list(list), Err(NodeListProblem::TooMany), "{list}");
+    }
+}
+
+#[test]
+fn a_malformed_list_of_nodes_names_its_fault() {
+    use NodeListProblem::*;
+    let table = [
+        ("", EmptyName),
+        ("a,", EmptyName),
+        ("a[1-2]b", Suffix("b".into())),
+        ("n[1-2]-ib", Suffix("-ib".into())),
+        ("n[1-", Brackets),
+        ("n1-2]", Brackets),
+        ("n[[1]]", Brackets),
+        ("n[2-1]", Reversed("2-1".into())),
+        ("n[]", Range(String::new())),
+        ("n[1,]", Range(String::new())),
+        ("n[1-2-3]", Range("1-2-3".into())),
+        ("n[+1]", Range("+1".into())),
+        ("n[99999999999]", Range("99999999999".into())),
+        ("a b", Character(' ')),
+        ("ü", Character('ü')),
+        ("a:1", Character(':')),
+    ];
+    for (list, problem) in table {
+        assert_eq!(expand_node_list(list), Err(problem), "{list}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_the_list_of_nodes_panic_or_grow(list in "[a-c0-9,\\[\\]-]{0,40}") {
+        if let Ok(hosts) = expand_node_list(&list) {
+            prop_assert!(hosts.len() <= ClusterSpec::TASKS_MAX);
+            prop_assert!(hosts.iter().all(|host| !host.is_empty() && !host.contains('[')));
+        }
+    }
+
+    #[test]
+    fn plain_names_are_their_own_expansion(names in prop::collection::vec("[a-z][a-z0-9.-]{0,9}", 1..9)) {
+        prop_assert_eq!(expand_node_list(&names.join(",")), Ok(names));
+    }
+}
