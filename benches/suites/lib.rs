@@ -34,6 +34,8 @@ use clap::Parser;
 
 use bench::report::Report;
 use bench::{BenchError, Transport, bytes_of, transport};
+use byte_size::parse_byte_size;
+use local_path::local_path;
 use options::{Suite, SuitesOptions};
 use pushpull::error::Chain;
 

@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use clap::parser::ValueSource;
-use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches};
+use clap::{Arg, ArgGroup, ArgMatches, Args, CommandFactory, FromArgMatches};
 use pushpull::{ClusterSpec, Ps, PsConfig, TaskId};
 
 #[path = "../../src/bin/options/mod.rs"]
@@ -22,27 +22,32 @@ pub(crate) type TaskError = Box<dyn Error + Send + Sync>;
 /// The flags of one process of a cluster.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Cluster")]
-#[command(mut_arg("ps_hosts", |hosts: Arg| hosts.requires("job_name")))]
-#[command(mut_arg("worker_hosts", |hosts: Arg| hosts.requires("job_name")))]
-#[command(mut_arg("job_name", |job: Arg| job.requires("ps_hosts").requires("worker_hosts")))]
-#[command(mut_arg("task_index", |index: Arg| index.requires("job_name")))]
+#[command(group(ArgGroup::new("task").args(["job_name", "resolve"]).multiple(true)))]
+#[command(group(ArgGroup::new("servers").args(["ps_hosts", "resolve"]).multiple(true)))]
+#[command(group(ArgGroup::new("workers").args(["worker_hosts", "resolve"]).multiple(true)))]
+#[command(mut_arg("ps_hosts", |hosts: Arg| hosts.requires("task")))]
+#[command(mut_arg("worker_hosts", |hosts: Arg| hosts.requires("task")))]
+#[command(mut_arg("job_name", |job: Arg| job.requires("servers").requires("workers")))]
+#[command(mut_arg("task_index", |index: Arg| index.requires("task")))]
 pub(crate) struct ProcessOptions {
     #[command(flatten)]
     tasks: classic::TaskOptions,
+    #[command(flatten)]
+    resolve: classic::ResolveOptions,
     /// Keep a parameter server running when all workers have left
-    #[arg(long, requires = "job_name")]
+    #[arg(long, requires = "task")]
     keep_serving: bool,
     /// Time for which a parameter server then waits for another worker, in seconds
     #[arg(
         long,
         value_name = "SECONDS",
         default_value_t = 10,
-        requires = "job_name",
+        requires = "task",
         conflicts_with = "keep_serving"
     )]
     exit_grace: u64,
     /// Listen where other machines can reach it, without authentication
-    #[arg(long, requires = "job_name")]
+    #[arg(long, requires = "task")]
     insecure: bool,
 }
 
@@ -97,17 +102,18 @@ pub(crate) enum Role {
 impl ProcessOptions {
     /// Returns the role of this process; `None` if the whole cluster runs in it.
     pub(crate) fn role(&self) -> Result<Option<Role>, TaskError> {
+        if let Some(resolver) = self.resolve.resolve {
+            let resolution = self.resolve.join(resolver, &self.tasks);
+            let resolution = resolution.map_err(|fault| format!("--resolve: {fault}"))?;
+            let task = resolution.task.ok_or("--resolve: give --job-name and --task-index")?;
+            return Role::of(task, resolution.cluster).map(Some);
+        }
         let Some(job) = &self.tasks.job_name else {
             return Ok(None);
         };
         let cluster = self.tasks.cluster().map_err(|(flag, error)| format!("{flag}: {error}"))?;
         let index = self.tasks.index();
-        let task = TaskId::new(job.as_str(), index);
-        let role = match &**job {
-            "ps" => Role::Ps(task, cluster),
-            "worker" => Role::Worker(task, cluster),
-            _ => return Err(format!("--job-name {job}: the jobs are ps and worker").into()),
-        };
+        let role = Role::of(TaskId::new(job.as_str(), index), cluster)?;
         let found = role.cluster().require(job, index);
         found.map_err(|error| format!("--task-index {index}: {error}"))?;
         Ok(Some(role))
@@ -147,6 +153,15 @@ impl ProcessOptions {
 }
 
 impl Role {
+    /// Returns the role of a task of the job `ps` or `worker`.
+    fn of(task: TaskId, cluster: ClusterSpec) -> Result<Role, TaskError> {
+        match &*task.job {
+            "ps" => Ok(Role::Ps(task, cluster)),
+            "worker" => Ok(Role::Worker(task, cluster)),
+            job => Err(format!("--job-name {job}: the jobs are ps and worker").into()),
+        }
+    }
+
     /// Returns the task of this process.
     pub(crate) fn task(&self) -> &TaskId {
         let (Role::Ps(task, _) | Role::Worker(task, _)) = self;

@@ -1,5 +1,6 @@
 //! The example `ring` under each launcher of this machine, as four ranks on this host and as sixteen
-//! on four hosts: the same accuracy as one process on the joined batch.
+//! on four hosts: the same accuracy as one process on the joined batch. And a server with three
+//! workers that find each other by the launcher's variables, whose pushes are all applied.
 //!
 //! The hosts are network namespaces, which need root.
 //! Launchers are searched for in the folders that `PUSHPULL_MPI5` and `PUSHPULL_MPICH` name, in the
@@ -8,10 +9,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+mod cluster;
 mod hosts;
 #[path = "../../examples/ring.rs"]
 #[allow(dead_code, reason = "the example has a main of its own")]
 mod ring;
+mod slurm;
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -20,6 +23,7 @@ use std::process::{Command, ExitCode, Stdio};
 use serde_json::Value;
 
 use self::hosts::Hosts;
+use self::slurm::SlurmCluster;
 
 /// The first argument of a process that is a rank.
 const RANK: &str = "rank";
@@ -39,7 +43,7 @@ struct LauncherCase {
     host_flags: Option<(&'static str, &'static str)>,
 }
 
-const LAUNCHERS: [LauncherCase; 4] = [
+const LAUNCHERS: [LauncherCase; 3] = [
     LauncherCase {
         name: "Open MPI 4",
         folder: None,
@@ -82,16 +86,6 @@ const LAUNCHERS: [LauncherCase; 4] = [
             "-iface eth0 -n 16 -ppn 4 -hosts 10.77.0.1,10.77.0.2,10.77.0.3,10.77.0.4 \
              -genv PUSHPULL_RENDEZVOUS 10.77.0.1:29500",
         )),
-    },
-    LauncherCase {
-        name: "Slurm",
-        folder: None,
-        program: "srun",
-        // Fails unless a controller answers.
-        probe: &["sinfo", "--noheader", "--format=%P is up"],
-        sign: "is up",
-        flags: "-n 4",
-        host_flags: None,
     },
 ];
 
@@ -161,6 +155,37 @@ fn check(case: &LauncherCase, folder: &Path, alone: &Value) -> Result<Value, Str
     compare(4, &result, &errors, alone)
 }
 
+/// Checks a server and three workers: two programs of one job.
+fn check_cluster(case: &LauncherCase, folder: &Path) -> Result<Value, String> {
+    let mut command = limited("60", folder, case.program);
+    let place = case.flags.split_ascii_whitespace().collect::<Vec<_>>();
+    // The number of ranks belongs to each program.
+    let number = place.iter().position(|&flag| flag == "-np" || flag == "-n").unwrap_or(0);
+    let (before, after) = (&place[..number], place.get(number + 2..).unwrap_or_default());
+    command.args(before).args(after).args(["-n", "1"]).args(cluster::server(&[]));
+    command.arg(":").args(["-n", "3"]).args(cluster::worker_command(None));
+    cluster::check(command, "mpi")
+}
+
+/// Checks four ranks in a step of Slurm.
+fn check_step(slurm: &SlurmCluster, alone: &Value) -> Result<Value, String> {
+    let mut command = slurm.srun("60");
+    command.args(["-n", "4"]).arg(std::env::current_exe().unwrap()).arg(RANK);
+    let (result, errors) = run(command)?;
+    compare(4, &result, &errors, alone)
+}
+
+/// Checks a server and three workers on the nodes of Slurm, which addresses of the nodes join.
+fn check_program_list(slurm: &SlurmCluster) -> Result<Value, String> {
+    let list = slurm.folder().join("programs");
+    let server = cluster::server(&[]).join(" ");
+    let worker = cluster::worker_command(None).join(" ");
+    std::fs::write(&list, format!("0 {server}\n1-3 {worker}\n")).unwrap();
+    let mut command = slurm.srun("60");
+    command.args(["-N", "4", "-n", "4", "--multi-prog"]).arg(&list);
+    cluster::check(command, "slurm")
+}
+
 /// Checks the result of sixteen ranks on four hosts against that of one process.
 fn check_hosts(
     case: &LauncherCase,
@@ -228,8 +253,10 @@ impl Counts {
 
 fn main() -> ExitCode {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
-    if arguments.first().is_some_and(|first| first == RANK) {
-        return ring::run(arguments.drain(1..));
+    match arguments.first().map(String::as_str) {
+        Some(RANK) => return ring::run(arguments.drain(1..)),
+        Some(cluster::WORKER) => return cluster::worker(arguments.get(1).map(String::as_str)),
+        _ => {}
     }
     let mut names = arguments.iter().filter(|argument| !argument.starts_with('-')).peekable();
     let is_wanted = names.peek().is_none() || names.any(|name| "launchers".contains(&name[..]));
@@ -253,6 +280,7 @@ fn main() -> ExitCode {
             continue;
         };
         counts.count(name, check(&case, &folder, &alone.four));
+        counts.count(&format!("{name}, a server"), check_cluster(&case, &folder));
         let Some(flags) = case.host_flags else { continue };
         let name = format!("{name} on four hosts");
         match &hosts {
@@ -261,6 +289,13 @@ fn main() -> ExitCode {
             }
             Err(error) => counts.skip(&name, &format!("needs namespaces: {error}")),
         }
+    }
+    match SlurmCluster::start() {
+        Ok(slurm) => {
+            counts.count("Slurm", check_step(&slurm, &alone.four));
+            counts.count("Slurm, a server", check_program_list(&slurm));
+        }
+        Err(reason) => counts.skip("Slurm", &reason),
     }
     let Counts { passed, failed, skipped } = counts;
     println!("launchers: {passed} passed, {failed} failed, {skipped} skipped");

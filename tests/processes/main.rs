@@ -12,6 +12,7 @@ mod example_in_graph;
 mod help;
 mod inspect;
 mod jobs;
+mod resolve;
 mod tensorboard;
 #[path = "../support/test_process.rs"]
 mod test_process;

@@ -9,6 +9,7 @@ mod file_size_signal;
 mod hyphens;
 mod local_path;
 mod mode_options;
+mod resolve_options;
 mod task_options;
 mod underscores;
 
@@ -18,5 +19,6 @@ pub(crate) use file_size_signal::fail_writes_instead;
 pub(crate) use hyphens::takes_hyphen;
 pub(crate) use local_path::local_path;
 pub(crate) use mode_options::{ModeOptions, Replicas, listed_workers};
+pub(crate) use resolve_options::{ResolveFault, ResolveOptions};
 pub(crate) use task_options::TaskOptions;
 pub(crate) use underscores::accepts_underscores;

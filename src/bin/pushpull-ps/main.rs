@@ -101,18 +101,18 @@ async fn run(
     let configuration = |error| (EXIT_CONFIGURATION, error);
     let mut signals =
         EndSignals::watch().map_err(|error| configuration(error.to_string().into()))?;
-    let cluster = options.cluster.spec(typed).map_err(configuration)?;
-    let task = options.cluster.task(&cluster, typed).map_err(configuration)?;
-    let own = options.cluster.address(&cluster, &task, typed).map_err(configuration)?;
+    let place = options.cluster.place(typed).map_err(configuration)?;
+    let own = options.cluster.address(&place, typed).map_err(configuration)?;
     let at = match &options.network.listen {
         Some(address) => FlagAddress { flag: "--listen", address },
         None => own,
     };
+    let (cluster, task) = (&place.cluster, place.task.clone());
     match cluster.variables_job() {
         Ok(job) if *job == *task.job => {
-            run_ps(options, typed, &cluster, task, at, printer, &mut signals).await
+            run_ps(options, typed, cluster, task, at, printer, &mut signals).await
         }
-        _ => function_server::run(options, typed, &cluster, task, at, printer, &mut signals).await,
+        _ => function_server::run(options, typed, cluster, task, at, printer, &mut signals).await,
     }
 }
 

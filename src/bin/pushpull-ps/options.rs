@@ -13,7 +13,7 @@ use super::complaint::{CommandLine, DaemonError, with_group_hint};
 use super::ending::{WorkSummary, unsaved_line};
 use super::modes::{AsynchronousOptions, SynchronousOptions};
 use super::rule::optimizer_list;
-use super::shared::{TaskOptions, local_path, parse_byte_size};
+use super::shared::{ResolveOptions, TaskOptions, local_path, parse_byte_size};
 use super::training::TrainingOptions;
 use super::unused::{check_directories, check_elastic, check_functions_alone, check_retention};
 
@@ -62,7 +62,7 @@ const LIMIT_MIN: u64 = 2 * Storage::BYTES_MAX_MIN;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Cluster")]
-#[command(mut_arg("ps_hosts", |hosts| hosts.required_unless_present("cluster")))]
+#[command(mut_arg("ps_hosts", |hosts| hosts.required_unless_present_any(["cluster", "resolve"])))]
 #[command(mut_arg("job_name", |job| job.help("Job of this task [default: that of the variables]")))]
 pub(crate) struct ClusterOptions {
     #[command(flatten)]
@@ -71,8 +71,18 @@ pub(crate) struct ClusterOptions {
     #[arg(long)]
     elastic_workers: bool,
     /// Cluster as "ps=a:1,b:1;worker=c:1", as JSON, or as a whole TF_CONFIG
-    #[arg(long, conflicts_with_all = ["ps_hosts", "worker_hosts"])]
+    #[arg(long, conflicts_with_all = ["ps_hosts", "worker_hosts", "resolve"])]
     cluster: Option<String>,
+    #[command(flatten)]
+    resolve: ResolveOptions,
+}
+
+/// The cluster and this task in it.
+pub(crate) struct ClusterPlace {
+    pub(crate) cluster: ClusterSpec,
+    pub(crate) task: TaskId,
+    /// The flag that gives the addresses.
+    flag: Option<&'static str>,
 }
 
 #[derive(Debug, Args)]
@@ -321,16 +331,32 @@ impl DaemonOptions {
 }
 
 impl ClusterOptions {
+    /// Returns the cluster and this task, by flags or by the launcher.
+    ///
+    /// # Errors
+    /// Returns an error that names the flag or the variable with the fault.
+    pub(crate) fn place(&self, typed: &CommandLine) -> Result<ClusterPlace, DaemonError> {
+        let Some(resolver) = self.resolve.resolve else {
+            let cluster = self.spec(typed)?;
+            let task = self.task(&cluster, typed)?;
+            return Ok(ClusterPlace { cluster, task, flag: None });
+        };
+        let resolution = self.resolve.join(resolver, &self.tasks);
+        let resolution = resolution.map_err(|fault| typed.blame("--resolve", &fault))?;
+        let (cluster, task) = (resolution.cluster, resolution.task);
+        let task = match task {
+            Some(task) => task,
+            None => self.task(&cluster, typed)?,
+        };
+        Ok(ClusterPlace { cluster, task, flag: Some("--resolve") })
+    }
+
     /// Returns this task. Its job is that of the variables unless a flag or the `task` of a
     /// `TF_CONFIG` names another.
     ///
     /// # Errors
     /// Returns an error that names the flag if it contradicts the `TF_CONFIG`.
-    pub(crate) fn task(
-        &self,
-        cluster: &ClusterSpec,
-        typed: &CommandLine,
-    ) -> Result<TaskId, DaemonError> {
+    fn task(&self, cluster: &ClusterSpec, typed: &CommandLine) -> Result<TaskId, DaemonError> {
         let TaskOptions { job_name, task_index, .. } = &self.tasks;
         let json = self.cluster.as_deref().filter(|text| is_json(text));
         let named = json.map_or(Ok(None), ClusterSpec::task_of_json);
@@ -357,17 +383,17 @@ impl ClusterOptions {
     /// a task that its job lacks.
     pub(crate) fn address<'a>(
         &self,
-        cluster: &'a ClusterSpec,
-        TaskId { job, index }: &TaskId,
+        ClusterPlace { cluster, task: TaskId { job, index }, flag }: &'a ClusterPlace,
         typed: &CommandLine,
     ) -> Result<FlagAddress<'a>, DaemonError> {
         cluster.job_tasks(job).map_err(|error| typed.blame("--job-name", &error))?;
         let address = cluster.task_address(job, *index);
         let address = address.map_err(|error| typed.blame("--task-index", &error))?;
-        let flag = match (&self.cluster, &**job) {
-            (Some(_), _) => "--cluster",
-            (None, TaskId::PS_JOB) => "--ps-hosts",
-            (None, _) => "--worker-hosts",
+        let flag = match (flag, &self.cluster, &**job) {
+            (Some(flag), ..) => flag,
+            (None, Some(_), _) => "--cluster",
+            (None, None, TaskId::PS_JOB) => "--ps-hosts",
+            (None, None, _) => "--worker-hosts",
         };
         Ok(FlagAddress { flag, address })
     }
@@ -376,7 +402,7 @@ impl ClusterOptions {
     ///
     /// # Errors
     /// Returns an error that names the flag with the fault.
-    pub(crate) fn spec(&self, typed: &CommandLine) -> Result<ClusterSpec, DaemonError> {
+    fn spec(&self, typed: &CommandLine) -> Result<ClusterSpec, DaemonError> {
         if let Some(text) = &self.cluster {
             let cluster = match is_json(text) {
                 true => ClusterSpec::from_json(text),

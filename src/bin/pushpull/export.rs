@@ -8,7 +8,7 @@ use clap::Args;
 use pushpull::checkpoint::{CheckpointError, LocalDirectory, Refused, export_since};
 use pushpull::error::Chain;
 
-use super::local_path::local_path;
+use super::options::local_path;
 use super::output::print_error;
 use super::saved::checkpoint_folder;
 

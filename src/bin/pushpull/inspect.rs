@@ -12,7 +12,7 @@ use pushpull::inspect::{
 use pushpull::variable::Replication;
 use serde_json::{Value, json};
 
-use super::local_path::local_path;
+use super::options::local_path;
 use super::output::print_lines;
 use super::saved;
 

@@ -1,18 +1,16 @@
 //! The command-line tool: `pushpull bench` measures a server beside the ceilings of the machine,
 //! `pushpull inspect` shows what a state or checkpoint directory holds, `pushpull export` writes a
-//! checkpoint as a safetensors file, and `pushpull devices` lists what a worker can compute on.
+//! checkpoint as a safetensors file, `pushpull devices` lists what a worker can compute on, and
+//! `pushpull resolve` shows the cluster that a launcher tells.
 
 mod bench;
-#[path = "../options/byte_size.rs"]
-mod byte_size;
 mod devices;
 mod export;
-#[path = "../options/file_size_signal.rs"]
-mod file_size_signal;
 mod inspect;
-#[path = "../options/local_path.rs"]
-mod local_path;
+#[path = "../options/mod.rs"]
+mod options;
 mod output;
+mod resolve;
 mod saved;
 
 use std::error::Error;
@@ -20,6 +18,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use pushpull::error::Chain;
+
+use options::{local_path, parse_byte_size};
 
 /// Tools for pushpull clusters.
 #[derive(Debug, Parser)]
@@ -39,6 +39,8 @@ enum Command {
     Export(export::ExportOptions),
     /// Show the contents and faults of a state or checkpoint directory; change nothing.
     Inspect(inspect::InspectOptions),
+    /// Show the cluster and the task that the launcher of this process tells.
+    Resolve(Box<resolve::ResolveCommand>),
 }
 
 fn main() -> ExitCode {
@@ -65,13 +67,14 @@ fn run(command: &Command) -> Result<(), Box<dyn Error>> {
     {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
         let _context = runtime.enter();
-        file_size_signal::fail_writes_instead()?;
+        options::fail_writes_instead()?;
     }
     match command {
         Command::Bench(options) => bench::run(options),
         Command::Devices(options) => devices::run(options),
         Command::Export(options) => export::run(options),
         Command::Inspect(options) => inspect::run(options),
+        Command::Resolve(command) => resolve::run(command),
     }
 }
 

@@ -16,7 +16,7 @@ use pushpull::server::Network;
 
 pub(crate) use self::options::BenchOptions;
 
-use super::byte_size::parse_byte_size;
+use super::parse_byte_size;
 
 use self::options::{Suite, TransportOptions};
 use self::report::Report;

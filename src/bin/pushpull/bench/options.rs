@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueEnum, value_parser};
 
-use super::super::local_path::local_path;
+use super::super::local_path;
 use super::report::Report;
 use super::turns::Pace;
 use super::{BenchError, Transport, bed, plot, size};

@@ -1,0 +1,145 @@
+//! [`ResolveOptions`]: the cluster and the task of this process, as its launcher tells them.
+
+use std::error::Error;
+use std::fmt;
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use pushpull::cluster::resolve::{Known, Resolution, ResolveError, Resolver, resolve};
+use pushpull::error::ClusterError;
+use pushpull::{ClusterSpec, TaskId};
+
+use super::TaskOptions;
+
+/// The flags by which a launcher's variables become a cluster.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Cluster")]
+pub(crate) struct ResolveOptions {
+    /// Launcher to take the cluster from: auto, flags, tf-config, tony, dmlc, slurm, mpi, kubernetes
+    #[arg(long, value_name = "LAUNCHER")]
+    pub(crate) resolve: Option<Resolver>,
+    /// Number of ps tasks, which are the first ranks of the launcher
+    #[arg(long, value_name = "N")]
+    num_ps: Option<u32>,
+    /// Number of workers, if the launcher does not tell it
+    #[arg(long, value_name = "M")]
+    num_workers: Option<u32>,
+    /// Port of the first task on each host
+    #[arg(long, value_name = "PORT", default_value_t = Known::BASE_PORT)]
+    base_port: u16,
+    /// StatefulSet and headless Service of the ps tasks in Kubernetes
+    #[arg(long, value_name = "NAME")]
+    ps_service: Option<String>,
+}
+
+/// The reason why no cluster is resolved.
+#[derive(Debug)]
+pub(crate) enum ResolveFault {
+    /// The flag has an invalid value.
+    Flag(&'static str, ClusterError),
+    /// The variables or the flags beside them give no cluster.
+    Resolve(ResolveError),
+    /// The folder of the Unix sockets cannot be used.
+    Folder(PathBuf, io::Error),
+}
+
+impl ResolveOptions {
+    /// Resolves the cluster and the task from the environment of this process.
+    pub(crate) fn resolution(
+        &self,
+        resolver: Resolver,
+        tasks: &TaskOptions,
+    ) -> Result<Resolution, ResolveFault> {
+        let known = self.known(tasks).map_err(|(flag, error)| ResolveFault::Flag(flag, error))?;
+        let lookup = |name: &str| std::env::var(name).ok();
+        resolve(resolver, &lookup, &known).map_err(ResolveFault::Resolve)
+    }
+
+    /// Resolves the cluster and the task of a process that serves or trains. Creates the private
+    /// folder of the Unix sockets of the ps tasks, if they have one.
+    pub(crate) fn join(
+        &self,
+        resolver: Resolver,
+        tasks: &TaskOptions,
+    ) -> Result<Resolution, ResolveFault> {
+        let resolution = self.resolution(resolver, tasks)?;
+        let Some(folder) = own_folder(&resolution, tasks) else {
+            return Ok(resolution);
+        };
+        match enter(&folder) {
+            Ok(()) => Ok(resolution),
+            Err(error) => Err(ResolveFault::Folder(folder, error)),
+        }
+    }
+
+    /// Returns the values of the flags.
+    fn known(&self, tasks: &TaskOptions) -> Result<Known, (&'static str, ClusterError)> {
+        let hosts = [
+            ("--ps-hosts", TaskId::PS_JOB, &tasks.ps_hosts),
+            ("--worker-hosts", "worker", &tasks.worker_hosts),
+        ];
+        let mut known = Known::default();
+        for (flag, job, addresses) in hosts.into_iter().filter(|(.., given)| !given.is_empty()) {
+            let jobs = ClusterSpec::builder().job(job, addresses).build();
+            known.jobs.push((flag, jobs.map_err(|error| (flag, error))?));
+        }
+        known.job = tasks.job_name.clone();
+        known.index = tasks.task_index;
+        known.num_ps = self.num_ps;
+        known.num_workers = self.num_workers;
+        known.base_port = self.base_port;
+        known.ps_service = self.ps_service.clone();
+        known.socket_folder = Some(runtime_folder());
+        known.parent_process = Some(std::os::unix::process::parent_id());
+        Ok(known)
+    }
+}
+
+/// Returns the folder for the sockets of this user's processes.
+fn runtime_folder() -> PathBuf {
+    let folder = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
+    folder.map_or_else(std::env::temp_dir, PathBuf::from)
+}
+
+/// Returns the private folder of the job's Unix sockets, unless flags give the ps tasks.
+fn own_folder(resolution: &Resolution, tasks: &TaskOptions) -> Option<PathBuf> {
+    let (_, first) = resolution.cluster.ps_tasks().next().filter(|_| tasks.ps_hosts.is_empty())?;
+    let folder = Path::new(first.strip_prefix("unix:")?).parent()?;
+    (folder.parent() == Some(&runtime_folder())).then(|| folder.to_owned())
+}
+
+/// Creates a private folder, or checks that it is private: another user could listen there.
+fn enter(folder: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        created => return created,
+    }
+    let metadata = fs::symlink_metadata(folder)?;
+    let is_private = metadata.is_dir()
+        && metadata.uid() == rustix::process::geteuid().as_raw()
+        && metadata.mode() & 0o077 == 0;
+    match is_private {
+        true => Ok(()),
+        false => Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "it is not a private folder of this user",
+        )),
+    }
+}
+
+impl fmt::Display for ResolveFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ResolveFault::Flag(flag, error) => write!(f, "{flag}: {error}"),
+            ResolveFault::Resolve(error) => error.fmt(f),
+            ResolveFault::Folder(folder, error) => {
+                write!(f, "cannot use the folder {}: {error}", folder.display())
+            }
+        }
+    }
+}
+
+impl Error for ResolveFault {}

@@ -1,0 +1,83 @@
+//! `pushpull resolve`: prints the cluster and the task that the launcher of this process tells, and
+//! why it passed over other sources.
+
+use std::error::Error;
+use std::fmt::Write;
+
+use clap::Args;
+use pushpull::TaskId;
+use pushpull::cluster::resolve::{Resolution, Resolver};
+use serde_json::{Map, Value, json};
+
+use super::options::{ResolveOptions, TaskOptions};
+use super::output::print_lines;
+
+/// Options of `pushpull resolve`.
+#[derive(Debug, Args)]
+pub(crate) struct ResolveCommand {
+    #[command(flatten)]
+    tasks: TaskOptions,
+    #[command(flatten)]
+    resolve: ResolveOptions,
+    /// Print one JSON object
+    #[arg(long, help_heading = "Output")]
+    json: bool,
+}
+
+pub(crate) fn run(command: &ResolveCommand) -> Result<(), Box<dyn Error>> {
+    let resolver = command.resolve.resolve.unwrap_or(Resolver::Auto);
+    let resolution = command.resolve.resolution(resolver, &command.tasks)?;
+    let text = match command.json {
+        true => json_of(&resolution).to_string(),
+        false => lines_of(&resolution),
+    };
+    Ok(print_lines(&text)?)
+}
+
+fn lines_of(resolution: &Resolution) -> String {
+    let Resolution { cluster, task, source, taken, passed, .. } = resolution;
+    let mut text = format!("source   {source}\ncluster  {cluster}\n");
+    if let Some(task) = task {
+        let _ = writeln!(text, "task     {task}");
+        let _ = writeln!(text, "flags    {}", flags_of(resolution, task));
+    }
+    taken.iter().for_each(|(name, value)| _ = writeln!(text, "read     {name}={value}"));
+    passed.iter().for_each(|(source, reason)| _ = writeln!(text, "passed   {source}: {reason}"));
+    text.truncate(text.trim_end().len());
+    text
+}
+
+/// Returns the flags that make a program the same task without a launcher.
+fn flags_of(resolution: &Resolution, task: &TaskId) -> String {
+    let hosts = |job: &str| {
+        let tasks = resolution.cluster.tasks().filter(|(task, _)| *task.job == *job);
+        tasks.map(|(_, address)| address.to_owned()).collect::<Vec<_>>().join(",")
+    };
+    let jobs = [("--ps-hosts", TaskId::PS_JOB), ("--worker-hosts", "worker")];
+    let is_plain = resolution.cluster.jobs().all(|job| jobs.iter().any(|(_, name)| *name == job))
+        && !resolution.cluster.to_string().contains('@');
+    let cluster = match is_plain {
+        true => {
+            let given = jobs.iter().map(|(flag, job)| (flag, hosts(job)));
+            let given = given.filter(|(_, hosts)| !hosts.is_empty());
+            given.map(|(flag, hosts)| format!("{flag} {hosts} ")).collect::<String>()
+        }
+        false => format!("--cluster '{}' ", resolution.cluster),
+    };
+    format!("{cluster}--job-name {} --task-index {}", task.job, task.index)
+}
+
+fn json_of(resolution: &Resolution) -> Value {
+    let Resolution { cluster, task, source, taken, passed, .. } = resolution;
+    let jobs: Value = serde_json::from_str(&cluster.to_json()).unwrap_or_default();
+    let task = task.as_ref().map(|task| json!({"type": &*task.job, "index": task.index}));
+    let taken = taken.iter().map(|(name, value)| (name.clone(), Value::from(value.clone())));
+    let passed = passed.iter().map(|(source, reason)| (source.to_string(), reason.clone().into()));
+    json!({
+        "source": source.name(),
+        "cluster": jobs,
+        "task": task,
+        "read": taken.collect::<Map<_, _>>(),
+        "passed": passed.collect::<Map<_, _>>(),
+    })
+}
