@@ -4,15 +4,18 @@
 //! `cargo bench -p benches --bench ring -- [--peers] [--ranks 2,4] [--turns N]` prints a table: for
 //! each size the median and the minimum in microseconds. The slowest rank of a round counts. The
 //! contenders take turns, and the best turn of each counts. With `--training` it prints the time of a
-//! training step on a ring and with a server instead.
+//! training step on a ring and with a server instead; with `--overlap` that of a step on a ring of two
+//! with whole and with streamed gradients.
 //!
 //! Open MPI needs `mpirun` (or `--mpirun PATH`) and `mpi4py`, gloo needs `torch`, both for `--python`.
 
 mod bare;
 mod contender;
+mod overlap;
 mod table;
 mod training;
 
+use std::error::Error;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -22,6 +25,8 @@ use pushpull::collective::{Launch, LaunchError, Reduction, RingConfig, Transport
 
 use self::contender::Contender;
 use self::table::Table;
+
+type Fault = Box<dyn Error + Send + Sync>;
 
 /// Times all-reduce around a ring of processes of this host.
 #[derive(Debug, Parser)]
@@ -35,6 +40,9 @@ struct Options {
     /// Time a training on a ring beside one with a server instead.
     #[arg(long, conflicts_with = "peers")]
     training: bool,
+    /// Time a step with streamed gradients beside one with whole gradients instead.
+    #[arg(long, conflicts_with_all = ["peers", "training"])]
+    overlap: bool,
     /// The turns of each contender.
     #[arg(long, default_value_t = 3)]
     turns: usize,
@@ -82,15 +90,15 @@ fn main() -> ExitCode {
         options.turns = 1;
         options.kib_max = 64;
     }
-    let run = || -> Result<(), Box<dyn std::error::Error>> {
+    let run = || -> Result<(), Fault> {
         if let Some(ranks) = options.bare {
             return Ok(bare::rank(ranks, options.kib_max)?);
         }
         match Launch::from_lookup(|name| std::env::var(name).ok()) {
             Err(LaunchError::NoLauncher { .. }) if options.training => {
-                let compared = training::compare(&options.ranks, options.turns);
-                compared.map_err(|fault| -> Box<dyn std::error::Error> { fault })
+                training::compare(&options.ranks, options.turns)
             }
+            Err(LaunchError::NoLauncher { .. }) if options.overlap => overlap::compare(),
             Err(LaunchError::NoLauncher { .. }) => compare(&options),
             launch => rank(&options, launch?.parent_process(std::os::unix::process::parent_id())),
         }
@@ -105,7 +113,7 @@ fn main() -> ExitCode {
 }
 
 /// Lets all contenders take turns.
-fn compare(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
+fn compare(options: &Options) -> Result<(), Fault> {
     for &ranks in &options.ranks {
         let mut contenders = Contender::all(options);
         let mut table = Table::new(ranks);
@@ -127,7 +135,7 @@ fn compare(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
 }
 
 /// Takes part in a ring as one rank. Rank 0 prints a size, the median and the minimum a line.
-fn rank(options: &Options, launch: Launch) -> Result<(), Box<dyn std::error::Error>> {
+fn rank(options: &Options, launch: Launch) -> Result<(), Fault> {
     let config = RingConfig::new(launch);
     let config = match options.transport.as_deref() {
         Some("tcp") => config.transport(Transport::Tcp),

@@ -3,7 +3,6 @@
 //! Both have a thread of this process for each rank or worker. The server has a thread more, and
 //! shares memory with its workers. They take turns.
 
-use std::error::Error;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,7 +13,7 @@ use pushpull::local::Cluster;
 use pushpull::training::{TrainingConfig, hooks};
 use pushpull::{PsConfig, Sgd, Synchronous, VariableSpec};
 
-type Fault = Box<dyn Error + Send + Sync>;
+use crate::Fault;
 
 /// The network of the example `digits`.
 const DIGITS: [usize; 3] = [64, 128, 10];

@@ -1,21 +1,23 @@
-//! Times a step of a training on a ring of two, with pauses in place of the backward pass: whole
-//! gradients against streamed ones.
-//!
-//! ```sh
-//! cargo run --release -p pushpull-worker --features ring --example ring_overlap
-//! ```
+//! A step of a training on a ring of two, with pauses in place of the backward pass: whole gradients
+//! beside streamed ones.
 //!
 //! Each line has the size of a layer, the pause for each of 8 layers, and the median times of a step.
 //! *Pauses* is the time of the backward pass alone, the limit of an overlap.
 
 use std::time::{Duration, Instant};
 
-use pushpull_collective::{Launch, Ring, RingConfig, blocking};
-use pushpull_common::variable::VariableSpec;
-use pushpull_optim::Sgd;
-use pushpull_worker::{Error, RingTrainer, RingTrainerConfig};
+use pushpull::collective::{Launch, Ring, RingConfig, RingTrainer, RingTrainerConfig};
+use pushpull::{Sgd, VariableSpec, blocking};
+
+use crate::Fault;
 
 const LAYERS: usize = 8;
+
+/// The sizes of a layer in KiB, with the pause in microseconds.
+const SETTINGS: [(u64, u64); 5] =
+    [(64, 500), (1024, 500), (1024, 2000), (4096, 2000), (4096, 5000)];
+
+/// The steps of each kind that a median is of.
 const STEPS: usize = 60;
 
 /// The times of the steps of one rank.
@@ -34,10 +36,12 @@ fn pause(time: Duration) {
     std::thread::sleep(time);
 }
 
-async fn train(ring: Ring, elements: u64, time: Duration) -> Result<Times, Error> {
+async fn train(ring: Ring, elements: u64, time: Duration) -> Result<Times, Fault> {
     let names: Vec<String> = (0..LAYERS).map(|layer| format!("w{layer}")).collect();
-    let variables =
-        names.iter().filter_map(|name| VariableSpec::f32(name.clone(), [elements]).ok());
+    let mut variables = Vec::new();
+    for name in &names {
+        variables.push(VariableSpec::f32(name.clone(), [elements])?);
+    }
     let config = RingTrainerConfig::new(Sgd::new(1e-3)).variables(variables).regroup_every(0);
     let mut trainer = RingTrainer::start(ring, config, |_| ()).await?;
     let gradient = vec![1.0_f32; elements as usize];
@@ -68,30 +72,25 @@ async fn train(ring: Ring, elements: u64, time: Duration) -> Result<Times, Error
     Ok(times)
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// Prints the median times of a step both ways, for each setting.
+pub(crate) fn compare() -> Result<(), Fault> {
     println!("KiB a layer  pause ms  pauses ms  applied ms  streamed ms");
-    for (kib, micros) in [(64, 500), (1024, 500), (1024, 2000), (4096, 2000), (4096, 5000)] {
+    for (kib, micros) in SETTINGS {
         let time = Duration::from_micros(micros);
         let folder = tempfile::tempdir()?;
-        let rank = |index: u32| -> Result<Times, Box<dyn std::error::Error + Send + Sync>> {
-            let lookup = |name: &str| match name {
-                "PUSHPULL_RANK" => Some(index.to_string()),
-                "PUSHPULL_SIZE" => Some("2".to_owned()),
-                _ => None,
-            };
-            let launch = Launch::from_lookup(lookup)?.parent_process(std::process::id());
+        let rank = |index: u32| -> Result<Times, Fault> {
+            let launch = Launch::new(index, 2)?.parent_process(std::process::id());
             let config = RingConfig::new(launch).folder(folder.path());
             let ring = blocking::Ring::join(config)?.into_inner();
             let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-            Ok(runtime.block_on(train(ring, kib * 256, time))?)
+            runtime.block_on(train(ring, kib * 256, time))
         };
         let times = std::thread::scope(|scope| {
             let other = scope.spawn(|| rank(1).map(|_| ()));
             let times = rank(0);
-            other.join().map_err(|_| "rank 1 panicked")??;
+            other.join().map_err(|_| "rank 1 has panicked")??;
             times
-        });
-        let times = times.map_err(|error| error.to_string())?;
+        })?;
         let pauses = LAYERS as f64 * time.as_secs_f64() * 1e3;
         let applied = median(times.applied);
         let streamed = median(times.streamed);
