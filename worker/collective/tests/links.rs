@@ -2,15 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+mod support;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use pushpull_collective::{Launch, Reduction, RingConfig, Transport, blocking};
-use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId};
-use pushpull_common::protocol::message::{BodyCrc, FeatureOffer, Hello, RingLink, Role};
-use pushpull_common::protocol::wire::{List, Text};
-use pushpull_common::protocol::{BodyStamp, Envelope, Features, encode, version};
+use pushpull_common::ids::Incarnation;
+use pushpull_common::protocol::message::{Hello, RingLink, Role};
+
+use self::support::{frame, hello};
 
 const RANKS: u32 = 3;
 
@@ -26,30 +28,9 @@ fn config(rank: u32, address: &str) -> RingConfig {
 
 /// The first words of a link to a process that the stranger does not know.
 fn false_link(number: u64) -> Vec<u8> {
-    let hello = Hello {
-        version_oldest: version::OLDEST,
-        version_newest: version::NEWEST,
-        role: Role::Rank {},
-        job: Text::clipped("ring"),
-        task: 2,
-        shard: ShardId { task: 0, shard: 0 },
-        incarnation: Incarnation(number),
-        client_epoch: ClientEpoch(0),
-        seen_epoch: RestoreEpoch(0),
-        seen_step: GlobalStep(0),
-        seen_arena: 0,
-        catalogue: None,
-        body_crc: BodyCrc::Auto {},
-        identity: List::default(),
-        auth: List::default(),
-        features: FeatureOffer::of(Features::ALL),
-    };
+    let hello = Hello { task: 2, incarnation: Incarnation(number), ..hello(Role::Rank {}) };
     let link = RingLink { rendezvous: number, epoch: 1, rank: 2, to: Incarnation(number) };
-    let mut bytes = Vec::new();
-    for message in [hello.into(), link.into()] {
-        encode(&mut bytes, &Envelope::default(), &message, BodyStamp::NONE);
-    }
-    bytes
+    [frame(hello), frame(link)].concat()
 }
 
 #[test]

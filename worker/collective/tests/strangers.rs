@@ -4,6 +4,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+mod support;
+
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -11,12 +13,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use pushpull_collective::{Launch, Reduction, RingConfig, Transport, blocking};
-use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId};
-use pushpull_common::protocol::message::{
-    BodyCrc, FeatureOffer, Hello, RankAddresses, RingJoin, Role,
-};
+use pushpull_common::protocol::message::{RankAddresses, RingJoin, Role};
 use pushpull_common::protocol::wire::{List, Text};
-use pushpull_common::protocol::{BodyStamp, Envelope, Features, Message, encode, version};
+
+use self::support::{frame, hello};
 
 const RANKS: u32 = 3;
 const OPERATIONS: usize = 300;
@@ -103,33 +103,6 @@ impl Drop for ServingRank {
     }
 }
 
-fn frame(message: impl Into<Message>) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    encode(&mut bytes, &Envelope::default(), &message.into(), BodyStamp::NONE);
-    bytes
-}
-
-fn hello(role: Role) -> Vec<u8> {
-    frame(Hello {
-        version_oldest: version::OLDEST,
-        version_newest: version::NEWEST,
-        role,
-        job: Text::clipped("ring"),
-        task: 0,
-        shard: ShardId { task: 0, shard: 0 },
-        incarnation: Incarnation(1),
-        client_epoch: ClientEpoch(0),
-        seen_epoch: RestoreEpoch(0),
-        seen_step: GlobalStep(0),
-        seen_arena: 0,
-        catalogue: None,
-        body_crc: BodyCrc::Auto {},
-        identity: List::default(),
-        auth: List::default(),
-        features: FeatureOffer::of(Features::ALL),
-    })
-}
-
 /// Says hello as a rank, and half of the request for a place.
 fn half_a_join() -> Vec<u8> {
     let join = frame(RingJoin {
@@ -141,7 +114,7 @@ fn half_a_join() -> Vec<u8> {
         epoch: 0,
         gone: List::default(),
     });
-    [&hello(Role::Rank {}), &join[..join.len() / 2]].concat()
+    [&*frame(hello(Role::Rank {})), &join[..join.len() / 2]].concat()
 }
 
 /// Strangers that come again whenever they are turned away.
@@ -184,7 +157,7 @@ fn a_ring_forms_and_works_beside_strangers() {
     let kinds = [
         (Vec::new(), SILENT),
         (vec![0x5a; 4096], GARBLED),
-        (hello(Role::Reader {}), OF_OTHER_ROLE),
+        (frame(hello(Role::Reader {})), OF_OTHER_ROLE),
         (half_a_join(), HALF),
     ];
     let connections = AtomicUsize::new(0);
