@@ -130,6 +130,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("worker/collective/src/encoded", &[]),
     ("worker/collective/src/fold.rs", &[]),
     ("worker/collective/src/fold", &[]),
+    ("worker/collective/src/formed_ring.rs", &[]),
     ("worker/collective/src/gathered.rs", &[]),
     ("worker/collective/src/member.rs", &[]),
     ("worker/collective/src/reduction.rs", &[]),

@@ -14,6 +14,7 @@ mod element;
 mod encoded;
 mod error;
 mod fold;
+mod formed_ring;
 mod gathered;
 mod links;
 mod member;

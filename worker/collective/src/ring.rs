@@ -22,8 +22,9 @@ use pushpull_net::HomeProcess;
 
 use crate::config::RingConfig;
 use crate::error::{RingError, describe};
+use crate::formed_ring::{FormedRing, RankPlace};
 use crate::links::{LinkFault, Links, Turn};
-use crate::member::{FormedRing, MemberFacts, RankPlace};
+use crate::member::MemberFacts;
 use crate::metrics::RingMetrics;
 use crate::running::{Operand, Running, Task};
 use crate::runtime::{Control, ControlConfig, Meeting, NewRing};

@@ -13,7 +13,8 @@ use super::link_setup::OpenLinks;
 use super::meeting::Meeting;
 use super::wake::WakeFlag;
 use crate::error::RingError;
-use crate::member::{FormedRing, MemberFacts};
+use crate::formed_ring::FormedRing;
+use crate::member::MemberFacts;
 use crate::transport::Transport;
 
 /// The settings of a control thread.

@@ -24,7 +24,8 @@ use super::reach::{Unreached, connect, connect_any};
 use super::server::RendezvousServer;
 use super::wake::WakeFlag;
 use crate::error::RingError;
-use crate::member::{FormedRing, Member, MemberInput, MemberOutput, Place};
+use crate::formed_ring::FormedRing;
+use crate::member::{Member, MemberInput, MemberOutput, Place};
 use crate::rendezvous::{Rendezvous, RendezvousConfig};
 
 /// The tasks of a control thread.

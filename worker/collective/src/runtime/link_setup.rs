@@ -12,8 +12,8 @@ use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, encod
 use pushpull_net::{Connector, DetachedStream, FrameStream, PipeReader, PipeWriter, Stream};
 
 use super::door::{DoorState, IncomingLink};
+use crate::formed_ring::{FormedRing, RankPlace};
 use crate::links::{LinkIn, LinkOut, Links};
-use crate::member::{FormedRing, RankPlace};
 use crate::transport::Transport;
 
 /// The bytes of a link that are on their way in shared memory: two parts.

@@ -7,7 +7,7 @@ use pushpull_common::protocol::message::{Collective, RingEnd};
 
 use super::endpoint::SimOperation;
 use super::setting::LEASE;
-use crate::member::FormedRing;
+use crate::formed_ring::FormedRing;
 
 /// A ring, by its rendezvous and its epoch.
 pub(super) type RingKey = (u64, u64);

@@ -16,8 +16,9 @@ use pushpull_common::protocol::{
 
 use crate::element::ElementKind;
 use crate::error::RingError;
+use crate::formed_ring::FormedRing;
 use crate::gathered::Gathered;
-use crate::member::{FormedRing, Member, MemberFacts, MemberInput, MemberOutput, Place};
+use crate::member::{Member, MemberFacts, MemberInput, MemberOutput, Place};
 use crate::planted::PlantedRingBugs;
 use crate::reduction::Reduction;
 use crate::rendezvous::{Rendezvous, RendezvousConfig, RendezvousInput, RendezvousOutput};

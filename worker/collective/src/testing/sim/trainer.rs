@@ -7,7 +7,7 @@ use super::endpoint::SimOperation;
 use super::setting::RingSetting;
 use crate::element::ElementKind;
 use crate::error::RingError;
-use crate::member::FormedRing;
+use crate::formed_ring::FormedRing;
 use crate::planted::RingBug;
 use crate::reduction::Reduction;
 
