@@ -1,8 +1,5 @@
 //! Tests of folds against tables, scalar references and the crate `half`.
 
-use std::hint::black_box;
-use std::time::Instant;
-
 use proptest::prelude::*;
 
 use super::*;
@@ -417,42 +414,4 @@ fn lengths_must_agree() {
 #[should_panic(expected = "mean of i32 is refused before it begins")]
 fn a_mean_of_integers_is_no_silent_sum() {
     finish(ElementKind::I32, Reduction::Mean, 2, &mut [0; 4]);
-}
-
-/// Prints the speed of each fold beside that of a copy, in bytes of `own` a second:
-/// `cargo test --release -p pushpull-collective fold::tests::speed -- --ignored --nocapture`.
-#[test]
-#[ignore = "measures"]
-fn speed_in_the_l2_cache() {
-    const BYTES: usize = 256 << 10;
-    let measure = |what: &str, kind: ElementKind, operate: &dyn Fn(&[u8], &mut [u8])| {
-        // Lines, so that both are aligned.
-        let mut prefix = vec![[0_u64; 8]; BYTES / 64];
-        let prefix: &mut [u8] = bytemuck::cast_slice_mut(&mut prefix);
-        prefix.copy_from_slice(&element(kind, "1").repeat(BYTES / kind.size()));
-        let mut own = vec![[0_u64; 8]; BYTES / 64];
-        let own: &mut [u8] = bytemuck::cast_slice_mut(&mut own);
-        let runs = (0..50).map(|_| {
-            own.fill(0);
-            let start = Instant::now();
-            for _ in 0..8 {
-                operate(black_box(&*prefix), black_box(&mut *own));
-            }
-            start.elapsed()
-        });
-        let best = runs.min().unwrap().as_secs_f64() / 8.0;
-        println!("{what:10} {:6.1} GB/s", BYTES as f64 / best / 1e9);
-    };
-    measure("copy", ElementKind::F32, &|prefix, own| own.copy_from_slice(prefix));
-    for kind in ElementKind::ALL {
-        for reduction in [Reduction::Sum, Reduction::Min, Reduction::Max] {
-            let operate =
-                |prefix: &[u8], own: &mut [u8]| fold(kind, reduction, prefix, own).unwrap();
-            measure(&format!("{kind} {reduction}"), kind, &operate);
-        }
-        if Reduction::Mean.allows(kind) {
-            let operate = |_: &[u8], own: &mut [u8]| finish(kind, Reduction::Mean, 3, own);
-            measure(&format!("{kind} finish"), kind, &operate);
-        }
-    }
 }
