@@ -25,7 +25,7 @@ const ELEMENTS: u64 = 4 << 20;
 /// The steps before the clock starts.
 const WARM: u64 = 10;
 
-/// What a step computes.
+/// The gradient that a step computes.
 #[derive(Clone, Copy)]
 enum Workload {
     /// The gradient of the digits' network.

@@ -29,8 +29,8 @@ const CAPACITIES: std::ops::RangeInclusive<u64> = 4096..=64 << 20;
 ///
 /// - **In.** Bytes, and the count of those that the reader has taken.
 /// - **Out.** The bytes in order, each once.
-/// - **Never.** No byte that the reader has not taken is overwritten, whatever counts the reader
-///   writes.
+/// - **Never.** No byte that the reader has not taken is overwritten, even if the reader
+///   writes false counts.
 #[derive(Debug)]
 pub struct PipeWriter {
     memory: PipeMemory,

@@ -10,7 +10,7 @@ pub(crate) enum RingBug {
     FoldAsArrived,
     /// A finished chunk is stored in the place of the chunk before it.
     ChunkOffByOne,
-    /// A rank takes the link of its predecessor whatever the epoch of that.
+    /// A rank takes the link of its predecessor in any epoch.
     EpochNotChecked,
     /// A program goes on after a shrink without a broadcast. Planted in the simulator's trainer.
     #[cfg(test)]

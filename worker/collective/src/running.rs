@@ -62,7 +62,7 @@ pub(crate) struct Task<'a> {
 pub(crate) struct Operand<'a> {
     /// The bytes that travel: elements, or encoded stretches.
     pub(crate) bytes: &'a mut [u8],
-    /// What the rank adds to encoded stretches; `None` if the bytes are its elements.
+    /// The elements that the rank adds to encoded stretches; `None` if the bytes are its elements.
     pub(crate) contribution: Option<&'a mut dyn Contribution>,
 }
 

@@ -16,7 +16,7 @@ const BUCKET_BYTES_MAX: usize = 4 << 20;
 /// gradient of the last layer first.
 ///
 /// Invariants: each trainable variable is in one bucket. All ranks with the same variables have the
-/// same plan, whatever order their programs have.
+/// same plan: the order of a program does not matter.
 #[derive(Debug)]
 pub(super) struct BucketPlan {
     buckets: Vec<Bucket>,

@@ -7,7 +7,7 @@ use super::bucket_plan::BucketPlan;
 /// The variables of a streamed step that have come, and the buckets that are reduced.
 ///
 /// Invariant: buckets are reduced in the order of the plan, so all ranks perform the same
-/// operations whatever order their variables come in.
+/// operations in any order of their variables.
 #[derive(Debug)]
 pub(super) struct BucketProgress {
     has_come: Vec<bool>,

@@ -97,8 +97,8 @@ pub(super) struct ShortSteps {
     in_a_row: u32,
 }
 
-/// After so many attempts that were short of a rank, the ranks with a token give the step up. A
-/// token that is merely late has come by then.
+/// The attempts short of a rank after which the ranks with a token give the step up. A token that is
+/// merely late has come by then.
 const SHORT_MAX: u32 = 3;
 
 impl ShortSteps {

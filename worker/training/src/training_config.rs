@@ -211,7 +211,7 @@ impl TrainingConfig {
     ///
     /// Cost: a rank sends 2(n-1)/n times its dense gradients, and the dense values once, around the
     /// ring. The servers receive one dense gradient and send the dense values once in each step,
-    /// whatever n is; without the ring they do so n times. Two small all-reduces, and a wait for the
+    /// for any n; without the ring they do so n times. Two small all-reduces, and a wait for the
     /// slowest rank, come to each step.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ pub struct EncodedTensor<'a, T> {
     pub codec: Codec,
     /// Its elements.
     pub values: &'a mut [T],
-    /// What earlier encodings of this rank have left out, one element for each of `values`.
+    /// The sums that earlier encodings of this rank have left out, one element for each of `values`.
     pub residual: &'a mut Residual<T>,
 }
 

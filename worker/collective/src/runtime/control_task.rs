@@ -62,7 +62,7 @@ struct FormingWait {
     came: u32,
     size: u32,
     missing: Vec<u32>,
-    /// Why there is no rendezvous; `None` while there is one.
+    /// The reason why there is no rendezvous; `None` while there is one.
     fault: Option<String>,
 }
 

@@ -19,7 +19,7 @@ use super::peer;
 use super::server::RendezvousServer;
 use crate::waiting_links::WaitingLinks;
 
-/// How long a peer may take to read a refusal.
+/// The time that a peer has to read a refusal.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A link from another rank that no ring has taken yet.

@@ -177,7 +177,7 @@ fn reachable<'a>(place: &'a RankPlace, from: &RankPlace) -> Vec<&'a str> {
     addresses.filter(|address| is_near || !address.starts_with("unix:")).collect()
 }
 
-/// Why a link was not opened.
+/// The reason why a link was not opened.
 struct OpenFault {
     cause: String,
     /// Whether the successor had accepted the connection and closed it without an answer.

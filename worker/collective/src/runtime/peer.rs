@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 /// twice. A peer that reads less is given up.
 pub(super) const UNSENT_MAX: usize = 2 * pushpull_common::protocol::limits::RING_SIZE_MAX + 64;
 
-/// How long a peer may read nothing of what is sent to it.
+/// The time for which a peer may read nothing of what is sent to it.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Exchanges messages until the connection ends or nobody has messages to send any more. Returns

@@ -197,7 +197,7 @@ impl<'a> LinkPlay<'a> {
     fn finish(&mut self) -> usize {
         let Some(encoded) = &mut self.encoded else { return 1 };
         let finite = |values: &[f32]| values.iter().all(|value| value.is_finite());
-        assert!(finite(encoded.residual.left()), "a residual is finite, whatever has arrived");
+        assert!(finite(encoded.residual.left()), "a residual is finite after all that has arrived");
         usize::from(encoded.own().finish(self.tensor.bytes()).is_ok())
     }
 
