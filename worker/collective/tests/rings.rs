@@ -110,6 +110,58 @@ fn sums_are_folded_in_rank_order_on_all_ranks() {
     }
 }
 
+#[test]
+fn links_within_a_host_use_memory_or_the_socket_that_is_asked_for() {
+    let cases = [
+        (None, "shared memory"),
+        (Some(Transport::SharedMemory), "shared memory"),
+        (Some(Transport::Unix), "a Unix socket"),
+        (Some(Transport::Tcp), "TCP"),
+    ];
+    for (transport, name) in cases {
+        let meeting = Meeting { transport, ..Meeting::new() };
+        let sums = meeting.run(2, |mut ring| {
+            let text = ring.to_string();
+            assert_eq!(text.matches(&format!(" over {name}, ")).count(), 2, "{text}");
+            let mut values = [1.0_f32; 100];
+            ring.all_reduce(&mut values, Reduction::Sum).unwrap();
+            ring.leave();
+            values[99]
+        });
+        assert_eq!(sums, [2.0; 2], "{transport:?}");
+    }
+}
+
+/// Joins a ring that ends. A rank whose own links have opened hears of the end later than the one at
+/// fault.
+fn fault_of(config: RingConfig) -> String {
+    match blocking::Ring::join(config) {
+        Ok(mut ring) => failure(&mut ring).to_string(),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn a_rank_that_must_share_memory_joins_no_ring_without() {
+    for other in [Transport::Unix, Transport::Tcp] {
+        let meeting = Meeting::new();
+        let address = free_address();
+        let join = |rank: u32, transport: Transport| {
+            let config = meeting.config(rank, 2).rendezvous(&address).transport(transport);
+            move || fault_of(config)
+        };
+        let faults = std::thread::scope(|scope| {
+            let must = scope.spawn(join(0, Transport::SharedMemory));
+            let cannot = scope.spawn(join(1, other));
+            [must, cannot].map(|rank| rank.join().unwrap())
+        });
+        for fault in faults {
+            assert!(fault.contains("rank 0"), "{other}: {fault}");
+            assert!(fault.contains("no memory is shared"), "{other}: {fault}");
+        }
+    }
+}
+
 /// Performs sums until one fails.
 fn failure(ring: &mut blocking::Ring) -> RingError {
     loop {
