@@ -162,6 +162,22 @@ fn a_rank_that_must_share_memory_joins_no_ring_without() {
     }
 }
 
+#[test]
+fn a_rank_names_a_neighbour_of_which_it_can_use_no_address() {
+    // Both meet in a folder. One is on a network as well, so the other may be on another host.
+    let meeting = Meeting::new();
+    let faults = std::thread::scope(|scope| {
+        let ranks = [(0, Transport::Unix), (1, Transport::Tcp)].map(|(rank, transport)| {
+            let config = meeting.config(rank, 2).transport(transport);
+            scope.spawn(move || fault_of(config))
+        });
+        ranks.map(|rank| rank.join().unwrap())
+    });
+    for fault in faults {
+        assert!(fault.contains("rank 1 can use none of its addresses"), "{fault}");
+    }
+}
+
 /// Performs sums until one fails.
 fn failure(ring: &mut blocking::Ring) -> RingError {
     loop {

@@ -162,6 +162,9 @@ async fn connect(
             Err(fault) => faults.push(format!("{address}: {}", fault.cause)),
         }
     }
+    if faults.is_empty() {
+        faults.push(format!("rank {} can use none of its addresses", ring.rank));
+    }
     Err(format!("cannot connect to rank {successor} on {}: {}", place.host, faults.join("; ")))
 }
 
