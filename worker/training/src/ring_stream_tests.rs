@@ -115,6 +115,31 @@ fn a_streamed_step_that_one_rank_drops_counts_on_none() {
 }
 
 #[test]
+fn a_step_that_is_dropped_after_another_rank_has_ended_the_training_is_the_last() {
+    // With the first bucket, or with all: the ranks have agreed on the end before.
+    for sent in [1, 3] {
+        let ends = Job::new(2).run(|ring| {
+            let index = ring.index();
+            block_on(async {
+                let config =
+                    if index == 1 { config(ring).hook(StopAfter(3)) } else { config(ring) };
+                let mut session = TrainingSession::start(config).await.unwrap();
+                let mut steps = 0;
+                while let Some(step) = session.step().await.unwrap() {
+                    steps += 1;
+                    stream(step, index, if steps == 4 { sent } else { 2 }).await.unwrap();
+                }
+                (steps, session.close().await.unwrap())
+            })
+        });
+        let steps: Vec<u32> = ends.iter().map(|(steps, _)| *steps).collect();
+        assert_eq!(steps, [4, 3], "{sent}");
+        assert_eq!((ends[0].1.step, values(&ends[0].1)), (3, values(&ends[1].1)), "{sent}");
+        assert_eq!(ends[0].1.reason, StopReason::Finished, "{sent}");
+    }
+}
+
+#[test]
 fn a_hook_withholds_a_streamed_gradient_and_another_ends_all_ranks() {
     let withheld = Job::new(2).run(|ring| {
         let index = ring.index();
