@@ -62,6 +62,8 @@ struct Options {
     /// Directory of the state of a parameter server [default: memory]
     #[arg(long, value_name = "DIR")]
     state_dir: Option<PathBuf>,
+    #[command(flatten)]
+    parent: classic::ExitWithParent,
 }
 
 /// Runs the process of a command line until it is done or `stop` completes.
@@ -73,6 +75,7 @@ pub(crate) async fn run(
     let parsed = command.try_get_matches_from(line);
     let options = parsed.and_then(|matches| Options::from_arg_matches(&matches));
     let options = options.unwrap_or_else(|error| error.exit());
+    options.parent.apply()?;
     let index = options.tasks.index();
     let pause = Duration::from_millis(options.call_ms);
     let Some(job) = options.tasks.job_name.as_deref() else {

@@ -68,6 +68,8 @@ struct Options {
     /// Number of steps of `--two-layers`
     #[arg(long, value_name = "N", default_value_t = 10_000, requires = "two_layers")]
     steps: u64,
+    #[command(flatten)]
+    parent: classic::ExitWithParent,
 }
 
 /// Runs the process of a command line until it is done or `stop` completes.
@@ -79,6 +81,7 @@ pub(crate) async fn run(
     let parsed = command.try_get_matches_from(line);
     let options = parsed.and_then(|matches| Options::from_arg_matches(&matches));
     let options = options.unwrap_or_else(|error| error.exit());
+    options.parent.apply()?;
     let index = options.tasks.index();
     let cluster = || options.tasks.cluster().map_err(|(flag, error)| format!("{flag}: {error}"));
     let client = async {

@@ -9,6 +9,7 @@
 //! target/release/examples/ring --batch 256    # one process on the joined batch of the four
 //! ```
 //!
+//! With `--exit-with-parent` a rank ends with its launcher, also if that is killed.
 //! The ranks of several hosts need an address that all reach: `-x PUSHPULL_RENDEZVOUS=host:29500`.
 //! The last line of rank 0 is its result as JSON.
 
@@ -27,6 +28,11 @@ use pushpull::error::Chain;
 use pushpull::optim::Adagrad;
 use pushpull::training::{TrainingConfig, hooks};
 
+use exit_with_parent::ExitWithParent;
+
+#[path = "../src/bin/options/exit_with_parent.rs"]
+mod exit_with_parent;
+
 /// The settings of a training.
 #[derive(Debug)]
 struct Options {
@@ -35,14 +41,20 @@ struct Options {
     steps: u64,
     /// Where rank 0 saves checkpoints, and from where it restores the newest one.
     checkpoint_dir: Option<PathBuf>,
+    parent: ExitWithParent,
 }
 
 impl Options {
-    /// Reads `--batch N`, `--steps N` and `--checkpoint-dir DIRECTORY`.
+    /// Reads `--batch N`, `--steps N`, `--checkpoint-dir DIRECTORY` and `--exit-with-parent`.
     fn from_flags(flags: impl IntoIterator<Item = String>) -> Result<Options, Box<dyn Error>> {
-        let mut options = Options { batch: BATCH, steps: 300, checkpoint_dir: None };
+        let parent = ExitWithParent { exit_with_parent: false };
+        let mut options = Options { batch: BATCH, steps: 300, checkpoint_dir: None, parent };
         let mut flags = flags.into_iter();
         while let Some(flag) = flags.next() {
+            if flag == "--exit-with-parent" {
+                options.parent = ExitWithParent { exit_with_parent: true };
+                continue;
+            }
             let value = flags.next().ok_or_else(|| format!("{flag} needs a value"))?;
             match &flag[..] {
                 "--batch" => options.batch = value.parse()?,
@@ -57,6 +69,7 @@ impl Options {
 
 /// Trains as one rank. Rank 0 returns the result, as JSON.
 fn train(options: &Options) -> Result<Option<String>, Box<dyn Error>> {
+    options.parent.apply()?;
     // hvd.init()
     let ring = init(options)?;
     let ranks = ring.size();

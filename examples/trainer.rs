@@ -19,7 +19,8 @@
 //! ```
 //!
 //! With `--checkpoint_dir=DIR` on each command, and one DIR for all ps tasks, the servers save
-//! checkpoints and the same commands resume the training. The model is a line through points. The
+//! checkpoints and the same commands resume the training. With `--exit_with_parent=1` a task ends
+//! with the process that started it, also if that is killed. The model is a line through points. The
 //! last line of a worker is its result.
 
 use std::error::Error;
@@ -32,6 +33,11 @@ use pushpull::optim::Adagrad;
 use pushpull::server::PsListener;
 use pushpull::training::{FinishedStep, Flow, Hook, HookError, TrainingConfig, TrainingEnd, hooks};
 use pushpull::{ClusterSpec, Params, Ps, PsConfig, TaskId, VariableSpec, WorkerConfig};
+
+use exit_with_parent::ExitWithParent;
+
+#[path = "../src/bin/options/exit_with_parent.rs"]
+mod exit_with_parent;
 
 /// An error of any thread.
 pub(crate) type TrainerError = Box<dyn Error + Send + Sync>;
@@ -138,7 +144,8 @@ fn block_on<F: Future>(future: F) -> Result<F::Output, TrainerError> {
 }
 
 /// The flags, each as `--name=value`.
-const FLAGS: [&str; 5] = ["ps_hosts", "worker_hosts", "job_name", "task_index", "checkpoint_dir"];
+const FLAGS: [&str; 6] =
+    ["ps_hosts", "worker_hosts", "job_name", "task_index", "checkpoint_dir", "exit_with_parent"];
 
 /// Refuses every argument that is none of the flags.
 fn check_arguments() -> Result<(), TrainerError> {
@@ -166,6 +173,11 @@ fn main() -> Result<(), TrainerError> {
         }
         return Ok(());
     };
+    match flag("exit_with_parent").as_deref() {
+        None | Some("0") => {}
+        Some("1") => ExitWithParent { exit_with_parent: true }.apply()?,
+        Some(value) => return Err(format!("--exit_with_parent={value}: give 0 or 1").into()),
+    }
     let hosts = |name| flag(name).ok_or_else(|| format!("--{name} is missing"));
     let ps = hosts("ps_hosts")?;
     let workers = hosts("worker_hosts")?;

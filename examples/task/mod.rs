@@ -49,6 +49,8 @@ pub(crate) struct ProcessOptions {
     /// Listen where other machines can reach it, without authentication
     #[arg(long, requires = "task")]
     insecure: bool,
+    #[command(flatten)]
+    parent: classic::ExitWithParent,
 }
 
 /// The flags of [`ProcessOptions`] that have an effect on a ps task alone.
@@ -100,6 +102,11 @@ pub(crate) enum Role {
 }
 
 impl ProcessOptions {
+    /// Ends this process with its parent, if the flag says so.
+    pub(crate) fn follow_parent(&self) -> Result<(), TaskError> {
+        Ok(self.parent.apply()?)
+    }
+
     /// Returns the role of this process; `None` if the whole cluster runs in it.
     pub(crate) fn role(&self) -> Result<Option<Role>, TaskError> {
         if let Some(resolver) = self.resolve.resolve {

@@ -9,10 +9,13 @@ mod daemon;
 mod devices;
 mod example_coordinator;
 mod example_in_graph;
+mod exit_with_parent;
 mod help;
 mod inspect;
 mod jobs;
 mod resolve;
+#[path = "../support/parent_process.rs"]
+mod parent_process;
 mod tensorboard;
 #[path = "../support/test_process.rs"]
 mod test_process;

@@ -119,6 +119,7 @@ impl DigitsOptions {
         line: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     ) -> Result<(DigitsOptions, Option<Role>), TaskError> {
         let (mut options, given) = task::parse::<DigitsOptions>(line);
+        options.process.follow_parent()?;
         let role = options.process.role()?;
         given.check(role.as_ref(), JOB_FLAGS)?;
         let here = options.mode.synchronous.map_or(2, |replicas| replicas.total);

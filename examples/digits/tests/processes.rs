@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+#[path = "../../../tests/support/parent_process.rs"]
+mod parent_process;
 #[path = "../../../tests/support/test_process.rs"]
 mod test_process;
 
@@ -10,6 +12,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use parent_process::ParentProcess;
 use pushpull::blocking::{Reader, Worker};
 use pushpull::{ClusterSpec, TaskId, VariableSpec, WorkerConfig};
 use rustix::process::Signal;
@@ -365,4 +368,25 @@ fn train(address: &str) {
         gradients.view_mut::<f32>("w").unwrap().fill(1.0);
         worker.push(token, gradients).unwrap();
     }
+}
+
+#[test]
+fn a_worker_that_computes_ends_when_its_parent_is_killed() {
+    let hosts = free_addresses(2);
+    let task = |job| {
+        let hosts = [format!("--ps_hosts={}", hosts[0]), format!("--worker_hosts={}", hosts[1])];
+        let more = [format!("--job_name={job}"), "--steps=1000000000".to_owned()];
+        [hosts, more].concat()
+    };
+    let mut ps = TestProcess::start("ps", digits().args(task("ps")).arg("--exit-grace=1"));
+    let line = [vec![env!("CARGO_BIN_EXE_digits").to_owned()], task("worker")].concat();
+    let mut line: Vec<&str> = line.iter().map(String::as_str).collect();
+    line.push("--exit-with-parent");
+    let mut parent = ParentProcess::start(&line);
+    while !parent.line().starts_with("step ") {}
+    parent.kill();
+    let output = parent.rest();
+    assert!(output.contains(": interrupted"), "{output}");
+    // It has left the training, so that the server ends, too.
+    ps.succeed();
 }

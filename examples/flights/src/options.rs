@@ -97,6 +97,7 @@ impl FlightsOptions {
         line: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     ) -> Result<(FlightsOptions, Option<Role>), TaskError> {
         let (mut options, given) = task::parse::<FlightsOptions>(line);
+        options.process.follow_parent()?;
         let role = options.process.role()?;
         given.check(role.as_ref(), JOB_FLAGS)?;
         let here = options.workers.get();

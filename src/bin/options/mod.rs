@@ -1,10 +1,12 @@
 //! The flags of classic trainers, for the daemon and the examples: the tasks of the cluster, the
-//! update mode, spellings with underscores, values with hyphens, and the signals that end them.
+//! update mode, spellings with underscores, values with hyphens, and the signals and parents that
+//! end them.
 
 #![allow(dead_code, unused_imports, reason = "each program uses a part")]
 
 mod byte_size;
 mod end_signals;
+mod exit_with_parent;
 mod file_size_signal;
 mod hyphens;
 mod local_path;
@@ -15,6 +17,7 @@ mod underscores;
 
 pub(crate) use byte_size::parse_byte_size;
 pub(crate) use end_signals::EndSignals;
+pub(crate) use exit_with_parent::ExitWithParent;
 pub(crate) use file_size_signal::fail_writes_instead;
 pub(crate) use hyphens::takes_hyphen;
 pub(crate) use local_path::local_path;

@@ -62,6 +62,10 @@ fn main() -> ExitCode {
             return ExitCode::from(said.map_or(EXIT_SERVING, |()| code));
         }
     };
+    if let Err(error) = options.parent.apply() {
+        print_error(&error);
+        return ExitCode::from(EXIT_CONFIGURATION);
+    }
     match raise_open_files_limit() {
         Ok(limit) => {
             if let Err(error) = options.check_open_files(limit) {

@@ -13,7 +13,7 @@ use super::complaint::{CommandLine, DaemonError, with_group_hint};
 use super::ending::{WorkSummary, unsaved_line};
 use super::modes::{AsynchronousOptions, SynchronousOptions};
 use super::rule::optimizer_list;
-use super::shared::{ResolveOptions, TaskOptions, local_path, parse_byte_size};
+use super::shared::{ExitWithParent, ResolveOptions, TaskOptions, local_path, parse_byte_size};
 use super::training::TrainingOptions;
 use super::unused::{check_directories, check_elastic, check_functions_alone, check_retention};
 
@@ -47,6 +47,8 @@ pub(crate) struct DaemonOptions {
     run: RunOptions,
     #[command(flatten)]
     pub(crate) functions: FunctionOptions,
+    #[command(flatten)]
+    pub(crate) parent: ExitWithParent,
 }
 
 /// The open files of a task without its shards and connections, and those of each shard, rounded up

@@ -16,10 +16,10 @@ mod saved;
 use std::error::Error;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 use pushpull::error::Chain;
 
-use options::{local_path, parse_byte_size};
+use options::{ExitWithParent, local_path, parse_byte_size};
 
 /// Tools for pushpull clusters.
 #[derive(Debug, Parser)]
@@ -32,7 +32,7 @@ struct ToolOptions {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Measure pulls and pushes beside the ceiling of the same transport and size.
-    Bench(Box<bench::BenchOptions>),
+    Bench(Box<BenchCommand>),
     /// Show the devices that a worker can compute on, as far as this process may use them.
     Devices(devices::DevicesOptions),
     /// Write a checkpoint as one safetensors file, with whole tensors under their own names.
@@ -41,6 +41,15 @@ enum Command {
     Inspect(inspect::InspectOptions),
     /// Show the cluster and the task that the launcher of this process tells.
     Resolve(Box<resolve::ResolveCommand>),
+}
+
+/// Options of `pushpull bench` as a process.
+#[derive(Debug, Args)]
+struct BenchCommand {
+    #[command(flatten)]
+    options: bench::BenchOptions,
+    #[command(flatten)]
+    parent: ExitWithParent,
 }
 
 fn main() -> ExitCode {
@@ -70,7 +79,10 @@ fn run(command: &Command) -> Result<(), Box<dyn Error>> {
         options::fail_writes_instead()?;
     }
     match command {
-        Command::Bench(options) => bench::run(options),
+        Command::Bench(command) => {
+            command.parent.apply()?;
+            bench::run(&command.options)
+        }
         Command::Devices(options) => devices::run(options),
         Command::Export(options) => export::run(options),
         Command::Inspect(options) => inspect::run(options),
