@@ -16,12 +16,12 @@ pub(crate) struct Hosts {
 }
 
 impl Hosts {
-    /// Creates them.
+    /// Creates them. The names of the namespaces begin with that of the test.
     ///
     /// # Errors
     /// If this user may not, or there is no program `ip`.
-    pub(crate) fn new() -> io::Result<Hosts> {
-        let prefix = format!("ring{}", std::process::id());
+    pub(crate) fn new(test: &str) -> io::Result<Hosts> {
+        let prefix = format!("{test}{}", std::process::id());
         let hosts = Hosts { prefix, folder: tempfile::tempdir()? };
         let hub = hosts.name("hub");
         ip(&format!("netns add {hub}"))?;

@@ -271,7 +271,7 @@ fn main() -> ExitCode {
     };
     let alone = Alone { four: alone("256"), sixteen: alone("1024") };
     println!("alone: {}, {}", alone.four, alone.sixteen);
-    let hosts = Hosts::new();
+    let hosts = Hosts::new("ring");
     let mut counts = Counts::default();
     for case in LAUNCHERS {
         let name = case.name;

@@ -13,9 +13,10 @@ mod exit_with_parent;
 mod help;
 mod inspect;
 mod jobs;
-mod resolve;
+mod launch;
 #[path = "../support/parent_process.rs"]
 mod parent_process;
+mod resolve;
 mod tensorboard;
 #[path = "../support/test_process.rs"]
 mod test_process;

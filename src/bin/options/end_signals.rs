@@ -9,7 +9,7 @@ use super::file_size_signal::fail_writes_instead;
 
 /// The signals that end a program: it ends its work, and does not die.
 #[derive(Debug)]
-pub(crate) struct EndSignals(Vec<Signal>);
+pub(crate) struct EndSignals(Vec<(SignalKind, Signal)>);
 
 impl EndSignals {
     /// Handles SIGINT, SIGTERM, and SIGHUP unless that is already ignored, as under `nohup`. Writes
@@ -25,16 +25,24 @@ impl EndSignals {
             kinds.push(SignalKind::hangup());
         }
         fail_writes_instead()?;
-        kinds.into_iter().map(signal).collect::<Result<_, _>>().map(EndSignals)
+        let watch = |kind| Ok((kind, signal(kind)?));
+        kinds.into_iter().map(watch).collect::<io::Result<_>>().map(EndSignals)
     }
 
     /// Completes when one of the signals has arrived.
     pub(crate) async fn any(&mut self) {
+        self.next().await;
+    }
+
+    /// Returns the next of the signals, once it has arrived.
+    pub(crate) async fn next(&mut self) -> SignalKind {
         std::future::poll_fn(|context| {
-            let came = self.0.iter_mut().any(|signal| signal.poll_recv(context).is_ready());
-            if came { Poll::Ready(()) } else { Poll::Pending }
+            let mut signals = self.0.iter_mut();
+            let came = signals
+                .find_map(|(kind, signal)| signal.poll_recv(context).is_ready().then_some(*kind));
+            came.map_or(Poll::Pending, Poll::Ready)
         })
-        .await;
+        .await
     }
 }
 

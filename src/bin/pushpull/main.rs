@@ -1,12 +1,14 @@
 //! The command-line tool: `pushpull bench` measures a server beside the ceilings of the machine,
 //! `pushpull inspect` shows what a state or checkpoint directory holds, `pushpull export` writes a
-//! checkpoint as a safetensors file, `pushpull devices` lists what a worker can compute on, and
-//! `pushpull resolve` shows the cluster that a launcher tells.
+//! checkpoint as a safetensors file, `pushpull devices` lists what a worker can compute on,
+//! `pushpull launch` starts the tasks of a cluster, and `pushpull resolve` shows the cluster that a
+//! launcher tells.
 
 mod bench;
 mod devices;
 mod export;
 mod inspect;
+mod launch;
 #[path = "../options/mod.rs"]
 mod options;
 mod output;
@@ -39,6 +41,11 @@ enum Command {
     Export(export::ExportOptions),
     /// Show the contents and faults of a state or checkpoint directory; change nothing.
     Inspect(inspect::InspectOptions),
+    /// Start the tasks of a cluster, here or on other hosts, and end them together.
+    Launch(Box<launch::LaunchOptions>),
+    /// Become a program that is killed when the launcher ends.
+    #[command(hide = true)]
+    LaunchChild(launch::ChildOptions),
     /// Show the cluster and the task that the launcher of this process tells.
     Resolve(Box<resolve::ResolveCommand>),
 }
@@ -54,7 +61,7 @@ struct BenchCommand {
 
 fn main() -> ExitCode {
     let done = match ToolOptions::try_parse() {
-        Ok(options) => run(&options.command).map(|()| ExitCode::SUCCESS),
+        Ok(options) => run(&options.command),
         // clap reports --help and --version as errors, too.
         Err(error) => {
             let code = u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
@@ -72,8 +79,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: &Command) -> Result<(), Box<dyn Error>> {
-    {
+fn run(command: &Command) -> Result<ExitCode, Box<dyn Error>> {
+    // A handler of this program would be none of the one that it becomes.
+    if !matches!(command, Command::LaunchChild(_)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
         let _context = runtime.enter();
         options::fail_writes_instead()?;
@@ -81,13 +89,16 @@ fn run(command: &Command) -> Result<(), Box<dyn Error>> {
     match command {
         Command::Bench(command) => {
             command.parent.apply()?;
-            bench::run(&command.options)
+            bench::run(&command.options)?;
         }
-        Command::Devices(options) => devices::run(options),
-        Command::Export(options) => export::run(options),
-        Command::Inspect(options) => inspect::run(options),
-        Command::Resolve(command) => resolve::run(command),
+        Command::Devices(options) => devices::run(options)?,
+        Command::Export(options) => export::run(options)?,
+        Command::Inspect(options) => inspect::run(options)?,
+        Command::Launch(options) => return launch::run(options),
+        Command::LaunchChild(options) => return Ok(launch::become_child(options)),
+        Command::Resolve(command) => resolve::run(command)?,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 fn is_broken_pipe(error: &(dyn std::error::Error + 'static)) -> bool {
