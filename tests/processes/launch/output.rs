@@ -96,3 +96,52 @@ fn a_slow_reader_loses_no_line() {
         assert!(numbers.iter().copied().eq(1..=20_000), "{task}: {} lines", numbers.len());
     }
 }
+
+/// A folder with these programs of the system, and nothing else, for a `PATH`.
+fn programs(names: &[&str]) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for name in names {
+        let path = ["/usr/bin", "/bin"].map(|bin| Path::new(bin).join(name));
+        let path = path.into_iter().find(|path| path.exists()).expect("the program is there");
+        std::os::unix::fs::symlink(path, folder.path().join(name)).unwrap();
+    }
+    folder
+}
+
+#[test]
+fn tensorboard_is_started_with_the_tasks_if_it_is_there() {
+    let path = programs(&["sh", "sleep"]);
+    let launched = || {
+        let line = ["--no-flags", "--tensorboard", "some/summaries", "--", "sh", "-c", "sleep 1"];
+        let output = launch(&line).env("PATH", path.path()).output().unwrap();
+        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.code(), text(&output.stdout), text(&output.stderr))
+    };
+    let (code, output, errors) = launched();
+    assert_eq!(code, Some(0), "{output}\n{errors}");
+    let absent = "pushpull: --tensorboard: cannot run tensorboard: there is no such program in PATH: \
+                  the tasks run without\n";
+    assert!(errors.starts_with(absent), "{errors}");
+
+    // One that says how it was started, and serves until it is told to end.
+    let program = path.path().join("tensorboard");
+    fs::write(&program, "#!/bin/sh\necho \"$@\"; exec sleep 600\n").unwrap();
+    fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let (code, output, errors) = launched();
+    assert_eq!(code, Some(0), "{output}\n{errors}");
+    let address = output.lines().find_map(|line| line.strip_prefix("TensorBoard on http://"));
+    let (address, directory) = address.unwrap().split_once("/ shows ").unwrap();
+    let port = address.strip_prefix("127.0.0.1:").unwrap();
+    assert_eq!(directory, "some/summaries");
+    let started = format!(
+        "task=tensorboard incarnation=0 --logdir some/summaries --host 127.0.0.1 --port {port}\n"
+    );
+    assert!(output.contains(&started), "{output}");
+    assert!(errors.contains("tensorboard was ended by signal 15\n"), "{errors}");
+
+    // The tasks go on without it when it fails.
+    fs::write(&program, "#!/bin/sh\nexit 3\n").unwrap();
+    let (code, output, errors) = launched();
+    assert_eq!(code, Some(0), "{output}\n{errors}");
+    assert!(errors.contains("tensorboard ended with exit code 3: the others go on\n"), "{errors}");
+}

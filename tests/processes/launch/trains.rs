@@ -100,10 +100,10 @@ fn one_program_has_both_roles() {
         let mut said_lines = lines.iter().copied().chain(errors.lines());
         assert!(said_lines.any(|line| line.starts_with(&said)), "{task}: {output}\n{errors}");
     }
-    let results = lines.iter().filter_map(|line| {
+    let mut results = lines.iter().filter_map(|line| {
         line.strip_prefix("task=worker:0 incarnation=0 ").filter(|line| line.starts_with('{'))
     });
-    check_result(results.last().expect("a result"), 300);
+    check_result(results.next_back().expect("a result"), 300);
 }
 
 #[test]
