@@ -38,6 +38,30 @@ impl Identity {
     /// The name of the fact of the update mode without the settings that may change between runs.
     pub const MODE: &'static str = "mode";
 
+    /// The name of the fact of the global step at which training ends.
+    pub const LAST_STEP: &'static str = "last_step";
+
+    /// The name of the fact of the lease of workers, in milliseconds.
+    pub const LEASE_MS: &'static str = "lease_ms";
+
+    /// The name of the fact of the maximum age of a token, in milliseconds.
+    pub const TOKEN_TIMEOUT_MS: &'static str = "token_timeout_ms";
+
+    /// The name of the fact of the time that settled effects of a silent coordinator are kept, in
+    /// seconds.
+    pub const EFFECTS_KEPT_S: &'static str = "effects_kept_s";
+
+    /// The facts that servers share while they run together. They may change between two runs, so a
+    /// state is not bound to them.
+    const OF_A_RUN: [&'static str; 6] = [
+        Identity::PROTOCOL,
+        Identity::MODE_SETTINGS,
+        Identity::LAST_STEP,
+        Identity::LEASE_MS,
+        Identity::TOKEN_TIMEOUT_MS,
+        Identity::EFFECTS_KEPT_S,
+    ];
+
     /// The first character of the names of facts that may differ.
     pub const MAY_DIFFER: char = '~';
 
@@ -87,9 +111,8 @@ impl Identity {
     pub fn of_state(&self) -> Identity {
         let is = |name: &str, of: &str| name.split(' ').next() == Some(of);
         let kept = self.fields.iter().filter(|(name, _)| {
-            !name.starts_with(Identity::MAY_DIFFER)
-                && !is(name, Identity::PROTOCOL)
-                && !is(name, Identity::MODE_SETTINGS)
+            let is_of_run = Identity::OF_A_RUN.iter().any(|of| is(name, of));
+            !name.starts_with(Identity::MAY_DIFFER) && !is_of_run
         });
         let fields = kept.map(|(name, value)| match is(name, Identity::RULES) {
             true => (format!("{}{name}", Identity::MAY_DIFFER), value.clone()),
@@ -279,11 +302,11 @@ mod tests {
 
     #[test]
     fn facts_that_may_differ_are_reported_and_not_refused() {
-        let ours = Identity::new().with("ps", "0").with_free("lease_ms", "5000");
-        let theirs = Identity::new().with("ps", "0").with_free("lease_ms", "800");
+        let ours = Identity::new().with("ps", "0").with_free("checkpoints", "none");
+        let theirs = Identity::new().with("ps", "0").with_free("checkpoints", "configured");
         assert_eq!(ours.difference(&theirs), None);
         let found: Vec<_> = ours.free_differences(&theirs).collect();
-        assert_eq!(found, [difference("lease_ms", "5000", "800")]);
+        assert_eq!(found, [difference("checkpoints", "none", "configured")]);
     }
 
     #[test]
@@ -334,8 +357,10 @@ mod tests {
 
     #[test]
     fn a_state_is_not_bound_to_what_may_change_between_runs() {
-        let run = Identity::new().with("ps", "0").with_protocol().with_free("lease_ms", "1");
+        let run = Identity::new().with("ps", "0").with_protocol().with_free("checkpoints", "none");
         let run = run.with_long(Identity::MODE_SETTINGS, "Asynchronous");
+        let run = run.with(Identity::LAST_STEP, "7").with(Identity::LEASE_MS, "5000");
+        let run = run.with(Identity::TOKEN_TIMEOUT_MS, "none").with(Identity::EFFECTS_KEPT_S, "9");
         let run = run.with_long(Identity::RULES, &"r".repeat(200));
         let state = run.of_state();
         let names: Vec<&str> = state.fields().map(|(name, _)| name).collect();

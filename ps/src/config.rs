@@ -87,10 +87,10 @@ pub enum NonFinite {
 ///
 /// All settings except the cluster, the task and the optimizer have defaults. The name and indices
 /// of the job, the number of shards, the optimizers with their hyperparameters and schedules, the
-/// mode with its settings, and the treatment of NaN must be the same on all ps tasks. A worker
-/// refuses to train with servers that differ in one of them, and so do the servers. A difference in
-/// the last step, the lease or the token timeout is reported, and that only some have a place for
-/// checkpoints ([`Event::SettingsDiffer`]).
+/// mode with its settings, the treatment of NaN, the last step, the lease, the token timeout and the
+/// time that effects are kept must be the same on all ps tasks. A worker refuses to train with
+/// servers that differ in one of them, and so do the servers. That only some have a place for
+/// checkpoints is reported ([`Event::SettingsDiffer`]).
 ///
 /// Settings that belong together are one value: the mode, the storage and the network.
 ///
@@ -224,21 +224,22 @@ impl PsConfig {
     }
 
     /// Sets the global step at which training ends; `token()` then returns `None`. The step is
-    /// reached exactly, with any number of workers. Only the step owner's setting counts. Default:
-    /// training does not end.
+    /// reached exactly, with any number of workers. All tasks must have the same. Default: training
+    /// does not end.
     #[doc(alias = "StopAtStepHook")]
     pub fn last_step(self, step: u64) -> Self {
         PsConfig { last_step: Some(step), ..self }
     }
 
     /// Sets the lease: how long a worker may be silent before it is lost and its tokens are granted
-    /// to others. A worker sends a heartbeat every fifth of it. At least 100 ms. Default 5 s.
+    /// to others. A worker sends a heartbeat every fifth of it. All tasks must have the same. At least
+    /// 100 ms. Default 5 s.
     pub fn lease(self, lease: Duration) -> Self {
         PsConfig { lease, ..self }
     }
 
     /// Sets how long a live worker may hold a token before it is recalled; `None` for no limit. A
-    /// push with a recalled token is refused. Default 10 minutes.
+    /// push with a recalled token is refused. All tasks must have the same. Default 10 minutes.
     pub fn token_timeout(self, timeout: Option<Duration>) -> Self {
         PsConfig { token_timeout: timeout, ..self }
     }
@@ -246,7 +247,8 @@ impl PsConfig {
     /// Sets how long a shard keeps what has settled of a coordinator that is silent, if others need
     /// the place: it keeps [`COORDINATORS_MAX`](limits::COORDINATORS_MAX) of them. A coordinator
     /// that resumes later starts over, and its effects count again. The name of a coordinator of
-    /// which no effect has settled is kept for a lease: it loses nothing. Default 24 hours.
+    /// which no effect has settled is kept for a lease: it loses nothing. All tasks must have the
+    /// same. Default 24 hours.
     pub fn effects_kept(self, kept: Duration) -> Self {
         PsConfig { effects_kept: kept, ..self }
     }
@@ -328,9 +330,13 @@ impl PsConfig {
             .with_long(Identity::RULES, &self.rules.settings())
             .with_long(Identity::MODE_SETTINGS, &format!("{:?}", self.mode))
             .with("non_finite", format!("{:?}", self.non_finite))
-            .with_free(LAST_STEP, text(self.last_step))
-            .with_free("lease_ms", self.lease.as_millis().to_string())
-            .with_free("token_timeout_ms", text(self.token_timeout.map(|t| t.as_millis() as u64)))
+            .with(Identity::LAST_STEP, text(self.last_step))
+            .with(Identity::LEASE_MS, self.lease.as_millis().to_string())
+            .with(
+                Identity::TOKEN_TIMEOUT_MS,
+                text(self.token_timeout.map(|t| t.as_millis() as u64)),
+            )
+            .with(Identity::EFFECTS_KEPT_S, self.effects_kept.as_secs().to_string())
             .with_free(
                 "checkpoints",
                 if self.checkpoints.is_some() { "configured" } else { "none" },
@@ -424,11 +430,9 @@ impl PsConfig {
     }
 }
 
-/// The name of the fact of the last step, which workers may expect.
-const LAST_STEP: &str = "last_step";
-
 #[cfg(test)]
 mod tests {
+    use pushpull_checkpoint::LocalDirectory;
     use pushpull_common::identity::FactDifference;
     use pushpull_optim::optimizer::{Adam, Lamb, Schedule, Sgd};
 
@@ -490,6 +494,10 @@ mod tests {
             (ours().rate_for("w*", 0.25), "rules", "0.25"),
             (ours().non_finite(NonFinite::Allow), "non_finite", "Allow"),
             (ours().mode(Asynchronous::default().reject_older(3)), "mode", "reject_older: Some(3)"),
+            (ours().last_step(7), "last_step", "7"),
+            (ours().lease(Duration::from_millis(800)), "lease_ms", "800"),
+            (ours().token_timeout(None), "token_timeout_ms", "none"),
+            (ours().effects_kept(Duration::from_secs(60)), "effects_kept_s", "60"),
         ];
         for (other, name, value) in refused {
             let ours = ours().identity();
@@ -498,19 +506,38 @@ mod tests {
             assert_eq!(found.setting, name);
             assert!(found.theirs.contains(value), "{found:?}");
         }
-        let reported = [
-            (ours().last_step(7), ("last_step", "none", "7")),
-            (ours().lease(Duration::from_millis(800)), ("lease_ms", "5000", "800")),
-            (ours().token_timeout(None), ("token_timeout_ms", "600000", "none")),
-        ];
-        for (other, difference) in reported {
-            let ours = ours().identity();
-            let other = other.identity();
-            assert_eq!(ours.difference(&other), None);
-            let found: Vec<_> = ours.free_differences(&other).map(texts).collect();
-            let (setting, here, there) = difference;
-            assert_eq!(found, [[setting, here, there].map(str::to_owned)]);
-        }
+        let folder = tempfile::tempdir().unwrap();
+        let storage = LocalDirectory::create(folder.path()).unwrap();
+        let other = ours().checkpoints(Checkpoints::new(storage)).identity();
+        let ours = ours().identity();
+        assert_eq!(ours.difference(&other), None);
+        let found: Vec<_> = ours.free_differences(&other).map(texts).collect();
+        assert_eq!(found, [["checkpoints", "none", "configured"].map(str::to_owned)]);
+    }
+
+    #[test]
+    fn the_facts_of_any_configuration_fit_on_the_wire() {
+        let cluster: ClusterSpec = "ps=a:1,b:1;worker=c:1".parse().unwrap();
+        let config = PsConfig::new(cluster, TaskId::ps(0), Adam::new(0.001));
+        let config = (0..40).fold(config, |config, index| {
+            config.optimizer_for(format!("variable_{index}*"), Adam::new(0.5))
+        });
+        let identity = config.identity();
+        let long = format!("{} {}", Identity::RULES, Identity::PARTS_MAX);
+        assert!(identity.field(&long).is_some());
+        // The settings of the mode may have as many parts as the rules.
+        let count = identity.fields().count() + Identity::PARTS_MAX - 1;
+        assert!(count <= limits::IDENTITY_FIELDS_MAX, "{count}");
+    }
+
+    #[test]
+    fn a_state_is_opened_with_another_end_and_lease() {
+        let cluster = ClusterSpec::builder().job("ps", ["a:1"]).build().unwrap();
+        let config = || PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(0.1));
+        let ours = config().identity().of_state();
+        let other = config().last_step(7).lease(Duration::from_secs(9)).token_timeout(None);
+        let other = other.effects_kept(Duration::ZERO).identity().of_state();
+        assert_eq!(ours, other);
     }
 
     #[test]

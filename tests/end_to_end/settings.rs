@@ -69,15 +69,25 @@ fn servers_with_another_hyperparameter_or_schedule_are_refused_with_both_values(
 }
 
 #[test]
-fn servers_with_another_lease_or_last_step_report_it() {
-    let first = |config: PsConfig| config.last_step(7);
-    let second = |config: PsConfig| config.lease(Duration::from_millis(4000));
-    let (servers, _, events) = serve(&[&first, &second], &[Adam::new(0.1), Adam::new(0.1)]);
-    await_event(&events, &["last_step is \"7\"", "\"none\"", "/job:ps/task:1"]);
-    drop(servers);
-    let (servers, _, events) = serve(&[&first, &second], &[Adam::new(0.1), Adam::new(0.1)]);
-    await_event(&events, &["lease_ms is \"5000\"", "\"4000\"", "/job:ps/task:1"]);
-    drop(servers);
+fn servers_with_another_lease_or_last_step_are_refused_by_name() {
+    let same = |config: PsConfig| config;
+    let steps = |config: PsConfig| config.last_step(7);
+    let lease = |config: PsConfig| config.lease(Duration::from_millis(4000));
+    let others: [(&dyn Fn(PsConfig) -> PsConfig, [&str; 3]); 2] =
+        [(&steps, ["last_step", "none", "7"]), (&lease, ["lease_ms", "5000", "4000"])];
+    for (other, [name, here, there]) in others {
+        let rules = [Adam::new(0.1), Adam::new(0.1)];
+        let (servers, cluster, events) = serve(&[&same, other], &rules);
+        let mut worker = Worker::connect(WorkerConfig::new(cluster, TaskId::worker(0))).unwrap();
+        let error = worker.join(&[vector("a", 1), vector("b", 1)], |_| ()).unwrap_err();
+        let Error::Identity { field, left_value, right_value, .. } = &error else {
+            panic!("{error}")
+        };
+        assert_eq!([field, left_value, right_value], [name, here, there]);
+        let refused = "it refuses this task";
+        await_event(&events, &["/job:ps/task:1/shard:0", refused, name, there]);
+        drop(servers);
+    }
 }
 
 #[test]

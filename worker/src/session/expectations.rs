@@ -76,7 +76,8 @@ impl Expectations {
             return unexpected("clips", "none".to_owned(), clips.to_owned());
         }
         // A server that does not name its last step is another implementation.
-        if let (Some(expected), Some(found)) = (self.last_step, identity.free_field("last_step")) {
+        if let (Some(expected), Some(found)) = (self.last_step, identity.field(Identity::LAST_STEP))
+        {
             let expected = expected.map_or("none".to_owned(), |step| step.to_string());
             if found != expected {
                 return unexpected("last_step", expected, found.to_owned());

@@ -429,18 +429,34 @@ fn a_hello_that_authenticates_is_refused() {
 #[test]
 fn settings_of_another_ps_task_that_may_differ_are_reported_once() {
     let mut world = bare();
-    let hello = |lease: &str| {
+    let hello = |checkpoints: &str| {
         let peer = Peer { role: Role::Peer {}, ..worker(1) };
-        let identity = identity().with_free("lease_ms", lease).to_wire();
+        let identity = identity().with_free("checkpoints", checkpoints).to_wire();
         Hello { identity, ..peer.hello(0) }
     };
-    for (lease, reported) in [("5000", 0), ("800", 1), ("800", 1), ("900", 2)] {
-        let (line, _) = world.handshake(0, hello(lease), false).unwrap();
+    for (checkpoints, reported) in [("none", 0), ("configured", 1), ("configured", 1), ("other", 2)]
+    {
+        let (line, _) = world.handshake(0, hello(checkpoints), false).unwrap();
         world.disconnect(line);
         assert_eq!(world.events.len(), reported, "{:?}", world.events);
     }
     let text = world.events[0].1.to_string();
-    assert!(text.contains("lease_ms is \"5000\"") && text.contains("\"800\""), "{text}");
+    assert!(text.contains("checkpoints is \"none\"") && text.contains("\"configured\""), "{text}");
+}
+
+#[test]
+fn another_ps_task_with_another_lease_or_last_step_is_refused_by_name() {
+    let mut world = bare();
+    let peer = Peer { role: Role::Peer {}, ..worker(1) };
+    let ours = || identity().with(Identity::LEASE_MS, "5000");
+    for (name, here, there) in [("lease_ms", "5000", "800"), ("last_step", "none", "7")] {
+        let identity = ours().with(name, there).to_wire();
+        let refusal = world.handshake(0, Hello { identity, ..peer.hello(0) }, false).unwrap_err();
+        let Refusal::Identity { field, server, client, .. } = &refusal else { panic!("{refusal}") };
+        assert_eq!([field, server, client].map(|text| text.as_str()), [name, here, there]);
+    }
+    let identity = ours().to_wire();
+    assert!(world.handshake(0, Hello { identity, ..peer.hello(0) }, false).is_ok());
 }
 
 /// A shard that was welcomed before would refuse the epochs that the step owner assigns from then on.

@@ -91,7 +91,8 @@ pub(super) fn f64s(bytes: &[u8]) -> Vec<f64> {
 }
 
 pub(super) fn identity() -> Identity {
-    let free = Identity::new().with_free("lease_ms", "5000").with_long("rules", "Sgd(1)");
+    let free = Identity::new().with_free("checkpoints", "none").with_long("rules", "Sgd(1)");
+    let free = free.with(Identity::LAST_STEP, "none").with(Identity::LEASE_MS, "5000");
     free.with("ps", "0").with("optimizer", "sgd")
 }
 

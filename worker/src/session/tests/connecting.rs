@@ -97,7 +97,7 @@ fn a_worker_that_expects_another_mode_or_last_step_ends_with_both_values() {
         let mut world = SessionWorld::with(|config| config.expectations = expectations);
         let op = open(&mut world, 1, ms(60_000));
         let hello = world.connect(OWNER);
-        let identity = Identity::new().with_free("last_step", last_step).to_wire();
+        let identity = Identity::new().with(Identity::LAST_STEP, last_step).to_wire();
         world.answer(&hello, message::Welcome { mode, identity, ..welcome() });
         let found = match world.reply(op) {
             Ok(_) => None,
