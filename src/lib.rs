@@ -167,6 +167,9 @@ pub mod blocking {
 
 pub mod local;
 
+#[cfg(feature = "job")]
+pub mod job;
+
 /// Tasks, and the shards on which variables are placed.
 pub mod cluster {
     pub use pushpull_common::cluster::ClusterSpecBuilder;
@@ -387,6 +390,7 @@ pub mod error {
     //! | train, read | [`Error`](crate::Error), with [`ConfigError`] and [`ViewError`] for faults of the program, and [`LoadError`] for a file of first values |
     //! | train in a session | `TrainingError` |
     //! | join a ring, perform its operations | `collective::RingError`, and `collective::LaunchError` for the place in a job |
+    //! | read a job file, build servers and workers from it | `job::JobError` |
     //! | write and read records | `training::tfrecord::TfRecordError` |
     //! | write summaries | `training::summary::SummaryError`, `training::summary::HistogramError`, `training::summary::ImageError` |
 
@@ -450,6 +454,11 @@ pub struct Services;
 #[cfg(all(doctest, feature = "ring", feature = "training"))]
 #[doc = include_str!("../docs/ring.md")]
 pub struct RingPage;
+
+/// Compiles the code block of the page on job files as a doctest.
+#[cfg(all(doctest, feature = "job"))]
+#[doc = include_str!("../docs/job.md")]
+pub struct JobPage;
 
 /// Compiles the code block of the page on devices and kernels as a doctest.
 #[cfg(doctest)]

@@ -7,8 +7,6 @@ mod apply;
 #[allow(dead_code, reason = "the rest is the command line of the tool")]
 #[path = "../../src/bin/pushpull/bench/mod.rs"]
 mod bench;
-#[path = "../../src/bin/options/byte_size.rs"]
-mod byte_size;
 mod daemon;
 #[path = "../../src/bin/options/local_path.rs"]
 mod local_path;
@@ -34,7 +32,6 @@ use clap::Parser;
 
 use bench::report::Report;
 use bench::{BenchError, Transport, bytes_of, transport};
-use byte_size::parse_byte_size;
 use local_path::local_path;
 use options::{Suite, SuitesOptions};
 use pushpull::error::Chain;

@@ -6,15 +6,20 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::time::Duration;
 
+use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{Arg, ArgGroup, ArgMatches, Args, CommandFactory, FromArgMatches};
+use clap::{Arg, ArgGroup, ArgMatches, Args, Command, CommandFactory, FromArgMatches};
+use pushpull::error::Chain;
+use pushpull::job::Settings;
 use pushpull::{ClusterSpec, Ps, PsConfig, TaskId};
 
 #[path = "../../src/bin/options/mod.rs"]
 mod classic;
 
+use classic::JobLine;
+
 #[allow(unused_imports, reason = "each example uses a part")]
-pub(crate) use classic::{EndSignals, ModeOptions, Replicas, local_path};
+pub(crate) use classic::{EndSignals, JobOptions, ModeOptions, Replicas, local_path};
 
 /// An error of any thread.
 pub(crate) type TaskError = Box<dyn Error + Send + Sync>;
@@ -56,9 +61,16 @@ pub(crate) struct ProcessOptions {
 /// The flags of [`ProcessOptions`] that have an effect on a ps task alone.
 const PROCESS_FLAGS_OF_PS: [&str; 3] = ["--keep-serving", "--exit-grace", "--insecure"];
 
-/// The flags that were given on a command line.
+/// The flags that were given on a command line, and the settings of the job file that it names.
 #[derive(Clone, Debug)]
-pub(crate) struct GivenFlags(ArgMatches);
+pub(crate) struct GivenFlags {
+    matches: ArgMatches,
+    line: JobLine,
+    command: Command,
+}
+
+/// The settings of a job file that only a process of a cluster of processes uses.
+const OF_A_PROCESS: [&str; 4] = ["ps-hosts", "worker-hosts", "insecure", "state-dir"];
 
 /// The flags of an example that have an effect in the tasks of one job alone.
 #[derive(Clone, Copy, Debug)]
@@ -86,9 +98,17 @@ impl GivenFlags {
         }
     }
 
+    /// Returns whether a flag was typed.
     fn has(&self, flag: &str) -> bool {
         let id = flag.trim_start_matches('-').replace('-', "_");
-        self.0.value_source(&id) == Some(ValueSource::CommandLine)
+        let is_given = self.matches.value_source(&id) == Some(ValueSource::CommandLine);
+        is_given && self.line.of_file(flag).is_none()
+    }
+
+    /// Returns the settings of the job file and of the flags.
+    #[allow(dead_code, reason = "not every example reads job files")]
+    pub(crate) fn settings(&self) -> Settings {
+        self.line.settings(&self.command, &self.matches)
     }
 }
 
@@ -188,14 +208,37 @@ pub(crate) fn workers(role: Option<&Role>, here: u32) -> u32 {
     role.map_or(here, |role| classic::listed_workers(role.cluster()))
 }
 
-/// Parses a command line, each flag with hyphens or with underscores. Prints help and errors, and
-/// exits, as [`clap::Parser::parse_from`] does.
+/// Parses a command line, each flag with hyphens or with underscores, and the job file that it names.
+/// `renamed` has the settings whose flag has another name, each with that. Prints help and errors,
+/// and exits, as [`clap::Parser::parse_from`] does.
 pub(crate) fn parse<T: CommandFactory + FromArgMatches>(
     line: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    renamed: &'static [(&'static str, &'static str)],
 ) -> (T, GivenFlags) {
     let command =
         T::command().mut_args(classic::takes_hyphen).mut_args(classic::accepts_underscores);
-    let parsed = command.try_get_matches_from(line);
-    let parsed = parsed.and_then(|given| Ok((T::from_arg_matches(&given)?, GivenFlags(given))));
-    parsed.unwrap_or_else(|error| error.exit())
+    let line = JobLine::read(&command, line, renamed, |flag, typed| {
+        typed.contains("job-name") || !OF_A_PROCESS.contains(&flag)
+    });
+    let line = line.unwrap_or_else(|error| {
+        command.clone().error(ErrorKind::ValueValidation, Chain(&error)).exit()
+    });
+    let matches = command.clone().try_get_matches_from(&line.words);
+    let parsed = matches.and_then(|matches| Ok((T::from_arg_matches(&matches)?, matches)));
+    let (options, matches) = parsed.unwrap_or_else(|error| {
+        let notes = line.notes(&error.to_string());
+        if error.use_stderr() && !notes.is_empty() {
+            // The error itself follows, even if this cannot be written.
+            let _ = write!(io::stderr(), "of the job file:\n{notes}");
+        }
+        error.exit()
+    });
+    let given = GivenFlags { matches, line, command };
+    if given.has("--print-config") {
+        let printed = given.line.printed(&given.command, &given.matches);
+        let mut output = io::stdout();
+        let written = output.write_all(printed.as_bytes()).and_then(|()| output.flush());
+        std::process::exit(i32::from(written.is_err()));
+    }
+    (options, given)
 }

@@ -12,6 +12,7 @@ mod example_in_graph;
 mod exit_with_parent;
 mod help;
 mod inspect;
+mod job_file;
 mod jobs;
 mod launch;
 #[path = "../support/parent_process.rs"]

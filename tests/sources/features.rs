@@ -23,18 +23,20 @@ const BESIDE: &[(&str, &[&str])] = &[
     ("compute", &["pushpull-device"]),
     ("ring", &["pushpull-collective"]),
     ("csv", &["pushpull-training"]),
+    ("job", &[]),
 ];
 
 /// For crates of others, the features with which a program compiles them.
 const OTHERS: &[(&str, &[&str])] = &[
     ("matrixmultiply", &["compute"]),
-    ("libm", &["", "default", "services", "compute", "ring", "csv"]),
+    ("libm", &["", "default", "services", "compute", "ring", "csv", "job"]),
     ("libloading", &[]),
     ("cudarc", &[]),
     ("crossbeam-deque", &["services", "compute"]),
     ("flate2", &[]),
     ("png", &[]),
     ("clap", &[]),
+    ("toml", &["job"]),
 ];
 
 /// Returns the crates that a program compiles with these features of the facade.

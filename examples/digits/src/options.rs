@@ -7,14 +7,14 @@ use clap::Parser;
 use clap::builder::RangedU64ValueParser;
 use pushpull::checkpoint::{Checkpoints, LocalDirectory};
 use pushpull::error::Chain;
-use pushpull::optim::Schedule;
+use pushpull::job::Settings;
 use pushpull::worker::Codec;
-use pushpull::{Adam, ClusterSpec, Mode, PsConfig, Storage, TaskId};
+use pushpull::{ClusterSpec, PsConfig, TaskId};
 
 use super::data::{CLASSES, Split};
 use super::ledger;
 use super::task::{
-    self, JobFlags, ModeOptions, ProcessOptions, Replicas, Role, TaskError, local_path,
+    self, JobFlags, JobOptions, ModeOptions, ProcessOptions, Replicas, Role, TaskError, local_path,
 };
 use super::train;
 
@@ -107,9 +107,14 @@ pub(crate) struct DigitsOptions {
     pub(crate) process: ProcessOptions,
     #[command(flatten)]
     mode: ModeOptions,
+    #[command(flatten)]
+    _job: JobOptions,
     /// What the flags of `mode` choose.
     #[arg(skip)]
     pub(crate) synchronous: Option<Replicas>,
+    /// The settings of the servers: those of the flags and of the job file.
+    #[arg(skip)]
+    settings: Settings,
 }
 
 impl DigitsOptions {
@@ -118,12 +123,16 @@ impl DigitsOptions {
     pub(crate) fn parse_with_role(
         line: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     ) -> Result<(DigitsOptions, Option<Role>), TaskError> {
-        let (mut options, given) = task::parse::<DigitsOptions>(line);
+        let (mut options, given) = task::parse::<DigitsOptions>(line, &[("last-step", "steps")]);
         options.process.follow_parent()?;
         let role = options.process.role()?;
         given.check(role.as_ref(), JOB_FLAGS)?;
         let here = options.mode.synchronous.map_or(2, |replicas| replicas.total);
         options.synchronous = options.mode.replicas(task::workers(role.as_ref(), here))?;
+        options.settings = options.settings_of_servers(given.settings());
+        // An invalid setting is found before anything is started.
+        let cluster = ClusterSpec::builder().job("ps", ["localhost:1"]).build()?;
+        options.settings.ps_config(cluster, TaskId::ps(0))?;
         Ok((options, role))
     }
 
@@ -135,18 +144,8 @@ impl DigitsOptions {
         task: TaskId,
         checkpoints: Option<Checkpoints>,
     ) -> PsConfig {
-        let mode = self.synchronous.map_or_else(Mode::default, |replicas| replicas.mode().into());
-        let adam = match self.decay_steps {
-            Some(steps) => Adam::new(Schedule::cosine(self.learning_rate, 0.0, steps)),
-            None => Adam::new(self.learning_rate),
-        };
-        let mut config = PsConfig::new(cluster.clone(), task, adam).mode(mode);
-        if let Some(step) = self.last_step() {
-            config = config.last_step(step);
-        }
-        if let Some(state) = &self.state_dir {
-            config = config.storage(Storage::directory(state));
-        }
+        let config = self.settings.ps_config(cluster.clone(), task);
+        let mut config = config.expect("parse_with_role has built one of the same settings");
         if let Some(checkpoints) = checkpoints {
             config = config.checkpoints(checkpoints);
         }
@@ -159,7 +158,28 @@ impl DigitsOptions {
         let storage = LocalDirectory::create(directory).map_err(|error| {
             format!("--checkpoint-dir {}: {}", directory.display(), Chain(&error))
         })?;
-        Ok(Some(Checkpoints::new(storage)))
+        Ok(Some(self.settings.checkpoints(storage)?))
+    }
+
+    /// Returns the settings of the servers: Adam, unless a job file has another rule, the mode that
+    /// the flags choose, and the last step.
+    fn settings_of_servers(&self, given: Settings) -> Settings {
+        let mut settings = given;
+        settings.set_default("optimizer", ["adam"]);
+        settings.set_default("learning-rate", [self.learning_rate.to_string()]);
+        if let Some(steps) = self.decay_steps {
+            settings.set_flag("schedule", [format!("cosine:0/{steps}")]);
+        }
+        match self.last_step() {
+            Some(step) => settings.set_default("last-step", [step.to_string()]),
+            None => settings.remove("last-step"),
+        }
+        settings.remove("issync");
+        match self.synchronous {
+            Some(replicas) => settings.set_default("synchronous", [replicas.to_string()]),
+            None => settings.remove("synchronous"),
+        }
+        settings
     }
 
     /// Returns the last step, if it ends the training.

@@ -273,8 +273,11 @@ fn contradictory_and_unknown_flags_are_named() {
     let with = |lines: &[&'static str]| [&worker[..], lines].concat();
     let of_ps = |lines: &[&'static str]| [&hosts[..], &["--job_name=ps"], lines].concat();
     let cases = [
-        (with(&["--issync=1", "--synchronous=2/3"]), "--issync 1 --synchronous 2/3: "),
-        (with(&["--issync=0", "--synchronous=2/2"]), "--issync 0 --synchronous 2/2: "),
+        (
+            with(&["--issync=1", "--synchronous=2/3"]),
+            "--issync 1: with 2 workers it is --synchronous 2/2",
+        ),
+        (with(&["--issync=0", "--synchronous=2/2"]), "--issync 0: it is the asynchronous mode"),
         (with(&["--issync=2"]), "invalid value '2' for '--issync <0|1>'"),
         (with(&["--task_index=2"]), "--task-index 2: "),
         ([&hosts[..], &["--job_name=chief"]].concat(), "--job-name chief: "),
@@ -287,7 +290,7 @@ fn contradictory_and_unknown_flags_are_named() {
         (of_ps(&["--batch=9"]), "--batch: it has no effect in /job:ps/task:0"),
         (of_ps(&["--codec=f16"]), "--codec: it has no effect in /job:ps/task:0"),
         (vec!["--hidden=0"], "invalid value '0' for '--hidden <HIDDEN>'"),
-        (vec!["--learning-rate", "-1"], "learning_rate = -1: it must be"),
+        (vec!["--learning-rate", "-1"], "--learning-rate -1: it must be"),
         (vec!["--batch", "-1"], "invalid value '-1' for '--batch <BATCH>'"),
         (vec!["--towers=4", "--device=cpu"], "'--device <DEVICE>'"),
         (vec!["--task_index=1"], "--job-name"),

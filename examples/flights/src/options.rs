@@ -96,7 +96,7 @@ impl FlightsOptions {
     pub(crate) fn parse_with_role(
         line: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     ) -> Result<(FlightsOptions, Option<Role>), TaskError> {
-        let (mut options, given) = task::parse::<FlightsOptions>(line);
+        let (mut options, given) = task::parse::<FlightsOptions>(line, &[]);
         options.process.follow_parent()?;
         let role = options.process.role()?;
         given.check(role.as_ref(), JOB_FLAGS)?;

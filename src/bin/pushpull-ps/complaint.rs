@@ -3,11 +3,13 @@
 use std::error::Error;
 use std::fmt;
 
-use clap::ArgMatches;
 use clap::parser::ValueSource;
+use clap::{ArgMatches, Command};
 use pushpull::error::{Chain, ListenError, StartError, StorageError};
+use pushpull::job::{JobError, Settings};
 
 use super::own_name::elsewhere_advice;
+use super::shared::JobLine;
 
 /// An error of the daemon, before or while it serves, as the line to print.
 #[derive(Debug)]
@@ -30,9 +32,19 @@ impl From<String> for DaemonError {
     }
 }
 
-/// The parsed command line.
+impl From<JobError> for DaemonError {
+    fn from(error: JobError) -> DaemonError {
+        Chain(&error).to_string().into()
+    }
+}
+
+/// The parsed command line, with the job file that it names.
 #[derive(Debug)]
-pub(crate) struct CommandLine(pub(crate) ArgMatches);
+pub(crate) struct CommandLine {
+    matches: ArgMatches,
+    settings: Settings,
+    line: JobLine,
+}
 
 /// Settings whose flag has another name than the setting.
 const FLAGS: [(&str, &str); 6] = [
@@ -45,9 +57,28 @@ const FLAGS: [(&str, &str); 6] = [
 ];
 
 impl CommandLine {
+    /// Returns the command line that the parser has read.
+    pub(crate) fn new(command: &Command, line: JobLine, matches: ArgMatches) -> CommandLine {
+        let settings = line.settings(command, &matches);
+        CommandLine { matches, settings, line }
+    }
+
+    /// Returns the settings of the flags and of the job file.
+    pub(crate) fn settings(&self) -> Settings {
+        self.settings.clone()
+    }
+
+    /// Returns all settings as a job file, each with its origin.
+    pub(crate) fn printed(&self, command: &Command) -> String {
+        self.line.printed(command, &self.matches)
+    }
+
     /// Returns a flag with the value that was typed, such as `--lease-ms 0`, or the flag alone if
-    /// it was not given.
+    /// it was not given. A setting of the job file is named by its line.
     pub(crate) fn flag(&self, flag: &str) -> String {
+        if let Some(setting) = self.line.of_file(flag) {
+            return setting.culprit(flag.trim_start_matches('-'));
+        }
         let values = self.values(flag);
         let quoted = |value: String| match value.contains(char::is_whitespace) {
             true => format!("'{value}'"),
@@ -59,14 +90,19 @@ impl CommandLine {
         }
     }
 
-    /// Returns whether a flag was typed.
+    /// Returns whether a flag was typed or is a setting of the job file.
     pub(crate) fn has(&self, flag: &str) -> bool {
-        self.0.value_source(&id_of(flag)) == Some(ValueSource::CommandLine)
+        self.matches.value_source(&id_of(flag)) == Some(ValueSource::CommandLine)
     }
 
-    /// Returns the values that were typed for a flag.
+    /// Returns whether a flag was typed.
+    pub(crate) fn has_typed(&self, flag: &str) -> bool {
+        self.has(flag) && self.line.of_file(flag).is_none()
+    }
+
+    /// Returns the values that were given for a flag.
     fn values(&self, flag: &str) -> Vec<String> {
-        let values = self.0.get_raw(&id_of(flag)).filter(|_| self.has(flag));
+        let values = self.matches.get_raw(&id_of(flag)).filter(|_| self.has(flag));
         values.into_iter().flatten().map(|value| value.to_string_lossy().into_owned()).collect()
     }
 
@@ -75,7 +111,12 @@ impl CommandLine {
         let is_for =
             |value: &String| value.strip_prefix(names).is_some_and(|rest| rest.starts_with('='));
         let value = self.values(flag).into_iter().rev().find(is_for)?;
-        Some(format!("{flag} '{value}'"))
+        Some(match self.line.of_file(flag) {
+            Some(setting) => {
+                format!("{}: '{value}'", setting.culprit(flag.trim_start_matches('-')))
+            }
+            None => format!("{flag} '{value}'"),
+        })
     }
 
     /// Returns an error that names the flag, its value and the fault.

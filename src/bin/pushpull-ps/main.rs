@@ -6,14 +6,12 @@ mod ending;
 mod events;
 mod function_server;
 mod modes;
+mod optimizer_options;
 mod options;
 mod output;
 mod own_name;
-mod rule;
-mod schedule;
 #[path = "../options/mod.rs"]
 mod shared;
-mod training;
 mod unused;
 
 use std::process::ExitCode;
@@ -28,9 +26,9 @@ use complaint::{CommandLine, DaemonError};
 use ending::WorkSummary;
 use events::Printer;
 use options::{DaemonOptions, FlagAddress};
-use output::{print_error, print_line};
+use output::{print_error, print_line, print_text};
 use own_name::{insecure_line, loopback_hint};
-use shared::{EndSignals, accepts_underscores, takes_hyphen};
+use shared::{EndSignals, JobLine, accepts_underscores, takes_hyphen};
 use unused::check_socket;
 
 /// Maximum time to wait for the address, socket and state of a predecessor. A killed process holds
@@ -50,21 +48,40 @@ const EXIT_UNSAVED: u8 = 3;
 
 fn main() -> ExitCode {
     let command = DaemonOptions::command().mut_args(takes_hyphen).mut_args(accepts_underscores);
-    let parsed = command.try_get_matches();
-    let parsed =
-        parsed.and_then(|typed| Ok((DaemonOptions::from_arg_matches(&typed)?, CommandLine(typed))));
+    let line = match JobLine::read(&command, std::env::args_os(), &[], |_, _| true) {
+        Ok(line) => line,
+        Err(error) => {
+            print_error(&Chain(&error));
+            return ExitCode::from(EXIT_CONFIGURATION);
+        }
+    };
+    let parsed = command.clone().try_get_matches_from(&line.words);
+    let parsed = parsed.and_then(|typed| Ok((DaemonOptions::from_arg_matches(&typed)?, typed)));
     let (options, typed) = match parsed {
-        Ok(parsed) => parsed,
+        Ok((options, typed)) => (options, CommandLine::new(&command, line, typed)),
         // clap reports --help and --version as errors, too.
         Err(error) => {
             let code = u8::try_from(error.exit_code()).unwrap_or(EXIT_CONFIGURATION);
             let said = error.print();
+            let notes = line.notes(&error.to_string());
+            if error.use_stderr() && !notes.is_empty() {
+                print_error(&format_args!("of the job file:\n{}", notes.trim_end()));
+            }
             return ExitCode::from(said.map_or(EXIT_SERVING, |()| code));
         }
     };
     if let Err(error) = options.parent.apply() {
         print_error(&error);
         return ExitCode::from(EXIT_CONFIGURATION);
+    }
+    if options.job.print_config {
+        return match print_text(&typed.printed(&command)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                print_error(&format_args!("--print-config: {error}"));
+                ExitCode::from(EXIT_SERVING)
+            }
+        };
     }
     match raise_open_files_limit() {
         Ok(limit) => {
@@ -133,14 +150,14 @@ async fn run_ps(
     let configuration = |error| (EXIT_CONFIGURATION, error);
     let task = ps_task.index;
     let owns_step = cluster.step_owner().is_some_and(|owner| owner == ps_task);
-    let mode = options.mode(cluster).map_err(configuration)?;
+    let mode = typed.settings().mode(cluster).map_err(|error| configuration(error.into()))?;
     let synchronous = matches!(mode, Mode::Synchronous(_));
     let summary = WorkSummary { task, owns_step, synchronous };
     let cuda = options.functions.opens_cuda(&ps_task.job);
     let beside = |bytes| function_server::start_beside(cluster, ps_task.clone(), cuda, bytes);
     let functions = options.function_bytes().map(beside).transpose().map_err(configuration)?;
     let start = async || {
-        let config = options.config(cluster.clone(), ps_task.clone(), mode, typed)?;
+        let config = options.config(cluster.clone(), ps_task.clone(), typed)?;
         let config = config.on_event(printer.event_sink());
         let mut listener = listen(options, typed, at).await?;
         if let Some(functions) = &functions {

@@ -1,21 +1,21 @@
 //! The command line of the daemon, grouped as its help shows it.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::builder::TypedValueParser;
 use clap::{ArgGroup, Args, Parser, ValueEnum, value_parser};
-use pushpull::checkpoint::{Checkpoints, LocalDirectory, Retention, list};
-use pushpull::server::{Durability, Network, NonFinite};
-use pushpull::{ClusterSpec, Mode, PsConfig, Storage, TaskId};
+use pushpull::checkpoint::{LocalDirectory, list};
+use pushpull::job::optimizer_list;
+use pushpull::{ClusterSpec, PsConfig, Storage, TaskId};
 
 use super::complaint::{CommandLine, DaemonError, with_group_hint};
 use super::ending::{WorkSummary, unsaved_line};
 use super::modes::{AsynchronousOptions, SynchronousOptions};
-use super::rule::optimizer_list;
-use super::shared::{ExitWithParent, ResolveOptions, TaskOptions, local_path, parse_byte_size};
-use super::training::TrainingOptions;
-use super::unused::{check_directories, check_elastic, check_functions_alone, check_retention};
+use super::optimizer_options::OptimizerOptions;
+use super::shared::{
+    ExitWithParent, JobOptions, ResolveOptions, TaskOptions, local_path, parse_byte_size,
+};
+use super::unused::{check_directories, check_elastic, check_functions_alone};
 
 /// An address to listen on, with the flag that gives it.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +30,8 @@ pub(crate) struct FlagAddress<'a> {
 #[command(group(ArgGroup::new("directory").args(["state_dir", "checkpoint_dir"]).multiple(true)))]
 pub(crate) struct DaemonOptions {
     #[command(flatten)]
+    pub(crate) job: JobOptions,
+    #[command(flatten)]
     pub(crate) cluster: ClusterOptions,
     #[command(flatten)]
     pub(crate) network: NetworkOptions,
@@ -38,13 +40,13 @@ pub(crate) struct DaemonOptions {
     #[command(flatten)]
     pub(crate) checkpoints: CheckpointOptions,
     #[command(flatten)]
-    training: TrainingOptions,
+    _optimizer: OptimizerOptions,
     #[command(flatten)]
-    synchronous: SynchronousOptions,
+    _synchronous: SynchronousOptions,
     #[command(flatten)]
-    asynchronous: AsynchronousOptions,
+    _asynchronous: AsynchronousOptions,
     #[command(flatten)]
-    run: RunOptions,
+    _training: TrainingOptions,
     #[command(flatten)]
     pub(crate) functions: FunctionOptions,
     #[command(flatten)]
@@ -171,7 +173,7 @@ pub(crate) struct CheckpointOptions {
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Training")]
-struct RunOptions {
+struct TrainingOptions {
     /// Global step at which training ends [default: none]
     #[arg(long, value_name = "STEP", value_parser = value_parser!(u64).range(1..))]
     last_step: Option<u64>,
@@ -250,23 +252,20 @@ impl DaemonOptions {
     /// Returns the configuration of the server, without its checkpoints.
     ///
     /// # Errors
-    /// Returns an error that names a flag: of an update rule that is invalid, or without an effect.
+    /// Returns an error that names a flag or a key: of an invalid value, or without an effect.
     pub(crate) fn config(
         &self,
         cluster: ClusterSpec,
         task: TaskId,
-        mode: Mode,
         typed: &CommandLine,
     ) -> Result<PsConfig, DaemonError> {
         check_elastic(typed, &cluster)?;
         let directories = [&self.storage.state_dir, &self.checkpoints.checkpoint_dir];
         check_directories(typed, directories.map(|directory| directory.as_deref()))?;
-        let config = self.training.config(cluster, task)?;
-        let config = config.elastic_workers(self.cluster.elastic_workers);
-        let storage = &self.storage;
-        let bytes = storage.limit() - self.function_bytes().unwrap_or(0);
-        let config = storage.apply(self.network.apply(config), bytes);
-        Ok(self.run.apply(config.mode(mode)))
+        let mut settings = typed.settings();
+        let bytes = self.storage.limit() - self.function_bytes().unwrap_or(0);
+        settings.set_flag("bytes-max", [bytes.to_string()]);
+        Ok(settings.ps_config(cluster, task)?)
     }
 
     /// Checks that the process may open the files of a server.
@@ -315,20 +314,6 @@ impl DaemonOptions {
         let saved = list(&directory).ok()?.checkpoints;
         let newest = saved.first().map(|saved| (&*saved.name, saved.global_step));
         unsaved_line(summary.task, step, newest)
-    }
-
-    /// Returns the update mode.
-    ///
-    /// # Errors
-    /// Returns an error that names the flag of the other mode, or `--issync`.
-    pub(crate) fn mode(&self, cluster: &ClusterSpec) -> Result<Mode, DaemonError> {
-        match self.synchronous.mode(cluster)? {
-            Some(mode) => {
-                self.asynchronous.check_absent()?;
-                Ok(mode.into())
-            }
-            None => Ok(self.asynchronous.mode().into()),
-        }
     }
 }
 
@@ -421,40 +406,10 @@ fn is_json(text: &str) -> bool {
     text.trim_start().starts_with('{')
 }
 
-impl NetworkOptions {
-    fn apply(&self, config: PsConfig) -> PsConfig {
-        let network = Network::default()
-            .shared_memory(!self.no_shared_memory)
-            .handshake_timeout(Duration::from_millis(self.handshake_timeout_ms))
-            .waiting_connections_max(self.waiting_connections_max)
-            .connections_max(self.connections_max)
-            .busy_poll(Duration::from_micros(self.busy_poll_us));
-        config.network(network)
-    }
-}
-
 impl StorageOptions {
     /// Returns the memory limit of variables and functions together.
     fn limit(&self) -> u64 {
         self.bytes_max.unwrap_or_else(|| Storage::memory().limit())
-    }
-
-    /// Adds the storage, whose variables have this many bytes.
-    fn apply(&self, config: PsConfig, bytes: u64) -> PsConfig {
-        let storage = match &self.state_dir {
-            Some(state) => Storage::directory(state),
-            None => Storage::memory(),
-        };
-        let storage = storage
-            .group_writable(self.group_writable)
-            .integrity_full(self.integrity_full)
-            .durability(match self.durability {
-                DurabilityOption::Process => Durability::Process,
-                DurabilityOption::Power => Durability::Power,
-            });
-        let storage = storage.bytes_max(bytes);
-        let storage = self.pin_bytes_max.into_iter().fold(storage, Storage::pin_bytes_max);
-        config.shards(self.shards).storage(storage).inbox_pushes(self.inbox_pushes)
     }
 }
 
@@ -473,43 +428,13 @@ impl CheckpointOptions {
         let Some(directory) = &self.checkpoint_dir else {
             return Ok(config);
         };
-        check_retention(typed, self.max_to_keep, self.keep_every_hours)?;
-        let mut retention = Retention::default();
-        retention.max_to_keep = self.max_to_keep;
-        retention.keep_every_hours = self.keep_every_hours;
         let storage = match group_writable {
             true => LocalDirectory::create_for_group(directory),
             false => LocalDirectory::create(directory),
         };
         let storage =
             storage.map_err(|error| typed.blame("--checkpoint-dir", &with_group_hint(&error)))?;
-        let checkpoints = Checkpoints::new(storage).retention(retention);
-        Ok(config.checkpoints(match self.checkpoint_every_ms {
-            0 => checkpoints,
-            millis => checkpoints.every(Duration::from_millis(millis)),
-        }))
-    }
-}
-
-impl RunOptions {
-    fn apply(&self, config: PsConfig) -> PsConfig {
-        let token_timeout = Duration::from_millis(self.token_timeout_ms);
-        let mut config = config
-            .lease(Duration::from_millis(self.lease_ms))
-            .effects_kept(Duration::from_secs(3600 * u64::from(self.effects_kept_hours)))
-            .token_timeout((!token_timeout.is_zero()).then_some(token_timeout))
-            .non_finite(match self.non_finite {
-                NonFiniteOption::Reject => NonFinite::Reject,
-                NonFiniteOption::Count => NonFinite::Count,
-                NonFiniteOption::Allow => NonFinite::Allow,
-            });
-        if let Some(step) = self.last_step {
-            config = config.last_step(step);
-        }
-        if self.exit_when_done {
-            config = config.exit_when_done(Duration::from_millis(self.exit_grace_ms));
-        }
-        config
+        Ok(config.checkpoints(typed.settings().checkpoints(storage)?))
     }
 }
 

@@ -13,3 +13,10 @@ pub(crate) fn print_line(line: fmt::Arguments<'_>) {
 pub(crate) fn print_error(line: &dyn fmt::Display) {
     let _ = writeln!(io::stderr(), "pushpull-ps: {line}");
 }
+
+/// Prints the text that a command line has asked for.
+pub(crate) fn print_text(text: &str) -> io::Result<()> {
+    let mut output = io::stdout();
+    output.write_all(text.as_bytes())?;
+    output.flush()
+}

@@ -9,7 +9,9 @@ use super::complaint::{CommandLine, DaemonError};
 use super::options::{DaemonOptions, FlagAddress};
 
 /// The flags that have an effect in a task that serves functions alone.
-const OF_FUNCTIONS_ALONE: [&str; 10] = [
+const OF_FUNCTIONS_ALONE: [&str; 12] = [
+    "--job",
+    "--print-config",
     "--ps-hosts",
     "--worker-hosts",
     "--cluster",
@@ -30,27 +32,11 @@ pub(crate) fn check_functions_alone(typed: &CommandLine, task: &TaskId) -> Resul
     let command = DaemonOptions::command();
     let flags = command.get_arguments().filter_map(|argument| argument.get_long());
     let mut flags = flags.map(|flag| format!("--{flag}"));
-    let unused = |flag: &String| typed.has(flag) && !OF_FUNCTIONS_ALONE.contains(&&**flag);
+    let unused = |flag: &String| typed.has_typed(flag) && !OF_FUNCTIONS_ALONE.contains(&&**flag);
     match flags.find(unused) {
         None => Ok(()),
         Some(flag) => Err(typed
             .blame(&flag, &format_args!("it has no effect in {task}, which holds no variables"))),
-    }
-}
-
-/// Checks the flags that decide which checkpoints are kept.
-///
-/// # Errors
-/// Returns an error that names `--keep-every-hours` if `--max-to-keep` keeps all.
-pub(crate) fn check_retention(
-    typed: &CommandLine,
-    max_to_keep: usize,
-    keep_every_hours: u32,
-) -> Result<(), DaemonError> {
-    let flag = "--keep-every-hours";
-    match max_to_keep == 0 && keep_every_hours > 0 && typed.has(flag) {
-        true => Err(typed.blame(flag, &"it has no effect, --max-to-keep 0 keeps all checkpoints")),
-        false => Ok(()),
     }
 }
 

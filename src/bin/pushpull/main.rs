@@ -21,7 +21,7 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use pushpull::error::Chain;
 
-use options::{ExitWithParent, local_path, parse_byte_size};
+use options::{ExitWithParent, local_path};
 
 /// Tools for pushpull clusters.
 #[derive(Debug, Parser)]

@@ -12,11 +12,10 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
+use pushpull::job::parse_byte_size;
 use pushpull::server::Network;
 
 pub(crate) use self::options::BenchOptions;
-
-use super::parse_byte_size;
 
 use self::options::{Suite, TransportOptions};
 use self::report::Report;

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// The reason why a text is no size of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum ByteSizeError {
+pub enum ByteSizeError {
     /// There is no whole number in front of the unit.
     Number,
     /// The unit is none of those that are known.
@@ -33,7 +33,7 @@ impl fmt::Display for ByteSizeError {
 
 /// Parses a number of bytes, with or without a unit. Units may have any case; as in GNU tools, `K`
 /// and `KiB` are 1024 bytes and `KB` is 1000.
-pub(crate) fn parse_byte_size(text: &str) -> Result<u64, ByteSizeError> {
+pub fn parse_byte_size(text: &str) -> Result<u64, ByteSizeError> {
     let text = text.trim();
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);

@@ -1,33 +1,33 @@
-//! The value of `--schedule`.
+//! [`ScheduleSetting`]: the value of the setting `schedule`.
 
 use std::str::FromStr;
 
-use pushpull::optim::Schedule;
+use pushpull_ps::optim::Schedule;
 
-/// A learning-rate schedule without its initial rate, which `--learning-rate` gives.
+/// A learning-rate schedule without its initial rate, which the setting `learning-rate` is.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum ScheduleOption {
+pub(super) enum ScheduleSetting {
     Steps(Vec<(u64, f64)>),
     Exponential(f64, u64),
     Staircase(f64, u64),
     Cosine(f64, u64),
 }
 
-impl ScheduleOption {
+impl ScheduleSetting {
     /// Returns the schedule with this initial rate.
-    pub(crate) fn starting_at(&self, rate: f64) -> Schedule {
+    pub(super) fn starting_at(&self, rate: f64) -> Schedule {
         match self {
-            ScheduleOption::Steps(then) => Schedule::steps(rate, then.iter().copied()),
-            ScheduleOption::Exponential(decay, steps) => {
+            ScheduleSetting::Steps(then) => Schedule::steps(rate, then.iter().copied()),
+            ScheduleSetting::Exponential(decay, steps) => {
                 Schedule::exponential(rate, *decay, *steps)
             }
-            ScheduleOption::Staircase(decay, steps) => Schedule::staircase(rate, *decay, *steps),
-            ScheduleOption::Cosine(last, steps) => Schedule::cosine(rate, *last, *steps),
+            ScheduleSetting::Staircase(decay, steps) => Schedule::staircase(rate, *decay, *steps),
+            ScheduleSetting::Cosine(last, steps) => Schedule::cosine(rate, *last, *steps),
         }
     }
 }
 
-impl FromStr for ScheduleOption {
+impl FromStr for ScheduleSetting {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -39,15 +39,15 @@ impl FromStr for ScheduleOption {
                 let (boundary, rate) = pair(then, '=')?;
                 Ok((steps(boundary)?, number(rate)?))
             });
-            return Ok(ScheduleOption::Steps(then.collect::<Result<_, String>>()?));
+            return Ok(ScheduleSetting::Steps(then.collect::<Result<_, String>>()?));
         }
         let (first, last) = pair(terms, '/')?;
         let first = number(first)?;
         let last = steps(last)?;
         match name {
-            "exponential" => Ok(ScheduleOption::Exponential(first, last)),
-            "staircase" => Ok(ScheduleOption::Staircase(first, last)),
-            "cosine" => Ok(ScheduleOption::Cosine(first, last)),
+            "exponential" => Ok(ScheduleSetting::Exponential(first, last)),
+            "staircase" => Ok(ScheduleSetting::Staircase(first, last)),
+            "cosine" => Ok(ScheduleSetting::Cosine(first, last)),
             _ => Err(format!(
                 "unknown schedule {name:?}: expected steps, exponential, staircase or cosine"
             )),
@@ -76,7 +76,7 @@ mod tests {
             ("cosine:0/10000", Schedule::cosine(0.1, 0.0, 10_000)),
         ];
         for (text, expected) in cases {
-            assert_eq!(text.parse::<ScheduleOption>().unwrap().starting_at(0.1), expected);
+            assert_eq!(text.parse::<ScheduleSetting>().unwrap().starting_at(0.1), expected);
         }
     }
 
@@ -91,7 +91,7 @@ mod tests {
             ("steps:10=0.5,20", "'=' in \"20\""),
             ("steps:10.5=0.5", "\"10.5\""),
         ] {
-            let error = text.parse::<ScheduleOption>().unwrap_err();
+            let error = text.parse::<ScheduleSetting>().unwrap_err();
             assert!(error.contains(part), "{error}");
         }
     }
