@@ -9,7 +9,7 @@ use std::process::Command;
 use pushpull::{ClusterSpec, TaskId};
 use rustix::process::Signal;
 
-use super::{Running, is_alive, launch, run, wait_for_ends};
+use super::{Running, is_alive, launch, run, wait_for_empty_groups, wait_for_ends};
 
 #[path = "../../launchers/hosts.rs"]
 mod namespaces;
@@ -105,9 +105,12 @@ fn tasks_of_hosts_end_with_the_launch_however_it_ends() {
             let running = start(script, kill_after);
             assert_eq!(noted().len(), 4);
             assert!(noted().iter().all(|pid| is_alive(*pid)));
+            let agents = running.pids.clone();
             let (ended, output, errors) = running.end(signal);
             assert_eq!(ended, code, "{shell}: {output}\n{errors}");
             wait_for_ends(&noted());
+            // Neither are the shells of the host.
+            wait_for_empty_groups(&agents);
             fs::remove_file(&pids).unwrap();
         }
     }

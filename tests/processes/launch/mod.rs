@@ -78,6 +78,30 @@ fn wait_for_ends(pids: &[u32]) {
     }
 }
 
+/// Waits until no process is left in the groups of these processes.
+fn wait_for_empty_groups(leaders: &[u32]) {
+    let start = Instant::now();
+    let members = || {
+        let names = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
+            entry.unwrap().file_name().to_str().and_then(|name| name.parse::<u32>().ok())
+        });
+        let is_member = |pid: &u32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            // Behind the name: the state, the parent, the group.
+            let fields = stat.rsplit_once(") ").map(|(_, rest)| rest.split(' ').nth(2));
+            let group = fields.flatten().and_then(|group| group.parse().ok());
+            group.is_some_and(|group: u32| leaders.contains(&group)) && is_alive(*pid)
+        };
+        names.filter(is_member).collect::<Vec<u32>>()
+    };
+    let mut left = members();
+    while !left.is_empty() {
+        assert!(start.elapsed() < LONG, "{left:?} are still there");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        left = members();
+    }
+}
+
 /// Returns whether a process runs: it exists, and is no zombie that nobody has waited for.
 fn is_alive(pid: u32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
