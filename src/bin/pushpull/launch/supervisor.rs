@@ -234,17 +234,16 @@ impl Supervisor {
 
     /// Begins the end once nothing is left to wait for.
     fn check_end(&mut self, now: Instant) {
-        if self.phase != Phase::Running {
-            return;
-        }
         let is_over = |kind| {
             let mut tasks = self.tasks.iter().filter(|task| task.kind == kind).peekable();
             (tasks.peek().is_some(), tasks.all(|task| task.state == TaskState::Over))
         };
-        match (is_over(TaskKind::Worker), is_over(TaskKind::Ps).1) {
+        match (self.phase, is_over(TaskKind::Worker), is_over(TaskKind::Ps).1) {
             // The companions of no task are of no use.
-            ((_, true), true) => self.end_all(now),
-            ((true, true), false) => self.phase = Phase::Grace(now + self.policy.grace),
+            (Phase::Running | Phase::Grace(_), (_, true), true) => self.end_all(now),
+            (Phase::Running, (true, true), false) => {
+                self.phase = Phase::Grace(now + self.policy.grace);
+            }
             _ => {}
         }
     }

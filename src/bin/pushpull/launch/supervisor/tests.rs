@@ -223,9 +223,9 @@ fn the_lines_name_the_task_and_its_end() {
     assert_eq!(said(&[(2, WELL)]), ["t2 ended"]);
     let restart = said(&[(1, TaskEnd::Signal(9))]);
     assert_eq!(restart, ["t1 was ended by signal 9: restart 1 of 1 in 250 ms"]);
-    launch.supervisor.tick(launch.at(250));
+    assert_eq!(launch.tick(250), "start 1/1");
     launch.supervisor.ended(launch.at(250), 1, &TaskEnd::Exit(2));
-    let line = std::iter::from_fn(|| launch.supervisor.next_action()).nth(1);
+    let line = launch.supervisor.next_action();
     let expected = "t1 ended with exit code 2: all others are ended";
     assert_eq!(line, Some(Action::Complain(expected.to_owned())));
 }
