@@ -6,7 +6,7 @@ pub(super) const LINE_BYTES_MAX: usize = 64 << 10;
 /// Divides the output of a task into lines and puts a prefix before each. Bytes that are no text pass
 /// through as they are.
 ///
-/// Invariant: it keeps less than [`LINE_BYTES_MAX`] bytes, without a line break.
+/// Invariant: it keeps at most [`LINE_BYTES_MAX`] bytes, without a line break.
 #[derive(Debug)]
 pub(super) struct LineSplitter {
     prefix: Vec<u8>,
@@ -25,8 +25,12 @@ impl LineSplitter {
     pub(super) fn take(&mut self, output: &[u8]) -> Vec<u8> {
         let mut lines = Vec::new();
         for part in output.split_inclusive(|&byte| byte == b'\n') {
-            for piece in part.chunks(LINE_BYTES_MAX) {
-                self.add(piece, &mut lines);
+            match part.split_last() {
+                Some((b'\n', text)) => {
+                    self.add(text, &mut lines);
+                    self.end_line(&mut lines);
+                }
+                _ => self.add(part, &mut lines),
             }
         }
         lines
@@ -41,21 +45,17 @@ impl LineSplitter {
         lines
     }
 
-    /// Adds at most [`LINE_BYTES_MAX`] bytes, of which only the last may be a line break.
-    fn add(&mut self, piece: &[u8], lines: &mut Vec<u8>) {
-        let (text, ends) = match piece.split_last() {
-            Some((b'\n', text)) => (text, true),
-            _ => (piece, false),
-        };
-        let room = LINE_BYTES_MAX - self.rest.len();
-        let (first, second) = text.split_at(text.len().min(room));
-        self.rest.extend_from_slice(first);
-        if self.rest.len() == LINE_BYTES_MAX && !(ends && second.is_empty()) {
+    /// Adds a part of a line. A full line ends only before further bytes: its line break may follow.
+    fn add(&mut self, mut text: &[u8], lines: &mut Vec<u8>) {
+        loop {
+            let room = LINE_BYTES_MAX - self.rest.len();
+            let (first, further) = text.split_at(text.len().min(room));
+            self.rest.extend_from_slice(first);
+            if further.is_empty() {
+                return;
+            }
             self.end_line(lines);
-        }
-        self.rest.extend_from_slice(second);
-        if ends {
-            self.end_line(lines);
+            text = further;
         }
     }
 

@@ -141,7 +141,7 @@ mod tests {
     /// Plans the tasks of a command line. Returns the command of each.
     fn planned(line: &[&str]) -> Vec<String> {
         let line = Line::try_parse_from(["launch"].iter().chain(line)).unwrap();
-        let addresses = |letter: char, count| (0..count).map(|at| format!("{letter}:{at}"));
+        let addresses = |letter: char, count| (1..=count).map(move |at| format!("{letter}:{at}"));
         let ps: Vec<String> = addresses('p', line.options.size.num_ps).collect();
         let workers: Vec<String> = addresses('w', line.options.size.num_workers).collect();
         let plan = Plan::new(&line.options, &ps, &workers, "bin/pushpull-ps").unwrap();
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn one_program_has_both_roles() {
         let line = ["--num_ps=2", "--num_worker=1", "--", "train", "--steps", "5"];
-        let hosts = "--ps_hosts=p:0,p:1 --worker_hosts=w:0";
+        let hosts = "--ps_hosts=p:1,p:2 --worker_hosts=w:1";
         let expected = [("ps", 0), ("ps", 1), ("worker", 0)].map(|(job, index)| {
             format!("train --steps 5 {hosts} --job_name={job} --task_index={index}")
         });
@@ -160,12 +160,12 @@ mod tests {
 
     #[test]
     fn the_daemon_holds_the_variables_where_that_is_asked_for_or_there_is_no_program() {
-        let ps = "bin/pushpull-ps --last-step 5 --ps_hosts=p:0 --worker_hosts=w:0 --job_name=ps \
+        let ps = "bin/pushpull-ps --last-step 5 --ps_hosts=p:1 --worker_hosts=w:1 --job_name=ps \
                   --task_index=0";
         assert_eq!(planned(&["--ps-args", "--last-step 5"]), [ps]);
         let line = ["--ps-daemon", "--ps-args=--last-step 5", "--no-flags", "--", "train"];
         assert_eq!(planned(&line), [ps, "train"]);
-        let alone = "bin/pushpull-ps --ps_hosts=p:0 --job_name=ps --task_index=0";
+        let alone = "bin/pushpull-ps --ps_hosts=p:1 --job_name=ps --task_index=0";
         assert_eq!(planned(&["--num-workers=0"]), [alone]);
     }
 
@@ -184,9 +184,9 @@ mod tests {
     #[test]
     fn the_environment_has_the_cluster_and_the_task() {
         let line = Line::try_parse_from(["launch", "--", "train", "it's"]).unwrap();
-        let plan = Plan::new(&line.options, &["p:0".into()], &["w:0".into()], "x").unwrap();
-        let cluster = r#"{"ps":["p:0"],"worker":["w:0"]}"#;
-        let lines = format!("--ps_hosts=p:0 --worker_hosts=w:0\n{cluster}");
+        let plan = Plan::new(&line.options, &["p:1".into()], &["w:1".into()], "x").unwrap();
+        let cluster = r#"{"ps":["p:1"],"worker":["w:1"]}"#;
+        let lines = format!("--ps_hosts=p:1 --worker_hosts=w:1\n{cluster}");
         assert_eq!(plan.cluster_lines(), lines);
         let worker = &plan.tasks[1];
         let named = ClusterSpec::task_of_json(&worker.tf_config);
