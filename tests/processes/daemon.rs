@@ -62,6 +62,8 @@ fn train_to_the_end(worker: &mut Worker) {
 
 /// Bad values for each flag, with the other flags that it needs.
 const BAD: &[(&str, &str, &[&str])] = &[
+    ("--job", "none.toml", &[]),
+    ("--job", "s3://bucket/job.toml", &[]),
     ("--ps-hosts", "nowhere", &[]),
     ("--worker-hosts", "127.0.0.1:1,127.0.0.1:1", &[]),
     ("--cluster", "ps=nowhere", &[]),
@@ -126,8 +128,8 @@ const BAD: &[(&str, &str, &[&str])] = &[
     ("--issync", "2", &[]),
     ("--issync", "0", &["--synchronous=2/2"]),
     ("--issync", "1", &["--synchronous=2/3", "--worker-hosts=127.0.0.1:1,127.0.0.1:2"]),
-    ("--issync", "1", &["--staleness=damp", "--worker-hosts=127.0.0.1:1"]),
-    ("--issync", "0", &["--on-loss=fail"]),
+    ("--staleness", "damp", &["--issync=1", "--worker-hosts=127.0.0.1:1"]),
+    ("--on-loss", "fail", &["--issync=0"]),
     ("--staleness", "damp:1", &[]),
     ("--on-loss", "shrink:3", &["--synchronous=2/2"]),
     ("--on-loss", "wait:-1", &["--synchronous=2/2"]),

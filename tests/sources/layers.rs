@@ -104,6 +104,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("common/src", &[]),
     ("common/checkpoint/src", &[]),
     ("common/optim/src", &[]),
+    ("src/job", &[]),
     ("ps/src/shard", &[]),
     ("ps/src/aggregate", &[]),
     ("ps/src/push_window.rs", &[]),

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use clap::{CommandFactory, FromArgMatches};
 use pushpull::error::Chain;
+use pushpull::job::JobError;
 use pushpull::server::{PsListener, raise_open_files_limit};
 use pushpull::{ClusterSpec, Mode, Ps, TaskId};
 
@@ -51,7 +52,12 @@ fn main() -> ExitCode {
     let line = match JobLine::read(&command, std::env::args_os(), &[], |_, _| true) {
         Ok(line) => line,
         Err(error) => {
-            print_error(&Chain(&error));
+            match &error {
+                JobError::Unreadable { file, .. } | JobError::TooLarge { file, .. } => {
+                    print_error(&format_args!("--job {}: {}", file.display(), Chain(&error)));
+                }
+                error => print_error(&Chain(error)),
+            }
             return ExitCode::from(EXIT_CONFIGURATION);
         }
     };
