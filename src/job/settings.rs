@@ -191,7 +191,7 @@ impl fmt::Display for Settings {
 }
 
 /// Returns a text as TOML has it.
-fn quoted(text: &String) -> String {
+fn quoted(text: &str) -> String {
     let escaped = text.chars().map(|c| match c {
         '"' | '\\' => format!("\\{c}"),
         c if c.is_control() => format!("\\u{:04X}", u32::from(c)),
@@ -208,7 +208,7 @@ fn literal(key: &Key, setting: &Setting) -> String {
         Kind::Bytes if last.bytes().all(|byte| byte.is_ascii_digit()) => last,
         Kind::Bytes | Kind::Text(_) | Kind::Path | Kind::Place => quoted(&last),
         Kind::Texts(_) | Kind::Addresses => {
-            let all: Vec<_> = setting.texts.iter().map(quoted).collect();
+            let all: Vec<_> = setting.texts.iter().map(|text| quoted(text)).collect();
             format!("[{}]", all.join(", "))
         }
     }

@@ -222,7 +222,7 @@ fn a_server_that_differs_from_seven_others_is_refused_by_name() {
             .collect();
         let mut worker = Worker::connect(folder.worker()).unwrap();
         let variables: Vec<_> =
-            (0..8).map(|index| VariableSpec::f32(&format!("v{index}"), [2]).unwrap()).collect();
+            (0..8).map(|index| VariableSpec::f32(format!("v{index}"), [2]).unwrap()).collect();
         let error = worker.join(&variables, |_| ()).unwrap_err();
         let Error::Identity { field, left_value, right_value, .. } = &error else {
             panic!("{error}")
