@@ -73,7 +73,8 @@ fn servers_with_another_lease_or_last_step_are_refused_by_name() {
     let same = |config: PsConfig| config;
     let steps = |config: PsConfig| config.last_step(7);
     let lease = |config: PsConfig| config.lease(Duration::from_millis(4000));
-    let others: [(&dyn Fn(PsConfig) -> PsConfig, [&str; 3]); 2] =
+    type Change<'a> = &'a dyn Fn(PsConfig) -> PsConfig;
+    let others: [(Change<'_>, [&str; 3]); 2] =
         [(&steps, ["last_step", "none", "7"]), (&lease, ["lease_ms", "5000", "4000"])];
     for (other, [name, here, there]) in others {
         let rules = [Adam::new(0.1), Adam::new(0.1)];
