@@ -1,6 +1,7 @@
 //! The example `ring` under each launcher of this machine, as four ranks on this host and as sixteen
 //! on four hosts: the same accuracy as one process on the joined batch. And a server with three
-//! workers that find each other by the launcher's variables, whose pushes are all applied.
+//! workers that find each other by the launcher's variables, whose pushes are all applied. No rank with
+//! `--exit-with-parent` outlives a launcher that is killed.
 //!
 //! The hosts are network namespaces, which need root.
 //! Launchers are searched for in the folders that `PUSHPULL_MPI5` and `PUSHPULL_MPICH` name, in the
@@ -11,6 +12,7 @@
 
 mod cluster;
 mod hosts;
+mod orphans;
 #[path = "../../examples/ring.rs"]
 #[allow(dead_code, reason = "the example has a main of its own")]
 mod ring;
@@ -23,6 +25,7 @@ use std::process::{Command, ExitCode, Stdio};
 use serde_json::Value;
 
 use self::hosts::Hosts;
+use self::orphans::check_killed;
 use self::slurm::SlurmCluster;
 
 /// The first argument of a process that is a rank.
@@ -113,12 +116,18 @@ impl LauncherCase {
 
 /// Returns a command that is ended after some seconds. The program is in this folder.
 fn limited(seconds: &str, folder: &Path, program: &str) -> Command {
+    let mut command = in_folder(folder, "timeout");
+    command.args(["-k", "5", seconds, program]);
+    command
+}
+
+/// Returns a command that starts programs of this folder by their names: Open MPI takes a program with
+/// a path for an installation on all hosts.
+fn in_folder(folder: &Path, program: &str) -> Command {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders = [folder.to_owned()].into_iter().chain(std::env::split_paths(&path));
-    let mut command = Command::new("timeout");
-    // Open MPI takes a program with a path for an installation on all hosts.
-    command.env("PATH", std::env::join_paths(folders).unwrap());
-    command.args(["-k", "5", seconds, program]).stdin(Stdio::null());
+    let mut command = Command::new(program);
+    command.env("PATH", std::env::join_paths(folders).unwrap()).stdin(Stdio::null());
     command
 }
 
@@ -281,6 +290,10 @@ fn main() -> ExitCode {
         };
         counts.count(name, check(&case, &folder, &alone.four));
         counts.count(&format!("{name}, a server"), check_cluster(&case, &folder));
+        // The daemons of Slurm start its ranks, not `srun`.
+        if case.program != "srun" {
+            counts.count(&format!("{name}, killed"), check_killed(&case, &folder));
+        }
         let Some(flags) = case.host_flags else { continue };
         let name = format!("{name} on four hosts");
         match &hosts {
