@@ -51,7 +51,9 @@ pub use restore::{CheckpointSummary, Listing, Opened, highest_epoch, list, newes
 pub use retain::{Retention, retain};
 pub use saved_coordinator::SavedCoordinator;
 pub use shard_file::{CheckpointSource, write_shard};
-pub use storage::{CheckpointStorage, ReadFile, StorageClaim, StorageFault, WriteFile};
+pub use storage::{
+    CheckpointStorage, ReadFile, StorageClaim, StorageFault, WriteFile, is_valid_name,
+};
 pub use table_file::{TableEntry, TableSource, write_table};
 pub use training::{CheckpointTraining, OptimizerEntry};
 

@@ -32,7 +32,8 @@ impl StorageFault {
 
 /// A storage for checkpoints: folders of files, one level deep.
 ///
-/// A file is created once and never changed. Renaming its folder makes a checkpoint complete. A
+/// A file is created once and never changed. A folder is created as `NAME.tmp`. Its rename to `NAME`
+/// makes a checkpoint complete, and its rename back withdraws it; there are no other renames. A
 /// storage that cannot rename a folder atomically must move the file `MANIFEST` last, because a
 /// folder without one is not a checkpoint. A failed operation is not retried: after a failed `sync`
 /// the stored contents are unknown.
@@ -48,7 +49,8 @@ pub trait CheckpointStorage: fmt::Debug + Send + Sync {
     /// Creates a file. Fails if it exists.
     fn create(&self, folder: &str, file: &str) -> Result<Box<dyn WriteFile>, StorageFault>;
 
-    /// Opens a file. It stays readable while it is open, even if it is removed.
+    /// Opens a file. If it is removed while it is open, it stays readable or its reads fail; they
+    /// never return other bytes.
     fn open(&self, folder: &str, file: &str) -> Result<Box<dyn ReadFile>, StorageFault>;
 
     /// Renames a folder. Fails if the new name is taken.
@@ -101,8 +103,8 @@ pub trait ReadFile: fmt::Debug + Send + Sync {
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), StorageFault>;
 }
 
-/// Returns whether a folder or file may have this name.
-pub(crate) fn is_valid_name(name: &str) -> bool {
+/// Returns whether a folder or file of a storage may have this name.
+pub fn is_valid_name(name: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     let first = name.bytes().next();
     first.is_some_and(|byte| byte.is_ascii_alphanumeric())
