@@ -358,11 +358,32 @@ pub mod compute {
 /// server.
 pub mod checkpoint {
     pub use pushpull_common::local_path::check as check_local_path;
-    pub use pushpull_ps::Checkpoints;
     pub use pushpull_ps::checkpoint::{
         CheckpointContents, CheckpointError, CheckpointStorage, CheckpointSummary, Listing,
         LocalDirectory, ReadFile, Refused, Retention, StorageClaim, StorageFault, WriteFile,
         contents, export, export_since, list,
+    };
+    pub use pushpull_ps::Checkpoints;
+}
+
+/// Checkpoints and training data on object stores and HDFS, at URLs such as `s3://bucket/run`.
+///
+/// The features `s3`, `gs`, `az` and `hdfs` each add a kind of URL. See `docs/remote.md`.
+///
+/// ```no_run
+/// use pushpull::remote::{RemoteOptions, RemoteStorage};
+/// use pushpull::checkpoint::Checkpoints;
+///
+/// let options = RemoteOptions::from_lookup(|name| std::env::var(name).ok());
+/// let storage = RemoteStorage::open("s3://bucket/run", options)?;
+/// let checkpoints = Checkpoints::new(storage);
+/// # Ok::<(), pushpull::remote::RemoteError>(())
+/// ```
+#[cfg(feature = "remote")]
+pub mod remote {
+    pub use pushpull_remote::{
+        RemoteEntry, RemoteError, RemoteFault, RemoteFiles, RemoteInput, RemoteOptions,
+        RemoteScheme, RemoteStorage, RemoteUrl,
     };
 }
 

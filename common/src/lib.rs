@@ -29,6 +29,7 @@ pub mod peer_origin;
 pub mod permissions;
 pub mod placement;
 pub mod protocol;
+pub mod read_at;
 pub mod record_head;
 pub mod regular_file;
 pub mod rounding;

@@ -21,6 +21,7 @@ pub(crate) const CRATES: &[(&str, &str)] = &[
     ("pushpull_net", "common/net"),
     ("pushpull_optim", "common/optim"),
     ("pushpull_ps", "ps"),
+    ("pushpull_remote", "ps/remote"),
     ("pushpull_collective", "worker/collective"),
     ("pushpull_services", "worker/services"),
     ("pushpull_store", "ps/store"),

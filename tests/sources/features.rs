@@ -24,19 +24,29 @@ const BESIDE: &[(&str, &[&str])] = &[
     ("ring", &["pushpull-collective"]),
     ("csv", &["pushpull-training"]),
     ("job", &[]),
+    ("s3", &["pushpull-remote"]),
+    ("hdfs", &["pushpull-remote"]),
 ];
 
 /// For crates of others, the features with which a program compiles them.
 const OTHERS: &[(&str, &[&str])] = &[
     ("matrixmultiply", &["compute"]),
-    ("libm", &["", "default", "services", "compute", "ring", "csv", "job"]),
-    ("libloading", &[]),
+    ("libm", &["", "default", "services", "compute", "ring", "csv", "job", "s3", "hdfs"]),
+    // The client of HDFS loads the library of Kerberos, if it is asked to use it.
+    ("libloading", &["hdfs"]),
     ("cudarc", &[]),
     ("crossbeam-deque", &["services", "compute"]),
     ("flate2", &[]),
     ("png", &[]),
     ("clap", &[]),
     ("toml", &["job"]),
+    ("object_store", &["s3", "hdfs"]),
+    ("reqwest", &["s3"]),
+    ("hdfs-native", &["hdfs"]),
+    ("openssl", &[]),
+    ("openssl-sys", &[]),
+    ("aws-lc-rs", &[]),
+    ("aws-lc-sys", &[]),
 ];
 
 /// Returns the crates that a program compiles with these features of the facade.

@@ -25,6 +25,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
             "tokio-util",
         ],
     ),
+    ("ps/remote", &["pushpull-checkpoint", "pushpull-common", "tokio"]),
     (
         "worker",
         &[
@@ -58,6 +59,7 @@ const DEPENDENCIES: &[(&str, &[&str])] = &[
             "pushpull-common",
             "pushpull-device",
             "pushpull-ps",
+            "pushpull-remote",
             "pushpull-services",
             "pushpull-training",
             "pushpull-worker",
@@ -76,6 +78,7 @@ const LAYERED: &[&str] = &[
     "pushpull-ps",
     "pushpull-net",
     "pushpull-optim",
+    "pushpull-remote",
     "pushpull-services",
     "pushpull-store",
     "pushpull-training",
