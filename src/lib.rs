@@ -363,7 +363,7 @@ pub mod checkpoint {
         LocalDirectory, ReadFile, Refused, Retention, StorageClaim, StorageFault, WriteFile,
         contents, export, export_since, list,
     };
-    pub use pushpull_ps::Checkpoints;
+    pub use pushpull_ps::{Checkpoints, OnSaveFailure};
 }
 
 /// Checkpoints and training data on object stores and HDFS, at URLs such as `s3://bucket/run`.

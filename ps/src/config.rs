@@ -34,12 +34,37 @@ pub struct Checkpoints {
     pub(crate) storage: Arc<dyn CheckpointStorage>,
     pub(crate) every: Option<Duration>,
     pub(crate) retention: Retention,
+    pub(crate) on_failure: OnSaveFailure,
+}
+
+/// The reaction of a server to a checkpoint that could not be saved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum OnSaveFailure {
+    /// The training goes on, and the next save is tried as if nothing had happened. See
+    /// [`crate::PsHandle::saves`].
+    #[default]
+    Continue,
+    /// The task of the step owner stops serving, and the training with it. What it has in memory
+    /// alone is lost, from the last saved checkpoint on.
+    Stop,
 }
 
 impl Checkpoints {
     /// Configures checkpoints in this storage, saved only on request. The newest five are retained.
     pub fn new(storage: impl CheckpointStorage + 'static) -> Self {
-        Checkpoints { storage: Arc::new(storage), every: None, retention: Retention::default() }
+        Checkpoints::shared(Arc::new(storage))
+    }
+
+    /// Configures checkpoints as [`Checkpoints::new`] does, in a storage that the program uses as
+    /// well, or whose type it learns only at run time.
+    pub fn shared(storage: Arc<dyn CheckpointStorage>) -> Self {
+        Checkpoints {
+            storage,
+            every: None,
+            retention: Retention::default(),
+            on_failure: OnSaveFailure::Continue,
+        }
     }
 
     /// Saves a checkpoint automatically once this time has passed and the global step has advanced.
@@ -56,6 +81,12 @@ impl Checkpoints {
     /// Sets which checkpoints are retained when a newer one is saved. Default: the newest five.
     pub fn retention(self, retention: Retention) -> Self {
         Checkpoints { retention, ..self }
+    }
+
+    /// Sets what a failed save does, one that was requested too. Only the step owner's setting
+    /// counts. Default: the training goes on.
+    pub fn on_failure(self, on_failure: OnSaveFailure) -> Self {
+        Checkpoints { on_failure, ..self }
     }
 }
 

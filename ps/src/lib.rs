@@ -66,8 +66,8 @@ pub use pushpull_store::measure;
 pub use pushpull_store::planted;
 
 pub use config::{
-    Asynchronous, Checkpoints, Durability, Mode, Network, NonFinite, OnLoss, PsConfig,
-    StalenessPolicy, Storage, Synchronous,
+    Asynchronous, Checkpoints, Durability, Mode, Network, NonFinite, OnLoss, OnSaveFailure,
+    PsConfig, StalenessPolicy, Storage, Synchronous,
 };
 pub use error::{ListenError, ServeError, StartError, StorageError};
 pub use event::{Event, Events};

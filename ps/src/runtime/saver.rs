@@ -23,6 +23,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use super::publisher::{CheckpointSearch, FailedSave, PublishedSave, Publisher};
+use crate::config::OnSaveFailure;
 use crate::event::{Event, EventSink};
 use crate::metrics::{Counters, SaveRecord};
 use crate::shard::file_work::saver_order::{PERIODIC_SAVE, SaveRequester, SaverEvent, SaverOrder};
@@ -34,6 +35,7 @@ pub(super) type SaveWaiter = (Vec<u8>, oneshot::Sender<Result<CheckpointId, Chec
 pub(super) struct Saver {
     pub(super) publisher: Arc<Publisher>,
     pub(super) every: Option<Duration>,
+    pub(super) on_failure: OnSaveFailure,
     pub(super) counters: Arc<Counters>,
     /// The outcomes of the saves, for the server's handle.
     pub(super) record: watch::Sender<SaveRecord>,
@@ -123,6 +125,8 @@ struct SaverService {
     saved: Option<(RestoreEpoch, GlobalStep)>,
     /// The name of the last save that began and failed.
     failed: Option<CheckpointName>,
+    /// Whether the server stops, because a save has failed and that is its setting.
+    stops: bool,
 }
 
 type SaverTask<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -148,6 +152,7 @@ impl SaverService {
             finders: Vec::new(),
             saved: None,
             failed: None,
+            stops: false,
         }
     }
 
@@ -174,6 +179,10 @@ impl SaverService {
             };
             if let Some(event) = event {
                 self.report(event).await;
+            }
+            if self.stops {
+                // Its requester is answered before: the shard has the report.
+                self.saver.stop.cancel();
             }
         }
     }
@@ -285,6 +294,7 @@ impl SaverService {
         if let Some(note) = &self.saver.note {
             note.write(in_a_row, cause);
         }
+        self.stops = self.saver.on_failure == OnSaveFailure::Stop;
     }
 
     fn succeeded(&mut self, checkpoint: &CheckpointId, retained: &Result<(), String>) {

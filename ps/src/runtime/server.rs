@@ -250,6 +250,7 @@ impl PsListener {
             let saver = Saver {
                 publisher: Arc::new(publisher),
                 every: checkpoints.every,
+                on_failure: checkpoints.on_failure,
                 record,
                 note,
                 events: config.events.clone(),

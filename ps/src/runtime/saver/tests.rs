@@ -51,6 +51,7 @@ impl SaverHarness {
         let service = SaverService::new(Saver {
             publisher: Arc::new(publisher),
             every: None,
+            on_failure: OnSaveFailure::Continue,
             counters: Arc::default(),
             record: watch::channel(SaveRecord::default()).0,
             note: None,
@@ -157,6 +158,29 @@ async fn a_failing_shard_closes_the_connections_to_the_others() {
     tokio::time::timeout(LONG, closed)
         .await
         .expect("the connection to the silent shard is not closed");
+}
+
+/// A failed save stops the server only by its setting, and its requester is answered before.
+#[tokio::test]
+async fn a_failed_save_stops_the_server_by_its_setting() {
+    for (on_failure, stops) in [(OnSaveFailure::Continue, false), (OnSaveFailure::Stop, true)] {
+        let (failing, address) = listen().await;
+        let (mut harness, mut service) = SaverHarness::new([address]);
+        service.saver.on_failure = on_failure;
+        let stop = service.saver.stop.clone();
+        tokio::spawn(service.serve());
+        harness.save(1).await;
+        drop(accept(&failing).await);
+        harness.saved().await;
+        if stops {
+            tokio::time::timeout(LONG, stop.cancelled()).await.expect("the server goes on");
+        } else {
+            // The saver has gone on to its next order.
+            harness.find(7).await;
+            assert_eq!(harness.found().await.0, 7);
+            assert!(!stop.is_cancelled());
+        }
+    }
 }
 
 #[tokio::test]
