@@ -136,6 +136,12 @@ pub(super) const KEYS: &[Key] = &[
     key("checkpoints", "checkpoint_every_ms", "checkpoint-every-ms", MILLISECONDS),
     key("checkpoints", "max_to_keep", "max-to-keep", Kind::Whole(0)),
     key("checkpoints", "keep_every_hours", "keep-every-hours", HOURS),
+    key(
+        "checkpoints",
+        "on_save_failure",
+        "on-save-failure",
+        Kind::Text(|text| one_of(text, &["continue", "stop"])),
+    ),
     key("optimizer", "name", "optimizer", Kind::Text(|text| one_of(text, &OPTIMIZERS))),
     key("optimizer", "learning_rate", "learning-rate", Kind::Number),
     key("optimizer", "schedule", "schedule", Kind::Text(is::<ScheduleSetting>)),

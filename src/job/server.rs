@@ -1,24 +1,26 @@
 //! Builds the configuration of a server from the settings.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::ids::TaskId;
 use pushpull_ps::checkpoint::{CheckpointStorage, LocalDirectory, Retention};
-use pushpull_ps::{Checkpoints, Durability, Network, NonFinite, PsConfig, Storage};
+use pushpull_ps::{Checkpoints, Durability, Network, NonFinite, OnSaveFailure, PsConfig, Storage};
 
 use super::error::JobError;
 use super::rule::{self, RateFor, RuleFor};
 use super::settings::Settings;
 
 /// Settings that have an effect only beside one of others.
-const NEEDS: [(&str, &[&str]); 7] = [
+const NEEDS: [(&str, &[&str]); 8] = [
     ("durability", &["state-dir"]),
     ("integrity-full", &["state-dir"]),
     ("group-writable", &["state-dir", "checkpoint-dir"]),
     ("checkpoint-every-ms", &["checkpoint-dir"]),
     ("max-to-keep", &["checkpoint-dir"]),
     ("keep-every-hours", &["checkpoint-dir"]),
+    ("on-save-failure", &["checkpoint-dir"]),
     ("exit-grace-ms", &["exit-when-done"]),
 ];
 
@@ -142,7 +144,7 @@ impl Settings {
     /// If a value is invalid or has no effect.
     pub fn checkpoints(
         &self,
-        storage: impl CheckpointStorage + 'static,
+        storage: Arc<dyn CheckpointStorage>,
     ) -> Result<Checkpoints, JobError> {
         let mut retention = Retention::default();
         if let Some(count) = self.value("max-to-keep")? {
@@ -155,7 +157,12 @@ impl Settings {
             }
             retention.keep_every_hours = hours;
         }
-        let checkpoints = Checkpoints::new(storage).retention(retention);
+        let checkpoints = Checkpoints::shared(storage).retention(retention);
+        let checkpoints = checkpoints.on_failure(match self.text("on-save-failure") {
+            None | Some("continue") => OnSaveFailure::Continue,
+            Some("stop") => OnSaveFailure::Stop,
+            Some(_) => return Err(self.fault("on-save-failure", "expected continue or stop")),
+        });
         Ok(match self.value("checkpoint-every-ms")? {
             None | Some(0) => checkpoints,
             Some(millis) => checkpoints.every(Duration::from_millis(millis)),
@@ -174,6 +181,6 @@ impl Settings {
             false => LocalDirectory::create(directory),
         };
         let chain = |error| self.fault("checkpoint-dir", pushpull_common::error::Chain(&error));
-        self.checkpoints(storage.map_err(chain)?).map(Some)
+        self.checkpoints(Arc::new(storage.map_err(chain)?)).map(Some)
     }
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Parser;
 use clap::builder::RangedU64ValueParser;
@@ -158,7 +159,7 @@ impl DigitsOptions {
         let storage = LocalDirectory::create(directory).map_err(|error| {
             format!("--checkpoint-dir {}: {}", directory.display(), Chain(&error))
         })?;
-        Ok(Some(self.settings.checkpoints(storage)?))
+        Ok(Some(self.settings.checkpoints(Arc::new(storage))?))
     }
 
     /// Returns the settings of the servers: Adam, unless a job file has another rule, the mode that

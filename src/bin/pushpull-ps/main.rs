@@ -10,6 +10,8 @@ mod optimizer_options;
 mod options;
 mod output;
 mod own_name;
+#[path = "../options/place.rs"]
+mod place;
 #[path = "../options/mod.rs"]
 mod shared;
 mod unused;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::TypedValueParser;
 use clap::{ArgGroup, Args, Parser, ValueEnum, value_parser};
-use pushpull::checkpoint::{LocalDirectory, list};
+use pushpull::checkpoint::list;
 use pushpull::job::optimizer_list;
 use pushpull::{ClusterSpec, PsConfig, Storage, TaskId};
 
@@ -12,6 +12,7 @@ use super::complaint::{CommandLine, DaemonError, with_group_hint};
 use super::ending::{WorkSummary, unsaved_line};
 use super::modes::{AsynchronousOptions, SynchronousOptions};
 use super::optimizer_options::OptimizerOptions;
+use super::place::{Place, place};
 use super::shared::{
     ExitWithParent, JobOptions, ResolveOptions, TaskOptions, local_path, parse_byte_size,
 };
@@ -157,9 +158,9 @@ pub(crate) struct StorageOptions {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Checkpoints")]
 pub(crate) struct CheckpointOptions {
-    /// Directory of the checkpoints, the same for all ps tasks [default: none]
-    #[arg(long, value_name = "DIR", value_parser = local_path())]
-    checkpoint_dir: Option<PathBuf>,
+    /// Directory or URL of the checkpoints, the same for all ps tasks [default: none]
+    #[arg(long, value_name = "DIR", value_parser = place())]
+    checkpoint_dir: Option<Place>,
     /// Interval between checkpoints, in ms; 0 for none
     #[arg(long, value_name = "MS", default_value_t = 0, requires = "checkpoint_dir")]
     checkpoint_every_ms: u64,
@@ -169,6 +170,16 @@ pub(crate) struct CheckpointOptions {
     /// Hours between checkpoints that are never removed; 0 for none
     #[arg(long, value_name = "HOURS", default_value_t = 10_000, requires = "checkpoint_dir")]
     keep_every_hours: u32,
+    /// Reaction to a failed save: continue, or stop with exit code 3
+    #[arg(
+        long,
+        value_name = "REACTION",
+        value_enum,
+        default_value_t = SaveFailureOption::Continue,
+        hide_possible_values = true,
+        requires = "checkpoint_dir"
+    )]
+    on_save_failure: SaveFailureOption,
 }
 
 #[derive(Debug, Args)]
@@ -236,6 +247,12 @@ enum CudaOption {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
+enum SaveFailureOption {
+    Continue,
+    Stop,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
 enum DurabilityOption {
     Process,
     Power,
@@ -260,8 +277,9 @@ impl DaemonOptions {
         typed: &CommandLine,
     ) -> Result<PsConfig, DaemonError> {
         check_elastic(typed, &cluster)?;
-        let directories = [&self.storage.state_dir, &self.checkpoints.checkpoint_dir];
-        check_directories(typed, directories.map(|directory| directory.as_deref()))?;
+        let checkpoints = self.checkpoints.checkpoint_dir.as_ref();
+        let checkpoints = checkpoints.and_then(Place::directory);
+        check_directories(typed, [self.storage.state_dir.as_deref(), checkpoints])?;
         let mut settings = typed.settings();
         let bytes = self.storage.limit() - self.function_bytes().unwrap_or(0);
         settings.set_flag("bytes-max", [bytes.to_string()]);
@@ -308,10 +326,10 @@ impl DaemonOptions {
     /// Returns the line about steps that are lost with the memory of an ending server, because no
     /// checkpoint has them: on the step owner, with a directory of checkpoints and none of the state.
     pub(crate) fn unsaved(&self, summary: WorkSummary, step: u64) -> Option<String> {
-        let directory = self.checkpoints.checkpoint_dir.as_ref();
+        let place = self.checkpoints.checkpoint_dir.as_ref();
         let is_lost = summary.owns_step && self.storage.state_dir.is_none();
-        let directory = LocalDirectory::open_read_only(directory.filter(|_| is_lost)?).ok()?;
-        let saved = list(&directory).ok()?.checkpoints;
+        let storage = place.filter(|_| is_lost)?.open_read_only().ok()?;
+        let saved = list(&*storage).ok()?.checkpoints;
         let newest = saved.first().map(|saved| (&*saved.name, saved.global_step));
         unsaved_line(summary.task, step, newest)
     }
@@ -425,13 +443,10 @@ impl CheckpointOptions {
         group_writable: bool,
         typed: &CommandLine,
     ) -> Result<PsConfig, DaemonError> {
-        let Some(directory) = &self.checkpoint_dir else {
+        let Some(place) = &self.checkpoint_dir else {
             return Ok(config);
         };
-        let storage = match group_writable {
-            true => LocalDirectory::create_for_group(directory),
-            false => LocalDirectory::create(directory),
-        };
+        let storage = place.open(group_writable);
         let storage =
             storage.map_err(|error| typed.blame("--checkpoint-dir", &with_group_hint(&error)))?;
         Ok(config.checkpoints(typed.settings().checkpoints(storage)?))

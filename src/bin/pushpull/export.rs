@@ -2,22 +2,22 @@
 
 use std::error::Error;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use clap::Args;
-use pushpull::checkpoint::{CheckpointError, LocalDirectory, Refused, export_since};
+use pushpull::checkpoint::{CheckpointError, Refused, export_since};
 use pushpull::error::Chain;
 
 use super::options::local_path;
 use super::output::print_error;
+use super::place::{Place, place};
 use super::saved::checkpoint_folder;
 
 /// Options of `pushpull export`.
 #[derive(Debug, Args)]
 pub(crate) struct ExportOptions {
-    /// Directory of the checkpoints, or the folder of one
-    #[arg(value_parser = local_path())]
-    directory: PathBuf,
+    /// Directory or URL of the checkpoints, or the folder of one
+    #[arg(value_parser = place())]
+    directory: Place,
     /// File to write; replaced once the new one is complete
     #[arg(long, value_name = "FILE", value_parser = local_path(), help_heading = "Output")]
     to: PathBuf,
@@ -41,16 +41,15 @@ pub(crate) fn run(options: &ExportOptions) -> Result<(), Box<dyn Error>> {
         (None, checkpoint) => (directory.clone(), checkpoint.clone()),
         (Some((parent, name)), None) => (parent, Some(name)),
         (Some((_, name)), Some(other)) => {
-            let folder = directory.display();
-            return Err(format!("--checkpoint {other}: {folder} is the folder of {name}").into());
+            return Err(format!("--checkpoint {other}: {directory} is the folder of {name}").into());
         }
     };
-    let storage = Arc::new(LocalDirectory::open_read_only(&directory)?);
+    let storage = directory.open_read_only()?;
     let exported = export_since(storage, checkpoint.as_deref(), to, *slots, *since);
     let passed_over = exported.map_err(|error| match (&error, &checkpoint) {
         (CheckpointError::NotFound { .. }, Some(name)) => format!("--checkpoint {name}: {error}"),
         (CheckpointError::NoCheckpoint, _) => {
-            format!("cannot find a checkpoint in {}", directory.display())
+            format!("cannot find a checkpoint in {directory}")
         }
         _ => Chain(&error).to_string(),
     })?;

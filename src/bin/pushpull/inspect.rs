@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::fmt::Write;
-use std::path::PathBuf;
 
 use clap::Args;
 use pushpull::inspect::{
@@ -12,16 +11,16 @@ use pushpull::inspect::{
 use pushpull::variable::Replication;
 use serde_json::{Value, json};
 
-use super::options::local_path;
 use super::output::print_lines;
+use super::place::{Place, place};
 use super::saved;
 
 /// Options of `pushpull inspect`.
 #[derive(Debug, Args)]
 pub(crate) struct InspectOptions {
-    /// State directory, folder of one shard in it, directory of checkpoints, or folder of one
-    #[arg(value_parser = local_path())]
-    directory: PathBuf,
+    /// State directory, folder of one shard in it, directory or URL of checkpoints, or folder of one
+    #[arg(value_parser = place())]
+    directory: Place,
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -31,17 +30,18 @@ pub(crate) fn run(options: &InspectOptions) -> Result<(), Box<dyn Error>> {
     if let Some((directory, name)) = saved::checkpoint_folder(&options.directory) {
         return saved::run(&directory, Some(&name), options.json);
     }
-    if saved::holds_checkpoints(&options.directory)? {
-        return saved::run(&options.directory, None, options.json);
-    }
-    let found = pushpull::inspect(&options.directory)?;
+    let path = match &options.directory {
+        Place::Directory(path) if !saved::holds_checkpoints(path)? => path,
+        place => return saved::run(place, None, options.json),
+    };
+    let found = pushpull::inspect(path)?;
     match options.json {
         true => print_lines(&json_of(&found).to_string())?,
         false => print_lines(page_of(&found)?.trim_end())?,
     }
     match found.is_sound() {
         true => Ok(()),
-        false => Err(format!("{} is not sound", options.directory.display()).into()),
+        false => Err(format!("{} is not sound", path.display()).into()),
     }
 }
 

@@ -12,6 +12,8 @@ mod launch;
 #[path = "../options/mod.rs"]
 mod options;
 mod output;
+#[path = "../options/place.rs"]
+mod place;
 mod resolve;
 mod saved;
 

@@ -1,15 +1,17 @@
 //! `pushpull inspect` for a directory of checkpoints.
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-use pushpull::checkpoint::LocalDirectory;
-use pushpull::checkpoint::{CheckpointContents, CheckpointSummary, Refused, contents, list};
+use pushpull::checkpoint::{
+    CheckpointContents, CheckpointStorage, CheckpointSummary, Refused, contents, list,
+};
 use pushpull::error::Chain;
 use serde_json::{Value, json};
 
 use super::output::print_lines;
+use super::place::Place;
 
 /// Returns whether the directory has an entry named as a checkpoint, `ckpt-...`.
 ///
@@ -25,22 +27,32 @@ pub(crate) fn holds_checkpoints(directory: &Path) -> Result<bool, String> {
     Ok(false)
 }
 
-/// Returns the directory of the checkpoints and the name of one, if the path is its own folder.
-pub(crate) fn checkpoint_folder(path: &Path) -> Option<(PathBuf, String)> {
-    if !path.join("MANIFEST").is_file() {
-        return None;
+/// Returns the directory of the checkpoints and the name of one, if the place is its own folder: one
+/// with a manifest, or a URL that ends in the name of a checkpoint.
+pub(crate) fn checkpoint_folder(place: &Place) -> Option<(Place, String)> {
+    match place {
+        Place::Directory(path) => {
+            if !path.join("MANIFEST").is_file() {
+                return None;
+            }
+            let path = path.canonicalize().ok()?;
+            let name = path.file_name()?.to_str()?.to_owned();
+            Some((Place::Directory(path.parent()?.to_owned()), name))
+        }
+        Place::Url(url) => {
+            let (parent, name) = url.trim_end_matches('/').rsplit_once('/')?;
+            let is_name = name.starts_with("ckpt-") && !parent.ends_with('/');
+            is_name.then(|| (Place::Url(parent.to_owned()), name.to_owned()))
+        }
     }
-    let path = path.canonicalize().ok()?;
-    let name = path.file_name()?.to_str()?.to_owned();
-    Some((path.parent()?.to_owned(), name))
 }
 
 /// Reads and verifies every checkpoint in full, or the one of a name, prints them, and fails if one
 /// is not sound, or if there is none. The newest is first: the one of the highest restore epoch and
 /// step.
-pub(crate) fn run(directory: &Path, only: Option<&str>, json: bool) -> Result<(), Box<dyn Error>> {
-    let storage = Arc::new(LocalDirectory::open_read_only(directory)?);
-    let found = read(&storage, directory, only)?;
+pub(crate) fn run(place: &Place, only: Option<&str>, json: bool) -> Result<(), Box<dyn Error>> {
+    let storage = place.open_read_only()?;
+    let found = read(&storage, only)?;
     let mut unsound = found.refused.len();
     let mut values = Vec::new();
     let mut page = String::new();
@@ -54,9 +66,12 @@ pub(crate) fn run(directory: &Path, only: Option<&str>, json: bool) -> Result<()
         values.push(json!({ "name": refused.checkpoint, "sound": false, "fault": reason }));
         page += &format!("{}\n  not sound  {reason}\n", refused.checkpoint);
     }
-    let path = directory.display().to_string();
+    let path = place.to_string();
     if values.is_empty() {
         return Err(match only {
+            Some(name) if place.directory().is_none() => {
+                format!("{path} has no checkpoint {name}")
+            }
             Some(name) => format!(
                 "{path}/{name} has a manifest and not the name of a checkpoint, as in ckpt-1-802: a \
                  folder that was renamed is not restored"
@@ -88,11 +103,7 @@ const LISTINGS_MAX: u32 = 20;
 
 /// Reads every checkpoint of a directory, or the one of a name. The servers may delete one
 /// meanwhile: if its folder is gone, the directory is listed again.
-fn read(
-    storage: &Arc<LocalDirectory>,
-    directory: &Path,
-    only: Option<&str>,
-) -> Result<Found, Box<dyn Error>> {
+fn read(storage: &Arc<dyn CheckpointStorage>, only: Option<&str>) -> Result<Found, Box<dyn Error>> {
     for listing in 1.. {
         let mut listed = list(&**storage)?;
         listed.checkpoints.retain(|saved| only.is_none_or(|name| saved.name == name));
@@ -105,7 +116,8 @@ fn read(
         let faulty = checkpoints.iter().filter(|(_, found)| found.is_err());
         let faulty = faulty.map(|(summary, _)| &summary.name);
         let mut named = faulty.chain(listed.refused.iter().map(|refused| &refused.checkpoint));
-        let is_gone = named.any(|name| !directory.join(name).is_dir());
+        let folders = storage.list(None)?;
+        let is_gone = named.any(|name| !folders.contains(name));
         if !is_gone || listing == LISTINGS_MAX {
             return Ok(Found { checkpoints, refused: listed.refused });
         }
@@ -184,6 +196,10 @@ mod tests {
     fn the_folder_of_a_checkpoint_is_known() {
         let directory = tempfile::tempdir().unwrap();
         let parent = directory.path().canonicalize().unwrap();
+        let checkpoint_folder = |path: &Path| {
+            let (parent, name) = checkpoint_folder(&Place::Directory(path.to_owned()))?;
+            Some((parent.directory().unwrap().to_owned(), name))
+        };
         let folder = parent.join("ckpt-1-802");
         std::fs::create_dir(&folder).unwrap();
         assert_eq!(checkpoint_folder(&parent), None);
