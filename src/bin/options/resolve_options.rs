@@ -18,7 +18,7 @@ use super::TaskOptions;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Cluster")]
 pub(crate) struct ResolveOptions {
-    /// Launcher to take the cluster from: auto, flags, tf-config, tony, dmlc, slurm, mpi, kubernetes
+    /// Source of the cluster: auto, flags, tf-config, tony, dmlc, slurm, mpi, kubernetes
     #[arg(long, value_name = "LAUNCHER")]
     pub(crate) resolve: Option<Resolver>,
     /// Number of ps tasks, which are the first ranks of the launcher
