@@ -217,8 +217,9 @@ pub(crate) fn parse<T: CommandFactory + FromArgMatches>(
 ) -> (T, GivenFlags) {
     let command =
         T::command().mut_args(classic::takes_hyphen).mut_args(classic::accepts_underscores);
-    let line = JobLine::read(&command, line, renamed, |flag, typed| {
-        typed.contains("job-name") || !OF_A_PROCESS.contains(&flag)
+    let line = JobLine::read(&command, line, renamed, |flag, named| {
+        let is_process = ["job-name", "resolve"].iter().any(|name| named.contains(*name));
+        is_process || !OF_A_PROCESS.contains(&flag)
     });
     let line = line.unwrap_or_else(|error| {
         command.clone().error(ErrorKind::ValueValidation, Chain(&error)).exit()

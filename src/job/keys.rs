@@ -1,5 +1,7 @@
 //! [`KEYS`]: every key of a job file, with its flag and the kind of its values.
 
+use pushpull_common::cluster::resolve::Resolver;
+
 use super::byte_size::parse_byte_size;
 use super::mode::{Replicas, on_loss, sparse_reduction, staleness};
 use super::rule::{OPTIMIZERS, RateFor, RuleFor};
@@ -113,6 +115,9 @@ pub(super) const KEYS: &[Key] = &[
     key("cluster", "spec", "cluster", ANY_TEXT),
     key("cluster", "ps_hosts", "ps-hosts", Kind::Addresses),
     key("cluster", "worker_hosts", "worker-hosts", Kind::Addresses),
+    key("cluster", "resolve", "resolve", Kind::Text(is::<Resolver>)),
+    key("cluster", "base_port", "base-port", COUNT),
+    key("cluster", "ps_service", "ps-service", ANY_TEXT),
     key("cluster", "num_ps", "num-ps", COUNT),
     key("cluster", "num_workers", "num-workers", COUNT),
     key("cluster", "elastic_workers", "elastic-workers", Kind::Switch),

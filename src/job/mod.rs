@@ -150,7 +150,7 @@ impl Job {
     /// Checks that the numbers of tasks are those of the addresses.
     fn check_sizes(&self) -> Result<(), JobError> {
         let settings = &self.settings;
-        for hosts in ["ps-hosts", "worker-hosts"] {
+        for hosts in ["ps-hosts", "worker-hosts", "resolve"] {
             if let (Some(spec), Some(_)) = (settings.get("cluster"), settings.get(hosts)) {
                 let other = spec.culprit("cluster");
                 return Err(settings.fault(hosts, format_args!("{other} is the whole cluster")));

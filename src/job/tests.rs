@@ -159,6 +159,11 @@ fn invalid_values_are_refused_with_key_line_and_value() {
             "[cluster]\nspec = \"ps=a:1\"\nps_hosts = \"a:1\"",
             "3: ps_hosts = \"a:1\": job.toml:2: spec = \"ps=a:1\" is the whole cluster",
         ),
+        (
+            "[cluster]\nspec = \"ps=a:1\"\nresolve = \"slurm\"",
+            "3: resolve = \"slurm\": job.toml:2: spec = \"ps=a:1\" is the whole cluster",
+        ),
+        ("[cluster]\nresolve = \"slrum\"", "2: resolve = \"slrum\": "),
         ("[worker]\nargs = \"--steps 3\"", "2: args = \"--steps 3\": expected a list of texts"),
     ] {
         let error = error(text);

@@ -8,7 +8,7 @@ use crate::test_process::{LONG, TestProcess, free_addresses};
 use pushpull::blocking::{Ps, Worker};
 use pushpull::checkpoint::LocalDirectory;
 use pushpull::job::Job;
-use pushpull::{Error, TaskId, VariableSpec, WorkerConfig};
+use pushpull::{ClusterSpec, Error, TaskId, VariableSpec, WorkerConfig};
 
 /// A folder with a job file.
 struct JobFolder {
@@ -30,11 +30,16 @@ impl JobFolder {
         Job::read(self.path()).unwrap()
     }
 
-    /// Starts a daemon in the folder, which names the file without its folder.
-    fn daemon(&self, flags: &[&str]) -> TestProcess {
+    /// Returns a daemon in the folder, which names the file without its folder.
+    fn command(&self, flags: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull-ps"));
         command.current_dir(self.folder.path()).args(["--job", "job.toml"]).args(flags);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn daemon(&self, flags: &[&str]) -> TestProcess {
+        let mut command = self.command(flags);
         TestProcess::start(format!("{command:?}"), &mut command)
     }
 
@@ -100,6 +105,27 @@ fn one_file_trains_by_daemons_by_flags_and_embedded() {
     });
     assert_eq!(embedded, by_file);
     drop(server);
+}
+
+#[test]
+fn a_file_names_the_launcher_that_tells_the_cluster() {
+    let address = free_addresses(1).remove(0);
+    let folder = JobFolder::new(
+        "[cluster]\nresolve = \"tf-config\"\n[optimizer]\nlearning_rate = 0.5\n\
+         [training]\nlast_step = 4\nexit_when_done = true\nexit_grace = \"100ms\"\n",
+    );
+    let cluster = format!("{{\"ps\": [\"{address}\"], \"worker\": [\"127.0.0.1:1\"]}}");
+    let task = "{\"type\": \"ps\", \"index\": 0}";
+    let mut command = folder.command(&[]);
+    command.env("TF_CONFIG", format!("{{\"cluster\": {cluster}, \"task\": {task}}}"));
+    let mut daemon = TestProcess::start("a daemon with TF_CONFIG", &mut command);
+    let cluster = ClusterSpec::from_json(&cluster).unwrap();
+    let config = WorkerConfig::new(cluster, TaskId::worker(0)).expect_last_step(4);
+    assert_eq!(train(config.connect_timeout(LONG / 4).timeout(LONG / 4)), [-2.0; 4]);
+    daemon.succeed();
+    // A typed cluster is in place of the launcher.
+    let printed = folder.daemon(&["--print-config", "--cluster", "ps=a:1"]).succeed();
+    assert!(printed.contains("spec = \"ps=a:1\"") && !printed.contains("resolve ="), "{printed}");
 }
 
 #[test]

@@ -23,8 +23,12 @@ pub(crate) struct JobOptions {
 }
 
 /// Flags that choose the same thing: a typed one overrides the other of a job file.
-const RIVALS: [[&str; 2]; 3] =
-    [["cluster", "ps-hosts"], ["cluster", "worker-hosts"], ["issync", "synchronous"]];
+const RIVALS: [[&str; 2]; 4] = [
+    ["cluster", "ps-hosts"],
+    ["cluster", "worker-hosts"],
+    ["cluster", "resolve"],
+    ["issync", "synchronous"],
+];
 
 /// A command line, in front of whose flags are those of its job file.
 #[derive(Clone, Debug)]
@@ -40,7 +44,7 @@ pub(crate) struct JobLine {
 impl JobLine {
     /// Reads the job file that a command line names, if it does. `renamed` has the settings whose
     /// flag has another name, each with that. Settings for which `is_used` returns `false` do not
-    /// become flags; it is asked with the names of the typed flags.
+    /// become flags; it is asked with the names of all flags that are typed or settings.
     ///
     /// # Errors
     /// If the job file cannot be used.
@@ -56,6 +60,8 @@ impl JobLine {
             Some(file) => Job::read(PathBuf::from(file))?.settings().clone(),
             None => Settings::default(),
         };
+        let of_settings = settings.iter().map(|(setting, _)| flag_of(renamed, setting));
+        let named = typed.iter().cloned().chain(of_settings.map(str::to_owned)).collect();
         let mut of_file = BTreeMap::new();
         for (setting, value) in settings.clone().iter() {
             let flag = flag_of(renamed, setting);
@@ -65,7 +71,7 @@ impl JobLine {
                 continue;
             }
             let argument = command.get_arguments().find(|known| known.get_long() == Some(flag));
-            if let Some(argument) = argument.filter(|_| is_used(flag, &typed)) {
+            if let Some(argument) = argument.filter(|_| is_used(flag, &named)) {
                 let at = words.len().min(1);
                 words.splice(at..at, flags(argument, flag, value.texts()));
                 of_file.insert(flag.to_owned(), value.clone());
