@@ -11,6 +11,8 @@ mod ledger;
 mod options;
 mod output;
 mod picture;
+#[path = "../../../src/bin/options/place.rs"]
+mod place;
 mod progress;
 mod random;
 #[path = "../../task/mod.rs"]
@@ -30,6 +32,7 @@ use pushpull::{ClusterSpec, TaskId};
 use data::Split;
 use options::DigitsOptions;
 use output::{print_error, print_line};
+use place::Place;
 use task::{EndSignals, Replicas, Role, TaskError};
 use train::Outcome;
 
@@ -153,7 +156,8 @@ fn on_signal() -> Result<Interrupt, TaskError> {
 
 fn load(options: &DigitsOptions) -> Result<Split, TaskError> {
     Ok(match &options.data {
-        Some(directory) => Split::open(directory)?,
+        Some(Place::Directory(directory)) => Split::open(directory)?,
+        Some(Place::Url(url)) => Split::open_url(url)?,
         None => Split::digits()?,
     })
 }

@@ -14,6 +14,7 @@ use pushpull::{ClusterSpec, PsConfig, TaskId};
 
 use super::data::{CLASSES, Split};
 use super::ledger;
+use super::place::{Place, place};
 use super::task::{
     self, JobFlags, JobOptions, ModeOptions, ProcessOptions, Replicas, Role, TaskError, local_path,
 };
@@ -41,9 +42,10 @@ pub(crate) struct DigitsOptions {
         conflicts_with_all = ["job_name", "codec", "epochs", "checkpoint_dir", "summaries"]
     )]
     pub(crate) codec_table: Option<PathBuf>,
-    /// Directory with Fashion-MNIST or MNIST in IDX form, plain or .gz. [default: built-in digits]
-    #[arg(long, value_parser = local_path())]
-    pub(crate) data: Option<PathBuf>,
+    /// Directory or URL with Fashion-MNIST or MNIST in IDX form, plain or .gz. [default: built-in
+    /// digits]
+    #[arg(long, value_parser = place())]
+    pub(crate) data: Option<Place>,
     /// Seed of the initial weights and of the batches.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,

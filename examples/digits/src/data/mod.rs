@@ -151,8 +151,57 @@ impl Split {
     /// A [`SplitError`] that names the file and the value. The files are not trusted. A label of a
     /// sample to train on is checked when the sample is read.
     pub(crate) fn open(directory: &Path) -> Result<Split, SplitError> {
-        let (train, train_rows, train_width) = open(directory, "train")?;
-        let (test, _, test_width) = open(directory, "t10k")?;
+        Split::of_parts(directory, &|part| {
+            let images = find(directory, &format!("{part}-images-idx3-ubyte"))?;
+            let labels = find(directory, &format!("{part}-labels-idx1-ubyte"))?;
+            Ok(IdxSource::open(images, labels)?)
+        })
+    }
+
+    /// Reads the four files at a URL, as [`Split::open`] reads those of a directory. No file of this
+    /// machine is read or written.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Split::open`], and those of the storage.
+    #[cfg(feature = "remote")]
+    pub(crate) fn open_url(url: &str) -> Result<Split, SplitError> {
+        use pushpull::remote::{RemoteFiles, RemoteOptions};
+        let options = RemoteOptions::from_lookup(|name| std::env::var(name).ok());
+        let files = RemoteFiles::new(url, options)?;
+        let listed = files.list()?;
+        let place = Path::new(url);
+        let open = |name: String| {
+            let names = [name.clone(), format!("{name}.gz")];
+            let found = names.iter().find(|name| listed.iter().any(|file| file.path == **name));
+            let not_found = || SplitError::NotFound { directory: place.to_owned(), name };
+            Ok::<_, SplitError>(Arc::new(files.open(found.ok_or_else(not_found)?)?))
+        };
+        Split::of_parts(place, &|part| {
+            let images = open(format!("{part}-images-idx3-ubyte"))?;
+            let labels = open(format!("{part}-labels-idx1-ubyte"))?;
+            Ok(IdxSource::of_inputs(images, labels, INPUT_BYTES_MAX)?)
+        })
+    }
+
+    /// Refuses a URL: the parser of `--data` does, in a program without the feature of its scheme.
+    ///
+    /// # Errors
+    ///
+    /// [`SplitError::NotFound`], always.
+    #[cfg(not(feature = "remote"))]
+    pub(crate) fn open_url(url: &str) -> Result<Split, SplitError> {
+        let name = "train-images-idx3-ubyte".to_owned();
+        Err(SplitError::NotFound { directory: url.into(), name })
+    }
+
+    /// Reads the part to train on and the part to test on, by a function that opens a part.
+    fn of_parts(
+        directory: &Path,
+        source: &dyn Fn(&str) -> Result<IdxSource, SplitError>,
+    ) -> Result<Split, SplitError> {
+        let (train, train_rows, train_width) = samples_of(source("train")?, "train");
+        let (test, _, test_width) = samples_of(source("t10k")?, "t10k");
         if train_width != test_width {
             return Err(SplitError::Width {
                 directory: directory.to_path_buf(),
@@ -169,12 +218,10 @@ impl Split {
     }
 }
 
-/// Opens the images and labels of one part. Returns their number and their width, too.
-fn open(directory: &Path, part: &str) -> Result<(Pipeline<Sample>, usize, usize), SplitError> {
-    let images = find(directory, &format!("{part}-images-idx3-ubyte"))?;
-    let labels = find(directory, &format!("{part}-labels-idx1-ubyte"))?;
+/// Returns the samples of one part, their number and their width.
+fn samples_of(source: IdxSource, part: &str) -> (Pipeline<Sample>, usize, usize) {
     // The files of another worker may be packed and have other names.
-    let source = IdxSource::open(images, labels)?.named(part);
+    let source = source.named(part);
     let rows = source.len() as usize;
     let width = source.shape().iter().product();
     let pipeline = Pipeline::new(source).try_map(|(pixels, label)| match usize::from(label) {
@@ -183,7 +230,7 @@ fn open(directory: &Path, part: &str) -> Result<(Pipeline<Sample>, usize, usize)
         }
         _ => Err(SplitError::Label { found: label, classes: CLASSES }),
     });
-    Ok((pipeline, rows, width))
+    (pipeline, rows, width)
 }
 
 /// Returns the path of a file, plain or packed.
@@ -214,6 +261,10 @@ fn quotas(sizes: &[usize], total: usize) -> Vec<usize> {
     }
     quotas
 }
+
+/// Bytes of a file of a URL that are kept in memory, unpacked.
+#[cfg(feature = "remote")]
+const INPUT_BYTES_MAX: u64 = 1 << 30;
 
 /// Number of classes of the digits and of Fashion-MNIST. Labels run from 0 to one less.
 pub(crate) const CLASSES: usize = 10;

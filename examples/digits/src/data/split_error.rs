@@ -42,6 +42,14 @@ pub(crate) enum SplitError {
     /// A file cannot be opened or read.
     #[error(transparent)]
     Source(#[from] SourceError),
+    /// The URL of the files cannot be used.
+    #[cfg(feature = "remote")]
+    #[error(transparent)]
+    Url(#[from] pushpull::remote::RemoteError),
+    /// The storage of the files fails.
+    #[cfg(feature = "remote")]
+    #[error(transparent)]
+    Storage(#[from] pushpull::checkpoint::StorageFault),
     /// A sample cannot be used.
     #[error(transparent)]
     Data(#[from] DataError),

@@ -57,9 +57,7 @@ impl Engine {
         let mut moto = Command::new(program);
         moto.args(["-H", "127.0.0.1", "-p", &port.to_string()]);
         let processes = vec![start(&mut moto, directory.path(), "moto")];
-        let authorization = "Credential=test/20200101/us-east-1/s3/aws4_request";
-        let head = format!("Authorization: AWS4-HMAC-SHA256 {authorization}\r\n");
-        wait_until("moto", || http(port, "PUT", "/ckpt", &head).is_some_and(|code| code == 200));
+        wait_until("moto", || send(port, "PUT", "/ckpt", MOTO_AUTHORIZATION, b"") == Some(200));
         let settings = vec![
             ("AWS_ACCESS_KEY_ID", "test".to_owned()),
             ("AWS_SECRET_ACCESS_KEY", "test".to_owned()),
@@ -69,6 +67,14 @@ impl Engine {
         ];
         let url = "s3://ckpt".to_owned();
         Some(Engine { url, settings, processes, hadoop: None, directory })
+    }
+
+    /// Stores an object in the bucket of moto, which checks no signature.
+    pub(crate) fn put_object(&self, key: &str, bytes: &[u8]) {
+        let endpoint = self.settings.iter().find(|(name, _)| *name == "AWS_ENDPOINT_URL");
+        let port = endpoint.and_then(|(_, url)| url.rsplit(':').next()?.parse().ok()).unwrap();
+        let status = send(port, "PUT", &format!("/ckpt/{key}"), MOTO_AUTHORIZATION, bytes);
+        assert_eq!(status, Some(200), "{key}");
     }
 
     /// Starts Azurite, an emulator of Azure Blob Storage, with the container `ckpt`.
@@ -82,7 +88,7 @@ impl Engine {
         azurite.args(["--disableTelemetry", "--skipApiVersionCheck", "--silent"]);
         azurite.arg("--inMemoryPersistence").current_dir(directory.path());
         let processes = vec![start(&mut azurite, directory.path(), "azurite")];
-        wait_until("azurite", || create_container(port).is_some_and(|code| code == 201));
+        wait_until("azurite", || create_container(port) == Some(201));
         let settings = vec![
             ("AZURE_STORAGE_ACCOUNT_NAME", ACCOUNT.to_owned()),
             ("AZURE_STORAGE_ACCOUNT_KEY", ACCOUNT_KEY.to_owned()),
@@ -307,19 +313,25 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// Sends a request without a body. Returns the status, or `None` while nobody answers.
-fn http(port: u16, method: &str, target: &str, headers: &str) -> Option<u16> {
+/// Sends a request. Returns the status, or `None` while nobody answers.
+fn send(port: u16, method: &str, target: &str, headers: &str, body: &[u8]) -> Option<u16> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(20))).ok()?;
     let request = format!(
-        "{method} {target} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 0\r\n\
-         Connection: close\r\n{headers}\r\n"
+        "{method} {target} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Length: {}\r\n\
+         Connection: close\r\n{headers}\r\n",
+        body.len()
     );
     stream.write_all(request.as_bytes()).ok()?;
+    stream.write_all(body).ok()?;
     let mut answer = String::new();
     let _ = stream.read_to_string(&mut answer);
     answer.split_whitespace().nth(1)?.parse().ok()
 }
+
+/// Moto reads the region of a request there.
+const MOTO_AUTHORIZATION: &str =
+    "Authorization: AWS4-HMAC-SHA256 Credential=test/20200101/us-east-1/s3/aws4_request\r\n";
 
 /// The account that every Azurite has, with its public key.
 const ACCOUNT: &str = "devstoreaccount1";
@@ -337,7 +349,7 @@ fn create_container(port: u16) -> Option<u16> {
     let signature = base64(&hmac(&from_base64(ACCOUNT_KEY), text.as_bytes()));
     let headers = headers.replace('\n', "\r\n");
     let headers = format!("{headers}Authorization: SharedKey {ACCOUNT}:{signature}\r\n");
-    http(port, "PUT", &format!("/{ACCOUNT}/ckpt?restype=container"), &headers)
+    send(port, "PUT", &format!("/{ACCOUNT}/ckpt?restype=container"), &headers, b"")
 }
 
 /// HMAC with SHA-256 (RFC 2104), of a key of at most 64 bytes.

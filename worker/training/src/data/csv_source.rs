@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pushpull_common::file_kind::FileKind;
+use pushpull_common::read_at::ReadAt;
 
 use super::csv_row::{CsvColumns, listed};
 use super::csv_scanner::{RowIndex, RowScanner};
@@ -164,6 +165,18 @@ impl CsvSource {
         CsvSource::open_within(path.as_ref(), format, CsvSource::ROWS_MAX)
     }
 
+    /// Reads an open input, such as an object of an object store, as [`CsvSource::open_as`] reads a
+    /// file. A plain input that is not kept in memory stays in its storage, which costs a read for
+    /// each row.
+    ///
+    /// # Errors
+    /// The errors of [`CsvSource::open`].
+    pub fn of_input(input: Arc<dyn ReadAt>, format: CsvFormat) -> Result<CsvSource, SourceError> {
+        let path = PathBuf::from(input.name());
+        let open = || DataFile::of_input(input);
+        CsvSource::of_file(&path, open, format, CsvSource::ROWS_MAX)
+    }
+
     /// Selects columns by their names. Rows have these fields in this order.
     ///
     /// # Errors
@@ -209,13 +222,22 @@ impl CsvSource {
         format: CsvFormat,
         rows_max: u64,
     ) -> Result<CsvSource, SourceError> {
+        CsvSource::of_file(path, || DataFile::open(path), format, rows_max)
+    }
+
+    fn of_file(
+        path: &Path,
+        open: impl FnOnce() -> Result<DataFile, SourceError>,
+        format: CsvFormat,
+        rows_max: u64,
+    ) -> Result<CsvSource, SourceError> {
         if b"\"\r\n".contains(&format.delimiter) {
             let expected = "no quote and no end of a line".to_owned();
             let field = "the delimiter";
             let found = format.delimiter.into();
             return Err(SourceError::Header { file: path.to_owned(), field, found, expected });
         }
-        let file = DataFile::open(path)?;
+        let file = open()?;
         let first = file.first_bytes()?;
         if let Some(kind) = FileKind::of(&first).filter(|kind| !kind.is_text()) {
             return Err(file.other_format(kind, "a table of text".to_owned()));

@@ -1,25 +1,61 @@
 //! [`DataFile`]: a file of samples, plain or packed with gzip, before it is loaded.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Seek};
+use std::io::{self, BufReader, Read, Seek};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use pushpull_common::file_kind::{FIRST_BYTES, FileKind, PACKED};
 use pushpull_common::local_path;
+use pushpull_common::read_at::ReadAt;
 
 use super::SourceError;
 use super::file_bytes::FileBytes;
 use pushpull_common::regular_file::not_regular;
 
-/// An open regular file. Its first bytes tell whether it is packed; its name does not matter.
+/// An open regular file, or an open input of another storage. Its first bytes tell whether it is
+/// packed; its name does not matter.
 pub(super) struct DataFile {
+    /// The path, or the name of the input.
     path: PathBuf,
-    file: File,
-    /// The length on the disk.
+    origin: DataOrigin,
+    /// The length, packed or plain.
     len: u64,
     is_packed: bool,
 }
+
+/// The bytes of a [`DataFile`] as they are stored.
+enum DataOrigin {
+    Disk(File),
+    Input(Arc<dyn ReadAt>),
+}
+
+/// Reads an input from its start to its end.
+pub(super) struct InputReader<'a> {
+    input: &'a dyn ReadAt,
+    next: u64,
+}
+
+impl<'a> InputReader<'a> {
+    /// Begins at the start. The buffer makes small reads few requests.
+    pub(super) fn buffered(input: &'a dyn ReadAt) -> BufReader<InputReader<'a>> {
+        BufReader::with_capacity(INPUT_BUFFER_BYTES, InputReader { input, next: 0 })
+    }
+}
+
+impl Read for InputReader<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let left = self.input.bytes().saturating_sub(self.next);
+        let now = usize::try_from(left).unwrap_or(usize::MAX).min(out.len());
+        self.input.read_at(self.next, &mut out[..now])?;
+        self.next += now as u64;
+        Ok(now)
+    }
+}
+
+/// The bytes that an input is read by, from its start to its end.
+const INPUT_BUFFER_BYTES: usize = 1 << 20;
 
 impl DataFile {
     /// Opens a regular file. Opening anything else, such as a pipe, could wait without an end.
@@ -33,7 +69,19 @@ impl DataFile {
         let len = file.metadata().map_err(failed)?.len();
         let mut start = Vec::new();
         (&file).take(GZIP_MAGIC.len() as u64).read_to_end(&mut start).map_err(failed)?;
-        Ok(DataFile { path: path.to_owned(), file, len, is_packed: start == GZIP_MAGIC })
+        let origin = DataOrigin::Disk(file);
+        Ok(DataFile { path: path.to_owned(), origin, len, is_packed: start == GZIP_MAGIC })
+    }
+
+    /// Uses an open input.
+    pub(super) fn of_input(input: Arc<dyn ReadAt>) -> Result<DataFile, SourceError> {
+        let path = PathBuf::from(input.name());
+        let len = input.bytes();
+        let mut start = vec![0; GZIP_MAGIC.len().min(usize::try_from(len).unwrap_or(usize::MAX))];
+        let read = input.read_at(0, &mut start);
+        read.map_err(|source| SourceError::Read { file: path.clone(), source })?;
+        let is_packed = start == GZIP_MAGIC;
+        Ok(DataFile { path, origin: DataOrigin::Input(input), len, is_packed })
     }
 
     /// Returns the path by which the file was opened.
@@ -43,11 +91,19 @@ impl DataFile {
 
     /// Whether another open file is this one, under whichever name.
     pub(super) fn is_same(&self, other: &DataFile) -> Result<bool, SourceError> {
-        let id = |file: &DataFile| {
-            let metadata = file.file.metadata().map_err(|source| file.failed(source))?;
+        let id = |named: &DataFile, file: &File| {
+            let metadata = file.metadata().map_err(|source| named.failed(source))?;
             Ok((metadata.dev(), metadata.ino()))
         };
-        Ok(id(self)? == id(other)?)
+        match (&self.origin, &other.origin) {
+            (DataOrigin::Disk(file), DataOrigin::Disk(another)) => {
+                Ok(id(self, file)? == id(other, another)?)
+            }
+            (DataOrigin::Input(input), DataOrigin::Input(another)) => {
+                Ok(input.name() == another.name())
+            }
+            _ => Ok(false),
+        }
     }
 
     /// Returns the first unpacked bytes, which tell what the file is.
@@ -70,15 +126,26 @@ impl DataFile {
 
     /// Returns a reader of the unpacked bytes, from the start.
     pub(super) fn reader(&self) -> Result<Box<dyn Read + '_>, SourceError> {
-        (&self.file).rewind().map_err(|source| self.failed(source))?;
         match self.is_packed {
-            false => Ok(Box::new(&self.file)),
+            false => self.stored(),
             true => self.unpacked(),
         }
     }
 
-    /// Loads the file into memory. A plain file of more than `memory_bytes_max` bytes stays on the
-    /// disk, and a packed one is refused.
+    /// Returns a reader of the bytes as they are stored, from the start.
+    fn stored(&self) -> Result<Box<dyn Read + '_>, SourceError> {
+        match &self.origin {
+            DataOrigin::Disk(file) => {
+                let mut reader: &File = file;
+                reader.rewind().map_err(|source| self.failed(source))?;
+                Ok(Box::new(reader))
+            }
+            DataOrigin::Input(input) => Ok(Box::new(InputReader::buffered(&**input))),
+        }
+    }
+
+    /// Loads the file into memory. A plain file of more than `memory_bytes_max` bytes stays where it
+    /// is, and a packed one is refused.
     ///
     /// With an `expected` length the file must have this length. Memory is allocated for bytes that
     /// exist, never for an announced length.
@@ -93,10 +160,17 @@ impl DataFile {
         }
     }
 
-    /// The error of the operating system, or of the decompressor.
+    /// The error of the operating system or of the storage, or of the decompressor.
     pub(super) fn failed(&self, source: io::Error) -> SourceError {
         let file = self.path.clone();
-        match self.is_packed && source.raw_os_error().is_none() {
+        let is_of_contents = match self.origin {
+            DataOrigin::Disk(_) => source.raw_os_error().is_none(),
+            DataOrigin::Input(_) => {
+                use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
+                matches!(source.kind(), InvalidData | InvalidInput | UnexpectedEof)
+            }
+        };
+        match self.is_packed && is_of_contents {
             true => SourceError::Unpack { file, source },
             false => SourceError::Read { file, source },
         }
@@ -109,7 +183,10 @@ impl DataFile {
     ) -> Result<FileBytes, SourceError> {
         self.check_length(self.len, expected)?;
         if self.len > memory_bytes_max {
-            return Ok(FileBytes::on_disk(self.path, self.file, self.len));
+            return Ok(match self.origin {
+                DataOrigin::Disk(file) => FileBytes::on_disk(self.path, file, self.len),
+                DataOrigin::Input(input) => FileBytes::of_input(self.path, input),
+            });
         }
         let bytes = self.read_within(self.len)?;
         self.check_length(bytes.len() as u64, Some(self.len))?;
@@ -152,7 +229,7 @@ impl DataFile {
 
     #[cfg(feature = "gz")]
     fn unpacked(&self) -> Result<Box<dyn Read + '_>, SourceError> {
-        let packed = io::BufReader::with_capacity(1 << 16, &self.file);
+        let packed = BufReader::with_capacity(1 << 16, self.stored()?);
         Ok(Box::new(flate2::bufread::MultiGzDecoder::new(packed)))
     }
 

@@ -5,22 +5,27 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use bytes::Bytes;
+use pushpull_common::read_at::ReadAt;
 
 use super::SourceError;
+#[cfg(feature = "csv")]
+use super::data_file::InputReader;
 
-/// The unpacked bytes of a file, in memory or on the disk.
+/// The unpacked bytes of a file, in memory, on the disk or in another storage.
 pub(super) struct FileBytes {
     path: PathBuf,
     len: u64,
     place: Place,
 }
 
-/// The place of the bytes: in memory or in the file.
+/// The place of the bytes: in memory, in the file or in another storage.
 enum Place {
     Memory(Bytes),
     Disk(File),
+    Input(Arc<dyn ReadAt>),
 }
 
 impl FileBytes {
@@ -32,6 +37,11 @@ impl FileBytes {
     /// The bytes of a plain file, read when they are needed.
     pub(super) fn on_disk(path: PathBuf, file: File, len: u64) -> FileBytes {
         FileBytes { path, len, place: Place::Disk(file) }
+    }
+
+    /// The bytes of an input of another storage, read when they are needed.
+    pub(super) fn of_input(path: PathBuf, input: Arc<dyn ReadAt>) -> FileBytes {
+        FileBytes { path, len: input.bytes(), place: Place::Input(input) }
     }
 
     /// The path of the file.
@@ -46,7 +56,7 @@ impl FileBytes {
     }
 
     /// Returns `len` bytes from `start`: a part of the memory, which is not copied, or one read of
-    /// the file.
+    /// the file or of the storage.
     ///
     /// The caller bounds `len`. Bytes beyond the end are [`SourceError::Length`].
     pub(super) fn read(&self, start: u64, len: usize) -> Result<Bytes, SourceError> {
@@ -67,6 +77,13 @@ impl FileBytes {
                     Err(source) => Err(SourceError::Read { file: self.path.clone(), source }),
                 }
             }
+            Place::Input(input) => {
+                let mut bytes = vec![0; len];
+                match input.read_at(start, &mut bytes) {
+                    Ok(()) => Ok(bytes.into()),
+                    Err(source) => Err(SourceError::Read { file: self.path.clone(), source }),
+                }
+            }
         }
     }
 
@@ -81,6 +98,7 @@ impl FileBytes {
                 io::Seek::rewind(&mut reader).map_err(failed)?;
                 Ok(Box::new(reader))
             }
+            Place::Input(input) => Ok(Box::new(InputReader::buffered(&**input))),
         }
     }
 

@@ -10,9 +10,11 @@
 
 use std::io::Read;
 use std::path::Path;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use pushpull_common::file_kind::{FileKind, idx_samples};
+use pushpull_common::read_at::ReadAt;
 
 use super::data_file::{DataFile, MEMORY_BYTES_MAX};
 use super::file_bytes::FileBytes;
@@ -70,10 +72,34 @@ impl IdxSource {
         labels: impl AsRef<Path>,
         memory_bytes_max: u64,
     ) -> Result<IdxSource, SourceError> {
-        let path = samples.as_ref();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let samples = IdxHead::read(path)?;
-        let labels = IdxHead::read(labels.as_ref())?;
+        let samples = DataFile::open(samples.as_ref())?;
+        let labels = DataFile::open(labels.as_ref())?;
+        IdxSource::of_files(samples, labels, memory_bytes_max)
+    }
+
+    /// Reads two open inputs, such as objects of an object store, as [`IdxSource::open_within`] reads
+    /// files. A longer plain input stays in its storage, which costs a read for each sample.
+    ///
+    /// # Errors
+    /// The errors of [`IdxSource::open`].
+    pub fn of_inputs(
+        samples: Arc<dyn ReadAt>,
+        labels: Arc<dyn ReadAt>,
+        memory_bytes_max: u64,
+    ) -> Result<IdxSource, SourceError> {
+        let samples = DataFile::of_input(samples)?;
+        let labels = DataFile::of_input(labels)?;
+        IdxSource::of_files(samples, labels, memory_bytes_max)
+    }
+
+    fn of_files(
+        samples: DataFile,
+        labels: DataFile,
+        memory_bytes_max: u64,
+    ) -> Result<IdxSource, SourceError> {
+        let name = samples.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let samples = IdxHead::read(samples)?;
+        let labels = IdxHead::read(labels)?;
         check_pair(&samples, &labels)?;
         let samples = samples.load(memory_bytes_max)?;
         let labels = labels.load(memory_bytes_max)?;
@@ -155,8 +181,7 @@ struct IdxHead {
 }
 
 impl IdxHead {
-    fn read(path: &Path) -> Result<IdxHead, SourceError> {
-        let file = DataFile::open(path)?;
+    fn read(file: DataFile) -> Result<IdxHead, SourceError> {
         check_format(&file)?;
         let mut header = IdxHeader { file: &file, reader: file.reader()?, len: 0 };
         let magics = MAGIC_OF_BYTES + 1..=MAGIC_OF_BYTES + DIMENSIONS_MAX;

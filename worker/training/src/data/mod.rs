@@ -1,7 +1,8 @@
 //! The data pipeline: batches of samples, read on threads ahead of the training loop.
 //!
 //! A [`Source`] gives samples by their index: an array ([`SliceSource`]), an IDX file
-//! ([`IdxSource`]), a CSV file (`CsvSource`, feature `csv`), or a type of your own. A [`Pipeline`]
+//! ([`IdxSource`]), a CSV file (`CsvSource`, feature `csv`), or a type of your own. The files may be
+//! objects of an object store, or any other [`ReadAt`]. A [`Pipeline`]
 //! says in which order and in which batches an epoch visits the samples, and what is done with
 //! each. Batches are read by one of two types:
 //!
@@ -62,6 +63,7 @@ pub use loader::{Loader, TakeBatch};
 pub use permutation::Permutation;
 pub use pipeline::Pipeline;
 pub use pushpull_common::data_set::{DataSet, DataSetError, SampleRange};
+pub use pushpull_common::read_at::ReadAt;
 pub use slice_source::SliceSource;
 pub use source::Source;
 pub use source_error::SourceError;

@@ -2,6 +2,7 @@
 
 mod csv;
 mod idx;
+mod inputs;
 mod loading;
 mod splitting;
 mod test_source;
