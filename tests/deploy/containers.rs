@@ -11,6 +11,11 @@ use crate::tasks::{Programs, check_result};
 /// The most bytes of an image.
 const IMAGE_BYTES_MAX: u64 = 20_000_000;
 
+/// The network of the containers, and the addresses in it of one that is killed.
+const SUBNET: &str = "10.79.13.0/24";
+const ADDRESS: &str = "10.79.13.100";
+const MAC: &str = "02:00:0a:4f:0d:64";
+
 /// The time after which a container hangs.
 const LIMIT: Duration = Duration::from_secs(100);
 
@@ -78,8 +83,9 @@ impl Podman {
 
     /// Waits until a container has ended. Returns its output, or its exit code with the output.
     fn finish(&self, task: &str) -> Outcome {
-        let code = self.run(&format!("wait {task}"))?;
+        let code = self.run(&format!("wait {task}"));
         let text = self.said(task);
+        let code = code.map_err(|fault| format!("{fault}\n{text}"))?;
         if code == "0" { Ok(text) } else { Err(format!("{task} ended with {code}: {text}")) }
     }
 
@@ -108,9 +114,10 @@ pub(crate) fn check(programs: &Programs, podman: &Podman) -> Vec<(&'static str, 
     let is_built = built.is_ok();
     let mut outcomes = vec![("the images", built)];
     if is_built {
-        let network = format!("network create --internal {}", podman.network);
+        let network = format!("network create --internal --subnet {SUBNET} {}", podman.network);
         let trained = podman.run(&network).and_then(|_| train(podman));
         outcomes.push(("three containers on an internal network", trained));
+        outcomes.push(("a container that is killed", train_with_kill(podman)));
         outcomes.push(("a container without /dev/shm", without_shared_memory(podman)));
     }
     outcomes
@@ -139,31 +146,64 @@ fn image(program: &str) -> String {
     format!("localhost/{program}:test")
 }
 
-/// The steps of the training: some seconds, so that it goes on when its server is killed.
-const STEPS: u64 = 20_000;
-
-fn worker(index: u32) -> String {
+fn server(steps: u64) -> String {
     format!(
-        "digits --ps-hosts=ps-0:2222 --worker-hosts=worker-0:2222,worker-1:2222 --job-name=worker \
-         --task-index={index} --steps={STEPS}"
+        "pushpull-ps --ps-hosts=ps-0:2222 --listen=0.0.0.0:2222 --insecure --optimizer=adam \
+         --learning-rate=1e-3 --last-step={steps} --exit-when-done --state-dir=/state/ps"
     )
 }
 
-/// Trains with a ps task and two workers, which find it by the name of its container. That container is
-/// killed after the first steps, and goes on with its state when it is started again.
-fn train(podman: &Podman) -> Outcome {
-    let state = podman.path("state");
+fn worker(index: u32, steps: u64) -> String {
+    format!(
+        "digits --ps-hosts=ps-0:2222 --worker-hosts=worker-0:2222,worker-1:2222 --job-name=worker \
+         --task-index={index} --steps={steps}"
+    )
+}
+
+/// Creates the volume of a ps task. Returns the flags of its container.
+fn volume(podman: &Podman, name: &str) -> String {
+    let state = podman.path(name);
     std::fs::create_dir(&state).unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
     std::fs::set_permissions(&state, mode).unwrap();
-    let volume = format!("--read-only --volume {}:/state", state.display());
-    let server = format!(
-        "pushpull-ps --ps-hosts=ps-0:2222 --listen=0.0.0.0:2222 --insecure --optimizer=adam \
-         --learning-rate=1e-3 --last-step={STEPS} --exit-when-done --state-dir=/state/ps"
-    );
-    podman.start("ps-0", &volume, &server)?;
+    format!("--read-only --volume {}:/state", state.display())
+}
+
+/// Waits for the ends of the three containers and removes them. Returns what chief and server have said.
+fn finish(podman: &Podman) -> Result<(String, String), String> {
+    let finish = |task: &str| {
+        podman.finish(task).map_err(|fault| format!("{fault}\n{}", podman.said("ps-0")))
+    };
+    let chief = finish("worker-0")?;
+    finish("worker-1")?;
+    let served = finish("ps-0")?;
+    podman.run("rm ps-0 worker-0 worker-1")?;
+    Ok((chief, served))
+}
+
+/// Trains with a ps task and two workers, which find it by the name of its container.
+fn train(podman: &Podman) -> Outcome {
+    const STEPS: u64 = 2000;
+    podman.start("ps-0", &volume(podman, "state"), &server(STEPS))?;
     for index in [0, 1] {
-        podman.start(&format!("worker-{index}"), "--read-only", &worker(index))?;
+        podman.start(&format!("worker-{index}"), "--read-only", &worker(index, STEPS))?;
+    }
+    let (chief, served) = finish(podman)?;
+    check_result(&chief, 1, 2, STEPS).map_err(|fault| format!("{fault}\n{served}"))
+}
+
+/// Kills the container of a ps task after the first steps. Started again, it goes on with its state.
+///
+/// Its addresses are fixed. With another MAC address it would not be reached until the entry in the ARP
+/// caches of its neighbours has expired, which takes longer than the server waits for its workers.
+fn train_with_kill(podman: &Podman) -> Outcome {
+    // Some seconds, so that the training goes on when its server is killed.
+    const STEPS: u64 = 20_000;
+    let flags = format!("{} --ip {ADDRESS} --mac-address {MAC}", volume(podman, "killed"));
+    podman.start("ps-0", &flags, &server(STEPS))?;
+    let flags = format!("--read-only --add-host ps-0:{ADDRESS}");
+    for index in [0, 1] {
+        podman.start(&format!("worker-{index}"), &flags, &worker(index, STEPS))?;
     }
     let begin = Instant::now();
     while !podman.said("worker-0").contains(&format!("of {STEPS}, loss")) {
@@ -173,9 +213,7 @@ fn train(podman: &Podman) -> Outcome {
     }
     podman.run("kill --signal KILL ps-0")?;
     podman.run("start ps-0")?;
-    let chief = podman.finish("worker-0")?;
-    podman.finish("worker-1")?;
-    let served = podman.finish("ps-0")?;
+    let (chief, served) = finish(podman)?;
     if served.matches("serves on").count() != 2 || !served.contains(&format!("at step {STEPS}")) {
         return Err(format!("the server was not killed during the training: {served}"));
     }
