@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
 use crate::test_process::{LONG, TestProcess, free_addresses};
 use pushpull::blocking::{Ps, Worker};
@@ -160,7 +161,8 @@ fn each_setting_is_printed_with_its_origin() {
         let job = Job::parse(&text, "printed").unwrap();
         let settings = job.settings();
         let server = settings.ps_config(job.cluster().unwrap(), TaskId::ps(0)).unwrap();
-        let checkpoints = settings.checkpoints(LocalDirectory::open_read_only("/tmp").unwrap());
+        let checkpoints =
+            settings.checkpoints(Arc::new(LocalDirectory::open_read_only("/tmp").unwrap()));
         format!("{server:?} {:?}", checkpoints.unwrap())
     };
     let explicit = printed.lines().map(|line| match line.ends_with("# default") {

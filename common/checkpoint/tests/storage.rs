@@ -1,5 +1,7 @@
 //! A directory keeps the promises of a storage.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
 use pushpull_checkpoint::{CheckpointStorage, LocalDirectory};
 
 mod conformance;

@@ -1,4 +1,6 @@
 //! Real stores keep the promises of a storage.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 #![cfg(all(feature = "s3", feature = "az", feature = "hdfs"))]
 
 use std::io::ErrorKind;

@@ -1,4 +1,6 @@
 //! A store that refuses, hangs or breaks off: each failure names the URL, the operation and the cause.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 #![cfg(feature = "s3")]
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};

@@ -1,5 +1,7 @@
 //! An object store in memory keeps the promises of a storage, and killed writers leave nothing.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
+
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;

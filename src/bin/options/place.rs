@@ -159,8 +159,7 @@ mod tests {
             let url = format!("{scheme}://bucket:9/run");
             match parse(url.clone().into()) {
                 Ok(place) => {
-                    assert!(cfg!(feature = "remote"), "{url}");
-                    assert_eq!(place, Place::Url(url));
+                    assert_eq!((place, cfg!(feature = "remote")), (Place::Url(url), true));
                 }
                 Err(error) => {
                     let text = error.to_string();
