@@ -67,6 +67,25 @@ fn daemons_and_a_program_that_reads_its_environment_train() {
     assert!(output.contains("/job:ps/task:1 ended\n"), "{output}");
 }
 
+#[test]
+fn a_job_file_names_servers_and_workers() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("job.toml");
+    let program = std::env::current_exe().unwrap();
+    let text = format!(
+        "[cluster]\nnum_ps = 2\nnum_workers = 3\n[training]\nlast_step = 200\n\
+         [optimizer]\nlearning_rate = 0.5\n[worker]\nprogram = {program:?}\nargs = {TASK:?}\n"
+    );
+    std::fs::write(&file, text).unwrap();
+    let (code, output, errors) = run(&[file.to_str().unwrap(), "--no-flags"]);
+    assert_eq!(code, 0, "{output}\n{errors}");
+    assert_eq!(pushed(&output, 3), 200, "{output}");
+    let absent = folder.path().join("absent.toml");
+    let (code, _, errors) = run(&[absent.to_str().unwrap()]);
+    assert_eq!(code, 1);
+    assert!(errors.contains("cannot read the job file"), "{errors}");
+}
+
 /// Returns the example `digits`, if it has been built beside the tool.
 fn digits() -> Option<PathBuf> {
     let program = PathBuf::from(env!("CARGO_BIN_EXE_pushpull")).with_file_name("digits");

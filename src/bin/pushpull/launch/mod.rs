@@ -51,6 +51,7 @@ const LAST_LINES: Duration = Duration::from_secs(5);
 /// Runs the tasks. Returns the exit code of the launch.
 pub(crate) fn run(options: &LaunchOptions) -> Result<ExitCode, Box<dyn Error>> {
     options.parent.apply()?;
+    let options = &options.clone().with_job()?;
     let launch = Launch::prepare(options)?;
     print_lines(&launch.plan.cluster_lines())?;
     launch.note.iter().try_for_each(|note| print_lines(note))?;
@@ -219,8 +220,8 @@ impl Places {
     fn of(options: &LaunchOptions, further: usize) -> Result<Places, Box<dyn Error>> {
         let size = &options.size;
         // The parser accepts at most 1024 of each.
-        let num_ps = size.num_ps as usize;
-        let num_workers = size.num_workers as usize;
+        let num_ps = size.num_ps() as usize;
+        let num_workers = size.num_workers() as usize;
         let tasks = num_ps + num_workers;
         let free = |count| {
             HeldPorts::take(count)

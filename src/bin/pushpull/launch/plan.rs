@@ -142,8 +142,8 @@ mod tests {
     fn planned(line: &[&str]) -> Vec<String> {
         let line = Line::try_parse_from(["launch"].iter().chain(line)).unwrap();
         let addresses = |letter: char, count| (1..=count).map(move |at| format!("{letter}:{at}"));
-        let ps: Vec<String> = addresses('p', line.options.size.num_ps).collect();
-        let workers: Vec<String> = addresses('w', line.options.size.num_workers).collect();
+        let ps: Vec<String> = addresses('p', line.options.size.num_ps()).collect();
+        let workers: Vec<String> = addresses('w', line.options.size.num_workers()).collect();
         let plan = Plan::new(&line.options, &ps, &workers, "bin/pushpull-ps").unwrap();
         plan.tasks.iter().map(|task| task.command.join(" ")).collect()
     }
@@ -182,6 +182,34 @@ mod tests {
     }
 
     #[test]
+    fn a_job_file_has_what_the_flags_do_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("job.toml");
+        let text = "[cluster]\nnum_ps = 2\nnum_workers = 3\n\
+                    [worker]\nprogram = \"train\"\nargs = [\"-v\"]\n";
+        std::fs::write(&file, text).unwrap();
+        let file = file.to_str().unwrap();
+        let options = |line: &[&str]| {
+            let line = Line::try_parse_from(["launch", file].iter().chain(line)).unwrap();
+            line.options.with_job()
+        };
+        let of_file = options(&["--num-workers=1", "--ps-args=--shards 2"]).unwrap();
+        assert_eq!((of_file.size.num_ps(), of_file.size.num_workers()), (2, 1));
+        let plan = Plan::new(&of_file, &["p:1".into()], &["w:1".into()], "pushpull-ps").unwrap();
+        let hosts = "--ps_hosts=p:1 --worker_hosts=w:1";
+        let expected = [
+            format!("pushpull-ps --job {file} --shards 2 {hosts} --job_name=ps --task_index=0"),
+            format!("train -v {hosts} --job_name=worker --task_index=0"),
+        ];
+        assert_eq!([0, 1].map(|task| plan.tasks[task].command.join(" ")), expected);
+        let typed = options(&["--", "other"]).unwrap();
+        assert_eq!((typed.program, typed.programs.ps_daemon), (vec!["other".to_owned()], false));
+        std::fs::write(file, "[cluster]\nnum_workers = 2000\n").unwrap();
+        let error = options(&[]).unwrap_err().to_string();
+        assert_eq!(error, format!("{file}: num_workers is 2000, more than 1024"));
+    }
+
+    #[test]
     fn the_environment_has_the_cluster_and_the_task() {
         let line = Line::try_parse_from(["launch", "--", "train", "it's"]).unwrap();
         let plan = Plan::new(&line.options, &["p:1".into()], &["w:1".into()], "x").unwrap();
@@ -211,7 +239,7 @@ mod tests {
             &["--num-ps=-1"],
             &["--base-port=0"],
             &["--hosts=a:0"],
-            &["train"],
+            &["job.toml", "train"],
         ] {
             let parsed = Line::try_parse_from(["launch"].iter().chain(line));
             assert!(parsed.is_err(), "{line:?}");
