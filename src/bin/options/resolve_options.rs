@@ -31,7 +31,7 @@ pub(crate) struct ResolveOptions {
     #[arg(long, value_name = "PORT", default_value_t = Known::BASE_PORT)]
     base_port: u16,
     /// StatefulSet and headless Service of the ps tasks in Kubernetes
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = dns_label)]
     ps_service: Option<String>,
 }
 
@@ -95,6 +95,16 @@ impl ResolveOptions {
         known.socket_folder = Some(runtime_folder());
         known.parent_process = Some(std::os::unix::process::parent_id());
         Ok(known)
+    }
+}
+
+/// Parses a name that Kubernetes can give to a Service: a label of DNS.
+fn dns_label(text: &str) -> Result<String, &'static str> {
+    let is_part = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let is_label = (1..=63).contains(&text.len()) && text.bytes().all(is_part);
+    match is_label && !text.starts_with('-') && !text.ends_with('-') {
+        true => Ok(text.to_owned()),
+        false => Err("a name is lower-case letters, digits and inner hyphens, at most 63"),
     }
 }
 
