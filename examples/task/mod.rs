@@ -27,32 +27,32 @@ pub(crate) type TaskError = Box<dyn Error + Send + Sync>;
 /// The flags of one process of a cluster.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Cluster")]
-#[command(group(ArgGroup::new("task").args(["job_name", "resolve"]).multiple(true)))]
-#[command(group(ArgGroup::new("servers").args(["ps_hosts", "resolve"]).multiple(true)))]
-#[command(group(ArgGroup::new("workers").args(["worker_hosts", "resolve"]).multiple(true)))]
-#[command(mut_arg("ps_hosts", |hosts: Arg| hosts.requires("task")))]
-#[command(mut_arg("worker_hosts", |hosts: Arg| hosts.requires("task")))]
-#[command(mut_arg("job_name", |job: Arg| job.requires("servers").requires("workers")))]
-#[command(mut_arg("task_index", |index: Arg| index.requires("task")))]
+#[command(group(ArgGroup::new("task_origin").args(["job_name", "resolve"]).multiple(true)))]
+#[command(group(ArgGroup::new("ps_origin").args(["ps_hosts", "resolve"]).multiple(true)))]
+#[command(group(ArgGroup::new("worker_origin").args(["worker_hosts", "resolve"]).multiple(true)))]
+#[command(mut_arg("ps_hosts", |hosts: Arg| hosts.requires("task_origin")))]
+#[command(mut_arg("worker_hosts", |hosts: Arg| hosts.requires("task_origin")))]
+#[command(mut_arg("job_name", |job: Arg| job.requires("ps_origin").requires("worker_origin")))]
+#[command(mut_arg("task_index", |index: Arg| index.requires("task_origin")))]
 pub(crate) struct ProcessOptions {
     #[command(flatten)]
     tasks: classic::TaskOptions,
     #[command(flatten)]
     resolve: classic::ResolveOptions,
     /// Keep a parameter server running when all workers have left
-    #[arg(long, requires = "task")]
+    #[arg(long, requires = "task_origin")]
     keep_serving: bool,
     /// Time for which a parameter server then waits for another worker, in seconds
     #[arg(
         long,
         value_name = "SECONDS",
         default_value_t = 10,
-        requires = "task",
+        requires = "task_origin",
         conflicts_with = "keep_serving"
     )]
     exit_grace: u64,
     /// Listen where other machines can reach it, without authentication
-    #[arg(long, requires = "task")]
+    #[arg(long, requires = "task_origin")]
     insecure: bool,
     #[command(flatten)]
     parent: classic::ExitWithParent,
@@ -101,7 +101,9 @@ impl GivenFlags {
     /// Returns whether a flag was typed.
     fn has(&self, flag: &str) -> bool {
         let id = flag.trim_start_matches('-').replace('-', "_");
-        let is_given = self.matches.value_source(&id) == Some(ValueSource::CommandLine);
+        // Not every example has the flags of job files.
+        let is_given = self.matches.try_contains_id(&id).is_ok()
+            && self.matches.value_source(&id) == Some(ValueSource::CommandLine);
         is_given && self.line.of_file(flag).is_none()
     }
 

@@ -378,7 +378,7 @@ fn a_worker_that_computes_ends_when_its_parent_is_killed() {
     let hosts = free_addresses(2);
     let task = |job| {
         let hosts = [format!("--ps_hosts={}", hosts[0]), format!("--worker_hosts={}", hosts[1])];
-        let more = [format!("--job_name={job}"), "--steps=1000000000".to_owned()];
+        let more = [format!("--job_name={job}"), "--steps=40000".to_owned()];
         [hosts, more].concat()
     };
     let mut ps = TestProcess::start("ps", digits().args(task("ps")).arg("--exit-grace=1"));
