@@ -93,6 +93,7 @@ const BAD: &[(&str, &str, &[&str])] = &[
     ("--checkpoint-dir", "~/run", &[]),
     ("--checkpoint-dir", "$HOME/run", &[]),
     ("--checkpoint-every-ms", "9", &["--checkpoint-dir"]),
+    ("--on-save-failure", "ignore", &["--checkpoint-dir"]),
     ("--max-to-keep", "-5", &[]),
     ("--keep-every-hours", "x", &[]),
     ("--bytes-max", "16X", &[]),
