@@ -13,6 +13,7 @@ mod tests;
 pub use error::LaunchError;
 pub use launcher::Launcher;
 
+pub(crate) use place::number;
 pub(crate) use slurm::task_runs;
 
 use job_key::job_key;

@@ -29,7 +29,7 @@ use found::Outcome;
 /// Returns the value of an environment variable.
 pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// What the caller knows beside the variables: its flags, or the values of a job file.
+/// The knowledge of the caller beside the variables: its flags, or the values of a job file.
 ///
 /// A value of the caller completes what a source tells, and must not contradict it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +59,11 @@ pub struct Known {
 impl Known {
     /// The default of [`Known::base_port`].
     pub const BASE_PORT: u16 = 2222;
+
+    /// Returns the number of tasks of a job that the caller gives; `None` if it gives no such job.
+    fn num_given(&self, job: &str) -> Option<usize> {
+        self.jobs.iter().find_map(|(_, jobs)| jobs.num_tasks(job).ok())
+    }
 }
 
 impl Default for Known {

@@ -6,7 +6,7 @@ use super::error::clip;
 use super::{LaunchError, Lookup};
 
 /// A number and the variable that has it.
-pub(super) type Named = (&'static str, u32);
+pub(crate) type Named = (&'static str, u32);
 
 /// Ranks below sizes that a ring can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl Place {
 }
 
 /// Reads the number of a variable, if it is set.
-pub(super) fn number(
+pub(crate) fn number(
     lookup: Lookup<'_>,
     variable: &'static str,
 ) -> Result<Option<Named>, LaunchError> {

@@ -64,7 +64,7 @@ pub(crate) struct Holder {
 struct HolderState {
     /// When the last renewal began that succeeded.
     renewed: Instant,
-    /// Why the claim is lost.
+    /// The reason why the claim is lost.
     lost: Option<&'static str>,
 }
 
@@ -201,7 +201,7 @@ impl Holder {
     }
 }
 
-/// What became of the claim of another process while it was watched.
+/// The fate of the claim of another process while it was watched.
 enum Watched {
     Abandoned,
     Renewed,

@@ -14,7 +14,7 @@ use pushpull_remote::{RemoteError, RemoteOptions, RemoteStorage};
 /// A request: its method and its target.
 type Request = (String, String);
 
-/// What the store does with a request: an answer of this status and body, or none at all.
+/// The reaction of the store to a request: an answer of this status and body, or none at all.
 type Answer = Option<(u16, String)>;
 
 /// A server that speaks enough HTTP for the client of S3, and notes all requests.

@@ -5,6 +5,7 @@ use super::{ClusterSource, Known, Lookup, ResolveError};
 use crate::cluster::ClusterSpec;
 use crate::cluster::error::clip;
 use crate::ids::TaskId;
+use crate::launch::number;
 
 const ROLE: &str = "DMLC_ROLE";
 const NUM_SERVER: &str = "DMLC_NUM_SERVER";
@@ -29,16 +30,15 @@ pub(super) fn read(lookup: Lookup<'_>, known: &Known) -> Result<Outcome, Resolve
         }
     };
     let half_set = |missing| ResolveError::HalfSet { variable: ROLE, value: clip(&role), missing };
-    let index = match (number(lookup, id)?, known.index) {
+    let index = match (count_of(lookup, id)?, known.index) {
         (Some(index), _) | (None, Some(index)) => index,
         (None, None) => return Err(half_set(id)),
     };
-    let servers = number(lookup, NUM_SERVER)?.ok_or_else(|| half_set(NUM_SERVER))?;
-    let workers = number(lookup, NUM_WORKER)?.ok_or_else(|| half_set(NUM_WORKER))?;
+    let servers = count_of(lookup, NUM_SERVER)?.ok_or_else(|| half_set(NUM_SERVER))?;
+    let workers = count_of(lookup, NUM_WORKER)?.ok_or_else(|| half_set(NUM_WORKER))?;
     check_count("--num-ps", known.num_ps, NUM_SERVER, servers)?;
     check_count("--num-workers", known.num_workers, NUM_WORKER, workers)?;
-    let given = known.jobs.iter().find_map(|(_, jobs)| jobs.num_tasks(TaskId::PS_JOB).ok());
-    match given {
+    match known.num_given(TaskId::PS_JOB) {
         None => {
             let remedy = "--ps-hosts";
             return Err(ResolveError::NoPeers { resolver: ClusterSource::Dmlc, remedy });
@@ -57,9 +57,11 @@ pub(super) fn read(lookup: Lookup<'_>, known: &Known) -> Result<Outcome, Resolve
         let job = job.to_owned();
         return Err(ResolveError::IndexTooHigh { variable: id, value, job, tasks, flag: count });
     }
-    let has_workers = known.jobs.iter().any(|(_, jobs)| jobs.num_tasks("worker").is_ok());
     let builder = ClusterSpec::builder();
-    let builder = if has_workers { builder } else { builder.workers(workers) };
+    let builder = match known.num_given("worker") {
+        Some(_) => builder,
+        None => builder.workers(workers),
+    };
     let cluster = builder
         .build()
         .map_err(|cause| ResolveError::Cluster { variable: NUM_WORKER.to_owned(), cause })?;
@@ -75,22 +77,8 @@ pub(super) fn read(lookup: Lookup<'_>, known: &Known) -> Result<Outcome, Resolve
     }))
 }
 
-/// Reads a number, if its variable is set.
-pub(super) fn number(
-    lookup: Lookup<'_>,
-    variable: &'static str,
-) -> Result<Option<u32>, ResolveError> {
-    let Some(value) = lookup(variable) else {
-        return Ok(None);
-    };
-    let is_plain = value.bytes().all(|byte| byte.is_ascii_digit());
-    match value.parse() {
-        Ok(number) if is_plain => Ok(Some(number)),
-        _ => {
-            let expected = "a number";
-            Err(ResolveError::Malformed { variable, value: clip(&value), expected })
-        }
-    }
+fn count_of(lookup: Lookup<'_>, variable: &'static str) -> Result<Option<u32>, ResolveError> {
+    Ok(number(lookup, variable)?.map(|(_, number)| number))
 }
 
 fn check_count(

@@ -158,7 +158,7 @@ pub enum ResolveError {
     NoPeers {
         /// The source.
         resolver: ClusterSource,
-        /// What the caller can give.
+        /// The flag that helps.
         remedy: &'static str,
     },
     /// Two clusters of a union have the same task.

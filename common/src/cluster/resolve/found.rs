@@ -13,7 +13,7 @@ pub(super) enum Outcome {
     Absent(String),
 }
 
-/// What a set source tells.
+/// The cluster and the task of a source that is set.
 #[derive(Debug, Default)]
 pub(super) struct Found {
     /// The jobs of the cluster.
@@ -36,7 +36,7 @@ impl Found {
         passed: Vec<(ClusterSource, String)>,
     ) -> Result<Resolution, ResolveError> {
         let variable = self.taken.first().map(|(variable, _)| *variable);
-        let cluster = unite(variable.unwrap_or_default(), self.cluster, known)?;
+        let cluster = unite(variable, self.cluster, known)?;
         let task = complete_task(self.task, known)?;
         if let Some(task) = task.as_ref().filter(|task| is_listed(&cluster, task)) {
             let found = cluster.require(&task.job, task.index);
@@ -69,7 +69,11 @@ fn is_listed(cluster: &ClusterSpec, task: &TaskId) -> bool {
 }
 
 /// Adds the jobs of the caller to those of a source.
-fn unite(variable: &str, found: ClusterSpec, known: &Known) -> Result<ClusterSpec, ResolveError> {
+fn unite(
+    variable: Option<&str>,
+    found: ClusterSpec,
+    known: &Known,
+) -> Result<ClusterSpec, ResolveError> {
     let mut builder = add_jobs(ClusterSpec::builder(), &found, |_| true);
     for (flag, given) in &known.jobs {
         for job in given.jobs() {
@@ -78,13 +82,13 @@ fn unite(variable: &str, found: ClusterSpec, known: &Known) -> Result<ClusterSpe
             if let Some(theirs) = theirs.filter(|theirs| *theirs != ours) {
                 return Err(ResolveError::Contradiction {
                     first: format!("{flag} ({})", clip(&ours)),
-                    second: format!("{variable} ({})", clip(&theirs)),
+                    second: format!("{} ({})", variable.unwrap_or_default(), clip(&theirs)),
                 });
             }
         }
         builder = add_jobs(builder, given, |job| !found.jobs().any(|found| found == job));
     }
-    let variable = || origins(Some(variable).filter(|variable| !variable.is_empty()), known);
+    let variable = || origins(variable, known);
     builder.build().map_err(|cause| ResolveError::Cluster { variable: variable(), cause })
 }
 
@@ -95,7 +99,7 @@ fn origins(variable: Option<&str>, known: &Known) -> String {
 }
 
 /// Adds the chosen jobs of a cluster to a builder.
-pub(super) fn add_jobs(
+fn add_jobs(
     builder: ClusterSpecBuilder,
     cluster: &ClusterSpec,
     is_chosen: impl Fn(&str) -> bool,

@@ -4,12 +4,12 @@
 //! under the headless Service `train-ps` is `train-ps-1.train-ps`. Pod 1 of the replicated job `ps`
 //! of the JobSet `train` is `train-ps-0-1.train`.
 
-use super::dmlc::number;
 use super::found::{Found, Outcome};
 use super::{ClusterSource, Known, Lookup, ResolveError};
 use crate::cluster::ClusterSpec;
 use crate::cluster::error::clip;
 use crate::ids::TaskId;
+use crate::launch::number;
 
 const SERVICE: &str = "KUBERNETES_SERVICE_HOST";
 const POD: &str = "HOSTNAME";
@@ -29,19 +29,18 @@ pub(super) fn read(lookup: Lookup<'_>, known: &Known) -> Result<Outcome, Resolve
         ResolveError::HalfSet { variable: SERVICE, value: clip(&value), missing }
     };
     let name = lookup(POD).ok_or_else(|| half_set(POD))?;
-    let completion = number(lookup, COMPLETION_INDEX)?;
+    let completion = number(lookup, COMPLETION_INDEX)?.map(|(_, index)| index);
     let Some(pod) = PodName::read(&name, completion)? else {
         let reason =
             format!("{POD}={} has no number, and {COMPLETION_INDEX} is not set", clip(&name));
         return Ok(Outcome::Absent(reason));
     };
     let job = pod.job_of(known)?;
-    let has = |job: &str| known.jobs.iter().any(|(_, jobs)| jobs.num_tasks(job).is_ok());
     let mut builder = ClusterSpec::builder();
-    if !has(TaskId::PS_JOB) {
+    if known.num_given(TaskId::PS_JOB).is_none() {
         builder = builder.job(TaskId::PS_JOB, pod.servers(&job, known)?);
     }
-    if let Some(workers) = known.num_workers.filter(|_| !has("worker")) {
+    if let Some(workers) = known.num_workers.filter(|_| known.num_given("worker").is_none()) {
         builder = builder.workers(workers);
     }
     let variable = POD.to_owned();

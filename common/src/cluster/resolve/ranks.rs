@@ -25,7 +25,7 @@ impl Division {
         known: &Known,
     ) -> Result<Division, ResolveError> {
         let size = launch.size();
-        let given = known.jobs.iter().find_map(|(_, jobs)| jobs.num_tasks(TaskId::PS_JOB).ok());
+        let given = known.num_given(TaskId::PS_JOB);
         let given = given.and_then(|given| u32::try_from(given).ok());
         let num_ps = match (known.num_ps, given, &known.job) {
             (Some(num_ps), Some(given), _) if num_ps != given => {
@@ -90,12 +90,11 @@ pub(super) fn read(lookup: Lookup<'_>, known: &Known) -> Result<Outcome, Resolve
     };
     let (rank_variable, size_variable) = variables(launch.launcher());
     let division = Division::of(ClusterSource::Mpi, &launch, size_variable, known)?;
-    let has = |job| known.jobs.iter().any(|(_, jobs)| jobs.num_tasks(job).is_ok());
     let mut builder = ClusterSpec::builder();
-    if !has(TaskId::PS_JOB) {
+    if known.num_given(TaskId::PS_JOB).is_none() {
         builder = builder.job(TaskId::PS_JOB, sockets(&launch, &division, known)?);
     }
-    if !has("worker") && division.only_job.is_none() {
+    if known.num_given("worker").is_none() && division.only_job.is_none() {
         builder = builder.workers(launch.size() - division.num_ps);
     }
     let variable = rank_variable.to_owned();

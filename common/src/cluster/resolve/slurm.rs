@@ -113,8 +113,7 @@ fn cluster(
     addresses: &[String],
     known: &Known,
 ) -> Result<ClusterSpec, ResolveError> {
-    let has = |job: &str| known.jobs.iter().any(|(_, jobs)| jobs.num_tasks(job).is_ok());
-    let serves = division.num_ps > 0 || has(TaskId::PS_JOB);
+    let serves = division.num_ps > 0 || known.num_given(TaskId::PS_JOB).is_some();
     if !serves {
         return Err(ResolveError::NoPeers { resolver: ClusterSource::Slurm, remedy: "--ps-hosts" });
     }
@@ -123,7 +122,8 @@ fn cluster(
         Some(job) => vec![(&**job, addresses)],
         None => vec![(TaskId::PS_JOB, servers), ("worker", workers)],
     };
-    let jobs = jobs.into_iter().filter(|(job, tasks)| !has(job) && !tasks.is_empty());
+    let jobs =
+        jobs.into_iter().filter(|(job, tasks)| known.num_given(job).is_none() && !tasks.is_empty());
     let builder = jobs.fold(ClusterSpec::builder(), |builder, (job, tasks)| {
         builder.job(job, tasks.iter().map(String::as_str))
     });

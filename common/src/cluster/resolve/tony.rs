@@ -5,6 +5,7 @@ use super::{Lookup, ResolveError};
 use crate::cluster::ClusterSpec;
 use crate::cluster::error::clip;
 use crate::ids::TaskId;
+use crate::launch::number;
 
 const CLUSTER: &str = "CLUSTER_SPEC";
 const JOB: &str = "JOB_NAME";
@@ -20,17 +21,11 @@ pub(super) fn read(lookup: Lookup<'_>) -> Result<Outcome, ResolveError> {
     let half_set =
         |missing| ResolveError::HalfSet { variable: CLUSTER, value: clip(&text), missing };
     let job = lookup(JOB).ok_or_else(|| half_set(JOB))?;
-    let index = lookup(INDEX).ok_or_else(|| half_set(INDEX))?;
-    let number = index.parse().ok().filter(|_| index.bytes().all(|byte| byte.is_ascii_digit()));
-    let number = number.ok_or_else(|| ResolveError::Malformed {
-        variable: INDEX,
-        value: clip(&index),
-        expected: "a number",
-    })?;
-    let task = TaskId::new(&job, number);
+    let (_, index) = number(lookup, INDEX)?.ok_or_else(|| half_set(INDEX))?;
+    let task = TaskId::new(&job, index);
     Ok(Outcome::Found(Found {
         cluster,
         task: Some((JOB, task)),
-        taken: vec![(CLUSTER, text), (JOB, job), (INDEX, index)],
+        taken: vec![(CLUSTER, text), (JOB, job), (INDEX, index.to_string())],
     }))
 }
