@@ -9,6 +9,8 @@ mod rows;
 mod slurm;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) mod variable_table;
 
 pub use error::LaunchError;
 pub use launcher::Launcher;

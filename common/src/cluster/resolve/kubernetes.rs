@@ -45,7 +45,7 @@ pub(super) fn read(lookup: Lookup<'_>, known: &Known) -> Result<Outcome, Resolve
     }
     let variable = POD.to_owned();
     let cluster = builder.build().map_err(|cause| ResolveError::Cluster { variable, cause })?;
-    pod.check_index(&job, known)?;
+    pod.check_index(&name, &job, known)?;
     let index = (pod.index_variable, pod.index.to_string());
     let task = TaskId::new(&job, pod.index);
     let mut taken = vec![(POD, name.clone())];
@@ -145,7 +145,7 @@ impl<'a> PodName<'a> {
     }
 
     /// Checks the index of this pod against the number of tasks by the caller.
-    fn check_index(&self, job: &str, known: &Known) -> Result<(), ResolveError> {
+    fn check_index(&self, name: &str, job: &str, known: &Known) -> Result<(), ResolveError> {
         let (count, flag) = match job {
             TaskId::PS_JOB => (known.num_ps, "--num-ps"),
             "worker" => (known.num_workers, "--num-workers"),
@@ -155,7 +155,7 @@ impl<'a> PodName<'a> {
             None => Ok(()),
             Some(tasks) => Err(ResolveError::IndexTooHigh {
                 variable: self.index_variable,
-                value: self.index.to_string(),
+                value: if self.is_job { self.index.to_string() } else { clip(name) },
                 job: job.to_owned(),
                 tasks,
                 flag,

@@ -2,32 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use super::variable_table::{VariableCase, cases};
 use super::{Launch, LaunchError};
-
-/// Variables, and the expected text.
-struct Case<'a> {
-    line: usize,
-    variables: BTreeMap<&'a str, &'a str>,
-    expected: &'a str,
-}
-
-/// Reads the cases of a table: lines `NAME=value`, then `-> text`.
-fn cases(table: &str) -> Vec<Case<'_>> {
-    let mut cases = Vec::new();
-    let mut variables = BTreeMap::new();
-    for (line, text) in (1..).zip(table.lines()) {
-        if let Some(expected) = text.strip_prefix("-> ") {
-            cases.push(Case { line, variables: std::mem::take(&mut variables), expected });
-        } else if let Some((name, value)) = text.split_once('=').filter(|_| !text.starts_with('#'))
-        {
-            assert!(variables.insert(name, value).is_none(), "line {line} repeats {name}");
-        } else {
-            assert!(text.is_empty() || text.starts_with('#'), "line {line}: {text}");
-        }
-    }
-    assert!(variables.is_empty(), "the last case expects nothing");
-    cases
-}
 
 fn launch(variables: &BTreeMap<&str, &str>) -> Result<Launch, LaunchError> {
     Launch::from_lookup(|name| variables.get(name).map(|&value| value.to_owned()))
@@ -55,7 +31,7 @@ fn text(launch: &Result<Launch, LaunchError>) -> String {
 fn check(table: &str, count: usize) {
     let cases = cases(table);
     assert_eq!(cases.len(), count);
-    for Case { line, variables, expected } in cases {
+    for VariableCase { line, variables, expected, .. } in cases {
         assert_eq!(text(&launch(&variables)), expected, "line {line}");
     }
 }
@@ -76,7 +52,7 @@ const DISTINGUISHING: [&str; 4] = ["MPI_LOCALRANKID", "RANK", "SLURM_JOB_ID", "S
 #[test]
 fn without_one_of_its_variables_a_process_never_takes_another_rank() {
     for table in [include_str!("places.txt"), include_str!("dumps.txt")] {
-        for Case { line, variables, .. } in cases(table) {
+        for VariableCase { line, variables, .. } in cases(table) {
             let Ok(whole) = launch(&variables) else {
                 continue;
             };

@@ -1,47 +1,21 @@
 //! Tables of variables and flags, and the clusters and tasks resolved from them.
 
-use std::collections::BTreeMap;
-
 use proptest::prelude::*;
 
 use super::*;
+use crate::launch::variable_table::{VariableCase, cases};
 
-/// Variables and flags, and the expected text.
-struct Case<'a> {
-    line: usize,
-    variables: BTreeMap<&'a str, &'a str>,
-    resolver: Resolver,
-    known: Known,
-    expected: &'a str,
-}
-
-/// Reads the cases of a table: lines `NAME=value` and `--flag value`, then `-> text`.
-fn cases(table: &str) -> Vec<Case<'_>> {
-    let mut cases = Vec::new();
-    let mut variables = BTreeMap::new();
-    let mut known = Known::default();
+/// Returns the resolver of a case, and the knowledge of its caller.
+fn request(case: &VariableCase<'_>) -> (Resolver, Known) {
     let mut resolver = Resolver::Auto;
-    for (line, text) in (1..).zip(table.lines()) {
-        if let Some(expected) = text.strip_prefix("-> ") {
-            let variables = std::mem::take(&mut variables);
-            let known = std::mem::take(&mut known);
-            cases.push(Case { line, variables, resolver, known, expected });
-            resolver = Resolver::Auto;
-        } else if let Some((flag, value)) = text.strip_prefix("--").and_then(|t| t.split_once(' '))
-        {
-            match flag {
-                "resolve" => resolver = value.parse().expect("the name of a resolver"),
-                flag => set_flag(&mut known, flag, value),
-            }
-        } else if let Some((name, value)) = text.split_once('=').filter(|_| !text.starts_with('#'))
-        {
-            assert!(variables.insert(name, value).is_none(), "line {line} repeats {name}");
-        } else {
-            assert!(text.is_empty() || text.starts_with('#'), "line {line}: {text}");
+    let mut known = Known::default();
+    for &(flag, value) in &case.flags {
+        match flag {
+            "resolve" => resolver = value.parse().expect("the name of a resolver"),
+            flag => set_flag(&mut known, flag, value),
         }
     }
-    assert!(variables.is_empty(), "the last case expects nothing");
-    cases
+    (resolver, known)
 }
 
 fn set_flag(known: &mut Known, flag: &str, value: &str) {
@@ -63,9 +37,10 @@ fn set_flag(known: &mut Known, flag: &str, value: &str) {
 }
 
 /// Formats a resolution as the tables do.
-fn text(case: &Case<'_>) -> String {
+fn text(case: &VariableCase<'_>) -> String {
     let lookup = |name: &str| case.variables.get(name).map(|&value| value.to_owned());
-    match resolve(case.resolver, &lookup, &case.known) {
+    let (resolver, known) = request(case);
+    match resolve(resolver, &lookup, &known) {
         Ok(Resolution { cluster, task, source, .. }) => {
             let task = task.map_or("no task".to_owned(), |task| task.to_string());
             format!("{source}: {task} of {cluster}")
@@ -90,10 +65,11 @@ fn variables_and_flags_give_a_cluster_or_name_their_fault() {
 fn without_one_of_its_variables_a_process_is_never_another_task() {
     for case in cases(include_str!("sources.txt")) {
         let lookup = |name: &str| case.variables.get(name).map(|&value| value.to_owned());
-        let Ok(whole) = resolve(case.resolver, &lookup, &case.known) else { continue };
+        let (resolver, known) = request(&case);
+        let Ok(whole) = resolve(resolver, &lookup, &known) else { continue };
         for gone in case.variables.keys() {
             let without = |name: &str| lookup(name).filter(|_| name != *gone);
-            let found = resolve(case.resolver, &without, &case.known);
+            let found = resolve(resolver, &without, &known);
             let Ok(found) = found else { continue };
             if found.source == whole.source {
                 assert_eq!(found.task, whole.task, "line {}, without {gone}", case.line);
