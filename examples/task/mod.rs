@@ -219,6 +219,7 @@ pub(crate) fn parse<T: CommandFactory + FromArgMatches>(
 ) -> (T, GivenFlags) {
     let command =
         T::command().mut_args(classic::takes_hyphen).mut_args(classic::accepts_underscores);
+    let command = command.mut_args(classic::needs_launcher);
     let line = JobLine::read(&command, line, renamed, |flag, named| {
         let is_process = ["job-name", "resolve"].iter().any(|name| named.contains(*name));
         is_process || !OF_A_PROCESS.contains(&flag)

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output, Stdio};
 
-use pushpull::blocking::Worker;
+use pushpull::blocking::{FunctionClient, Worker};
 use pushpull::{TaskId, VariableSpec, WorkerConfig};
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -96,6 +96,24 @@ fn a_daemon_serves_the_task_of_its_launcher() {
     daemon.signal(Signal::TERM);
     let lines = daemon.succeed();
     assert!(lines.starts_with(&format!("pushpull-ps: task 0 serves on {address}\n")), "{lines}");
+}
+
+/// A worker of the cluster may serve functions.
+#[test]
+fn a_daemon_of_a_worker_serves_functions() {
+    let addresses = free_addresses(2);
+    let config = json!({
+        "cluster": {"ps": [addresses[0]], "worker": [addresses[1]]},
+        "task": {"type": "worker", "index": 0},
+    });
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull-ps"));
+    command.args(["--resolve", "tf-config", "--exit-with-parent"]);
+    command.env("TF_CONFIG", config.to_string());
+    let mut daemon = TestProcess::start("worker", command.stdout(Stdio::piped()));
+    let client = FunctionClient::connect(&addresses[1]).unwrap();
+    client.describe(&TaskId::worker(0)).unwrap();
+    daemon.signal(Signal::TERM);
+    daemon.succeed();
 }
 
 /// Ranks of MPI on one host need no address: the ps tasks listen in a private folder.

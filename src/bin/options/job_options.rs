@@ -9,6 +9,7 @@ use clap::{Arg, ArgMatches, Args, Command};
 use pushpull::job::{Job, JobError, Setting, Settings};
 
 use super::local_path::local_path;
+use super::resolve_options::BESIDE_LAUNCHER;
 
 /// The flags of a job file.
 #[derive(Clone, Debug, Args)]
@@ -63,6 +64,10 @@ impl JobLine {
         let of_settings = settings.iter().map(|(setting, _)| flag_of(renamed, setting));
         let named = typed.iter().cloned().chain(of_settings.map(str::to_owned)).collect();
         let mut of_file = BTreeMap::new();
+        let has_launcher = typed.contains("resolve") || settings.get("resolve").is_some();
+        let is_used = |flag: &str, typed: &_| {
+            (has_launcher || !BESIDE_LAUNCHER.contains(&flag)) && is_used(flag, typed)
+        };
         for (setting, value) in settings.clone().iter() {
             let flag = flag_of(renamed, setting);
             let mut rivals = RIVALS.iter().filter(|rivals| rivals.contains(&flag)).flatten();

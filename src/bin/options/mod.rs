@@ -23,6 +23,6 @@ pub(crate) use job_options::{JobLine, JobOptions};
 pub(crate) use local_path::local_path;
 pub(crate) use mode_options::ModeOptions;
 pub(crate) use pushpull::job::{Replicas, listed_workers, parse_byte_size};
-pub(crate) use resolve_options::{ResolveFault, ResolveOptions};
+pub(crate) use resolve_options::{ResolveFault, ResolveOptions, needs_launcher};
 pub(crate) use task_options::TaskOptions;
 pub(crate) use underscores::accepts_underscores;

@@ -7,7 +7,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::{Arg, Args};
 use pushpull::cluster::resolve::{Known, Resolution, ResolveError, Resolver, resolve};
 use pushpull::error::ClusterError;
 use pushpull::{ClusterSpec, TaskId};
@@ -33,6 +33,17 @@ pub(crate) struct ResolveOptions {
     /// StatefulSet and headless Service of the ps tasks in Kubernetes
     #[arg(long, value_name = "NAME", value_parser = dns_label)]
     ps_service: Option<String>,
+}
+
+/// The flags that complete a launcher, and have no effect without `--resolve`.
+pub(crate) const BESIDE_LAUNCHER: [&str; 4] = ["num-ps", "num-workers", "base-port", "ps-service"];
+
+/// Lets a flag of [`BESIDE_LAUNCHER`] be given only beside `--resolve`.
+pub(crate) fn needs_launcher(flag: Arg) -> Arg {
+    match flag.get_long().is_some_and(|name| BESIDE_LAUNCHER.contains(&name)) {
+        true => flag.requires("resolve"),
+        false => flag,
+    }
 }
 
 /// The reason why no cluster is resolved.

@@ -31,7 +31,7 @@ use events::Printer;
 use options::{DaemonOptions, FlagAddress};
 use output::{print_error, print_line, print_text};
 use own_name::{insecure_line, loopback_hint};
-use shared::{EndSignals, JobLine, accepts_underscores, takes_hyphen};
+use shared::{EndSignals, JobLine, accepts_underscores, needs_launcher, takes_hyphen};
 use unused::check_socket;
 
 /// Maximum time to wait for the address, socket and state of a predecessor. A killed process holds
@@ -51,6 +51,7 @@ const EXIT_UNSAVED: u8 = 3;
 
 fn main() -> ExitCode {
     let command = DaemonOptions::command().mut_args(takes_hyphen).mut_args(accepts_underscores);
+    let command = command.mut_args(needs_launcher);
     let line = match JobLine::read(&command, std::env::args_os(), &[], |_, _| true) {
         Ok(line) => line,
         Err(error) => {

@@ -9,12 +9,18 @@ use super::complaint::{CommandLine, DaemonError};
 use super::options::{DaemonOptions, FlagAddress};
 
 /// The flags that have an effect in a task that serves functions alone.
-const OF_FUNCTIONS_ALONE: [&str; 12] = [
+const OF_FUNCTIONS_ALONE: [&str; 18] = [
     "--job",
     "--print-config",
     "--ps-hosts",
     "--worker-hosts",
     "--cluster",
+    "--resolve",
+    "--num-ps",
+    "--num-workers",
+    "--base-port",
+    "--ps-service",
+    "--exit-with-parent",
     "--job-name",
     "--task-index",
     "--listen",
