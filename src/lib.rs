@@ -206,7 +206,8 @@ pub mod server {
     pub use pushpull_ps::{
         DataStatus, Durability, Event, Events, HeldToken, MemberStatus, Metrics, Network,
         NonFinite, OnLoss, Overflowed, Presence, PsListener, SaveStatus, StalenessHistogram,
-        StalenessPolicy, Status, TrainingPhase, Waiting, raise_open_files_limit,
+        StalenessPolicy, Status, TrainingPhase, Waiting, enter_private_folder,
+        raise_open_files_limit,
     };
 }
 

@@ -16,6 +16,7 @@ mod frame_stream;
 mod home_process;
 mod listen_error;
 mod open_files;
+mod private_folder;
 mod processors;
 mod readiness;
 mod send_queue;
@@ -35,6 +36,7 @@ pub use listen_error::ListenError;
 pub use open_files::{
     DescriptorShortage, is_out_of_descriptors, open_files_limit, raise_open_files_limit,
 };
+pub use private_folder::enter_private_folder;
 pub use processors::Processors;
 pub use readiness::Readiness;
 pub use send_queue::{SendBody, SendQueue};

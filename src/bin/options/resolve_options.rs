@@ -2,14 +2,13 @@
 
 use std::error::Error;
 use std::fmt;
-use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, Args};
 use pushpull::cluster::resolve::{Known, Resolution, ResolveError, Resolver, resolve};
 use pushpull::error::ClusterError;
+use pushpull::server::enter_private_folder;
 use pushpull::{ClusterSpec, TaskId};
 
 use super::TaskOptions;
@@ -80,7 +79,7 @@ impl ResolveOptions {
         let Some(folder) = own_folder(&resolution, tasks) else {
             return Ok(resolution);
         };
-        match enter(&folder) {
+        match enter_private_folder(&folder) {
             Ok(()) => Ok(resolution),
             Err(error) => Err(ResolveFault::Folder(folder, error)),
         }
@@ -130,25 +129,6 @@ fn own_folder(resolution: &Resolution, tasks: &TaskOptions) -> Option<PathBuf> {
     let (_, first) = resolution.cluster.ps_tasks().next().filter(|_| tasks.ps_hosts.is_empty())?;
     let folder = Path::new(first.strip_prefix("unix:")?).parent()?;
     (folder.parent() == Some(&runtime_folder())).then(|| folder.to_owned())
-}
-
-/// Creates a private folder, or checks that it is private: another user could listen there.
-fn enter(folder: &Path) -> io::Result<()> {
-    match DirBuilder::new().mode(0o700).create(folder) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        created => return created,
-    }
-    let metadata = fs::symlink_metadata(folder)?;
-    let is_private = metadata.is_dir()
-        && metadata.uid() == rustix::process::geteuid().as_raw()
-        && metadata.mode() & 0o077 == 0;
-    match is_private {
-        true => Ok(()),
-        false => Err(io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            "it is not a private folder of this user",
-        )),
-    }
 }
 
 impl fmt::Display for ResolveFault {

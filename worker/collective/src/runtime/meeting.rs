@@ -1,8 +1,8 @@
 //! [`Meeting`]: where the ranks of a job find their rendezvous.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -28,29 +28,6 @@ const SOCKET: &str = "rank-";
 /// Returns the path of a rank's socket.
 pub(super) fn socket(folder: &Path, incarnation: u64) -> PathBuf {
     folder.join(format!("{SOCKET}{incarnation:016x}"))
-}
-
-/// Creates the private folder, or checks that it is private.
-///
-/// # Errors
-/// Those of the file system; [`io::ErrorKind::PermissionDenied`] if the folder belongs to another
-/// user or others may enter it.
-pub(super) fn enter(folder: &Path) -> io::Result<()> {
-    match DirBuilder::new().mode(0o700).create(folder) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        created => return created,
-    }
-    let metadata = fs::symlink_metadata(folder)?;
-    let is_private = metadata.is_dir()
-        && metadata.uid() == rustix::process::geteuid().as_raw()
-        && metadata.mode() & 0o077 == 0;
-    match is_private {
-        true => Ok(()),
-        false => Err(io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            format!("{} is not a private folder of this user", folder.display()),
-        )),
-    }
 }
 
 /// Returns the address of the rendezvous; `None` if there is none yet.
@@ -145,10 +122,10 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixListener;
 
     use pushpull_common::launch::Launch;
+    use pushpull_net::enter_private_folder;
 
     use super::*;
 
@@ -156,8 +133,8 @@ mod tests {
     fn one_rank_replaces_what_it_has_seen() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("job");
-        enter(&folder).unwrap();
-        enter(&folder).unwrap();
+        enter_private_folder(&folder).unwrap();
+        enter_private_folder(&folder).unwrap();
         assert_eq!(address(&folder).unwrap(), None);
         assert!(replace(&folder, None, "unix:/a").unwrap());
         assert!(!replace(&folder, None, "unix:/b").unwrap(), "another rank was first");
@@ -190,7 +167,7 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let folder = parent.path().join("job");
         for order in [[1, 2], [2, 1]] {
-            enter(&folder).unwrap();
+            enter_private_folder(&folder).unwrap();
             let sockets = [1, 2].map(|rank| UnixListener::bind(socket(&folder, rank)).unwrap());
             // A rank that is killed leaves its socket.
             drop(UnixListener::bind(socket(&folder, 3)).unwrap());
@@ -209,16 +186,5 @@ mod tests {
         let folder = format!("/dev/shm/pushpull-ring-{}", "k".repeat(Launch::JOB_KEY_BYTES_MAX));
         let path = socket(Path::new(&folder), u64::MAX);
         assert!(rustix::net::SocketAddrUnix::new(path).is_ok());
-    }
-
-    #[test]
-    fn a_folder_that_others_may_enter_is_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
-        let error = enter(folder.path()).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{error}");
-        let file = folder.path().join("file");
-        File::create(&file).unwrap();
-        assert!(enter(&file).is_err());
     }
 }

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use pushpull_common::error::Chain;
-use pushpull_net::{AcceptLimits, Endpoints, ListenError, Stream, accept};
+use pushpull_net::{AcceptLimits, Endpoints, ListenError, Stream, accept, enter_private_folder};
 
 use super::control::ControlConfig;
 use super::door::{Door, DoorState};
@@ -131,7 +131,7 @@ impl RankListener {
         let address = format!("unix:{}", self.socket(folder).display());
         let mut tries = 0;
         loop {
-            meeting::enter(folder).map_err(|error| RingError::System {
+            enter_private_folder(folder).map_err(|error| RingError::System {
                 doing: format!("meet in {}", folder.display()),
                 cause: error.to_string(),
             })?;
