@@ -6,6 +6,7 @@ use std::process::{Command, ExitCode};
 
 use pushpull::blocking::Worker;
 use pushpull::cluster::resolve::{Known, Resolver, resolve};
+use pushpull::server::enter_private_folder;
 use pushpull::{VariableSpec, WorkerConfig};
 use serde_json::{Value, json};
 
@@ -39,6 +40,10 @@ fn train(ps_hosts: Option<&str>) -> Result<Value, Box<dyn std::error::Error>> {
     }
     let lookup = |name: &str| std::env::var(name).ok();
     let resolution = resolve(Resolver::Auto, &lookup, &known)?;
+    let (_, server) = resolution.cluster.ps_tasks().next().ok_or("the cluster has no server")?;
+    if let Some(folder) = server.strip_prefix("unix:").and_then(|path| Path::new(path).parent()) {
+        enter_private_folder(folder)?;
+    }
     let task = resolution.task.ok_or("the launcher tells no task")?;
     let mut worker = Worker::connect(WorkerConfig::new(resolution.cluster, task.clone()))?;
     let mut params = worker.join(&[VariableSpec::f32("w", [4])?], |_| ())?;

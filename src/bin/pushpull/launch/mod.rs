@@ -210,13 +210,13 @@ struct Places {
     workers: Vec<String>,
     /// The host of each task, ps tasks first; `None` for this machine.
     hosts: Vec<Option<usize>>,
-    /// Addresses for what is no task, on this machine.
+    /// Addresses of this machine for companions, such as TensorBoard.
     further: Vec<String>,
     held: Option<HeldPorts>,
 }
 
 impl Places {
-    /// Places the tasks, and takes so many ports more.
+    /// Places the tasks, and takes `further` more ports.
     fn of(options: &LaunchOptions, further: usize) -> Result<Places, Box<dyn Error>> {
         let size = &options.size;
         // The parser accepts at most 1024 of each.

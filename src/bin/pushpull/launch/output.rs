@@ -148,7 +148,7 @@ impl Writer {
         }
     }
 
-    /// Writes to the terminal, or whatever stands for it. A launch goes on without: its tasks train.
+    /// Writes to the standard output or error. The launch goes on if nobody reads: its tasks train.
     fn write(&mut self, stream: Stream, text: &[u8]) {
         if !self.outputs[stream as usize] {
             return;

@@ -113,7 +113,7 @@ impl TaskProcess {
         self.order("KILL", Signal::KILL);
     }
 
-    /// Kills the process on this machine, whatever its orders are.
+    /// Kills the process on this machine, under both kinds of orders.
     pub(super) fn give_up(&self) {
         self.signal_group(Signal::KILL);
     }

@@ -69,7 +69,7 @@ pub(super) enum Action {
 ///   ([`Supervisor::tick`], at [`Supervisor::deadline`]).
 /// - Outputs: [`Supervisor::next_action`], until [`Supervisor::exit_code`] is there.
 /// - Time: a task that is told to end is killed after `kill_after`, and given up 5 s later, so that the
-///   launch ends whatever its tasks do.
+///   launch ends even if a task never does.
 /// - Never: a start after the launch has begun to end; an action on a task that has ended.
 #[derive(Debug)]
 pub(super) struct Supervisor {
