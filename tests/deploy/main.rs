@@ -7,6 +7,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+#[path = "../support/case_counts.rs"]
+mod case_counts;
 mod containers;
 mod kubernetes;
 mod tasks;
@@ -14,38 +16,11 @@ mod yarn;
 
 use std::process::ExitCode;
 
+use self::case_counts::CaseCounts;
 use self::tasks::Programs;
 
 /// The result of a case: a line about what has been seen, or the fault.
 type Outcome = Result<String, String>;
-
-/// The numbers of cases.
-#[derive(Default)]
-struct Counts {
-    passed: u32,
-    failed: u32,
-    skipped: u32,
-}
-
-impl Counts {
-    fn count(&mut self, name: &str, outcome: Outcome) {
-        match outcome {
-            Ok(seen) => {
-                println!("{name}: {seen}");
-                self.passed += 1;
-            }
-            Err(fault) => {
-                println!("{name}: FAILED: {fault}");
-                self.failed += 1;
-            }
-        }
-    }
-
-    fn skip(&mut self, name: &str, reason: &str) {
-        println!("SKIPPED: {name}: {reason}");
-        self.skipped += 1;
-    }
-}
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -55,7 +30,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
 
-    let mut counts = Counts::default();
+    let mut counts = CaseCounts::default();
     let programs = Programs::find();
     counts.count("the Yarnfile", yarn::check());
     counts.count("the environment of TonY", yarn::check_tony());
@@ -86,7 +61,5 @@ fn main() -> ExitCode {
         }
         (Err(absent), _) | (_, Err(absent)) => counts.skip("containers", &absent),
     }
-    let Counts { passed, failed, skipped } = counts;
-    println!("deploy: {passed} passed, {failed} failed, {skipped} skipped");
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    counts.finish("deploy")
 }

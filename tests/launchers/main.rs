@@ -10,6 +10,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
+#[path = "../support/case_counts.rs"]
+mod case_counts;
 mod cluster;
 mod hosts;
 mod orphans;
@@ -24,6 +26,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use serde_json::Value;
 
+use self::case_counts::CaseCounts;
 use self::hosts::Hosts;
 use self::orphans::check_killed;
 use self::slurm::SlurmCluster;
@@ -232,34 +235,6 @@ fn compare(ranks: u32, result: &Value, errors: &str, alone: &Value) -> Result<Va
     }
 }
 
-/// The numbers of launchers.
-#[derive(Default)]
-struct Counts {
-    passed: u32,
-    failed: u32,
-    skipped: u32,
-}
-
-impl Counts {
-    fn count(&mut self, name: &str, checked: Result<Value, String>) {
-        match checked {
-            Ok(result) => {
-                println!("{name}: {result}");
-                self.passed += 1;
-            }
-            Err(fault) => {
-                println!("{name}: {fault}");
-                self.failed += 1;
-            }
-        }
-    }
-
-    fn skip(&mut self, name: &str, reason: &str) {
-        println!("SKIPPED: {name} {reason}");
-        self.skipped += 1;
-    }
-}
-
 fn main() -> ExitCode {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.first().map(String::as_str) {
@@ -281,7 +256,7 @@ fn main() -> ExitCode {
     let alone = Alone { four: alone("256"), sixteen: alone("1024") };
     println!("alone: {}, {}", alone.four, alone.sixteen);
     let hosts = Hosts::new("ring");
-    let mut counts = Counts::default();
+    let mut counts = CaseCounts::default();
     for case in LAUNCHERS {
         let name = case.name;
         let Some(folder) = case.find() else {
@@ -310,7 +285,5 @@ fn main() -> ExitCode {
         }
         Err(reason) => counts.skip("Slurm", &reason),
     }
-    let Counts { passed, failed, skipped } = counts;
-    println!("launchers: {passed} passed, {failed} failed, {skipped} skipped");
-    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    counts.finish("launchers")
 }
