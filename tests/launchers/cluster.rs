@@ -1,42 +1,67 @@
-//! A parameter server and its workers under a launcher, which find each other by its variables
-//! alone.
+//! A parameter server and its workers, which find each other by the variables of a launcher or by
+//! flags.
 
-use std::path::Path;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::Duration;
 
-use pushpull::blocking::Worker;
+use clap::Parser;
+use pushpull::blocking::{Reader, Worker};
 use pushpull::cluster::resolve::{Known, Resolver, resolve};
+use pushpull::error::Chain;
 use pushpull::server::enter_private_folder;
-use pushpull::{VariableSpec, WorkerConfig};
+use pushpull::{ClusterSpec, VariableSpec, WorkerConfig};
 use serde_json::{Value, json};
 
-/// The first argument of a process that is a worker. The others are flags of the server.
+use super::marked_job::MarkedJob;
+
+/// The first argument of a process that is a worker. The others are [`Flags`].
 pub(crate) const WORKER: &str = "worker";
 
-/// The global step at which the training ends.
-const LAST_STEP: u64 = 300;
+/// After how many pushes a worker with `--wait-for` says so and slows down.
+pub(crate) const PUSHES_UNTIL_SLOW: u64 = 300;
+
+/// The flags of a worker.
+#[derive(Parser)]
+struct Flags {
+    /// Addresses of the ps tasks, if no launcher tells them
+    #[arg(long)]
+    ps_hosts: Option<String>,
+    /// Index of the worker, if no launcher tells it
+    #[arg(long)]
+    task_index: Option<u32>,
+    /// File that lets a slow worker go on at full speed
+    #[arg(long)]
+    wait_for: Option<PathBuf>,
+}
 
 /// Runs a worker. Its last line says how often it has pushed.
-pub(crate) fn worker(ps_hosts: Option<&str>) -> ExitCode {
-    match train(ps_hosts) {
+pub(crate) fn worker(arguments: &[String]) -> ExitCode {
+    match train(&Flags::parse_from(arguments)) {
         Ok(result) => {
             println!("{result}");
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("{error}");
+            eprintln!("{}", Chain(&*error));
             ExitCode::FAILURE
         }
     }
 }
 
-fn train(ps_hosts: Option<&str>) -> Result<Value, Box<dyn std::error::Error>> {
+fn train(flags: &Flags) -> Result<Value, Box<dyn std::error::Error>> {
     let mut known = Known::default();
     known.num_ps = Some(1);
     known.socket_folder = Some(std::env::temp_dir());
     known.parent_process = Some(std::os::unix::process::parent_id());
-    if let Some(hosts) = ps_hosts {
+    if let Some(hosts) = &flags.ps_hosts {
         known.jobs.push(("--ps-hosts", format!("ps={hosts}").parse()?));
+    }
+    if let Some(index) = flags.task_index {
+        known.jobs.push(("--task-index", ClusterSpec::builder().workers(index + 1).build()?));
+        known.job = Some("worker".to_owned());
+        known.index = Some(index);
     }
     let lookup = |name: &str| std::env::var(name).ok();
     let resolution = resolve(Resolver::Auto, &lookup, &known)?;
@@ -45,7 +70,8 @@ fn train(ps_hosts: Option<&str>) -> Result<Value, Box<dyn std::error::Error>> {
         enter_private_folder(folder)?;
     }
     let task = resolution.task.ok_or("the launcher tells no task")?;
-    let mut worker = Worker::connect(WorkerConfig::new(resolution.cluster, task.clone()))?;
+    let config = WorkerConfig::new(resolution.cluster, task.clone());
+    let mut worker = Worker::connect(config.clone())?;
     let mut params = worker.join(&[VariableSpec::f32("w", [4])?], |_| ())?;
     let mut pushes = 0;
     while let Some(token) = worker.token()? {
@@ -54,56 +80,85 @@ fn train(ps_hosts: Option<&str>) -> Result<Value, Box<dyn std::error::Error>> {
         gradients.view_mut::<f32>("w")?.fill(1.0);
         worker.push(token, gradients)?;
         pushes += 1;
+        let Some(file) = &flags.wait_for else { continue };
+        if pushes == PUSHES_UNTIL_SLOW {
+            eprintln!("{}", slow_line(task.index));
+        }
+        if pushes >= PUSHES_UNTIL_SLOW && !file.exists() {
+            // Someone kills this process, or what it needs, in the time of these gradients.
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
+    Reader::connect(config)?.pull(&mut params)?;
+    let value = params.view::<f32>("w")?[0];
     worker.leave()?;
-    Ok(json!({"source": resolution.source.name(), "task": task.to_string(), "pushes": pushes}))
+    let source = resolution.source.name();
+    Ok(json!({"source": source, "task": task.to_string(), "pushes": pushes, "value": value}))
 }
 
-/// Returns the command of the server, with these flags of its addresses.
-pub(crate) fn server(flags: &[&str]) -> Vec<String> {
-    let daemon = env!("CARGO_BIN_EXE_pushpull-ps");
-    let last_step = LAST_STEP.to_string();
-    let common = ["--resolve", "auto", "--num-ps", "1", "--last-step", &*last_step];
+/// The line of a worker that becomes slow.
+pub(crate) fn slow_line(index: u32) -> String {
+    format!("worker {index} has pushed {PUSHES_UNTIL_SLOW} times")
+}
+
+/// Returns the command of the server, with more flags. Each push with a gradient of 1 takes 1 from a
+/// value that is 0 at first.
+pub(crate) fn server(last_step: u64, flags: &[&str]) -> Vec<String> {
+    let last_step = last_step.to_string();
+    let common = [SERVER, "--last-step", &*last_step, "--learning-rate", "1"];
     let end = ["--exit-when-done", "--exit-grace-ms", "3000", "--no-functions"];
-    let all = [daemon].into_iter().chain(common).chain(end).chain(flags.iter().copied());
-    all.map(str::to_owned).collect()
+    common.iter().chain(&end).chain(flags).map(|&part| part.to_owned()).collect()
 }
 
-/// Returns the command of a worker.
-pub(crate) fn worker_command(ps_hosts: Option<&str>) -> Vec<String> {
+/// The program of the server.
+pub(crate) const SERVER: &str = env!("CARGO_BIN_EXE_pushpull-ps");
+
+/// The flags by which a server finds its cluster by its launcher.
+pub(crate) const BY_LAUNCHER: [&str; 4] = ["--resolve", "auto", "--num-ps", "1"];
+
+/// Returns the command of a worker with these flags.
+pub(crate) fn worker_command(flags: &[&str]) -> Vec<String> {
     let own = std::env::current_exe().expect("this test has a path").display().to_string();
-    [own, WORKER.to_owned()].into_iter().chain(ps_hosts.map(str::to_owned)).collect()
+    let flags = flags.iter().map(|&flag| flag.to_owned());
+    [own, WORKER.to_owned()].into_iter().chain(flags).collect()
 }
 
 /// Runs a command under which one server and three workers train, and checks the pushes of all.
-pub(crate) fn check(mut command: Command, source: &str) -> Result<Value, String> {
-    let folder = tempfile::tempdir().expect("a folder of its own");
-    let file = |name: &str| -> (std::path::PathBuf, std::fs::File) {
-        let path = folder.path().join(name);
-        let file = std::fs::File::create(&path).expect("a file in it");
-        (path, file)
-    };
-    let (output, to_output) = file("output");
-    let (errors, to_errors) = file("errors");
-    let status = command.stdout(to_output).stderr(to_errors).status();
-    let status = status.map_err(|error| format!("{command:?}: {error}"))?;
-    let read = |path: &Path| {
-        String::from_utf8_lossy(&std::fs::read(path).unwrap_or_default()).into_owned()
-    };
-    let (output, errors) = (read(&output), read(&errors));
-    let fault = |reason: String| format!("{command:?}: {reason}\n{output}\n{errors}");
+pub(crate) fn check(command: Command, source: &str, last_step: u64) -> Result<Value, String> {
+    let mut job = MarkedJob::start(command);
+    let pushes = finish(&mut job, source, 0..3, last_step)?;
+    match pushes == last_step {
+        true => Ok(json!({"source": source, "workers": 3, "pushes": pushes})),
+        false => Err(format!("{pushes} pushes, not {last_step}")),
+    }
+}
+
+/// Waits until a training ends. Checks what its workers print: their tasks, where they have found
+/// them, and the value, of which each step has taken 1. Returns the sum of their pushes.
+pub(crate) fn finish(
+    job: &mut MarkedJob,
+    source: &str,
+    workers: Range<u32>,
+    last_step: u64,
+) -> Result<u64, String> {
+    let status = job.wait()?;
+    let (output, errors) = (job.output(), job.errors());
+    let fault = |reason: String| Err(format!("{reason}\n{output}\n{errors}"));
     if !status.success() {
-        return Err(fault(format!("ended with {status}")));
+        return fault(format!("ended with {status}"));
     }
     let results: Vec<Value> =
         output.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    let pushes: u64 = results.iter().filter_map(|result| result["pushes"].as_u64()).sum();
     let mut tasks: Vec<_> = results.iter().map(|result| result["task"].to_string()).collect();
     tasks.sort();
-    let expected = [0, 1, 2].map(|index| format!("\"/job:worker/task:{index}\""));
-    let is_source = results.iter().all(|result| result["source"] == source);
-    match tasks == expected && is_source && pushes == LAST_STEP {
-        true => Ok(json!({"source": source, "workers": tasks.len(), "pushes": pushes})),
-        false => Err(fault(format!("{pushes} pushes of {tasks:?}"))),
+    let expected: Vec<_> = workers.map(|index| format!("\"/job:worker/task:{index}\"")).collect();
+    if tasks != expected {
+        return fault(format!("results of {tasks:?}"));
     }
+    for result in &results {
+        if result["source"] != source || result["value"].as_f64() != Some(-(last_step as f64)) {
+            return fault(format!("{result}, not of {source} and {last_step} steps"));
+        }
+    }
+    Ok(results.iter().filter_map(|result| result["pushes"].as_u64()).sum())
 }

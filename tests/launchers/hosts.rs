@@ -1,7 +1,7 @@
 //! [`Hosts`]: network namespaces that are hosts to a launcher.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The number of hosts. Their addresses are `10.77.0.1` and so on.
@@ -49,6 +49,22 @@ impl Hosts {
         Ok(hosts)
     }
 
+    /// Gives a name an address on all hosts, also to programs that run there.
+    pub(crate) fn name_address(&self, name: &str, address: &str) -> io::Result<()> {
+        for host in self.names() {
+            let folder = Path::new("/etc/netns").join(host);
+            std::fs::create_dir_all(&folder)?;
+            // Written in place: `ip netns exec` has mounted the file over that of the machine.
+            let lines = format!("127.0.0.1 localhost\n{address} {name}\n");
+            std::fs::write(folder.join("hosts"), lines)?;
+        }
+        Ok(())
+    }
+
+    fn names(&self) -> impl Iterator<Item = String> {
+        (1..=HOSTS).map(|number| self.name(number))
+    }
+
     fn name(&self, suffix: impl std::fmt::Display) -> String {
         format!("{}-{suffix}", self.prefix)
     }
@@ -61,10 +77,10 @@ impl Hosts {
 
 impl Drop for Hosts {
     fn drop(&mut self) {
-        let numbers = (1..=HOSTS).map(|number| self.name(number));
-        for name in numbers.chain([self.name("hub")]) {
-            // One that was not created is absent.
+        for name in self.names().chain([self.name("hub")]) {
+            // What was not created is absent.
             let _ = ip(&format!("netns del {name}"));
+            let _ = std::fs::remove_dir_all(Path::new("/etc/netns").join(name));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The example `ring` under each launcher of this machine, as four ranks on this host and as sixteen
 //! on four hosts: the same accuracy as one process on the joined batch. And a server with three
-//! workers that find each other by the launcher's variables, whose pushes are all applied. No rank with
+//! workers that find each other by the launcher's variables, whose pushes are all applied: also where
+//! tasks or the job are killed, the server moves, or a worker is stopped and replaced. No rank with
 //! `--exit-with-parent` outlives a launcher that is killed.
 //!
 //! The hosts are network namespaces, which need root.
@@ -13,7 +14,11 @@
 #[path = "../support/case_counts.rs"]
 mod case_counts;
 mod cluster;
+mod fenced;
 mod hosts;
+mod kills;
+mod marked_job;
+mod moved;
 mod orphans;
 #[path = "../../examples/ring.rs"]
 #[allow(dead_code, reason = "the example has a main of its own")]
@@ -28,6 +33,7 @@ use serde_json::Value;
 
 use self::case_counts::CaseCounts;
 use self::hosts::Hosts;
+use self::kills::Victim;
 use self::orphans::check_killed;
 use self::slurm::SlurmCluster;
 
@@ -167,16 +173,40 @@ fn check(case: &LauncherCase, folder: &Path, alone: &Value) -> Result<Value, Str
     compare(4, &result, &errors, alone)
 }
 
+/// The steps of a training that nobody kills.
+const STEPS: u64 = 300;
+
 /// Checks a server and three workers: two programs of one job.
 fn check_cluster(case: &LauncherCase, folder: &Path) -> Result<Value, String> {
+    let server = cluster::server(STEPS, &cluster::BY_LAUNCHER);
+    let command = programs_of_one_job(case, folder, &server, &cluster::worker_command(&[]));
+    cluster::check(command, "mpi", STEPS)
+}
+
+/// Checks a server and three workers of which one is killed, which ends all, and which are started
+/// again.
+fn check_kills(case: &LauncherCase, folder: &Path) -> Result<Value, String> {
+    let victims = [Victim::Worker, Victim::Server];
+    kills::check("mpi", &victims, |server, worker| {
+        programs_of_one_job(case, folder, server, worker)
+    })
+}
+
+/// Returns the command that starts a server and three workers as the ranks of one job.
+fn programs_of_one_job(
+    case: &LauncherCase,
+    folder: &Path,
+    server: &[String],
+    worker: &[String],
+) -> Command {
     let mut command = limited("60", folder, case.program);
     let place = case.flags.split_ascii_whitespace().collect::<Vec<_>>();
     // The number of ranks belongs to each program.
     let number = place.iter().position(|&flag| flag == "-np" || flag == "-n").unwrap_or(0);
     let (before, after) = (&place[..number], place.get(number + 2..).unwrap_or_default());
-    command.args(before).args(after).args(["-n", "1"]).args(cluster::server(&[]));
-    command.arg(":").args(["-n", "3"]).args(cluster::worker_command(None));
-    cluster::check(command, "mpi")
+    command.args(before).args(after).args(["-n", "1"]).args(server);
+    command.arg(":").args(["-n", "3"]).args(worker);
+    command
 }
 
 /// Checks four ranks in a step of Slurm.
@@ -187,15 +217,31 @@ fn check_step(slurm: &SlurmCluster, alone: &Value) -> Result<Value, String> {
     compare(4, &result, &errors, alone)
 }
 
+/// The name of the job that is a list of programs.
+const LIST_JOB: &str = "programs";
+
 /// Checks a server and three workers on the nodes of Slurm, which addresses of the nodes join.
 fn check_program_list(slurm: &SlurmCluster) -> Result<Value, String> {
+    let server = cluster::server(STEPS, &cluster::BY_LAUNCHER);
+    let command = program_list(slurm, &server, &cluster::worker_command(&[]));
+    cluster::check(command, "slurm", STEPS)
+}
+
+/// Checks a server and three workers that are killed, alone and by `scancel`, and started again.
+fn check_cancelled(slurm: &SlurmCluster) -> Result<Value, String> {
+    let cancel = || slurm.scancel(LIST_JOB);
+    let victims = [Victim::Worker, Victim::Server, Victim::Job(&cancel)];
+    kills::check("slurm", &victims, |server, worker| program_list(slurm, server, worker))
+}
+
+/// Returns the command that starts a server and three workers on the nodes of Slurm.
+fn program_list(slurm: &SlurmCluster, server: &[String], worker: &[String]) -> Command {
     let list = slurm.folder().join("programs");
-    let server = cluster::server(&[]).join(" ");
-    let worker = cluster::worker_command(None).join(" ");
-    std::fs::write(&list, format!("0 {server}\n1-3 {worker}\n")).unwrap();
+    let lines = format!("0 {}\n1-3 {}\n", server.join(" "), worker.join(" "));
+    std::fs::write(&list, lines).unwrap();
     let mut command = slurm.srun("60");
-    command.args(["-N", "4", "-n", "4", "--multi-prog"]).arg(&list);
-    cluster::check(command, "slurm")
+    command.args(["-N", "4", "-n", "4", "--job-name", LIST_JOB, "--multi-prog"]).arg(&list);
+    command
 }
 
 /// Checks the result of sixteen ranks on four hosts against that of one process.
@@ -239,7 +285,7 @@ fn main() -> ExitCode {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.first().map(String::as_str) {
         Some(RANK) => return ring::run(arguments.drain(1..)),
-        Some(cluster::WORKER) => return cluster::worker(arguments.get(1).map(String::as_str)),
+        Some(cluster::WORKER) => return cluster::worker(&arguments),
         _ => {}
     }
     let mut names = arguments.iter().filter(|argument| !argument.starts_with('-')).peekable();
@@ -265,10 +311,8 @@ fn main() -> ExitCode {
         };
         counts.count(name, check(&case, &folder, &alone.four));
         counts.count(&format!("{name}, a server"), check_cluster(&case, &folder));
-        // The daemons of Slurm start its ranks, not `srun`.
-        if case.program != "srun" {
-            counts.count(&format!("{name}, killed"), check_killed(&case, &folder));
-        }
+        counts.count(&format!("{name}, a rank killed"), check_kills(&case, &folder));
+        counts.count(&format!("{name}, killed"), check_killed(&case, &folder));
         let Some(flags) = case.host_flags else { continue };
         let name = format!("{name} on four hosts");
         match &hosts {
@@ -278,10 +322,18 @@ fn main() -> ExitCode {
             Err(error) => counts.skip(&name, &format!("needs namespaces: {error}")),
         }
     }
+    match &hosts {
+        Ok(hosts) => counts.count("a server at another address", moved::check(hosts)),
+        Err(error) => {
+            counts.skip("a server at another address", &format!("needs namespaces: {error}"));
+        }
+    }
     match SlurmCluster::start() {
         Ok(slurm) => {
             counts.count("Slurm", check_step(&slurm, &alone.four));
             counts.count("Slurm, a server", check_program_list(&slurm));
+            counts.count("Slurm, a task killed, a job cancelled", check_cancelled(&slurm));
+            counts.count("Slurm, a worker stopped", fenced::check(&slurm));
         }
         Err(reason) => counts.skip("Slurm", &reason),
     }

@@ -48,6 +48,29 @@ impl SlurmCluster {
         command
     }
 
+    /// Sends a signal to the tasks of a job.
+    pub(crate) fn signal(&self, job: &str, signal: &str) -> Result<(), String> {
+        let mut scancel = self.scancel(job);
+        scancel.args(["--signal", signal]);
+        match scancel.status().map_err(|error| error.to_string())? {
+            status if status.success() => Ok(()),
+            status => Err(format!("{scancel:?} ended with {status}")),
+        }
+    }
+
+    /// Returns the command that ends a job.
+    pub(crate) fn scancel(&self, job: &str) -> Command {
+        let mut command = Command::new("timeout");
+        command.args(["-k", "5", "20", "scancel", "--name", job]).stdin(Stdio::null());
+        command.env("SLURM_CONF", self.configuration());
+        command
+    }
+
+    /// Returns the name of a node, from 1: its address.
+    pub(crate) fn node(&self, number: u16) -> String {
+        node_name(number)
+    }
+
     fn configuration(&self) -> PathBuf {
         self.folder.path().join("slurm.conf")
     }
