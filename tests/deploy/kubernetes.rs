@@ -4,10 +4,11 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use pushpull::cluster::resolve::{Known, Resolution, ResolveError, resolve};
 use serde_json::Value;
 
 use crate::Outcome;
-use crate::tasks::{PORT, Programs, Tasks};
+use crate::tasks::{PORT, Programs, Task, Tasks};
 
 /// The newest version whose schemas the validator has.
 const VERSION: &str = "1.37.0";
@@ -182,21 +183,18 @@ pub(crate) fn check_names(tools: &Tools) -> Outcome {
         volumes.iter().find_map(|volume| volume["persistentVolumeClaim"]["claimName"].as_str());
     object(&objects, "PersistentVolumeClaim", claim.ok_or("no volume is a claim")?)?;
 
-    let hosts = |command: &[String], flag: &str| {
-        command
-            .iter()
-            .find_map(|word| word.strip_prefix(flag).map(str::to_owned))
-            .unwrap_or_default()
-    };
-    let listed = server_names(servers).join(",");
-    for pod in [server, pod(workers)] {
-        let given = hosts(&command(pod), "--ps-hosts=");
-        expect(given == listed, &format!("--ps-hosts={given}, and the pods are {listed}"))?;
+    for (owner, job) in [(servers, "ps"), (workers, "worker")] {
+        let resolved = resolve_pod(owner, count(owner) - 1)?;
+        let found: Vec<String> =
+            resolved.cluster.ps_tasks().map(|(_, address)| address.to_owned()).collect();
+        let listed = server_names(servers);
+        expect(found == listed, &format!("{job} finds {found:?}, and the pods are {listed:?}"))?;
+        let task = resolved.task.map(|task| task.to_string());
+        let last = format!("/job:{job}/task:{}", count(owner) - 1);
+        expect(task.as_deref() == Some(&last), &format!("{task:?} is not {last}"))?;
     }
-    let completions = workers["spec"]["completions"].as_u64().unwrap();
-    let worker_hosts = hosts(&command(pod(workers)), "--worker-hosts=");
-    let counted = worker_hosts.split(',').count() as u64;
-    expect(counted == completions, &format!("{counted} worker hosts of {completions}"))?;
+    let given = flag(&command(pod(workers)), "--num-workers=")?;
+    expect(given == count(workers).to_string(), &format!("--num-workers={given}"))?;
 
     let kustomization = tools.objects(&["base/kustomization.yaml"])?;
     let resources = kustomization[0]["resources"].as_array().unwrap();
@@ -210,12 +208,49 @@ pub(crate) fn check_names(tools: &Tools) -> Outcome {
     Ok(format!("{} objects fit each other", objects.len()))
 }
 
+/// Returns the number of pods of a StatefulSet or a Job.
+fn count(owner: &Value) -> u64 {
+    let spec = &owner["spec"];
+    spec["replicas"].as_u64().or(spec["completions"].as_u64()).unwrap()
+}
+
+/// Returns the value of a flag that ends in `=`.
+fn flag(command: &[String], flag: &str) -> Result<String, String> {
+    let value = command.iter().find_map(|word| word.strip_prefix(flag));
+    value.map(str::to_owned).ok_or_else(|| format!("there is no {flag} in {command:?}"))
+}
+
+/// Returns the variables that Kubernetes sets in a pod of a StatefulSet or an Indexed Job.
+fn variables(owner: &Value, index: u64) -> Vec<(&'static str, String)> {
+    let name = format!("{}-{index}", owner["metadata"]["name"].as_str().unwrap());
+    let mut variables =
+        vec![("KUBERNETES_SERVICE_HOST", "10.0.0.1".to_owned()), ("HOSTNAME", name)];
+    if owner["kind"] == "Job" {
+        variables.push(("JOB_COMPLETION_INDEX", index.to_string()));
+    }
+    variables
+}
+
+/// Returns what the command of a pod finds by its variables and its flags.
+fn resolve_pod(owner: &Value, index: u64) -> Result<Resolution, String> {
+    let command = command(pod(owner));
+    let mut known = Known::default();
+    known.num_ps = flag(&command, "--num-ps=")?.parse().ok();
+    known.ps_service = flag(&command, "--ps-service=").ok();
+    let variables = variables(owner, index);
+    let lookup = |name: &str| {
+        variables.iter().find_map(|(variable, value)| (*variable == name).then(|| value.clone()))
+    };
+    let resolver =
+        flag(&command, "--resolve=")?.parse().map_err(|error: ResolveError| error.to_string())?;
+    resolve(resolver, &lookup, &known).map_err(|error| error.to_string())
+}
+
 /// Returns the addresses of the pods of a StatefulSet.
 fn server_names(servers: &Value) -> Vec<String> {
     let name = servers["metadata"]["name"].as_str().unwrap();
     let service = servers["spec"]["serviceName"].as_str().unwrap();
-    let replicas = servers["spec"]["replicas"].as_u64().unwrap();
-    (0..replicas).map(|index| format!("{name}-{index}.{service}:{PORT}")).collect()
+    (0..count(servers)).map(|index| format!("{name}-{index}.{service}:{PORT}")).collect()
 }
 
 /// Trains with the commands of the pods, as the kubelet would start them.
@@ -223,14 +258,13 @@ pub(crate) fn train(tools: &Tools, programs: &Programs) -> Outcome {
     let objects = tools.objects(&MANIFESTS[1..])?;
     let servers = object(&objects, "StatefulSet", "ps")?;
     let workers = object(&objects, "Job", "worker")?;
-    let commands = |owner: &Value, count: u64| -> Vec<Vec<String>> {
-        let variable = &pod(owner)["spec"]["containers"][0]["env"][0]["name"];
-        let variable = format!("$({})", variable.as_str().unwrap());
-        let command = command(pod(owner));
-        let command_of = |index: u64| {
-            command.iter().map(|word| word.replace(&variable, &index.to_string())).collect()
-        };
-        (0..count).map(command_of).collect()
+    let names = server_names(servers);
+    let tasks_of = |owner: &Value| -> Vec<Task> {
+        // Loopback has no name of a pod.
+        let addresses = format!("--ps-hosts={}", names.join(","));
+        let command: Vec<String> = command(pod(owner)).into_iter().chain([addresses]).collect();
+        let task = |index| Task { command: command.clone(), variables: variables(owner, index) };
+        (0..count(owner)).map(task).collect()
     };
     // The mounts of the ps tasks, by the kind of their volume.
     let mounts = |kind: &str| -> Vec<String> {
@@ -243,11 +277,10 @@ pub(crate) fn train(tools: &Tools, programs: &Programs) -> Outcome {
         let paths = mounts.iter().filter(is_of_kind).map(|mount| &mount["mountPath"]);
         paths.filter_map(|path| path.as_str().map(str::to_owned)).collect()
     };
-    let names = server_names(servers);
     let tasks = Tasks {
-        servers: commands(servers, names.len() as u64),
-        workers: commands(workers, workers["spec"]["completions"].as_u64().unwrap()),
-        names,
+        servers: tasks_of(servers),
+        workers: tasks_of(workers),
+        names: server_names(servers),
         own_volumes: mounts("emptyDir"),
         shared_volumes: mounts("persistentVolumeClaim"),
     };

@@ -56,13 +56,18 @@ impl Programs {
     }
 }
 
+/// A process as a deployment describes it.
+pub(crate) struct Task {
+    pub(crate) command: Vec<String>,
+    /// The variables that the engine sets.
+    pub(crate) variables: Vec<(&'static str, String)>,
+}
+
 /// A training as a deployment describes it: the commands of its tasks, and what they refer to.
 #[derive(Default)]
 pub(crate) struct Tasks {
-    /// The commands of the ps tasks.
-    pub(crate) servers: Vec<Vec<String>>,
-    /// The commands of the workers.
-    pub(crate) workers: Vec<Vec<String>>,
+    pub(crate) servers: Vec<Task>,
+    pub(crate) workers: Vec<Task>,
     /// The addresses of the ps tasks in the commands.
     pub(crate) names: Vec<String>,
     /// The folders that each ps task has for itself.
@@ -82,16 +87,18 @@ impl Tasks {
         drop(listeners);
 
         let begin = Instant::now();
-        let start = |job: &str, index: usize, line: &[String]| {
-            let line = self.localize(line, index, &addresses, folder.path());
+        let start = |job: &str, index: usize, task: &Task| {
+            let line = self.localize(&task.command, index, &addresses, folder.path());
             let said = folder.path().join(format!("{job}-{index}"));
-            Process::start(format!("{job} {index}"), programs.command(&line)?, said, begin)
+            let mut command = programs.command(&line)?;
+            command.envs(task.variables.iter().map(|(name, value)| (name, value)));
+            Process::start(format!("{job} {index}"), command, said, begin)
         };
-        let lines = |lines: &[Vec<String>], job: &str| -> Result<Vec<Process>, String> {
-            lines.iter().enumerate().map(|(index, line)| start(job, index, line)).collect()
+        let start_all = |tasks: &[Task], job: &str| -> Result<Vec<Process>, String> {
+            tasks.iter().enumerate().map(|(index, task)| start(job, index, task)).collect()
         };
-        let mut servers = lines(&self.servers, "ps")?;
-        let mut workers = lines(&self.workers, "worker")?;
+        let mut servers = start_all(&self.servers, "ps")?;
+        let mut workers = start_all(&self.workers, "worker")?;
         for worker in &mut workers {
             let servers_said = || servers.iter().map(Process::said).collect::<String>();
             worker.finish().map_err(|fault| fault + &servers_said())?;

@@ -5,7 +5,7 @@ use pushpull::{ClusterSpec, TaskId};
 use serde_json::{Map, Value};
 
 use crate::Outcome;
-use crate::tasks::{PORT, Programs, Tasks};
+use crate::tasks::{PORT, Programs, Task, Tasks};
 
 const YARNFILE: &str = include_str!("../../examples/deploy/yarn/Yarnfile");
 
@@ -125,10 +125,10 @@ pub(crate) fn check_tony() -> Outcome {
 pub(crate) fn train(programs: &Programs) -> Outcome {
     let service: Value = serde_json::from_str(YARNFILE).map_err(|error| error.to_string())?;
     let host = |index: u64| format!("ps-{index}.digits.alice.example.org:{PORT}");
-    let commands = |component: &Value| -> Vec<Vec<String>> {
+    let tasks_of = |component: &Value| -> Vec<Task> {
         let command = component["launch_command"].as_str().unwrap_or_default();
         let containers = component["number_of_containers"].as_u64().unwrap_or(0);
-        let command_of = |index: u64| {
+        let task_of = |index: u64| {
             // The name of the service is the launcher's choice: `yarn app -launch digits Yarnfile`.
             let tokens = [
                 ("${SERVICE_NAME}", "digits"),
@@ -139,18 +139,19 @@ pub(crate) fn train(programs: &Programs) -> Outcome {
             let command = tokens
                 .iter()
                 .fold(command.to_owned(), |command, (token, value)| command.replace(token, value));
-            command.split(',').map(str::to_owned).collect()
+            let command = command.split(',').map(str::to_owned).collect();
+            Task { command, variables: Vec::new() }
         };
-        (0..containers).map(command_of).collect()
+        (0..containers).map(task_of).collect()
     };
     let mut tasks = Tasks::default();
     for component in service["components"].as_array().into_iter().flatten() {
         match component["name"].as_str() {
             Some("ps") => {
-                tasks.servers = commands(component);
+                tasks.servers = tasks_of(component);
                 tasks.names = (0..tasks.servers.len() as u64).map(host).collect();
             }
-            Some("worker") => tasks.workers = commands(component),
+            Some("worker") => tasks.workers = tasks_of(component),
             name => return Err(format!("a component is {name:?}")),
         }
     }
