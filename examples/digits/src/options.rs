@@ -2,11 +2,10 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use clap::Parser;
 use clap::builder::RangedU64ValueParser;
-use pushpull::checkpoint::{Checkpoints, LocalDirectory};
+use pushpull::checkpoint::Checkpoints;
 use pushpull::error::Chain;
 use pushpull::job::Settings;
 use pushpull::worker::Codec;
@@ -72,10 +71,10 @@ pub(crate) struct DigitsOptions {
     /// Steps in which the learning rate decays to 0, along a cosine. [default: none]
     #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
     decay_steps: Option<u64>,
-    /// Directory of the checkpoints, the same for all ps tasks. The same command then resumes after
-    /// Ctrl-C or a loss of all servers. [default: none]
-    #[arg(long, value_parser = local_path(), value_name = "DIR")]
-    pub(crate) checkpoint_dir: Option<PathBuf>,
+    /// Directory or URL of the checkpoints, the same for all ps tasks. The same command then resumes
+    /// after Ctrl-C or a loss of all servers. [default: none]
+    #[arg(long, value_parser = place(), value_name = "DIR")]
+    pub(crate) checkpoint_dir: Option<Place>,
     /// Global steps from one checkpoint to the next; there is one more at the end.
     #[arg(long, value_name = "STEPS", default_value_t = 500, requires = "checkpoint_dir")]
     pub(crate) checkpoint_steps: u64,
@@ -155,13 +154,13 @@ impl DigitsOptions {
         if self.ledger { ledger::serve(config) } else { config }
     }
 
-    /// Returns where checkpoints are saved. Creates the directory.
+    /// Returns where checkpoints are saved. Creates a directory.
     pub(crate) fn checkpoints(&self) -> Result<Option<Checkpoints>, TaskError> {
-        let Some(directory) = &self.checkpoint_dir else { return Ok(None) };
-        let storage = LocalDirectory::create(directory).map_err(|error| {
-            format!("--checkpoint-dir {}: {}", directory.display(), Chain(&error))
-        })?;
-        Ok(Some(self.settings.checkpoints(Arc::new(storage))?))
+        let Some(place) = &self.checkpoint_dir else { return Ok(None) };
+        let storage = place.open(false);
+        let storage =
+            storage.map_err(|error| format!("--checkpoint-dir {place}: {}", Chain(&error)))?;
+        Ok(Some(self.settings.checkpoints(storage)?))
     }
 
     /// Returns the settings of the servers: Adam, unless a job file has another rule, the mode that

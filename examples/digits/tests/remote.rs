@@ -1,4 +1,4 @@
-//! The trainer with samples from a bucket, and nothing on the disk of its machine.
+//! The trainer with samples and checkpoints in a bucket, and nothing on the disk of its machine.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on says where")]
 
@@ -38,10 +38,10 @@ fn files() -> Vec<(String, Vec<u8>)> {
 }
 
 /// Trains in an empty directory. Returns the result, which is the last line.
-fn train(data: &str, settings: &[(&'static str, String)]) -> serde_json::Value {
+fn train(flags: &[&str], settings: &[(&'static str, String)]) -> serde_json::Value {
     let empty = tempfile::tempdir().unwrap();
     let mut digits = Command::new(env!("CARGO_BIN_EXE_digits"));
-    digits.args(["--data", data, "--steps", "300", "--synchronous", "1/1"]);
+    digits.args(["--synchronous", "1/1"]).args(flags);
     digits.current_dir(empty.path()).envs(settings.iter().map(|(name, value)| (*name, value)));
     let output = digits.output().unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -59,10 +59,24 @@ fn samples_of_a_bucket_train_as_those_of_a_directory() {
         engine.put_object(&format!("data/set/{name}"), &bytes);
         std::fs::write(Path::new(directory.path()).join(name), bytes).unwrap();
     }
-    let remote = train(&format!("{}/data/set", engine.url), &engine.settings);
-    let local = train(directory.path().to_str().unwrap(), &[]);
+    let data = format!("{}/data/set", engine.url);
+    let remote = train(&["--data", &data, "--steps", "300"], &engine.settings);
+    let data = directory.path().to_str().unwrap();
+    let local = train(&["--data", data, "--steps", "300"], &[]);
     assert_eq!(remote["accuracy"], local["accuracy"], "{remote} {local}");
     assert!(remote["accuracy"].as_f64().unwrap() > 0.9, "{remote}");
+}
+
+#[test]
+fn a_training_resumes_from_its_checkpoint_in_a_bucket() {
+    let Some(engine) = Engine::moto() else { return };
+    let checkpoints = format!("{}/digits/run", engine.url);
+    for (from, steps) in [(0, 200), (200, 400)] {
+        let to = steps.to_string();
+        let flags = ["--checkpoint-dir", &*checkpoints, "--steps", &*to];
+        let result = train(&flags, &engine.settings);
+        assert_eq!((&result["from_step"], &result["steps"]), (&from.into(), &steps.into()));
+    }
 }
 
 #[test]
