@@ -49,6 +49,7 @@ mod tests;
 use std::path::{Path, PathBuf};
 
 use pushpull_common::cluster::ClusterSpec;
+use pushpull_common::cluster::resolve::{Known, Resolver};
 use pushpull_common::ids::TaskId;
 use pushpull_ps::PsConfig;
 use pushpull_worker::WorkerConfig;
@@ -64,6 +65,8 @@ pub use settings::{Setting, Settings};
 pub struct Job {
     file: PathBuf,
     settings: Settings,
+    /// The cluster in place of that of the file.
+    resolved: Option<ClusterSpec>,
 }
 
 impl Job {
@@ -83,7 +86,8 @@ impl Job {
     /// As [`Job::read`].
     pub fn parse(text: &str, file: impl AsRef<Path>) -> Result<Job, JobError> {
         let file = file.as_ref();
-        let job = Job { file: file.to_owned(), settings: file::parse(text, file)? };
+        let settings = file::parse(text, file)?;
+        let job = Job { file: file.to_owned(), settings, resolved: None };
         job.check_sizes()?;
         Ok(job)
     }
@@ -98,11 +102,51 @@ impl Job {
         &self.settings
     }
 
+    /// Returns the launcher that tells the cluster, if the file names one.
+    ///
+    /// # Errors
+    /// If it is not known.
+    pub fn resolver(&self) -> Result<Option<Resolver>, JobError> {
+        self.settings.value("resolve")
+    }
+
+    /// Returns what the file tells beside a launcher, for
+    /// [`resolve`](pushpull_common::cluster::resolve::resolve).
+    ///
+    /// # Errors
+    /// If an address or a number is invalid.
+    pub fn known(&self) -> Result<Known, JobError> {
+        let mut known = Known::default();
+        let hosts =
+            [("ps-hosts", "ps_hosts", TaskId::PS_JOB), ("worker-hosts", "worker_hosts", "worker")];
+        for (flag, key, job) in hosts {
+            let addresses = self.settings.texts(flag);
+            if !addresses.is_empty() {
+                let jobs = ClusterSpec::builder().job(job, addresses).build();
+                known.jobs.push((key, jobs.map_err(|error| self.settings.fault(flag, error))?));
+            }
+        }
+        known.num_ps = self.settings.value("num-ps")?;
+        known.num_workers = self.settings.value("num-workers")?;
+        known.base_port = self.settings.value("base-port")?.unwrap_or(Known::BASE_PORT);
+        known.ps_service = self.settings.text("ps-service").map(str::to_owned);
+        Ok(known)
+    }
+
+    /// Takes the cluster that a launcher has told in place of that of the file.
+    #[must_use]
+    pub fn with_cluster(self, cluster: ClusterSpec) -> Job {
+        Job { resolved: Some(cluster), ..self }
+    }
+
     /// Returns the cluster.
     ///
     /// # Errors
     /// If the file has no addresses, or an invalid one.
     pub fn cluster(&self) -> Result<ClusterSpec, JobError> {
+        if let Some(cluster) = &self.resolved {
+            return Ok(cluster.clone());
+        }
         let fault = |flag| move |error| self.settings.fault(flag, error);
         if let Some(text) = self.settings.text("cluster") {
             let spec = match text.trim_start().starts_with('{') {

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::keys::{KEYS, Kind};
 use super::*;
+use pushpull_common::cluster::resolve::resolve;
 
 fn parse(text: &str) -> Result<Job, JobError> {
     Job::parse(text, "job.toml")
@@ -300,4 +301,35 @@ fn the_page_has_every_key_and_its_example_is_a_job() {
     job.worker_config(TaskId::worker(0)).unwrap();
     assert_eq!((job.num_ps(), job.num_workers()), (Some(2), Some(3)));
     assert!(job.program().is_some() && !job.args().is_empty());
+}
+
+#[test]
+fn a_launcher_completes_a_file() {
+    let text =
+        "[cluster]\nresolve = \"slurm\"\nnum_ps = 1\nbase_port = 3000\n[training]\nlast_step = 9";
+    let job = parse(text).unwrap();
+    assert!(matches!(job.worker_config(TaskId::worker(0)), Err(JobError::NoCluster)));
+    let variables = [
+        ("SLURM_JOB_ID", "7"),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_PROCID", "2"),
+        ("SLURM_NTASKS", "3"),
+        ("SLURM_STEP_NODELIST", "n[1-3]"),
+        ("SLURM_STEP_TASKS_PER_NODE", "1(x3)"),
+    ];
+    let lookup = |name: &str| {
+        variables
+            .iter()
+            .find_map(|(variable, value)| (*variable == name).then(|| (*value).to_owned()))
+    };
+    let resolver = job.resolver().unwrap().unwrap();
+    let found = resolve(resolver, &lookup, &job.known().unwrap()).unwrap();
+    assert_eq!(found.task, Some(TaskId::worker(1)));
+    let job = job.with_cluster(found.cluster);
+    assert_eq!(job.cluster().unwrap().task_address("ps", 0), Ok("n1:3000"));
+    assert!(job.ps_config(TaskId::ps(0)).is_ok() && job.worker_config(TaskId::worker(1)).is_ok());
+
+    let job = parse(&text.replace("num_ps = 1", "num_ps = 1\nnum_workers = 9")).unwrap();
+    let error = resolve(resolver, &lookup, &job.known().unwrap()).unwrap_err();
+    assert!(error.to_string().contains("SLURM_NTASKS=3"), "{error}");
 }

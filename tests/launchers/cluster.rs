@@ -10,6 +10,7 @@ use clap::Parser;
 use pushpull::blocking::{Reader, Worker};
 use pushpull::cluster::resolve::{Known, Resolver, resolve};
 use pushpull::error::Chain;
+use pushpull::job::Job;
 use pushpull::server::enter_private_folder;
 use pushpull::{ClusterSpec, VariableSpec, WorkerConfig};
 use serde_json::{Value, json};
@@ -31,6 +32,9 @@ struct Flags {
     /// Index of the worker, if no launcher tells it
     #[arg(long)]
     task_index: Option<u32>,
+    /// Job file with the launcher and the mode
+    #[arg(long, conflicts_with_all = ["ps_hosts", "task_index"])]
+    job: Option<PathBuf>,
     /// File that lets a slow worker go on at full speed
     #[arg(long)]
     wait_for: Option<PathBuf>,
@@ -51,8 +55,12 @@ pub(crate) fn worker(arguments: &[String]) -> ExitCode {
 }
 
 fn train(flags: &Flags) -> Result<Value, Box<dyn std::error::Error>> {
-    let mut known = Known::default();
-    known.num_ps = Some(1);
+    let job = flags.job.as_ref().map(Job::read).transpose()?;
+    let mut known = match &job {
+        Some(job) => job.known()?,
+        None => Known::default(),
+    };
+    known.num_ps.get_or_insert(1);
     known.socket_folder = Some(std::env::temp_dir());
     known.parent_process = Some(std::os::unix::process::parent_id());
     if let Some(hosts) = &flags.ps_hosts {
@@ -64,13 +72,17 @@ fn train(flags: &Flags) -> Result<Value, Box<dyn std::error::Error>> {
         known.index = Some(index);
     }
     let lookup = |name: &str| std::env::var(name).ok();
-    let resolution = resolve(Resolver::Auto, &lookup, &known)?;
+    let resolver = job.as_ref().map(Job::resolver).transpose()?.flatten();
+    let resolution = resolve(resolver.unwrap_or(Resolver::Auto), &lookup, &known)?;
     let (_, server) = resolution.cluster.ps_tasks().next().ok_or("the cluster has no server")?;
     if let Some(folder) = server.strip_prefix("unix:").and_then(|path| Path::new(path).parent()) {
         enter_private_folder(folder)?;
     }
     let task = resolution.task.ok_or("the launcher tells no task")?;
-    let config = WorkerConfig::new(resolution.cluster, task.clone());
+    let config = match job {
+        Some(job) => job.with_cluster(resolution.cluster).worker_config(task.clone())?,
+        None => WorkerConfig::new(resolution.cluster, task.clone()),
+    };
     let mut worker = Worker::connect(config.clone())?;
     let mut params = worker.join(&[VariableSpec::f32("w", [4])?], |_| ())?;
     let mut pushes = 0;

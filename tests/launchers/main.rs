@@ -227,6 +227,22 @@ fn check_program_list(slurm: &SlurmCluster) -> Result<Value, String> {
     cluster::check(command, "slurm", STEPS)
 }
 
+/// Checks a server and three workers that read the same job file, the workers as programs that embed
+/// it.
+fn check_job_file(slurm: &SlurmCluster) -> Result<Value, String> {
+    let job = slurm.folder().join("job.toml");
+    let text = format!(
+        "[cluster]\nresolve = \"slurm\"\nnum_ps = 1\nnum_workers = 3\n\
+         [optimizer]\nlearning_rate = 1\n\
+         [training]\nlast_step = {STEPS}\nexit_when_done = true\n[functions]\nno_functions = true\n"
+    );
+    std::fs::write(&job, text).unwrap();
+    let job = job.to_str().unwrap();
+    let server = [cluster::SERVER, "--job", job].map(str::to_owned);
+    let command = program_list(slurm, &server, &cluster::worker_command(&["--job", job]));
+    cluster::check(command, "slurm", STEPS)
+}
+
 /// Checks a server and three workers that are killed, alone and by `scancel`, and started again.
 fn check_cancelled(slurm: &SlurmCluster) -> Result<Value, String> {
     let cancel = || slurm.scancel(LIST_JOB);
@@ -332,6 +348,7 @@ fn main() -> ExitCode {
         Ok(slurm) => {
             counts.count("Slurm", check_step(&slurm, &alone.four));
             counts.count("Slurm, a server", check_program_list(&slurm));
+            counts.count("Slurm, a job file", check_job_file(&slurm));
             counts.count("Slurm, a task killed, a job cancelled", check_cancelled(&slurm));
             counts.count("Slurm, a worker stopped", fenced::check(&slurm));
         }
