@@ -408,7 +408,7 @@ pub mod error {
     //! | listen, start, serve | [`ListenError`], [`StartError`], [`ServeError`], [`LocalClusterError`] |
     //! | open or inspect a state directory | [`StorageError`] |
     //! | save, restore, export | [`CheckpointError`](crate::checkpoint::CheckpointError) |
-    //! | read training data | `DataError`, whose source may be a `SourceError` |
+    //! | read training data | `DataError`, whose source may be a `SourceError`; `StreamError` |
     //! | train, read | [`Error`](crate::Error), with [`ConfigError`] and [`ViewError`] for faults of the program, and [`LoadError`] for a file of first values |
     //! | train in a session | `TrainingError` |
     //! | join a ring, perform its operations | `collective::RingError`, and `collective::LaunchError` for the place in a job |
@@ -434,7 +434,7 @@ pub mod error {
     #[cfg(feature = "training")]
     pub use pushpull_training::{
         TrainingError,
-        data::{DataError, SourceError},
+        data::{DataError, SourceError, StreamError},
     };
     pub use pushpull_worker::{ConfigError, LoadError, ViewError};
 }

@@ -1,10 +1,10 @@
 //! The data pipeline: batches of samples, read on threads ahead of the training loop.
 //!
 //! A [`Source`] gives samples by their index: an array ([`SliceSource`]), an IDX file
-//! ([`IdxSource`]), a CSV file (`CsvSource`, feature `csv`), or a type of your own. The files may be
-//! objects of an object store, or any other [`ReadAt`]. A [`Pipeline`]
-//! says in which order and in which batches an epoch visits the samples, and what is done with
-//! each. Batches are read by one of two types:
+//! ([`IdxSource`]), a CSV file (`CsvSource`, feature `csv`), a pipe or a socket ([`StreamSource`]), or
+//! a type of your own. The files may be objects of an object store, or any other [`ReadAt`]. A
+//! [`Pipeline`] says in which order and in which batches an epoch visits the samples, and what is done
+//! with each. Batches are read by one of two types:
 //!
 //! - [`Loader`] reads the ranges that it is given. A training session grants them, so that every
 //!   sample of an epoch counts exactly once.
@@ -45,7 +45,12 @@ mod samples;
 mod slice_source;
 mod source;
 mod source_error;
+mod spool;
 mod static_split;
+mod stream_address;
+mod stream_error;
+mod stream_records;
+mod stream_source;
 #[cfg(feature = "csv")]
 mod suspect_delimiter;
 #[cfg(test)]
@@ -68,3 +73,6 @@ pub use slice_source::SliceSource;
 pub use source::Source;
 pub use source_error::SourceError;
 pub use static_split::StaticSplit;
+pub use stream_address::{StreamAddress, StreamInput};
+pub use stream_error::StreamError;
+pub use stream_source::{StreamLimits, StreamSource};

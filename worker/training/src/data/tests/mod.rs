@@ -1,10 +1,11 @@
-//! Tests of the data pipeline: reading files, loading batches, splitting epochs.
+//! Tests of the data pipeline: reading files and streams of records, loading batches, splitting epochs.
 
 mod csv;
 mod idx;
 mod inputs;
 mod loading;
 mod splitting;
+mod streams;
 mod test_source;
 
 use std::io::Write;
