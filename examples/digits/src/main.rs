@@ -5,8 +5,10 @@
 //! `--task-index`, one task of a cluster runs, as in the classic trainers; see the README.
 //! `train.rs` is the trainer.
 
+mod batches;
 mod codec_table;
 mod data;
+mod data_origin;
 mod ledger;
 mod options;
 mod output;
@@ -15,6 +17,7 @@ mod picture;
 mod place;
 mod progress;
 mod random;
+mod sample_table;
 #[path = "../../task/mod.rs"]
 mod task;
 mod towers;
@@ -30,6 +33,7 @@ use pushpull::worker::Interrupt;
 use pushpull::{ClusterSpec, TaskId};
 
 use data::Split;
+use data_origin::DataOrigin;
 use options::DigitsOptions;
 use output::{print_error, print_line};
 use place::Place;
@@ -58,6 +62,9 @@ fn main() -> ExitCode {
 /// Runs the whole cluster in this process, once or with each codec.
 fn all_in_one(options: &DigitsOptions) -> Result<(), TaskError> {
     let split = load(options)?;
+    if options.print_samples {
+        return sample_table::print(&split);
+    }
     match (&options.codec_table, options.towers) {
         (Some(path), _) => codec_table::write(options, &split, path),
         (None, Some(towers)) => {
@@ -156,8 +163,9 @@ fn on_signal() -> Result<Interrupt, TaskError> {
 
 fn load(options: &DigitsOptions) -> Result<Split, TaskError> {
     Ok(match &options.data {
-        Some(Place::Directory(directory)) => Split::open(directory)?,
-        Some(Place::Url(url)) => Split::open_url(url)?,
+        Some(DataOrigin::Files(Place::Directory(directory))) => Split::open(directory)?,
+        Some(DataOrigin::Files(Place::Url(url))) => Split::open_url(url)?,
+        Some(DataOrigin::Stream(address)) => Split::of_stream(address)?,
         None => Split::digits()?,
     })
 }

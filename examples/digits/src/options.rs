@@ -12,8 +12,8 @@ use pushpull::worker::Codec;
 use pushpull::{ClusterSpec, PsConfig, TaskId};
 
 use super::data::{CLASSES, Split};
+use super::data_origin::{DataOrigin, data_origin};
 use super::ledger;
-use super::place::{Place, place};
 use super::task::{
     self, JobFlags, JobOptions, ModeOptions, ProcessOptions, Replicas, Role, TaskError, local_path,
 };
@@ -41,10 +41,14 @@ pub(crate) struct DigitsOptions {
         conflicts_with_all = ["job_name", "codec", "epochs", "checkpoint_dir", "summaries"]
     )]
     pub(crate) codec_table: Option<PathBuf>,
-    /// Directory or URL with Fashion-MNIST or MNIST in IDX form, plain or .gz. [default: built-in
-    /// digits]
-    #[arg(long, value_parser = place())]
-    pub(crate) data: Option<Place>,
+    /// Directory or URL with Fashion-MNIST or MNIST in IDX form, plain or .gz; or a stream of records
+    /// of digits: - for the standard input, unix:PATH or tcp:HOST:PORT. The stream of a worker process
+    /// is its own share of the samples. [default: built-in digits]
+    #[arg(long, value_name = "PLACE", value_parser = data_origin())]
+    pub(crate) data: Option<DataOrigin>,
+    /// Print the samples to train on as CSV, the label first, and end.
+    #[arg(long, conflicts_with_all = ["job_name", "codec_table"])]
+    pub(crate) print_samples: bool,
     /// Seed of the initial weights and of the batches.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
@@ -111,6 +115,9 @@ pub(crate) struct DigitsOptions {
     mode: ModeOptions,
     #[command(flatten)]
     _job: JobOptions,
+    /// Whether the samples are this worker's alone, so that the servers grant none.
+    #[arg(skip)]
+    pub(crate) has_own_share: bool,
     /// What the flags of `mode` choose.
     #[arg(skip)]
     pub(crate) synchronous: Option<Replicas>,
@@ -129,6 +136,18 @@ impl DigitsOptions {
         options.process.follow_parent()?;
         let role = options.process.role()?;
         given.check(role.as_ref(), JOB_FLAGS)?;
+        let is_stream = matches!(options.data, Some(DataOrigin::Stream(_)));
+        options.has_own_share = is_stream && matches!(role, Some(Role::Worker(..)));
+        if options.has_own_share && options.epochs.is_some() {
+            return Err(
+                "--epochs: nothing counts the samples of a stream that is one worker's share: \
+                        give --steps"
+                    .into(),
+            );
+        }
+        if options.has_own_share && options.ledger {
+            return Err("--ledger: a stream that is one worker's share has no ledger".into());
+        }
         let here = options.mode.synchronous.map_or(2, |replicas| replicas.total);
         options.synchronous = options.mode.replicas(task::workers(role.as_ref(), here))?;
         options.settings = options.settings_of_servers(given.settings());

@@ -7,12 +7,13 @@ use pushpull::blocking::TrainingSession;
 use pushpull::compute::{
     Compute, ComputeError, Device, Mlp, Model, ModelError, Network, Resident, View,
 };
-use pushpull::training::data::{GrantedBatches, Pipeline};
+use pushpull::training::data::Pipeline;
 use pushpull::training::summary::{SummaryConfig, SummaryWriter};
 use pushpull::training::{TrainingConfig, hooks};
 use pushpull::worker::Interrupt;
 use pushpull::{ClusterSpec, TaskId, VariableSpec, Worker, WorkerConfig};
 
+use super::batches::Batches;
 use super::data::{CLASSES, Dataset, Sample, Split};
 use super::ledger;
 use super::options::DigitsOptions;
@@ -45,12 +46,14 @@ pub(crate) fn run(
     let device = device(options)?;
     let network = Mlp::new(device, &[split.width(), options.hidden, CLASSES]);
     let mut model = Model::new(network, NAMES);
-    let pipeline = pipeline(options, split);
-    let mut batches = GrantedBatches::new(pipeline.loader()?);
+    let mut batches = Batches::new(options, split)?;
 
     let accuracy = accuracy(model.network().clone(), &split.test);
     let metrics = accuracy.handle();
-    let worker = worker_config(options, cluster, &task).data(pipeline.data_set()?);
+    let mut worker = worker_config(options, cluster, &task);
+    if let Some(data_set) = batches.declared() {
+        worker = worker.data(data_set.clone());
+    }
     let is_chief = cluster.chief() == Some(task.clone());
     let mut config = TrainingConfig::new(worker)
         .variables(variables(options, split, &model)?)
@@ -76,8 +79,7 @@ pub(crate) fn run(
     }
     let mut losses = Vec::new();
     let ended = session.run(|step| {
-        let samples = step.samples().ok_or("the step has no samples")?;
-        let batch = batches.blocking_load(samples, step.samples_ahead())?;
+        let batch = batches.of_step(step)?;
         let rows = Dataset::of(&batch.samples);
         let loss = step.compute(&mut model, rows.samples())?;
         if options.ledger {

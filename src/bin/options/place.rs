@@ -26,7 +26,8 @@ pub(crate) fn place() -> impl TypedValueParser<Value = Place> {
     OsStringValueParser::new().try_map(parse)
 }
 
-fn parse(text: OsString) -> Result<Place, Box<dyn Error + Send + Sync>> {
+/// Parses what [`place`] does.
+pub(crate) fn parse(text: OsString) -> Result<Place, Box<dyn Error + Send + Sync>> {
     if let Some(url) = text.to_str().filter(|text| has_remote_scheme(text)) {
         check_url(url)?;
         return Ok(Place::Url(url.to_owned()));

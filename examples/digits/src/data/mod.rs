@@ -1,6 +1,7 @@
 //! Labelled images, split into samples to train on and samples to test on.
 
 mod split_error;
+mod stream;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -228,7 +229,7 @@ fn samples_of(source: IdxSource, part: &str) -> (Pipeline<Sample>, usize, usize)
         0..CLASSES => {
             Ok((pixels.iter().map(|&pixel| f32::from(pixel) / 255.0).collect(), label.into()))
         }
-        _ => Err(SplitError::Label { found: label, classes: CLASSES }),
+        _ => Err(SplitError::Label { found: label.into(), classes: CLASSES }),
     });
     (pipeline, rows, width)
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use pushpull::error::{DataError, SourceError};
+use pushpull::error::{DataError, SourceError, StreamError};
 use thiserror::Error;
 
 /// The reason why the samples cannot be loaded.
@@ -35,10 +35,21 @@ pub(crate) enum SplitError {
     #[error("the label is {found}, expected less than {classes}")]
     Label {
         /// The label.
-        found: u8,
+        found: u32,
         /// Number of classes.
         classes: usize,
     },
+    /// A record of a stream has another length than a sample.
+    #[error("the record has {found} bytes, expected {expected}: a label and pixels")]
+    Record {
+        /// The length of the record.
+        found: usize,
+        /// The length of a sample.
+        expected: usize,
+    },
+    /// A stream cannot be opened, read or used.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
     /// A file cannot be opened or read.
     #[error(transparent)]
     Source(#[from] SourceError),
