@@ -129,6 +129,12 @@ impl ProcessOptions {
         Ok(self.parent.apply()?)
     }
 
+    /// Returns whether this process ends with its parent.
+    #[allow(dead_code, reason = "not every example handles signals")]
+    pub(crate) fn follows_parent(&self) -> bool {
+        self.parent.exit_with_parent
+    }
+
     /// Returns the role of this process; `None` if the whole cluster runs in it.
     pub(crate) fn role(&self) -> Result<Option<Role>, TaskError> {
         if let Some(resolver) = self.resolve.resolve {

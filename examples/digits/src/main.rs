@@ -31,6 +31,7 @@ use pushpull::error::Chain;
 use pushpull::local::Cluster;
 use pushpull::worker::Interrupt;
 use pushpull::{ClusterSpec, TaskId};
+use rustix::process::getppid;
 
 use data::Split;
 use data_origin::DataOrigin;
@@ -70,7 +71,7 @@ fn all_in_one(options: &DigitsOptions) -> Result<(), TaskError> {
         (None, Some(towers)) => {
             report(options, &split, Some(towers::train(options, &split, towers)?))
         }
-        (None, None) => report(options, &split, train_here(options, &split, &on_signal()?)?),
+        (None, None) => report(options, &split, train_here(options, &split, &on_signal(options)?)?),
     }
 }
 
@@ -143,23 +144,39 @@ impl TrainingRun {
 fn work(options: &DigitsOptions, task: TaskId, cluster: ClusterSpec) -> Result<(), TaskError> {
     let split = load(options)?;
     let start = Instant::now();
-    let outcome = train::run(options, &cluster, task, &split, &on_signal()?)?;
+    let outcome = train::run(options, &cluster, task, &split, &on_signal(options)?)?;
     // The servers run in other processes, so their byte counts are not known here.
     report(options, &split, TrainingRun::new(outcome, &cluster, start.elapsed(), 0)?)
 }
 
-/// Returns an interrupt that the signals which end a process raise: Ctrl-C, SIGTERM and SIGHUP.
-fn on_signal() -> Result<Interrupt, TaskError> {
+/// Returns an interrupt that the signals which end a process raise: Ctrl-C, SIGTERM and SIGHUP. A second
+/// signal ends the process at once. So does the end of its parent, [`ORPHAN_MAX`] later, if the process
+/// follows it.
+fn on_signal(options: &DigitsOptions) -> Result<Interrupt, TaskError> {
     let interrupt = Interrupt::new();
     let raised = interrupt.clone();
+    let follows_parent = options.process.follows_parent();
+    let parent = getppid();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut signals = runtime.block_on(async { EndSignals::watch() })?;
     std::thread::spawn(move || {
-        runtime.block_on(signals.any());
-        raised.raise();
+        runtime.block_on(async {
+            signals.any().await;
+            raised.raise();
+            // A chief whose servers are lost waits for them, to save its checkpoint.
+            match follows_parent && getppid() != parent {
+                true => _ = tokio::time::timeout(ORPHAN_MAX, signals.any()).await,
+                false => signals.any().await,
+            }
+        });
+        print_error(format_args!("digits: ended at once, without a last checkpoint"));
+        std::process::exit(1);
     });
     Ok(interrupt)
 }
+
+/// The time that a process has for its end when the one that started it has ended.
+const ORPHAN_MAX: Duration = Duration::from_secs(5);
 
 fn load(options: &DigitsOptions) -> Result<Split, TaskError> {
     Ok(match &options.data {

@@ -373,6 +373,28 @@ fn train(address: &str) {
     }
 }
 
+/// It could not save its last checkpoint, for which it would otherwise wait for minutes.
+#[test]
+fn a_chief_ends_when_its_parent_and_its_server_are_killed() {
+    let hosts = free_addresses(2);
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoints = format!("--checkpoint-dir={}", folder.path().display());
+    let cluster = [format!("--ps_hosts={}", hosts[0]), format!("--worker_hosts={}", hosts[1])];
+    let of_job =
+        |job: &str| [&cluster[..], &[format!("--job_name={job}"), checkpoints.clone()]].concat();
+    let mut ps = TestProcess::start("ps", digits().args(of_job("ps")).arg("--steps=1000000"));
+    let mut line = vec![env!("CARGO_BIN_EXE_digits").to_owned(), "--steps=1000000".to_owned()];
+    line.extend(of_job("worker"));
+    line.push("--exit-with-parent".to_owned());
+    let mut parent = ParentProcess::start(&line.iter().map(String::as_str).collect::<Vec<_>>());
+    while !parent.line().starts_with("saved the checkpoint") {}
+    ps.signal(Signal::KILL);
+    ps.finish();
+    parent.kill();
+    let output = parent.rest();
+    assert!(output.ends_with("digits: ended at once, without a last checkpoint\n"), "{output}");
+}
+
 #[test]
 fn a_worker_that_computes_ends_when_its_parent_is_killed() {
     let hosts = free_addresses(2);
