@@ -14,6 +14,7 @@ use pushpull::{ClusterSpec, PsConfig, TaskId};
 use super::data::{CLASSES, Split};
 use super::data_origin::{DataOrigin, data_origin};
 use super::ledger;
+use super::place::{Place, place};
 use super::task::{
     self, JobFlags, JobOptions, ModeOptions, ProcessOptions, Replicas, Role, TaskError, local_path,
 };
