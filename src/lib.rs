@@ -183,9 +183,17 @@ pub mod cluster {
     /// The cluster and the task of a process, as its launcher tells them.
     pub mod resolve {
         pub use pushpull_common::cluster::resolve::{
-            ClusterSource, Known, NodeListProblem, Resolution, ResolveError, Resolver,
-            expand_node_list, resolve, union,
+            ClusterSource, Known, NodeListProblem, RegisteringTask, RendezvousPlan, Resolution,
+            ResolveError, Resolver, expand_node_list, resolve, union,
         };
+    }
+
+    /// The rendezvous at which the tasks of a cluster learn each other's addresses, for launchers
+    /// that tell nobody its peers.
+    pub mod rendezvous {
+        pub use pushpull_common::cluster::ClusterSize;
+        pub use pushpull_common::task_registry::RendezvousEvent;
+        pub use pushpull_ps::{ClusterRendezvous, RegisteredTask, TaskRegistration};
     }
 }
 
@@ -412,6 +420,7 @@ pub mod error {
     //! | train, read | [`Error`](crate::Error), with [`ConfigError`] and [`ViewError`] for faults of the program, and [`LoadError`] for a file of first values |
     //! | train in a session | `TrainingError` |
     //! | join a ring, perform its operations | `collective::RingError`, and `collective::LaunchError` for the place in a job |
+    //! | register at the rendezvous of a cluster | [`RegisterError`] |
     //! | read a job file, build servers and workers from it | `job::JobError` |
     //! | write and read records | `training::tfrecord::TfRecordError` |
     //! | write summaries | `training::summary::SummaryError`, `training::summary::HistogramError`, `training::summary::ImageError` |
@@ -430,7 +439,7 @@ pub mod error {
     pub use pushpull_common::table::TableError;
     pub use pushpull_common::tensor::ShapeError;
     pub use pushpull_common::variable::VariableError;
-    pub use pushpull_ps::{ListenError, ServeError, StartError, StorageError};
+    pub use pushpull_ps::{ListenError, RegisterError, ServeError, StartError, StorageError};
     #[cfg(feature = "training")]
     pub use pushpull_training::{
         TrainingError,

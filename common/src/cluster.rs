@@ -12,13 +12,16 @@ mod builder;
 mod error;
 mod json;
 pub mod resolve;
+mod size;
 mod text;
 mod unique_keys;
 
 pub use address::{AddressProblem, without_scheme};
 pub use builder::ClusterSpecBuilder;
 pub use error::ClusterError;
+pub use size::ClusterSize;
 
+pub(crate) use address::canonical;
 pub(crate) use error::index_list;
 
 use std::collections::BTreeMap;

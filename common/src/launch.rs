@@ -16,6 +16,9 @@ pub use error::LaunchError;
 pub use launcher::Launcher;
 
 pub(crate) use place::number;
+pub(crate) use rendezvous::{
+    VARIABLE as RENDEZVOUS, check as check_rendezvous, join as join_address,
+};
 pub(crate) use slurm::task_runs;
 
 use job_key::job_key;

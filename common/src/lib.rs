@@ -37,5 +37,6 @@ pub mod rows;
 pub mod shared_values;
 pub mod stored_stream;
 pub mod table;
+pub mod task_registry;
 pub mod tensor;
 pub mod variable;

@@ -16,7 +16,7 @@ use pushpull::{ClusterSpec, Ps, PsConfig, TaskId};
 #[path = "../../src/bin/options/mod.rs"]
 mod classic;
 
-use classic::JobLine;
+use classic::{JobLine, JoinAccess, Joined, Joining};
 
 #[allow(unused_imports, reason = "each example uses a part")]
 pub(crate) use classic::{EndSignals, JobOptions, ModeOptions, Replicas, local_path};
@@ -138,8 +138,18 @@ impl ProcessOptions {
     /// Returns the role of this process; `None` if the whole cluster runs in it.
     pub(crate) fn role(&self) -> Result<Option<Role>, TaskError> {
         if let Some(resolver) = self.resolve.resolve {
-            let resolution = self.resolve.join(resolver, &self.tasks);
-            let resolution = resolution.map_err(|fault| format!("--resolve: {fault}"))?;
+            let access = JoinAccess {
+                insecure: self.insecure,
+                listen: None,
+                line: |line| _ = writeln!(io::stderr(), "{line}"),
+            };
+            let joined = self.resolve.join(resolver, &self.tasks, access);
+            let joined = joined.and_then(Joining::wait);
+            let resolution = match joined.map_err(|fault| format!("--resolve: {fault}"))? {
+                Joined::Task(resolution, _) => resolution,
+                // The scheduler of a cluster trains nothing.
+                Joined::Scheduler => std::process::exit(0),
+            };
             let task = resolution.task.ok_or("--resolve: give --job-name and --task-index")?;
             return Role::of(task, resolution.cluster).map(Some);
         }

@@ -74,6 +74,9 @@ pub use event::{Event, Events};
 pub use inspect::inspect;
 pub use metrics::{Metrics, Overflowed, SaveStatus, StalenessHistogram};
 pub use optim::{Adam, Sgd};
-pub use pushpull_net::{enter_private_folder, raise_open_files_limit};
+pub use pushpull_net::{
+    ClusterRendezvous, RegisterError, RegisteredTask, TaskRegistration, enter_private_folder,
+    raise_open_files_limit,
+};
 pub use runtime::{Ps, PsHandle, PsListener};
 pub use status::{DataStatus, HeldToken, MemberStatus, Presence, Status, TrainingPhase, Waiting};

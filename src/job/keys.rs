@@ -120,6 +120,8 @@ pub(super) const KEYS: &[Key] = &[
     key("cluster", "ps_service", "ps-service", ANY_TEXT),
     key("cluster", "num_ps", "num-ps", COUNT),
     key("cluster", "num_workers", "num-workers", COUNT),
+    key("cluster", "rendezvous", "rendezvous", ANY_TEXT),
+    key("cluster", "rendezvous_timeout_ms", "rendezvous-timeout-ms", MILLISECONDS),
     key("cluster", "elastic_workers", "elastic-workers", Kind::Switch),
     key("network", "listen", "listen", ANY_TEXT),
     key("network", "unix_socket", "unix-socket", Kind::Path),

@@ -1,5 +1,5 @@
-//! A parameter server and its workers, which find each other by the variables of a launcher or by
-//! flags.
+//! A parameter server and its workers, which find each other by the variables of a launcher, at a
+//! rendezvous or by flags.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::Parser;
 use pushpull::blocking::{Reader, Worker};
+use pushpull::cluster::rendezvous::TaskRegistration;
 use pushpull::cluster::resolve::{Known, Resolver, resolve};
 use pushpull::error::Chain;
 use pushpull::job::Job;
@@ -32,6 +33,9 @@ struct Flags {
     /// Index of the worker, if no launcher tells it
     #[arg(long)]
     task_index: Option<u32>,
+    /// Address of the rendezvous of several hosts
+    #[arg(long)]
+    rendezvous: Option<String>,
     /// Job file with the launcher and the mode
     #[arg(long, conflicts_with_all = ["ps_hosts", "task_index"])]
     job: Option<PathBuf>,
@@ -63,6 +67,7 @@ fn train(flags: &Flags) -> Result<Value, Box<dyn std::error::Error>> {
     known.num_ps.get_or_insert(1);
     known.socket_folder = Some(std::env::temp_dir());
     known.parent_process = Some(std::os::unix::process::parent_id());
+    known.rendezvous = flags.rendezvous.clone();
     if let Some(hosts) = &flags.ps_hosts {
         known.jobs.push(("--ps-hosts", format!("ps={hosts}").parse()?));
     }
@@ -73,7 +78,14 @@ fn train(flags: &Flags) -> Result<Value, Box<dyn std::error::Error>> {
     }
     let lookup = |name: &str| std::env::var(name).ok();
     let resolver = job.as_ref().map(Job::resolver).transpose()?.flatten();
-    let resolution = resolve(resolver.unwrap_or(Resolver::Auto), &lookup, &known)?;
+    let mut resolution = resolve(resolver.unwrap_or(Resolver::Auto), &lookup, &known)?;
+    let registration = resolution.rendezvous.as_ref().and_then(TaskRegistration::new);
+    if let Some(mut registration) = registration {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let wait = registration.register(Duration::from_secs(60), |text| eprintln!("{text}"));
+        let registered = runtime.block_on(wait)?;
+        resolution = resolution.gathered(registered.cluster, registered.index);
+    }
     let (_, server) = resolution.cluster.ps_tasks().next().ok_or("the cluster has no server")?;
     if let Some(folder) = server.strip_prefix("unix:").and_then(|path| Path::new(path).parent()) {
         enter_private_folder(folder)?;

@@ -1,7 +1,8 @@
 //! The example `ring` under each launcher of this machine, as four ranks on this host and as sixteen
 //! on four hosts: the same accuracy as one process on the joined batch. And a server with three
-//! workers that find each other by the launcher's variables, whose pushes are all applied: also where
-//! tasks or the job are killed, the server moves, or a worker is stopped and replaced. No rank with
+//! workers that find each other by the launcher's variables, or at a rendezvous on four hosts, whose
+//! pushes are all applied: also where tasks or the job are killed, the server moves, or a worker is
+//! stopped and replaced. No rank with
 //! `--exit-with-parent` outlives a launcher that is killed.
 //!
 //! The hosts are network namespaces, which need root.
@@ -283,6 +284,28 @@ fn check_hosts(
     compare(16, &result, &errors, alone)
 }
 
+/// Checks a server and three workers, each on a host of its own, that meet at a rendezvous.
+fn check_cluster_on_hosts(
+    case: &LauncherCase,
+    (agent, flags): (&str, &str),
+    folder: &Path,
+    hosts: &Hosts,
+) -> Result<Value, String> {
+    const RENDEZVOUS: &str = "10.77.0.1:29501";
+    let mut command = limited("60", folder, "env");
+    command.arg(hosts.agent()).arg("10.77.0.1").arg(folder.join(case.program));
+    command.args(agent.split_ascii_whitespace()).arg(hosts.agent());
+    // One slot on each host, and the number of ranks belongs to each program.
+    let flags = flags.replace(":4", ":1").replace("-ppn 4", "-ppn 1");
+    let flags = flags.replace("-np 16", "").replace("-n 16", "");
+    command.args(flags.split_ascii_whitespace()).args(["-n", "1"]);
+    let meet = ["--rendezvous", RENDEZVOUS];
+    let serve = [&cluster::BY_LAUNCHER[..], &meet, &["--insecure"]].concat();
+    command.args(cluster::server(STEPS, &serve));
+    command.arg(":").args(["-n", "3"]).args(cluster::worker_command(&meet));
+    cluster::check(command, "mpi", STEPS)
+}
+
 /// Checks that each rank has said its place, and that the accuracy is that of one process.
 fn compare(ranks: u32, result: &Value, errors: &str, alone: &Value) -> Result<Value, String> {
     for number in 0..ranks {
@@ -334,6 +357,8 @@ fn main() -> ExitCode {
         match &hosts {
             Ok(hosts) => {
                 counts.count(&name, check_hosts(&case, flags, &folder, hosts, &alone.sixteen));
+                let trained = check_cluster_on_hosts(&case, flags, &folder, hosts);
+                counts.count(&format!("{name}, a server"), trained);
             }
             Err(error) => counts.skip(&name, &format!("needs namespaces: {error}")),
         }

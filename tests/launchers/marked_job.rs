@@ -1,7 +1,7 @@
 //! [`MarkedJob`]: a command whose processes are found, also those that outlive it.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::time::{Duration, Instant};
 
@@ -54,7 +54,7 @@ impl MarkedJob {
     /// Returns a process whose program is this one.
     pub(crate) fn process_of(&self, program: &str) -> Option<Pid> {
         let runs = |path: &PathBuf| {
-            std::fs::read_link(path.join("exe")).is_ok_and(|exe| exe == PathBuf::from(program))
+            std::fs::read_link(path.join("exe")).is_ok_and(|exe| exe == Path::new(program))
         };
         self.found().find(runs).and_then(|path| Pid::from_raw(number(&path)?))
     }
@@ -97,7 +97,7 @@ impl Drop for MarkedJob {
 }
 
 /// Returns the number of a process by its folder.
-fn number(folder: &std::path::Path) -> Option<i32> {
+fn number(folder: &Path) -> Option<i32> {
     folder.file_name()?.to_str()?.parse().ok()
 }
 

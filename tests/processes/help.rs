@@ -61,7 +61,10 @@ fn subcommands(help: &str) -> Vec<&str> {
 fn every_flag_has_a_heading_and_one_line_of_help() {
     let tool = help(TOOL, &[]);
     let commands = subcommands(&tool);
-    assert_eq!(commands, ["bench", "devices", "export", "inspect", "launch", "resolve"]);
+    assert_eq!(
+        commands,
+        ["bench", "devices", "export", "inspect", "launch", "rendezvous", "resolve"]
+    );
     let (faults, flags) = check(&help(DAEMON, &[]));
     assert_eq!((faults, flags > 50), (vec![], true), "{flags} flags of the daemon");
     let mut flags = check(&tool).1;

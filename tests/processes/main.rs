@@ -17,6 +17,7 @@ mod jobs;
 mod launch;
 #[path = "../support/parent_process.rs"]
 mod parent_process;
+mod rendezvous;
 mod resolve;
 mod tensorboard;
 #[path = "../support/test_process.rs"]

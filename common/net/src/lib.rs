@@ -5,10 +5,13 @@
 //! that connect to them. A [`Connector`] connects to a server. [`AdaptiveSpin`] decides whether a
 //! waiting thread polls or sleeps, and [`Processors`] reports whether another thread needs the
 //! processor. [`PipeReader`] and [`PipeWriter`] pass bytes through memory that two processes share.
+//! A [`ClusterRendezvous`] gathers the addresses of a cluster by the same frames, and a
+//! [`TaskRegistration`] is a task's side of it.
 //! An internal crate of pushpull: its API may change with any version.
 
 mod accept;
 mod adaptive_spin;
+mod cluster_rendezvous;
 mod connect_race;
 mod connector;
 mod endpoints;
@@ -23,10 +26,12 @@ mod send_queue;
 mod shared_pipe;
 mod socket_path;
 mod stream;
+mod task_registration;
 mod waiting;
 
 pub use accept::{AcceptLimits, ArrivedPeer, NoHello, PeerReceiver, ServicePeers, accept};
 pub use adaptive_spin::{AdaptiveSpin, SpinLimits, SpinWait};
+pub use cluster_rendezvous::ClusterRendezvous;
 pub use connect_race::AttemptEnd;
 pub use connector::{ConnectError, Connected, Connector};
 pub use endpoints::Endpoints;
@@ -42,3 +47,4 @@ pub use readiness::Readiness;
 pub use send_queue::{SendBody, SendQueue};
 pub use shared_pipe::{PipeReader, PipeWriter};
 pub use stream::{DetachedStream, Stream};
+pub use task_registration::{RegisterError, RegisteredTask, TaskRegistration};

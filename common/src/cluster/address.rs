@@ -58,7 +58,7 @@ pub enum AddressProblem {
 ///
 /// Host names are compared without case and IPv6 addresses by value. Names are not resolved. The
 /// scheme `grpc` is left out.
-pub(super) fn canonical(address: &str) -> Result<String, AddressProblem> {
+pub(crate) fn canonical(address: &str) -> Result<String, AddressProblem> {
     let address = without_scheme(address);
     if address.len() > ClusterSpec::ADDRESS_BYTES_MAX {
         return Err(AddressProblem::TooLong { bytes: address.len() });

@@ -51,6 +51,18 @@ pub enum ClusterError {
         /// The names of the jobs, separated by commas.
         jobs: String,
     },
+    /// A rendezvous cannot gather a cluster of this size: [`ClusterSize`](super::ClusterSize).
+    #[error(
+        "cannot gather {num_ps} ps tasks and {num_workers} workers: a rendezvous gathers at least one \
+         ps task, and at most {} tasks",
+        super::ClusterSize::TASKS_MAX
+    )]
+    Size {
+        /// The number of ps tasks.
+        num_ps: u32,
+        /// The number of workers.
+        num_workers: u32,
+    },
     /// A job name is not a letter followed by letters, digits and underscores, or is too long.
     #[error(
         "cannot name a job {job:?}: a name is a letter, then letters, digits or underscores, at \

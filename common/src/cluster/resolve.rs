@@ -9,6 +9,7 @@ mod found;
 mod kubernetes;
 mod node_list;
 mod ranks;
+mod rendezvous_plan;
 mod slurm;
 mod source;
 mod tf_config;
@@ -17,6 +18,7 @@ mod union;
 
 pub use error::ResolveError;
 pub use node_list::{NodeListProblem, expand_node_list};
+pub use rendezvous_plan::{RegisteringTask, RendezvousPlan};
 pub use source::{ClusterSource, Resolver};
 pub use union::union;
 
@@ -52,6 +54,13 @@ pub struct Known {
     /// The folder for the Unix sockets of the ps tasks, for a job on one host whose launcher tells no
     /// addresses. Its subfolder `pushpull-KEY` is that of the job.
     pub socket_folder: Option<PathBuf>,
+    /// The address `host:port` of the rendezvous at which the tasks learn each other's addresses, by
+    /// `--rendezvous`.
+    pub rendezvous: Option<String>,
+    /// The host at which others reach this task, by `--advertise`.
+    pub advertised_host: Option<String>,
+    /// The stable id of this process at the rendezvous, by `--task-id`, if no launcher numbers it.
+    pub task_id: Option<String>,
     /// The parent process of this one, which names the job if its launcher does not.
     pub parent_process: Option<u32>,
 }
@@ -77,6 +86,9 @@ impl Default for Known {
             base_port: Known::BASE_PORT,
             ps_service: None,
             socket_folder: None,
+            rendezvous: None,
+            advertised_host: None,
+            task_id: None,
             parent_process: None,
         }
     }
@@ -86,16 +98,30 @@ impl Default for Known {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Resolution {
-    /// The jobs. Without a job `worker` the servers accept any worker.
+    /// The jobs. Without a job `worker` the servers accept any worker. Empty before the rendezvous
+    /// has told it, if there is one.
     pub cluster: ClusterSpec,
     /// This task, if the source or the caller tells it. An evaluator is no task of the cluster.
     pub task: Option<TaskId>,
+    /// The rendezvous that has yet to tell the cluster, and to assign the index of this task if its
+    /// source numbers no tasks.
+    pub rendezvous: Option<RendezvousPlan>,
     /// The source that was taken.
     pub source: ClusterSource,
     /// The variables that were read, each with its value, clipped.
     pub taken: Vec<(String, String)>,
     /// The sources that were not taken, each with the reason.
     pub passed: Vec<(ClusterSource, String)>,
+}
+
+impl Resolution {
+    /// Takes the cluster from the rendezvous, and the index that it has assigned.
+    #[must_use]
+    pub fn gathered(self, cluster: ClusterSpec, index: u32) -> Resolution {
+        let own = self.rendezvous.and_then(|plan| plan.task);
+        let task = own.map(|own| TaskId::new(&own.job, index)).or(self.task);
+        Resolution { cluster, task, rendezvous: None, ..self }
+    }
 }
 
 /// Finds the cluster and the task of this process.
@@ -159,7 +185,7 @@ pub fn resolve(
 
 fn read(source: ClusterSource, lookup: Lookup<'_>, known: &Known) -> Result<Outcome, ResolveError> {
     match source {
-        ClusterSource::Flags => Ok(found::flags(known)),
+        ClusterSource::Flags => found::flags(known),
         ClusterSource::TfConfig => tf_config::read(lookup),
         ClusterSource::Tony => tony::read(lookup),
         ClusterSource::Dmlc => dmlc::read(lookup, known),

@@ -5,9 +5,11 @@ use crate::protocol::limits;
 use super::error::clip;
 use super::{LaunchError, Launcher, Lookup};
 
+/// The variable with the address.
+pub(crate) const VARIABLE: &str = "PUSHPULL_RENDEZVOUS";
+
 /// Reads the address `host:port` of the rendezvous, if it is set.
 pub(super) fn read(lookup: Lookup<'_>, launcher: Launcher) -> Result<Option<String>, LaunchError> {
-    const VARIABLE: &str = "PUSHPULL_RENDEZVOUS";
     if let Some(address) = lookup(VARIABLE) {
         return check(VARIABLE, address).map(Some);
     }
@@ -17,16 +19,24 @@ pub(super) fn read(lookup: Lookup<'_>, launcher: Launcher) -> Result<Option<Stri
         return Ok(None);
     }
     match (lookup("MASTER_ADDR"), lookup("MASTER_PORT")) {
-        (Some(host), Some(port)) => {
-            let is_bare_ipv6 = host.contains(':') && !host.starts_with('[');
-            let host = if is_bare_ipv6 { format!("[{host}]") } else { host };
-            check("MASTER_ADDR:MASTER_PORT", format!("{host}:{port}")).map(Some)
-        }
+        (Some(host), Some(port)) => check("MASTER_ADDR:MASTER_PORT", join(&host, &port)).map(Some),
         _ => Ok(None),
     }
 }
 
-fn check(variable: &'static str, address: String) -> Result<String, LaunchError> {
+/// Joins a host and a port that a launcher passes apart.
+pub(crate) fn join(host: &str, port: &str) -> String {
+    match host.contains(':') && !host.starts_with('[') {
+        true => format!("[{host}]:{port}"),
+        false => format!("{host}:{port}"),
+    }
+}
+
+/// Checks that an address has the form `host:port`, and returns it.
+///
+/// # Errors
+/// [`LaunchError::Rendezvous`] with the name of its flag or variable.
+pub(crate) fn check(variable: &'static str, address: String) -> Result<String, LaunchError> {
     match is_host_and_port(&address) {
         true => Ok(address),
         false => Err(LaunchError::Rendezvous { variable, value: clip(&address) }),

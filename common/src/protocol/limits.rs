@@ -142,6 +142,17 @@ pub const RANK_ADDRESSES_MAX: usize = 4;
 /// The most indices that one message names as missing.
 pub const RING_MISSING_MAX: usize = 16;
 
+/// The longest stable id of a task at a rendezvous.
+pub const TASK_ID_BYTES_MAX: usize = 128;
+/// The longest address of a task at a rendezvous, as in a cluster.
+pub const TASK_ADDRESS_BYTES_MAX: usize = 255;
+/// The most tasks that a rendezvous gathers: as many as a launcher may number.
+pub const GATHERED_TASKS_MAX: u32 = RING_SIZE_MAX as u32;
+/// The longest text of a cluster from a rendezvous: an address and a separator for each task, and
+/// the names of two jobs.
+pub const CLUSTER_BYTES_MAX: u64 =
+    GATHERED_TASKS_MAX as u64 * (TASK_ADDRESS_BYTES_MAX as u64 + 1) + 64;
+
 const _: () = assert!(16 * PUSH_SHARED_RANGES_MAX + 64 <= META_BYTES_MAX as usize);
 const _: () = {
     let name = 2 + VALUE_NAME_BYTES_MAX;

@@ -1,6 +1,7 @@
 //! The messages of the protocol: one struct for each kind, by subject, and the enum of all kinds.
 
 mod checkpoints;
+mod clusters;
 mod coordinators;
 mod pulls;
 mod pushes;
@@ -17,6 +18,7 @@ use super::feature::Features;
 use super::limits;
 use super::wire::{FeatureSink, FieldReader, Wire};
 pub use checkpoints::*;
+pub use clusters::*;
 pub use coordinators::*;
 pub use pulls::*;
 pub use pushes::*;
@@ -206,4 +208,7 @@ messages! {
     105 => RingPart, body limits::PART_BYTES_MAX;
     106 => RingEntered, body 0;
     107 => RingMoved, body 0;
+    112 => RegisterTask, body 0;
+    113 => ClusterWaits, body 0;
+    114 => ClusterIs, body limits::CLUSTER_BYTES_MAX;
 }

@@ -10,6 +10,7 @@ use pushpull_common::protocol::wire::Wire;
 use pushpull_common::protocol::{Features, Header, Message, header, limits};
 
 const MESSAGE: &str = concat!(
+    include_str!("../../src/protocol/message/clusters.rs"),
     include_str!("../../src/protocol/message/coordinators.rs"),
     include_str!("../../src/protocol/message/checkpoints.rs"),
     include_str!("../../src/protocol/message/pulls.rs"),
@@ -76,6 +77,10 @@ const VALUES: &[(&str, u64)] = &values!(
     RING_SIZE_MAX,
     RANK_ID_BYTES_MAX,
     HOST_BYTES_MAX,
+    TASK_ADDRESS_BYTES_MAX,
+    TASK_ID_BYTES_MAX,
+    GATHERED_TASKS_MAX,
+    CLUSTER_BYTES_MAX,
     RANK_ADDRESS_BYTES_MAX,
     RANK_ADDRESSES_MAX,
     RING_MISSING_MAX,

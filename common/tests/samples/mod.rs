@@ -65,6 +65,7 @@ pub(crate) fn samples() -> Vec<Sample> {
     between_servers(&mut add);
     services(&mut add);
     rings(&mut add);
+    clusters(&mut add);
     with_bodies(&mut list);
     list
 }
@@ -478,6 +479,15 @@ fn ring_join() -> RingJoin {
     }
 }
 
+fn clusters(add: &mut impl FnMut(&str, Message)) {
+    for (name, key) in TaskKey::named() {
+        let task = RegisterTask { job: text("worker"), key, address: text("node-3:2222") };
+        add(&format!("RegisterTask by {name}"), task.into());
+    }
+    let missing = text("worker 2");
+    add("ClusterWaits", ClusterWaits { registered: 4, tasks: 5, missing }.into());
+}
+
 fn ring_part() -> RingPart {
     RingPart { pass: 3, offset: 1 << 18 }
 }
@@ -485,7 +495,7 @@ fn ring_part() -> RingPart {
 /// Adds the kinds that may have a body, once without a body checksum and once with one.
 fn with_bodies(list: &mut Vec<Sample>) {
     let digest = filled(0xd0);
-    let messages: [Message; 15] = [
+    let messages: [Message; 16] = [
         Declare { digest }.into(),
         CatalogueIs { digest }.into(),
         Save {}.into(),
@@ -501,6 +511,7 @@ fn with_bodies(list: &mut Vec<Sample>) {
         OutputPart { offset: 1 << 20 }.into(),
         Fetched { is: value_is() }.into(),
         ring_part().into(),
+        ClusterIs { index: 2 }.into(),
     ];
     for message in messages {
         for (suffix, crc) in [("body", None), ("body crc", Some(0xc0c1_c2c3))] {

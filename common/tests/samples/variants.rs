@@ -39,7 +39,10 @@ variants! {
     Role:
         "worker" => Role::Worker {}, "chief" => Role::Chief {}, "reader" => Role::Reader {},
         "admin" => Role::Admin {}, "peer" => Role::Peer {}, "client" => Role::Client {},
-        "rank" => Role::Rank {};
+        "rank" => Role::Rank {}, "task" => Role::Task {};
+    TaskKey:
+        "index" => TaskKey::Index { index: 3 },
+        "id" => TaskKey::Id { id: Text::clipped("container_17_02") };
     BodyCrc: "on" => BodyCrc::On {}, "off" => BodyCrc::Off {}, "auto" => BodyCrc::Auto {};
     ModeIs:
         "asynchronous" => ModeIs::Asynchronous { owner_first: false },

@@ -105,6 +105,44 @@ fn the_four_classic_command_lines_end_with_success() {
     }
 }
 
+/// The variables of ps-lite, and nothing else: the scheduler gathers the addresses, and numbers the
+/// others.
+#[test]
+fn a_scheduler_two_servers_and_three_workers_of_dmlc_train() {
+    let [root] = <[String; 1]>::try_from(free_addresses(1)).unwrap();
+    let (host, port) = root.rsplit_once(':').unwrap();
+    let start = |role: &str| {
+        let mut command = digits();
+        command.args(["--resolve", "dmlc"]).env("DMLC_ROLE", role);
+        if role != "scheduler" {
+            command.args(["--steps", "300"]);
+        }
+        command.envs([("DMLC_NUM_SERVER", "2"), ("DMLC_NUM_WORKER", "3")]);
+        command.envs([("DMLC_PS_ROOT_URI", host), ("DMLC_PS_ROOT_PORT", port)]);
+        TestProcess::start(role, command.stdout(Stdio::piped()).stderr(Stdio::piped()))
+    };
+    let roles = ["worker", "server", "worker", "scheduler", "server", "worker"];
+    let mut tasks = Vec::new();
+    for mut process in roles.map(start) {
+        let (status, output, errors) = process.finish();
+        assert!(status.success(), "{}: {output}{errors}", process.name);
+        match &*process.name {
+            "worker" => {
+                if output.lines().last().is_some_and(|line| line.starts_with('{')) {
+                    let result = last_line(&output);
+                    assert_eq!((&result["workers"], &result["ps"]), (&3.into(), &2.into()));
+                    assert_eq!(result["steps"], 300, "{result}");
+                    tasks.push("chief".to_owned());
+                }
+            }
+            "server" => tasks.push(output.lines().next().unwrap()[..14].to_owned()),
+            _ => assert!(errors.ends_with("all tasks have ended\n"), "{errors}"),
+        }
+    }
+    tasks.sort();
+    assert_eq!(tasks, ["/job:ps/task:0", "/job:ps/task:1", "chief"]);
+}
+
 /// The flags of a worker are what it expects of the servers.
 #[test]
 fn a_worker_of_another_mode_or_last_step_than_the_servers_fails_with_both_values() {

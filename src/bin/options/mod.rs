@@ -1,9 +1,10 @@
 //! The flags of classic trainers, for the daemon and the examples: the tasks of the cluster, the
-//! update mode, job files, spellings with underscores, values with hyphens, and the signals and
-//! parents that end them.
+//! launcher or the rendezvous that tells them, the update mode, job files, spellings with underscores,
+//! values with hyphens, and the signals and parents that end them.
 
 #![allow(dead_code, unused_imports, reason = "each program uses a part")]
 
+mod cluster_meeting;
 mod end_signals;
 mod exit_with_parent;
 mod file_size_signal;
@@ -15,6 +16,7 @@ mod resolve_options;
 mod task_options;
 mod underscores;
 
+pub(crate) use cluster_meeting::{ClusterMeeting, MeetingError};
 pub(crate) use end_signals::EndSignals;
 pub(crate) use exit_with_parent::ExitWithParent;
 pub(crate) use file_size_signal::fail_writes_instead;
@@ -23,6 +25,8 @@ pub(crate) use job_options::{JobLine, JobOptions};
 pub(crate) use local_path::local_path;
 pub(crate) use mode_options::ModeOptions;
 pub(crate) use pushpull::job::{Replicas, listed_workers, parse_byte_size};
-pub(crate) use resolve_options::{ResolveFault, ResolveOptions, needs_launcher};
+pub(crate) use resolve_options::{
+    JoinAccess, Joined, Joining, ResolveFault, ResolveOptions, needs_launcher,
+};
 pub(crate) use task_options::TaskOptions;
 pub(crate) use underscores::accepts_underscores;

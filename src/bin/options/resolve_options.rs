@@ -4,14 +4,18 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::{Arg, Args};
-use pushpull::cluster::resolve::{Known, Resolution, ResolveError, Resolver, resolve};
-use pushpull::error::ClusterError;
+use pushpull::cluster::rendezvous::{ClusterRendezvous, RendezvousEvent};
+use pushpull::cluster::resolve::{
+    Known, RendezvousPlan, Resolution, ResolveError, Resolver, resolve,
+};
+use pushpull::error::{Chain, ClusterError, ListenError};
 use pushpull::server::enter_private_folder;
 use pushpull::{ClusterSpec, TaskId};
 
-use super::TaskOptions;
+use super::{ClusterMeeting, MeetingError, TaskOptions};
 
 /// The flags by which a launcher's variables become a cluster.
 #[derive(Clone, Debug, Args)]
@@ -32,10 +36,62 @@ pub(crate) struct ResolveOptions {
     /// StatefulSet and headless Service of the ps tasks in Kubernetes
     #[arg(long, value_name = "NAME", value_parser = dns_label)]
     ps_service: Option<String>,
+    /// Address host:port at which tasks learn the cluster; rank 0 listens there
+    #[arg(long, value_name = "ADDRESS", value_parser = host_and_port)]
+    rendezvous: Option<String>,
+    /// Host at which others reach this task [default: its address there]
+    #[arg(long, value_name = "HOST", value_parser = host)]
+    advertise: Option<String>,
+    /// Stable id of this task at the rendezvous, if no launcher numbers it
+    #[arg(long, value_name = "ID", value_parser = task_id, conflicts_with = "task_index")]
+    task_id: Option<String>,
+    /// Maximum time for all tasks to register at the rendezvous, in ms
+    #[arg(long, value_name = "MS", default_value_t = 300_000)]
+    rendezvous_timeout_ms: u64,
 }
 
 /// The flags that complete a launcher, and have no effect without `--resolve`.
-pub(crate) const BESIDE_LAUNCHER: [&str; 4] = ["num-ps", "num-workers", "base-port", "ps-service"];
+pub(crate) const BESIDE_LAUNCHER: [&str; 8] = [
+    "num-ps",
+    "num-workers",
+    "base-port",
+    "ps-service",
+    "rendezvous",
+    "advertise",
+    "task-id",
+    "rendezvous-timeout-ms",
+];
+
+/// The ways in which a task can be reached, by other flags of the program.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct JoinAccess<'a> {
+    /// Whether other machines may reach what this process serves.
+    pub(crate) insecure: bool,
+    /// The address that the task listens on, if it is not that of the cluster.
+    pub(crate) listen: Option<&'a str>,
+    /// Prints a line about what the task waits for.
+    pub(crate) line: fn(&dyn fmt::Display),
+}
+
+/// A process that finds its place in a cluster.
+#[derive(Debug)]
+pub(crate) struct Joining(JoinStage);
+
+#[derive(Debug)]
+enum JoinStage {
+    Resolved(Box<Resolution>),
+    Meeting(Box<Resolution>, ClusterMeeting),
+    Scheduler(RendezvousPlan, ClusterRendezvous, fn(&dyn fmt::Display)),
+}
+
+/// The place of a process in a cluster.
+#[derive(Debug)]
+pub(crate) enum Joined {
+    /// It is a task. The meeting, if there is one, ends with the process.
+    Task(Box<Resolution>, Option<ClusterMeeting>),
+    /// It has served the rendezvous, and all tasks have ended.
+    Scheduler,
+}
 
 /// Lets a flag of [`BESIDE_LAUNCHER`] be given only beside `--resolve`.
 pub(crate) fn needs_launcher(flag: Arg) -> Arg {
@@ -54,6 +110,8 @@ pub(crate) enum ResolveFault {
     Resolve(ResolveError),
     /// The folder of the Unix sockets cannot be used.
     Folder(PathBuf, io::Error),
+    /// The tasks have not met at the rendezvous.
+    Meeting(MeetingError),
 }
 
 impl ResolveOptions {
@@ -69,20 +127,49 @@ impl ResolveOptions {
     }
 
     /// Resolves the cluster and the task of a process that serves or trains. Creates the private
-    /// folder of the Unix sockets of the ps tasks, if they have one.
+    /// folder of the Unix sockets of the ps tasks, if they have one, and goes to the rendezvous if
+    /// there is one.
+    ///
+    /// # Errors
+    /// Every [`ResolveFault`].
     pub(crate) fn join(
         &self,
         resolver: Resolver,
         tasks: &TaskOptions,
-    ) -> Result<Resolution, ResolveFault> {
+        access: JoinAccess<'_>,
+    ) -> Result<Joining, ResolveFault> {
         let resolution = self.resolution(resolver, tasks)?;
-        let Some(folder) = own_folder(&resolution, tasks) else {
-            return Ok(resolution);
-        };
-        match enter_private_folder(&folder) {
-            Ok(()) => Ok(resolution),
-            Err(error) => Err(ResolveFault::Folder(folder, error)),
+        if let Some(folder) = own_folder(&resolution, tasks) {
+            enter_private_folder(&folder).map_err(|error| ResolveFault::Folder(folder, error))?;
         }
+        self.go_to_rendezvous(resolution, access)
+    }
+
+    /// Goes to the rendezvous of a resolution, if there is one.
+    ///
+    /// # Errors
+    /// [`ResolveFault::Meeting`].
+    pub(crate) fn go_to_rendezvous(
+        &self,
+        resolution: Resolution,
+        access: JoinAccess<'_>,
+    ) -> Result<Joining, ResolveFault> {
+        let Some(mut plan) = resolution.rendezvous.clone() else {
+            return Ok(Joining(JoinStage::Resolved(Box::new(resolution))));
+        };
+        let JoinAccess { insecure, listen, line } = access;
+        let Some(task) = &mut plan.task else {
+            let rendezvous = ClusterRendezvous::listen(&plan.address, plan.size, insecure);
+            let rendezvous = rendezvous.map_err(MeetingError::Listen);
+            let rendezvous = rendezvous.map_err(ResolveFault::Meeting)?;
+            return Ok(Joining(JoinStage::Scheduler(plan, rendezvous, line)));
+        };
+        let listen_port = listen.and_then(|listen| listen.rsplit_once(':')?.1.parse().ok());
+        task.port = task.port.map(|port| listen_port.unwrap_or(port));
+        let within = Duration::from_millis(self.rendezvous_timeout_ms);
+        let meeting = ClusterMeeting::start(plan, within, insecure, line);
+        let meeting = meeting.map_err(ResolveFault::Meeting)?;
+        Ok(Joining(JoinStage::Meeting(Box::new(resolution), meeting)))
     }
 
     /// Returns the values of the flags.
@@ -102,9 +189,55 @@ impl ResolveOptions {
         known.num_workers = self.num_workers;
         known.base_port = self.base_port;
         known.ps_service = self.ps_service.clone();
+        known.rendezvous = self.rendezvous.clone();
+        known.advertised_host = self.advertise.clone();
+        known.task_id = self.task_id.clone();
         known.socket_folder = Some(runtime_folder());
         known.parent_process = Some(std::os::unix::process::parent_id());
         Ok(known)
+    }
+}
+
+impl Joining {
+    /// Waits until the process has its place: until all tasks have registered, or of a process that
+    /// only serves the rendezvous until all have ended.
+    ///
+    /// # Errors
+    /// [`ResolveFault::Meeting`].
+    pub(crate) async fn joined(self) -> Result<Joined, ResolveFault> {
+        match self.0 {
+            JoinStage::Resolved(resolution) => Ok(Joined::Task(resolution, None)),
+            JoinStage::Meeting(resolution, mut meeting) => {
+                let gathered = meeting.gathered().await.map_err(ResolveFault::Meeting)?;
+                let resolution = resolution.gathered(gathered.cluster, gathered.index);
+                Ok(Joined::Task(Box::new(resolution), Some(meeting)))
+            }
+            JoinStage::Scheduler(plan, rendezvous, line) => {
+                line(&format_args!("the rendezvous is at {}", plan.address));
+                let mut last = None;
+                let print = move |event: RendezvousEvent| {
+                    // One line for each change, not for each report of it.
+                    if last.as_ref() != Some(&event) {
+                        line(&event);
+                        last = Some(event);
+                    }
+                };
+                rendezvous.serve(print).await;
+                line(&"all tasks have ended");
+                Ok(Joined::Scheduler)
+            }
+        }
+    }
+
+    /// Waits like [`Joining::joined`], in a thread without a runtime.
+    ///
+    /// # Errors
+    /// [`ResolveFault::Meeting`].
+    pub(crate) fn wait(self) -> Result<Joined, ResolveFault> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime =
+            runtime.map_err(|error| ResolveFault::Meeting(MeetingError::Thread(error)))?;
+        runtime.block_on(self.joined())
     }
 }
 
@@ -116,6 +249,26 @@ fn dns_label(text: &str) -> Result<String, &'static str> {
         true => Ok(text.to_owned()),
         false => Err("a name is lower-case letters, digits and inner hyphens, at most 63"),
     }
+}
+
+/// Parses the address `host:port` of a rendezvous.
+fn host_and_port(text: &str) -> Result<String, String> {
+    match ClusterSpec::check_address(text) {
+        Ok(()) if !text.starts_with("unix:") => Ok(text.to_owned()),
+        Ok(()) => Err("a rendezvous has the address host:port".to_owned()),
+        Err(problem) => Err(problem.to_string()),
+    }
+}
+
+/// Parses a host without a port.
+fn host(text: &str) -> Result<String, String> {
+    host_and_port(&format!("{text}:1")).map(|_| text.to_owned())
+}
+
+/// Parses the stable id of a task.
+fn task_id(text: &str) -> Result<String, &'static str> {
+    let is_id = (1..=128).contains(&text.len()) && !text.contains(char::is_whitespace);
+    if is_id { Ok(text.to_owned()) } else { Err("an id has 1 to 128 bytes and no spaces") }
 }
 
 /// Returns the folder for the sockets of this user's processes.
@@ -138,6 +291,17 @@ impl fmt::Display for ResolveFault {
             ResolveFault::Resolve(error) => error.fmt(f),
             ResolveFault::Folder(folder, error) => {
                 write!(f, "cannot use the folder {}: {error}", folder.display())
+            }
+            ResolveFault::Meeting(MeetingError::Listen(error @ ListenError::Exposed { .. })) => {
+                write!(f, "{error}: give --insecure")
+            }
+            ResolveFault::Meeting(MeetingError::Listen(error @ ListenError::Elsewhere { .. })) => {
+                write!(f, "{error}: the rendezvous must be on the host of this process")
+            }
+            ResolveFault::Meeting(MeetingError::Listen(error)) => Chain(error).fmt(f),
+            ResolveFault::Meeting(MeetingError::Register(error)) => Chain(error).fmt(f),
+            ResolveFault::Meeting(MeetingError::Thread(error)) => {
+                write!(f, "cannot start a thread for the rendezvous: {error}")
             }
         }
     }

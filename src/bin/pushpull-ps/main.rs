@@ -131,7 +131,12 @@ async fn run(
     let configuration = |error| (EXIT_CONFIGURATION, error);
     let mut signals =
         EndSignals::watch().map_err(|error| configuration(error.to_string().into()))?;
-    let place = options.cluster.place(typed).map_err(configuration)?;
+    let place = tokio::select! {
+        place = options.cluster.place(typed, &options.network) => place.map_err(configuration)?,
+        // A task that waits for others can be ended.
+        () = signals.any() => return Ok(()),
+    };
+    let Some(place) = place else { return Ok(()) };
     let own = options.cluster.address(&place, typed).map_err(configuration)?;
     let at = match &options.network.listen {
         Some(address) => FlagAddress { flag: "--listen", address },

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::builder::TypedValueParser;
 use clap::{ArgGroup, Args, Parser, ValueEnum, value_parser};
 use pushpull::checkpoint::list;
+use pushpull::cluster::resolve::Resolution;
 use pushpull::job::optimizer_list;
 use pushpull::{ClusterSpec, PsConfig, Storage, TaskId};
 
@@ -12,9 +13,11 @@ use super::complaint::{CommandLine, DaemonError, with_group_hint};
 use super::ending::{WorkSummary, unsaved_line};
 use super::modes::{AsynchronousOptions, SynchronousOptions};
 use super::optimizer_options::OptimizerOptions;
+use super::output::print_error;
 use super::place::{Place, place};
 use super::shared::{
-    ExitWithParent, JobOptions, ResolveOptions, TaskOptions, local_path, parse_byte_size,
+    ExitWithParent, JobOptions, JoinAccess, Joined, ResolveOptions, TaskOptions, local_path,
+    parse_byte_size,
 };
 use super::unused::{check_directories, check_elastic, check_functions_alone};
 
@@ -336,24 +339,36 @@ impl DaemonOptions {
 }
 
 impl ClusterOptions {
-    /// Returns the cluster and this task, by flags or by the launcher.
+    /// Returns the cluster and this task, by flags, by the launcher or by the rendezvous. `None` for a
+    /// scheduler, once it has served the rendezvous of its cluster.
     ///
     /// # Errors
     /// Returns an error that names the flag or the variable with the fault.
-    pub(crate) fn place(&self, typed: &CommandLine) -> Result<ClusterPlace, DaemonError> {
+    pub(crate) async fn place(
+        &self,
+        typed: &CommandLine,
+        network: &NetworkOptions,
+    ) -> Result<Option<ClusterPlace>, DaemonError> {
         let Some(resolver) = self.resolve.resolve else {
             let cluster = self.spec(typed)?;
             let task = self.task(&cluster, typed)?;
-            return Ok(ClusterPlace { cluster, task, flag: None });
+            return Ok(Some(ClusterPlace { cluster, task, flag: None }));
         };
-        let resolution = self.resolve.join(resolver, &self.tasks);
-        let resolution = resolution.map_err(|fault| typed.blame("--resolve", &fault))?;
-        let (cluster, task) = (resolution.cluster, resolution.task);
+        let NetworkOptions { insecure, listen, .. } = network;
+        let access =
+            JoinAccess { insecure: *insecure, listen: listen.as_deref(), line: print_error };
+        let blame = |fault| typed.blame("--resolve", &fault);
+        let joining = self.resolve.join(resolver, &self.tasks, access).map_err(blame)?;
+        let resolution = match joining.joined().await.map_err(blame)? {
+            Joined::Task(resolution, _) => resolution,
+            Joined::Scheduler => return Ok(None),
+        };
+        let Resolution { cluster, task, .. } = *resolution;
         let task = match task {
             Some(task) => task,
             None => self.task(&cluster, typed)?,
         };
-        Ok(ClusterPlace { cluster, task, flag: Some("--resolve") })
+        Ok(Some(ClusterPlace { cluster, task, flag: Some("--resolve") }))
     }
 
     /// Returns this task. Its job is that of the variables unless a flag or the `task` of a

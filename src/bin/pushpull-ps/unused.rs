@@ -9,7 +9,7 @@ use super::complaint::{CommandLine, DaemonError};
 use super::options::{DaemonOptions, FlagAddress};
 
 /// The flags that have an effect in a task that serves functions alone.
-const OF_FUNCTIONS_ALONE: [&str; 18] = [
+const OF_FUNCTIONS_ALONE: [&str; 22] = [
     "--job",
     "--print-config",
     "--ps-hosts",
@@ -20,6 +20,10 @@ const OF_FUNCTIONS_ALONE: [&str; 18] = [
     "--num-workers",
     "--base-port",
     "--ps-service",
+    "--rendezvous",
+    "--advertise",
+    "--task-id",
+    "--rendezvous-timeout-ms",
     "--exit-with-parent",
     "--job-name",
     "--task-index",

@@ -1,8 +1,8 @@
 //! The command-line tool: `pushpull bench` measures a server beside the ceilings of the machine,
 //! `pushpull inspect` shows what a state or checkpoint directory holds, `pushpull export` writes a
 //! checkpoint as a safetensors file, `pushpull devices` lists what a worker can compute on,
-//! `pushpull launch` starts the tasks of a cluster, and `pushpull resolve` shows the cluster that a
-//! launcher tells.
+//! `pushpull launch` starts the tasks of a cluster, `pushpull rendezvous` gathers their addresses, and
+//! `pushpull resolve` shows the cluster that a launcher tells.
 
 mod bench;
 mod devices;
@@ -14,6 +14,7 @@ mod options;
 mod output;
 #[path = "../options/place.rs"]
 mod place;
+mod rendezvous;
 mod resolve;
 mod saved;
 
@@ -48,6 +49,8 @@ enum Command {
     /// Become a program that is killed when the launcher ends.
     #[command(hide = true)]
     LaunchChild(launch::ChildOptions),
+    /// Gather the addresses of a cluster's tasks, and tell each all of them.
+    Rendezvous(rendezvous::RendezvousCommand),
     /// Show the cluster and the task that the launcher of this process tells.
     Resolve(Box<resolve::ResolveCommand>),
 }
@@ -98,6 +101,7 @@ fn run(command: &Command) -> Result<ExitCode, Box<dyn Error>> {
         Command::Inspect(options) => inspect::run(options)?,
         Command::Launch(options) => return launch::run(options),
         Command::LaunchChild(options) => return Ok(launch::become_child(options)),
+        Command::Rendezvous(command) => rendezvous::run(command)?,
         Command::Resolve(command) => resolve::run(command)?,
     }
     Ok(ExitCode::SUCCESS)

@@ -5,12 +5,12 @@ use std::error::Error;
 use std::fmt::Write;
 
 use clap::Args;
-use pushpull::TaskId;
 use pushpull::cluster::resolve::{Resolution, Resolver};
+use pushpull::{ClusterSpec, TaskId};
 use serde_json::{Map, Value, json};
 
-use super::options::{ResolveOptions, TaskOptions};
-use super::output::print_lines;
+use super::options::{ClusterMeeting, JoinAccess, Joined, ResolveOptions, TaskOptions};
+use super::output::{print_error, print_lines};
 
 /// Options of `pushpull resolve`.
 #[derive(Debug, Args)]
@@ -19,6 +19,9 @@ pub(crate) struct ResolveCommand {
     tasks: TaskOptions,
     #[command(flatten)]
     resolve: ResolveOptions,
+    /// Let other machines reach the rendezvous, without authentication
+    #[arg(long, requires = "resolve", help_heading = "Network")]
+    insecure: bool,
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -27,11 +30,17 @@ pub(crate) struct ResolveCommand {
 pub(crate) fn run(command: &ResolveCommand) -> Result<(), Box<dyn Error>> {
     let resolver = command.resolve.resolve.unwrap_or(Resolver::Auto);
     let resolution = command.resolve.resolution(resolver, &command.tasks)?;
+    let access = JoinAccess { insecure: command.insecure, listen: None, line: print_error };
+    let joining = command.resolve.go_to_rendezvous(resolution, access)?;
+    let Joined::Task(resolution, meeting) = joining.wait()? else { return Ok(()) };
     let text = match command.json {
         true => json_of(&resolution).to_string(),
         false => lines_of(&resolution),
     };
-    Ok(print_lines(&text)?)
+    print_lines(&text)?;
+    // The others may still need the rendezvous.
+    meeting.into_iter().for_each(ClusterMeeting::leave);
+    Ok(())
 }
 
 fn lines_of(resolution: &Resolution) -> String {
@@ -49,22 +58,25 @@ fn lines_of(resolution: &Resolution) -> String {
 
 /// Returns the flags that make a program the same task without a launcher.
 fn flags_of(resolution: &Resolution, task: &TaskId) -> String {
+    let cluster = cluster_flags(&resolution.cluster);
+    format!("{cluster} --job-name {} --task-index {}", task.job, task.index)
+}
+
+/// Returns the flags that give a cluster.
+pub(crate) fn cluster_flags(cluster: &ClusterSpec) -> String {
     let hosts = |job: &str| {
-        let tasks = resolution.cluster.tasks().filter(|(task, _)| *task.job == *job);
+        let tasks = cluster.tasks().filter(|(task, _)| *task.job == *job);
         tasks.map(|(_, address)| address.to_owned()).collect::<Vec<_>>().join(",")
     };
     let jobs = [("--ps-hosts", TaskId::PS_JOB), ("--worker-hosts", "worker")];
-    let is_plain = resolution.cluster.jobs().all(|job| jobs.iter().any(|(_, name)| *name == job))
-        && !resolution.cluster.to_string().contains('@');
-    let cluster = match is_plain {
-        true => {
-            let given = jobs.iter().map(|(flag, job)| (flag, hosts(job)));
-            let given = given.filter(|(_, hosts)| !hosts.is_empty());
-            given.map(|(flag, hosts)| format!("{flag} {hosts} ")).collect::<String>()
-        }
-        false => format!("--cluster '{}' ", resolution.cluster),
-    };
-    format!("{cluster}--job-name {} --task-index {}", task.job, task.index)
+    let is_plain = cluster.jobs().all(|job| jobs.iter().any(|(_, name)| *name == job))
+        && !cluster.to_string().contains('@');
+    if !is_plain {
+        return format!("--cluster '{cluster}'");
+    }
+    let given = jobs.iter().map(|(flag, job)| (flag, hosts(job)));
+    let given = given.filter(|(_, hosts)| !hosts.is_empty());
+    given.map(|(flag, hosts)| format!("{flag} {hosts}")).collect::<Vec<_>>().join(" ")
 }
 
 fn json_of(resolution: &Resolution) -> Value {

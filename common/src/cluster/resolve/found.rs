@@ -1,6 +1,6 @@
 //! [`Found`]: what a source tells, completed by the values of the caller.
 
-use super::{ClusterSource, Known, Resolution, ResolveError};
+use super::{ClusterSource, Known, RegisteringTask, RendezvousPlan, Resolution, ResolveError};
 use crate::cluster::error::clip;
 use crate::cluster::{ClusterSpec, ClusterSpecBuilder};
 use crate::ids::TaskId;
@@ -20,6 +20,8 @@ pub(super) struct Found {
     pub(super) cluster: ClusterSpec,
     /// This task, with the variable that tells it.
     pub(super) task: Option<(&'static str, TaskId)>,
+    /// The rendezvous that tells the cluster, if the source does not.
+    pub(super) rendezvous: Option<RendezvousPlan>,
     /// The variables that were read. The first is the one that errors name for the cluster.
     pub(super) taken: Vec<(&'static str, String)>,
 }
@@ -36,8 +38,13 @@ impl Found {
         passed: Vec<(ClusterSource, String)>,
     ) -> Result<Resolution, ResolveError> {
         let variable = self.taken.first().map(|(variable, _)| *variable);
+        check_addresses(source, self.rendezvous.as_ref(), known)?;
         let cluster = unite(variable, self.cluster, known)?;
-        let task = complete_task(self.task, known)?;
+        let task = match (&self.rendezvous, &self.task, known.index) {
+            // The rendezvous assigns the index.
+            (Some(_), None, None) => None,
+            _ => complete_task(self.task, known)?,
+        };
         if let Some(task) = task.as_ref().filter(|task| is_listed(&cluster, task)) {
             let found = cluster.require(&task.job, task.index);
             let variable = || origins(variable, known);
@@ -45,21 +52,59 @@ impl Found {
         }
         let taken = self.taken.into_iter();
         let taken = taken.map(|(name, value)| (name.to_owned(), clip(&value))).collect();
-        Ok(Resolution { cluster, task, source, taken, passed })
+        let rendezvous = self.rendezvous;
+        Ok(Resolution { cluster, task, rendezvous, source, taken, passed })
     }
 }
 
 /// Returns the values of the caller alone, if they name a task of a cluster. A job without an index
 /// is left to sources that number their processes.
-pub(super) fn flags(known: &Known) -> Outcome {
-    let given = [
-        ("--ps-hosts", !known.jobs.is_empty()),
-        ("--job-name", known.job.is_some()),
-        ("--task-index", known.index.is_some()),
-    ];
-    match given.into_iter().find(|(_, is_given)| !is_given) {
-        Some((flag, _)) => Outcome::Absent(format!("{flag} is not given")),
-        None => Outcome::Found(Found::default()),
+///
+/// # Errors
+/// Those of a [`RendezvousPlan`].
+pub(super) fn flags(known: &Known) -> Result<Outcome, ResolveError> {
+    let given = match known.rendezvous {
+        None => [
+            ("--ps-hosts", !known.jobs.is_empty()),
+            ("--job-name", known.job.is_some()),
+            ("--task-index", known.index.is_some()),
+        ],
+        Some(_) => [
+            ("--job-name", known.job.is_some()),
+            ("--num-ps", known.num_ps.is_some()),
+            ("--num-workers", known.num_workers.is_some()),
+        ],
+    };
+    if let Some((flag, _)) = given.into_iter().find(|(_, is_given)| !is_given) {
+        return Ok(Outcome::Absent(format!("{flag} is not given")));
+    }
+    let (Some(address), Some(job)) = (&known.rendezvous, &known.job) else {
+        return Ok(Outcome::Found(Found::default()));
+    };
+    let counts = (known.num_ps.unwrap_or(0), known.num_workers.unwrap_or(0));
+    let plan = RendezvousPlan::new("--rendezvous", address, counts)?;
+    let plan = plan.registering(RegisteringTask::new(job, known.index, known).port(0));
+    Ok(Outcome::Found(Found { rendezvous: Some(plan), ..Found::default() }))
+}
+
+/// Checks that a rendezvous tells the whole cluster, and that one that a flag names is used.
+fn check_addresses(
+    source: ClusterSource,
+    plan: Option<&RendezvousPlan>,
+    known: &Known,
+) -> Result<(), ResolveError> {
+    let contradiction = |first, second| Err(ResolveError::Contradiction { first, second });
+    match (plan, known.jobs.first(), &known.rendezvous) {
+        (Some(plan), Some((flag, _)), _) => {
+            let second = format!("the rendezvous {}, which gathers all addresses", plan.address);
+            contradiction((*flag).to_owned(), second)
+        }
+        (None, given, Some(address)) => {
+            let origin = given.map_or(source.name(), |(flag, _)| flag);
+            let second = format!("{origin}, which tells the addresses");
+            contradiction(format!("--rendezvous {}", clip(address)), second)
+        }
+        _ => Ok(()),
     }
 }
 

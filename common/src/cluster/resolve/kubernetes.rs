@@ -50,7 +50,8 @@ pub(super) fn read(lookup: Lookup<'_>, known: &Known) -> Result<Outcome, Resolve
     let task = TaskId::new(&job, pod.index);
     let mut taken = vec![(POD, name.clone())];
     taken.extend((pod.index_variable != POD).then_some(index));
-    Ok(Outcome::Found(Found { cluster, task: Some((pod.index_variable, task)), taken }))
+    let task = Some((pod.index_variable, task));
+    Ok(Outcome::Found(Found { cluster, task, rendezvous: None, taken }))
 }
 
 /// The parts of a pod's name.

@@ -2,10 +2,10 @@
 //! their processes and tell nobody the addresses.
 
 use super::found::{Found, Outcome};
-use super::{ClusterSource, Known, Lookup, ResolveError};
+use super::{ClusterSource, Known, Lookup, RegisteringTask, RendezvousPlan, ResolveError};
 use crate::cluster::ClusterSpec;
 use crate::ids::TaskId;
-use crate::launch::{Launch, LaunchError, Launcher};
+use crate::launch::{Launch, LaunchError, Launcher, RENDEZVOUS};
 
 /// The tasks of a job by their ranks: the first are the ps tasks, the others the workers. With
 /// `--job-name` and no number of ps tasks all ranks are tasks of that job.
@@ -90,40 +90,72 @@ pub(super) fn read(lookup: Lookup<'_>, known: &Known) -> Result<Outcome, Resolve
     };
     let (rank_variable, size_variable) = variables(launch.launcher());
     let division = Division::of(ClusterSource::Mpi, &launch, size_variable, known)?;
+    let taken = vec![
+        (rank_variable, launch.rank().to_string()),
+        (size_variable, launch.size().to_string()),
+    ];
+    let task = Some((rank_variable, division.task.clone()));
     let mut builder = ClusterSpec::builder();
     if known.num_given(TaskId::PS_JOB).is_none() {
-        builder = builder.job(TaskId::PS_JOB, sockets(&launch, &division, known)?);
+        match (rendezvous(lookup, &launch, known), sockets(&launch, &division, known)) {
+            (Some((_, false)), Some(sockets)) | (None, Some(sockets)) => {
+                builder = builder.job(TaskId::PS_JOB, sockets);
+            }
+            (Some((address, _)), _) if division.num_ps > 0 => {
+                let plan = plan(address, &launch, &division, known)?;
+                let cluster = ClusterSpec::default();
+                let rendezvous = Some(plan);
+                return Ok(Outcome::Found(Found { cluster, task, rendezvous, taken }));
+            }
+            _ => {
+                let remedy = "--rendezvous or --ps-hosts";
+                return Err(ResolveError::NoPeers { resolver: ClusterSource::Mpi, remedy });
+            }
+        }
     }
     if known.num_given("worker").is_none() && division.only_job.is_none() {
         builder = builder.workers(launch.size() - division.num_ps);
     }
     let variable = rank_variable.to_owned();
     let cluster = builder.build().map_err(|cause| ResolveError::Cluster { variable, cause })?;
-    Ok(Outcome::Found(Found {
-        cluster,
-        task: Some((rank_variable, division.task)),
-        taken: vec![
-            (rank_variable, launch.rank().to_string()),
-            (size_variable, launch.size().to_string()),
-        ],
-    }))
+    Ok(Outcome::Found(Found { cluster, task, rendezvous: None, taken }))
 }
 
-/// Returns the Unix sockets of the ps tasks of a job on one host.
-fn sockets(
+/// Returns the Unix sockets of the ps tasks of a job, if it is on one host.
+fn sockets(launch: &Launch, division: &Division, known: &Known) -> Option<Vec<String>> {
+    let is_one_host = launch.local_size() == launch.size() && division.num_ps > 0;
+    let key = launch.job_key().filter(|_| is_one_host)?;
+    let folder = known.socket_folder.as_ref()?.join(format!("pushpull-{key}"));
+    let socket = |index| format!("unix:{}/ps-{index}.sock", folder.display());
+    Some((0..division.num_ps).map(socket).collect())
+}
+
+/// Returns the address of the rendezvous, and whether a flag or a variable of pushpull asks for it:
+/// other launchers pass one to jobs on one host, too.
+fn rendezvous<'a>(
+    lookup: Lookup<'_>,
+    launch: &'a Launch,
+    known: &'a Known,
+) -> Option<(&'a str, bool)> {
+    let flag = known.rendezvous.as_deref().map(|address| (address, true));
+    flag.or_else(|| Some((launch.rendezvous()?, lookup(RENDEZVOUS).is_some())))
+}
+
+/// Returns what a rank does at the rendezvous, which rank 0 serves.
+fn plan(
+    address: &str,
     launch: &Launch,
     division: &Division,
     known: &Known,
-) -> Result<Vec<String>, ResolveError> {
-    let is_one_host = launch.local_size() == launch.size() && division.num_ps > 0;
-    match (&known.socket_folder, launch.job_key()) {
-        (Some(folder), Some(key)) if is_one_host => {
-            let folder = folder.join(format!("pushpull-{key}"));
-            let socket = |index| format!("unix:{}/ps-{index}.sock", folder.display());
-            Ok((0..division.num_ps).map(socket).collect())
-        }
-        _ => Err(ResolveError::NoPeers { resolver: ClusterSource::Mpi, remedy: "--ps-hosts" }),
-    }
+) -> Result<RendezvousPlan, ResolveError> {
+    let (base, local) = (known.base_port, launch.local_rank());
+    let port = u16::try_from(local).ok().and_then(|local| base.checked_add(local));
+    let port = port.ok_or(ResolveError::Port { host: "this host".to_owned(), local, base })?;
+    let workers = launch.size().saturating_sub(division.num_ps);
+    let plan = RendezvousPlan::new("--rendezvous", address, (division.num_ps, workers))?;
+    let TaskId { job, index } = &division.task;
+    let task = RegisteringTask::new(job, Some(*index), known).port(port);
+    Ok(plan.here(launch.rank() == 0).registering(task))
 }
 
 /// Returns the variables with the rank and the size.

@@ -38,6 +38,7 @@ pub(super) fn read(lookup: Lookup<'_>, known: &Known) -> Result<Outcome, Resolve
     Ok(Outcome::Found(Found {
         cluster,
         task: Some((RANK, division.task)),
+        rendezvous: None,
         taken: vec![
             (NODES, nodes),
             (TASKS, tasks),

@@ -40,6 +40,7 @@ pub(super) fn read(lookup: Lookup<'_>) -> Result<Outcome, ResolveError> {
     Ok(Outcome::Found(Found {
         cluster: spec,
         task: task.map(|task| (VARIABLE, task)),
+        rendezvous: None,
         taken: vec![(VARIABLE, text)],
     }))
 }

@@ -26,6 +26,7 @@ pub(super) fn read(lookup: Lookup<'_>) -> Result<Outcome, ResolveError> {
     Ok(Outcome::Found(Found {
         cluster,
         task: Some((JOB, task)),
+        rendezvous: None,
         taken: vec![(CLUSTER, text), (JOB, job), (INDEX, index.to_string())],
     }))
 }

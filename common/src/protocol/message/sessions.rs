@@ -33,6 +33,8 @@ wire_enum! {
         6 => Client {},
         /// A member of a ring.
         7 => Rank {},
+        /// A task that registers at the rendezvous of its cluster.
+        8 => Task {},
     }
 }
 
@@ -47,6 +49,7 @@ impl Role {
             Role::Peer {} => 5,
             Role::Client {} => 6,
             Role::Rank {} => 7,
+            Role::Task {} => 8,
         }
     }
 

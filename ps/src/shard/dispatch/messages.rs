@@ -129,8 +129,9 @@ impl MessageRights {
 
     /// Returns whether a peer with this role may send the message.
     fn allow(self, role: Role) -> bool {
-        // A shard admits no client of functions, no admin and no rank of a ring.
-        if matches!(role, Role::Client {} | Role::Admin {} | Role::Rank {}) {
+        // A shard admits no client of functions, no admin, no rank of a ring and no task at a
+        // rendezvous.
+        if matches!(role, Role::Client {} | Role::Admin {} | Role::Rank {} | Role::Task {}) {
             return false;
         }
         match self.senders {

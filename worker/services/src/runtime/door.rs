@@ -34,12 +34,12 @@ impl PeerReceiver for Door {
     }
 }
 
-/// Returns the refusal of a peer that is no client of functions: a rank of a ring, or a peer of a
-/// parameter server, if its cluster lists this server as a ps task.
+/// Returns the refusal of a peer that is no client of functions: a rank of a ring, a task that looks
+/// for a rendezvous, or a peer of a parameter server, if its cluster lists this server as a ps task.
 fn role_refusal(role: Role, task: &TaskId, kind: u16) -> Option<Refusal> {
     match role {
         Role::Client {} => None,
-        Role::Rank {} => Some(Refusal::Role { role: role.code(), kind }),
+        Role::Rank {} | Role::Task {} => Some(Refusal::Role { role: role.code(), kind }),
         _ => {
             let detail = format!("{task} serves functions only, and holds no variables");
             Some(Refusal::Unsupported { kind, detail: Detail::clipped(&detail) })

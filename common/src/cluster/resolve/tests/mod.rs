@@ -31,6 +31,9 @@ fn set_flag(known: &mut Known, flag: &str, value: &str) {
         "base-port" => known.base_port = value.parse().expect("a port"),
         "ps-service" => known.ps_service = Some(value.to_owned()),
         "socket-folder" => known.socket_folder = Some(value.into()),
+        "rendezvous" => known.rendezvous = Some(value.to_owned()),
+        "advertise" => known.advertised_host = Some(value.to_owned()),
+        "task-id" => known.task_id = Some(value.to_owned()),
         "parent" => known.parent_process = Some(number()),
         other => panic!("unknown flag {other}"),
     }
@@ -41,6 +44,13 @@ fn text(case: &VariableCase<'_>) -> String {
     let lookup = |name: &str| case.variables.get(name).map(|&value| value.to_owned());
     let (resolver, known) = request(case);
     match resolve(resolver, &lookup, &known) {
+        Ok(Resolution { rendezvous: Some(plan), task, source, .. }) => {
+            format!(
+                "{source}: {}{}",
+                plan_text(&plan),
+                task.map_or(String::new(), |task| format!(" as {task}"))
+            )
+        }
         Ok(Resolution { cluster, task, source, .. }) => {
             let task = task.map_or("no task".to_owned(), |task| task.to_string());
             format!("{source}: {task} of {cluster}")
@@ -49,10 +59,23 @@ fn text(case: &VariableCase<'_>) -> String {
     }
 }
 
+fn plan_text(plan: &RendezvousPlan) -> String {
+    let RendezvousPlan { address, size, is_here, task } = plan;
+    let serves = if *is_here { "serves and " } else { "" };
+    let does = task.as_ref().map_or("registers nothing".to_owned(), |task| {
+        let key = task.id.as_ref().map_or("any".to_owned(), |id| format!("{id:?}"));
+        let key = task.index.map_or(key, |index| index.to_string());
+        let host = task.host.as_deref().unwrap_or("*");
+        let port = task.port.map_or("no port".to_owned(), |port| format!("{host}:{port}"));
+        format!("registers {} {key} with {port}", task.job)
+    });
+    format!("{serves}{does} at {address} for {}+{}", size.num_ps(), size.num_workers())
+}
+
 #[test]
 fn variables_and_flags_give_a_cluster_or_name_their_fault() {
     let cases = cases(include_str!("sources.txt"));
-    assert_eq!(cases.len(), 70);
+    assert_eq!(cases.len(), 86);
     let differ: Vec<_> = cases
         .iter()
         .filter(|case| text(case) != case.expected)
@@ -71,7 +94,9 @@ fn without_one_of_its_variables_a_process_is_never_another_task() {
             let without = |name: &str| lookup(name).filter(|_| name != *gone);
             let found = resolve(resolver, &without, &known);
             let Ok(found) = found else { continue };
-            if found.source == whole.source {
+            // Without an index the rendezvous assigns one.
+            let is_assigned = found.rendezvous.is_some() && found.task.is_none();
+            if found.source == whole.source && !is_assigned {
                 assert_eq!(found.task, whole.task, "line {}, without {gone}", case.line);
                 assert_eq!(found.cluster, whole.cluster, "line {}, without {gone}", case.line);
             }

@@ -7,7 +7,7 @@ use pushpull_common::protocol::wire::{List, Text};
 
 use super::*;
 
-const ROLES: [Role; 7] = [
+const ROLES: [Role; 8] = [
     Role::Worker {},
     Role::Chief {},
     Role::Reader {},
@@ -15,13 +15,14 @@ const ROLES: [Role; 7] = [
     Role::Admin {},
     Role::Client {},
     Role::Rank {},
+    Role::Task {},
 ];
 
-/// The roles that may send a message, each as a letter (F calls functions, N is a rank), and then
+/// The roles that may send a message, each as a letter (F calls functions, N is a rank, T asks a rendezvous), and then
 /// the other rights.
 fn rights(message: impl Into<Message>) -> String {
     let rights = MessageRights::of(&message.into());
-    let roles = ROLES.iter().zip("WCRPAFN".chars()).filter(|(role, _)| rights.allow(**role));
+    let roles = ROLES.iter().zip("WCRPAFNT".chars()).filter(|(role, _)| rights.allow(**role));
     let mut text: String = roles.map(|(_, letter)| letter).collect();
     let others = [
         (rights.reads, " reads"),
