@@ -184,6 +184,7 @@ impl Shard {
     /// changed: everything but checkpoints.
     pub(super) fn push_applied(&mut self, now: Instant, job: PushJob) -> Changes {
         let Some(inbox) = &mut self.intake.inbox else { return Changes::ALL };
+        self.variables.record_assigned(inbox, job.push_slot);
         let Some((client, push)) = inbox.take(job.push_slot) else { return Changes::ALL };
         self.count_overflow();
         if !self.config.planted.has(Bug::SequenceBeforeFlip) {
@@ -195,7 +196,6 @@ impl Shard {
             staleness = self.gradient_applied(&job, &push);
         } else {
             self.counters.assigns_applied.add(1);
-            self.variables.assigned(push.extents.ranges());
         }
         if let Some(effect) = &push.effect {
             self.steps.coordinators.settle(effect);

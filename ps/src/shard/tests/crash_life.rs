@@ -143,11 +143,18 @@ pub(super) fn run(
     assert!(matches!(world.declare(line, &other), Message::Declared(_)));
     assert!(matches!(world.declare(line, &catalogue), Message::Declared(_)));
 
-    // Two variables are assigned before all are initialized: one in new blocks, one in place.
+    // Two dense variables are assigned before all are initialized: one in new blocks, one in place.
     let sums = Push::plain(1, Operation::Assign {}, world.push_slot(line));
     applied(&world.push_answer(line, &sums, &[(616, &numbers(36, 1.0))]));
     let n = Push::plain(2, Operation::Assign {}, world.push_slot(line));
     applied(&world.push_answer(line, &n, &[(760, &bytes_of(&[7_i64]))]));
+    // So are all rows, in two pushes, of which the second alone has the last row.
+    for (sequence, rows) in [(3, 0..30_u32), (4, 30..40)] {
+        let push = Push::plain(sequence, Operation::Assign {}, world.push_slot(line));
+        let rows: Vec<u32> = rows.collect();
+        let values = numbers(5 * rows.len(), 8.0);
+        applied(&world.push_answer(line, &push, &[(3328, &index_of(&rows)), (768, &values)]));
+    }
     assert!(matches!(
         world.ask(line, message::Initialize { epoch: RestoreEpoch(1) }.into()),
         Message::Ready(_)

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use pushpull_common::ids::{PartitionId, VariableId};
+use pushpull_common::ids::{PartitionId, RestoreEpoch, ShardId, VariableId};
+use pushpull_common::initializer::Initializer;
 use pushpull_common::partition::Partitioner;
 use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Envelope, Message, Outcome, Refusal};
@@ -180,16 +181,98 @@ fn bad_rows_are_refused_and_change_nothing() {
     assert!(matches!(refused.refusal, Refusal::Range { .. }), "an index begins with its count");
 }
 
-#[test]
-fn the_chief_assigns_no_initial_values_to_rows() {
-    let mut world = World::bare(variables(), Sgd::new(1.0), |config| config);
-    let line = world.join(0, &mut chief());
+/// Sends rows of `table` as first values.
+fn assign(
+    world: &mut World,
+    line: ConnectionId,
+    sequence: u64,
+    rows: &[u32],
+    values: &[f32],
+) -> Message {
+    let push = Push::plain(sequence, Operation::Assign {}, world.push_slot(line));
+    world.push_answer(line, &push, &[(INDEX, &index_of(rows)), (TABLE, &bytes_of(values))])
+}
+
+/// A shard with the variables declared, whose rows begin with ones, and the connection of its chief.
+fn declared(chief: &mut super::peers::Peer) -> (World, ConnectionId) {
+    let mut variables = variables();
+    variables[1] = variables[1].clone().initializer(Initializer::Ones);
+    let mut world = World::bare(variables, Sgd::new(1.0), |config| config);
+    let line = world.join(0, chief);
     let catalogue = world.catalogue.clone();
     world.declare(line, &catalogue);
+    (world, line)
+}
+
+#[test]
+fn rows_assigned_before_initialization_are_kept() {
+    let mut chief = chief();
+    let (mut world, line) = declared(&mut chief);
+    let values: Vec<f32> = (10..25).map(|value| value as f32).collect();
+    let answer = assign(&mut world, line, 1, &[0, 1, 2], &values[..9]);
+    assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
+    // The server is killed between two pushes of rows, and after the last.
+    world.restart(0).unwrap();
+    let line = world.join(0, &mut chief);
+    let answer = assign(&mut world, line, 2, &[3, 4], &values[9..]);
+    assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
+    world.restart(0).unwrap();
+    let line = world.join(0, &mut chief);
+    let refused = pull(&mut world, line, 1, &[0]);
+    assert_eq!(refused, Err(Refusal::NotInitialized {}), "nobody reads rows that are being loaded");
+    world.ask(line, message::Initialize { epoch: RestoreEpoch(1) }.into());
+    assert_eq!(table(&mut world, line), values);
+}
+
+/// A chief dies in the middle of its rows, the second time after another has sent all. No row of the
+/// partition keeps what was sent, and none is left without a value.
+#[test]
+fn rows_of_an_unfinished_chief_are_initialized() {
+    for has_earlier in [false, true] {
+        let (mut world, line) = declared(&mut chief());
+        if has_earlier {
+            let answer = assign(&mut world, line, 1, &[0, 1, 2, 3, 4], &[6.0; 15]);
+            assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
+        }
+        let answer = assign(&mut world, line, 2, &[0, 1, 2], &[7.0; 9]);
+        assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
+        world.ask(line, message::Leave {}.into());
+        let line = world.join(0, &mut chief().restarted());
+        let catalogue = world.catalogue.clone();
+        world.declare(line, &catalogue);
+        assert_eq!(pull(&mut world, line, 1, &[0]), Err(Refusal::NotInitialized {}));
+        world.ask(line, message::Initialize { epoch: RestoreEpoch(1) }.into());
+        assert_eq!(table(&mut world, line), [1.0; 15]);
+    }
+}
+
+#[test]
+fn the_chief_assigns_first_rows_of_tables() {
+    let users = VariableSpec::table("users", DType::F32, [2], TableSpec::new(1 << 20)).unwrap();
+    let users = users.initializer(Initializer::Ones);
+    let mut world = World::bare(vec![users], Sgd::new(1.0), |config| config);
+    let mut peer = chief();
+    let line = world.join(0, &mut peer);
+    let catalogue = world.catalogue.clone();
+    world.declare(line, &catalogue);
+    let layout = catalogue.layout(ShardId { task: 0, shard: 0 });
+    let index = layout.tables()[0].index.unwrap();
     let push = Push::plain(1, Operation::Assign {}, world.push_slot(line));
-    let answer = world.push_answer(line, &push, &[(INDEX, &index_of::<u32>(&[]))]);
-    let Message::Refused(refused) = answer else { panic!("not refused but {answer:?}") };
-    assert!(matches!(refused.refusal, Refusal::Operation { variable: VariableId(1), .. }));
+    let parts = [
+        (index, &index_of(&[7_u64, u64::MAX])[..]),
+        (layout.tables()[0].offset, &bytes_of(&[1_f32, 2.0, 3.0, 4.0])),
+    ];
+    let answer = world.push_answer(line, &push, &parts);
+    assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
+    world.restart(0).unwrap();
+    let line = world.join(0, &mut peer);
+    world.ask(line, message::Initialize { epoch: RestoreEpoch(1) }.into());
+    let body = bytes_of(&[u64::MAX, 8, 7]);
+    let pull = message::PullRows { partition: PartitionId(0) };
+    let request = world.send(line, Envelope::default(), pull.into(), &body);
+    world.work();
+    let (_, rows) = world.answer_with_body(line, request);
+    assert_eq!(f32s(&rows), [3.0, 4.0, 1.0, 1.0, 1.0, 2.0]);
 }
 
 #[test]

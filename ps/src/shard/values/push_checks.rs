@@ -23,7 +23,6 @@ impl Variables {
     ) -> Result<(), Refusal> {
         let store = self.store().ok_or(Refusal::NotInitialized {})?;
         let layout = store.layout();
-        let is_ready = self.is_ready();
         push.extents.check(range, layout).map_err(|misplaced| Refusal::Range {
             offset: range.start,
             bytes: range.end.saturating_sub(range.start),
@@ -39,11 +38,6 @@ impl Variables {
             let variable = layout.touched(range.clone()).next();
             let variable = variable.map_or(VariableId(0), |partition| partition.variable);
             return Err(Refusal::Operation { variable, tried });
-        }
-        let first = self.fused_ranges.first_touched(layout, range, |sparse, _| sparse && !is_ready);
-        if let Some(partition) = first {
-            let tried = Detail::clipped("first values by rows: its initializer makes them");
-            return Err(Refusal::Operation { variable: partition.variable, tried });
         }
         if let Some(partition) = wrong {
             let tried = Detail::clipped(match push.operation {

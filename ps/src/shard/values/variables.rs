@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use pushpull_common::catalogue::Catalogue;
+use pushpull_common::catalogue::{Catalogue, Partition};
 use pushpull_common::error::Chain;
 use pushpull_common::ids::{GlobalStep, PartitionId, RestoreEpoch, ShardId};
 use pushpull_common::protocol::limits::RESTORE_EPOCHS_AHEAD;
@@ -27,6 +27,7 @@ use super::untrained_variables::UntrainedVariables;
 use crate::client_key::ClientKey;
 use crate::config::{Durability, NonFinite, PsConfig};
 use crate::error::StorageError;
+use crate::inbox::Inbox;
 use crate::metrics::{Counters, Overflowed};
 use crate::shard::output::{AnswerBody, ShardOutputs};
 use crate::shard::request::{PeerRequest, unsupported};
@@ -45,7 +46,8 @@ pub(in crate::shard) struct Variables {
     pub(in crate::shard) rules: VariableRules,
     /// Adjacent partitions that are updated together.
     pub(in crate::shard) fused_ranges: FusedRanges,
-    /// The partitions that were assigned before the shard was initialized.
+    /// The partitions that were assigned whole before the shard was initialized. A sparse one is, if
+    /// the last push of its rows had the last row.
     pub(in crate::shard) assigned: BTreeSet<PartitionId>,
     /// The restore epoch, and the step at which it began. The epoch increases with each restore,
     /// and when the variables first have values.
@@ -424,12 +426,24 @@ impl Variables {
         self.assigned.clear();
     }
 
-    /// Records the ranges of an assignment before the variables are initialized.
-    pub(in crate::shard) fn assigned(&mut self, ranges: &[Range<u64>]) {
+    /// Records the partitions that a whole push assigns before the variables are initialized.
+    ///
+    /// Rows come in ascending order over several pushes. A sparse partition of which the last push
+    /// lacks the last row was left by a chief that died, and its initializer writes all its rows.
+    pub(in crate::shard) fn record_assigned(&mut self, inbox: &Inbox, push_slot: u32) {
         let VariablesState::Declared(store) = &self.state else { return };
-        for range in ranges {
-            let stored = store.layout().within(range.clone()).filter(|p| !p.is_table());
-            self.assigned.extend(stored.map(|partition| partition.id));
+        let Some(push) = inbox.arrival(push_slot) else { return };
+        let has_last_row = |partition: &Partition| {
+            let last = inbox.rows(push_slot, partition).and_then(|rows| rows.numbers().last());
+            last.is_some_and(|row| row + 1 == partition.row_count())
+        };
+        for range in push.extents.ranges() {
+            for partition in store.layout().within(range.clone()).filter(|p| !p.is_table()) {
+                match !partition.is_sparse() || has_last_row(partition) {
+                    true => self.assigned.insert(partition.id),
+                    false => self.assigned.remove(&partition.id),
+                };
+            }
         }
     }
 
