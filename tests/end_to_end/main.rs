@@ -19,6 +19,7 @@ mod example_hello;
 mod example_multi_device;
 mod example_towers;
 mod example_trainer;
+mod first_values;
 mod growth;
 mod half_rows;
 mod halves;

@@ -13,8 +13,7 @@ use pushpull::training::{
     FinalValues, FinishedStep, Flow, Hook, HookError, JoinReport, StopReason, TrainingConfig,
     TrainingEnd, hooks,
 };
-use pushpull::worker::DataSet;
-use pushpull::worker::Interrupt;
+use pushpull::worker::{DataSet, Interrupt, LoadOptions};
 use pushpull::{Asynchronous, Error, Ps, PsConfig, Sgd, Synchronous, TaskId, VariableSpec};
 use pushpull::{ClusterSpec, WorkerConfig};
 
@@ -425,8 +424,10 @@ fn steps_pull_rows_and_first_values_come_from_a_file() {
     let cluster = TestCluster::sgd(1, |config| config.last_step(4));
     let rows = VariableSpec::f32("rows", [9, 2]).unwrap().sparse();
     let config = config(&cluster.spec, 0).variables([rows]);
-    let mut session =
-        TrainingSession::start(config.initialize(move |initial| initial.load(&file))).unwrap();
+    // The rows keep their initializer.
+    let options = LoadOptions::new().allow_missing(true);
+    let config = config.initialize(move |initial| initial.load_with(&file, &options));
+    let mut session = TrainingSession::start(config).unwrap();
     let mut values = [0.0_f32; 4];
     for index in 0..4 {
         let mut step = session.step().unwrap().unwrap();

@@ -1,12 +1,10 @@
 //! [`declare`]: declares variables for a client of functions.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use pushpull_common::cluster::ClusterSpec;
-use pushpull_common::ids::{ShardId, TaskId, VariableId};
+use pushpull_common::ids::{ShardId, TaskId};
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Role;
 use pushpull_common::variable::VariableSpec;
@@ -15,7 +13,7 @@ use crate::client::{Deadline, SessionClient};
 use crate::config::WorkerConfig;
 use crate::error::Error;
 use crate::gradients::sharding_plan::ShardingPlan;
-use crate::initial_values::InitialValues;
+use crate::initial_values::{InitialTensors, InitialValues};
 use crate::joining::place;
 use crate::worker::Worker;
 
@@ -58,17 +56,17 @@ enum FirstValues<F> {
     /// The closure has not run.
     Closure(F),
     /// The values that the closure has set, for every further attempt.
-    Filled(BTreeMap<VariableId, Bytes>),
+    Filled(InitialTensors),
 }
 
 impl<F: FnOnce(&mut InitialValues<'_>)> FirstValues<F> {
     /// Sets the values of an attempt.
     fn fill(&mut self, values: &mut InitialValues<'_>) {
-        match std::mem::replace(self, FirstValues::Filled(BTreeMap::new())) {
+        match std::mem::replace(self, FirstValues::Filled(InitialTensors::default())) {
             FirstValues::Closure(fill) => fill(values),
-            FirstValues::Filled(filled) => values.set_values(filled),
+            FirstValues::Filled(filled) => values.set_tensors(filled),
         }
-        *self = FirstValues::Filled(values.values().clone());
+        *self = FirstValues::Filled(values.tensors().clone());
     }
 }
 

@@ -1,15 +1,20 @@
 //! The first values that the chief sets instead of the initializers of the variables.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use bytes::Bytes;
 use pushpull_common::ids::VariableId;
 use pushpull_common::tensor::Element;
 
-use crate::error::{Error, LoadError, ViewError};
+use crate::error::{Error, ViewError};
 use crate::gradients::sharding_plan::ShardingPlan;
-use crate::safetensors_file::{SafetensorsFile, can_cast, dtype_of};
+pub(crate) use file_rows::{FileRows, RowPiece};
+pub use load_options::LoadOptions;
+
+mod file_rows;
+mod load;
+mod load_options;
 
 /// The first values of variables, set by the closure that the chief passes to
 /// [`crate::Worker::join`].
@@ -19,13 +24,20 @@ use crate::safetensors_file::{SafetensorsFile, can_cast, dtype_of};
 #[doc(alias = "init_fn")]
 pub struct InitialValues<'a> {
     plan: &'a ShardingPlan,
-    values: BTreeMap<VariableId, Bytes>,
+    tensors: InitialTensors,
     fault: Option<Error>,
+}
+
+/// The first values that are set: dense variables in memory, rows in the files that have them.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct InitialTensors {
+    pub(crate) dense: BTreeMap<VariableId, Bytes>,
+    pub(crate) rows: BTreeMap<VariableId, FileRows>,
 }
 
 impl<'a> InitialValues<'a> {
     pub(crate) fn new(plan: &'a ShardingPlan) -> InitialValues<'a> {
-        InitialValues { plan, values: BTreeMap::new(), fault: None }
+        InitialValues { plan, tensors: InitialTensors::default(), fault: None }
     }
 
     /// Sets the first values of a dense variable, in row-major order. A later call replaces an
@@ -33,7 +45,7 @@ impl<'a> InitialValues<'a> {
     pub fn set<T: Element>(&mut self, name: &str, values: &[T]) -> &mut Self {
         match padded_bytes(self.plan, name, values) {
             Ok((id, bytes)) => {
-                self.values.insert(id, bytes);
+                self.tensors.dense.insert(id, bytes);
             }
             Err(fault) => {
                 self.fault.get_or_insert(fault.into());
@@ -42,17 +54,34 @@ impl<'a> InitialValues<'a> {
         self
     }
 
-    /// Sets the first values of all dense variables from a safetensors file, by their names.
+    /// Sets the first values of all variables from safetensors files, by their names.
     ///
-    /// The file must have a tensor of the same type and shape for each of them, and no others. An
-    /// error is one of `join`: [`Error::Load`].
+    /// `path` is one of these:
     ///
-    /// Cost: reads the file once, tensor by tensor.
+    /// - a file in the safetensors format;
+    /// - the index of a sharded checkpoint, as Hugging Face writes it: a JSON file whose
+    ///   `weight_map` names the file below its folder that has each tensor;
+    /// - a folder with a `model.safetensors`, or else with a `model.safetensors.index.json`.
+    ///
+    /// Each variable has a tensor of its name, and there are no others:
+    ///
+    /// - A dense or sparse variable has a tensor of its type and shape.
+    /// - A table has two, as `pushpull export` writes them: its rows, and under its name and `:ids`
+    ///   as many 64-bit ids. The rows are admitted, whatever the table's
+    ///   [`RowAdmission`](pushpull_common::table::RowAdmission), and have the age of step 0.
+    ///
+    /// The files must not change before `join` returns. An error is one of `join`: [`Error::Load`].
+    /// Rows that the servers refuse are errors as in [`crate::Worker::assign_rows`].
+    ///
+    /// Cost: reads each tensor once, and the ids of a table twice. Dense variables are kept in memory
+    /// until `join` returns. Rows are read and sent in pieces of 4 MiB. The check of a table's ids
+    /// takes 8 bytes of memory for each. The other workers wait for the chief, for at most
+    /// [`crate::WorkerConfig::connect_timeout`].
     pub fn load(&mut self, path: impl AsRef<Path>) {
         self.load_with(path, &LoadOptions::new());
     }
 
-    /// Sets the first values of variables from a safetensors file, as [`InitialValues::load`] does,
+    /// Sets the first values of variables from safetensors files, as [`InitialValues::load`] does,
     /// with other names, or only of some.
     ///
     /// ```no_run
@@ -65,8 +94,11 @@ impl<'a> InitialValues<'a> {
     /// # }
     /// ```
     pub fn load_with(&mut self, path: impl AsRef<Path>, options: &LoadOptions) {
-        match read(self.plan, path.as_ref(), options) {
-            Ok(values) => self.values.extend(values),
+        match load::load(self.plan, path.as_ref(), options) {
+            Ok(InitialTensors { dense, rows }) => {
+                self.tensors.dense.extend(dense);
+                self.tensors.rows.extend(rows);
+            }
             Err(fault) => {
                 self.fault.get_or_insert(fault.into());
             }
@@ -74,121 +106,21 @@ impl<'a> InitialValues<'a> {
     }
 
     /// Returns the values that are set. An error is kept for [`InitialValues::finish`].
-    pub(crate) fn values(&self) -> &BTreeMap<VariableId, Bytes> {
-        &self.values
+    pub(crate) fn tensors(&self) -> &InitialTensors {
+        &self.tensors
     }
 
     /// Sets values that were taken from another attempt with the same variables.
-    pub(crate) fn set_values(&mut self, values: BTreeMap<VariableId, Bytes>) {
-        self.values = values;
+    pub(crate) fn set_tensors(&mut self, tensors: InitialTensors) {
+        self.tensors = tensors;
     }
 
     /// Returns the values, or the first error.
-    pub(crate) fn finish(self) -> Result<BTreeMap<VariableId, Bytes>, Error> {
+    pub(crate) fn finish(self) -> Result<InitialTensors, Error> {
         match self.fault {
-            None => Ok(self.values),
+            None => Ok(self.tensors),
             Some(fault) => Err(fault),
         }
-    }
-}
-
-/// Which tensors of a file fill which variables. By default those of equal names, and each
-/// dense variable has one tensor.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LoadOptions {
-    /// The names of tensors, by variable.
-    renames: BTreeMap<String, String>,
-    allows_missing: bool,
-    allows_extra: bool,
-    casts: bool,
-}
-
-impl LoadOptions {
-    /// Returns the default options.
-    pub fn new() -> LoadOptions {
-        LoadOptions::default()
-    }
-
-    /// Fills a variable from a tensor of another name.
-    pub fn rename(mut self, variable: impl Into<String>, tensor: impl Into<String>) -> LoadOptions {
-        self.renames.insert(variable.into(), tensor.into());
-        self
-    }
-
-    /// Whether variables may be missing in the file. They keep their initializers. Default: no.
-    pub fn allow_missing(self, allows: bool) -> LoadOptions {
-        LoadOptions { allows_missing: allows, ..self }
-    }
-
-    /// Whether the file may have tensors for which there is no variable. Default: no.
-    pub fn allow_extra(self, allows: bool) -> LoadOptions {
-        LoadOptions { allows_extra: allows, ..self }
-    }
-
-    /// Whether elements of `f16`, `bf16`, `f32` and `f64` are cast to the type of their variable,
-    /// rounded to the nearest number of it. A finite number beyond its range is an error. Default:
-    /// no, the types are the same.
-    pub fn cast(self, casts: bool) -> LoadOptions {
-        LoadOptions { casts, ..self }
-    }
-
-    /// Returns the name of a variable's tensor.
-    fn tensor_of<'a>(&'a self, variable: &'a str) -> &'a str {
-        self.renames.get(variable).map_or(variable, String::as_str)
-    }
-}
-
-/// Reads the values of variables from a file.
-fn read(
-    plan: &ShardingPlan,
-    path: &Path,
-    options: &LoadOptions,
-) -> Result<BTreeMap<VariableId, Bytes>, LoadError> {
-    let mut file = SafetensorsFile::open(path)?;
-    let path = || path.to_owned();
-    if let Some(variable) = options.renames.keys().find(|name| plan.find(name).is_err()) {
-        return Err(LoadError::Rename { path: path(), variable: variable.clone() });
-    }
-    let mut values = BTreeMap::new();
-    let mut used = BTreeSet::new();
-    for (index, variable) in plan.catalogue().variables().iter().enumerate() {
-        let (name, tensor) = (variable.name().to_owned(), options.tensor_of(variable.name()));
-        let Some(info) = file.info(tensor) else {
-            if variable.is_sparse() || options.allows_missing {
-                continue;
-            }
-            return Err(LoadError::Missing { path: path(), variable: name, tensor: tensor.into() });
-        };
-        if variable.is_sparse() {
-            return Err(LoadError::Sparse { path: path(), variable: name });
-        }
-        let found = dtype_of(info);
-        let is_cast = options.casts && found.is_some_and(|found| can_cast(found, variable.dtype()));
-        if found != Some(variable.dtype()) && !is_cast {
-            let tensor = tensor.to_owned();
-            let found = info.dtype.to_string();
-            let dtype = variable.dtype();
-            return Err(LoadError::Type { path: path(), tensor, found, variable: name, dtype });
-        }
-        let extents = info.shape.iter().map(|&extent| extent as u64);
-        let same = extents.eq(variable.shape().extents().iter().copied());
-        if !same {
-            let tensor = tensor.to_owned();
-            let shape = variable.shape().to_string();
-            let found = format!("{:?}", info.shape);
-            return Err(LoadError::Shape { path: path(), tensor, found, variable: name, shape });
-        }
-        let elements = match found.filter(|&found| found != variable.dtype()) {
-            None => file.read_padded(tensor)?,
-            Some(found) => file.read_cast(tensor, found, variable.dtype())?,
-        };
-        values.insert(VariableId(index as u32), elements.into());
-        used.insert(tensor.to_owned());
-    }
-    let mut names = file.names().into_iter();
-    match names.find(|name| !options.allows_extra && !used.contains(name)) {
-        Some(tensor) => Err(LoadError::Extra { path: path(), tensor }),
-        None => Ok(values),
     }
 }
 

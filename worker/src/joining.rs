@@ -1,14 +1,13 @@
 //! How a worker joins: it places the variables, and the chief declares them on every shard and
 //! ensures that all have consistent values.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::cluster::ClusterSpec;
-use pushpull_common::ids::{RestoreEpoch, ShardId, VariableId};
+use pushpull_common::ids::{RestoreEpoch, ShardId};
 use pushpull_common::partition::Partitioner;
 use pushpull_common::placement::{Placement, ShardMap};
 use pushpull_common::protocol::message::{CheckpointId, Operation};
@@ -19,7 +18,7 @@ use crate::client::{Deadline, SessionClient, is_outdated, join_all};
 use crate::contained::contained;
 use crate::error::{ConfigError, Error};
 use crate::gradients::sharding_plan::ShardingPlan;
-use crate::initial_values::InitialValues;
+use crate::initial_values::{InitialTensors, InitialValues};
 use crate::outcome::{PassedOver, RestoredCheckpoint};
 use crate::session::JoinedEpoch;
 use crate::start::{self, DeclaredShard, StartDecision};
@@ -39,7 +38,7 @@ pub(crate) struct ChiefJoin<'a, F> {
     shards: &'a [ShardId],
     fill: Option<F>,
     /// The values from `fill`, which is called once.
-    values: BTreeMap<VariableId, Bytes>,
+    values: InitialTensors,
     /// The checkpoint whose restore was requested.
     restored: Option<RestoredCheckpoint>,
 }
@@ -52,7 +51,7 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
         fill: F,
     ) -> Self {
         let fill = Some(fill);
-        let values = BTreeMap::new();
+        let values = InitialTensors::default();
         ChiefJoin { worker, plan, shards, fill, values, restored: None }
     }
 
@@ -186,12 +185,17 @@ impl<'a, F: FnOnce(&mut InitialValues<'_>)> ChiefJoin<'a, F> {
             contained("the function that sets first values", || fill(&mut initial_values))?;
             self.values = initial_values.finish()?;
         }
-        for (id, values) in &self.values {
-            // An initialized variable keeps its assigned values.
-            let id = *id;
+        // An initialized variable keeps its assigned values.
+        for (&id, values) in &self.values.dense {
             let values = values.clone();
             let operation = Operation::Assign {};
             self.worker.assign_bytes(self.plan, id, values, operation, shards).await?;
+        }
+        for (&id, rows) in &self.values.rows {
+            for piece in rows.pieces(self.plan, id, shards) {
+                let piece = rows.read(self.plan, id, piece, shards)?;
+                self.worker.assign_piece(self.plan, id, &piece).await?;
+            }
         }
         for &shard in shards {
             let initialize = message::Initialize { epoch };

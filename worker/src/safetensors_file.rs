@@ -1,20 +1,22 @@
 //! [`SafetensorsFile`]: reads tensors from a file that nobody has checked.
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{Read, Seek};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use pushpull_common::file_kind::{FIRST_BYTES, FileKind};
 use pushpull_common::local_path;
+use pushpull_common::regular_file::not_regular;
 use pushpull_common::tensor::{DType, bf16, f16};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserialize, IgnoredAny};
 use serde_json::Value;
 
 use crate::error::LoadError;
-use pushpull_common::regular_file::not_regular;
+use crate::json_entries::JsonEntries;
 
 /// An open file in the safetensors format: 8 bytes with the length of a JSON header, the header,
 /// and the elements of the tensors without gaps.
@@ -39,6 +41,9 @@ const METADATA: &str = "__metadata__";
 /// The bytes of the header's length.
 const LENGTH_BYTES: u64 = 8;
 
+/// The most bytes of a tensor that are read at once to be cast.
+const CAST_BYTES: u64 = 1 << 20;
+
 impl SafetensorsFile {
     /// Opens a file and checks its header.
     pub(crate) fn open(path: &Path) -> Result<SafetensorsFile, LoadError> {
@@ -47,12 +52,7 @@ impl SafetensorsFile {
             reason: error.to_string(),
         };
         let format = |reason: String| LoadError::Format { path: path.to_owned(), reason };
-        // Opening a pipe would wait for its writer.
-        let found = local_path::check(path).and_then(std::fs::metadata).map_err(read)?;
-        if let Some(found) = not_regular(&found) {
-            return Err(format(format!("it is {found}, expected a regular file")));
-        }
-        let mut file = File::open(path).map_err(read)?;
+        let mut file = open_regular(path)?;
         let bytes = file.metadata().map_err(read)?.len();
         let mut first = Vec::with_capacity(FIRST_BYTES);
         (&file).take(FIRST_BYTES as u64).read_to_end(&mut first).map_err(read)?;
@@ -81,9 +81,8 @@ impl SafetensorsFile {
         let mut header = vec![0; length as usize];
         file.read_exact(&mut header).map_err(read)?;
         let invalid = |error: serde_json::Error| other(format!("its header is invalid: {error}"));
-        let Names(mut names) = serde_json::from_slice(&header).map_err(invalid)?;
-        names.sort_unstable();
-        if let Some([name, ..]) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        let names: JsonEntries<IgnoredAny> = serde_json::from_slice(&header).map_err(invalid)?;
+        if let Some(name) = names.repeated() {
             return Err(format(format!("its header repeats the tensor {name:?}")));
         }
         let metadata: Metadata =
@@ -106,6 +105,11 @@ impl SafetensorsFile {
         Ok(SafetensorsFile { path: path.to_owned(), file, metadata, start })
     }
 
+    /// Returns the path of the file.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Returns the names of all tensors, sorted.
     pub(crate) fn names(&self) -> Vec<String> {
         let mut names = self.metadata.offset_keys();
@@ -118,51 +122,72 @@ impl SafetensorsFile {
         self.metadata.info(name)
     }
 
-    /// Reads the elements of a tensor of this file of one type, cast to another, as
-    /// [`SafetensorsFile::read_padded`] does.
-    pub(crate) fn read_cast(
-        &mut self,
+    /// Reads a range of the elements of a tensor as those of a type: the tensor's own, or one to
+    /// which it [can be cast](can_cast). The vector has space for padding to a multiple of 8 bytes.
+    pub(crate) fn read(
+        &self,
         name: &str,
-        from: DType,
+        elements: Range<u64>,
         to: DType,
     ) -> Result<Vec<u8>, LoadError> {
-        let elements = self.info(name).map_or(0, |info| info.shape.iter().product::<usize>());
-        let bytes = self.read_padded(name)?;
-        let mut cast = Vec::with_capacity((elements * to.size()).next_multiple_of(8));
-        for (element, bytes) in bytes.chunks_exact(from.size()).take(elements).enumerate() {
-            let value = number(from, bytes);
-            if !append(to, value, &mut cast) && value.is_finite() {
-                return Err(LoadError::Range {
-                    path: self.path.clone(),
-                    tensor: name.to_owned(),
-                    element: element as u64,
-                    value: value.to_string(),
-                    dtype: to,
-                });
+        let from = self.info(name).and_then(dtype_of).unwrap_or(to);
+        let bytes = (elements.end - elements.start) as usize * to.size();
+        let mut read = Vec::with_capacity(bytes.next_multiple_of(8));
+        if from == to {
+            read.resize(bytes, 0);
+            self.read_at(name, elements.start * to.size() as u64, &mut read)?;
+            return Ok(read);
+        }
+        let at_once = CAST_BYTES / from.size() as u64;
+        let mut piece = Vec::new();
+        for start in elements.clone().step_by(at_once as usize) {
+            let end = elements.end.min(start + at_once);
+            piece.resize((end - start) as usize * from.size(), 0);
+            self.read_at(name, start * from.size() as u64, &mut piece)?;
+            for (element, bytes) in (start..end).zip(piece.chunks_exact(from.size())) {
+                let value = number(from, bytes);
+                if !append(to, value, &mut read) && value.is_finite() {
+                    return Err(LoadError::Range {
+                        path: self.path.clone(),
+                        tensor: name.to_owned(),
+                        element,
+                        value: value.to_string(),
+                        dtype: to,
+                    });
+                }
             }
         }
-        cast.resize(cast.len().next_multiple_of(8), 0);
-        Ok(cast)
+        Ok(read)
     }
 
-    /// Reads the elements of a tensor of this file, padded with zeros to a multiple of 8 bytes.
-    pub(crate) fn read_padded(&mut self, name: &str) -> Result<Vec<u8>, LoadError> {
-        let (from, to) = self.info(name).map_or((0, 0), |info| info.data_offsets);
+    /// Reads a range of the elements of a tensor of 64-bit integers as ids.
+    pub(crate) fn read_ids(&self, name: &str, ids: Range<u64>) -> Result<Vec<u64>, LoadError> {
+        let mut bytes = vec![0; (ids.end - ids.start) as usize * size_of::<u64>()];
+        self.read_at(name, ids.start * size_of::<u64>() as u64, &mut bytes)?;
+        Ok(bytes.as_chunks().0.iter().map(|id| u64::from_le_bytes(*id)).collect())
+    }
+
+    /// Fills `out` with the bytes of a tensor of this file from `offset` on.
+    fn read_at(&self, name: &str, offset: u64, out: &mut [u8]) -> Result<(), LoadError> {
         // The header was checked: the range is in the file.
-        let bytes = to.saturating_sub(from);
-        let mut padded = vec![0; bytes.next_multiple_of(8)];
-        let begin = self.start.saturating_add(from as u64);
-        let read = self
-            .file
-            .seek(SeekFrom::Start(begin))
-            .and_then(|_| self.file.read_exact(&mut padded[..bytes]));
-        match read {
-            Ok(()) => Ok(padded),
-            Err(error) => {
-                let reason = format!("its tensor {name:?} cannot be read: {error}");
-                Err(LoadError::Read { path: self.path.clone(), reason })
-            }
-        }
+        let first = self.info(name).map_or(0, |info| info.data_offsets.0 as u64);
+        let begin = self.start.saturating_add(first).saturating_add(offset);
+        self.file.read_exact_at(out, begin).map_err(|error| {
+            let reason = format!("its tensor {name:?} cannot be read: {error}");
+            LoadError::Read { path: self.path.clone(), reason }
+        })
+    }
+}
+
+/// Opens a file of this machine for reading.
+pub(crate) fn open_regular(path: &Path) -> Result<File, LoadError> {
+    let fault = |reason: String| LoadError::Read { path: path.to_owned(), reason };
+    let read = |error: std::io::Error| fault(error.to_string());
+    // Opening a pipe would wait for its writer.
+    let found = local_path::check(path).and_then(std::fs::metadata).map_err(read)?;
+    match not_regular(&found) {
+        Some(found) => Err(fault(format!("it is {found}, expected a regular file"))),
+        None => File::open(path).map_err(read),
     }
 }
 
@@ -254,33 +279,6 @@ fn append(dtype: DType, number: f64, bytes: &mut Vec<u8>) -> bool {
             bytes.extend_from_slice(&number.to_le_bytes());
             number.is_finite()
         }
-    }
-}
-
-/// The keys of a JSON object, in their order. A map would keep one of those that are repeated.
-struct Names(Vec<String>);
-
-impl<'de> Deserialize<'de> for Names {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Names, D::Error> {
-        deserializer.deserialize_map(NamesVisitor)
-    }
-}
-
-struct NamesVisitor;
-
-impl<'de> Visitor<'de> for NamesVisitor {
-    type Value = Names;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object of tensors")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Names, A::Error> {
-        let mut names = Vec::new();
-        while let Some((name, IgnoredAny)) = map.next_entry()? {
-            names.push(name);
-        }
-        Ok(Names(names))
     }
 }
 

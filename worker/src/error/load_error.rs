@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use pushpull_common::tensor::DType;
 use thiserror::Error;
 
-/// Why a file cannot fill variables: see [`crate::InitialValues::load`]. No variable was filled.
+/// Why files cannot fill variables: see [`crate::InitialValues::load`]. No variable has values then.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -24,6 +24,22 @@ pub enum LoadError {
         path: PathBuf,
         /// The fault.
         reason: String,
+    },
+    /// The index of a sharded checkpoint is damaged, or differs from its files.
+    #[error("cannot load {path:?} as the index of a sharded checkpoint: {reason}")]
+    Index {
+        /// The index.
+        path: PathBuf,
+        /// The fault.
+        reason: String,
+    },
+    /// A folder has no model under the names of Hugging Face.
+    #[error(
+        "cannot load {path:?}: the folder has no model.safetensors and no model.safetensors.index.json"
+    )]
+    Folder {
+        /// The folder.
+        path: PathBuf,
     },
     /// The file lacks the values of a variable.
     #[error("cannot load {path:?}: it has no tensor {tensor:?} for the variable {variable:?}")]
@@ -92,15 +108,19 @@ pub enum LoadError {
         /// The variable's shape.
         shape: String,
     },
-    /// The file has a tensor for a sparse variable, whose rows are not loaded.
+    /// The ids of a table's rows are missing or cannot be such ids.
     #[error(
-        "cannot load {path:?}: the variable {variable:?} is sparse, and only dense ones are loaded"
+        "cannot load {path:?}: the tensor {tensor:?}, the ids of the table {variable:?}, {fault}"
     )]
-    Sparse {
+    Ids {
         /// The file.
         path: PathBuf,
-        /// The variable.
+        /// The tensor of the ids.
+        tensor: String,
+        /// The table.
         variable: String,
+        /// The fault, as the rest of the sentence.
+        fault: String,
     },
     /// A name of [`crate::LoadOptions::rename`] is no variable.
     #[error("cannot load {path:?}: there is no variable {variable:?} to rename a tensor for")]

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use pushpull_common::catalogue::Partition;
 use pushpull_common::ids::VariableId;
-use pushpull_common::tensor::{Element, elements_of};
+use pushpull_common::tensor::{DType, Element, bf16, elements_of, f16};
 
 use super::duplicate_sums::DuplicateSums;
 use super::part_buffer::PartBuffer;
@@ -125,6 +125,24 @@ impl RowGradients {
         let place = self.sets.partition_point(|set| set.variable < variable);
         self.sets.insert(place, set);
         Ok(())
+    }
+
+    /// Replaces the rows of a variable, given as the bytes of its type.
+    pub(crate) fn set_bytes(
+        &mut self,
+        plan: &ShardingPlan,
+        variable: VariableId,
+        ids: &[u64],
+        values: &[u8],
+    ) -> Result<(), ViewError> {
+        match plan.catalogue().variable(variable).dtype() {
+            DType::F32 => self.set::<f32>(plan, variable, ids, &elements_of(values)),
+            DType::F64 => self.set::<f64>(plan, variable, ids, &elements_of(values)),
+            DType::I64 => self.set::<i64>(plan, variable, ids, &elements_of(values)),
+            DType::F16 => self.set::<f16>(plan, variable, ids, &elements_of(values)),
+            DType::Bf16 => self.set::<bf16>(plan, variable, ids, &elements_of(values)),
+            _ => unreachable!("a catalogue has known types only"),
+        }
     }
 
     /// Checks that the ids from `first` on are no more than the table accepts in one push, if the

@@ -140,7 +140,7 @@ impl RingWorker {
                 let plan = self.model.plan().clone();
                 let mut initial = InitialValues::new(&plan);
                 contained("the function that sets first values", || fill(&mut initial))?;
-                self.model.initialize(&initial.finish()?);
+                self.model.initialize(&initial.finish()?.dense);
             }
         }
         self.has_values = true;

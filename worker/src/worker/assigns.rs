@@ -15,7 +15,7 @@ use crate::gradients::rows::RowPartOptions;
 use crate::gradients::scatter::Scatter;
 use crate::gradients::sharding_plan::ShardingPlan;
 use crate::gradients::staged_parts::StagedParts;
-use crate::initial_values::padded_bytes;
+use crate::initial_values::{RowPiece, padded_bytes};
 use crate::joined_model::{check_finite, check_rows_finite};
 use crate::session::{PushOrder, ReadPoint, SessionCommand};
 
@@ -71,22 +71,43 @@ impl Worker {
         }
         let mut staged = StagedParts::default();
         staged.rows.set(&plan, variable, ids, rows)?;
+        self.assign_staged(&plan, variable, staged).await
+    }
+
+    /// Overwrites rows that were read from a file, which are valid and have unique ids.
+    pub(crate) async fn assign_piece(
+        &self,
+        plan: &Arc<ShardingPlan>,
+        variable: VariableId,
+        rows: &RowPiece,
+    ) -> Result<(), Error> {
+        let mut staged = StagedParts::default();
+        staged.rows.set_bytes(plan, variable, &rows.ids, &rows.values)?;
+        self.assign_staged(plan, variable, staged).await
+    }
+
+    async fn assign_staged(
+        &self,
+        plan: &Arc<ShardingPlan>,
+        variable: VariableId,
+        mut staged: StagedParts,
+    ) -> Result<(), Error> {
         for rows in staged.rows.iter() {
-            check_rows_finite(self.client.settings.non_finite, &plan, rows, 1.0)?;
-        }
-        if ids.is_empty() {
-            return Ok(());
+            check_rows_finite(self.client.settings.non_finite, plan, rows, 1.0)?;
         }
         staged.rows.cut(
-            &plan,
+            plan,
             variable,
             RowPartOptions { include_empty: false, include_values: true, factor: 1.0 },
         );
+        if staged.is_empty() {
+            return Ok(());
+        }
         let operation = Operation::Assign {};
         let staged = Some(Arc::new(staged));
         let order = PushOrder::of_parts(operation, None, ReadPoint::default(), Vec::new());
         let order = PushOrder { staged, ..order };
-        self.assign_order(order, &plan).await.map(|_| ())
+        self.assign_order(order, plan).await.map(|_| ())
     }
 
     pub(crate) async fn assign_bytes(
