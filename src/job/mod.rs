@@ -130,6 +130,7 @@ impl Job {
         known.num_workers = self.settings.value("num-workers")?;
         known.base_port = self.settings.value("base-port")?.unwrap_or(Known::BASE_PORT);
         known.ps_service = self.settings.text("ps-service").map(str::to_owned);
+        known.rendezvous = self.settings.text("rendezvous").map(str::to_owned);
         Ok(known)
     }
 
