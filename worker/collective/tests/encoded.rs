@@ -40,15 +40,17 @@ fn run<R: Send>(
         let config = config.lease(Duration::from_secs(2)).join_timeout(Duration::from_secs(20));
         transport.map_or(config.clone(), |transport| config.transport(transport))
     };
+    let all_joined = std::sync::Barrier::new(size as usize);
     std::thread::scope(|scope| {
         let start = |index: u32| {
             let config = config(index);
-            let rank = &rank;
+            let (rank, all_joined) = (&rank, &all_joined);
             scope.spawn(move || {
-                let mut ring = blocking::Ring::join(config).unwrap();
-                // No rank ends the ring before all have joined.
-                ring.barrier().unwrap();
-                rank(ring)
+                let joined = blocking::Ring::join(config);
+                // A rank that gives the ring up ends the barrier of a rank that is still in it.
+                let joined = joined.and_then(|mut ring| ring.barrier().map(|()| ring));
+                all_joined.wait();
+                rank(joined.unwrap())
             })
         };
         let threads: Vec<_> = (0..size).map(start).collect();
