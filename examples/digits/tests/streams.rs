@@ -6,14 +6,18 @@
 #[path = "../../../tests/support/test_process.rs"]
 mod test_process;
 
-use std::io::Write;
-use std::os::unix::net::UnixListener;
+use std::io::{ErrorKind, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 use test_process::{TestProcess, free_addresses};
+
+/// Deadline that only ends a hang.
+const LONG: Duration = Duration::from_secs(60);
 
 /// Returns the records of the samples to train on.
 fn records() -> Vec<Vec<u8>> {
@@ -104,7 +108,7 @@ fn workers_with_shares_of_their_own_learn_what_none_could_alone() {
     command.args(task).args(["--job_name=worker", "--task_index=1", &address]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut second = TestProcess::start("worker 1", &mut command);
-    listener.accept().unwrap().0.write_all(&share(1)).unwrap();
+    accept(&listener).write_all(&share(1)).unwrap();
 
     let chief = result(&mut first);
     second.succeed();
@@ -113,6 +117,23 @@ fn workers_with_shares_of_their_own_learn_what_none_could_alone() {
     println!("{chief}");
     assert_eq!((&chief["steps"], &chief["workers"]), (&2000.into(), &2.into()), "{chief}");
     assert!(chief["accuracy"].as_f64().unwrap() >= 0.9, "{chief}");
+}
+
+/// Accepts a connection. A process that fails before it connects ends the wait.
+fn accept(listener: &UnixListener) -> UnixStream {
+    let begun = Instant::now();
+    listener.set_nonblocking(true).unwrap();
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false).unwrap();
+                return stream;
+            }
+            Err(error) if error.kind() != ErrorKind::WouldBlock => panic!("{error}"),
+            Err(error) => assert!(begun.elapsed() < LONG, "nobody connects: {error}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 #[test]

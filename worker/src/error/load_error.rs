@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use pushpull_common::tensor::DType;
 use thiserror::Error;
 
-/// Why files cannot fill variables: see [`crate::InitialValues::load`]. No variable has values then.
+/// The reason why first values were not loaded: see [`crate::InitialValues::load`]. The variables are
+/// not ready then.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum LoadError {

@@ -1,8 +1,9 @@
-//! [`LoadOptions`]: which tensors fill which variables.
+//! [`LoadOptions`]: the mapping from tensors to variables.
 
 use std::collections::BTreeMap;
 
-/// Which tensors fill which variables. By default those of equal names, and each variable has one.
+/// The mapping from tensors to variables, and the deviations that a load allows. By default names are
+/// equal, and each variable has its tensor.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadOptions {
     /// The names of tensors, by variable.

@@ -5,13 +5,13 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionbio};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 use super::StreamError;
 
@@ -49,12 +49,12 @@ impl StreamAddress {
     pub fn open(&self, silence_max: Duration) -> Result<StreamInput, StreamError> {
         let opened = match self {
             StreamAddress::Stdin => io::stdin().as_fd().try_clone_to_owned(),
-            StreamAddress::Unix(path) => {
-                connect(silence_max, |_| UnixStream::connect(path).map(OwnedFd::from))
-            }
+            StreamAddress::Unix(path) => connect(silence_max, |_| connect_unix(path)),
             StreamAddress::Tcp(host) => connect(silence_max, |left| {
                 let mut error = io::Error::from(io::ErrorKind::NotFound);
+                let begin = Instant::now();
                 for address in host.to_socket_addrs()? {
+                    let left = left.saturating_sub(begin.elapsed()).max(PAUSE);
                     match TcpStream::connect_timeout(&address, left) {
                         Ok(stream) => return Ok(OwnedFd::from(stream)),
                         Err(refused) => error = refused,
@@ -150,9 +150,20 @@ fn connect(
     }
 }
 
-/// Whether nothing listens at an address yet.
+/// Connects to a Unix socket, without a wait for a program that listens and accepts nobody.
+fn connect_unix(path: &Path) -> io::Result<OwnedFd> {
+    let address = SocketAddrUnix::new(path)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &address)?;
+    ioctl_fionbio(&socket, false)?;
+    Ok(socket)
+}
+
+/// Whether nothing listens at an address yet, or its queue is full.
 fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound)
+    use io::ErrorKind::{ConnectionRefused, NotFound, WouldBlock};
+    matches!(error.kind(), ConnectionRefused | NotFound | WouldBlock)
 }
 
 /// The pause between two attempts to connect.

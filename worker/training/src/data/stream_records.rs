@@ -8,7 +8,7 @@ use super::StreamError;
 
 /// Reads the records of a stream up to its end.
 ///
-/// A record is a length, 4 bytes in little-endian order, and so many bytes. The length `0xffff_ffff`
+/// A record is a length, 4 bytes in little-endian order, then that number of bytes. The length `0xffff_ffff`
 /// is the end mark. The number of records follows it, 8 bytes, and the stream ends there.
 pub(super) struct StreamRecords<'a, R> {
     name: &'a str,
@@ -21,7 +21,7 @@ pub(super) struct StreamRecords<'a, R> {
 }
 
 impl<'a, R: Read> StreamRecords<'a, R> {
-    /// Begins a stream whose records have at most so many bytes.
+    /// Begins a stream whose records have at most `record_bytes_max` bytes.
     pub(super) fn new(name: &'a str, input: R, record_bytes_max: u32) -> StreamRecords<'a, R> {
         let input = BufReader::with_capacity(BUFFER_BYTES, input);
         StreamRecords { name, input, at: 0, records: 0, record_bytes_max }

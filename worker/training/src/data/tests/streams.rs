@@ -266,6 +266,19 @@ fn a_silent_writer_ends_the_wait() {
 }
 
 #[test]
+fn a_program_that_accepts_nobody_ends_the_wait() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("share");
+    let listener = UnixListener::bind(&path).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let address: StreamAddress = format!("unix:{}", path.display()).parse().unwrap();
+    // One connection fits into the queue.
+    let _queued = address.open(Duration::from_millis(20)).unwrap();
+    let error = address.open(Duration::from_millis(20)).unwrap_err();
+    assert!(matches!(error, StreamError::Open { .. }), "{error:?}");
+}
+
+#[test]
 fn a_socket_without_a_listener_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let address = format!("unix:{}", directory.path().join("nobody").display());
