@@ -180,7 +180,10 @@ impl TaskRegistry {
         match input {
             RegistryInput::Register { connection, hello, task } => {
                 if let Err(refusal) = self.register(connection, &hello, &task) {
-                    let text = format!("{} {} at {}", task.job, task.key, task.address);
+                    // A stranger chooses these texts, which are printed.
+                    let (job, address) = (task.job.as_str(), task.address.as_str());
+                    let (job, address) = (job.escape_debug(), address.escape_debug());
+                    let text = format!("{job} {} at {address}", task.key);
                     self.refuse(connection, refusal.clone());
                     self.tell(RendezvousEvent::Refused { task: text, refusal });
                 }
@@ -218,8 +221,23 @@ impl TaskRegistry {
         let Some(job) = GatheredJob::called(task.job.as_str()) else {
             return Err(unsupported(task, "the jobs of the cluster are ps and worker".to_owned()));
         };
-        self.check_address(job, task)?;
-        let former = self.make_room(job, &task.key)?;
+        let holder = self.check_address(job, task)?;
+        let place = self.find_place(job, &task.key, holder.as_ref())?;
+        let holder = holder
+            .filter(|holder| place.as_ref().map(|key| (job, key)) != Some((holder.0, &holder.1)));
+        let left = place.as_ref().and_then(|key| self.tasks(job).get(key));
+        let left = left.map(|former| former.address.clone());
+        let left = left.filter(|left| left != ClusterSpec::NO_ADDRESS);
+        if let (Some((_, key)), None) = (&holder, &left) {
+            return Err(unsupported(task, format!("{} is the address of {key}", task.address)));
+        }
+        let former = place.and_then(|key| self.tasks_mut(job).remove(&key));
+        // The lost task registers its own address when it returns. Until then it has a free one.
+        if let Some(((lost_job, key), left)) = holder.zip(left)
+            && let Some(lost) = self.tasks_mut(lost_job).get_mut(&key)
+        {
+            lost.address = left;
+        }
         let address = task.address.as_str().to_owned();
         let index = former.as_ref().and_then(|former| former.index);
         let new = TaskEntry { address, connection: Some(connection), index };
@@ -264,12 +282,18 @@ impl TaskRegistry {
         }
     }
 
+    /// Returns the task that has the address, if its connection has ended.
+    ///
     /// # Errors
-    /// The refusal of an address that no cluster takes, or that another task has.
-    fn check_address(&self, job: GatheredJob, task: &RegisterTask) -> Result<(), Refusal> {
+    /// The refusal of an address that no cluster takes, or that a task with a connection has.
+    fn check_address(
+        &self,
+        job: GatheredJob,
+        task: &RegisterTask,
+    ) -> Result<Option<(GatheredJob, TaskKey)>, Refusal> {
         let address = task.address.as_str();
         let own = match (address, job) {
-            (ClusterSpec::NO_ADDRESS, GatheredJob::Worker) => return Ok(()),
+            (ClusterSpec::NO_ADDRESS, GatheredJob::Worker) => return Ok(None),
             (ClusterSpec::NO_ADDRESS, GatheredJob::Ps) => Err(AddressProblem::Absent),
             (address, _) => canonical(address),
         };
@@ -283,19 +307,31 @@ impl TaskRegistry {
                 (other != job || **key != task.key)
                     && canonical(&registered.address).is_ok_and(|address| address == own)
             });
-            if let Some((key, _)) = holder {
-                let detail = format!("{address} is the address of {} {key}", other.name());
-                return Err(unsupported(task, detail));
+            match holder {
+                None => {}
+                Some((key, TaskEntry { connection: None, .. })) => {
+                    return Ok(Some((other, key.clone())));
+                }
+                Some((key, _)) => {
+                    let detail = format!("{address} is the address of {} {key}", other.name());
+                    return Err(unsupported(task, detail));
+                }
             }
         }
-        Ok(())
+        Ok(None)
     }
 
-    /// Removes the task whose place this one takes, if there is one, and returns it.
+    /// Returns the task whose place this one takes, if there is one: that of its key, or a lost one.
+    /// Of several lost ones it is that of its address.
     ///
     /// # Errors
     /// The refusal of a task for which there is no place.
-    fn make_room(&mut self, job: GatheredJob, key: &TaskKey) -> Result<Option<TaskEntry>, Refusal> {
+    fn find_place(
+        &self,
+        job: GatheredJob,
+        key: &TaskKey,
+        holder: Option<&(GatheredJob, TaskKey)>,
+    ) -> Result<Option<TaskKey>, Refusal> {
         let size = self.size_of(job);
         if let TaskKey::Index { index } = key
             && *index >= size
@@ -307,9 +343,9 @@ impl TaskRegistry {
                 detail,
             });
         }
-        let tasks = self.tasks_mut(job);
-        if let Some(former) = tasks.remove(key) {
-            return Ok(Some(former));
+        let tasks = self.tasks(job);
+        if tasks.contains_key(key) {
+            return Ok(Some(key.clone()));
         }
         if tasks.len() < size as usize {
             return Ok(None);
@@ -318,9 +354,11 @@ impl TaskRegistry {
             registered.connection.is_none()
                 && matches!((key, other), (TaskKey::Id { .. }, TaskKey::Id { .. }))
         };
-        let lost = tasks.iter().filter(is_free).min_by_key(|(_, registered)| registered.index);
-        match lost.map(|(other, _)| other.clone()) {
-            Some(other) => Ok(tasks.remove(&other)),
+        let is_other =
+            |key: &TaskKey| holder.is_none_or(|(of, holder)| (*of, holder) != (job, key));
+        let lost = tasks.iter().filter(is_free);
+        match lost.min_by_key(|&(key, registered)| (is_other(key), registered.index)) {
+            Some((lost, _)) => Ok(Some(lost.clone())),
             None => {
                 let what = Detail::clipped(format!("tasks of the job {}", job.name()));
                 Err(Refusal::Busy { what, limit: size.into() })

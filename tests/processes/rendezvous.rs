@@ -148,11 +148,11 @@ fn a_task_that_disagrees_or_waits_in_vain_says_why() {
         assert_eq!(status.code(), Some(1), "{errors}");
         errors
     };
-    let errors = fails(&["--job-name=worker", "--task-index=1", "--rendezvous-timeout-ms=400"]);
+    let errors = fails(&["--job-name=worker", "--task-index=1", "--rendezvous-timeout-ms=5000"]);
     let waits = "1 of 3 tasks have registered; missing: ps 0, worker 0";
     let expected = format!(
         "pushpull: waits for the cluster: {waits}\n\
-         pushpull: cannot gather the cluster at {address} within 400ms: {waits}\n"
+         pushpull: cannot gather the cluster at {address} within 5s: {waits}\n"
     );
     assert_eq!(errors, expected);
     let other = format!(
@@ -167,9 +167,10 @@ fn a_task_that_disagrees_or_waits_in_vain_says_why() {
     let errors = fails(&["--job-name=worker", "--task-index=2"]);
     assert!(errors.ends_with("task 2 of job \"worker\" is not accepted: the job has 2 tasks\n"));
     let [silent] = <[String; 1]>::try_from(free_addresses(1)).unwrap();
-    let mut command = task(TOOL, &silent, 1, &["--job-name=worker", "--rendezvous-timeout-ms=300"]);
+    let mut command =
+        task(TOOL, &silent, 1, &["--job-name=worker", "--rendezvous-timeout-ms=2000"]);
     let (_, _, errors) = TestProcess::start("task", &mut command).finish();
-    assert!(errors.contains("within 300ms: the rendezvous is not reached: "), "{errors}");
+    assert!(errors.contains("within 2s: the rendezvous is not reached: "), "{errors}");
 }
 
 /// Peers that speak no protocol, another one, or only its beginning, keep no task out.

@@ -25,8 +25,9 @@ use crate::{
 ///
 /// Every task registers its job, its index or stable id, and its address. Once all have, each is told
 /// the whole cluster and its own index. A task that is started again gets its index back, and the
-/// tasks that ask later its new address. At most [`ClusterRendezvous::CONNECTIONS_MAX`] connections
-/// are open at a time, and a peer that does not read or does not register is given up.
+/// tasks that ask later its new address. At most [`ClusterRendezvous::CONNECTIONS_MAX`] tasks are
+/// connected at a time, and a peer that does not register is given up. A task whose machine is lost
+/// counts as registered until its connection is given up, within three minutes.
 #[derive(Debug)]
 pub struct ClusterRendezvous {
     endpoints: Endpoints,
@@ -152,8 +153,8 @@ impl RegistryServer {
     }
 }
 
-/// Sends frames until the task ends the connection or says anything more, does not read, or nobody
-/// has frames for it any more.
+/// Sends frames until one of these: the task closes the connection or says more, it does not read, or
+/// the sender of the frames is dropped.
 async fn send_until_closed(mut frames: FrameStream, mut unsent: mpsc::Receiver<UnsentFrame>) {
     loop {
         tokio::select! {

@@ -32,6 +32,8 @@ pub struct TaskRegistration {
     task: RegisteringTask,
     incarnation: Incarnation,
     held: Option<HeldPort>,
+    /// Whether the cluster has gathered once.
+    has_registered: bool,
 }
 
 /// A cluster that has gathered, with the connection of this task to its rendezvous. The rendezvous
@@ -49,7 +51,8 @@ pub struct RegisteredTask {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum RegisterError {
-    /// Some tasks have not registered in time, or the rendezvous was not reached.
+    /// Some tasks have not registered in time, the rendezvous was not reached, or it had no place for
+    /// this task.
     #[error("cannot gather the cluster at {rendezvous} within {within:?}: {waited}")]
     TimedOut {
         /// The address of the rendezvous.
@@ -73,16 +76,6 @@ pub enum RegisterError {
         theirs: String,
         /// Its value in this process.
         ours: String,
-    },
-    /// The job has all its tasks.
-    #[error("cannot join the cluster at {rendezvous}: too many {what}, the limit is {limit}")]
-    Full {
-        /// The address of the rendezvous.
-        rendezvous: String,
-        /// The kind of thing that is limited, such as the tasks of a job.
-        what: String,
-        /// The limit.
-        limit: u64,
     },
     /// The rendezvous refuses the task.
     #[error("cannot join the cluster at {rendezvous}: {refusal}")]
@@ -119,11 +112,13 @@ impl TaskRegistration {
             task: plan.task.clone()?,
             incarnation: Incarnation(RandomState::new().build_hasher().finish()),
             held: None,
+            has_registered: false,
         })
     }
 
-    /// Registers, and waits until all tasks of the cluster have. Connects again and again, for
-    /// processes start in any order. `on_wait` is told in words what it waits for, every few seconds.
+    /// Registers the task, and waits for all others. Retries until the deadline, because processes
+    /// start in any order and a lost task may still hold a place. `on_wait` is told in words what it
+    /// waits for, every few seconds.
     ///
     /// # Errors
     /// Every [`RegisterError`].
@@ -134,14 +129,21 @@ impl TaskRegistration {
     ) -> Result<RegisteredTask, RegisterError> {
         let deadline = Instant::now() + within;
         let mut waited = "nothing was tried".to_owned();
+        // A task that has learned its cluster needs the rendezvous for others alone.
+        let pause_max = if self.has_registered { LATE_PAUSE_MAX } else { PAUSE_MAX };
+        let mut pause = RETRY_PAUSE;
         loop {
             let attempt = self.attempt(&mut waited, &mut on_wait);
             match timeout_at(deadline, attempt).await {
-                Ok(AttemptEnd::Registered(registered)) => return Ok(*registered),
+                Ok(AttemptEnd::Registered(registered)) => {
+                    self.has_registered = true;
+                    return Ok(*registered);
+                }
                 Ok(AttemptEnd::Failed(error)) => return Err(error),
-                Ok(AttemptEnd::Lost) if Instant::now() + RETRY_PAUSE < deadline => {
+                Ok(AttemptEnd::Lost) if Instant::now() + pause < deadline => {
                     on_wait(&waited);
-                    sleep(RETRY_PAUSE).await;
+                    sleep(pause).await;
+                    pause = (pause * 2).min(pause_max);
                 }
                 Ok(AttemptEnd::Lost) | Err(_) => {
                     let rendezvous = self.connector.address().to_owned();
@@ -173,6 +175,11 @@ impl TaskRegistration {
             Ok(Answer::Cluster(cluster, index)) => {
                 AttemptEnd::Registered(Box::new(RegisteredTask { cluster, index, frames }))
             }
+            // The rendezvous may not know yet that another task is lost.
+            Ok(Answer::Refused(refusal @ Refusal::Busy { .. })) => {
+                *waited = refusal.to_string();
+                AttemptEnd::Lost
+            }
             Ok(Answer::Refused(refusal)) => AttemptEnd::Failed(self.refused(refusal)),
             Err(reason) => {
                 *waited = format!("the connection to the rendezvous is lost: {reason}");
@@ -198,10 +205,20 @@ impl TaskRegistration {
             }
             (port, _) => port,
         };
-        Ok(match &self.task.host {
-            Some(host) => format!("{host}:{port}"),
-            None => SocketAddr::new(host, port).to_string(),
+        Ok(match (&self.task.host, self.name_of_this_host(host)) {
+            (Some(host), _) => format!("{host}:{port}"),
+            (None, Some(name)) => format!("{name}:{port}"),
+            (None, None) => SocketAddr::new(host, port).to_string(),
         })
+    }
+
+    /// Returns the name by which others reach the host of the rendezvous, if this process is on it: it
+    /// has reached the name over loopback.
+    fn name_of_this_host(&self, own: IpAddr) -> Option<&str> {
+        let (host, _) = self.connector.address().rsplit_once(':')?;
+        let is_name =
+            host != "localhost" && !host.starts_with('[') && host.parse::<IpAddr>().is_err();
+        (own.is_loopback() && is_name).then_some(host)
     }
 
     /// Encodes the hello and the request.
@@ -252,9 +269,6 @@ impl TaskRegistration {
                 theirs: server.as_str().to_owned(),
                 ours: client.as_str().to_owned(),
             },
-            Refusal::Busy { what, limit } => {
-                RegisterError::Full { rendezvous, what: what.as_str().to_owned(), limit }
-            }
             refusal => RegisterError::Refused { rendezvous, refusal },
         }
     }
@@ -334,8 +348,14 @@ impl HeldPort {
     }
 }
 
-/// The pause before the rendezvous is tried again.
-const RETRY_PAUSE: Duration = Duration::from_millis(200);
+/// The first pause before the rendezvous is tried again. Each is twice as long as the one before.
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// The longest pause of a task that waits for its cluster.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// The longest pause of a task that has learned its cluster.
+const LATE_PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// The longest time for which a rendezvous says nothing to a task that waits: several reports.
 const SILENCE_MAX: Duration = Duration::from_secs(15);

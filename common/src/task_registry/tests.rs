@@ -162,6 +162,60 @@ report
 }
 
 #[test]
+fn a_lost_task_gives_its_address_to_one_that_comes_in_its_place() {
+    let gather = "\
+1 ps a host1:1
+    1: 1 of 4, missing 1 of the job ps, worker 0-1
+2 ps b host2:1
+    2: 2 of 4, missing worker 0-1
+3 worker #0 -
+    3: 3 of 4, missing worker 1
+4 worker #1 -
+    all tasks have registered: ps=host1:1,host2:1;worker=-,-
+    1: task 0 of ps=host1:1,host2:1;worker=-,-
+    2: task 1 of ps=host1:1,host2:1;worker=-,-
+    3: task 0 of ps=host1:1,host2:1;worker=-,-
+    4: task 1 of ps=host1:1,host2:1;worker=-,-
+";
+    // Another id on the same host takes the place of the task that had its address.
+    play(&format!(
+        "{gather}\
+1 closed
+2 closed
+5 ps c host2:1
+    /job:ps/task:1 has registered again
+    5: task 1 of ps=host1:1,host2:1;worker=-,-
+6 ps d host1:1
+    /job:ps/task:0 has registered again
+    6: task 0 of ps=host1:1,host2:1;worker=-,-
+"
+    ));
+    // Two tasks that come back on each other's hosts keep their indices.
+    play(&format!(
+        "{gather}\
+1 closed
+2 closed
+5 ps a host2:1
+    /job:ps/task:0 has registered again
+    5: task 0 of ps=host2:1,host1:1;worker=-,-
+6 ps b host1:1
+    /job:ps/task:1 has registered again
+    6: task 1 of ps=host2:1,host1:1;worker=-,-
+"
+    ));
+    // A task that lives keeps its address.
+    play(&format!(
+        "{gather}\
+1 closed
+5 ps c host2:1
+    5: refused, messages of kind 112 are not supported: host2:1 is the address of ps \"b\"
+    5 is closed
+    refused ps \"c\" at host2:1: messages of kind 112 are not supported: host2:1 is the address of ps \"b\"
+"
+    ));
+}
+
+#[test]
 fn ids_are_numbered_in_their_order_and_replace_lost_ones() {
     play(
         "\

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::io;
+use std::net::{IpAddr, ToSocketAddrs};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -121,13 +122,29 @@ async fn listen(
     insecure: bool,
 ) -> Result<ClusterRendezvous, ListenError> {
     let begun = Instant::now();
+    let address = listen_address(&plan.address, insecure);
     loop {
-        match ClusterRendezvous::listen(&plan.address, plan.size, insecure) {
+        match ClusterRendezvous::listen(&address, plan.size, insecure) {
             Err(ListenError::InUse { .. }) if begun.elapsed() < HANDOVER_TIMEOUT.min(within) => {
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
             listening => return listening,
         }
+    }
+}
+
+/// Returns the address to listen on. Many systems resolve their own name to an address of loopback,
+/// which other machines do not reach.
+fn listen_address(address: &str, insecure: bool) -> String {
+    let own = || address.to_socket_addrs().map(|found| found.map(|it| it.ip()).collect::<Vec<_>>());
+    match address.rsplit_once(':') {
+        Some((host, port))
+            if insecure && host != "localhost" && host.parse::<IpAddr>().is_err() =>
+        {
+            let is_local = own().is_ok_and(|own| own.iter().all(IpAddr::is_loopback));
+            if is_local { format!("0.0.0.0:{port}") } else { address.to_owned() }
+        }
+        _ => address.to_owned(),
     }
 }
 
@@ -141,6 +158,7 @@ async fn stay_registered(
 ) {
     let Some(mut registration) = TaskRegistration::new(plan) else { return };
     let mut lines = WaitingLines { last: None, line };
+    let mut own_index = None;
     loop {
         let is_first = told.is_some();
         let waits = |text: &str| {
@@ -149,9 +167,19 @@ async fn stay_registered(
             }
         };
         let mut registered = match (registration.register(within, waits).await, told.take()) {
-            (Ok(registered), None) => registered,
+            (Ok(registered), None) => {
+                let (now, own) = (registered.index, own_index.unwrap_or(registered.index));
+                if now != own {
+                    line(&format_args!(
+                        "the rendezvous was started again and numbers task {own} as {now}: start \
+                         all tasks again, or give them --task-index"
+                    ));
+                }
+                registered
+            }
             (Ok(registered), Some(told)) => {
                 let (cluster, index) = (registered.cluster.clone(), registered.index);
+                own_index = Some(index);
                 let _ = told.send(Ok(GatheredCluster { cluster, index }));
                 registered
             }
@@ -161,7 +189,10 @@ async fn stay_registered(
             }
             // The training needs no rendezvous any more; a process that starts again does.
             (Err(RegisterError::TimedOut { .. }), None) => continue,
-            (Err(_), None) => return std::future::pending().await,
+            (Err(error), None) => {
+                line(&format_args!("{error}"));
+                return std::future::pending().await;
+            }
         };
         if registered.displaced().await {
             return std::future::pending().await;

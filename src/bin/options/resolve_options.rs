@@ -110,6 +110,8 @@ pub(crate) enum ResolveFault {
     Resolve(ResolveError),
     /// The folder of the Unix sockets cannot be used.
     Folder(PathBuf, io::Error),
+    /// The address of `--listen` has no port that other tasks can be told.
+    Listen(String),
     /// The tasks have not met at the rendezvous.
     Meeting(MeetingError),
 }
@@ -164,8 +166,11 @@ impl ResolveOptions {
             let rendezvous = rendezvous.map_err(ResolveFault::Meeting)?;
             return Ok(Joining(JoinStage::Scheduler(plan, rendezvous, line)));
         };
-        let listen_port = listen.and_then(|listen| listen.rsplit_once(':')?.1.parse().ok());
-        task.port = task.port.map(|port| listen_port.unwrap_or(port));
+        if let (Some(port), Some(listen)) = (&mut task.port, listen) {
+            let given = listen.rsplit_once(':').and_then(|(_, port)| port.parse().ok());
+            let given = given.filter(|&port| port > 0 && !listen.starts_with("unix:"));
+            *port = given.ok_or_else(|| ResolveFault::Listen(listen.to_owned()))?;
+        }
         let within = Duration::from_millis(self.rendezvous_timeout_ms);
         let meeting = ClusterMeeting::start(plan, within, insecure, line);
         let meeting = meeting.map_err(ResolveFault::Meeting)?;
@@ -292,6 +297,11 @@ impl fmt::Display for ResolveFault {
             ResolveFault::Folder(folder, error) => {
                 write!(f, "cannot use the folder {}: {error}", folder.display())
             }
+            ResolveFault::Listen(listen) => write!(
+                f,
+                "--listen {listen}: the other tasks learn the port at the rendezvous: give host:port \
+                 with a port above 0"
+            ),
             ResolveFault::Meeting(MeetingError::Listen(error @ ListenError::Exposed { .. })) => {
                 write!(f, "{error}: give --insecure")
             }

@@ -7,6 +7,7 @@ use std::fmt::Display;
 use clap::Args;
 use pushpull::cluster::rendezvous::{ClusterRendezvous, ClusterSize, RendezvousEvent};
 use pushpull::error::ListenError;
+use pushpull::server::raise_open_files_limit;
 
 use super::options::{EndSignals, ExitWithParent};
 use super::output::{print_error, print_lines};
@@ -36,6 +37,9 @@ pub(crate) struct RendezvousCommand {
 pub(crate) fn run(command: &RendezvousCommand) -> Result<(), Box<dyn Error>> {
     command.parent.apply()?;
     let size = ClusterSize::new(command.num_ps, command.num_workers)?;
+    if let Err(error) = raise_open_files_limit() {
+        print_error(&format_args!("the limit of open files stays as it is: {error}"));
+    }
     let rendezvous = ClusterRendezvous::listen(&command.listen, size, command.insecure);
     let rendezvous = rendezvous.map_err(|error| match error {
         ListenError::Exposed { .. } => format!("{error}: give --insecure").into(),

@@ -5,7 +5,7 @@ use crate::protocol::refusal::Detail;
 use crate::protocol::wire::{Text, wire_enum, wire_struct};
 
 wire_enum! {
-    /// What tells a task from the others of its job.
+    /// The identity of a task within its job.
     #[derive(Eq, PartialOrd, Ord)]
     TaskKey {
         /// The index, if the launcher numbers the tasks of the job.
@@ -26,7 +26,7 @@ wire_struct! {
     RegisterTask {
         /// The job: `ps` or `worker`.
         job: Text<{ limits::JOB_BYTES_MAX }>,
-        /// What tells the task from the others of its job.
+        /// The identity of the task within its job.
         key: TaskKey,
         /// The address at which others reach the task; `-` for a worker that accepts no connections.
         address: Text<{ limits::TASK_ADDRESS_BYTES_MAX }>,
