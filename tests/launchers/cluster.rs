@@ -110,7 +110,7 @@ fn train(flags: &Flags) -> Result<Value, Box<dyn std::error::Error>> {
         }
         if pushes >= PUSHES_UNTIL_SLOW && !file.exists() {
             // Someone kills this process, or what it needs, in the time of these gradients.
-            std::thread::sleep(Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(50));
         }
     }
     Reader::connect(config)?.pull(&mut params)?;

@@ -14,7 +14,7 @@ use super::marked_job::{MarkedJob, wait_until};
 /// before they are slow.
 const LAST_STEP: u64 = 6000;
 
-/// What is killed.
+/// The target of a kill.
 pub(crate) enum Victim<'a> {
     /// The process of a worker.
     Worker,

@@ -1,4 +1,4 @@
-//! A server that comes back at another address under its name, on hosts that resolve it anew.
+//! A server that comes back at another address under its name, on hosts that resolve it again.
 
 use std::path::Path;
 use std::process::Command;

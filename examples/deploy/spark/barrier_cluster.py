@@ -80,7 +80,7 @@ def run_task(cluster: Cluster, share: Iterable[bytes]) -> TaskResult:
         hosts = {"ps": addresses[: cluster.num_ps], "worker": addresses[cluster.num_ps :]}
         command = [
             *(cluster.ps_command if job == "ps" else cluster.worker_command),
-            # Spark kills the Python worker of a task that it ends, and nobody else the process.
+            # Spark kills only the Python worker of a task: the process must follow its parent.
             "--exit-with-parent",
             f"--ps_hosts={','.join(hosts['ps'])}",
             f"--worker_hosts={','.join(hosts['worker'])}",
