@@ -1,11 +1,14 @@
 //! Reads records of a TFRecord file by their index.
 
 use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use pushpull_common::file_kind::{FIRST_BYTES, FileKind};
 use pushpull_common::local_path;
+use pushpull_common::read_at::ReadAt;
 use pushpull_common::record_head::{RecordHead, masked_crc32c};
 
 use super::RECORD_BYTES_MAX;
@@ -22,8 +25,9 @@ use pushpull_common::regular_file::not_regular;
 /// records may be appended: the reader does not see them.
 #[derive(Debug)]
 pub struct TfRecordReader {
+    /// The path, or the name of the input.
     path: PathBuf,
-    file: File,
+    input: Arc<dyn ReadAt>,
     /// The offset of each record's frame, and last the end of the whole records.
     offsets: Vec<u64>,
     tail: Option<TornTail>,
@@ -61,21 +65,42 @@ impl TfRecordReader {
             Err(source) => return Err(TfRecordError::Open { path, source }),
         }
         let opened = File::open(&path).and_then(|file| Ok((file.metadata()?.len(), file)));
-        let (size, file) = match opened {
+        let (bytes, file) = match opened {
             Ok(opened) => opened,
             Err(source) => return Err(TfRecordError::Open { path, source }),
         };
+        let name = path.to_string_lossy().into_owned();
+        let input = Arc::new(LocalFile { name, file, bytes });
+        TfRecordReader::index(path, input, FILE_WINDOW_BYTES)
+    }
+
+    /// Uses an open input of another storage, such as an object of an object store.
+    ///
+    /// Cost: the index of short records takes a request for each MiB, and a record takes one.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub fn of_input(input: Arc<dyn ReadAt>) -> Result<TfRecordReader, TfRecordError> {
+        TfRecordReader::index(PathBuf::from(input.name()), input, INPUT_WINDOW_BYTES)
+    }
+
+    fn index(
+        path: PathBuf,
+        input: Arc<dyn ReadAt>,
+        window_bytes: u64,
+    ) -> Result<TfRecordReader, TfRecordError> {
         let mut index = RecordIndex {
             path: &path,
-            file: &file,
-            size,
+            input: &*input,
+            size: input.bytes(),
             offsets: vec![0],
             window: Vec::new(),
             window_start: 0,
+            window_bytes,
         };
         let tail = index.build()?;
         let offsets = index.offsets;
-        Ok(TfRecordReader { path, file, offsets, tail, record_bytes_max: RECORD_BYTES_MAX })
+        Ok(TfRecordReader { path, input, offsets, tail, record_bytes_max: RECORD_BYTES_MAX })
     }
 
     /// Sets the longest record that is read, [`RECORD_BYTES_MAX`] by default. A longer one is an
@@ -86,7 +111,7 @@ impl TfRecordReader {
         self
     }
 
-    /// Returns the path of the file.
+    /// Returns the path of the file, or the name of the input.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -128,7 +153,7 @@ impl TfRecordReader {
         let checksum_at = length as usize;
         data.resize(checksum_at + RecordHead::CHECKSUM_BYTES, 0);
         let at = offset + RecordHead::BYTES as u64;
-        if let Err(source) = self.file.read_exact_at(data, at) {
+        if let Err(source) = self.input.read_at(at, data) {
             data.clear();
             return Err(TfRecordError::Read { path: self.path.clone(), record, offset, source });
         }
@@ -172,12 +197,14 @@ impl TfRecordReader {
 /// The index of a file's records, while it is built.
 struct RecordIndex<'a> {
     path: &'a Path,
-    file: &'a File,
+    input: &'a dyn ReadAt,
     size: u64,
     offsets: Vec<u64>,
     /// A part of the file, and where it begins. Heads of short records share a read.
     window: Vec<u8>,
     window_start: u64,
+    /// The most bytes of the window.
+    window_bytes: u64,
 }
 
 impl RecordIndex<'_> {
@@ -231,7 +258,7 @@ impl RecordIndex<'_> {
     /// Recognizes what begins at an offset, if it can be read.
     fn kind_at(&self, offset: u64) -> Option<FileKind> {
         let mut first = vec![0; (self.size - offset).min(FIRST_BYTES as u64) as usize];
-        self.file.read_exact_at(&mut first, offset).ok()?;
+        self.input.read_at(offset, &mut first).ok()?;
         FileKind::of(&first)
     }
 
@@ -243,12 +270,12 @@ impl RecordIndex<'_> {
             start <= offset && offset + RecordHead::BYTES as u64 <= end
         };
         if !is_inside(&self.window, self.window_start) {
-            let bytes =
-                if length < WINDOW_BYTES / 8 { WINDOW_BYTES } else { RecordHead::BYTES as u64 };
+            let is_short = length < self.window_bytes / 8;
+            let bytes = if is_short { self.window_bytes } else { RecordHead::BYTES as u64 };
             let bytes = bytes.min(self.size - offset) as usize;
             self.window.resize(bytes, 0);
             self.window_start = offset;
-            if let Err(source) = self.file.read_exact_at(&mut self.window, offset) {
+            if let Err(source) = self.input.read_at(offset, &mut self.window) {
                 let path = self.path.to_owned();
                 let record = self.records();
                 return Err(TfRecordError::Read { path, record, offset, source });
@@ -269,8 +296,33 @@ impl RecordIndex<'_> {
 /// them, unless it is 16 MiB or more.
 const TELLING_BYTES: u64 = 4;
 
-/// Size of the window through which the index pass reads heads of short records.
-const WINDOW_BYTES: u64 = 16 << 10;
+/// Size of the window through which the index pass reads heads of short records of a file.
+const FILE_WINDOW_BYTES: u64 = 16 << 10;
+
+/// Size of that window for an input, each of whose reads may be a request to another machine.
+const INPUT_WINDOW_BYTES: u64 = 1 << 20;
+
+/// A regular file of this machine.
+#[derive(Debug)]
+struct LocalFile {
+    name: String,
+    file: File,
+    bytes: u64,
+}
+
+impl ReadAt for LocalFile {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        self.file.read_exact_at(out, offset)
+    }
+}
 
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,9 @@
 //! The records of TFRecord files as samples.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+
+use pushpull_common::read_at::ReadAt;
 
 use super::error::TfRecordError;
 use super::reader::TfRecordReader;
@@ -51,11 +54,27 @@ impl TfRecordSource {
     pub fn open(
         paths: impl IntoIterator<Item = impl Into<PathBuf>>,
     ) -> Result<TfRecordSource, TfRecordError> {
+        TfRecordSource::of_readers(paths.into_iter().map(TfRecordReader::open))
+    }
+
+    /// Uses open inputs of another storage, such as objects of an object store, in place of files.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open).
+    pub fn of_inputs(
+        inputs: impl IntoIterator<Item = Arc<dyn ReadAt>>,
+    ) -> Result<TfRecordSource, TfRecordError> {
+        TfRecordSource::of_readers(inputs.into_iter().map(TfRecordReader::of_input))
+    }
+
+    fn of_readers(
+        readers: impl Iterator<Item = Result<TfRecordReader, TfRecordError>>,
+    ) -> Result<TfRecordSource, TfRecordError> {
         let mut files = Vec::<TfRecordReader>::new();
         let mut ends = Vec::new();
         let mut end = 0;
-        for path in paths {
-            let file = TfRecordReader::open(path)?;
+        for file in readers {
+            let file = file?;
             if let Some(tail) = file.torn_tail() {
                 return Err(TfRecordError::Torn { path: file.path().to_owned(), tail });
             }
@@ -106,6 +125,8 @@ impl Source for TfRecordSource {
 #[cfg(test)]
 mod tests {
     use std::fs::{self, OpenOptions};
+    use std::io;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use pushpull_common::error::Chain;
 
@@ -139,6 +160,55 @@ mod tests {
             assert_eq!(error, text);
         }
         assert_eq!(source.named("digits").name(), "digits");
+    }
+
+    /// A file in memory that counts its reads.
+    #[derive(Debug)]
+    struct CountedInput {
+        bytes: Vec<u8>,
+        reads: AtomicU32,
+    }
+
+    impl ReadAt for CountedInput {
+        fn name(&self) -> &str {
+            "s3://bucket/train.tfrecord"
+        }
+
+        fn bytes(&self) -> u64 {
+            self.bytes.len() as u64
+        }
+
+        fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+            self.reads.fetch_add(1, Ordering::Relaxed);
+            let end = offset as usize + out.len();
+            let bytes = self.bytes.get(offset as usize..end).ok_or(io::ErrorKind::UnexpectedEof)?;
+            out.copy_from_slice(bytes);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn inputs_are_read_as_files_by_few_requests() {
+        let mut bytes = Vec::new();
+        let mut writer = TfRecordWriter::with_output("train", &mut bytes);
+        for record in 0..100_000_u32 {
+            writer.append(&record.to_le_bytes()).unwrap();
+        }
+        writer.flush().unwrap();
+        drop(writer);
+        let input = Arc::new(CountedInput { bytes, reads: AtomicU32::new(0) });
+        let source = TfRecordSource::of_inputs([input.clone() as Arc<dyn ReadAt>]).unwrap();
+        assert_eq!((source.name(), source.len()), ("train.tfrecord", 100_000));
+        assert_eq!(input.reads.load(Ordering::Relaxed), 2, "2 MB by MiB");
+        assert_eq!(source.get(99_999).unwrap(), 99_999_u32.to_le_bytes());
+        assert_eq!(input.reads.load(Ordering::Relaxed), 3);
+
+        let torn = input.bytes[..input.bytes.len() - 1].to_vec();
+        let input = Arc::new(CountedInput { bytes: torn, reads: AtomicU32::new(0) });
+        let error = TfRecordSource::of_inputs([input as Arc<dyn ReadAt>]).unwrap_err();
+        let text =
+            "cannot use s3://bucket/train.tfrecord: behind 99999 records it ends with 19 bytes";
+        assert!(Chain(&error).to_string().starts_with(text), "{}", Chain(&error));
     }
 
     #[test]
