@@ -173,6 +173,20 @@ fn a_task_that_disagrees_or_waits_in_vain_says_why() {
     assert!(errors.contains("within 2s: the rendezvous is not reached: "), "{errors}");
 }
 
+/// The port of `--listen` is told to the other tasks before the daemon binds it.
+#[test]
+fn a_server_at_a_rendezvous_listens_at_a_port_that_can_be_told() {
+    let [address] = <[String; 1]>::try_from(free_addresses(1)).unwrap();
+    for listen in ["127.0.0.1:0", "unix:/tmp/ps.sock"] {
+        let flags = ["--job-name=ps", "--listen", listen];
+        let (status, _, errors) =
+            TestProcess::start("ps", &mut task(DAEMON, &address, 1, &flags)).finish();
+        assert!(!status.success(), "{errors}");
+        let expected = format!("--listen {listen}: the other tasks learn the port");
+        assert!(errors.contains(&expected), "{errors}");
+    }
+}
+
 /// Peers that speak no protocol, another one, or only its beginning, keep no task out.
 #[test]
 fn strangers_at_the_rendezvous_keep_no_task_out() {
