@@ -104,8 +104,7 @@ fn a_sharded_checkpoint_fills_partitioned_rows() {
     cluster.stop();
 }
 
-/// What `pushpull export` writes for a sparse variable and a table fills them again, on another
-/// number of shards.
+/// An export of a sparse variable and a table fills them again, on another number of shards.
 #[test]
 fn an_export_is_loaded() {
     let folder = tempfile::tempdir().unwrap();

@@ -67,7 +67,7 @@ impl<'a> InitialValues<'a> {
     ///
     /// - A dense or sparse variable has a tensor of its type and shape.
     /// - A table has two, as `pushpull export` writes them: its rows, and under its name and `:ids`
-    ///   as many 64-bit ids. The rows are admitted, whatever the table's
+    ///   as many 64-bit ids. The rows are admitted without the table's
     ///   [`RowAdmission`](pushpull_common::table::RowAdmission), and have the age of step 0.
     ///
     /// The files must not change before `join` returns. An error is one of `join`: [`Error::Load`].

@@ -8,7 +8,7 @@ use pushpull::training::data::StreamAddress;
 
 use super::place::{self, Place};
 
-/// Where the samples to train on come from.
+/// The origin of the samples to train on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DataOrigin {
     /// IDX files in a directory or at a URL.
