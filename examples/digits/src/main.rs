@@ -15,6 +15,7 @@ mod output;
 mod picture;
 #[path = "../../../src/bin/options/place.rs"]
 mod place;
+mod presence;
 mod progress;
 mod random;
 mod sample_table;

@@ -18,6 +18,7 @@ use super::data::{CLASSES, Dataset, Sample, Split};
 use super::ledger;
 use super::options::DigitsOptions;
 use super::output::{print_error, print_line};
+use super::presence::Presence;
 use super::progress::Progress;
 use super::task::{Replicas, TaskError};
 
@@ -68,9 +69,10 @@ pub(crate) fn run(
         let writer = SummaryWriter::create(directory, SummaryConfig::new())?;
         config = config.hook(hooks::Summaries::every_steps(10, writer));
     }
-    if is_chief {
-        config = config.hook(Progress::new(options.total_steps(split)?)).hook(accuracy);
-    }
+    config = match is_chief {
+        true => config.hook(Progress::new(options.total_steps(split)?)).hook(accuracy),
+        false => config.hook(Presence::new(task)),
+    };
 
     let session = TrainingSession::start(config)?;
     let from_step = session.global_step();
