@@ -237,7 +237,7 @@ fn reader_hello() -> Hello {
         catalogue: None,
         body_crc: BodyCrc::Auto {},
         identity: List::default(),
-        auth: List::default(),
+        auth: None,
         features: Default::default(),
     }
 }

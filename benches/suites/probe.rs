@@ -14,7 +14,7 @@ use pushpull::cluster::ShardId;
 use pushpull::protocol::Identity;
 use pushpull::protocol::decode::ReadError;
 use pushpull::protocol::message::{BodyCrc, Hello, Pull, Role, Selection};
-use pushpull::protocol::wire::{List, Text};
+use pushpull::protocol::wire::Text;
 use pushpull::protocol::{
     BodyPoll, BodyStamp, Envelope, FrameReader, Message, Poll, encode, version,
 };
@@ -166,7 +166,7 @@ pub(crate) fn hello(cluster: &ClusterSpec, shard: ShardId) -> Hello {
         catalogue: None,
         body_crc: BodyCrc::Off {},
         identity: Identity::new().with("ps", cluster.ps_identity()).to_wire(),
-        auth: List::default(),
+        auth: None,
         features: Default::default(),
     }
 }

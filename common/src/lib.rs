@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod byte_size;
 pub mod call_digest;
 pub mod catalogue;

@@ -224,7 +224,7 @@ fn metas() -> Vec<HostileCase> {
     trailing.push(0);
     // Offsets of fields in this hello: the role is at 4, the job's text at 5.
     let job = 5;
-    let crc = meta(&hello).len() - 25;
+    let crc = meta(&hello).len() - 22;
     vec![
         case(
             "meta_trailing",
@@ -273,6 +273,12 @@ fn metas() -> Vec<HostileCase> {
             "an option whose byte is 2: the catalogue of a hello",
             INVALID_OPTION,
             hello_with(crc - 1, 2),
+        ),
+        case(
+            "auth_option_two",
+            "an option whose byte is 2: the access token of a hello",
+            INVALID_OPTION,
+            hello_with(crc + 5, 2),
         ),
         case(
             "role_unknown",
@@ -411,7 +417,7 @@ fn hello() -> Hello {
         catalogue: None,
         body_crc: BodyCrc::Auto {},
         identity: List::default(),
-        auth: List::default(),
+        auth: None,
         features: Default::default(),
     }
 }

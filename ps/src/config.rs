@@ -14,6 +14,7 @@ use pushpull_common::identity::Identity;
 use pushpull_common::ids::TaskId;
 use pushpull_common::names::NamePattern;
 use pushpull_common::protocol::{Features, limits};
+use pushpull_net::auth::Credentials;
 use pushpull_optim::optimizer::{Optimizer, OptimizerRules};
 use pushpull_store::planted::PlantedBugs;
 use pushpull_store::store::{BLOCK_BYTES, CACHED_BYTES_MAX};
@@ -149,6 +150,7 @@ pub struct PsConfig {
     pub(crate) mode: Mode,
     pub(crate) storage: Storage,
     pub(crate) network: Network,
+    pub(crate) credentials: Option<Credentials>,
     pub(crate) checkpoints: Option<Checkpoints>,
     pub(crate) last_step: Option<u64>,
     pub(crate) lease: Duration,
@@ -185,6 +187,7 @@ impl PsConfig {
             mode: Mode::default(),
             storage: Storage::memory(),
             network: Network::default(),
+            credentials: None,
             checkpoints: None,
             last_step: None,
             lease: Duration::from_secs(5),
@@ -252,6 +255,12 @@ impl PsConfig {
     /// Sets the limits and waits of connections. Default [`Network::default`].
     pub fn network(self, network: Network) -> Self {
         PsConfig { network, ..self }
+    }
+
+    /// Sets whom the server lets in, and what it proves itself with to other ps tasks. Default: those
+    /// of the listener ([`crate::Ps::listen_secured`]), or none: everybody who can connect is let in.
+    pub fn credentials(self, credentials: impl Into<Option<Credentials>>) -> Self {
+        PsConfig { credentials: credentials.into(), ..self }
     }
 
     /// Sets the global step at which training ends; `token()` then returns `None`. The step is

@@ -130,6 +130,33 @@ pub enum Event {
         /// Its value on the other task.
         there: String,
     },
+    /// Peers have not proved that they may connect. Reported for the first attempt of a host, and then
+    /// every ten seconds at most.
+    #[non_exhaustive]
+    PeerDenied {
+        /// The address of the host; of IPv6 its network. `this host` for a Unix socket.
+        host: String,
+        /// The role and the task of which the last one claims to be, if it has said so.
+        claim: Option<String>,
+        /// Why the last one was refused. It was not told.
+        cause: String,
+        /// The attempts of the host since the last report.
+        attempts: u64,
+    },
+    /// A connection was closed because what had let its peer in was taken back.
+    #[non_exhaustive]
+    PeerRevoked {
+        /// The shard.
+        shard: ShardId,
+        /// The name of the access token or of the certificate.
+        principal: String,
+    },
+    /// The files of the credentials have changed and cannot be used. What they said before holds.
+    #[non_exhaustive]
+    CredentialsUnusable {
+        /// Why, with the file.
+        cause: String,
+    },
     /// A setting has changed since the state directory of a shard was created, such as a
     /// hyperparameter of an optimizer whose slots are kept. Reported at each start.
     #[non_exhaustive]
@@ -362,6 +389,9 @@ impl Event {
             Event::OwnerLost { .. } => "owner-lost",
             Event::OwnerFound { .. } => "owner-found",
             Event::SettingsDiffer { .. } => "settings-differ",
+            Event::PeerDenied { .. } => "peer-denied",
+            Event::PeerRevoked { .. } => "peer-revoked",
+            Event::CredentialsUnusable { .. } => "credentials-unusable",
             Event::SettingChanged { .. } => "setting-changed",
             Event::FewerWorkers { .. } => "fewer-workers",
             Event::MoreWorkers { .. } => "more-workers",
@@ -440,6 +470,23 @@ impl fmt::Display for Event {
                 "the servers have different settings: {setting} is {here:?} on {shard}, and \
                  {there:?} on {task}"
             ),
+            Event::PeerDenied { host, claim, cause, attempts } => {
+                let claim = claim.as_deref().unwrap_or("a peer");
+                write!(f, "{claim} from {host} may not connect: {cause}")?;
+                match attempts {
+                    1 => Ok(()),
+                    attempts => write!(f, "; {attempts} attempts"),
+                }
+            }
+            Event::PeerRevoked { shard, principal } => {
+                write!(
+                    f,
+                    "{shard} has closed a connection of {principal}, which may not connect any more"
+                )
+            }
+            Event::CredentialsUnusable { cause } => {
+                write!(f, "the credentials are those of before: {cause}")
+            }
             Event::SettingChanged { shard, setting, before, now } => write!(
                 f,
                 "{setting} of {shard} is {now:?} now, and was {before:?} when its state was created"

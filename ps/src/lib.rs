@@ -74,6 +74,13 @@ pub use event::{Event, Events};
 pub use inspect::inspect;
 pub use metrics::{Metrics, Overflowed, SaveStatus, StalenessHistogram};
 pub use optim::{Adam, Sgd};
+/// Who may connect to a server, and what a process proves itself with.
+pub mod security {
+    pub use pushpull_net::auth::{
+        CredentialFiles, Credentials, CredentialsError, check_tokens, new_secret,
+    };
+}
+
 pub use pushpull_net::{
     ClusterRendezvous, RegisterError, RegisteredTask, TaskRegistration, enter_private_folder,
     raise_open_files_limit,

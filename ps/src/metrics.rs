@@ -227,6 +227,12 @@ counters! {
     waiting_timed_out,
     /// Connections closed because their first message was not a valid hello.
     waiting_faulted,
+    /// Connections refused because the peer has not proved that it may connect. See
+    /// [`crate::Event::PeerDenied`]. Counted on the task's first shard.
+    peers_denied,
+    /// Connections closed because what had let the peer in was taken back: its access token was
+    /// removed from the file, or gives something else. See [`crate::Event::PeerRevoked`].
+    peers_revoked,
 }
 
 #[cfg(test)]

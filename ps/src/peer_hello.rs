@@ -3,8 +3,10 @@
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId};
 use pushpull_common::protocol::message::{BodyCrc, FeatureOffer, Hello, Role};
-use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{Features, version};
+use pushpull_net::Connector;
+use pushpull_net::auth::Credentials;
 
 /// The identity of a ps task and of its cluster.
 #[derive(Clone, Debug)]
@@ -12,9 +14,17 @@ pub(crate) struct PeerHello {
     pub(crate) task: TaskId,
     pub(crate) identity: Identity,
     pub(crate) features: Features,
+    /// What it proves itself with.
+    pub(crate) credentials: Option<Credentials>,
 }
 
 impl PeerHello {
+    /// Returns a connector to a shard of another task.
+    pub(crate) fn connector(&self, address: &str, shard: ShardId) -> Connector {
+        let task = TaskId { index: shard.task, ..self.task.clone() };
+        Connector::new(address).credentials(self.credentials.clone()).task(task)
+    }
+
     /// Builds the hello for one shard of the other task. `newest` is the newest client epoch that
     /// the sender has recorded.
     pub(crate) fn hello(&self, shard: ShardId, newest: ClientEpoch) -> Hello {
@@ -33,7 +43,7 @@ impl PeerHello {
             catalogue: None,
             body_crc: BodyCrc::Auto {},
             identity: self.identity.to_wire(),
-            auth: List::default(),
+            auth: None,
             features: FeatureOffer::of(self.features),
         }
     }

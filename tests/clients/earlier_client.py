@@ -7,8 +7,11 @@ only when the bytes of the protocol change.
 
 import argparse
 import hashlib
+import hmac
+import os
 import random
 import socket
+import ssl
 import struct
 import sys
 import time
@@ -27,6 +30,7 @@ RESERVE, RESERVED, PUSH_PART, PUSH_ANSWER = 30, 31, 32, 33
 OUTCOME_QUERY, OUTCOME_IS = 35, 36
 PULL, PULLED, PULL_ROWS, ROWS = 40, 41, 42, 43
 LEAVE, LEFT = 52, 53
+CHALLENGE, CHALLENGE_ANSWER = 78, 79
 
 WORKER, CHIEF = 1, 2
 GRADIENT = 1
@@ -110,7 +114,28 @@ def text(value):
     return struct.pack("<H", len(value.encode())) + value.encode()
 
 
-def connect(address):
+class Credentials:
+    """What the client proves itself with: an access token, or a certificate over TLS."""
+
+    def __init__(self, tokens=None, authority=None, certificate=None, key=None):
+        self.token, self.tls = None, None
+        if tokens:
+            # The first entry. A real client takes the first that suits its role and its task.
+            entries = (line.split() for line in open(tokens, encoding="utf-8"))
+            _, name, secret = next(entry for entry in entries if entry[:1] == ["token"])[:3]
+            self.token = name, bytes.fromhex(secret)
+        if authority:
+            self.tls = ssl.create_default_context(cafile=authority)
+            self.tls.minimum_version = ssl.TLSVersion.TLSv1_3
+            self.tls.set_alpn_protocols(["pushpull/1"])
+            if certificate:
+                self.tls.load_cert_chain(certificate, key)
+
+    def secure(self, connection, host):
+        return self.tls.wrap_socket(connection, server_hostname=host) if self.tls else connection
+
+
+def connect(address, credentials):
     """Connects to the server. Retries for 10 s while it is starting."""
     for attempt in range(100):
         try:
@@ -121,7 +146,7 @@ def connect(address):
             host, port = address.rsplit(":", 1)
             connection = socket.create_connection((host, int(port)))
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return connection
+            return credentials.secure(connection, host)
         except (ConnectionRefusedError, FileNotFoundError):
             if attempt == 99:
                 raise
@@ -131,8 +156,9 @@ def connect(address):
 class Connection:
     """A connection that sends and receives frames, with one request at a time."""
 
-    def __init__(self, address):
-        self.socket = connect(address)
+    def __init__(self, address, credentials):
+        self.socket = connect(address, credentials)
+        self.token = credentials.token
         self.socket.settimeout(60)
         self.request = 0
         self.restore_epoch = 0
@@ -144,7 +170,8 @@ class Connection:
             sequence, deadline_ms, 0, 0, crc32c(meta), 0,
         )
         head = head[:-4] + struct.pack("<I", crc32c(head[:-4]))
-        self.socket.sendall(head + meta + body)
+        self.sent = head + meta
+        self.socket.sendall(self.sent + body)
         return self.request
 
     def receive(self, request):
@@ -176,6 +203,33 @@ class Connection:
         if found not in answers:
             raise ProtocolError(f"unexpected kind {found} in answer to {kind}")
         return found, step, fields, body
+
+    def say_hello(self, before, after):
+        """Says hello with these fields, and proves that the client knows its token. Returns the fields
+        of the welcome."""
+        auth = b"\0"
+        if self.token:
+            name, secret = self.token
+            auth = b"\1" + text(name) + os.urandom(32)
+        request = self.send(HELLO, before + auth + after)
+        hello = hashlib.sha256(self.sent).digest()
+        kind, _, fields, _ = self.receive(request)
+        if self.token:
+            if kind != CHALLENGE:
+                raise ProtocolError("the server has not asked for a proof")
+            nonce, proof = fields.bytes(32), fields.bytes(32)
+
+            # Over TLS the last 32 bytes are exported from the channel, which Python cannot do.
+            def prove(side):
+                return hmac.digest(secret, b"pushpull 1 " + side + hello + nonce + bytes(32), "sha256")
+
+            if not hmac.compare_digest(proof, prove(b"server")):
+                raise ProtocolError(f"the server does not prove that it knows the token {name}")
+            self.send(CHALLENGE_ANSWER, prove(b"client"))
+            kind, _, fields, _ = self.receive(request)
+        if kind != WELCOME:
+            raise ProtocolError(f"unexpected kind {kind} in answer to a hello")
+        return fields
 
     def exactly(self, count):
         parts = bytearray()
@@ -268,8 +322,9 @@ def decode_catalogue(data):
 class Worker:
     """A worker or chief that has joined."""
 
-    def __init__(self, address, job, task, role, declared):
-        self.address, self.job, self.task, self.role = address, job, task, role
+    def __init__(self, address, credentials, job, task, role, declared):
+        self.address, self.credentials = address, credentials
+        self.job, self.task, self.role = job, task, role
         # A new client has a new incarnation and no client epoch.
         self.incarnation, self.epoch = random.getrandbits(64), 0
         self.sequence = 0
@@ -289,18 +344,17 @@ class Worker:
 
     def join(self, restore_epoch=0):
         """Says hello over a new connection. Returns the state of the catalogue on the server."""
-        self.connection = Connection(self.address)
+        self.connection = Connection(self.address, self.credentials)
         self.connection.restore_epoch = restore_epoch
         hello = struct.pack("<HHB", VERSION, VERSION, self.role) + text(self.job)
         hello += struct.pack("<IIH", self.task, 0, 0)
         # The arena tells the epoch that it has joined from one of a state that was lost.
         arena = self.arena if restore_epoch else 0
         hello += struct.pack("<QQIQQ", self.incarnation, self.epoch, restore_epoch, 0, arena)
-        # No catalogue digest; checksums of bodies off; an empty identity; no authentication.
-        hello += struct.pack("<BBII", 0, 2, 0, 0)
+        # No catalogue digest; checksums of bodies off; an empty identity.
+        hello += struct.pack("<BBI", 0, 2, 0)
         # It has no features, so no message has fields that belong to one; it requires none.
-        hello += struct.pack("<QQ", 0, 0)
-        _, _, fields, _ = self.connection.ask(HELLO, [WELCOME], hello)
+        fields = self.connection.say_hello(hello, struct.pack("<QQ", 0, 0))
         _, _, self.epoch = fields.take("HHQ")
         self.synchronous = fields.take("B") == 2
         fields.bytes(8 if self.synchronous else 1)
@@ -501,12 +555,17 @@ def main():
     parser.add_argument("--cut-every", "--cut_every", type=int, default=0, help="drop the connection in every N-th push; 0 never")
     parser.add_argument("--job", "--job_name", "--job-name", default="worker")
     parser.add_argument("--task", "--task_index", "--task-index", type=int, default=0)
+    parser.add_argument("--tokens", help="file of access tokens, of which the first is used")
+    parser.add_argument("--tls-ca", "--tls_ca", help="certificates of the authority: the client speaks TLS")
+    parser.add_argument("--tls-cert", "--tls_cert", help="certificate of the client")
+    parser.add_argument("--tls-key", "--tls_key", help="its key")
     options = parser.parse_args()
+    credentials = Credentials(options.tokens, options.tls_ca, options.tls_cert, options.tls_key)
 
     declared = [Variable("line/weights", [3]), Variable("line/bias", [1])]
     declared.append(Variable("words", [6, 2], sparse=True))
     role = CHIEF if options.task == 0 else WORKER
-    worker = Worker(options.address, options.job, options.task, role, declared)
+    worker = Worker(options.address, credentials, options.job, options.task, role, declared)
     names = [variable.name for variable in worker.variables]
     if names != [variable.name for variable in declared]:
         sys.exit(f"the server has the variables {names}, not those of this client")

@@ -8,7 +8,7 @@ use pushpull::server::Network;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, Incarnation, RestoreEpoch, Sequence, TokenId};
 use pushpull_common::protocol::message::{self, BodyCrc, Hello, Operation, PushPart, Role};
-use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{
     BodyPoll, BodyStamp, Envelope, FrameReader, Message, Poll, Refusal, encode, version,
 };
@@ -46,7 +46,7 @@ impl RawClient {
             catalogue: None,
             body_crc: BodyCrc::Off {},
             identity: Identity::new().to_wire(),
-            auth: List::default(),
+            auth: None,
             features: Default::default(),
         };
         let stream = TcpStream::connect(address).unwrap();

@@ -13,7 +13,7 @@ use pushpull::{ClusterSpec, Ps, PsConfig, PsHandle, Sgd, TaskId};
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, Incarnation, RestoreEpoch};
 use pushpull_common::protocol::message::{BodyCrc, Hello, Role};
-use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, Poll, encode, version};
 
 use super::cluster::{LONG, TestCluster, block_on, listen, spec, vector, wait_for_end};
@@ -38,7 +38,7 @@ fn greet<S: Write>(mut stream: S, spec: &ClusterSpec, task: u32) -> S {
         catalogue: None,
         body_crc: BodyCrc::Off {},
         identity: Identity::new().with("ps", spec.ps_identity()).to_wire(),
-        auth: List::default(),
+        auth: None,
         features: Default::default(),
     };
     let mut frame = Vec::new();

@@ -108,7 +108,7 @@ fn hello() -> Hello {
         catalogue: None,
         body_crc: BodyCrc::Off {},
         identity: List::default(),
-        auth: List::default(),
+        auth: None,
         features: Default::default(),
     }
 }

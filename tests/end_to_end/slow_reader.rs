@@ -32,7 +32,7 @@ fn hello_and_pulls(pulls: u64) -> Vec<u8> {
         catalogue: None,
         body_crc: BodyCrc::Off {},
         identity: List::default(),
-        auth: List::default(),
+        auth: None,
         features: Default::default(),
     };
     let mut bytes = Vec::new();

@@ -1,5 +1,6 @@
 //! What a worker and a reader share: the session, and the operations that need no token.
 
+use std::collections::BTreeMap;
 use std::collections::hash_map::RandomState;
 use std::future::poll_fn;
 use std::hash::{BuildHasher, Hasher};
@@ -45,16 +46,21 @@ impl SessionClient {
         config.check_codecs()?;
         let cluster = &config.cluster;
         let task = config.task.clone();
-        if let Err(source) = cluster.variables_job() {
-            return Err(ConfigError::NoVariablesJob { task, source }.into());
-        }
+        let ps_job = match cluster.variables_job() {
+            Ok(job) => job,
+            Err(source) => return Err(ConfigError::NoVariablesJob { task, source }.into()),
+        };
         let owner: TaskId = cluster.step_owner().ok_or(ConfigError::NoPs { task: task.clone() })?;
-        for (_, address) in cluster.ps_tasks() {
-            let checked = Connector::new(address).check_path();
-            checked.map_err(|error| ConfigError::NoServer {
+        let mut connectors = BTreeMap::new();
+        for (index, address) in cluster.ps_tasks() {
+            let connector = Connector::new(address)
+                .credentials(config.credentials.clone())
+                .task(TaskId::new(ps_job, index));
+            connector.check_path().map_err(|error| ConfigError::NoServer {
                 task: task.clone(),
                 reason: Chain(&error).to_string(),
             })?;
+            connectors.insert(index, Arc::new(connector));
         }
         let addresses = cluster.ps_tasks().map(|(index, address)| (index, address.to_owned()));
         let owner = ShardId { task: owner.index, shard: 0 };
@@ -72,7 +78,8 @@ impl SessionClient {
             addresses: addresses.collect(),
             progress_interval: config.progress.is_some().then_some(config.progress_interval),
         };
-        let thread = SessionThread::start(start, config.progress.clone(), config.busy_poll)
+        let progress = config.progress.clone();
+        let thread = SessionThread::start(start, connectors, progress, config.busy_poll)
             .map_err(|error| Error::Thread { reason: error.to_string() })?;
         let caller = thread.caller().clone();
         caller.limit(config.limit);

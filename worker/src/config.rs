@@ -10,6 +10,7 @@ use pushpull_common::data_set::DataSet;
 use pushpull_common::ids::TaskId;
 use pushpull_common::names::NamePattern;
 use pushpull_common::placement::PlacementStrategy;
+use pushpull_net::auth::Credentials;
 
 use crate::compression::CodecRule;
 use crate::error::{ConfigError, UnresponsiveShards};
@@ -75,6 +76,8 @@ pub struct WorkerConfig {
     pub(crate) progress_interval: Duration,
     pub(crate) busy_poll: Duration,
     #[doc(hidden)]
+    pub credentials: Option<Credentials>,
+    #[doc(hidden)]
     pub data: Option<DataSet>,
     #[doc(hidden)]
     pub interrupt: Option<Interrupt>,
@@ -112,6 +115,7 @@ impl WorkerConfig {
             progress: None,
             progress_interval: Duration::from_secs(10),
             busy_poll: CALLER_SPIN.longest,
+            credentials: None,
             data: None,
             interrupt: None,
             expectations: Expectations::default(),
@@ -258,6 +262,12 @@ impl WorkerConfig {
     /// the encoding.
     pub fn pull_codec(self, codec: impl Into<Option<Codec>>) -> Self {
         WorkerConfig { values: codec.into(), ..self }
+    }
+
+    /// Sets what the worker proves itself with: the first access token that suits its role and its
+    /// task, or a certificate. With an authority the servers must be reached over TLS. Default: none.
+    pub fn credentials(self, credentials: impl Into<Option<Credentials>>) -> Self {
+        WorkerConfig { credentials: credentials.into(), ..self }
     }
 
     /// Sets for how long a blocking call polls at most before its thread sleeps. It polls for up to

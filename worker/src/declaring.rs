@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pushpull_common::cluster::ClusterSpec;
-use pushpull_common::ids::{ShardId, TaskId};
+use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::protocol::message::Role;
 use pushpull_common::variable::VariableSpec;
@@ -25,15 +24,16 @@ const NO_WAIT: Duration = Duration::from_millis(1);
 
 /// Declares variables and gives them values, unless the servers have both.
 ///
+/// The configuration names the client ([`pushpull_common::ids::TaskId::declaring_client`]).
+///
 /// A client that finds them declared is a reader, and displaces no chief. One that declares them is
 /// a chief of its own name. If several declare at once, the last displaces the others, which wait
 /// for its values.
 pub async fn declare<F: FnOnce(&mut InitialValues<'_>)>(
-    cluster: ClusterSpec,
+    config: WorkerConfig,
     variables: &[VariableSpec],
     fill: F,
 ) -> Result<(), Error> {
-    let config = WorkerConfig::new(cluster, TaskId::declaring_client());
     let deadline = Deadline::after(config.connect_timeout);
     let reader = SessionClient::connect(config.clone(), Role::Reader {}).await?;
     let (_, catalogue) = place(&reader, variables)?;

@@ -54,6 +54,15 @@ pub enum Error {
         /// The cause.
         cause: String,
     },
+    /// A server does not prove that it knows the access token of this client: it is another server, or
+    /// the token was taken back.
+    #[error("cannot connect to {shard}: {reason}")]
+    Unproven {
+        /// The shard.
+        shard: ShardId,
+        /// What the server has not proved.
+        reason: String,
+    },
     /// The servers hold other variables: another model, or another version of it.
     #[error("cannot join: the variables differ from those on {shard}: {differs}")]
     Differs {
@@ -470,7 +479,8 @@ impl Error {
             | Error::NotChief { .. }
             | Error::NotJoined { .. }
             | Error::Interrupted { .. }
-            | Error::UnknownPush { .. } => Advice::Stop,
+            | Error::UnknownPush { .. }
+            | Error::Unproven { .. } => Advice::Stop,
         }
     }
 

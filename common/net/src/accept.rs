@@ -6,11 +6,14 @@ use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::io;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+#[cfg(feature = "tls")]
+use pushpull_common::error::Chain;
+use pushpull_common::ids::{RequestId, TaskId};
 use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::decode::ReadError;
-use pushpull_common::protocol::message::{Hello, Refused};
+use pushpull_common::protocol::message::{Hello, Refused, Role};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{
     BodyStamp, Envelope, FrameReader, Header, Message, ProtocolError, Refusal, encode,
@@ -18,8 +21,13 @@ use pushpull_common::protocol::{
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Notify;
 
+use crate::auth::failures::AuthFailures;
+use crate::auth::gate::{NotProven, prove};
+use crate::auth::{Credentials, DeniedPeer, ProvenPeer};
 use crate::endpoints::{Endpoint, Endpoints};
 use crate::open_files::{is_out_of_descriptors, open_files_limit};
+#[cfg(feature = "tls")]
+use crate::tls::HandshakeError;
 use crate::waiting::{PeerHost, WaitingConnections};
 use crate::{DetachedStream, FrameStream, Stream};
 
@@ -50,6 +58,8 @@ pub struct ArrivedPeer {
     pub request: Option<Message>,
     /// Where it is.
     pub origin: PeerOrigin,
+    /// Who it has proved to be; `None` if it was not asked.
+    pub proven: Option<ProvenPeer>,
 }
 
 /// Why a connection has ended without a hello, other than by its peer.
@@ -61,6 +71,8 @@ pub enum NoHello {
     Evicted,
     /// Something else arrived.
     Faulted,
+    /// The peer has not proved that it may connect.
+    Denied,
 }
 
 /// Takes the peers that have said hello.
@@ -79,6 +91,12 @@ pub trait PeerReceiver {
     /// Handles the end of a connection without a hello.
     fn no_hello(&self, reason: NoHello) {
         let _ = reason;
+    }
+
+    /// Handles attempts to connect of peers that have not proved that they may: the first of a host
+    /// at once, further ones together.
+    fn denied(&self, peer: DeniedPeer) {
+        let _ = peer;
     }
 
     /// Handles a failure to accept or to hand over a connection because no descriptor is left.
@@ -102,10 +120,18 @@ pub struct AcceptLimits {
     pub waiting_connections_max: usize,
 }
 
-/// Begins to accept connections, in tasks of the current `LocalSet`, until that ends.
-pub fn accept<R: PeerReceiver + 'static>(endpoints: Endpoints, limits: AcceptLimits, receiver: R) {
+/// Begins to accept connections, in tasks of the current `LocalSet`, until that ends. Those whom the
+/// credentials let in reach the receiver.
+pub fn accept<R: PeerReceiver + 'static>(
+    endpoints: Endpoints,
+    limits: AcceptLimits,
+    credentials: Option<Credentials>,
+    receiver: R,
+) {
     let gate = Rc::new(AcceptGate {
         handshake_timeout: limits.handshake_timeout,
+        credentials,
+        failures: RefCell::default(),
         waiting: RefCell::new(WaitingConnections::new(limits.waiting_connections_max)),
         handed_over: Notify::new(),
         spare: RefCell::new(spare_descriptor()),
@@ -118,6 +144,8 @@ pub fn accept<R: PeerReceiver + 'static>(endpoints: Endpoints, limits: AcceptLim
 
 struct AcceptGate<R> {
     handshake_timeout: Duration,
+    credentials: Option<Credentials>,
+    failures: RefCell<AuthFailures<PeerHost>>,
     /// The waiting connections, each with the notification that evicts it.
     waiting: RefCell<WaitingConnections<Rc<Notify>>>,
     /// Notified when a connection that has said hello stops waiting.
@@ -127,11 +155,33 @@ struct AcceptGate<R> {
     receiver: R,
 }
 
-/// The first messages of a peer, before it is taken.
+/// A peer that has said hello, before it is taken.
 struct Greeting {
+    frames: FrameStream,
+    origin: PeerOrigin,
     header: Header,
     hello: Hello,
+    proven: Option<ProvenPeer>,
     request: Option<Message>,
+}
+
+/// The reason why a peer was not greeted.
+enum NoGreeting {
+    /// It has closed the connection.
+    Closed,
+    /// Something else than a hello has arrived.
+    Faulted,
+    /// It has not proved that it may connect.
+    Denied,
+}
+
+impl From<ReadError> for NoGreeting {
+    fn from(error: ReadError) -> NoGreeting {
+        match error {
+            ReadError::Io(_) => NoGreeting::Closed,
+            _ => NoGreeting::Faulted,
+        }
+    }
 }
 
 /// An entry in the list of waiting connections, removed when it is dropped.
@@ -225,17 +275,15 @@ impl<R: PeerReceiver + 'static> AcceptGate<R> {
             greeted: Cell::new(false),
         };
         tokio::task::spawn_local(async move {
-            let mut frames = FrameStream::new(stream, FrameReader::new());
-            let Some(greeting) = connection.greeting(&mut frames).await else { return };
+            let Some(greeting) = connection.greeting(stream).await else { return };
             let gate = &connection.gate;
+            let Greeting { frames, origin, header, hello, proven, request } = greeting;
             let (stream, reader) = frames.into_parts();
-            let origin = origin_of(&stream);
             let stream = match stream.detach() {
                 Ok(stream) => stream,
                 Err(error) => return gate.report(&error),
             };
-            let Greeting { header, hello, request } = greeting;
-            let peer = ArrivedPeer { stream, reader, header, hello, request, origin };
+            let peer = ArrivedPeer { stream, reader, header, hello, request, origin, proven };
             gate.receiver.take(peer).await;
         });
     }
@@ -291,28 +339,35 @@ async fn refuse(accept: impl AsyncFnOnce() -> io::Result<Stream>) -> Result<(), 
     let (header, _) = read_hello(&mut frames).await?;
     let what = Detail::clipped("open files of the server (ulimit -n)");
     let refusal = Refusal::Busy { what, limit: open_files_limit().unwrap_or(u64::MAX) };
-    let envelope = Envelope { request: header.request, ..Envelope::default() };
+    Ok(send_refusal(&mut frames, header.request, refusal).await?)
+}
+
+async fn send_refusal(
+    frames: &mut FrameStream,
+    request: RequestId,
+    refusal: Refusal,
+) -> io::Result<()> {
+    let envelope = Envelope { request, ..Envelope::default() };
     let mut frame = Vec::new();
     encode(&mut frame, &envelope, &Refused { refusal }.into(), BodyStamp::plain(0));
-    Ok(frames.send(&frame).await?)
+    frames.send(&frame).await
 }
 
 /// Returns where the peer is.
 fn origin_of(stream: &Stream) -> PeerOrigin {
-    match stream {
-        Stream::Tcp(tcp) => match tcp.peer_addr() {
-            Ok(peer) if !peer.ip().is_loopback() => PeerOrigin::Remote,
-            _ => PeerOrigin::Loopback,
-        },
-        Stream::Unix(_) => PeerOrigin::Unix { same_user: stream.is_same_user() },
+    match stream.addresses() {
+        Ok(Some(addresses)) if !addresses.peer.ip().is_loopback() => PeerOrigin::Remote,
+        Ok(Some(_)) | Err(_) => PeerOrigin::Loopback,
+        Ok(None) => PeerOrigin::Unix { same_user: stream.is_same_user() },
     }
 }
 
 impl<R: PeerReceiver> WaitingConnection<R> {
-    /// Reads the hello of this connection; `None` if it is invalid or does not arrive in time.
-    async fn greeting(&self, frames: &mut FrameStream) -> Option<Greeting> {
+    /// Reads the hello of this connection; `None` if it is invalid or does not arrive in time, or the
+    /// peer may not connect.
+    async fn greeting(&self, stream: Stream) -> Option<Greeting> {
         let gate = &self.gate;
-        let mut greeting = std::pin::pin!(self.read(frames));
+        let mut greeting = std::pin::pin!(self.read(stream));
         // One deadline for the whole handshake, however slowly the bytes arrive.
         let deadline = tokio::time::timeout(gate.handshake_timeout, greeting.as_mut());
         let (outcome, reason) = tokio::select! {
@@ -327,22 +382,89 @@ impl<R: PeerReceiver> WaitingConnection<R> {
                 self.greet();
                 return Some(greeting);
             }
-            // The peer closed the connection.
-            Ok(Err(ReadError::Io(_))) => {}
-            Ok(Err(_)) => gate.receiver.no_hello(NoHello::Faulted),
+            Ok(Err(NoGreeting::Closed)) => {}
+            Ok(Err(NoGreeting::Faulted)) => gate.receiver.no_hello(NoHello::Faulted),
+            Ok(Err(NoGreeting::Denied)) => gate.receiver.no_hello(NoHello::Denied),
             Err(_) => gate.receiver.no_hello(reason),
         }
         None
     }
 
-    async fn read(&self, frames: &mut FrameStream) -> Result<Greeting, ReadError> {
-        let (header, hello) = read_hello(frames).await?;
+    async fn read(&self, stream: Stream) -> Result<Greeting, NoGreeting> {
+        let gate = &self.gate;
+        let origin = origin_of(&stream);
+        let stream = self.secure(stream).await?;
+        let mut frames = FrameStream::new(stream, FrameReader::new());
+        let (header, mut hello) = match read_hello(&mut frames).await {
+            Ok(greeting) => greeting,
+            Err(ReadError::Protocol(ProtocolError::Magic { found })) if is_tls(found) => {
+                tell(&mut frames, RequestId(0), "this server does not speak TLS").await;
+                return Err(NoGreeting::Faulted);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let credentials = gate.credentials.as_ref();
+        let proven = match prove(credentials, &mut frames, origin, &header, &mut hello).await {
+            Ok(proven) => proven,
+            Err(NotProven::Read(error)) => return Err(error.into()),
+            Err(NotProven::Denied(cause)) => {
+                self.deny(&mut frames, &header, &hello, cause).await;
+                return Err(NoGreeting::Denied);
+            }
+        };
         let mut request = None;
-        if self.gate.receiver.wants_request(&hello) {
+        if gate.receiver.wants_request(&hello) {
             frames.open();
             request = Some(frames.next().await?.1);
         }
-        Ok(Greeting { header, hello, request })
+        Ok(Greeting { frames, origin, header, hello, proven, request })
+    }
+
+    /// Refuses a peer. It is told after a delay, which grows with the failures of its host, and not
+    /// why.
+    async fn deny(&self, frames: &mut FrameStream, header: &Header, hello: &Hello, cause: String) {
+        let task = TaskId::new(hello.job.as_str(), hello.task);
+        self.count_failure(Some((hello.role, task)), cause).await;
+        // It may have closed the connection.
+        let _ = send_refusal(frames, header.request, Refusal::Denied {}).await;
+    }
+
+    /// Reports a peer that has not proved who it is, and waits for the time until it may be told.
+    async fn count_failure(&self, claim: Option<(Role, TaskId)>, cause: String) {
+        let failed = self.gate.failures.borrow_mut().failed(Instant::now(), self.host);
+        if let Some(attempts) = failed.report {
+            let host = self.host.to_string();
+            self.gate.receiver.denied(DeniedPeer { host, claim, cause, attempts });
+        }
+        tokio::time::sleep(failed.delay).await;
+    }
+
+    /// Puts TLS over a TCP connection, if this server has a certificate.
+    #[cfg(feature = "tls")]
+    async fn secure(&self, stream: Stream) -> Result<Stream, NoGreeting> {
+        let current = self.gate.credentials.as_ref().map(Credentials::current);
+        let server = current.and_then(|current| current.tls.server.clone());
+        let Some(server) = server.filter(|_| !stream.passes_descriptors()) else {
+            return Ok(stream);
+        };
+        match server.accept(stream).await {
+            Ok(stream) => Ok(stream),
+            Err((stream, HandshakeError::Plain(request))) => {
+                let mut frames = FrameStream::new(stream, FrameReader::new());
+                tell(&mut frames, request, "this server speaks TLS only").await;
+                Err(NoGreeting::Faulted)
+            }
+            Err((_, HandshakeError::Ended)) => Err(NoGreeting::Closed),
+            Err((_, error @ HandshakeError::Failed(_))) => {
+                self.count_failure(None, Chain(&error).to_string()).await;
+                Err(NoGreeting::Denied)
+            }
+        }
+    }
+
+    #[cfg(not(feature = "tls"))]
+    async fn secure(&self, stream: Stream) -> Result<Stream, NoGreeting> {
+        Ok(stream)
     }
 
     /// Gives the connection a place among those that have said hello, even if it was evicted.
@@ -353,6 +475,19 @@ impl<R: PeerReceiver> WaitingConnection<R> {
         }
         self.greeted.set(true);
     }
+}
+
+/// Returns whether the first bytes of a connection are the begin of a TLS handshake: a record of
+/// type 22 and version 3.
+fn is_tls(first: u32) -> bool {
+    first.to_le_bytes().starts_with(&[22, 3])
+}
+
+/// Tells a peer that has not said hello what it has met.
+async fn tell(frames: &mut FrameStream, request: RequestId, detail: &str) {
+    let refusal = Refusal::Unsupported { kind: 1, detail: Detail::clipped(detail) };
+    // It may have closed the connection.
+    let _ = send_refusal(frames, request, refusal).await;
 }
 
 async fn read_hello(frames: &mut FrameStream) -> Result<(Header, Hello), ReadError> {

@@ -17,6 +17,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::MissedTickBehavior;
 
+use crate::auth::Credentials;
 use crate::{
     AcceptLimits, ArrivedPeer, Endpoints, FrameStream, ListenError, PeerReceiver, Stream, accept,
 };
@@ -32,6 +33,7 @@ use crate::{
 pub struct ClusterRendezvous {
     endpoints: Endpoints,
     size: ClusterSize,
+    credentials: Option<Credentials>,
 }
 
 impl ClusterRendezvous {
@@ -48,7 +50,14 @@ impl ClusterRendezvous {
         size: ClusterSize,
         insecure: bool,
     ) -> Result<ClusterRendezvous, ListenError> {
-        Ok(ClusterRendezvous { endpoints: Endpoints::bind(address, insecure)?, size })
+        let endpoints = Endpoints::bind(address, insecure)?;
+        Ok(ClusterRendezvous { endpoints, size, credentials: None })
+    }
+
+    /// Lets in the tasks whom these credentials admit. Default: every task.
+    #[must_use]
+    pub fn credentials(self, credentials: Option<Credentials>) -> ClusterRendezvous {
+        ClusterRendezvous { credentials, ..self }
     }
 
     /// Returns the address, with the real port.
@@ -70,7 +79,7 @@ impl ClusterRendezvous {
             on_event: RefCell::new(Box::new(on_event)),
         });
         let serve = async {
-            accept(self.endpoints, ACCEPT_LIMITS, Door(server.clone()));
+            accept(self.endpoints, ACCEPT_LIMITS, self.credentials, Door(server.clone()));
             let mut reports = tokio::time::interval(REPORT_INTERVAL);
             reports.set_missed_tick_behavior(MissedTickBehavior::Delay);
             reports.tick().await;

@@ -8,11 +8,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pushpull_common::cluster::without_scheme;
+use pushpull_common::ids::TaskId;
 use thiserror::Error;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinSet;
 
 use crate::Stream;
+use crate::auth::Credentials;
 use crate::connect_race::{AttemptEnd, ConnectRace, KnownAddresses, RaceStep};
 use crate::socket_path::{occupant, socket_path};
 
@@ -30,6 +32,10 @@ const ADDRESSES_MAX: usize = 64;
 pub struct Connector {
     address: String,
     known: Mutex<KnownAddresses>,
+    credentials: Option<Credentials>,
+    /// The task of the server, if it is known.
+    #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "its certificate names it"))]
+    task: Option<TaskId>,
 }
 
 /// A connection that a [`Connector`] has made.
@@ -77,6 +83,14 @@ pub enum ConnectError {
         /// The kind of thing that has the path, such as a plain file.
         found: &'static str,
     },
+    /// The server has accepted, and there is no TLS with it.
+    #[error("cannot speak TLS with {address}")]
+    Tls {
+        /// The address.
+        address: String,
+        /// Why.
+        source: io::Error,
+    },
     /// The Unix socket has not accepted.
     #[error(transparent)]
     Unix {
@@ -86,10 +100,11 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether the address means no server: its name has no address, because it is misspelt or not
-    /// registered yet, or its path is no socket.
-    pub fn is_unresolved(&self) -> bool {
-        matches!(self, ConnectError::Unresolved { .. } | ConnectError::Occupied { .. })
+    /// Whether somebody must be told at once: the address means no server, because its name is
+    /// misspelt or not registered yet or its path is no socket; or there is no TLS with the server.
+    pub fn is_misconfigured(&self) -> bool {
+        use ConnectError::{Occupied, Tls, Unresolved};
+        matches!(self, Unresolved { .. } | Occupied { .. } | Tls { .. })
     }
 }
 
@@ -127,7 +142,30 @@ impl Connector {
 
     /// Returns a connector to this address. Nothing is resolved yet.
     pub fn new(address: &str) -> Connector {
-        Connector { address: without_scheme(address).to_owned(), known: Mutex::default() }
+        Connector {
+            address: without_scheme(address).to_owned(),
+            known: Mutex::default(),
+            credentials: None,
+            task: None,
+        }
+    }
+
+    /// Connects with these credentials: over TLS if they have an authority. Default: none.
+    #[must_use]
+    pub fn credentials(self, credentials: Option<Credentials>) -> Connector {
+        Connector { credentials, ..self }
+    }
+
+    /// Names the task that the server must be, which its certificate may name. Default: any that its
+    /// host may be.
+    #[must_use]
+    pub fn task(self, task: TaskId) -> Connector {
+        Connector { task: Some(task), ..self }
+    }
+
+    /// Returns the credentials of this side.
+    pub fn own_credentials(&self) -> Option<&Credentials> {
+        self.credentials.as_ref()
     }
 
     /// Returns the address, without the scheme.
@@ -170,7 +208,36 @@ impl Connector {
         }
         let resolved = self.resolve(limit).await?;
         let addresses = self.known().order(resolved);
-        self.race(&addresses, limit.saturating_sub(begun.elapsed()), limit).await
+        let left = || limit.saturating_sub(begun.elapsed());
+        let connected = self.race(&addresses, left(), limit).await?;
+        self.secure(connected, left()).await
+    }
+
+    /// Shakes hands with the server that has accepted, if this side has an authority.
+    #[cfg(feature = "tls")]
+    async fn secure(
+        &self,
+        connected: Connected,
+        left: Duration,
+    ) -> Result<Connected, ConnectError> {
+        let current = self.credentials.as_ref().map(Credentials::current);
+        let Some(client) = current.and_then(|current| current.tls.client.clone()) else {
+            return Ok(connected);
+        };
+        let Connected { stream, address } = connected;
+        let host = split_port(&self.address).map_or("", |(host, _)| host);
+        let connecting = client.connect(stream, host, self.task.clone());
+        let error = match tokio::time::timeout(left, connecting).await {
+            Ok(Ok(stream)) => return Ok(Connected { stream, address }),
+            Ok(Err(error)) => error.into(),
+            Err(_) => io::Error::from(io::ErrorKind::TimedOut),
+        };
+        Err(ConnectError::Tls { address: self.address.clone(), source: error })
+    }
+
+    #[cfg(not(feature = "tls"))]
+    async fn secure(&self, connected: Connected, _: Duration) -> Result<Connected, ConnectError> {
+        Ok(connected)
     }
 
     /// Records that the server at an address has sent something. Until then the address counts as
@@ -355,14 +422,14 @@ mod tests {
         assert_eq!(error.to_string(), expected);
         let error = block_on(Connector::new(&refusing.to_string()).connect(limit)).unwrap_err();
         assert_eq!(error.to_string(), "Connection refused (os error 111)");
-        assert!(!error.is_unresolved());
+        assert!(!error.is_misconfigured());
     }
 
     #[test]
-    fn a_name_that_means_nothing_is_unresolved() {
+    fn a_name_that_means_nothing_is_misconfigured() {
         let connector = Connector::new("no-such-host.invalid:1");
         let error = block_on(connector.connect(Duration::from_secs(60))).unwrap_err();
-        assert!(error.is_unresolved(), "{error:?}");
+        assert!(error.is_misconfigured(), "{error:?}");
         let text = Chain(&error).to_string();
         assert!(text.starts_with("cannot resolve \"no-such-host.invalid:1\": "), "{text}");
     }
@@ -380,7 +447,7 @@ mod tests {
             checked,
             format!("a plain file has the path of {address}, which must be a socket")
         );
-        assert!(error.is_unresolved() && error.to_string() == checked, "{error}");
+        assert!(error.is_misconfigured() && error.to_string() == checked, "{error}");
         // A server may still come.
         assert!(connector.check_path().is_ok());
         let error = block_on(connector.connect(Connector::LIMIT)).unwrap_err();

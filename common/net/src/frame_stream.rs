@@ -81,6 +81,11 @@ impl FrameStream {
         &self.stream
     }
 
+    /// Returns the bytes of the last frame but those of its body; see [`FrameReader::head`].
+    pub(crate) fn head(&self, header: &Header) -> &[u8] {
+        self.reader.head(header)
+    }
+
     /// Returns the stream below and the reader of its frames.
     pub fn into_parts(self) -> (Stream, FrameReader) {
         (self.stream, self.reader)

@@ -11,6 +11,7 @@
 
 mod accept;
 mod adaptive_spin;
+pub mod auth;
 mod cluster_rendezvous;
 mod connect_race;
 mod connector;
@@ -27,6 +28,13 @@ mod shared_pipe;
 mod socket_path;
 mod stream;
 mod task_registration;
+#[cfg(test)]
+mod tests;
+#[cfg(feature = "tls")]
+mod tls;
+#[cfg(not(feature = "tls"))]
+#[path = "tls/absent.rs"]
+mod tls;
 mod waiting;
 
 pub use accept::{AcceptLimits, ArrivedPeer, NoHello, PeerReceiver, ServicePeers, accept};
@@ -46,5 +54,7 @@ pub use processors::Processors;
 pub use readiness::Readiness;
 pub use send_queue::{SendBody, SendQueue};
 pub use shared_pipe::{PipeReader, PipeWriter};
-pub use stream::{DetachedStream, Stream};
+pub use stream::{DetachedStream, Stream, StreamAddresses};
 pub use task_registration::{RegisterError, RegisteredTask, TaskRegistration};
+#[cfg(feature = "tls")]
+pub use tls::TlsFileError;

@@ -14,10 +14,11 @@ pub enum ListenError {
         /// The requested address.
         address: String,
     },
-    /// Other machines can reach the address, and peers are not authenticated yet.
+    /// Other machines can reach the address, and the server would let in everybody.
     #[error(
-        "cannot listen on {address}: other machines can reach it and peers are not authenticated; \
-         listen on loopback or a Unix socket, or opt in to insecure listening"
+        "cannot listen on {address}: other machines can reach it, and everybody would be let in; give \
+         it a certificate, and access tokens or an authority; listen on loopback or a Unix socket; or \
+         opt in to insecure listening"
     )]
     Exposed {
         /// The requested address.

@@ -1,15 +1,13 @@
-//! A connected stream, TCP or a Unix socket, for non-blocking vectored reads and writes.
+//! A connected stream, TCP with or without TLS or a Unix socket, for non-blocking vectored reads and
+//! writes.
 //!
 //! This is one of the few files that may hold `unsafe` code.
 
-#[cfg(not(target_os = "linux"))]
-use std::io::Read;
-use std::io::{self, IoSlice, IoSliceMut, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 #[cfg(target_os = "linux")]
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
-#[cfg(target_os = "linux")]
-use std::os::fd::{AsFd, BorrowedFd};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -18,9 +16,26 @@ use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, Ready};
 use tokio::net::TcpStream;
 
+#[cfg(feature = "tls")]
+use crate::tls::HandshakeStep;
+use crate::tls::TlsSession;
+
 /// A connected stream. One task at a time waits for it.
 #[derive(Debug)]
-pub enum Stream {
+pub struct Stream {
+    socket: Socket,
+    tls: Option<Box<TlsSession>>,
+}
+
+/// A stream that no runtime drives, on its way from one thread to another.
+#[derive(Debug)]
+pub struct DetachedStream {
+    socket: DetachedSocket,
+    tls: Option<Box<TlsSession>>,
+}
+
+#[derive(Debug)]
+enum Socket {
     /// A TCP connection, without Nagle's algorithm.
     Tcp(TcpStream),
     /// A Unix socket.
@@ -31,16 +46,17 @@ pub enum Stream {
     Unix(AsyncFd<UnixStream>),
 }
 
-/// A stream that no runtime drives, on its way from one thread to another.
 #[derive(Debug)]
-pub enum DetachedStream {
-    /// A TCP connection.
+enum DetachedSocket {
     Tcp(std::net::TcpStream),
-    /// A Unix socket.
     Unix(UnixStream),
 }
 
 impl Stream {
+    fn plain(socket: Socket) -> Stream {
+        Stream { socket, tls: None }
+    }
+
     /// Takes a connected TCP stream: switches Nagle's algorithm off and keepalive on, which finds a
     /// lost machine within two minutes.
     ///
@@ -52,7 +68,7 @@ impl Stream {
             .with_time(Duration::from_secs(60))
             .with_interval(Duration::from_secs(10));
         socket2::SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
-        Ok(Stream::Tcp(stream))
+        Ok(Stream::plain(Socket::Tcp(stream)))
     }
 
     /// Takes a connected Unix socket.
@@ -60,7 +76,7 @@ impl Stream {
     /// # Errors
     /// If the socket cannot be registered with the runtime.
     pub fn unix(stream: tokio::net::UnixStream) -> io::Result<Stream> {
-        Stream::attach(DetachedStream::Unix(stream.into_std()?))
+        Stream::attach(stream.into_std()?.into())
     }
 
     /// Registers a stream with the runtime of the calling thread.
@@ -71,14 +87,15 @@ impl Stream {
     /// # Panics
     /// Outside of a tokio runtime that drives sockets.
     pub fn attach(detached: DetachedStream) -> io::Result<Stream> {
-        match detached {
-            DetachedStream::Tcp(stream) => TcpStream::from_std(stream).map(Stream::Tcp),
-            DetachedStream::Unix(stream) => {
+        let socket = match detached.socket {
+            DetachedSocket::Tcp(stream) => Socket::Tcp(TcpStream::from_std(stream)?),
+            DetachedSocket::Unix(stream) => {
                 stream.set_nonblocking(true)?;
                 socket2::SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER_BYTES)?;
-                register(stream, Interest::READABLE).map(Stream::Unix)
+                Socket::Unix(register(stream, Interest::READABLE)?)
             }
-        }
+        };
+        Ok(Stream { socket, tls: detached.tls })
     }
 
     /// Takes the stream from its runtime.
@@ -86,21 +103,41 @@ impl Stream {
     /// # Errors
     /// If the runtime fails to deregister the socket.
     pub fn detach(self) -> io::Result<DetachedStream> {
-        match self {
-            Stream::Tcp(stream) => stream.into_std().map(DetachedStream::Tcp),
-            Stream::Unix(stream) => Ok(DetachedStream::Unix(stream.into_inner())),
-        }
+        let socket = match self.socket {
+            Socket::Tcp(stream) => DetachedSocket::Tcp(stream.into_std()?),
+            Socket::Unix(stream) => DetachedSocket::Unix(stream.into_inner()),
+        };
+        Ok(DetachedStream { socket, tls: self.tls })
+    }
+
+    /// Returns the internet addresses of this side and of the peer; `None` of a Unix socket.
+    ///
+    /// # Errors
+    /// If the connection has ended.
+    pub fn addresses(&self) -> io::Result<Option<StreamAddresses>> {
+        let Socket::Tcp(stream) = &self.socket else { return Ok(None) };
+        Ok(Some(StreamAddresses { local: stream.local_addr()?, peer: stream.peer_addr()? }))
+    }
+
+    /// Returns the TLS of the stream, if it has one.
+    pub(crate) fn tls(&self) -> Option<&TlsSession> {
+        self.tls.as_deref()
     }
 
     /// Returns whether the stream can pass descriptors.
     pub fn passes_descriptors(&self) -> bool {
-        cfg!(target_os = "linux") && matches!(self, Stream::Unix(_))
+        cfg!(target_os = "linux") && matches!(self.socket, Socket::Unix(_))
     }
 
     /// Returns whether the peer is reached over a Unix socket and runs as the same user. Always
     /// false on systems without shared memory.
     pub fn is_same_user(&self) -> bool {
-        matches!(self, Stream::Unix(stream) if is_same_user(stream))
+        matches!(&self.socket, Socket::Unix(stream) if is_same_user(stream))
+    }
+
+    /// Returns whether the peer is known to run as another user than this process, and not as root.
+    pub(crate) fn is_of_another_user(&self) -> bool {
+        matches!(&self.socket, Socket::Unix(stream) if is_of_another_user(stream))
     }
 
     /// Waits until the stream is ready for one of the interests. A wait for a Unix socket to become
@@ -109,9 +146,12 @@ impl Stream {
     /// # Errors
     /// If the runtime is shutting down, or the process has no descriptor left.
     pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
-        let stream = match self {
-            Stream::Tcp(stream) => return stream.ready(interest).await,
-            Stream::Unix(stream) => stream,
+        if interest.is_readable() && self.tls.as_ref().is_some_and(|tls| tls.has_plaintext()) {
+            return Ok(Ready::READABLE);
+        }
+        let stream = match &self.socket {
+            Socket::Tcp(stream) => return stream.ready(interest).await,
+            Socket::Unix(stream) => stream,
         };
         if !interest.is_writable() {
             return Ok(stream.readable().await?.ready());
@@ -134,22 +174,25 @@ impl Stream {
         slices: &mut [IoSliceMut<'_>],
         take: impl FnMut(OwnedFd),
     ) -> io::Result<usize> {
-        match self {
-            Stream::Tcp(stream) => stream.try_read_vectored(slices),
-            Stream::Unix(stream) => {
+        match (&self.socket, &self.tls) {
+            (Socket::Tcp(stream), Some(tls)) => tls.read(slices, stream),
+            (Socket::Tcp(stream), None) => stream.try_read_vectored(slices),
+            (Socket::Unix(stream), _) => {
                 stream.try_io(Interest::READABLE, |stream| receive(stream, slices, take))
             }
         }
     }
 
-    /// Writes as much as the socket takes.
+    /// Writes as much as the socket takes. The next write must begin with the bytes that this one
+    /// did not take: under TLS they may be encrypted already.
     ///
     /// # Errors
     /// Those of the write; [`io::ErrorKind::WouldBlock`] if the socket takes no bytes.
     pub fn try_write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        match self {
-            Stream::Tcp(stream) => stream.try_write_vectored(slices),
-            Stream::Unix(stream) => stream.get_ref().write_vectored(slices),
+        match (&self.socket, &self.tls) {
+            (Socket::Tcp(stream), Some(tls)) => tls.write(slices, stream),
+            (Socket::Tcp(stream), None) => stream.try_write_vectored(slices),
+            (Socket::Unix(stream), _) => stream.get_ref().write_vectored(slices),
         }
     }
 
@@ -160,7 +203,9 @@ impl Stream {
     #[cfg(target_os = "linux")]
     pub fn try_send(&self, slices: &[IoSlice<'_>], descriptors: &[OwnedFd]) -> io::Result<usize> {
         use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-        let Stream::Unix(stream) = self else { return Err(io::ErrorKind::Unsupported.into()) };
+        let Socket::Unix(stream) = &self.socket else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
         let descriptors: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
         let rights = SendAncillaryMessage::ScmRights(&descriptors);
         let mut space = vec![MaybeUninit::uninit(); rights.size()];
@@ -176,6 +221,109 @@ impl Stream {
     #[cfg(not(target_os = "linux"))]
     pub fn try_send(&self, _: &[IoSlice<'_>], _: &[OwnedFd]) -> io::Result<usize> {
         Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+#[cfg(feature = "tls")]
+impl Stream {
+    /// Puts TLS between the stream and its socket.
+    pub(crate) fn set_tls(&mut self, session: TlsSession) {
+        self.tls = Some(Box::new(session));
+    }
+
+    /// Takes TLS away again.
+    pub(crate) fn take_tls(&mut self) -> Option<Box<TlsSession>> {
+        self.tls.take()
+    }
+
+    /// Continues the TLS handshake as far as the socket allows.
+    pub(crate) fn handshake(&self) -> io::Result<HandshakeStep> {
+        match (&self.socket, &self.tls) {
+            (Socket::Tcp(stream), Some(tls)) => tls.handshake(stream),
+            _ => Ok(HandshakeStep::Done),
+        }
+    }
+}
+
+/// The internet addresses of a stream.
+#[derive(Clone, Copy, Debug)]
+pub struct StreamAddresses {
+    /// That of this side.
+    pub local: SocketAddr,
+    /// That of the peer.
+    pub peer: SocketAddr,
+}
+
+impl DetachedStream {
+    /// Returns whether it is a Unix socket.
+    pub fn is_unix(&self) -> bool {
+        matches!(self.socket, DetachedSocket::Unix(_))
+    }
+
+    /// Returns whether the peer is on this host.
+    pub fn is_loopback(&self) -> bool {
+        match &self.socket {
+            DetachedSocket::Unix(_) => true,
+            DetachedSocket::Tcp(stream) => {
+                stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback())
+            }
+        }
+    }
+
+    /// Makes reads and writes return instead of waiting.
+    ///
+    /// # Errors
+    /// If the system rejects it.
+    pub fn set_nonblocking(&self) -> io::Result<()> {
+        match &self.socket {
+            DetachedSocket::Tcp(stream) => stream.set_nonblocking(true),
+            DetachedSocket::Unix(stream) => stream.set_nonblocking(true),
+        }
+    }
+
+    /// Returns whether bytes were received that a read has not taken, so that the socket does not
+    /// become readable for them.
+    pub fn has_received(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.has_plaintext())
+    }
+
+    /// Reads what is available.
+    ///
+    /// # Errors
+    /// Those of the read.
+    pub fn read(&self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        match (&self.socket, &self.tls) {
+            (DetachedSocket::Tcp(stream), Some(tls)) => tls.read(slices, stream),
+            (DetachedSocket::Tcp(stream), None) => (&*stream).read_vectored(slices),
+            (DetachedSocket::Unix(stream), _) => (&*stream).read_vectored(slices),
+        }
+    }
+
+    /// Writes as much as the socket takes; see [`Stream::try_write`].
+    ///
+    /// # Errors
+    /// Those of the write.
+    pub fn write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        match (&self.socket, &self.tls) {
+            (DetachedSocket::Tcp(stream), Some(tls)) => tls.write(slices, stream),
+            (DetachedSocket::Tcp(stream), None) => (&*stream).write_vectored(slices),
+            (DetachedSocket::Unix(stream), _) => (&*stream).write_vectored(slices),
+        }
+    }
+}
+
+impl From<UnixStream> for DetachedStream {
+    fn from(stream: UnixStream) -> DetachedStream {
+        DetachedStream { socket: DetachedSocket::Unix(stream), tls: None }
+    }
+}
+
+impl AsFd for DetachedStream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.socket {
+            DetachedSocket::Tcp(stream) => stream.as_fd(),
+            DetachedSocket::Unix(stream) => stream.as_fd(),
+        }
     }
 }
 
@@ -229,6 +377,18 @@ fn is_same_user(stream: &AsyncFd<UnixStream>) -> bool {
     rustix::net::sockopt::socket_peercred(stream).is_ok_and(|peer| peer.uid == us)
 }
 
+#[cfg(target_os = "linux")]
+fn is_of_another_user(stream: &AsyncFd<UnixStream>) -> bool {
+    let us = rustix::process::geteuid();
+    rustix::net::sockopt::socket_peercred(stream)
+        .is_ok_and(|peer| peer.uid != us && !peer.uid.is_root())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_of_another_user(_: &AsyncFd<UnixStream>) -> bool {
+    false
+}
+
 #[cfg(not(target_os = "linux"))]
 fn is_same_user(_: &AsyncFd<UnixStream>) -> bool {
     false
@@ -249,7 +409,7 @@ mod tests {
     /// Returns a stream and its blocking peer.
     fn pair() -> (Stream, UnixStream) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        (Stream::attach(DetachedStream::Unix(ours)).unwrap(), theirs)
+        (Stream::attach(ours.into()).unwrap(), theirs)
     }
 
     fn read(stream: &Stream) -> io::Result<usize> {
@@ -275,7 +435,8 @@ mod tests {
         alone.set_send_buffer_size(SEND_BUFFER_BYTES).unwrap();
         let granted = alone.send_buffer_size().unwrap();
         runtime().block_on(async {
-            let (Stream::Unix(stream), _peer) = pair() else { unreachable!("a Unix socket") };
+            let (stream, _peer) = pair();
+            let stream = stream.detach().unwrap();
             let size = socket2::SockRef::from(&stream).send_buffer_size().unwrap();
             assert_eq!(size, granted);
         });

@@ -22,12 +22,14 @@ use socket2::{Domain, Protocol, Socket, Type};
 use thiserror::Error;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use crate::auth::{Credentials, ProofError, say_hello};
 use crate::{Connector, FrameStream, Stream};
 
 /// A task that registers at the rendezvous of its cluster.
 #[derive(Debug)]
 pub struct TaskRegistration {
     connector: Connector,
+    credentials: Option<Credentials>,
     size: ClusterSize,
     task: RegisteringTask,
     incarnation: Incarnation,
@@ -108,12 +110,20 @@ impl TaskRegistration {
     pub fn new(plan: &RendezvousPlan) -> Option<TaskRegistration> {
         Some(TaskRegistration {
             connector: Connector::new(&plan.address),
+            credentials: None,
             size: plan.size,
             task: plan.task.clone()?,
             incarnation: Incarnation(RandomState::new().build_hasher().finish()),
             held: None,
             has_registered: false,
         })
+    }
+
+    /// Registers with these credentials. Default: none.
+    #[must_use]
+    pub fn credentials(self, credentials: Option<Credentials>) -> TaskRegistration {
+        let connector = self.connector.credentials(credentials.clone());
+        TaskRegistration { connector, credentials, ..self }
     }
 
     /// Registers the task, and waits for all others. Retries until the deadline, because processes
@@ -171,7 +181,7 @@ impl TaskRegistration {
             *waited = waits.to_string();
             on_wait(waited);
         };
-        match converse(&mut frames, &request, told).await {
+        match converse(&mut frames, self.credentials.as_ref(), request, told).await {
             Ok(Answer::Cluster(cluster, index)) => {
                 AttemptEnd::Registered(Box::new(RegisteredTask { cluster, index, frames }))
             }
@@ -191,10 +201,8 @@ impl TaskRegistration {
     /// Returns the address at which others reach the task.
     fn own_address(&mut self, stream: &Stream) -> Result<String, RegisterError> {
         let Some(port) = self.task.port else { return Ok(ClusterSpec::NO_ADDRESS.to_owned()) };
-        let host = match stream {
-            Stream::Tcp(stream) => stream.local_addr().map(|address| address.ip().to_canonical()),
-            Stream::Unix(_) => Ok(IpAddr::from([127, 0, 0, 1])),
-        };
+        let addresses = stream.addresses().ok().flatten();
+        let host = addresses.map(|addresses| addresses.local.ip().to_canonical());
         let host = host.unwrap_or(IpAddr::from([127, 0, 0, 1]));
         let port = match (port, &self.held) {
             (0, Some(held)) => held.port,
@@ -221,8 +229,8 @@ impl TaskRegistration {
         (own.is_loopback() && is_name).then_some(host)
     }
 
-    /// Encodes the hello and the request.
-    fn request(&self, address: &str) -> Vec<u8> {
+    /// Returns the hello and the request.
+    fn request(&self, address: &str) -> (Hello, RegisterTask) {
         let key = match (self.task.index, &self.task.id) {
             (Some(index), _) => TaskKey::Index { index },
             (None, Some(id)) => TaskKey::Id { id: Text::clipped(&**id) },
@@ -253,11 +261,7 @@ impl TaskRegistration {
             key,
             address: Text::clipped(address),
         };
-        let mut bytes = Vec::new();
-        for message in [hello.into(), Message::from(request)] {
-            encode(&mut bytes, &Envelope::default(), &message, BodyStamp::NONE);
-        }
-        bytes
+        (hello, request)
     }
 
     fn refused(&self, refusal: Refusal) -> RegisterError {
@@ -300,10 +304,21 @@ enum Answer {
 /// The reason in words why there is none.
 async fn converse(
     frames: &mut FrameStream,
-    request: &[u8],
+    credentials: Option<&Credentials>,
+    (hello, request): (Hello, RegisterTask),
     mut told: impl FnMut(ClusterWaits),
 ) -> Result<Answer, String> {
-    frames.send(request).await.map_err(|error| error.to_string())?;
+    let envelope = Envelope::default();
+    let greeting = say_hello(frames, credentials, envelope, hello);
+    let greeted = timeout(SILENCE_MAX, greeting).await;
+    match greeted.map_err(|_| format!("it has been silent for {SILENCE_MAX:?}"))? {
+        Ok(()) => {}
+        Err(ProofError::Refused { refusal }) => return Ok(Answer::Refused(refusal)),
+        Err(error) => return Err(Chain(&error).to_string()),
+    }
+    let mut frame = Vec::new();
+    encode(&mut frame, &envelope, &request.into(), BodyStamp::NONE);
+    frames.send(&frame).await.map_err(|error| error.to_string())?;
     loop {
         let next = timeout(SILENCE_MAX, frames.next()).await;
         let next = next.map_err(|_| format!("it has been silent for {SILENCE_MAX:?}"))?;

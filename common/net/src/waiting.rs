@@ -2,6 +2,7 @@
 //! many.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
 /// The origin of a connection, the unit of fairness.
@@ -21,6 +22,15 @@ impl PeerHost {
             IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from(u128::from(address) >> 64 << 64)),
             address => address,
         })
+    }
+}
+
+impl fmt::Display for PeerHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PeerHost::Internet(address) => address.fmt(f),
+            PeerHost::Local => f.write_str("this host"),
+        }
     }
 }
 

@@ -151,6 +151,15 @@ impl FrameReader {
         self.meta_bytes_max = limits::META_BYTES_MAX;
     }
 
+    /// Returns the bytes of the header and of the meta of the frame that the last
+    /// [`poll`](FrameReader::poll) has returned, by its header. Nothing must have been received since.
+    ///
+    /// # Panics
+    /// If the frame was not the last one.
+    pub fn head(&self, header: &Header) -> &[u8] {
+        &self.buffer[self.start - Header::BYTES - header.meta_bytes as usize..self.start]
+    }
+
     /// Returns the number of bytes received in total; each of them renews a lease.
     pub fn bytes(&self) -> u64 {
         self.bytes

@@ -100,8 +100,8 @@ pub const PUSH_SHARED_RANGES_MAX: usize = 1024;
 
 /// The number of those ranges stored inline in the message, without an allocation.
 pub const PUSH_SHARED_RANGES_FEW: usize = 6;
-/// The most authentication bytes in a handshake: a nonce and a MAC, with a margin.
-pub const AUTH_BYTES_MAX: usize = 256;
+/// The longest name of an access token.
+pub const ACCESS_TOKEN_NAME_BYTES_MAX: usize = 64;
 /// By how much a restore epoch may exceed the shard's and the checkpoint's.
 ///
 /// No cluster is restored as often. A shard that accepted any number could be left without a higher
@@ -172,6 +172,6 @@ pub const READ_BUFFER_BYTES: usize = 8 << 10;
 const _: () = {
     let field = 1 + IDENTITY_NAME_BYTES_MAX + 2 + IDENTITY_VALUE_BYTES_MAX;
     let texts = 2 * (1 + JOB_BYTES_MAX) + 2 + UNIX_ADDRESS_BYTES_MAX;
-    let fixed = texts + 2 + AUTH_BYTES_MAX + 256;
+    let fixed = texts + 2 + ACCESS_TOKEN_NAME_BYTES_MAX + 256;
     assert!(IDENTITY_FIELDS_MAX * field + fixed <= HANDSHAKE_META_BYTES_MAX as usize);
 };

@@ -184,6 +184,8 @@ messages! {
     75 => EffectPart, body limits::PART_BYTES_MAX;
     76 => EffectEncoded, body limits::PART_BYTES_MAX;
     77 => EffectShared, body 0;
+    78 => Challenge, body 0;
+    79 => ChallengeAnswer, body 0;
     80 => ServerIs, body 0;
     81 => Describe, body 0;
     82 => Described, body limits::PART_BYTES_MAX;

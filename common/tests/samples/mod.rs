@@ -79,8 +79,11 @@ fn conversation(add: &mut impl FnMut(&str, Message)) {
     }
     let catalogue = Some(filled(0xa0));
     add("Hello again", Hello { catalogue, client_epoch: ClientEpoch(9), ..hello() }.into());
-    let auth = List::new(vec![1, 2, 3]).expect("the list is within its limit");
+    let auth = Some(AuthOffer { token: text("trainers-1"), nonce: filled(0xb0) }.into());
     add("Hello auth", Hello { identity: List::default(), auth, ..hello() }.into());
+    let proof = filled(0xd0);
+    add("Challenge", Challenge { nonce: filled(0xc0), proof }.into());
+    add("ChallengeAnswer", ChallengeAnswer { proof }.into());
     for (name, mode) in ModeIs::named() {
         add(&format!("Welcome {name}"), Welcome { mode, ..welcome() }.into());
     }
@@ -125,7 +128,7 @@ fn hello() -> Hello {
         catalogue: None,
         body_crc: BodyCrc::Auto {},
         identity: List::new(identity).expect("the list is within its limit"),
-        auth: List::default(),
+        auth: None,
         features: FeatureOffer { has: Features(0x3), requires: Features(0x2) },
     }
 }
@@ -147,7 +150,6 @@ fn welcome() -> Welcome {
         arena: 0x1817_1615_1413_1211,
         unix_address: Text::default(),
         identity: List::default(),
-        auth: List::default(),
         features: Features(0x8000_0000_0000_0001),
     }
 }

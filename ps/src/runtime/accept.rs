@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use pushpull_common::error::Chain;
 use pushpull_common::protocol::message::Role;
+use pushpull_net::auth::{Credentials, CredentialsError, DeniedPeer};
 use pushpull_net::{
     AcceptLimits, ArrivedPeer, Endpoints, NoHello, PeerReceiver, ServicePeers,
     accept as accept_peers,
@@ -17,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use super::descriptor_watch::DescriptorWatch;
 use super::handle::ServerEnd;
 use super::shard_thread::Members;
+use crate::event::{Event, EventSink};
 use crate::metrics::Counters;
 
 /// The configuration and channels of the accepting thread.
@@ -27,6 +30,8 @@ pub(super) struct Acceptor {
     pub(super) limits: AcceptLimits,
     /// Takes the clients of functions.
     pub(super) services: Option<Arc<dyn ServicePeers>>,
+    pub(super) credentials: Option<Credentials>,
+    pub(super) events: EventSink,
     /// Counts connections that belong to no shard.
     pub(super) counters: Arc<Counters>,
     pub(super) descriptor_watch: DescriptorWatch,
@@ -41,9 +46,13 @@ pub(super) fn run(acceptor: Acceptor) -> io::Result<()> {
     let local = LocalSet::new();
     let stop = acceptor.stop.clone();
     local.block_on(&runtime, async move {
-        let Acceptor { shards, services, counters, descriptor_watch, .. } = acceptor;
-        let receiver = ShardPeers { shards, services, counters, descriptor_watch };
-        accept_peers(acceptor.endpoints, acceptor.limits, receiver);
+        let Acceptor { shards, services, counters, events, descriptor_watch, .. } = acceptor;
+        let credentials = acceptor.credentials;
+        if let Some(credentials) = credentials.clone() {
+            tokio::task::spawn_local(report_problems(credentials, events.clone()));
+        }
+        let receiver = ShardPeers { shards, services, counters, events, descriptor_watch };
+        accept_peers(acceptor.endpoints, acceptor.limits, credentials, receiver);
         let members = acceptor.members.clone();
         let all_left = async {
             match acceptor.exit_when_done {
@@ -67,6 +76,26 @@ pub(super) fn run(acceptor: Acceptor) -> io::Result<()> {
     });
     Ok(())
 }
+
+/// Reports once each time that the files of the credentials have become unusable.
+async fn report_problems(credentials: Credentials, events: EventSink) {
+    let mut reported: Option<Arc<CredentialsError>> = None;
+    loop {
+        tokio::time::sleep(CREDENTIALS_INTERVAL).await;
+        let problem = credentials.problem();
+        let text =
+            |of: &Option<Arc<CredentialsError>>| of.as_ref().map(|of| Chain(&**of).to_string());
+        if let Some(cause) = text(&problem)
+            && text(&reported).as_ref() != Some(&cause)
+        {
+            events.emit(&Event::CredentialsUnusable { cause });
+        }
+        reported = problem;
+    }
+}
+
+/// The time between two looks at the files of the credentials.
+pub(super) const CREDENTIALS_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Returns once a member has joined and none has been present for `grace`.
 async fn all_members_left(mut members: Vec<watch::Receiver<Members>>, grace: Duration) {
@@ -107,6 +136,7 @@ struct ShardPeers {
     shards: Vec<mpsc::Sender<ArrivedPeer>>,
     services: Option<Arc<dyn ServicePeers>>,
     counters: Arc<Counters>,
+    events: EventSink,
     descriptor_watch: DescriptorWatch,
 }
 
@@ -127,7 +157,14 @@ impl PeerReceiver for ShardPeers {
             NoHello::TimedOut => self.counters.waiting_timed_out.add(1),
             NoHello::Evicted => self.counters.waiting_evicted.add(1),
             NoHello::Faulted => self.counters.waiting_faulted.add(1),
+            NoHello::Denied => self.counters.peers_denied.add(1),
         }
+    }
+
+    fn denied(&self, peer: DeniedPeer) {
+        let DeniedPeer { host, claim, cause, attempts } = peer;
+        let claim = claim.map(|(role, task)| format!("{role:?} {task}"));
+        self.events.emit(&Event::PeerDenied { host, claim, cause, attempts });
     }
 
     fn out_of_descriptors(&self, error: &io::Error) {

@@ -14,6 +14,7 @@ use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::{
     Envelope, Features, FrameEvent, FrameReader, FrameSink, Message, message,
 };
+use pushpull_net::auth::{Credentials, ProvenPeer};
 use pushpull_net::{
     ArrivedPeer, ConnectionPhase, ConnectionSide, FrameStream, SendBody, SendQueue, Stream,
 };
@@ -34,7 +35,7 @@ pub(super) async fn serve(core: Rc<ShardCore>, arrived: ArrivedPeer) {
         Ok(stream) => stream,
         Err(error) => return core.descriptor_watch().check(&error),
     };
-    let (connection, outbox) = core.register();
+    let (connection, outbox) = core.register(arrived.proven);
     let mut reader = arrived.reader;
     reader.set_features(core.features());
     outbox.agree(reader.features());
@@ -182,6 +183,8 @@ pub(super) struct Outbox {
     pull_since: Cell<Option<Instant>>,
     /// Since when a partly received frame has made no progress.
     partial_since: Cell<Option<Instant>>,
+    /// Who the peer has proved to be.
+    proven: Option<ProvenPeer>,
 }
 
 impl Outbox {
@@ -305,11 +308,11 @@ pub(super) struct Outboxes {
 }
 
 impl Outboxes {
-    /// Adds the outbox of a new connection. Returns it and the connection's number.
-    pub(super) fn add(&self) -> (u64, Rc<Outbox>) {
+    /// Adds the outbox of a new connection, of a peer that has proved to be this one. Returns it and the connection's number.
+    pub(super) fn add(&self, proven: Option<ProvenPeer>) -> (u64, Rc<Outbox>) {
         let connection = self.last_number.get() + 1;
         self.last_number.set(connection);
-        let outbox = Rc::<Outbox>::default();
+        let outbox = Rc::new(Outbox { proven, ..Outbox::default() });
         self.outboxes.borrow_mut().insert(connection, outbox.clone());
         (connection, outbox)
     }
@@ -317,6 +320,17 @@ impl Outboxes {
     /// Returns the outbox of a connection.
     pub(super) fn of(&self, connection: u64) -> Option<Rc<Outbox>> {
         self.outboxes.borrow().get(&connection).cloned()
+    }
+
+    /// Returns the outboxes whose peers the credentials let in no more, each with its peer's name.
+    pub(super) fn revoked(&self, credentials: &Credentials) -> Vec<(String, Rc<Outbox>)> {
+        let outboxes = self.outboxes.borrow();
+        let revoked = outboxes.values().filter_map(|outbox| {
+            let proven =
+                outbox.proven.as_ref().filter(|proven| !credentials.still_admit(proven))?;
+            Some((proven.principal.name.clone(), outbox.clone()))
+        });
+        revoked.collect()
     }
 
     /// Returns all outboxes.

@@ -4,23 +4,27 @@
 use std::fmt;
 use std::sync::Arc;
 
+use pushpull_net::auth::Credentials;
 use pushpull_net::{Endpoints, ListenError, ServicePeers};
 
 /// Bound addresses that are not served yet.
 pub struct PsListener {
     pub(super) endpoints: Endpoints,
     pub(super) services: Option<Arc<dyn ServicePeers>>,
+    pub(super) credentials: Option<Credentials>,
 }
 
 impl PsListener {
     pub(crate) fn bind(address: &str, insecure: bool) -> Result<PsListener, ListenError> {
-        Ok(PsListener { endpoints: Endpoints::bind(address, insecure)?, services: None })
+        let endpoints = Endpoints::bind(address, insecure)?;
+        Ok(PsListener { endpoints, services: None, credentials: None })
     }
 
     /// Adds the addresses of another listener, for example a Unix socket for workers on the same
-    /// host.
+    /// host. The credentials of either are those of both.
     pub fn also(self, other: PsListener) -> PsListener {
-        PsListener { endpoints: self.endpoints.also(other.endpoints), ..self }
+        let credentials = self.credentials.or(other.credentials);
+        PsListener { endpoints: self.endpoints.also(other.endpoints), credentials, ..self }
     }
 
     /// Passes the clients of functions to another server of the same task. Default: they are

@@ -69,7 +69,7 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(10), Duration::fro
 pub(super) async fn run(core: Rc<ShardCore>, owner: OwnerAddress) {
     let mut limit = BACK_OFF.0;
     let mut absence = Absence::new(owner.own, owner.lease, Instant::now());
-    let connector = Connector::new(&owner.address);
+    let connector = owner.peer_hello.connector(&owner.address, owner.shard);
     loop {
         let ended = match connect(&connector, &owner, core.newest_epoch()).await {
             Err(error) => Err(error),
@@ -158,7 +158,7 @@ async fn connect(
     let limit = Connector::LIMIT.min(owner.lease);
     let mut connection =
         PeerConnection::connect(connector, limit).await.map_err(|error| match error {
-            error if error.is_unresolved() => LinkEnd::Misconfigured(Chain(&error).to_string()),
+            error if error.is_misconfigured() => LinkEnd::Misconfigured(Chain(&error).to_string()),
             error => LinkEnd::Lost(format!("cannot connect: {}", Chain(&error))),
         })?;
     let greeted = connection.greet(&owner.peer_hello, owner.shard, newest);

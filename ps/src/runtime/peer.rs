@@ -15,6 +15,7 @@ use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{
     BodyStamp, Envelope, Features, FrameReader, Header, Message, Refusal, encode_for,
 };
+use pushpull_net::auth::{ProofError, say_hello};
 use pushpull_net::{ConnectError, Connected, Connector, FrameStream};
 
 use crate::peer_hello::PeerHello;
@@ -50,7 +51,7 @@ pub(super) async fn save_shard(
     epoch: RestoreEpoch,
 ) -> Result<Vec<u8>, CheckpointFault> {
     let saving = async {
-        let connector = Connector::new(address);
+        let connector = peer_hello.connector(address, shard);
         let connected = PeerConnection::connect(&connector, Connector::LIMIT).await;
         let unavailable = |cause: String| CheckpointFault::Unavailable(cause);
         let mut connection =
@@ -139,8 +140,17 @@ impl PeerConnection {
         newest: ClientEpoch,
     ) -> Result<ClientEpoch, NoWelcome> {
         self.frames.set_features(peer_hello.features);
-        let hello = peer_hello.hello(shard, newest).into();
-        match self.ask(hello, RestoreEpoch(0)).await.map_err(NoWelcome::Lost)? {
+        let hello = peer_hello.hello(shard, newest);
+        self.requests += 1;
+        let envelope = Envelope { request: RequestId(self.requests), ..Envelope::default() };
+        let credentials = peer_hello.credentials.as_ref();
+        match say_hello(&mut self.frames, credentials, envelope, hello).await {
+            Ok(()) => {}
+            Err(ProofError::Refused { refusal }) => return Err(NoWelcome::Refused(refusal)),
+            Err(error) => return Err(NoWelcome::Lost(Chain(&error).to_string())),
+        }
+        let answer = self.answer().await;
+        match answer.map_err(|error| NoWelcome::Lost(Chain(&error).to_string()))? {
             (Message::Welcome(welcome), _) => {
                 self.frames.open();
                 Ok(welcome.client_epoch)

@@ -32,6 +32,7 @@ use crate::metrics::{Counters, SaveRecord};
 use crate::peer_hello::PeerHello;
 use crate::shard::Shard;
 use crate::shard::opening::shard_setup::{ServerRun, ShardSetup};
+use pushpull_net::auth::Credentials;
 use pushpull_net::{AcceptLimits, HomeProcess};
 
 /// The capacity of the channels of orders to the saver and of events from it.
@@ -78,8 +79,22 @@ impl Ps {
         PsListener::bind(address, false)
     }
 
-    /// Binds an address that other machines may reach; otherwise like [`Ps::listen`]. Peers are not
-    /// authenticated yet: any client that can connect can read and change the variables.
+    /// Binds an address that other machines may reach, for those whom the credentials let in:
+    /// connections are encrypted, and each peer proves who it is. Otherwise like [`Ps::listen`].
+    ///
+    /// # Errors
+    /// [`ListenError::Exposed`] if the credentials have no certificate, or neither access tokens nor
+    /// an authority, and other machines may reach the address.
+    pub async fn listen_secured(
+        address: &str,
+        credentials: &Credentials,
+    ) -> Result<PsListener, ListenError> {
+        let listener = PsListener::bind(address, credentials.protect())?;
+        Ok(PsListener { credentials: Some(credentials.clone()), ..listener })
+    }
+
+    /// Binds an address that other machines may reach; otherwise like [`Ps::listen`]. Any client that
+    /// can connect can read and change the variables.
     pub async fn listen_insecure(address: &str) -> Result<PsListener, ListenError> {
         PsListener::bind(address, true)
     }
@@ -150,13 +165,14 @@ impl PsListener {
     /// Starts serving. When this returns, the threads run and workers are answered.
     pub fn start(self, config: PsConfig) -> Result<Ps, StartError> {
         config.check()?;
+        let credentials = config.credentials.clone().or(self.credentials);
         let unix_address = self
             .endpoints
             .unix_address()
             .filter(|_| config.sharing_obstacle().is_none())
             .unwrap_or_default();
         let (events, event_readers) = config.events.with_readers();
-        let config = Arc::new(PsConfig { unix_address, events, ..config });
+        let config = Arc::new(PsConfig { unix_address, events, credentials, ..config });
         let writers = config.storage.writers;
         let open = |path| StateDirectory::open_for(path, writers);
         let state = config.storage.directory.as_deref().map(open).transpose()?;
@@ -242,6 +258,7 @@ impl PsListener {
                     task: config.task.clone(),
                     identity: (*identity).clone(),
                     features: config.features,
+                    credentials: config.credentials.clone(),
                 },
                 addresses: peers(&config, ps.handle.address()),
                 rules: config.rules.clone(),
@@ -289,6 +306,8 @@ impl PsListener {
                 handshake_timeout: config.network.handshake_timeout,
                 waiting_connections_max: config.network.waiting_connections_max,
             },
+            credentials: config.credentials.clone(),
+            events: config.events.clone(),
             counters: counters[0].clone(),
             descriptor_watch: DescriptorWatch::new(config.events.clone(), counters[0].clone()),
             exit_when_done: config.exit_when_done,
@@ -366,6 +385,7 @@ fn owner_address(
             task: config.task.clone(),
             identity: identity.clone(),
             features: config.features,
+            credentials: config.credentials.clone(),
         },
         address: peers(config, own).get(&owner.index)?.clone(),
         shard: ShardId { task: owner.index, shard: 0 },

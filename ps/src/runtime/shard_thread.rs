@@ -9,10 +9,12 @@ use std::time::{Duration, Instant};
 use pushpull_common::ids::ClientEpoch;
 use pushpull_common::protocol::Features;
 use pushpull_net::ArrivedPeer;
+use pushpull_net::auth::{Credentials, ProvenPeer};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
 use tokio_util::sync::CancellationToken;
 
+use super::accept::CREDENTIALS_INTERVAL;
 use super::connection::{self, Outbox, Outboxes, SentAnswer};
 use super::descriptor_watch::DescriptorWatch;
 use super::file_jobs::{FileJob, FileJobs};
@@ -22,7 +24,7 @@ use super::panics::PanicSlot;
 use super::peer_polling::PeerPolling;
 use super::saver::SaverOrders;
 use crate::config::PsConfig;
-use crate::event::EventSink;
+use crate::event::{Event, EventSink};
 use crate::shard::file_work::saver_order::{SaverEvent, SaverOrder};
 use crate::shard::output::ShardOutput;
 use crate::shard::values::applier::WorkOutcome;
@@ -59,6 +61,8 @@ pub(super) struct ShardCore {
     file_jobs: FileJobs,
     flushed: Notify,
     polling: PeerPolling,
+    /// Who may stay connected.
+    credentials: Option<Credentials>,
     panic: PanicSlot,
 }
 
@@ -77,8 +81,8 @@ pub(super) struct ShardLinks {
 
 impl ShardCore {
     /// Registers a new connection and returns its number and its outbox.
-    pub(super) fn register(&self) -> (u64, Rc<Outbox>) {
-        self.outboxes.add()
+    pub(super) fn register(&self, proven: Option<ProvenPeer>) -> (u64, Rc<Outbox>) {
+        self.outboxes.add(proven)
     }
 
     /// Removes a connection and releases its pins.
@@ -343,6 +347,20 @@ impl ShardCore {
         }
     }
 
+    /// Closes the connections of peers whom the credentials let in no more, until the thread ends.
+    async fn keep_revoking(&self) {
+        let Some(credentials) = &self.credentials else { return std::future::pending().await };
+        loop {
+            tokio::time::sleep(CREDENTIALS_INTERVAL).await;
+            for (principal, outbox) in self.outboxes.revoked(credentials) {
+                outbox.break_off();
+                let shard = self.shard.borrow().id();
+                self.shard.borrow().counters().peers_revoked.add(1);
+                self.emit(Some(Event::PeerRevoked { shard, principal }));
+            }
+        }
+    }
+
     /// Publishes the status of the training for the server's handle.
     fn publish_status(&self) {
         let status = self.shard.borrow().status(Instant::now());
@@ -427,6 +445,7 @@ pub(super) fn run(
         file_jobs: FileJobs::new(storage),
         flushed: Notify::new(),
         polling: PeerPolling::new(config.network.busy_poll),
+        credentials: config.credentials.clone(),
         panic: PanicSlot::default(),
     });
     let local = LocalSet::new();
@@ -458,6 +477,7 @@ pub(super) fn run(
                 () = keep_owner_link => {}
                 () = core.keep_working() => {}
                 () = core.keep_ticking() => {}
+                () = core.keep_revoking() => {}
                 () = core.polling.keep_polling() => {}
                 () = core.run_file_jobs() => {}
                 () = core.receive_saver_events(saver_events) => {}

@@ -235,6 +235,11 @@ impl Shard {
         self.checkpoints.abandon_files();
     }
 
+    /// Returns which shard this is.
+    pub(crate) fn id(&self) -> ShardId {
+        self.id
+    }
+
     /// Returns the counters of the shard.
     pub(crate) fn counters(&self) -> &Arc<Counters> {
         &self.counters

@@ -290,7 +290,7 @@ impl ShardEndpoint {
         let identity = self.config.identity();
         let features = self.config.features;
         let owner = ShardId { task: owner.index, shard: 0 };
-        let hello = PeerHello { task, identity, features };
+        let hello = PeerHello { task, identity, features, credentials: None };
         let hello = hello.hello(owner, self.shard.newest_epoch());
         self.requests += 1;
         let request = RequestId(self.requests);

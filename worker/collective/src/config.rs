@@ -9,6 +9,7 @@ use crate::error::RingError;
 use crate::stall::{RingStall, StallCheck};
 use crate::transport::Transport;
 use pushpull_common::launch::Launch;
+use pushpull_net::auth::Credentials;
 
 /// The settings of a rank.
 ///
@@ -30,6 +31,7 @@ pub struct RingConfig {
     pub(crate) folder: PathBuf,
     pub(crate) transport: Option<Transport>,
     pub(crate) insecure: bool,
+    pub(crate) credentials: Option<Credentials>,
     pub(crate) size_min: Option<u32>,
     pub(crate) lease: Duration,
     pub(crate) join_timeout: Duration,
@@ -55,6 +57,7 @@ impl RingConfig {
             folder: PathBuf::from("/dev/shm"),
             transport: None,
             insecure: false,
+            credentials: None,
             size_min: None,
             lease: Duration::from_secs(10),
             join_timeout: Duration::from_secs(300),
@@ -68,7 +71,7 @@ impl RingConfig {
 
     /// Sets the address at which the ranks meet, `host:port`. The first rank on its host listens
     /// there unless another process does; in a ring with [`RingConfig::size_min`] only that of index
-    /// 0. An address beyond loopback needs [`RingConfig::insecure`].
+    /// 0. An address beyond loopback needs [`RingConfig::credentials`] or [`RingConfig::insecure`].
     pub fn rendezvous(mut self, address: impl Into<String>) -> RingConfig {
         self.rendezvous = Some(address.into());
         self
@@ -112,6 +115,15 @@ impl RingConfig {
     /// tensors: use it on a private network alone.
     pub fn insecure(mut self) -> RingConfig {
         self.insecure = true;
+        self
+    }
+
+    /// Sets what the ranks prove themselves with to each other: an access token whose role is `rank`,
+    /// or certificates. With a certificate and an authority links between hosts are encrypted, and
+    /// addresses beyond loopback are allowed. Such a certificate names the addresses of its host.
+    /// Default: none.
+    pub fn credentials(mut self, credentials: impl Into<Option<Credentials>>) -> RingConfig {
+        self.credentials = credentials.into();
         self
     }
 

@@ -60,7 +60,7 @@ impl MemberFacts {
             catalogue: None,
             body_crc: BodyCrc::Auto {},
             identity: List::of(fields).unwrap_or_default(),
-            auth: List::default(),
+            auth: None,
             features: FeatureOffer::of(Features::ALL),
         }
     }

@@ -625,6 +625,7 @@ fn control_config(
         socket: random(),
         transport: config.transport,
         insecure: config.insecure,
+        credentials: config.credentials.clone(),
         first_size_min: config.size_min.unwrap_or(size),
         size_min: config.size_min.unwrap_or(1),
         join_window: config.join_window,

@@ -211,7 +211,13 @@ impl World {
                 let request = envelope.request;
                 let client = hello.incarnation;
                 let body_crc = BodyCrc::Off {};
-                let input = ServiceInput::Connected { connection: id, request, client, body_crc };
+                let input = ServiceInput::Connected {
+                    connection: id,
+                    request,
+                    client,
+                    body_crc,
+                    principal: None,
+                };
                 self.service_input(server, input);
             }
             message => {

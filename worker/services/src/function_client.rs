@@ -13,8 +13,8 @@ use pushpull_common::error::Chain;
 use pushpull_common::ids::{Incarnation, TaskId};
 use pushpull_common::variable::VariableSpec;
 use pushpull_net::Connector;
-use pushpull_worker::InitialValues;
 use pushpull_worker::internal::{CALLER_SPIN, Leadership, SessionRunner, declare};
+use pushpull_worker::{InitialValues, WorkerConfig};
 use tokio::sync::oneshot;
 
 use super::block_on::block_on_call;
@@ -134,6 +134,11 @@ impl FunctionClient {
         self.core.cluster()
     }
 
+    /// Returns the settings of a client of the cluster's parameter servers.
+    pub(crate) fn worker_config(&self, task: TaskId) -> WorkerConfig {
+        WorkerConfig::new(self.cluster(), task).credentials(self.core.credentials().cloned())
+    }
+
     /// Declares variables on the parameter servers of the cluster and gives them values, so that
     /// functions may use them. The values are from `fill`, or from the initializers.
     ///
@@ -151,11 +156,13 @@ impl FunctionClient {
     ) -> Result<(), ServiceError> {
         let doing = || "declare the variables".to_owned();
         self.check_servers(&doing())?;
-        declare(self.cluster(), variables, fill).await.map_err(|source| {
-            let doing = doing();
-            let source = Box::new(source);
-            ServiceError::Servers { doing, source }
-        })
+        declare(self.worker_config(TaskId::declaring_client()), variables, fill).await.map_err(
+            |source| {
+                let doing = doing();
+                let source = Box::new(source);
+                ServiceError::Servers { doing, source }
+            },
+        )
     }
 
     /// Checks that the device filters allow every task that holds variables.
@@ -401,7 +408,15 @@ impl ClientThread {
         let filters = config.device_filters.clone();
         let cluster = ClusterSpec::default();
         let unreachable = config.unreachable.clone();
-        let core = ClientCore::new(session, cluster, filters, handle, leadership, unreachable);
+        let core = ClientCore::new(
+            session,
+            cluster,
+            filters,
+            config.credentials.clone(),
+            handle,
+            leadership,
+            unreachable,
+        );
         let (stop, stopped) = oneshot::channel();
         let runs = runner.clone();
         let times = core.clone();

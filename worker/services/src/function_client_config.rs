@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use pushpull_common::device::DeviceFilters;
 use pushpull_common::ids::TaskId;
+use pushpull_net::auth::Credentials;
 
 use super::runtime::client_core::UnreachableReport;
 use super::unreachable::Unreachable;
@@ -23,6 +24,7 @@ pub struct FunctionClientConfig {
     pub(super) answer_bytes_max: u64,
     pub(super) device_filters: DeviceFilters,
     pub(super) unreachable: Option<UnreachableReport>,
+    pub(super) credentials: Option<Credentials>,
 }
 
 impl fmt::Debug for FunctionClientConfig {
@@ -46,6 +48,7 @@ impl FunctionClientConfig {
             answer_bytes_max: 4 << 30,
             device_filters: DeviceFilters::default(),
             unreachable: None,
+            credentials: None,
         }
     }
 
@@ -74,6 +77,12 @@ impl FunctionClientConfig {
     /// Default: all.
     pub fn device_filters(self, filters: DeviceFilters) -> FunctionClientConfig {
         FunctionClientConfig { device_filters: filters, ..self }
+    }
+
+    /// What the client proves itself with: the first access token that suits its name, or a
+    /// certificate. With an authority the servers must be reached over TLS. Default: none.
+    pub fn credentials(self, credentials: impl Into<Option<Credentials>>) -> FunctionClientConfig {
+        FunctionClientConfig { credentials: credentials.into(), ..self }
     }
 
     /// Calls `report` for each attempt to connect to a server that fails, such as a target whose

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use pushpull_common::cluster::{ClusterError, ClusterSpec};
 use pushpull_common::ids::{Incarnation, TaskId};
+use pushpull_net::auth::Credentials;
 use pushpull_net::{AcceptLimits, Endpoints, HomeProcess, ListenError, ServicePeers};
 use thiserror::Error;
 use tokio::sync::watch;
@@ -24,6 +25,7 @@ use super::nested_calls::NestedClients;
 use super::runtime::client_core::ClientCore;
 use super::runtime::descriptor_watch::DescriptorWatch;
 use super::runtime::door::Door;
+use super::runtime::peer_access::PeerAccess;
 use super::runtime::server_core::ServerCore;
 use super::server_devices::ServerDevices;
 use super::service::{Service, ServiceConfig};
@@ -77,6 +79,7 @@ const UNRETURNED_MAX: usize = 4;
 #[derive(Debug)]
 pub struct FunctionServerListener {
     endpoints: Endpoints,
+    credentials: Option<Credentials>,
 }
 
 impl FunctionServerListener {
@@ -85,9 +88,10 @@ impl FunctionServerListener {
         self.endpoints.address()
     }
 
-    /// Adds the addresses of another listener.
+    /// Adds the addresses of another listener. The credentials of either are those of both.
     pub fn also(self, other: FunctionServerListener) -> FunctionServerListener {
-        FunctionServerListener { endpoints: self.endpoints.also(other.endpoints) }
+        let endpoints = self.endpoints.also(other.endpoints);
+        FunctionServerListener { endpoints, credentials: self.credentials.or(other.credentials) }
     }
 
     /// Starts serving. When this returns, clients are answered.
@@ -98,7 +102,8 @@ impl FunctionServerListener {
         self,
         config: FunctionServerConfig,
     ) -> Result<FunctionServer, FunctionServerError> {
-        FunctionServer::start(Some(self.endpoints), config)
+        let credentials = config.credentials.clone().or(self.credentials);
+        FunctionServer::start(Some(self.endpoints), config.credentials(credentials))
     }
 }
 
@@ -132,16 +137,33 @@ impl FunctionServer {
     /// # Errors
     /// Every [`ListenError`].
     pub fn listen(address: &str) -> Result<FunctionServerListener, FunctionServerError> {
-        Ok(FunctionServerListener { endpoints: Endpoints::bind(address, false)? })
+        let endpoints = Endpoints::bind(address, false)?;
+        Ok(FunctionServerListener { endpoints, credentials: None })
+    }
+
+    /// Binds an address that other machines may reach, for those whom the credentials let in:
+    /// connections are encrypted, and each client proves who it is. Otherwise like
+    /// [`FunctionServer::listen`].
+    ///
+    /// # Errors
+    /// Every [`ListenError`]; [`ListenError::Exposed`] if the credentials have no certificate, or
+    /// neither access tokens nor an authority, and other machines may reach the address.
+    pub fn listen_secured(
+        address: &str,
+        credentials: &Credentials,
+    ) -> Result<FunctionServerListener, FunctionServerError> {
+        let endpoints = Endpoints::bind(address, credentials.protect())?;
+        Ok(FunctionServerListener { endpoints, credentials: Some(credentials.clone()) })
     }
 
     /// Binds an address that other machines may reach; otherwise like [`FunctionServer::listen`].
-    /// Peers are not authenticated yet: any client that can connect can call the functions.
+    /// Any client that can connect can call the functions.
     ///
     /// # Errors
     /// Every [`ListenError`].
     pub fn listen_insecure(address: &str) -> Result<FunctionServerListener, FunctionServerError> {
-        Ok(FunctionServerListener { endpoints: Endpoints::bind(address, true)? })
+        let endpoints = Endpoints::bind(address, true)?;
+        Ok(FunctionServerListener { endpoints, credentials: None })
     }
 
     /// Starts a cluster of one task in this process, `/job:local/task:0`, on a free port.
@@ -191,13 +213,11 @@ impl FunctionServer {
         };
         let name = format!("server-{}-{}", config.task.job, config.task.index);
         let phase = handle.stop.clone();
+        let doors = endpoints.map(|endpoints| (endpoints, config.credentials.clone()));
         let run = move || {
             let local = LocalSet::new();
             let serving = core.clone();
-            local.block_on(
-                &runtime,
-                serve(serving, client.clone(), endpoints, config.grace, stopped),
-            );
+            local.block_on(&runtime, serve(serving, client.clone(), doors, config.grace, stopped));
             client.end();
             core.end_nested_calls();
             drop(core);
@@ -331,6 +351,7 @@ fn client_of(config: &FunctionServerConfig, runtime: &tokio::runtime::Handle) ->
         CallSession::new(incarnation, config.task.clone(), config.client_bytes_max),
         config.cluster.clone(),
         config.filters(),
+        config.credentials.clone(),
         runtime.clone(),
         // The thread of the server runs the client; nobody else leads it.
         Arc::default(),
@@ -366,8 +387,13 @@ fn core_of(
         },
         table.clone(),
     );
-    let variables =
-        Arc::new(ServerVariables::new(&config.cluster, &config.task, is_alone, &config.filters()));
+    let variables = Arc::new(ServerVariables::new(
+        &config.cluster,
+        &config.task,
+        is_alone,
+        &config.filters(),
+        config.credentials.clone(),
+    ));
     let task = config.task.clone();
     let states = States::default();
     let resolver = InputResolver { variables: variables.clone(), client };
@@ -380,7 +406,10 @@ fn core_of(
         client
     });
     let descriptors = DescriptorWatch::new(config.out_of_descriptors.clone());
-    let shared = Arc::new(ServerShared { task, states, devices, variables, clients, descriptors });
+    let access =
+        PeerAccess { credentials: config.credentials.clone(), report: config.denied.clone() };
+    let shared =
+        Arc::new(ServerShared { task, states, devices, variables, clients, descriptors, access });
     ServerCore::new(service, config.functions.clone(), table, shared, resolver, runtime)
 }
 
@@ -392,15 +421,15 @@ const ACCEPT_LIMITS: AcceptLimits =
 async fn serve(
     core: Arc<ServerCore>,
     client: ClientCore,
-    endpoints: Option<Endpoints>,
+    doors: Option<(Endpoints, Option<Credentials>)>,
     grace: Duration,
     mut stop: watch::Receiver<Phase>,
 ) {
     let accepting = LocalSet::new();
-    if let Some(endpoints) = endpoints {
+    if let Some((endpoints, credentials)) = doors {
         let receiver = Door(core.clone());
         accepting.spawn_local(async move {
-            pushpull_net::accept(endpoints, ACCEPT_LIMITS, receiver);
+            pushpull_net::accept(endpoints, ACCEPT_LIMITS, credentials, receiver);
             std::future::pending::<()>().await;
         });
     }

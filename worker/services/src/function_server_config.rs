@@ -5,11 +5,13 @@ use std::time::Duration;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::device::DeviceFilters;
 use pushpull_common::ids::TaskId;
+use pushpull_net::auth::{Credentials, DeniedPeer};
 
 use super::function_server::FunctionServerError;
 use super::functions::Functions;
 use super::out_of_descriptors::OutOfDescriptors;
 use super::runtime::descriptor_watch::DescriptorReport;
+use super::runtime::peer_access::DeniedReport;
 
 /// The settings of a server.
 #[derive(Clone, Debug)]
@@ -28,6 +30,8 @@ pub struct FunctionServerConfig {
     pub(super) grace: Duration,
     device_filters: DeviceFilters,
     pub(super) out_of_descriptors: Option<DescriptorReport>,
+    pub(super) credentials: Option<Credentials>,
+    pub(super) denied: Option<DeniedReport>,
 }
 
 impl FunctionServerConfig {
@@ -48,7 +52,16 @@ impl FunctionServerConfig {
             grace: Duration::from_secs(30),
             device_filters: DeviceFilters::default(),
             out_of_descriptors: None,
+            credentials: None,
+            denied: None,
         }
+    }
+
+    /// Whom the server lets in, and what it proves itself with to servers that its functions call.
+    /// Default: those of the listener ([`super::FunctionServer::listen_secured`]), or none: everybody
+    /// who can connect may call.
+    pub fn credentials(self, credentials: impl Into<Option<Credentials>>) -> FunctionServerConfig {
+        FunctionServerConfig { credentials: credentials.into(), ..self }
     }
 
     /// The number of blocking functions of one client that run at once. Each has a thread, which it
@@ -120,6 +133,19 @@ impl FunctionServerConfig {
         report: impl Fn(&OutOfDescriptors) + Send + Sync + 'static,
     ) -> FunctionServerConfig {
         FunctionServerConfig { out_of_descriptors: Some(DescriptorReport::new(report)), ..self }
+    }
+
+    /// Calls `report` for peers that have not proved that they may connect: for the first attempt of a
+    /// host, and then every ten seconds at most. Default: no reports. A server beside another one
+    /// ([`super::FunctionServer::beside`]) reports none: the other does.
+    ///
+    /// The thread of the server calls `report`, which must not wait for this server. The server
+    /// goes on after a panic in it.
+    pub fn on_denied(
+        self,
+        report: impl Fn(&DeniedPeer) + Send + Sync + 'static,
+    ) -> FunctionServerConfig {
+        FunctionServerConfig { denied: Some(DeniedReport::new(report)), ..self }
     }
 
     /// Returns the device filters, which never exclude the task itself.

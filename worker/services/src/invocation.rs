@@ -20,6 +20,7 @@ use super::nested_calls::{NestedCalls, NestedClients};
 use super::outputs::{Outputs, unknown_value};
 use super::runtime::client_core::ClientCore;
 use super::runtime::descriptor_watch::DescriptorWatch;
+use super::runtime::peer_access::PeerAccess;
 use super::server_devices::ServerDevices;
 use super::states::{State, States};
 use super::towers::{GRADIENTS, LOSS};
@@ -39,6 +40,7 @@ pub(crate) struct ServerShared {
     pub(crate) clients: NestedClients,
     /// Reports a lack of file descriptors.
     pub(crate) descriptors: DescriptorWatch,
+    pub(crate) access: PeerAccess,
 }
 
 /// One call of a function: its inputs, and the services of its server.

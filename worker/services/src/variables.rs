@@ -8,6 +8,7 @@ use pushpull_common::error::Chain;
 use pushpull_common::ids::TaskId;
 use pushpull_common::protocol::Refusal;
 use pushpull_common::tensor::{DType, Element, bf16, f16};
+use pushpull_net::auth::Credentials;
 use pushpull_worker::internal::SERVERS;
 use pushpull_worker::{Advice, Gradients, Params, Reader, WorkerConfig};
 use tokio::sync::Mutex;
@@ -66,6 +67,7 @@ impl ServerVariables {
         task: &TaskId,
         is_alone: bool,
         filters: &DeviceFilters,
+        credentials: Option<Credentials>,
     ) -> ServerVariables {
         let excluded = |job: &str| {
             let mut tasks = cluster.ps_tasks().map(|(index, _)| TaskId::new(job, index));
@@ -80,7 +82,10 @@ impl ServerVariables {
             Ok(job) => match excluded(job) {
                 // Variables may be on each of the tasks.
                 Some(excluded) => Err(format!("the device filters exclude {excluded}")),
-                None => Ok(WorkerConfig::new(cluster.clone(), task.clone())),
+                None => {
+                    let config = WorkerConfig::new(cluster.clone(), task.clone());
+                    Ok(config.credentials(credentials))
+                }
             },
         };
         let config = config.map_err(|why| format!("there are no parameter servers: {why}"));

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use pushpull_common::error::Chain;
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::{Envelope, Features, FrameEvent, FrameReader, FrameSink, Message};
+use pushpull_net::auth::{ProofStep, QueuedProof};
 use pushpull_net::{
     Connected, ConnectionPhase, ConnectionSide, Connector, FrameStream, SendBody, SendQueue, Stream,
 };
@@ -50,7 +51,7 @@ impl ShardConnection {
     pub(super) async fn run(mut self) {
         let link = self.link;
         let end = match self.connector.connect(Connector::LIMIT).await {
-            Err(error) if error.is_unresolved() => {
+            Err(error) if error.is_misconfigured() => {
                 SessionInput::Unresolved { link, error: Chain(&error).to_string() }
             }
             Err(error) => SessionInput::Disconnected { link, error: Chain(&error).to_string() },
@@ -59,7 +60,10 @@ impl ShardConnection {
                     Ok(()) => "the server has closed the connection".to_owned(),
                     Err(error) => Chain(&error).to_string(),
                 };
-                SessionInput::Disconnected { link, error }
+                match self.outbox.proof.failure() {
+                    Some(reason) => SessionInput::Unproven { link, reason },
+                    None => SessionInput::Disconnected { link, error },
+                }
             }
         };
         self.core.sharing_ended(link, &self.outbox);
@@ -77,6 +81,7 @@ impl ShardConnection {
         // The configuration names the server, so it is trusted: its metas may have any length.
         frames.open();
         frames.set_features(self.features);
+        self.outbox.proof.begin(self.connector.own_credentials(), frames.stream());
         if !self.outbox.is_given_up() {
             self.core.count_connection(link);
             self.core.handle(SessionInput::Connected { link, same_host });
@@ -91,10 +96,18 @@ impl FrameSink for ShardConnection {
         if let Some(address) = self.unproven.take() {
             self.connector.answered(Some(address));
         }
-        if let FrameEvent::Message(_, message) = &event
-            && let Some(peer) = Features::of_peer(message)
-        {
-            self.outbox.frames().agree(self.features.agreed(peer));
+        if let FrameEvent::Message(_, message) = &event {
+            match self.outbox.proof.take(message) {
+                ProofStep::Pass => {}
+                ProofStep::Answer(envelope, answer) => {
+                    let answer = answer.into();
+                    return self.outbox.push(&envelope, &answer, FrameBody::default(), false);
+                }
+                ProofStep::End => return,
+            }
+            if let Some(peer) = Features::of_peer(message) {
+                self.outbox.frames().agree(self.features.agreed(peer));
+            }
         }
         self.core.handle(SessionInput::of_frame(self.link, event));
     }
@@ -114,7 +127,7 @@ impl ConnectionSide for ShardConnection {
     }
 
     fn phase(&self) -> ConnectionPhase {
-        match self.outbox.is_given_up() {
+        match self.outbox.is_given_up() || self.outbox.proof.has_failed() {
             true => ConnectionPhase::Ended,
             false => ConnectionPhase::Open,
         }
@@ -145,6 +158,8 @@ pub(super) struct LinkOutbox {
     notify: Notify,
     /// Whether the session has given the connection up. Its end is not reported then.
     given_up: AtomicBool,
+    /// What this side proves.
+    proof: QueuedProof,
     /// Received descriptors that have not been taken yet.
     descriptors: Mutex<Vec<OwnedFd>>,
 }
@@ -155,6 +170,8 @@ impl LinkOutbox {
     }
 
     pub(super) fn push(&self, envelope: &Envelope, message: &Message, body: FrameBody, crc: bool) {
+        let replaced = self.proof.replaced(envelope, message);
+        let message = replaced.as_ref().unwrap_or(message);
         let checksum = || body.slices().fold(0, crc32c::crc32c_append);
         let crc = (crc && body.bytes() > 0).then(checksum);
         self.frames().push(envelope, message, crc, body);

@@ -34,8 +34,10 @@ pub(crate) struct SessionThread {
 }
 
 impl SessionThread {
+    /// Starts the thread. The connectors are those to the ps tasks, by their indices.
     pub(crate) fn start(
         start: SessionConfig,
+        connectors: BTreeMap<u32, Arc<Connector>>,
         progress: Option<ProgressCallback>,
         busy_poll: Duration,
     ) -> io::Result<SessionThread> {
@@ -43,7 +45,6 @@ impl SessionThread {
         let returns = Arc::new(ReturnQueue::default());
         let runner = Arc::new(SessionRunner::new(returns.leadership().clone(), busy_poll)?);
         let name = format!("worker-{}", start.task.index);
-        let addresses = start.addresses.clone();
         let features = start.features;
         let session = Session::new(start);
         let mapped_shards = Arc::new(MappedShards::default());
@@ -64,7 +65,7 @@ impl SessionThread {
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             let shared = SessionMemory { mapped_shards, push_buffers };
             let core =
-                SessionCore::new(session, features, addresses, progress, returns, shared, times);
+                SessionCore::new(session, features, connectors, progress, returns, shared, times);
             let core = Arc::new(core);
             runner.run(core.run(receiver));
         })?;
@@ -141,16 +142,15 @@ impl SessionCore {
     fn new(
         session: Session,
         features: Features,
-        addresses: BTreeMap<u32, String>,
+        connectors: BTreeMap<u32, Arc<Connector>>,
         progress: Option<ProgressCallback>,
         returns: Arc<ReturnQueue>,
         shared: SessionMemory,
         times: Arc<OperationTimes>,
     ) -> SessionCore {
-        let connector = |address: &String| Arc::new(Connector::new(address));
         SessionCore {
             features,
-            connectors: addresses.iter().map(|(&task, at)| (task, connector(at))).collect(),
+            connectors,
             session: Mutex::new(session),
             answers: Mutex::default(),
             outboxes: Mutex::default(),
@@ -376,6 +376,10 @@ mod tests {
     }
 
     /// The configuration of a session that cannot reach a server.
+    fn connectors() -> BTreeMap<u32, Arc<Connector>> {
+        [(0, Arc::new(Connector::new("unix:/nobody/listens/here")))].into()
+    }
+
     fn start() -> SessionConfig {
         SessionConfig {
             task: TaskId::worker(0),
@@ -395,7 +399,7 @@ mod tests {
 
     #[test]
     fn an_endless_wait_can_be_cancelled_and_the_thread_ends() {
-        let session = SessionThread::start(start(), None, Duration::ZERO).unwrap();
+        let session = SessionThread::start(start(), connectors(), None, Duration::ZERO).unwrap();
         {
             let mut call = pin!(session.caller().call("connect", open(), Duration::MAX));
             assert!(call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
@@ -406,7 +410,7 @@ mod tests {
     /// A recovery ends with its window, even if the timeout of the operation under way is later.
     #[test]
     fn a_limit_ends_calls_with_longer_timeouts() {
-        let session = SessionThread::start(start(), None, Duration::ZERO).unwrap();
+        let session = SessionThread::start(start(), connectors(), None, Duration::ZERO).unwrap();
         let caller = session.caller();
         caller.limit(Some(Instant::now()));
         assert!(caller.is_at_limit());
@@ -420,7 +424,7 @@ mod tests {
 
     #[test]
     fn the_end_of_a_session_fails_the_wait_of_its_leader() {
-        let session = SessionThread::start(start(), None, Duration::ZERO).unwrap();
+        let session = SessionThread::start(start(), connectors(), None, Duration::ZERO).unwrap();
         std::thread::scope(|scope| {
             let (sender, submitted) = std::sync::mpsc::channel();
             let caller = session.caller();

@@ -225,6 +225,8 @@ pub(crate) enum SessionInput {
     Disconnected { link: usize, error: String },
     /// The name of a server has no address. A typing error, or the server is not known yet.
     Unresolved { link: usize, error: String },
+    /// The server of a link does not prove who it is.
+    Unproven { link: usize, reason: String },
     /// A transport has received bytes.
     BytesReceived { link: usize },
     /// A transport has accepted bytes after it was full: the peer reads.

@@ -21,7 +21,7 @@ use pushpull_common::protocol::message::{
     BodyCrc, CatalogueState, FeatureOffer, Hello, ModeIs, Welcome,
 };
 use pushpull_common::protocol::refusal::short_hash;
-use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{Header, Message, Refusal, limits, version};
 
 use super::links::{LinkFault, PendingRequest, SessionLinks, ShardLink};
@@ -130,7 +130,7 @@ impl Membership {
                 Checksums::Never => BodyCrc::Off {},
             },
             identity: self.config.identity.to_wire(),
-            auth: List::default(),
+            auth: None,
             features: FeatureOffer::of(self.config.features),
         }
     }

@@ -124,6 +124,10 @@ impl Session {
             SessionInput::Connected { link, same_host } => self.connected(now, link, same_host),
             SessionInput::Disconnected { link, error } => self.disconnected(now, link, error),
             SessionInput::Unresolved { link, error } => self.unresolved(now, link, error),
+            SessionInput::Unproven { link, reason } => {
+                let shard = self.links[link].shard;
+                self.link_failed(now, link, LinkFault::Session(Error::Unproven { shard, reason }));
+            }
             // Either event proves that the peer is alive. During a large push the peer has nothing
             // to send, and a heartbeat queues behind the parts.
             SessionInput::BytesReceived { link } | SessionInput::BytesSent { link } => {

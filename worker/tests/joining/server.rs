@@ -269,7 +269,6 @@ impl ServerState {
             arena: 1,
             unix_address: Text::default(),
             identity: Identity::new().to_wire(),
-            auth: List::default(),
             features: Default::default(),
         }
     }

@@ -124,6 +124,17 @@ impl FeatureOffer {
 }
 
 wire_struct! {
+    /// The access token by which a client will prove who it is. What it proves is never sent.
+    #[derive(Eq)]
+    AuthOffer {
+        /// The name of the token.
+        token: Text<{ limits::ACCESS_TOKEN_NAME_BYTES_MAX }>,
+        /// Random bytes of the client, new for each connection.
+        nonce: [u8; 32],
+    }
+}
+
+wire_struct! {
     /// Opens a session with one shard. A later version may append fields: a server ignores bytes
     /// behind the last field that it knows.
     Hello {
@@ -155,8 +166,9 @@ wire_struct! {
         body_crc: BodyCrc,
         /// The facts that must agree, as known to the client.
         identity: IdentityFields,
-        /// Reserved for authentication. A server that does not understand it refuses it.
-        auth: List<u8, { limits::AUTH_BYTES_MAX }>,
+        /// The access token that the client has, if it has one. A server that authenticates clients
+        /// then answers with a [`Challenge`], and one that does not refuses it.
+        auth: Option<Box<AuthOffer>>,
         /// The client's features.
         features: FeatureOffer,
     }
@@ -174,13 +186,14 @@ impl Hello {
         if let Some(number) = has.first_missing(self.features.requires) {
             return Err(Refusal::Feature { number, has });
         }
-        match self.auth.items().len() {
-            0 => Ok(version),
+        match self.auth.as_ref().map(|offer| &offer.token) {
+            None => Ok(version),
             // A client that authenticates must not believe that it was understood.
-            bytes => Err(Refusal::Unsupported {
+            Some(token) => Err(Refusal::Unsupported {
                 kind: 1,
                 detail: Text::clipped(format!(
-                    "this server does not authenticate clients: auth has {bytes} bytes, not 0"
+                    "this server does not authenticate clients, and this one has the access token \
+                     {token}"
                 )),
             }),
         }
@@ -224,10 +237,27 @@ wire_struct! {
         unix_address: Text<{ limits::UNIX_ADDRESS_BYTES_MAX }>,
         /// The facts that must agree, as known to the server.
         identity: IdentityFields,
-        /// Reserved for authentication; empty in this version.
-        auth: List<u8, { limits::AUTH_BYTES_MAX }>,
         /// The server's features. Those that the client has too are agreed.
         features: Features,
+    }
+}
+
+wire_struct! {
+    /// Answers a hello that names an access token: the server proves that it knows it, and asks the
+    /// client to.
+    Challenge {
+        /// Random bytes of the server, new for each connection.
+        nonce: [u8; 32],
+        /// The server's proof.
+        proof: [u8; 32],
+    }
+}
+
+wire_struct! {
+    /// Answers a challenge. The server then answers the hello.
+    ChallengeAnswer {
+        /// The client's proof.
+        proof: [u8; 32],
     }
 }
 

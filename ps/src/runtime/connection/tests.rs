@@ -7,7 +7,7 @@ use pushpull_common::ids::{
     ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch, ShardId, TaskId,
 };
 use pushpull_common::protocol::message::{BodyCrc, Heartbeat, Hello, Role};
-use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{BodyStamp, Header, Poll, Refusal, encode, version};
 use pushpull_optim::optimizer::Sgd;
 use tokio::net::UnixStream;
@@ -43,7 +43,7 @@ fn greet(address: &str, job: &str) -> Option<Message> {
         catalogue: None,
         body_crc: BodyCrc::Off {},
         identity: Identity::new().to_wire(),
-        auth: List::default(),
+        auth: None,
         features: Default::default(),
     };
     let mut stream = TcpStream::connect(address).unwrap();

@@ -43,6 +43,7 @@ impl SaverHarness {
                 task: TaskId::ps(0),
                 identity: Identity::new(),
                 features: Features::ALL,
+                credentials: None,
             },
             addresses: (0..).zip(addresses).collect(),
             rules: OptimizerRules::new(Arc::new(Sgd::new(1.0))),

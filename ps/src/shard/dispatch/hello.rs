@@ -7,7 +7,7 @@ use pushpull_common::ids::{ClientEpoch, RestoreEpoch, TaskId};
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
 use pushpull_common::protocol::message::{BodyCrc, Hello, ModeIs, NonFinitePolicy, Role, Welcome};
 use pushpull_common::protocol::refusal::Detail;
-use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{Header, Refusal};
 
 use crate::config::{Mode, NonFinite};
@@ -54,6 +54,7 @@ impl Shard {
             }
         };
         let role = hello.role;
+        let peer_task = (role == Role::Peer {}).then_some(hello.task);
         let crc = incoming.has_crc();
         let features = self.config.features.agreed(hello.features.has);
         let heard_at = now;
@@ -62,6 +63,7 @@ impl Shard {
         let state = ConnectionState {
             role,
             client,
+            peer_task,
             origin,
             heard_at,
             shared: 0,
@@ -144,7 +146,6 @@ impl Shard {
             arena: files.arena.stamp.arena,
             unix_address: Text::clipped(&config.unix_address),
             identity: identity.to_wire(),
-            auth: List::default(),
             features: config.features,
         }
     }

@@ -301,7 +301,8 @@ impl Shard {
     }
 
     /// Records the connection of another shard that takes part. Returns its index, or `None` if it
-    /// takes no part or the connection is another shard's.
+    /// takes no part, the connection is another shard's, or that of another task: the task is what a
+    /// peer has proved.
     pub(super) fn register_shard(
         &mut self,
         now: Instant,
@@ -309,6 +310,9 @@ impl Shard {
         shard: ShardId,
     ) -> Option<usize> {
         let index = self.steps.index_of(shard).filter(|_| shard != self.id)?;
+        if self.peers.peer_task(connection) != Some(shard.task) {
+            return None;
+        }
         let chief = self.peers.chief.epoch;
         let Shard { steps, out, .. } = self;
         steps.shards.register(out, now, connection, shard, chief).then_some(index)

@@ -54,6 +54,8 @@ pub(super) struct Peers {
 pub(super) struct ConnectionState {
     pub(super) role: Role,
     pub(super) client: Option<ClientKey>,
+    /// The task of another shard; `None` for other roles.
+    pub(super) peer_task: Option<u32>,
     pub(super) origin: PeerOrigin,
     /// When bytes last arrived.
     pub(super) heard_at: Instant,
@@ -120,6 +122,11 @@ impl Peers {
         }
         self.registry.renew_lease(client, now);
         Some(request)
+    }
+
+    /// Returns the task of the other shard that has a connection.
+    pub(super) fn peer_task(&self, connection: u64) -> Option<u32> {
+        self.connections.get(&connection)?.peer_task
     }
 
     /// Returns the refusal of a message from a chief that is fenced.

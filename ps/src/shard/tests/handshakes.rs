@@ -6,9 +6,9 @@ use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, RestoreEpoch, ShardId, TaskId};
 use pushpull_common::protocol::message::{
-    self, BodyCrc, CatalogueState, FeatureOffer, Hello, Role,
+    self, AuthOffer, BodyCrc, CatalogueState, FeatureOffer, Hello, Role,
 };
-use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{Features, Message, Refusal, version};
 use pushpull_optim::optimizer::Sgd;
 use pushpull_store::planted::PlantedBugs;
@@ -420,10 +420,10 @@ fn a_feature_that_the_server_lacks_is_ignored_unless_it_is_required() {
 #[test]
 fn a_hello_that_authenticates_is_refused() {
     let mut world = bare();
-    let auth = List::new(vec![7; 32]).unwrap();
+    let auth = Some(AuthOffer { token: Text::clipped("trainers"), nonce: [7; 32] }.into());
     let refusal = world.handshake(0, Hello { auth, ..worker(1).hello(0) }, false).unwrap_err();
     let Refusal::Unsupported { kind: 1, detail } = &refusal else { panic!("{refusal}") };
-    assert!(detail.as_str().contains("auth has 32 bytes, not 0"), "{detail}");
+    assert!(detail.as_str().contains("this one has the access token trainers"), "{detail}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::protocol::message::{
     BodyCrc, EffectPart, FeatureOffer, Hello, Operation, PulledEncoded, PushEncoded, PushPart, Role,
 };
-use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{
     BodyStamp, EffectRef, Envelope, Features, Grant, Header, Message, encode, version,
 };
@@ -123,7 +123,7 @@ impl Peer {
             catalogue: None,
             body_crc: BodyCrc::Auto {},
             identity: identity().to_wire(),
-            auth: List::default(),
+            auth: None,
             features: FeatureOffer::of(Features::ALL),
         }
     }

@@ -12,7 +12,7 @@ use pushpull_common::initializer::Initializer;
 use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::protocol::message::{BodyCrc, Hello, Role};
 use pushpull_common::protocol::version;
-use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::wire::Text;
 use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
@@ -81,7 +81,7 @@ impl ShardSetting {
             catalogue: None,
             body_crc: BodyCrc::Auto {},
             identity: Identity::new().to_wire(),
-            auth: List::default(),
+            auth: None,
             features: Default::default(),
         }
     }

@@ -56,7 +56,7 @@ impl LinkIn {
     /// Prepares a wait for the socket to become readable. Returns whether there is none, because
     /// bytes are there.
     pub(crate) fn begin_wait(&mut self) -> io::Result<bool> {
-        let Some(pipe) = &self.pipe else { return Ok(false) };
+        let Some(pipe) = &self.pipe else { return Ok(self.socket.has_received()) };
         self.sleeps = true;
         pipe.begin_sleep()
     }

@@ -1,6 +1,6 @@
 //! [`LinkSocket`]: a connected socket that no runtime drives.
 
-use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use pushpull_net::DetachedStream;
@@ -13,27 +13,24 @@ pub(crate) struct LinkSocket(DetachedStream);
 impl LinkSocket {
     /// Takes a connection, and makes its reads and writes return instead of waiting.
     pub(crate) fn new(stream: DetachedStream) -> io::Result<LinkSocket> {
-        match &stream {
-            DetachedStream::Tcp(stream) => stream.set_nonblocking(true)?,
-            DetachedStream::Unix(stream) => stream.set_nonblocking(true)?,
-        }
+        stream.set_nonblocking()?;
         Ok(LinkSocket(stream))
     }
 
     /// Reads what is available.
     pub(crate) fn read(&self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        match &self.0 {
-            DetachedStream::Tcp(stream) => (&*stream).read_vectored(slices),
-            DetachedStream::Unix(stream) => (&*stream).read_vectored(slices),
-        }
+        self.0.read(slices)
+    }
+
+    /// Returns whether bytes were received that a read has not taken, so that the socket does not
+    /// become readable for them.
+    pub(crate) fn has_received(&self) -> bool {
+        self.0.has_received()
     }
 
     /// Writes as much as the socket takes.
     pub(crate) fn write(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        match &self.0 {
-            DetachedStream::Tcp(stream) => (&*stream).write_vectored(slices),
-            DetachedStream::Unix(stream) => (&*stream).write_vectored(slices),
-        }
+        self.0.write(slices)
     }
 
     /// Wakes a neighbour that sleeps until this socket has bytes.
@@ -57,9 +54,6 @@ impl LinkSocket {
 
 impl AsFd for LinkSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.0 {
-            DetachedStream::Tcp(stream) => stream.as_fd(),
-            DetachedStream::Unix(stream) => stream.as_fd(),
-        }
+        self.0.as_fd()
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pushpull_common::protocol::message::RingEnd;
+use pushpull_net::auth::Credentials;
 use tokio::sync::{mpsc, watch};
 use tokio::task::LocalSet;
 
@@ -33,6 +34,8 @@ pub(crate) struct ControlConfig {
     pub(crate) transport: Option<Transport>,
     /// Whether addresses beyond loopback may be bound.
     pub(crate) insecure: bool,
+    /// What the ranks prove themselves with.
+    pub(crate) credentials: Option<Credentials>,
     /// The least number of members of the first ring.
     pub(crate) first_size_min: u32,
     /// The least number of members of a later ring.
@@ -41,6 +44,13 @@ pub(crate) struct ControlConfig {
     pub(crate) join_window: Duration,
     /// Chosen at random: identifies the rendezvous if this process serves it.
     pub(crate) rendezvous: u64,
+}
+
+impl ControlConfig {
+    /// Returns whether other machines may reach the addresses that are bound.
+    pub(crate) fn may_be_reached(&self) -> bool {
+        self.insecure || self.credentials.as_ref().is_some_and(Credentials::protect)
+    }
 }
 
 /// The control thread of a ring, as its ring sees it.
@@ -309,6 +319,7 @@ mod tests {
             socket: 1,
             transport: None,
             insecure: false,
+            credentials: None,
             first_size_min: 2,
             size_min: 1,
             join_window: lease,

@@ -16,7 +16,7 @@ use tokio::task::{AbortHandle, spawn_local};
 
 use super::control::{Command, ControlConfig, ControlView, NewRing, RingStage, lock};
 use super::door::DoorState;
-use super::link_setup::{self, MemoryUse};
+use super::link_setup::{self, MemoryUse, OwnLink};
 use super::meeting::{self, Meeting};
 use super::peer::{UNSENT_MAX, exchange};
 use super::rank_listener::RankListener;
@@ -331,7 +331,8 @@ impl ControlTask {
                 let hello = self.member.borrow().facts().hello();
                 let within = 2 * ring.lease;
                 let memory = MemoryUse::of(self.config.transport);
-                match link_setup::open(&ring, hello, &self.door, memory, within).await {
+                let own = OwnLink { hello, memory, credentials: self.config.credentials.clone() };
+                match link_setup::open(&ring, &own, &self.door, within).await {
                     Ok(links) => Some(links),
                     Err(fault) => {
                         if let Some(error) = self.left_early.take() {
@@ -402,7 +403,8 @@ impl ControlTask {
                 self.handle(MemberInput::Message(message));
             }
         };
-        let cause = exchange(frames, unsent, arrived).await;
+        let credentials = self.config.credentials.as_ref();
+        let cause = exchange(frames, credentials, unsent, arrived).await;
         if is_current() {
             *self.connection.borrow_mut() = None;
             self.handle(MemberInput::Closed { cause });
@@ -410,23 +412,28 @@ impl ControlTask {
     }
 
     async fn reach(&self, place: &Place) -> Result<Stream, Unreached> {
+        let credentials = self.config.credentials.as_ref();
         match (place, &self.config.meeting) {
-            (Place::Meeting, Meeting::Address(address)) => connect(address).await,
+            (Place::Meeting, Meeting::Address(address)) => connect(address, credentials).await,
             (Place::Meeting, Meeting::Folder(folder)) => self.meet(folder).await,
-            (Place::Own, _) => connect(&self.listener.own_address().unwrap_or_default()).await,
-            (Place::Member { addresses }, _) => connect_any(addresses).await,
+            (Place::Own, _) => {
+                let own = self.listener.own_address().unwrap_or_default();
+                connect(&own, credentials).await
+            }
+            (Place::Member { addresses }, _) => connect_any(addresses, credentials).await,
         }
     }
 
     /// Connects to the rendezvous of a folder. Serves it if nobody does.
     async fn meet(&self, folder: &Path) -> Result<Stream, Unreached> {
+        let credentials = self.config.credentials.as_ref();
         let fault = |error: std::io::Error| Unreached {
             cause: format!("{}: {error}", folder.display()),
             gone: false,
         };
         let seen = meeting::address(folder).map_err(fault)?;
         let unreached = match &seen {
-            Some(address) => match connect(address).await {
+            Some(address) => match connect(address, credentials).await {
                 Ok(stream) => return Ok(stream),
                 Err(unreached) => unreached,
             },
@@ -437,7 +444,7 @@ impl ControlTask {
             return Err(unreached);
         }
         self.serve();
-        connect(&own).await
+        connect(&own, credentials).await
     }
 }
 

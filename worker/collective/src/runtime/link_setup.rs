@@ -9,7 +9,8 @@ use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::message::{Hello, RingLink, RingLinked};
 use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, encode};
-use pushpull_net::{Connector, DetachedStream, FrameStream, PipeReader, PipeWriter, Stream};
+use pushpull_net::auth::{Credentials, ProofError, say_hello};
+use pushpull_net::{Connector, FrameStream, PipeReader, PipeWriter, Stream};
 
 use super::door::{DoorState, IncomingLink};
 use crate::formed_ring::{FormedRing, RankPlace};
@@ -68,6 +69,13 @@ impl MemoryUse {
     }
 }
 
+/// What a rank opens its link to the successor with.
+pub(super) struct OwnLink {
+    pub(super) hello: Hello,
+    pub(super) memory: MemoryUse,
+    pub(super) credentials: Option<Credentials>,
+}
+
 /// The link from the predecessor, and the reader of its frames.
 type AcceptedLink = (LinkIn, FrameReader, Transport);
 
@@ -77,16 +85,15 @@ type OpenedLink = (LinkOut, Transport, bool);
 /// Opens the links of this rank. Returns the fault and whose it is.
 pub(super) async fn open(
     ring: &FormedRing,
-    hello: Hello,
+    own: &OwnLink,
     door: &Rc<DoorState>,
-    memory: MemoryUse,
     within: Duration,
 ) -> Result<OpenLinks, String> {
     let predecessor = ring.predecessor();
     let theirs = ring.awaited_link();
-    let successor = connect(ring, hello, ring.own_link(), memory);
+    let successor = connect(ring, own, ring.own_link());
     let accepted = async {
-        let accepted = accept(door.link(&theirs).await, memory).await;
+        let accepted = accept(door.link(&theirs).await, own.memory).await;
         accepted.map_err(|cause| format!("rank {predecessor}: {cause}"))
     };
     let both = async { tokio::try_join!(successor, accepted) };
@@ -145,19 +152,14 @@ fn accepted(
 }
 
 /// Connects to the successor, under the first of its addresses that answers.
-async fn connect(
-    ring: &FormedRing,
-    hello: Hello,
-    own: RingLink,
-    memory: MemoryUse,
-) -> Result<OpenedLink, String> {
+async fn connect(ring: &FormedRing, own: &OwnLink, link: RingLink) -> Result<OpenedLink, String> {
     let successor = ring.successor();
     let (Some(place), Some(here)) = (ring.place(successor), ring.place(ring.rank)) else {
         return Err(format!("rank {successor} has no place"));
     };
     let mut faults = Vec::new();
     for address in reachable(place, here) {
-        match open_link_patiently(address, &hello, &own, memory).await {
+        match open_link_patiently(address, own, &link).await {
             Ok(opened) => return Ok(opened),
             Err(fault) => faults.push(format!("{address}: {}", fault.cause)),
         }
@@ -191,34 +193,36 @@ struct OpenFault {
 /// it is tried again.
 async fn open_link_patiently(
     address: &str,
-    hello: &Hello,
-    own: &RingLink,
-    memory: MemoryUse,
+    own: &OwnLink,
+    link: &RingLink,
 ) -> Result<OpenedLink, OpenFault> {
     for pause in RETRY_PAUSES {
-        match open_link(address, hello, own, memory).await {
+        match open_link(address, own, link).await {
             Err(fault) if fault.is_closed => tokio::time::sleep(pause).await,
             opened => return opened,
         }
     }
-    open_link(address, hello, own, memory).await
+    open_link(address, own, link).await
 }
 
-async fn open_link(
-    address: &str,
-    hello: &Hello,
-    own: &RingLink,
-    memory: MemoryUse,
-) -> Result<OpenedLink, OpenFault> {
+async fn open_link(address: &str, own: &OwnLink, link: &RingLink) -> Result<OpenedLink, OpenFault> {
     let failed = |cause: String| OpenFault { cause, is_closed: false };
     let closed = |error: io::Error| OpenFault { cause: error.to_string(), is_closed: true };
-    let connector = Connector::new(address);
+    let OwnLink { hello, memory, credentials } = own;
+    let memory = *memory;
+    let connector = Connector::new(address).credentials(credentials.clone());
     let connected = connector.connect(Connector::LIMIT).await;
     let stream = connected.map_err(|error| failed(Chain(&error).to_string()))?.stream;
     let mut frames = FrameStream::new(stream, FrameReader::new());
     let mut bytes = Vec::new();
-    encode(&mut bytes, &Envelope::default(), &hello.clone().into(), BodyStamp::NONE);
-    encode(&mut bytes, &Envelope::default(), &own.clone().into(), BodyStamp::NONE);
+    match say_hello(&mut frames, credentials.as_ref(), Envelope::default(), hello.clone()).await {
+        Ok(()) => {}
+        Err(ProofError::Send(error) | ProofError::Read(ReadError::Io(error))) => {
+            return Err(closed(error));
+        }
+        Err(error) => return Err(failed(Chain(&error).to_string())),
+    }
+    encode(&mut bytes, &Envelope::default(), &link.clone().into(), BodyStamp::NONE);
     frames.send(&bytes).await.map_err(closed)?;
     let mut descriptor = None;
     let offered = match frames.next_taking(|passed| descriptor = Some(passed)).await {
@@ -242,11 +246,11 @@ async fn open_link(
         frames.send(&linked(taken)).await.map_err(closed)?;
     }
     let stream = frames.into_parts().0.detach().map_err(|error| failed(error.to_string()))?;
-    let is_remote = !is_loopback(&stream);
-    let transport = match (&stream, &pipe) {
-        (DetachedStream::Tcp(_), _) => Transport::Tcp,
-        (DetachedStream::Unix(_), Some(_)) => Transport::SharedMemory,
-        (DetachedStream::Unix(_), None) => Transport::Unix,
+    let is_remote = !stream.is_loopback();
+    let transport = match (stream.is_unix(), &pipe) {
+        (false, _) => Transport::Tcp,
+        (true, Some(_)) => Transport::SharedMemory,
+        (true, None) => Transport::Unix,
     };
     let link = LinkOut::new(stream, pipe).map_err(|error| failed(error.to_string()))?;
     Ok((link, transport, is_remote))
@@ -258,11 +262,4 @@ fn linked(memory: u64) -> Vec<u8> {
     let message = RingLinked { memory };
     encode(&mut bytes, &Envelope::default(), &message.into(), BodyStamp::NONE);
     bytes
-}
-
-fn is_loopback(stream: &DetachedStream) -> bool {
-    match stream {
-        DetachedStream::Unix(_) => true,
-        DetachedStream::Tcp(stream) => stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback()),
-    }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use pushpull_common::error::Chain;
 use pushpull_common::protocol::{BodyStamp, Envelope, Message, encode};
 use pushpull_net::FrameStream;
+use pushpull_net::auth::{Credentials, say_hello};
 use tokio::sync::mpsc;
 
 /// The most messages that wait to be sent on a control connection: all members of the largest ring,
@@ -14,10 +15,11 @@ pub(super) const UNSENT_MAX: usize = 2 * pushpull_common::protocol::limits::RING
 /// The time for which a peer may read nothing of what is sent to it.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Exchanges messages until the connection ends or nobody has messages to send any more. Returns
+/// Proves who this side is when it says hello, and exchanges messages until the connection ends or nobody has messages to send any more. Returns
 /// the cause of the end.
 pub(super) async fn exchange(
     mut frames: FrameStream,
+    credentials: Option<&Credentials>,
     mut unsent: mpsc::Receiver<Message>,
     mut arrived: impl FnMut(Message),
 ) -> String {
@@ -31,7 +33,18 @@ pub(super) async fn exchange(
             message = unsent.recv() => {
                 let Some(message) = message else { return "closed".to_owned() };
                 let mut bytes = Vec::new();
-                encode(&mut bytes, &Envelope::default(), &message, BodyStamp::NONE);
+                match message {
+                    Message::Hello(hello) => {
+                        let greeting =
+                            say_hello(&mut frames, credentials, Envelope::default(), hello);
+                        if let Err(error) = greeting.await {
+                            return Chain(&error).to_string();
+                        }
+                    }
+                    message => {
+                        encode(&mut bytes, &Envelope::default(), &message, BodyStamp::NONE);
+                    }
+                }
                 while let Ok(message) = unsent.try_recv() {
                     encode(&mut bytes, &Envelope::default(), &message, BodyStamp::NONE);
                 }

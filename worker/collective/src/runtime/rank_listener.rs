@@ -7,7 +7,9 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use pushpull_common::error::Chain;
-use pushpull_net::{AcceptLimits, Endpoints, ListenError, Stream, accept, enter_private_folder};
+use pushpull_net::{
+    AcceptLimits, Endpoints, ListenError, Stream, StreamAddresses, accept, enter_private_folder,
+};
 
 use super::control::ControlConfig;
 use super::door::{Door, DoorState};
@@ -58,7 +60,7 @@ impl RankListener {
                 self.accept(endpoints);
             }
             Meeting::Address(address) if self.may_serve_address() => {
-                match Endpoints::bind(address, self.config.insecure) {
+                match Endpoints::bind(address, self.config.may_be_reached()) {
                     Ok(endpoints) => {
                         let endpoints = match self.config.transport {
                             Some(Transport::Tcp) => endpoints,
@@ -82,9 +84,14 @@ impl RankListener {
     pub(super) fn listen_at_meeting(&self) {
         let Meeting::Address(address) = &self.config.meeting else { return };
         if !self.is_at_meeting.get()
-            && let Ok(endpoints) = Endpoints::bind(address, self.config.insecure)
+            && let Ok(endpoints) = Endpoints::bind(address, self.config.may_be_reached())
         {
-            accept(endpoints, ACCEPT_LIMITS, Door(self.door.clone()));
+            accept(
+                endpoints,
+                ACCEPT_LIMITS,
+                self.config.credentials.clone(),
+                Door(self.door.clone()),
+            );
             self.is_at_meeting.set(true);
         }
     }
@@ -95,11 +102,11 @@ impl RankListener {
     /// # Errors
     /// [`RingError::System`] if an address cannot be bound.
     pub(super) fn listen_beside(&self, stream: &Stream) -> Result<Option<Vec<String>>, RingError> {
-        let Stream::Tcp(stream) = stream else { return Ok(None) };
-        let local = stream.local_addr().map_err(|error| RingError::System {
+        let addresses = stream.addresses().map_err(|error| RingError::System {
             doing: "find the address of this rank".to_owned(),
             cause: error.to_string(),
         })?;
+        let Some(StreamAddresses { local, .. }) = addresses else { return Ok(None) };
         if !self.is_listening.get() {
             let own = SocketAddr::new(local.ip(), 0).to_string();
             let endpoints = self.bind(&own)?;
@@ -113,7 +120,8 @@ impl RankListener {
     }
 
     fn bind(&self, address: &str) -> Result<Endpoints, RingError> {
-        Endpoints::bind(address, self.config.insecure).map_err(|error| not_bound(address, &error))
+        Endpoints::bind(address, self.config.may_be_reached())
+            .map_err(|error| not_bound(address, &error))
     }
 
     /// Returns whether this rank serves an address of its host.
@@ -161,7 +169,7 @@ impl RankListener {
 
     fn accept(&self, endpoints: Endpoints) {
         self.bound.borrow_mut().extend(endpoints.addresses());
-        accept(endpoints, ACCEPT_LIMITS, Door(self.door.clone()));
+        accept(endpoints, ACCEPT_LIMITS, self.config.credentials.clone(), Door(self.door.clone()));
         self.is_listening.set(true);
     }
 

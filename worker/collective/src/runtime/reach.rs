@@ -1,6 +1,7 @@
 //! Connects to other ranks, and tells those that are gone from those that do not answer.
 
 use pushpull_common::error::Chain;
+use pushpull_net::auth::Credentials;
 use pushpull_net::{ConnectError, Connector, Stream};
 
 /// A failed attempt to connect.
@@ -12,8 +13,11 @@ pub(super) struct Unreached {
 }
 
 /// Connects to an address.
-pub(super) async fn connect(address: &str) -> Result<Stream, Unreached> {
-    let connector = Connector::new(address);
+pub(super) async fn connect(
+    address: &str,
+    credentials: Option<&Credentials>,
+) -> Result<Stream, Unreached> {
+    let connector = Connector::new(address).credentials(credentials.cloned());
     match connector.connect(Connector::LIMIT).await {
         Ok(connected) => Ok(connected.stream),
         Err(error) => {
@@ -34,10 +38,13 @@ pub(super) async fn connect(address: &str) -> Result<Stream, Unreached> {
 }
 
 /// Connects to a rank, under the first of its addresses that answers.
-pub(super) async fn connect_any<A: AsRef<str>>(addresses: &[A]) -> Result<Stream, Unreached> {
+pub(super) async fn connect_any<A: AsRef<str>>(
+    addresses: &[A],
+    credentials: Option<&Credentials>,
+) -> Result<Stream, Unreached> {
     let mut last = Unreached { cause: "no address".to_owned(), gone: false };
     for address in addresses {
-        match connect(address.as_ref()).await {
+        match connect(address.as_ref(), credentials).await {
             Ok(stream) => return Ok(stream),
             Err(unreached) => last = unreached,
         }

@@ -67,7 +67,7 @@ impl RendezvousServer {
         self.handle(RendezvousInput::Arrived { connection, hello: Box::new(hello) });
         self.handle(RendezvousInput::Message { connection, message });
         let arrived = |message| self.handle(RendezvousInput::Message { connection, message });
-        let reason = exchange(frames, unsent, arrived).await;
+        let reason = exchange(frames, None, unsent, arrived).await;
         self.connections.borrow_mut().remove(&connection);
         self.handle(RendezvousInput::Closed { connection, reason });
     }
@@ -75,7 +75,7 @@ impl RendezvousServer {
     /// Answers whether a process has ended.
     async fn probe(self: Rc<Self>, incarnation: Incarnation, addresses: RankAddresses) {
         let addresses: Vec<&str> = addresses.items().iter().map(|text| text.as_str()).collect();
-        let gone = connect_any(&addresses).await.is_err_and(|unreached| unreached.gone);
+        let gone = connect_any(&addresses, None).await.is_err_and(|unreached| unreached.gone);
         self.handle(RendezvousInput::Probed { incarnation, gone });
     }
 

@@ -29,7 +29,7 @@ pub(crate) fn hello(role: Role) -> Hello {
         catalogue: None,
         body_crc: BodyCrc::Auto {},
         identity: List::default(),
-        auth: List::default(),
+        auth: None,
         features: FeatureOffer::of(Features::ALL),
     }
 }

@@ -7,7 +7,7 @@ use pushpull_common::ids::{ClientEpoch, GlobalStep, RequestId, RestoreEpoch, Sha
 use pushpull_common::protocol::message::{
     BodyCrc, CallOutcome, CallOutputs, Described, FeatureOffer, Hello, Role, ServerIs,
 };
-use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{Features, Header, Message, Refusal, limits, version};
 use pushpull_common::tensor::Shape;
 use pushpull_worker::Advice;
@@ -41,7 +41,7 @@ impl CallSession {
             catalogue: None,
             body_crc: BodyCrc::Auto {},
             identity: Identity::new().with_protocol().to_wire(),
-            auth: List::default(),
+            auth: None,
             features: FeatureOffer::of(Features::ALL),
         };
         self.outputs.push_back(CallOutput::Send {

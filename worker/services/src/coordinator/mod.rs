@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use pushpull_common::device::DeviceSpec;
 use pushpull_common::ids::TaskId;
-use pushpull_worker::{Reader, WorkerConfig};
+use pushpull_worker::Reader;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
@@ -83,7 +83,7 @@ impl Coordinator {
         };
         client.check_servers(&format!("resume coordinator {name:?}"))?;
         let task = TaskId::new("coordinator", 0);
-        let reader = Reader::connect(WorkerConfig::new(client.cluster(), task)).await;
+        let reader = Reader::connect(client.worker_config(task)).await;
         let reader = reader.map_err(failed)?;
         let opened = reader.open_coordinator(name).await.map_err(failed)?;
         let named = Named { opened, reader, name: name.to_owned() };

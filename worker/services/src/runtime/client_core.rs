@@ -16,6 +16,7 @@ use pushpull_common::error::Chain;
 use pushpull_common::ids::{Incarnation, TaskId};
 use pushpull_common::protocol::message::OutputRef;
 use pushpull_common::protocol::{Features, FrameEvent, FrameReader, FrameSink};
+use pushpull_net::auth::{Credentials, ProofStep};
 use pushpull_net::{ConnectionPhase, ConnectionSide, Connector, FrameStream, HomeProcess, Stream};
 use pushpull_worker::Error;
 use pushpull_worker::internal::{Leadership, OpenOperation, contained};
@@ -32,6 +33,7 @@ use crate::execution_waits::ExecutionWaits;
 use crate::nested_calls::NestedCalls;
 use crate::unreachable::Unreachable;
 use crate::value::Value;
+use crate::value_body::ValueBody;
 
 /// Receives the reports of servers that cannot be reached.
 pub(crate) type UnreachableReport = Arc<dyn Fn(&Unreachable) + Send + Sync>;
@@ -51,6 +53,7 @@ struct SharedSession {
     /// The callers that wait for replies; `None` once the client has ended.
     replies: Mutex<Option<HashMap<CallOp, ReplySender>>>,
     outboxes: Mutex<HashMap<u64, Arc<CallOutbox>>>,
+    credentials: Option<Credentials>,
     /// The connectors to servers, by address.
     connectors: Mutex<HashMap<String, Arc<Connector>>>,
     unreachable: Option<UnreachableReport>,
@@ -89,6 +92,7 @@ impl ClientCore {
         session: CallSession,
         cluster: ClusterSpec,
         filters: DeviceFilters,
+        credentials: Option<Credentials>,
         runtime: tokio::runtime::Handle,
         leadership: Arc<Leadership>,
         unreachable: Option<UnreachableReport>,
@@ -99,6 +103,7 @@ impl ClientCore {
             links: Mutex::new(LinkTable { cluster, filters, ..LinkTable::default() }),
             replies: Mutex::new(Some(HashMap::new())),
             outboxes: Mutex::default(),
+            credentials,
             connectors: Mutex::default(),
             unreachable,
             home: HomeProcess::current(),
@@ -159,6 +164,11 @@ impl ClientCore {
     /// Replaces the addresses of the tasks of the cluster.
     pub(crate) fn set_cluster(&self, cluster: ClusterSpec) {
         lock(&self.shared.links).cluster = cluster;
+    }
+
+    /// Returns what the client proves itself with.
+    pub(crate) fn credentials(&self) -> Option<&Credentials> {
+        self.shared.credentials.as_ref()
     }
 
     /// Returns the cluster as the target has described it.
@@ -326,6 +336,21 @@ impl ClientCore {
         self.shared.leadership.end();
     }
 
+    /// Reports why a server is not reached, and returns it for the link.
+    fn reported(&self, connector: &Connector, outbox: &CallOutbox, reason: String) -> String {
+        let report = self.shared.unreachable.as_ref().filter(|_| !outbox.is_given_up());
+        let Some(report) = report else { return reason };
+        let address = connector.address().to_owned();
+        let unreachable = Unreachable { address, reason: reason.clone() };
+        // The link hears of the end of its connection also after a panic.
+        match contained("on_unreachable", || report(&unreachable)) {
+            Err(Error::Panicked { callback, message }) => {
+                format!("{reason}; {callback} panicked: {message}")
+            }
+            _ => reason,
+        }
+    }
+
     fn handle(&self, input: CallInput<'_>) {
         let mut session = lock(&self.shared.session);
         session.handle(Instant::now(), input);
@@ -342,8 +367,12 @@ impl ClientCore {
                 lock(&self.shared.outboxes).insert(connection, outbox.clone());
                 let mut connectors = lock(&self.shared.connectors);
                 let connector = connectors.entry(address);
+                let credentials = &self.shared.credentials;
                 let connector = connector
-                    .or_insert_with_key(|address| Arc::new(Connector::new(address)))
+                    .or_insert_with_key(|address| {
+                        let connector = Connector::new(address);
+                        Arc::new(connector.credentials(credentials.clone()))
+                    })
                     .clone();
                 let connecting = run_connection(self.clone(), connection, connector, outbox);
                 self.shared.runtime.spawn(connecting);
@@ -376,36 +405,23 @@ async fn run_connection(
     outbox: Arc<CallOutbox>,
 ) {
     let reason = match connector.connect(Connector::LIMIT).await {
-        Err(error) => {
-            let reason = Chain(&error).to_string();
-            if let Some(report) = core.shared.unreachable.as_ref().filter(|_| !outbox.is_given_up())
-            {
-                let address = connector.address().to_owned();
-                let unreachable = Unreachable { address, reason: reason.clone() };
-                // The link hears of the end of its connection also after a panic.
-                match contained("on_unreachable", || report(&unreachable)) {
-                    Err(Error::Panicked { callback, message }) => {
-                        format!("{reason}; {callback} panicked: {message}")
-                    }
-                    _ => reason,
-                }
-            } else {
-                reason
-            }
-        }
+        Err(error) => core.reported(&connector, &outbox, Chain(&error).to_string()),
         Ok(connected) => {
             let mut frames = FrameStream::new(connected.stream, FrameReader::new());
             // The client has chosen the server, so its metas may have any length.
             frames.open();
             frames.set_features(Features::ALL);
+            outbox.proof().begin(connector.own_credentials(), frames.stream());
             core.handle(CallInput::Connected { connection });
             let unproven = connected.address;
             let connector = &*connector;
             let mut side =
                 ClientSide { core: &core, connection, outbox: &outbox, connector, unproven };
-            match frames.serve(&mut side, drop).await {
-                Ok(()) => "the server has closed the connection".to_owned(),
-                Err(error) => Chain(&error).to_string(),
+            let served = frames.serve(&mut side, drop).await;
+            match (outbox.proof().failure(), served) {
+                (Some(reason), _) => core.reported(connector, &outbox, reason),
+                (None, Ok(())) => "the server has closed the connection".to_owned(),
+                (None, Err(error)) => Chain(&error).to_string(),
             }
         }
     };
@@ -431,6 +447,14 @@ impl FrameSink for ClientSide<'_> {
         self.connector.answered(self.unproven.take());
         self.core.handle(match event {
             FrameEvent::Message(header, message) => {
+                match self.outbox.proof().take(&message) {
+                    ProofStep::Pass => {}
+                    ProofStep::Answer(envelope, answer) => {
+                        let answer = answer.into();
+                        return self.outbox.push(&envelope, &answer, ValueBody::default(), false);
+                    }
+                    ProofStep::End => return,
+                }
                 if let Some(peer) = Features::of_peer(&message) {
                     self.outbox.agree(Features::ALL.agreed(peer));
                 }
@@ -515,7 +539,7 @@ mod tests {
         let cluster = ClusterSpec::default();
         let filters = DeviceFilters::default();
         let handle = runtime.handle().clone();
-        let core = ClientCore::new(session, cluster, filters, handle, Arc::default(), None);
+        let core = ClientCore::new(session, cluster, filters, None, handle, Arc::default(), None);
         let link = core.link_of_address("127.0.0.1:1");
         core.end();
         let order = CallOrder {

@@ -9,6 +9,7 @@ use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::message::{BodyCrc, Refused, Role};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{BodyStamp, Envelope, Features, Refusal, encode};
+use pushpull_net::auth::DeniedPeer;
 use pushpull_net::{ArrivedPeer, FrameStream, PeerReceiver, ServicePeers, Stream};
 
 use super::server_core::ServerCore;
@@ -32,6 +33,10 @@ impl PeerReceiver for Door {
     fn out_of_descriptors(&self, error: &io::Error) {
         self.0.descriptors().check(error);
     }
+
+    fn denied(&self, peer: DeniedPeer) {
+        self.0.access().denied(&peer);
+    }
 }
 
 /// Returns the refusal of a peer that is no client of functions: a rank of a ring, a task that looks
@@ -49,7 +54,7 @@ fn role_refusal(role: Role, task: &TaskId, kind: u16) -> Option<Refusal> {
 
 /// Serves a peer, or refuses it.
 async fn admit(core: Arc<ServerCore>, peer: ArrivedPeer) {
-    let ArrivedPeer { stream, reader, header, hello, origin, .. } = peer;
+    let ArrivedPeer { stream, reader, header, hello, origin, proven, .. } = peer;
     // Otherwise attaching fails only if the peer has closed the socket already.
     let stream = match Stream::attach(stream) {
         Ok(stream) => stream,
@@ -73,7 +78,7 @@ async fn admit(core: Arc<ServerCore>, peer: ArrivedPeer) {
         BodyCrc::Auto {} => BodyCrc::Off {},
         chosen => chosen,
     };
-    core.serve(stream, reader, header, hello, body_crc).await;
+    core.serve(stream, reader, header, hello, body_crc, proven).await;
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::message::Goodbye;
 use pushpull_common::protocol::{Envelope, Features, Message};
+use pushpull_net::auth::QueuedProof;
 use pushpull_net::{ConnectionPhase, SendBody, SendQueue, Stream};
 use tokio::sync::Notify;
 
@@ -21,6 +22,8 @@ const BODIES_MAX: u64 = 8 << 20;
 #[derive(Debug, Default)]
 pub(super) struct CallOutbox {
     unsent: Mutex<UnsentFrames>,
+    /// What this side proves, if it is a client.
+    proof: QueuedProof,
     notify: Notify,
     /// Whether the connection ends once everything is sent.
     closing: AtomicBool,
@@ -55,6 +58,11 @@ impl UnsentFrames {
 }
 
 impl CallOutbox {
+    /// Returns what this side proves.
+    pub(super) fn proof(&self) -> &QueuedProof {
+        &self.proof
+    }
+
     /// Sets the features that are agreed with the peer.
     pub(super) fn agree(&self, features: Features) {
         self.unsent().frames.agree(features);
@@ -69,6 +77,8 @@ impl CallOutbox {
     }
 
     pub(super) fn push(&self, envelope: &Envelope, message: &Message, body: ValueBody, crc: bool) {
+        let replaced = self.proof.replaced(envelope, message);
+        let message = replaced.as_ref().unwrap_or(message);
         let crc = crc.then(|| body.crc());
         let mut unsent = self.unsent();
         unsent.bodies += body.bytes();
@@ -122,7 +132,7 @@ impl CallOutbox {
     pub(super) fn phase(&self) -> ConnectionPhase {
         let unsent = self.unsent();
         match self.closing.load(Ordering::Relaxed) {
-            _ if self.is_given_up() => ConnectionPhase::Ended,
+            _ if self.is_given_up() || self.proof.has_failed() => ConnectionPhase::Ended,
             true if unsent.frames.is_empty() => ConnectionPhase::Ended,
             true => ConnectionPhase::WriteOnly,
             false if unsent.is_full() => ConnectionPhase::WriteOnly,
@@ -146,7 +156,6 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use pushpull_common::protocol::message::Heartbeat;
-    use pushpull_net::DetachedStream;
 
     use super::*;
     use crate::value::Value;
@@ -173,7 +182,7 @@ mod tests {
     fn a_peer_that_does_not_read_is_not_read_from_and_stalls() {
         block_on(async {
             let (own, mut peer) = UnixStream::pair().unwrap();
-            let stream = Stream::attach(DetachedStream::Unix(own)).unwrap();
+            let stream = Stream::attach(own.into()).unwrap();
             let outbox = CallOutbox::default();
             fill(&outbox, &stream);
             assert_eq!(outbox.phase(), ConnectionPhase::WriteOnly);

@@ -13,6 +13,7 @@ use pushpull_common::protocol::message::{BodyCrc, Hello, OutputRef};
 use pushpull_common::protocol::{
     Envelope, Features, FrameEvent, FrameReader, FrameSink, Header, Refusal,
 };
+use pushpull_net::auth::ProvenPeer;
 use pushpull_net::{ConnectionPhase, ConnectionSide, FrameStream, Stream};
 use tokio::sync::{Notify, oneshot, watch};
 
@@ -20,6 +21,7 @@ use super::descriptor_watch::DescriptorWatch;
 use super::ended_execution::{CatchUnwind, EndedExecution, failure_without, result_of};
 use super::function_pool::{FunctionPool, Job};
 use super::outbox::CallOutbox;
+use super::peer_access::PeerAccess;
 use super::timer::Timer;
 use crate::call_session::Admission;
 use crate::cancel::CancelFlag;
@@ -102,6 +104,11 @@ impl ServerCore {
         &self.pool
     }
 
+    /// Returns who may be connected.
+    pub(crate) fn access(&self) -> &PeerAccess {
+        &self.shared.access
+    }
+
     /// Returns the watch that reports a lack of file descriptors.
     pub(crate) fn descriptors(&self) -> &DescriptorWatch {
         &self.shared.descriptors
@@ -134,6 +141,7 @@ impl ServerCore {
         header: Header,
         hello: Hello,
         body_crc: BodyCrc,
+        proven: Option<ProvenPeer>,
     ) {
         let connection = self.next_connection.fetch_add(1, Ordering::Relaxed);
         let outbox = Arc::new(CallOutbox::default());
@@ -144,7 +152,8 @@ impl ServerCore {
         self.connections.send_modify(|open| *open += 1);
         let request = header.request;
         let client = hello.incarnation;
-        self.handle(ServiceInput::Connected { connection, request, client, body_crc });
+        let principal = proven.as_ref().map(|proven| proven.principal.clone());
+        self.handle(ServiceInput::Connected { connection, request, client, body_crc, principal });
         let mut frames = FrameStream::new(stream, reader);
         frames.open();
         let mut side = CallServerSide { core: &self, connection, outbox: &outbox };
@@ -158,6 +167,7 @@ impl ServerCore {
                 }
             }
             () = outbox.stalled(lease) => {}
+            () = self.access().revoked(proven.as_ref()) => {}
         }
         drop((frames, registration));
     }
@@ -547,7 +557,7 @@ mod tests {
             catalogue: None,
             body_crc: BodyCrc::Off {},
             identity: Identity::new().with_protocol().to_wire(),
-            auth: List::default(),
+            auth: None,
             features: FeatureOffer::of(Features::ALL),
         }
     }

@@ -82,6 +82,11 @@ impl Service {
             return Err(Refusal::Depth { depth: call.depth, limit: limits::CALL_DEPTH_MAX });
         }
         let name = call.function.as_str();
+        // Nobody learns which functions there are that it may not call.
+        let principal = state.principal.as_deref();
+        if principal.is_some_and(|principal| !principal.rights.permit_call(name)) {
+            return Err(Refusal::Denied {});
+        }
         let Some(function) = self.functions.get(name) else {
             let known = detail(self.functions.names().join(", "));
             return Err(Refusal::UnknownFunction { function: detail(name), known });
@@ -119,6 +124,9 @@ impl Service {
                     InputSource::Variable(String::new())
                 }
                 Input::Variable { variable } => InputSource::Variable(variable.as_str().to_owned()),
+                Input::Output { of, .. } if !self.may_use(client, of.owner) => {
+                    return Err(Refusal::Denied {});
+                }
                 Input::Output { job, task, of } => {
                     InputSource::Output { task: TaskId::new(job.as_str(), *task), of: of.clone() }
                 }

@@ -1,8 +1,10 @@
 //! The clients of a service: their calls, and the memory that these take.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pushpull_common::access::Principal;
 use pushpull_common::ids::Incarnation;
 
 use super::call_entry::{CallEntry, CallState};
@@ -31,6 +33,8 @@ pub(super) struct ClientState {
     pub(super) queued: VecDeque<u64>,
     /// The bytes that are charged to the client.
     pub(super) bytes: u64,
+    /// Who the client has proved to be; `None` if it was not asked.
+    pub(super) principal: Option<Arc<Principal>>,
 }
 
 impl Clients {
@@ -55,6 +59,7 @@ impl Clients {
             calls: BTreeMap::new(),
             queued: VecDeque::new(),
             bytes: 0,
+            principal: None,
         })
     }
 

@@ -39,6 +39,10 @@ impl Service {
             let limit = limits::PARKED_PER_CONNECTION_MAX as u64;
             return self.refuse(connection, header.request, Refusal::Busy { what, limit });
         }
+        let client = self.connections.get(&connection).map(|at| at.client);
+        if client.is_none_or(|client| !self.may_use(client, fetch.of.owner)) {
+            return self.refuse(connection, header.request, Refusal::Denied {});
+        }
         let wait = Duration::from_millis(header.deadline_ms.into());
         let fetch = ParkedFetch {
             requester: Requester::Connection(connection, header.request),

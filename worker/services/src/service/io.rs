@@ -1,7 +1,9 @@
 //! The inputs and outputs of a service, and its settings.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pushpull_common::access::Principal;
 use pushpull_common::ids::{Incarnation, RequestId, TaskId};
 use pushpull_common::protocol::message::{BodyCrc, OutputRef};
 use pushpull_common::protocol::{EffectRef, Header, Message, Refusal};
@@ -60,6 +62,8 @@ pub(crate) enum ServiceInput<'a> {
         client: Incarnation,
         /// Whether bodies have checksums on this connection: `On` or `Off`.
         body_crc: BodyCrc,
+        /// Who the client has proved to be; `None` if it was not asked.
+        principal: Option<Arc<Principal>>,
     },
     /// A message has arrived. Its body follows, if it has one.
     Message {

@@ -18,6 +18,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pushpull_common::access::Principal;
 use pushpull_common::ids::{Incarnation, RequestId};
 use pushpull_common::protocol::message::{self, BodyCrc, HeartbeatAnswer, Refused, Released, Role};
 use pushpull_common::protocol::refusal::Detail;
@@ -65,6 +66,8 @@ use crate::value_body::ValueBody;
 ///   cancelled.
 /// - F-10: A service that drains accepts no calls but those of functions, and the calls that it has
 ///   accepted still end.
+/// - F-11: A client has one principal while it is remembered. It calls the functions that its principal
+///   may call, and uses the outputs of its principal, unless it is a server.
 #[derive(Debug)]
 pub(crate) struct Service {
     config: ServiceConfig,
@@ -138,8 +141,8 @@ impl Service {
     /// Handles an input and queues the outputs that follow from it.
     pub(crate) fn handle(&mut self, now: Instant, input: ServiceInput<'_>) {
         match input {
-            ServiceInput::Connected { connection, request, client, body_crc } => {
-                self.connected(now, connection, request, client, body_crc);
+            ServiceInput::Connected { connection, request, client, body_crc, principal } => {
+                self.connected(now, connection, request, client, body_crc, principal);
             }
             ServiceInput::Message { connection, header, message } => {
                 self.heard(now, connection);
@@ -183,6 +186,28 @@ impl Service {
         }
     }
 
+    /// Returns whether a client that is remembered belongs to another principal: its incarnation is
+    /// passed on with its outputs, and proves nothing.
+    fn is_of_another(&self, client: Incarnation, principal: Option<&Principal>) -> bool {
+        let name = |principal: &Principal| principal.name.clone();
+        let known = self.clients.get(client);
+        known.is_some_and(|known| known.principal.as_deref().map(name) != principal.map(name))
+    }
+
+    /// Returns whether a client may use the outputs of an owner: its own, those of its principal, and
+    /// for a server those of anybody.
+    fn may_use(&self, client: Incarnation, owner: Incarnation) -> bool {
+        let principal = |of| self.clients.get(of).and_then(|state| state.principal.as_deref());
+        match principal(client) {
+            None => true,
+            Some(own) => {
+                client == owner
+                    || own.rights.roles.contains(Role::Peer {})
+                    || principal(owner).is_some_and(|other| other.name == own.name)
+            }
+        }
+    }
+
     fn connected(
         &mut self,
         now: Instant,
@@ -190,10 +215,17 @@ impl Service {
         request: RequestId,
         client: Incarnation,
         body_crc: BodyCrc,
+        principal: Option<Arc<Principal>>,
     ) {
         let known = self.clients.get(client).is_some();
         let crc = body_crc == BodyCrc::On {};
         self.connections.insert(connection, Connection { client, crc, receiving: None });
+        if self.is_of_another(client, principal.as_deref()) {
+            self.refuse(connection, request, Refusal::Denied {});
+            self.outputs.push_back(ServiceOutput::Close { connection });
+            self.connections.remove(&connection);
+            return;
+        }
         if !known && self.clients.len() >= self.config.clients_max {
             // One that has nothing here loses nothing: it connects again when it calls.
             self.clients.idle().into_iter().for_each(|idle| self.forget(idle));
@@ -207,6 +239,7 @@ impl Service {
         }
         let state = self.clients.remember(client, now);
         state.heard = now;
+        state.principal = principal;
         if let Some(older) = state.connection.replace(connection) {
             self.outputs.push_back(ServiceOutput::Close { connection: older });
             self.disconnected(older);

@@ -16,7 +16,7 @@ use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::protocol::message::{
     self, BodyCrc, CatalogueState, ModeIs, NonFinitePolicy, Operation, Welcome,
 };
-use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{Grant, Header, Message, Outcome, Refusal, version};
 use pushpull_common::variable::VariableSpec;
 
@@ -136,7 +136,6 @@ pub(super) fn welcome() -> Welcome {
         arena: 1,
         unix_address: Text::default(),
         identity: Identity::new().with("ps", "0,1").to_wire(),
-        auth: List::default(),
         features: Default::default(),
     }
 }

@@ -16,8 +16,8 @@ fn link() -> Link {
     let (reader, descriptor) = PipeReader::create(4096).unwrap();
     let writer = PipeWriter::open(descriptor, 4096).unwrap();
     Link {
-        out: LinkOut::new(DetachedStream::Unix(near), Some(writer)).unwrap(),
-        at: LinkIn::new(DetachedStream::Unix(far), Some(reader)).unwrap(),
+        out: LinkOut::new(near.into(), Some(writer)).unwrap(),
+        at: LinkIn::new(far.into(), Some(reader)).unwrap(),
     }
 }
 

@@ -80,7 +80,7 @@ fn hello(incarnation: u64) -> Hello {
         catalogue: None,
         body_crc: BodyCrc::Auto {},
         identity: Identity::new().with("dtype", "f32").to_wire(),
-        auth: List::default(),
+        auth: None,
         features: FeatureOffer::of(Features::ALL),
     }
 }

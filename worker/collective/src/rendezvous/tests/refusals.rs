@@ -4,9 +4,9 @@ use pushpull_common::identity::Identity;
 use pushpull_common::ids::Incarnation;
 use pushpull_common::protocol::limits::RING_SIZE_MAX;
 use pushpull_common::protocol::message::{
-    FeatureOffer, Finish, Hello, RingEnd, RingFormed, RingJoin, RingLinked, Role,
+    AuthOffer, FeatureOffer, Finish, Hello, RingEnd, RingFormed, RingJoin, RingLinked, Role,
 };
-use pushpull_common::protocol::wire::{List, Text};
+use pushpull_common::protocol::wire::Text;
 use pushpull_common::protocol::{Features, Message};
 
 use super::super::admission::{CONNECTIONS_MAX, EPOCH_MAX};
@@ -25,7 +25,10 @@ fn a_stranger_is_refused_by_its_hello() {
         ),
         (Hello { features: requires, ..hello(1) }, "this side requires feature 63"),
         (
-            Hello { auth: List::of([1]).unwrap(), ..hello(1) },
+            Hello {
+                auth: Some(AuthOffer { token: Text::clipped("trainers"), nonce: [1; 32] }.into()),
+                ..hello(1)
+            },
             "messages of kind 1 are not supported: this server does not authenticate",
         ),
         (Hello { role: Role::Worker {}, ..hello(1) }, "role 1 may not send messages of kind 1"),

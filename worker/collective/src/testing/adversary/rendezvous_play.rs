@@ -141,7 +141,7 @@ impl<'a> RendezvousPlay<'a> {
             catalogue: None,
             body_crc: BodyCrc::Auto {},
             identity: identity.to_wire(),
-            auth: List::default(),
+            auth: None,
             features: FeatureOffer::of(Features::ALL),
         };
         let Some(hello) = framed_hello(hello) else { return };

@@ -291,7 +291,13 @@ fn limits_of_clients_and_calls_are_named() {
     let connection = 99;
     let request = RequestId(1);
     let client = Incarnation(4);
-    world.input(ServiceInput::Connected { connection, request, client, body_crc: BodyCrc::Off {} });
+    world.input(ServiceInput::Connected {
+        connection,
+        request,
+        client,
+        body_crc: BodyCrc::Off {},
+        principal: None,
+    });
     assert!(world.closed.contains(&99));
 }
 

@@ -3,6 +3,7 @@
 mod calls;
 mod fairness;
 mod outputs;
+mod principals;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -142,6 +143,7 @@ impl World {
             request,
             client,
             body_crc: BodyCrc::Off {},
+            principal: None,
         });
         match self.sent.pop() {
             Some((_, _, Message::ServerIs(server), _)) => (connection, server.known),

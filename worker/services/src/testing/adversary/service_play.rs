@@ -161,7 +161,13 @@ impl<'a> ServicePlay<'a> {
         let client = Incarnation(1 + self.choices.below(4) as u64);
         self.lines.push(ClientLine { connection, client, body: None, upload: None });
         let body_crc = if self.choices.one_in(2) { BodyCrc::On {} } else { BodyCrc::Off {} };
-        self.input(ServiceInput::Connected { connection, request, client, body_crc });
+        self.input(ServiceInput::Connected {
+            connection,
+            request,
+            client,
+            body_crc,
+            principal: None,
+        });
     }
 
     fn disconnect(&mut self, line: usize) {

@@ -265,7 +265,13 @@ impl FunctionServerEndpoint {
                     let client = hello.incarnation;
                     let on = connection.is_multiple_of(2);
                     let body_crc = if on { BodyCrc::On {} } else { BodyCrc::Off {} };
-                    let input = ServiceInput::Connected { connection, request, client, body_crc };
+                    let input = ServiceInput::Connected {
+                        connection,
+                        request,
+                        client,
+                        body_crc,
+                        principal: None,
+                    };
                     self.handle(now, input);
                 }
                 Ok(Poll::Frame(..)) => break false,

@@ -1,0 +1,156 @@
+//! Who may connect to a server, and the exchange by which a client proves who it is.
+
+use std::io;
+use std::sync::Arc;
+
+use pushpull_common::access::Principal;
+use pushpull_common::error::Chain;
+use pushpull_common::ids::TaskId;
+use pushpull_common::peer_origin::PeerOrigin;
+use pushpull_common::protocol::decode::ReadError;
+use pushpull_common::protocol::message::{Hello, Role};
+use pushpull_common::protocol::{BodyStamp, Envelope, Header, Message, ProtocolError, encode};
+
+use super::credentials::{Credentials, Loaded};
+use super::handshake::ServerHandshake;
+use super::random;
+use super::token_file::AccessToken;
+use crate::FrameStream;
+
+/// Who a peer has proved to be, and by what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProvenPeer {
+    /// Who it is.
+    pub principal: Arc<Principal>,
+    /// The token that it knows; `None` if it has shown a certificate.
+    token: Option<Arc<AccessToken>>,
+}
+
+/// An attempt to connect that has failed for want of proof.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeniedPeer {
+    /// Its address, without a port and, of IPv6, without the last 64 bits; `this host` for a Unix
+    /// socket.
+    pub host: String,
+    /// The role in which it wanted to connect, and the task that it claims to be; `None` if it has
+    /// not said so yet.
+    pub claim: Option<(Role, TaskId)>,
+    /// Why it was refused, for the operator. The peer itself is not told.
+    pub cause: String,
+    /// The attempts of this host that have failed since the last report, with this one.
+    pub attempts: u64,
+}
+
+/// The reason why a peer that has said hello does not get in.
+#[derive(Debug)]
+pub(crate) enum NotProven {
+    /// It has not proved that it may, for this reason.
+    Denied(String),
+    /// It has sent something else, or the connection has ended.
+    Read(ReadError),
+}
+
+impl From<io::Error> for NotProven {
+    fn from(error: io::Error) -> NotProven {
+        NotProven::Read(error.into())
+    }
+}
+
+impl From<ReadError> for NotProven {
+    fn from(error: ReadError) -> NotProven {
+        NotProven::Read(error)
+    }
+}
+
+/// Has a peer that has said hello prove who it is. `None` if the server asks nobody for a proof.
+///
+/// A same-host peer of the same user needs none: it could read the memory of this process. One of
+/// another user does. The offer of a token stays in the hello if it was not taken.
+pub(crate) async fn prove(
+    credentials: Option<&Credentials>,
+    frames: &mut FrameStream,
+    origin: PeerOrigin,
+    header: &Header,
+    hello: &mut Hello,
+) -> Result<Option<ProvenPeer>, NotProven> {
+    let task = TaskId::new(hello.job.as_str(), hello.task);
+    let loaded = credentials.map(|credentials| (credentials, credentials.current()));
+    let proven = match &loaded {
+        Some((credentials, loaded)) => proof(credentials, loaded, frames, header, hello).await?,
+        None => None,
+    };
+    if let Some(proven) = &proven {
+        let Principal { name, rights } = &*proven.principal;
+        return match rights.permit(hello.role, &task) {
+            true => Ok(Some(proven.clone())),
+            false => Err(NotProven::Denied(format!("{name} may not be this task in this role"))),
+        };
+    }
+    let is_required = match origin {
+        PeerOrigin::Unix { same_user } => !same_user && frames.stream().is_of_another_user(),
+        _ => credentials.is_some_and(Credentials::identify_clients),
+    };
+    match is_required {
+        false => Ok(None),
+        true => Err(NotProven::Denied("it has neither a token nor a certificate".to_owned())),
+    }
+}
+
+/// Returns who the peer is by the token that it offers, or by its certificate.
+async fn proof(
+    credentials: &Credentials,
+    loaded: &Loaded,
+    frames: &mut FrameStream,
+    header: &Header,
+    hello: &mut Hello,
+) -> Result<Option<ProvenPeer>, NotProven> {
+    let tls = frames.stream().tls();
+    let Some((offer, list)) = hello.auth.as_ref().zip(loaded.list.as_ref()) else {
+        let principal = tls.and_then(|tls| tls.principal(loaded.list.as_deref()));
+        let proven = |principal| ProvenPeer { principal: Arc::new(principal), token: None };
+        return Ok(principal.map(proven));
+    };
+    let binding = tls.and_then(|tls| tls.binding());
+    let name = offer.token.as_str().to_owned();
+    let head = frames.head(header);
+    let challenged =
+        ServerHandshake::challenge(list, credentials.decoys(), offer, head, binding, random()?);
+    let (handshake, challenge) =
+        challenged.map_err(|error| io::Error::other(Chain(&error).to_string()))?;
+    hello.auth = None;
+    let envelope = Envelope { request: header.request, ..Envelope::default() };
+    let mut frame = Vec::new();
+    encode(&mut frame, &envelope, &challenge.into(), BodyStamp::plain(0));
+    frames.send(&frame).await?;
+    let answer = match frames.next().await? {
+        (_, Message::ChallengeAnswer(answer)) => answer,
+        (_, message) => {
+            let (found, when) = (message.name(), "instead of the answer to a challenge");
+            return Err(NotProven::Read(ProtocolError::Unexpected { found, when }.into()));
+        }
+    };
+    match handshake.check(&answer) {
+        Some(token) => {
+            let principal = token.principal.clone();
+            Ok(Some(ProvenPeer { principal, token: Some(token.clone()) }))
+        }
+        None => Err(NotProven::Denied(format!(
+            "it does not know the secret of a token of the name {name}"
+        ))),
+    }
+}
+
+impl Credentials {
+    /// Returns whether what has let a peer in still does.
+    pub fn still_admit(&self, peer: &ProvenPeer) -> bool {
+        let loaded = self.current();
+        let list = loaded.list.as_deref();
+        match &peer.token {
+            Some(token) => {
+                list.and_then(|list| list.token(&token.name)).is_some_and(|now| now == token)
+            }
+            // Without an entry it is the task of its certificate, which the authority has signed.
+            None => list.is_none_or(|list| list.still_names(&peer.principal)),
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Tests of what several rooms make together.
+
+#[cfg(feature = "tls")]
+pub(crate) mod authority;
+mod doors;
