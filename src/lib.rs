@@ -219,6 +219,14 @@ pub mod server {
     };
 }
 
+/// Who may connect to a server and do what, and what a process proves itself with: access tokens, and
+/// certificates over TLS (feature `tls`).
+///
+/// `docs/security.md` says what is protected against whom.
+pub mod security {
+    pub use pushpull_ps::security::{CredentialFiles, Credentials, check_tokens, new_secret};
+}
+
 /// What a training loop meets beside [`Worker`]: operations under way and their outcomes, interrupts,
 /// first values, codecs, loss scaling, data sets.
 pub mod worker {
@@ -421,6 +429,7 @@ pub mod error {
     //! | train in a session | `TrainingError` |
     //! | join a ring, perform its operations | `collective::RingError`, and `collective::LaunchError` for the place in a job |
     //! | register at the rendezvous of a cluster | [`RegisterError`] |
+    //! | read credentials | [`CredentialsError`] |
     //! | read a job file, build servers and workers from it | `job::JobError` |
     //! | write and read records | `training::tfrecord::TfRecordError` |
     //! | write summaries | `training::summary::SummaryError`, `training::summary::HistogramError`, `training::summary::ImageError` |
@@ -439,6 +448,7 @@ pub mod error {
     pub use pushpull_common::table::TableError;
     pub use pushpull_common::tensor::ShapeError;
     pub use pushpull_common::variable::VariableError;
+    pub use pushpull_ps::security::CredentialsError;
     pub use pushpull_ps::{ListenError, RegisterError, ServeError, StartError, StorageError};
     #[cfg(feature = "training")]
     pub use pushpull_training::{

@@ -11,12 +11,13 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgGroup, ArgMatches, Args, Command, CommandFactory, FromArgMatches};
 use pushpull::error::Chain;
 use pushpull::job::Settings;
+use pushpull::security::Credentials;
 use pushpull::{ClusterSpec, Ps, PsConfig, TaskId};
 
 #[path = "../../src/bin/options/mod.rs"]
 mod classic;
 
-use classic::{JobLine, JoinAccess, Joined, Joining};
+use classic::{JobLine, JoinAccess, Joined, Joining, MeetingAccess};
 
 #[allow(unused_imports, reason = "each example uses a part")]
 pub(crate) use classic::{EndSignals, JobOptions, ModeOptions, Replicas, local_path};
@@ -51,9 +52,11 @@ pub(crate) struct ProcessOptions {
         conflicts_with = "keep_serving"
     )]
     exit_grace: u64,
-    /// Listen where other machines can reach it, without authentication
+    /// Let in everybody where other machines can reach it, without encryption
     #[arg(long, requires = "task_origin")]
     insecure: bool,
+    #[command(flatten)]
+    security: classic::SecurityOptions,
     #[command(flatten)]
     parent: classic::ExitWithParent,
 }
@@ -70,7 +73,16 @@ pub(crate) struct GivenFlags {
 }
 
 /// The settings of a job file that only a process of a cluster of processes uses.
-const OF_A_PROCESS: [&str; 4] = ["ps-hosts", "worker-hosts", "insecure", "state-dir"];
+const OF_A_PROCESS: [&str; 8] = [
+    "ps-hosts",
+    "worker-hosts",
+    "insecure",
+    "tls-cert",
+    "tls-key",
+    "tls-ca",
+    "tokens",
+    "state-dir",
+];
 
 /// The flags of an example that have an effect in the tasks of one job alone.
 #[derive(Clone, Copy, Debug)]
@@ -135,11 +147,17 @@ impl ProcessOptions {
         self.parent.exit_with_parent
     }
 
+    /// Returns what this process proves itself with as a task.
+    pub(crate) fn credentials(&self, task: &TaskId) -> Result<Option<Credentials>, TaskError> {
+        Ok(self.security.credentials(task)?)
+    }
+
     /// Returns the role of this process; `None` if the whole cluster runs in it.
     pub(crate) fn role(&self) -> Result<Option<Role>, TaskError> {
         if let Some(resolver) = self.resolve.resolve {
+            let credentials = self.security.credentials(&self.tasks.joining_task())?;
             let access = JoinAccess {
-                insecure: self.insecure,
+                meeting: MeetingAccess { insecure: self.insecure, credentials },
                 listen: None,
                 line: |line| _ = writeln!(io::stderr(), "{line}"),
             };
@@ -174,10 +192,13 @@ impl ProcessOptions {
         runtime.block_on(async {
             // From the beginning, so that a signal never kills a server that has answered a worker.
             let mut signals = EndSignals::watch()?;
-            let listener = match self.insecure {
-                true => Ps::listen_insecure(address).await?,
-                false => Ps::listen(address).await?,
+            let credentials = self.credentials(task)?;
+            let listener = match &credentials {
+                _ if self.insecure => Ps::listen_insecure(address).await?,
+                Some(credentials) => Ps::listen_secured(address, credentials).await?,
+                None => Ps::listen(address).await?,
             };
+            let config = config.credentials(credentials);
             // The server runs even if its lines cannot be written.
             let _ = writeln!(io::stdout(), "{task} serves on {}", listener.address());
             let config = match self.keep_serving {

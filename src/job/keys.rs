@@ -91,9 +91,10 @@ pub(super) fn key_of(flag: &str) -> Option<&'static Key> {
 }
 
 /// The tables, in the order in which a job is printed.
-pub(super) const TABLES: [&str; 10] = [
+pub(super) const TABLES: [&str; 11] = [
     "cluster",
     "network",
+    "security",
     "storage",
     "checkpoints",
     "optimizer",
@@ -131,6 +132,10 @@ pub(super) const KEYS: &[Key] = &[
     key("network", "waiting_connections_max", "waiting-connections-max", COUNT),
     key("network", "connections_max", "connections-max", COUNT),
     key("network", "busy_poll_us", "busy-poll-us", MICROSECONDS),
+    key("security", "tls_cert", "tls-cert", Kind::Path),
+    key("security", "tls_key", "tls-key", Kind::Path),
+    key("security", "tls_ca", "tls-ca", Kind::Path),
+    key("security", "tokens", "tokens", Kind::Path),
     key("storage", "shards", "shards", COUNT),
     key("storage", "state_dir", "state-dir", Kind::Path),
     key("storage", "bytes_max", "bytes-max", Kind::Bytes),

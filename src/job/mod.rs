@@ -232,7 +232,9 @@ impl Job {
     /// If the cluster is not known, a value is invalid or contradicts another, or the directory cannot
     /// be used.
     pub fn ps_config(&self, task: TaskId) -> Result<PsConfig, JobError> {
+        let credentials = self.settings.credentials(&task)?;
         let config = self.settings.ps_config(self.cluster()?, task)?;
+        let config = config.credentials(credentials);
         Ok(match self.settings.local_checkpoints()? {
             Some(checkpoints) => config.checkpoints(checkpoints),
             None => config,
@@ -247,7 +249,9 @@ impl Job {
     pub fn worker_config(&self, task: TaskId) -> Result<WorkerConfig, JobError> {
         let cluster = self.cluster()?;
         let replicas = self.settings.replicas(&cluster)?;
+        let credentials = self.settings.credentials(&task)?;
         let config = WorkerConfig::new(cluster, task);
+        let config = config.credentials(credentials);
         let config = match replicas {
             Some(Replicas { aggregate, total }) => config.expect_replicas(aggregate, total),
             None => config.expect_synchronous(false),

@@ -1,11 +1,13 @@
 //! Builds the configuration of a server from the settings.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::ids::TaskId;
 use pushpull_ps::checkpoint::{CheckpointStorage, LocalDirectory, Retention};
+use pushpull_ps::security::{CredentialFiles, Credentials};
 use pushpull_ps::{Checkpoints, Durability, Network, NonFinite, OnSaveFailure, PsConfig, Storage};
 
 use super::error::JobError;
@@ -13,7 +15,9 @@ use super::rule::{self, RateFor, RuleFor};
 use super::settings::Settings;
 
 /// Settings that have an effect only beside one of others.
-const NEEDS: [(&str, &[&str]); 8] = [
+const NEEDS: [(&str, &[&str]); 10] = [
+    ("tls-cert", &["tls-key"]),
+    ("tls-key", &["tls-cert"]),
     ("durability", &["state-dir"]),
     ("integrity-full", &["state-dir"]),
     ("group-writable", &["state-dir", "checkpoint-dir"]),
@@ -70,6 +74,37 @@ impl Settings {
             0 | 1 => self.fault(flag, error),
             _ => self.fault(flag, format_args!("{text:?}: {error}")),
         }
+    }
+
+    /// Returns the credentials of a task; `None` if no file is set.
+    ///
+    /// # Errors
+    /// If a file cannot be used.
+    pub fn credentials(&self, task: &TaskId) -> Result<Option<Credentials>, JobError> {
+        let path = |flag: &str| {
+            let path = self.path(flag, task.index)?;
+            Some(PathBuf::from(path.to_string_lossy().replace("{job}", &task.job)))
+        };
+        let mut files = CredentialFiles::new();
+        if let (Some(certificate), Some(key)) = (path("tls-cert"), path("tls-key")) {
+            files = files.certificate(certificate, key);
+        }
+        if let Some(authority) = path("tls-ca") {
+            files = files.authority(authority);
+        }
+        if let Some(tokens) = path("tokens") {
+            files = files.tokens(tokens);
+        }
+        if files.is_empty() {
+            return Ok(None);
+        }
+        let flags = ["tls-cert", "tls-key", "tls-ca", "tokens"];
+        files.open().map(Some).map_err(|error| {
+            let at_fault =
+                |flag: &&str| error.path().is_some() && path(flag).as_deref() == error.path();
+            let flag = flags.into_iter().find(at_fault).unwrap_or("tokens");
+            self.fault(flag, pushpull_common::error::Chain(&error))
+        })
     }
 
     fn network(&self) -> Result<Network, JobError> {

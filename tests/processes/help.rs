@@ -63,7 +63,17 @@ fn every_flag_has_a_heading_and_one_line_of_help() {
     let commands = subcommands(&tool);
     assert_eq!(
         commands,
-        ["bench", "devices", "export", "inspect", "launch", "rendezvous", "resolve"]
+        [
+            "bench",
+            "cert",
+            "devices",
+            "export",
+            "inspect",
+            "launch",
+            "rendezvous",
+            "resolve",
+            "token"
+        ]
     );
     let (faults, flags) = check(&help(DAEMON, &[]));
     assert_eq!((faults, flags > 50), (vec![], true), "{flags} flags of the daemon");
@@ -73,7 +83,12 @@ fn every_flag_has_a_heading_and_one_line_of_help() {
         assert_eq!(faults, Vec::<String>::new(), "{command}");
         flags += of_command;
     }
-    assert!(flags > 20, "{flags} flags of the tool");
+    for nested in [["cert", "new-ca"], ["cert", "new"], ["token", "new"]] {
+        let (faults, of_command) = check(&help(TOOL, &nested));
+        assert_eq!(faults, Vec::<String>::new(), "{nested:?}");
+        flags += of_command;
+    }
+    assert!(flags > 30, "{flags} flags of the tool");
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod launch;
 mod parent_process;
 mod rendezvous;
 mod resolve;
+mod security;
 mod tensorboard;
 #[path = "../support/test_process.rs"]
 mod test_process;

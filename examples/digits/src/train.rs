@@ -52,6 +52,7 @@ pub(crate) fn run(
     let accuracy = accuracy(model.network().clone(), &split.test);
     let metrics = accuracy.handle();
     let mut worker = worker_config(options, cluster, &task);
+    worker = worker.credentials(options.process.credentials(&task)?);
     if let Some(data_set) = batches.declared() {
         worker = worker.data(data_set.clone());
     }

@@ -121,14 +121,21 @@ impl FlightsOptions {
     }
 
     /// Returns the configuration of a worker.
-    pub(crate) fn worker(&self, cluster: &ClusterSpec, index: u32) -> WorkerConfig {
-        let config = WorkerConfig::new(cluster.clone(), TaskId::worker(index))
+    pub(crate) fn worker(
+        &self,
+        cluster: &ClusterSpec,
+        index: u32,
+    ) -> Result<WorkerConfig, TaskError> {
+        let task = TaskId::worker(index);
+        let credentials = self.process.credentials(&task)?;
+        let config = WorkerConfig::new(cluster.clone(), task)
             .on_progress(Duration::from_secs(5), |shards| eprintln!("waits for {shards}"))
             .codec("*", self.codec);
-        match self.synchronous {
+        let config = config.credentials(credentials);
+        Ok(match self.synchronous {
             Some(Replicas { aggregate, total }) => config.expect_replicas(aggregate, total),
             None => config.expect_synchronous(false),
-        }
+        })
     }
 
     /// Returns the number of shards of some parameter servers.

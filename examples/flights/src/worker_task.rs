@@ -37,7 +37,7 @@ pub(crate) fn work<M: FlightModel<N>, const N: usize>(
     let indices = cluster.task_indices("worker")?;
     let variables = ModelVariables::of(&model, split.ids, parts, options.seed)?;
     let variables = variables.with_tasks(indices.len(), options.epochs, options.batch)?;
-    let config = options.worker(cluster, task.index);
+    let config = options.worker(cluster, task.index)?;
     let place = indices.iter().position(|&index| index == task.index);
     let place = place.ok_or("the cluster does not list this worker")?;
 

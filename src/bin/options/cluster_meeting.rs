@@ -10,6 +10,7 @@ use pushpull::ClusterSpec;
 use pushpull::cluster::rendezvous::{ClusterRendezvous, TaskRegistration};
 use pushpull::cluster::resolve::RendezvousPlan;
 use pushpull::error::{ListenError, RegisterError};
+use pushpull::security::Credentials;
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;
 
@@ -40,16 +41,31 @@ pub(crate) enum MeetingError {
     Thread(io::Error),
 }
 
+/// Who reaches the rendezvous that this process serves, and what it proves itself with there.
+#[derive(Clone, Debug)]
+pub(crate) struct MeetingAccess {
+    /// Whether everybody may.
+    pub(crate) insecure: bool,
+    pub(crate) credentials: Option<Credentials>,
+}
+
+impl MeetingAccess {
+    /// Returns whether other machines may reach it.
+    pub(crate) fn is_open(&self) -> bool {
+        self.insecure || self.credentials.as_ref().is_some_and(Credentials::protect)
+    }
+}
+
 impl ClusterMeeting {
-    /// Starts the thread. `insecure` lets other machines reach the rendezvous, and `line` prints a
-    /// line about what the task waits for.
+    /// Starts the thread. `access` says who reaches the rendezvous, and `line` prints a line about what
+    /// the task waits for.
     ///
     /// # Errors
     /// [`MeetingError::Thread`].
     pub(crate) fn start(
         plan: RendezvousPlan,
         within: Duration,
-        insecure: bool,
+        access: MeetingAccess,
         line: fn(&dyn Display),
     ) -> Result<ClusterMeeting, MeetingError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
@@ -57,7 +73,7 @@ impl ClusterMeeting {
         let (told, gathered) = oneshot::channel();
         let (end, ended) = oneshot::channel();
         let run = move || {
-            let meet = meet(plan, within, insecure, line, told, ended);
+            let meet = meet(plan, within, access, line, told, ended);
             LocalSet::new().block_on(&runtime, meet);
         };
         let thread = std::thread::Builder::new().name("pushpull-meeting".to_owned()).spawn(run);
@@ -86,14 +102,14 @@ impl ClusterMeeting {
 async fn meet(
     plan: RendezvousPlan,
     within: Duration,
-    insecure: bool,
+    access: MeetingAccess,
     line: fn(&dyn Display),
     told: oneshot::Sender<Result<GatheredCluster, MeetingError>>,
     ended: oneshot::Receiver<()>,
 ) {
     let mut served = None;
     if plan.is_here {
-        match listen(&plan, within, insecure).await {
+        match listen(&plan, within, &access).await {
             Ok(rendezvous) => {
                 served = Some(tokio::task::spawn_local(rendezvous.serve(|_| ())));
             }
@@ -105,7 +121,7 @@ async fn meet(
         }
     }
     let mut told = Some(told);
-    let stay = stay_registered(&plan, within, line, &mut told);
+    let stay = stay_registered(&plan, within, access.credentials, line, &mut told);
     tokio::select! {
         () = stay => {}
         () = requested(ended) => {}
@@ -119,16 +135,20 @@ async fn meet(
 async fn listen(
     plan: &RendezvousPlan,
     within: Duration,
-    insecure: bool,
+    access: &MeetingAccess,
 ) -> Result<ClusterRendezvous, ListenError> {
     let begun = Instant::now();
-    let address = listen_address(&plan.address, insecure);
+    let is_open = access.is_open();
+    let address = listen_address(&plan.address, is_open);
     loop {
-        match ClusterRendezvous::listen(&address, plan.size, insecure) {
+        match ClusterRendezvous::listen(&address, plan.size, is_open) {
             Err(ListenError::InUse { .. }) if begun.elapsed() < HANDOVER_TIMEOUT.min(within) => {
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
-            listening => return listening,
+            listening => {
+                let credentials = access.credentials.clone();
+                return listening.map(|rendezvous| rendezvous.credentials(credentials));
+            }
         }
     }
 }
@@ -153,10 +173,12 @@ fn listen_address(address: &str, insecure: bool) -> String {
 async fn stay_registered(
     plan: &RendezvousPlan,
     within: Duration,
+    credentials: Option<Credentials>,
     line: fn(&dyn Display),
     told: &mut Option<oneshot::Sender<Result<GatheredCluster, MeetingError>>>,
 ) {
-    let Some(mut registration) = TaskRegistration::new(plan) else { return };
+    let Some(registration) = TaskRegistration::new(plan) else { return };
+    let mut registration = registration.credentials(credentials);
     let mut lines = WaitingLines { last: None, line };
     let mut own_index = None;
     loop {

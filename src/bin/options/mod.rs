@@ -13,10 +13,11 @@ mod job_options;
 mod local_path;
 mod mode_options;
 mod resolve_options;
+mod security_options;
 mod task_options;
 mod underscores;
 
-pub(crate) use cluster_meeting::{ClusterMeeting, MeetingError};
+pub(crate) use cluster_meeting::{ClusterMeeting, MeetingAccess, MeetingError};
 pub(crate) use end_signals::EndSignals;
 pub(crate) use exit_with_parent::ExitWithParent;
 pub(crate) use file_size_signal::fail_writes_instead;
@@ -28,5 +29,6 @@ pub(crate) use pushpull::job::{Replicas, listed_workers, parse_byte_size};
 pub(crate) use resolve_options::{
     JoinAccess, Joined, Joining, ResolveFault, ResolveOptions, needs_launcher,
 };
+pub(crate) use security_options::SecurityOptions;
 pub(crate) use task_options::TaskOptions;
 pub(crate) use underscores::accepts_underscores;

@@ -15,7 +15,7 @@ use pushpull::error::{Chain, ClusterError, ListenError};
 use pushpull::server::enter_private_folder;
 use pushpull::{ClusterSpec, TaskId};
 
-use super::{ClusterMeeting, MeetingError, TaskOptions};
+use super::{ClusterMeeting, MeetingAccess, MeetingError, TaskOptions};
 
 /// The flags by which a launcher's variables become a cluster.
 #[derive(Clone, Debug, Args)]
@@ -63,10 +63,10 @@ pub(crate) const BESIDE_LAUNCHER: [&str; 8] = [
 ];
 
 /// The ways in which a task can be reached, by other flags of the program.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct JoinAccess<'a> {
-    /// Whether other machines may reach what this process serves.
-    pub(crate) insecure: bool,
+    /// Who reaches a rendezvous that this process serves.
+    pub(crate) meeting: MeetingAccess,
     /// The address that the task listens on, if it is not that of the cluster.
     pub(crate) listen: Option<&'a str>,
     /// Prints a line about what the task waits for.
@@ -159,9 +159,11 @@ impl ResolveOptions {
         let Some(mut plan) = resolution.rendezvous.clone() else {
             return Ok(Joining(JoinStage::Resolved(Box::new(resolution))));
         };
-        let JoinAccess { insecure, listen, line } = access;
+        let JoinAccess { meeting, listen, line } = access;
         let Some(task) = &mut plan.task else {
-            let rendezvous = ClusterRendezvous::listen(&plan.address, plan.size, insecure);
+            let open = meeting.is_open();
+            let rendezvous = ClusterRendezvous::listen(&plan.address, plan.size, open);
+            let rendezvous = rendezvous.map(|it| it.credentials(meeting.credentials));
             let rendezvous = rendezvous.map_err(MeetingError::Listen);
             let rendezvous = rendezvous.map_err(ResolveFault::Meeting)?;
             return Ok(Joining(JoinStage::Scheduler(plan, rendezvous, line)));
@@ -172,7 +174,7 @@ impl ResolveOptions {
             *port = given.ok_or_else(|| ResolveFault::Listen(listen.to_owned()))?;
         }
         let within = Duration::from_millis(self.rendezvous_timeout_ms);
-        let meeting = ClusterMeeting::start(plan, within, insecure, line);
+        let meeting = ClusterMeeting::start(plan, within, meeting, line);
         let meeting = meeting.map_err(ResolveFault::Meeting)?;
         Ok(Joining(JoinStage::Meeting(Box::new(resolution), meeting)))
     }

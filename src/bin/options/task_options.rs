@@ -1,8 +1,8 @@
 //! [`TaskOptions`]: the hosts of a cluster, and which of its tasks this process is.
 
 use clap::Args;
-use pushpull::ClusterSpec;
 use pushpull::error::ClusterError;
+use pushpull::{ClusterSpec, TaskId};
 
 /// The four flags of a classic trainer.
 #[derive(Clone, Debug, Args)]
@@ -31,6 +31,11 @@ impl TaskOptions {
     /// Returns the index of this task.
     pub(crate) fn index(&self) -> u32 {
         self.task_index.unwrap_or(0)
+    }
+
+    /// Returns the task of a process that does not know its place yet, as far as flags tell.
+    pub(crate) fn joining_task(&self) -> TaskId {
+        TaskId::new(self.job_name.as_deref().unwrap_or("worker"), self.index())
     }
 
     /// Returns the cluster of these hosts. Without worker hosts it has no job `worker`.

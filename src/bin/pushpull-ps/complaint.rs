@@ -131,8 +131,9 @@ impl CommandLine {
             ListenError::Exposed { address } => self.blame(
                 flag,
                 &format_args!(
-                    "other machines can reach {address} and peers are not authenticated: listen on \
-                     loopback or a Unix socket, or give --insecure to allow it"
+                    "other machines can reach {address}, and everybody would be let in: give --tls-cert \
+                     and --tls-key with --tokens or --tls-ca; listen on loopback or a Unix socket; or \
+                     give --insecure to allow it"
                 ),
             ),
             ListenError::Elsewhere { address, found } => {

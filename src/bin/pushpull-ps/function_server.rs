@@ -1,6 +1,7 @@
 //! Function servers: beside the ps of a task, and alone for a task of another job.
 
 use pushpull::error::Chain;
+use pushpull::security::Credentials;
 use pushpull::services::{
     FunctionServer, FunctionServerConfig, FunctionServerError, FunctionServerListener, Functions,
 };
@@ -10,7 +11,7 @@ use super::complaint::{CommandLine, DaemonError};
 use super::events::Printer;
 use super::options::{DaemonOptions, FlagAddress, NetworkOptions};
 use super::output::{print_error, print_line};
-use super::own_name::{insecure_line, loopback_hint};
+use super::own_name::{access_line, loopback_hint};
 use super::shared::EndSignals;
 use super::unused::check_socket;
 use super::{EXIT_CONFIGURATION, start_after_predecessor};
@@ -23,10 +24,11 @@ use super::{EXIT_CONFIGURATION, start_after_predecessor};
 pub(crate) fn start_beside(
     cluster: &ClusterSpec,
     task: TaskId,
+    credentials: Option<&Credentials>,
     cuda: bool,
     bytes: u64,
 ) -> Result<FunctionServer, DaemonError> {
-    let config = config_of(cluster, task, functions(), bytes).cuda(cuda);
+    let config = config_of(cluster, task, functions(), credentials, bytes).cuda(cuda);
     FunctionServer::beside(config).map_err(|error| Chain(&error).to_string().into())
 }
 
@@ -35,10 +37,12 @@ fn config_of(
     cluster: &ClusterSpec,
     task: TaskId,
     functions: Functions,
+    credentials: Option<&Credentials>,
     bytes: u64,
 ) -> FunctionServerConfig {
     let config = FunctionServerConfig::new(cluster.clone(), task, functions).bytes_max(bytes);
-    config.client_bytes_max((bytes / 2).min(CLIENT_BYTES_MAX))
+    let config = config.client_bytes_max((bytes / 2).min(CLIENT_BYTES_MAX));
+    config.credentials(credentials.cloned())
 }
 
 /// The most bytes of inputs and outputs of one client.
@@ -61,7 +65,8 @@ pub(crate) async fn run(
     let cuda = options.functions.opens_cuda(&task.job);
     let start = async || {
         let listener = listen(network, typed, at)?;
-        let config = config_of(cluster, task.clone(), functions.clone(), bytes).cuda(cuda);
+        let functions = functions.clone();
+        let config = config_of(cluster, task.clone(), functions, at.credentials, bytes).cuda(cuda);
         let line = printer.line_sink();
         let config = config.on_out_of_descriptors(move |out| {
             line("out-of-descriptors", out.to_string());
@@ -71,13 +76,12 @@ pub(crate) async fn run(
     let server = start_after_predecessor(start, signals).await;
     let server = server.map_err(configuration)?;
     let address = server.target();
-    if let Some(hint) = loopback_hint(at, address) {
-        print_error(&hint);
-    } else if network.insecure {
-        print_error(&insecure_line(address, "call the functions"));
-    }
+    let hint = loopback_hint(at, address);
+    let can = "call the functions";
+    let line = hint.or_else(|| access_line(address, can, network.insecure, at.credentials));
     print_line(format_args!("{task} has the functions {}", functions.names().join(", ")));
     print_line(format_args!("{task} serves on {address}"));
+    line.iter().for_each(|line| print_error(line));
     server.serve(signals.any()).await;
     print_line(format_args!("{task} is done"));
     Ok(())
@@ -94,9 +98,10 @@ fn listen(
     typed: &CommandLine,
     at: FlagAddress<'_>,
 ) -> Result<FunctionServerListener, DaemonError> {
-    let bind = match network.insecure {
-        true => FunctionServer::listen_insecure,
-        false => FunctionServer::listen,
+    let bind = |address: &str| match at.credentials {
+        _ if network.insecure => FunctionServer::listen_insecure(address),
+        Some(credentials) => FunctionServer::listen_secured(address, credentials),
+        None => FunctionServer::listen(address),
     };
     let failed = |flag: &str, error: FunctionServerError| match error {
         FunctionServerError::Listen(error) => typed.cannot_listen(flag, &error),

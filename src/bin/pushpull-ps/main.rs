@@ -30,7 +30,7 @@ use ending::WorkSummary;
 use events::Printer;
 use options::{DaemonOptions, FlagAddress};
 use output::{print_error, print_line, print_text};
-use own_name::{insecure_line, loopback_hint};
+use own_name::{access_line, loopback_hint};
 use shared::{EndSignals, JobLine, accepts_underscores, needs_launcher, takes_hyphen};
 use unused::check_socket;
 
@@ -132,17 +132,20 @@ async fn run(
     let mut signals =
         EndSignals::watch().map_err(|error| configuration(error.to_string().into()))?;
     let place = tokio::select! {
-        place = options.cluster.place(typed, &options.network) => place.map_err(configuration)?,
+        place = options.cluster.place(typed, &options.network, &options.security) => place.map_err(configuration)?,
         // A task that waits for others can be ended.
         () = signals.any() => return Ok(()),
     };
     let Some(place) = place else { return Ok(()) };
     let own = options.cluster.address(&place, typed).map_err(configuration)?;
     let at = match &options.network.listen {
-        Some(address) => FlagAddress { flag: "--listen", address },
+        Some(address) => FlagAddress { flag: "--listen", address, credentials: None },
         None => own,
     };
     let (cluster, task) = (&place.cluster, place.task.clone());
+    let credentials = options.security.credentials(&task);
+    let credentials = credentials.map_err(|error| configuration(error.into()))?;
+    let at = FlagAddress { credentials: credentials.as_ref(), ..at };
     match cluster.variables_job() {
         Ok(job) if *job == *task.job => {
             run_ps(options, typed, cluster, task, at, printer, &mut signals).await
@@ -168,11 +171,14 @@ async fn run_ps(
     let synchronous = matches!(mode, Mode::Synchronous(_));
     let summary = WorkSummary { task, owns_step, synchronous };
     let cuda = options.functions.opens_cuda(&ps_task.job);
-    let beside = |bytes| function_server::start_beside(cluster, ps_task.clone(), cuda, bytes);
+    let credentials = at.credentials;
+    let beside =
+        |bytes| function_server::start_beside(cluster, ps_task.clone(), credentials, cuda, bytes);
     let functions = options.function_bytes().map(beside).transpose().map_err(configuration)?;
     let start = async || {
         let config = options.config(cluster.clone(), ps_task.clone(), typed)?;
         let config = config.on_event(printer.event_sink());
+        let config = config.credentials(credentials.cloned());
         let mut listener = listen(options, typed, at).await?;
         if let Some(functions) = &functions {
             listener = listener.services(functions.peers());
@@ -182,12 +188,12 @@ async fn run_ps(
     };
     let ps = start_after_predecessor(start, signals).await.map_err(configuration)?;
     let handle = ps.handle();
-    if let Some(hint) = loopback_hint(at, handle.address()) {
-        print_error(&hint);
-    } else if options.network.insecure {
-        print_error(&insecure_line(handle.address(), "change the variables"));
-    }
+    let can = "change the variables";
+    let insecure = options.network.insecure;
+    let hint = loopback_hint(at, handle.address());
+    let line = hint.or_else(|| access_line(handle.address(), can, insecure, credentials));
     print_line(format_args!("task {task} serves on {}", handle.address()));
+    line.iter().for_each(|line| print_error(line));
     let served = ps.serve(async {
         signals.any().await;
         // The calls under way end while the ps does.
@@ -255,9 +261,10 @@ async fn listen(
     typed: &CommandLine,
     at: FlagAddress<'_>,
 ) -> Result<PsListener, DaemonError> {
-    let listener = match options.network.insecure {
-        true => Ps::listen_insecure(at.address).await,
-        false => Ps::listen(at.address).await,
+    let listener = match at.credentials {
+        _ if options.network.insecure => Ps::listen_insecure(at.address).await,
+        Some(credentials) => Ps::listen_secured(at.address, credentials).await,
+        None => Ps::listen(at.address).await,
     };
     let listener = listener.map_err(|error| typed.cannot_listen(at.flag, &error))?;
     let Some(path) = &options.network.unix_socket else {

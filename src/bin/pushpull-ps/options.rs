@@ -7,6 +7,7 @@ use clap::{ArgGroup, Args, Parser, ValueEnum, value_parser};
 use pushpull::checkpoint::list;
 use pushpull::cluster::resolve::Resolution;
 use pushpull::job::optimizer_list;
+use pushpull::security::Credentials;
 use pushpull::{ClusterSpec, PsConfig, Storage, TaskId};
 
 use super::complaint::{CommandLine, DaemonError, with_group_hint};
@@ -16,16 +17,17 @@ use super::optimizer_options::OptimizerOptions;
 use super::output::print_error;
 use super::place::{Place, place};
 use super::shared::{
-    ExitWithParent, JobOptions, JoinAccess, Joined, ResolveOptions, TaskOptions, local_path,
-    parse_byte_size,
+    ExitWithParent, JobOptions, JoinAccess, Joined, MeetingAccess, ResolveOptions, SecurityOptions,
+    TaskOptions, local_path, parse_byte_size,
 };
 use super::unused::{check_directories, check_elastic, check_functions_alone};
 
-/// An address to listen on, with the flag that gives it.
+/// An address to listen on, with the flag that gives it, and whom the task lets in there.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FlagAddress<'a> {
     pub(crate) flag: &'static str,
     pub(crate) address: &'a str,
+    pub(crate) credentials: Option<&'a Credentials>,
 }
 
 /// Serve one task of a pushpull cluster until SIGINT, SIGTERM or SIGHUP.
@@ -39,6 +41,8 @@ pub(crate) struct DaemonOptions {
     pub(crate) cluster: ClusterOptions,
     #[command(flatten)]
     pub(crate) network: NetworkOptions,
+    #[command(flatten)]
+    pub(crate) security: SecurityOptions,
     #[command(flatten)]
     pub(crate) storage: StorageOptions,
     #[command(flatten)]
@@ -105,7 +109,7 @@ pub(crate) struct NetworkOptions {
     /// Share no memory with clients of the same host and user
     #[arg(long)]
     no_shared_memory: bool,
-    /// Listen without authentication on an address that other hosts can reach
+    /// Let in everybody on an address that other hosts can reach, without encryption
     #[arg(long)]
     pub(crate) insecure: bool,
     /// Maximum time for a peer to say hello, in ms
@@ -348,15 +352,16 @@ impl ClusterOptions {
         &self,
         typed: &CommandLine,
         network: &NetworkOptions,
+        security: &SecurityOptions,
     ) -> Result<Option<ClusterPlace>, DaemonError> {
         let Some(resolver) = self.resolve.resolve else {
             let cluster = self.spec(typed)?;
             let task = self.task(&cluster, typed)?;
             return Ok(Some(ClusterPlace { cluster, task, flag: None }));
         };
-        let NetworkOptions { insecure, listen, .. } = network;
-        let access =
-            JoinAccess { insecure: *insecure, listen: listen.as_deref(), line: print_error };
+        let credentials = security.credentials(&self.tasks.joining_task())?;
+        let meeting = MeetingAccess { insecure: network.insecure, credentials };
+        let access = JoinAccess { meeting, listen: network.listen.as_deref(), line: print_error };
         let blame = |fault| typed.blame("--resolve", &fault);
         let joining = self.resolve.join(resolver, &self.tasks, access).map_err(blame)?;
         let resolution = match joining.joined().await.map_err(blame)? {
@@ -415,7 +420,7 @@ impl ClusterOptions {
             (None, None, TaskId::PS_JOB) => "--ps-hosts",
             (None, None, _) => "--worker-hosts",
         };
-        Ok(FlagAddress { flag, address })
+        Ok(FlagAddress { flag, address, credentials: None })
     }
 
     /// Returns the cluster.

@@ -1,10 +1,12 @@
 //! The command-line tool: `pushpull bench` measures a server beside the ceilings of the machine,
 //! `pushpull inspect` shows what a state or checkpoint directory holds, `pushpull export` writes a
 //! checkpoint as a safetensors file, `pushpull devices` lists what a worker can compute on,
-//! `pushpull launch` starts the tasks of a cluster, `pushpull rendezvous` gathers their addresses, and
-//! `pushpull resolve` shows the cluster that a launcher tells.
+//! `pushpull launch` starts the tasks of a cluster, `pushpull rendezvous` gathers their addresses,
+//! `pushpull resolve` shows the cluster that a launcher tells, and `pushpull cert` and `pushpull token`
+//! create what tasks prove themselves with.
 
 mod bench;
+mod cert;
 mod devices;
 mod export;
 mod inspect;
@@ -17,6 +19,7 @@ mod place;
 mod rendezvous;
 mod resolve;
 mod saved;
+mod token;
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -38,6 +41,9 @@ struct ToolOptions {
 enum Command {
     /// Measure pulls and pushes beside the ceiling of the same transport and size.
     Bench(Box<BenchCommand>),
+    /// Create a certificate authority, and certificates of tasks.
+    #[command(subcommand)]
+    Cert(cert::CertCommand),
     /// Show the devices that a worker can compute on, as far as this process may use them.
     Devices(devices::DevicesOptions),
     /// Write a checkpoint as one safetensors file, with whole tensors under their own names.
@@ -53,6 +59,9 @@ enum Command {
     Rendezvous(rendezvous::RendezvousCommand),
     /// Show the cluster and the task that the launcher of this process tells.
     Resolve(Box<resolve::ResolveCommand>),
+    /// Create access tokens.
+    #[command(subcommand)]
+    Token(token::TokenCommand),
 }
 
 /// Options of `pushpull bench` as a process.
@@ -92,6 +101,8 @@ fn run(command: &Command) -> Result<ExitCode, Box<dyn Error>> {
         options::fail_writes_instead()?;
     }
     match command {
+        Command::Cert(command) => cert::run(command)?,
+        Command::Token(command) => token::run(command)?,
         Command::Bench(command) => {
             command.parent.apply()?;
             bench::run(&command.options)?;

@@ -5,11 +5,13 @@ use std::error::Error;
 use std::fmt::Display;
 
 use clap::Args;
+use pushpull::TaskId;
 use pushpull::cluster::rendezvous::{ClusterRendezvous, ClusterSize, RendezvousEvent};
 use pushpull::error::ListenError;
+use pushpull::security::Credentials;
 use pushpull::server::raise_open_files_limit;
 
-use super::options::{EndSignals, ExitWithParent};
+use super::options::{EndSignals, ExitWithParent, SecurityOptions};
 use super::output::{print_error, print_lines};
 use super::resolve::cluster_flags;
 
@@ -26,9 +28,11 @@ pub(crate) struct RendezvousCommand {
     /// Number of workers
     #[arg(long, value_name = "M")]
     num_workers: u32,
-    /// Let other machines register, without authentication
+    /// Let every machine register, without encryption
     #[arg(long)]
     insecure: bool,
+    #[command(flatten)]
+    security: SecurityOptions,
     #[command(flatten)]
     pub(crate) parent: ExitWithParent,
 }
@@ -40,7 +44,11 @@ pub(crate) fn run(command: &RendezvousCommand) -> Result<(), Box<dyn Error>> {
     if let Err(error) = raise_open_files_limit() {
         print_error(&format_args!("the limit of open files stays as it is: {error}"));
     }
-    let rendezvous = ClusterRendezvous::listen(&command.listen, size, command.insecure);
+    let credentials = command.security.credentials(&TaskId::new("rendezvous", 0))?;
+    let is_protected = credentials.as_ref().is_some_and(Credentials::protect);
+    let may_be_reached = command.insecure || is_protected;
+    let rendezvous = ClusterRendezvous::listen(&command.listen, size, may_be_reached);
+    let rendezvous = rendezvous.map(|rendezvous| rendezvous.credentials(credentials));
     let rendezvous = rendezvous.map_err(|error| match error {
         ListenError::Exposed { .. } => format!("{error}: give --insecure").into(),
         error => Box::<dyn Error>::from(error),

@@ -9,7 +9,9 @@ use pushpull::cluster::resolve::{Resolution, Resolver};
 use pushpull::{ClusterSpec, TaskId};
 use serde_json::{Map, Value, json};
 
-use super::options::{ClusterMeeting, JoinAccess, Joined, ResolveOptions, TaskOptions};
+use super::options::{
+    ClusterMeeting, JoinAccess, Joined, MeetingAccess, ResolveOptions, SecurityOptions, TaskOptions,
+};
 use super::output::{print_error, print_lines};
 
 /// Options of `pushpull resolve`.
@@ -19,9 +21,11 @@ pub(crate) struct ResolveCommand {
     tasks: TaskOptions,
     #[command(flatten)]
     resolve: ResolveOptions,
-    /// Let other machines reach the rendezvous, without authentication
+    /// Let everybody reach the rendezvous, without encryption
     #[arg(long, requires = "resolve", help_heading = "Network")]
     insecure: bool,
+    #[command(flatten)]
+    security: SecurityOptions,
     /// Print one JSON object
     #[arg(long, help_heading = "Output")]
     json: bool,
@@ -30,7 +34,9 @@ pub(crate) struct ResolveCommand {
 pub(crate) fn run(command: &ResolveCommand) -> Result<(), Box<dyn Error>> {
     let resolver = command.resolve.resolve.unwrap_or(Resolver::Auto);
     let resolution = command.resolve.resolution(resolver, &command.tasks)?;
-    let access = JoinAccess { insecure: command.insecure, listen: None, line: print_error };
+    let credentials = command.security.credentials(&command.tasks.joining_task())?;
+    let meeting = MeetingAccess { insecure: command.insecure, credentials };
+    let access = JoinAccess { meeting, listen: None, line: print_error };
     let joining = command.resolve.go_to_rendezvous(resolution, access)?;
     let Joined::Task(resolution, meeting) = joining.wait()? else { return Ok(()) };
     let text = match command.json {
