@@ -27,6 +27,8 @@ pub struct AccessRights {
     pub tasks: Vec<NamePattern>,
     /// The functions that it may call as a client. None means none.
     pub functions: Vec<NamePattern>,
+    /// Whether it may also be the chief, as the first task of a job.
+    pub first_is_chief: bool,
 }
 
 impl AccessRights {
@@ -34,9 +36,10 @@ impl AccessRights {
     ///
     /// The functions of a task train under a name of their own, which belongs to the task.
     pub fn permit(&self, role: Role, task: &TaskId) -> bool {
+        let may_lead = self.first_is_chief && role == (Role::Chief {}) && task.index == 0;
         let task = task.of_functions().unwrap_or_else(|| task.clone()).to_string();
         let is_task = self.tasks.is_empty() || self.tasks.iter().any(|of| of.matches(&task));
-        self.roles.contains(role) && is_task
+        (self.roles.contains(role) || may_lead) && is_task
     }
 
     /// Returns whether the principal may call a function.
@@ -130,6 +133,7 @@ mod tests {
             roles: roles.parse().unwrap(),
             tasks: patterns(tasks),
             functions: patterns(functions),
+            first_is_chief: false,
         }
     }
 
@@ -166,6 +170,13 @@ mod tests {
         for (rights, role, task, expected) in table {
             assert_eq!(rights.permit(role, &task), expected, "{role:?} as {task} under {rights:?}");
         }
+        let of_certificate = AccessRights {
+            first_is_chief: true,
+            ..rights("worker", &["/job:worker/task:*", "/job:eval/task:1"], &[])
+        };
+        let leads = |task| of_certificate.permit(Role::Chief {}, &task);
+        assert!(leads(TaskId::worker(0)) && !leads(TaskId::worker(1)));
+        assert!(!leads(TaskId::new("eval", 1)) && !leads(TaskId::new("eval", 0)));
         let reader = rights("reader", &[], &[]);
         assert!(reader.permit(Role::Reader {}, &TaskId::new("anything", 7)), "any task");
     }

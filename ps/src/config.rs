@@ -257,8 +257,9 @@ impl PsConfig {
         PsConfig { network, ..self }
     }
 
-    /// Sets whom the server lets in, and what it proves itself with to other ps tasks. Default: those
-    /// of the listener ([`crate::Ps::listen_secured`]), or none: everybody who can connect is let in.
+    /// Sets whom the server lets in, and what it proves itself with to other ps tasks. Those of the
+    /// listener ([`crate::Ps::listen_secured`]) come first. Default: none, so everybody who can connect
+    /// is let in.
     pub fn credentials(self, credentials: impl Into<Option<Credentials>>) -> Self {
         PsConfig { credentials: credentials.into(), ..self }
     }

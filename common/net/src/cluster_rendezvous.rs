@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pushpull_common::cluster::ClusterSize;
-use pushpull_common::protocol::message::{Hello, Refused, RegisterTask, Role};
+use pushpull_common::ids::TaskId;
+use pushpull_common::protocol::message::{Hello, Refused, RegisterTask, Role, TaskKey};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{BodyStamp, Envelope, Message, Refusal, encode};
 use pushpull_common::task_registry::{
@@ -17,7 +18,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::MissedTickBehavior;
 
-use crate::auth::Credentials;
+use crate::auth::{Credentials, ProvenPeer};
 use crate::{
     AcceptLimits, ArrivedPeer, Endpoints, FrameStream, ListenError, PeerReceiver, Stream, accept,
 };
@@ -182,6 +183,16 @@ async fn send_until_closed(mut frames: FrameStream, mut unsent: mpsc::Receiver<U
     }
 }
 
+/// Returns whether a peer may be the task that it registers. One with an id may be any of its job.
+fn may_be(proven: Option<&ProvenPeer>, task: &RegisterTask) -> bool {
+    let index = match task.key {
+        TaskKey::Index { index } => index,
+        TaskKey::Id { .. } => u32::MAX,
+    };
+    let task = TaskId::new(task.job.as_str(), index);
+    proven.is_none_or(|proven| proven.principal.rights.permit(Role::Task {}, &task))
+}
+
 /// Takes the peers that have said hello.
 struct Door(Rc<RegistryServer>);
 
@@ -192,7 +203,7 @@ impl PeerReceiver for Door {
     }
 
     async fn take(&self, peer: ArrivedPeer) {
-        let ArrivedPeer { stream, reader, header, hello, request, .. } = peer;
+        let ArrivedPeer { stream, reader, header, hello, request, proven, .. } = peer;
         let Ok(stream) = Stream::attach(stream) else { return };
         let mut frames = FrameStream::new(stream, reader);
         let limit = ClusterRendezvous::CONNECTIONS_MAX;
@@ -201,6 +212,9 @@ impl PeerReceiver for Door {
             Some(_) if self.0.connections.borrow().len() >= limit => {
                 let what = Detail::clipped("connections to the rendezvous");
                 Refusal::Busy { what, limit: limit as u64 }
+            }
+            Some(Message::RegisterTask(task)) if !may_be(proven.as_ref(), &task) => {
+                Refusal::Denied {}
             }
             Some(Message::RegisterTask(task)) => {
                 spawn_local(self.0.clone().attend(frames, hello, task));

@@ -194,7 +194,7 @@ impl Connector {
         let begun = Instant::now();
         if let Some(path) = socket_path(&self.address) {
             let connected = match tokio::time::timeout(limit, UnixStream::connect(path)).await {
-                Ok(connected) => connected.and_then(Stream::unix),
+                Ok(connected) => connected.and_then(Stream::unix).and_then(|it| self.own_user(it)),
                 Err(_) => Err(io::ErrorKind::TimedOut.into()),
             };
             let stream = match connected {
@@ -238,6 +238,17 @@ impl Connector {
     #[cfg(not(feature = "tls"))]
     async fn secure(&self, connected: Connected, _: Duration) -> Result<Connected, ConnectError> {
         Ok(connected)
+    }
+
+    /// Refuses a Unix socket that another user serves, if this side wants to know whom it speaks with.
+    fn own_user(&self, stream: Stream) -> io::Result<Stream> {
+        match self.credentials.is_some() && stream.is_of_another_user() {
+            true => Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "a process of another user listens there",
+            )),
+            false => Ok(stream),
+        }
     }
 
     /// Records that the server at an address has sent something. Until then the address counts as

@@ -146,7 +146,9 @@ impl Stream {
     /// # Errors
     /// If the runtime is shutting down, or the process has no descriptor left.
     pub async fn ready(&self, interest: Interest) -> io::Result<Ready> {
-        if interest.is_readable() && self.tls.as_ref().is_some_and(|tls| tls.has_plaintext()) {
+        if interest.is_readable() && self.tls.as_ref().is_some_and(|tls| tls.has_received()) {
+            // A peer that sends without end keeps the thread from nothing else.
+            tokio::task::coop::consume_budget().await;
             return Ok(Ready::READABLE);
         }
         let stream = match &self.socket {
@@ -284,7 +286,7 @@ impl DetachedStream {
     /// Returns whether bytes were received that a read has not taken, so that the socket does not
     /// become readable for them.
     pub fn has_received(&self) -> bool {
-        self.tls.as_ref().is_some_and(|tls| tls.has_plaintext())
+        self.tls.as_ref().is_some_and(|tls| tls.has_received())
     }
 
     /// Reads what is available.

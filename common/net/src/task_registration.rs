@@ -243,7 +243,8 @@ impl TaskRegistration {
             version_newest: version::NEWEST,
             role: Role::Task {},
             job: Text::clipped(&*self.task.job),
-            task: 0,
+            // What it proves to be. One with an id is any task of its job.
+            task: self.task.index.unwrap_or(u32::MAX),
             shard: ShardId { task: 0, shard: 0 },
             incarnation: self.incarnation,
             client_epoch: ClientEpoch(0),

@@ -163,7 +163,8 @@ impl PeerReceiver for ShardPeers {
 
     fn denied(&self, peer: DeniedPeer) {
         let DeniedPeer { host, claim, cause, attempts } = peer;
-        let claim = claim.map(|(role, task)| format!("{role:?} {task}"));
+        // A stranger has chosen the name of the job.
+        let claim = claim.map(|(role, task)| format!("{role:?} {task}").escape_debug().to_string());
         self.events.emit(&Event::PeerDenied { host, claim, cause, attempts });
     }
 

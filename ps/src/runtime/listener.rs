@@ -23,7 +23,7 @@ impl PsListener {
     /// Adds the addresses of another listener, for example a Unix socket for workers on the same
     /// host. The credentials of either are those of both.
     pub fn also(self, other: PsListener) -> PsListener {
-        let credentials = self.credentials.or(other.credentials);
+        let credentials = Credentials::stronger(self.credentials, other.credentials);
         PsListener { endpoints: self.endpoints.also(other.endpoints), credentials, ..self }
     }
 

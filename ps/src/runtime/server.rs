@@ -165,7 +165,7 @@ impl PsListener {
     /// Starts serving. When this returns, the threads run and workers are answered.
     pub fn start(self, config: PsConfig) -> Result<Ps, StartError> {
         config.check()?;
-        let credentials = config.credentials.clone().or(self.credentials);
+        let credentials = self.credentials.or(config.credentials.clone());
         let unix_address = self
             .endpoints
             .unix_address()

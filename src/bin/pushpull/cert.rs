@@ -107,6 +107,9 @@ fn new_certificate(options: &NewCertificate) -> Result<(), Box<dyn Error>> {
     let key = KeyPair::generate()?;
     let certificate = params.signed_by(&key, &issuer)?;
     let name = options.name.clone().unwrap_or_else(|| name_of(first));
+    if name == "ca" {
+        return Err("the files ca.pem and ca.key are those of the authority: give --name".into());
+    }
     let path = directory.join(format!("{name}.pem"));
     let key_path = directory.join(format!("{name}.key"));
     // Processes that use the files read both again when they change. Between the two renames a key

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -64,6 +64,9 @@ pub(crate) fn run(command: &TokenCommand) -> Result<(), Box<dyn Error>> {
     let failed = |error: std::io::Error| format!("{}: {error}", path.display());
     let file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(path);
     let mut file = file.map_err(failed)?;
+    if file.metadata().map_err(failed)?.permissions().mode() & 0o077 != 0 {
+        return Err(format!("{}: others can read it: chmod 600 it", path.display()).into());
+    }
     let mut before = String::new();
     file.read_to_string(&mut before).map_err(failed)?;
     let separator = if before.is_empty() || before.ends_with('\n') { "" } else { "\n" };

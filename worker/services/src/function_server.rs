@@ -91,7 +91,10 @@ impl FunctionServerListener {
     /// Adds the addresses of another listener. The credentials of either are those of both.
     pub fn also(self, other: FunctionServerListener) -> FunctionServerListener {
         let endpoints = self.endpoints.also(other.endpoints);
-        FunctionServerListener { endpoints, credentials: self.credentials.or(other.credentials) }
+        FunctionServerListener {
+            endpoints,
+            credentials: Credentials::stronger(self.credentials, other.credentials),
+        }
     }
 
     /// Starts serving. When this returns, clients are answered.
@@ -102,7 +105,7 @@ impl FunctionServerListener {
         self,
         config: FunctionServerConfig,
     ) -> Result<FunctionServer, FunctionServerError> {
-        let credentials = config.credentials.clone().or(self.credentials);
+        let credentials = self.credentials.or(config.credentials.clone());
         FunctionServer::start(Some(self.endpoints), config.credentials(credentials))
     }
 }

@@ -58,8 +58,8 @@ impl FunctionServerConfig {
     }
 
     /// Whom the server lets in, and what it proves itself with to servers that its functions call.
-    /// Default: those of the listener ([`super::FunctionServer::listen_secured`]), or none: everybody
-    /// who can connect may call.
+    /// Those of the listener ([`super::FunctionServer::listen_secured`]) come first. Default: none, so
+    /// everybody who can connect may call.
     pub fn credentials(self, credentials: impl Into<Option<Credentials>>) -> FunctionServerConfig {
         FunctionServerConfig { credentials: credentials.into(), ..self }
     }

@@ -190,6 +190,16 @@ impl Credentials {
         self.encrypt() && self.identify_clients()
     }
 
+    /// Returns those of two that protect a server which other machines reach, or else the first.
+    #[must_use]
+    pub fn stronger(
+        first: Option<Credentials>,
+        second: Option<Credentials>,
+    ) -> Option<Credentials> {
+        let protects = |of: &Option<Credentials>| of.as_ref().is_some_and(Credentials::protect);
+        if protects(&second) && !protects(&first) { second } else { first.or(second) }
+    }
+
     /// Returns why the files that are there now are not used, if they became unusable.
     pub fn problem(&self) -> Option<Arc<CredentialsError>> {
         self.current();

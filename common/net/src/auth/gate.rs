@@ -1,5 +1,6 @@
 //! Who may connect to a server, and the exchange by which a client proves who it is.
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -15,6 +16,8 @@ use super::credentials::{Credentials, Loaded};
 use super::handshake::ServerHandshake;
 use super::random;
 use super::token_file::AccessToken;
+#[cfg(feature = "tls")]
+use super::token_file::owner_of;
 use crate::FrameStream;
 
 /// Who a peer has proved to be, and by what.
@@ -22,8 +25,17 @@ use crate::FrameStream;
 pub struct ProvenPeer {
     /// Who it is.
     pub principal: Arc<Principal>,
-    /// The token that it knows; `None` if it has shown a certificate.
-    token: Option<Arc<AccessToken>>,
+    proof: Proof,
+}
+
+/// What a peer has proved itself with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Proof {
+    /// It knows the secret of this token.
+    Token(Arc<AccessToken>),
+    /// It has shown a certificate with these names.
+    #[cfg(feature = "tls")]
+    Certificate(Vec<String>),
 }
 
 /// An attempt to connect that has failed for want of proof.
@@ -39,6 +51,25 @@ pub struct DeniedPeer {
     pub cause: String,
     /// The attempts of this host that have failed since the last report, with this one.
     pub attempts: u64,
+}
+
+impl fmt::Display for DeniedPeer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let DeniedPeer { host, claim, cause, attempts } = self;
+        match claim {
+            // A stranger has chosen the name of the job.
+            Some((role, task)) => {
+                let claim = format!("{role:?} {task}");
+                write!(f, "{}", claim.escape_debug())?;
+            }
+            None => f.write_str("a peer")?,
+        }
+        write!(f, " from {host} may not connect: {cause}")?;
+        match attempts {
+            1 => Ok(()),
+            attempts => write!(f, "; {attempts} attempts"),
+        }
+    }
 }
 
 /// The reason why a peer that has said hello does not get in.
@@ -104,13 +135,10 @@ async fn proof(
     header: &Header,
     hello: &mut Hello,
 ) -> Result<Option<ProvenPeer>, NotProven> {
-    let tls = frames.stream().tls();
     let Some((offer, list)) = hello.auth.as_ref().zip(loaded.list.as_ref()) else {
-        let principal = tls.and_then(|tls| tls.principal(loaded.list.as_deref()));
-        let proven = |principal| ProvenPeer { principal: Arc::new(principal), token: None };
-        return Ok(principal.map(proven));
+        return Ok(by_certificate(frames, loaded));
     };
-    let binding = tls.and_then(|tls| tls.binding());
+    let binding = frames.stream().tls().and_then(|tls| tls.binding());
     let name = offer.token.as_str().to_owned();
     let head = frames.head(header);
     let challenged =
@@ -132,12 +160,26 @@ async fn proof(
     match handshake.check(&answer) {
         Some(token) => {
             let principal = token.principal.clone();
-            Ok(Some(ProvenPeer { principal, token: Some(token.clone()) }))
+            Ok(Some(ProvenPeer { principal, proof: Proof::Token(token.clone()) }))
         }
         None => Err(NotProven::Denied(format!(
-            "it does not know the secret of a token of the name {name}"
+            "it does not know the secret of a token of the name {}",
+            name.escape_debug()
         ))),
     }
+}
+
+/// Returns who the peer is by its certificate, if it has shown one.
+#[cfg(feature = "tls")]
+fn by_certificate(frames: &FrameStream, loaded: &Loaded) -> Option<ProvenPeer> {
+    let names = frames.stream().tls()?.peer_names()?;
+    let principal = Arc::new(owner_of(&names, loaded.list.as_deref())?);
+    Some(ProvenPeer { principal, proof: Proof::Certificate(names) })
+}
+
+#[cfg(not(feature = "tls"))]
+fn by_certificate(_: &FrameStream, _: &Loaded) -> Option<ProvenPeer> {
+    None
 }
 
 impl Credentials {
@@ -145,12 +187,14 @@ impl Credentials {
     pub fn still_admit(&self, peer: &ProvenPeer) -> bool {
         let loaded = self.current();
         let list = loaded.list.as_deref();
-        match &peer.token {
-            Some(token) => {
+        match &peer.proof {
+            Proof::Token(token) => {
                 list.and_then(|list| list.token(&token.name)).is_some_and(|now| now == token)
             }
-            // Without an entry it is the task of its certificate, which the authority has signed.
-            None => list.is_none_or(|list| list.still_names(&peer.principal)),
+            #[cfg(feature = "tls")]
+            Proof::Certificate(names) => {
+                owner_of(names, list).is_some_and(|now| now == *peer.principal)
+            }
         }
     }
 }

@@ -11,6 +11,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+#[cfg(feature = "tls")]
+use pushpull_common::access::Roles;
 use pushpull_common::access::{AccessRights, Principal, UnknownRole};
 use pushpull_common::ids::TaskId;
 use pushpull_common::names::NamePattern;
@@ -92,7 +94,8 @@ impl AccessList {
                     let rights = rights(words).map_err(fault)?;
                     list.certificates.push(CertificateRights { names: name.into(), rights });
                 }
-                other => return Err(fault(EntryFault::Kind { found: other.to_owned() })),
+                // The word may be a secret.
+                _ => return Err(fault(EntryFault::Kind)),
             }
             if let Some(first) = lines.insert(format!("{kind} {name}"), line_number) {
                 return Err(fault(EntryFault::Again { name: name.to_owned(), first }));
@@ -119,24 +122,40 @@ impl AccessList {
         self.tokens.iter().find(|token| token.principal.rights.permit(role, task))
     }
 
-    /// Returns whether the list gives the owner of a certificate what it gave it when it connected.
-    pub(super) fn still_names(&self, principal: &Principal) -> bool {
-        match self.certificate(std::iter::once(&*principal.name)) {
-            Some(now) => now == *principal,
-            // It has no entry: it is the task of its certificate.
-            None => principal.name.starts_with("/job:"),
-        }
-    }
-
     /// Returns what the owner of a certificate with these names may do, by the first entry that
-    /// matches one.
-    pub fn certificate<'a>(&self, names: impl Iterator<Item = &'a str>) -> Option<Principal> {
-        let names: Vec<&str> = names.collect();
+    /// matches one. An entry that names no tasks gives those of the certificate.
+    pub fn certificate(&self, names: &[String]) -> Option<Principal> {
         self.certificates.iter().find_map(|of| {
             let name = names.iter().find(|name| of.names.matches(name))?;
-            Some(Principal { name: (*name).to_owned(), rights: of.rights.clone() })
+            let mut rights = of.rights.clone();
+            if rights.tasks.is_empty() {
+                rights.tasks = tasks_of(names);
+            }
+            Some(Principal { name: name.clone(), rights })
         })
     }
+}
+
+/// Returns who the owner of a certificate with these names is.
+///
+/// Without an entry in the list, a certificate that names tasks is these tasks, in every role of a
+/// task: its server refuses those that do not suit it. The first task of a job may be the chief.
+#[cfg(feature = "tls")]
+pub(crate) fn owner_of(names: &[String], list: Option<&AccessList>) -> Option<Principal> {
+    list.and_then(|list| list.certificate(names)).or_else(|| {
+        let tasks = tasks_of(names);
+        let name = tasks.first()?.to_string();
+        let roles = [Role::Worker {}, Role::Peer {}, Role::Rank {}, Role::Task {}];
+        let roles = roles.into_iter().fold(Roles::default(), Roles::with);
+        let rights = AccessRights { roles, tasks, functions: Vec::new(), first_is_chief: true };
+        Some(Principal { name, rights })
+    })
+}
+
+/// Returns the tasks among the names of a certificate. A star stands for any index.
+pub(crate) fn tasks_of(names: &[String]) -> Vec<NamePattern> {
+    let tasks = names.iter().filter(|name| name.starts_with("/job:"));
+    tasks.map(|name| NamePattern::from(name.as_str())).collect()
 }
 
 /// Checks the text of a file of access tokens.
@@ -215,11 +234,8 @@ pub enum AccessListError {
 #[non_exhaustive]
 pub enum EntryFault {
     /// It begins with another word.
-    #[error("it begins with {found:?}, not with \"token\" or \"certificate\"")]
-    Kind {
-        /// The word.
-        found: String,
-    },
+    #[error("it begins neither with \"token\" nor with \"certificate\"")]
+    Kind,
     /// The name of a token is empty, too long, or has other characters.
     #[error("the name of a token must be 1 to 64 letters, digits, dots, dashes and underscores")]
     Name,
@@ -304,9 +320,14 @@ mod tests {
         assert_eq!(own(Role::Worker {}, TaskId::new("eval", 0)), Some("trainers-2"));
         assert_eq!(own(Role::Peer {}, TaskId::ps(0)), None);
 
-        let of = |names: &[&str]| list.certificate(names.iter().copied());
+        let of = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+            list.certificate(&names)
+        };
         let peer = of(&["spare", "/job:ps/task:3"]).unwrap();
         assert_eq!((&*peer.name, peer.rights.roles.to_string()), ("/job:ps/task:3", "peer".into()));
+        assert!(peer.rights.permit(Role::Peer {}, &TaskId::ps(3)));
+        assert!(!peer.rights.permit(Role::Peer {}, &TaskId::ps(2)), "it is the task that it names");
         assert_eq!(of(&["a.example.org"]).unwrap().rights.roles.to_string(), "reader");
         assert_eq!(of(&["/job:worker/task:0"]), None);
         assert_eq!(of(&[]), None);
@@ -317,7 +338,7 @@ mod tests {
         let table = [
             ("", "it has no token and no certificate, so nobody could connect"),
             ("# only this\n\n", "it has no token and no certificate, so nobody could connect"),
-            ("tokens x", "it begins with \"tokens\", not with \"token\" or \"certificate\""),
+            ("tokens x", "it begins neither with \"token\" nor with \"certificate\""),
             (
                 "token",
                 "the name of a token must be 1 to 64 letters, digits, dots, dashes and underscores",

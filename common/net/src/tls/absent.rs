@@ -2,24 +2,18 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 
-use pushpull_common::access::Principal;
-
-use crate::auth::{AccessList, ChannelBinding};
+use crate::auth::ChannelBinding;
 
 /// A session that cannot exist.
 #[derive(Debug)]
 pub(crate) enum TlsSession {}
 
 impl TlsSession {
-    pub(crate) fn has_plaintext(&self) -> bool {
+    pub(crate) fn has_received(&self) -> bool {
         match *self {}
     }
 
     pub(crate) fn binding(&self) -> ChannelBinding {
-        match *self {}
-    }
-
-    pub(crate) fn principal(&self, _: Option<&AccessList>) -> Option<Principal> {
         match *self {}
     }
 

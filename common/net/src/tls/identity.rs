@@ -15,16 +15,13 @@ use rustls::{
 use thiserror::Error;
 use webpki::EndEntityCert;
 
+use crate::auth::token_file::tasks_of;
+
 /// Returns the names in a certificate: URIs, such as `/job:ps/task:0`, then those of hosts.
 pub(super) fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
     let Ok(certificate) = EndEntityCert::try_from(certificate) else { return Vec::new() };
     let uris = certificate.valid_uri_names();
     uris.chain(certificate.valid_dns_names()).map(str::to_owned).collect()
-}
-
-/// Returns the tasks among the names of a certificate. A star stands for any index.
-pub(super) fn tasks(names: Vec<String>) -> impl Iterator<Item = NamePattern> {
-    names.into_iter().filter(|name| name.starts_with("/job:")).map(NamePattern::from)
 }
 
 /// Accepts the certificate of a server if the authority has signed it, and it names the server.
@@ -45,7 +42,7 @@ impl ServerVerifier {
         parsed: &ParsedCertificate<'_>,
         host: &ServerName<'_>,
     ) -> Result<(), Error> {
-        let tasks: Vec<NamePattern> = tasks(names(certificate)).collect();
+        let tasks = tasks_of(&names(certificate));
         let Some(task) = self.task.as_ref().filter(|_| !tasks.is_empty()) else {
             return verify_server_name(parsed, host);
         };

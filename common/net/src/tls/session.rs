@@ -54,6 +54,8 @@ struct TlsState {
     /// Whether the last byte of the records that wait for the socket is not reported as written.
     withheld: bool,
     failed: bool,
+    /// The plaintext of all time, in bytes.
+    decrypted: usize,
 }
 
 /// What a handshake waits for.
@@ -77,6 +79,7 @@ impl TlsSession {
             plaintext: 0,
             withheld: false,
             failed: false,
+            decrypted: 0,
         }))
     }
 
@@ -118,9 +121,10 @@ impl TlsSession {
         })
     }
 
-    /// Returns whether plaintext is there that a read has not taken.
-    pub(crate) fn has_plaintext(&self) -> bool {
-        self.state().plaintext > 0
+    /// Returns whether bytes are there that a read has not taken, decrypted or not.
+    pub(crate) fn has_received(&self) -> bool {
+        let state = self.state();
+        state.plaintext > 0 || state.start < state.end
     }
 
     /// Uses the connection.
@@ -137,6 +141,7 @@ impl TlsSession {
     ) -> io::Result<usize> {
         let mut state = self.state();
         let mut read = 0;
+        let mut empty = 0;
         for slice in slices {
             let mut rest = &mut slice[..];
             while !rest.is_empty() {
@@ -147,7 +152,14 @@ impl TlsSession {
                         return Ok(read);
                     }
                     match state.decrypt(socket) {
-                        Ok(true) => continue,
+                        // Records without plaintext keep no thread from its other work.
+                        Ok(true) if state.plaintext == 0 && empty == EMPTY_MAX => {
+                            return Err(io::ErrorKind::WouldBlock.into());
+                        }
+                        Ok(true) => {
+                            empty += 1;
+                            continue;
+                        }
                         Err(_) if read > 0 => return Ok(read),
                         ended => return ended.map(|_| read),
                     }
@@ -248,9 +260,11 @@ impl TlsState {
         if state.peer_has_closed() && self.plaintext == 0 {
             return Ok(false);
         }
-        // A full read announces more, and a connection without much traffic needs little memory.
+        self.decrypted += self.plaintext;
+        // A full read announces more. A connection without much traffic needs little memory, and one
+        // that has only said hello gets no more.
         let filled = self.end == self.received.len();
-        if self.start == self.end && filled && !self.connection.is_handshaking() {
+        if self.start == self.end && filled && self.decrypted >= GROWS_AFTER_BYTES {
             let larger = (4 * self.received.len()).min(RECEIVED_BYTES_MAX);
             self.received.resize(larger, 0);
         }
@@ -289,6 +303,12 @@ const REQUEST: std::ops::Range<usize> = 24..32;
 /// of a body.
 const RECEIVED_BYTES_MIN: usize = 4 << 10;
 const RECEIVED_BYTES_MAX: usize = 256 << 10;
+
+/// The plaintext after which a connection gets more memory for reads: more than a hello.
+const GROWS_AFTER_BYTES: usize = 64 << 10;
+
+/// The most steps of one read that yield no plaintext.
+const EMPTY_MAX: usize = 256;
 
 /// The most bytes that one write encrypts: their records are a copy until the socket takes them.
 const ENCRYPTED_BYTES_MAX: usize = 256 << 10;

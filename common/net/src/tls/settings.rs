@@ -3,10 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
-use pushpull_common::access::{AccessRights, Principal, Roles};
 use pushpull_common::ids::{RequestId, TaskId};
-use pushpull_common::names::NamePattern;
-use pushpull_common::protocol::message::Role;
 use rustls::client::Resumption;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::{self, PemObject};
@@ -21,9 +18,9 @@ use rustls::{
 use thiserror::Error;
 use tokio::io::Interest;
 
-use super::identity::{ServerVerifier, names, tasks};
+use super::identity::{ServerVerifier, names};
 use super::session::{HandshakeStep, TlsSession};
-use crate::auth::{AccessList, ChannelBinding};
+use crate::auth::ChannelBinding;
 use crate::stream::Stream;
 
 /// The protocol of a connection, so that its records are not taken for those of another one.
@@ -45,6 +42,9 @@ pub enum TlsFileError {
     /// It has no certificate.
     #[error("it has no certificate")]
     NoCertificate,
+    /// The file of its key has none.
+    #[error("the file of its key has no private key in PEM")]
+    NoKey,
     /// A certificate or key is not usable.
     #[error("it cannot be used for TLS")]
     Unusable {
@@ -82,7 +82,8 @@ impl TlsMaterial {
     /// Every [`TlsFileError`].
     pub(crate) fn set_own(&mut self, certificates: &[u8], key: &[u8]) -> Result<(), TlsFileError> {
         let chain = certificates_of(certificates)?;
-        let key = PrivateKeyDer::from_pem_slice(key)?;
+        // Its error would display what it has read.
+        let key = PrivateKeyDer::from_pem_slice(key).map_err(|_| TlsFileError::NoKey)?;
         let own = CertifiedKey::from_der(chain, key, &provider()).map_err(|error| match error {
             rustls::Error::InconsistentKeys(_) => TlsFileError::OtherKey,
             error => error.into(),
@@ -146,12 +147,6 @@ fn provider() -> Arc<CryptoProvider> {
 fn certificates_of(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsFileError> {
     let all: Vec<_> = CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>()?;
     if all.is_empty() { Err(TlsFileError::NoCertificate) } else { Ok(all) }
-}
-
-/// Returns whether a pattern of tasks matches the first task of a job.
-fn is_first(tasks: &NamePattern) -> bool {
-    let job = tasks.as_str().split_once("/task:").map_or("", |(job, _)| job);
-    tasks.matches(&format!("{job}/task:0"))
 }
 
 /// The settings of a server.
@@ -293,24 +288,9 @@ impl TlsSession {
         self.with(|connection| connection.export_keying_material([0; 32], BINDING_LABEL, None).ok())
     }
 
-    /// Returns who the peer is by its certificate, which the authority has signed.
-    ///
-    /// Without an entry in the list, a certificate that names a task is that task, in every role of a
-    /// task: its server refuses those that do not suit it. The first task of a job may be the chief.
-    pub(crate) fn principal(&self, list: Option<&AccessList>) -> Option<Principal> {
-        let names =
-            self.with(|connection| Some(names(connection.peer_certificates()?.first()?)))?;
-        let listed = list.and_then(|list| list.certificate(names.iter().map(String::as_str)));
-        listed.or_else(|| {
-            let tasks: Vec<NamePattern> = tasks(names).collect();
-            let name = tasks.first()?.to_string();
-            let roles = [Role::Worker {}, Role::Peer {}, Role::Rank {}, Role::Task {}];
-            let mut roles = roles.into_iter().fold(Roles::default(), Roles::with);
-            if tasks.iter().any(is_first) {
-                roles = roles.with(Role::Chief {});
-            }
-            let rights = AccessRights { roles, tasks, functions: Vec::new() };
-            Some(Principal { name, rights })
-        })
+    /// Returns the names in the certificate of the peer, which the authority has signed; `None` if it
+    /// has shown none.
+    pub(crate) fn peer_names(&self) -> Option<Vec<String>> {
+        self.with(|connection| Some(names(connection.peer_certificates()?.first()?)))
     }
 }

@@ -10,6 +10,7 @@ fn principal(name: &str, roles: &str, functions: &[&str]) -> Option<Arc<Principa
         roles: roles.parse().unwrap(),
         tasks: Vec::new(),
         functions: functions.iter().map(|&function| function.into()).collect(),
+        first_is_chief: false,
     };
     Some(Arc::new(Principal { name: name.to_owned(), rights }))
 }
