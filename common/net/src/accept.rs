@@ -58,7 +58,7 @@ pub struct ArrivedPeer {
     pub request: Option<Message>,
     /// Where it is.
     pub origin: PeerOrigin,
-    /// Who it has proved to be; `None` if it was not asked.
+    /// The proof of who it is; `None` if it was not asked.
     pub proven: Option<ProvenPeer>,
 }
 

@@ -17,7 +17,7 @@ use super::handshake::{ChannelBinding, ClientHandshake, UnprovenServer};
 use super::random;
 use crate::{FrameStream, Stream};
 
-/// What a client proves on one connection.
+/// The proof of a client on one connection.
 #[derive(Debug, Default)]
 pub struct ClientProof {
     credentials: Option<Credentials>,
@@ -144,7 +144,7 @@ pub async fn say_hello(
     Ok(frames.send(&frame).await?)
 }
 
-/// What a client proves on a connection whose frames are queued and taken by others.
+/// The proof of a client on a connection whose frames are queued and taken by others.
 #[derive(Debug, Default)]
 pub struct QueuedProof {
     /// Whether nothing is to be proved, or all is.
@@ -160,7 +160,7 @@ struct QueuedProofState {
     failure: Option<ProofError>,
 }
 
-/// What becomes of a message that has arrived.
+/// The next step after a message that has arrived.
 #[derive(Debug)]
 pub enum ProofStep {
     /// It is for the others.

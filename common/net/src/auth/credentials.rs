@@ -131,10 +131,10 @@ impl CredentialFiles {
     }
 }
 
-/// What a process proves itself with, and whom it lets in: a certificate, an authority, access
-/// tokens.
+/// The credentials of a process: a certificate, an authority and access tokens, with which it proves
+/// who it is and decides whom it lets in.
 ///
-/// Its files are looked at again when it is used, a few times a second at most, so that a token or a
+/// Its files are checked when it is used, a few times a second at most, so that a token or a
 /// certificate can be replaced while servers and workers run. If they have become unusable, what
 /// they said before holds.
 #[derive(Clone)]
@@ -151,7 +151,7 @@ struct Watched {
     current: Arc<Loaded>,
     stamps: Vec<FileStamp>,
     looked: Instant,
-    /// Why the files that are there now are not used.
+    /// The fault for which the files that are there now are not used.
     problem: Option<Arc<CredentialsError>>,
 }
 

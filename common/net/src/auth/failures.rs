@@ -40,7 +40,7 @@ const DELAY_MIN: Duration = Duration::from_millis(100);
 /// The longest delay.
 const DELAY_MAX: Duration = Duration::from_millis(3200);
 
-/// A host that has not failed for this long begins anew.
+/// The time without a failure after which a host starts again.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 
 /// The time between two reports of one host: attempts in a loop do not fill a log.

@@ -127,7 +127,7 @@ impl TlsMaterial {
         };
         let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(own.clone())));
         config.alpn_protocols = vec![ALPN.to_vec()];
-        // Each connection is proved anew, so that a certificate that was replaced is not used.
+        // Each connection is proved again, so that a certificate that was replaced is not used.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(Some(ServerTls(Arc::new(config))))

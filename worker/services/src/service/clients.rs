@@ -33,7 +33,7 @@ pub(super) struct ClientState {
     pub(super) queued: VecDeque<u64>,
     /// The bytes that are charged to the client.
     pub(super) bytes: u64,
-    /// Who the client has proved to be; `None` if it was not asked.
+    /// The principal that the client has proved to be; `None` if it was not asked.
     pub(super) principal: Option<Arc<Principal>>,
 }
 

@@ -62,7 +62,7 @@ pub(crate) enum ServiceInput<'a> {
         client: Incarnation,
         /// Whether bodies have checksums on this connection: `On` or `Off`.
         body_crc: BodyCrc,
-        /// Who the client has proved to be; `None` if it was not asked.
+        /// The principal that the client has proved to be; `None` if it was not asked.
         principal: Option<Arc<Principal>>,
     },
     /// A message has arrived. Its body follows, if it has one.
