@@ -202,6 +202,15 @@ fn each_worker_has_a_value_of_its_own_and_makes_it_again() {
     assert_eq!(used(1), "1 11");
 }
 
+/// Tells a thread to end, also if this one panics.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 #[test]
 fn scheduled_increments_count_once_whoever_is_lost() {
     let calls = match std::env::var_os("PUSHPULL_THOROUGH") {
@@ -229,6 +238,7 @@ fn scheduled_increments_count_once_whoever_is_lost() {
             }
             lost
         });
+        let over = SetOnDrop(&done);
         // The coordinator is given up again and again, in the middle of its calls.
         let mut runs = 0;
         loop {
@@ -245,7 +255,7 @@ fn scheduled_increments_count_once_whoever_is_lost() {
                 coordinator.join().unwrap();
             }
         }
-        done.store(true, Ordering::SeqCst);
+        drop(over);
         println!(
             "{calls} increments, {runs} runs of the coordinator, {} lost workers",
             losing.join().unwrap()

@@ -7,6 +7,7 @@ use std::task::{Context, Poll};
 
 use super::function_pool::NoThread;
 use super::server_core::ServerCore;
+use crate::cancel::CancelFlag;
 use crate::functions::FunctionResult;
 use crate::service::{ExecutionId, Failure};
 use crate::value::Value;
@@ -30,9 +31,11 @@ impl Drop for EndedExecution {
 /// The payload of a panic.
 type Panic = Box<dyn std::any::Any + Send>;
 
-/// The outcome of a function that has returned or panicked.
+/// The outcome of a function that has returned or panicked. The error of one that was cancelled may
+/// be that of the cancellation, which says nothing about another execution.
 pub(super) fn result_of(
     result: Result<FunctionResult, Panic>,
+    cancelled: &CancelFlag,
 ) -> Result<Vec<(String, Value)>, Failure> {
     match result {
         Ok(Ok(outputs)) => {
@@ -41,6 +44,7 @@ pub(super) fn result_of(
             Value::detach_all(values.iter_mut().map(|(_, value)| value));
             Ok(values)
         }
+        Ok(Err(_)) if cancelled.is_raised() => Err(Failure::Cancelled),
         Ok(Err(error)) => {
             let (detail, retry) = error.into_parts();
             Err(Failure::Failed { retry, detail })
@@ -73,5 +77,25 @@ impl<F: Future + Unpin> Future for CatchUnwind<F> {
             Ok(Poll::Ready(output)) => Poll::Ready(Ok(output)),
             Err(panic) => Poll::Ready(Err(panic)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::functions::FunctionError;
+
+    #[test]
+    fn the_error_of_a_function_that_was_cancelled_is_the_cancellation() {
+        let fails = || Ok(Err(FunctionError::new("nobody waits for it any more")));
+        let flag = CancelFlag::default();
+        assert!(matches!(result_of(fails(), &flag), Err(Failure::Failed { retry: false, .. })));
+        flag.raise();
+        assert!(matches!(result_of(fails(), &flag), Err(Failure::Cancelled)));
+        // What it has done all the same is its outcome, and so is its fault.
+        let done = result_of(Ok(Ok(Value::from(1_i64).into())), &flag);
+        assert_eq!(done.map(|outputs| outputs.len()).ok(), Some(1));
+        let panicked = result_of(Err(Box::new("at the end")), &flag);
+        assert!(matches!(panicked, Err(Failure::Panicked { .. })));
     }
 }

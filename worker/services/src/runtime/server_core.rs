@@ -399,12 +399,16 @@ impl ServerCore {
             Some(Body::Blocking(body)) => {
                 let core = self.clone();
                 let body = body.clone();
+                let cancelled = call.cancelled.clone();
                 let ended = EndedExecution { core, execution, result: None };
                 let job: Job = Box::new(move |thread| {
                     let mut call = call;
                     let mut ended = ended;
                     ended.result = Some(match thread {
-                        Ok(()) => result_of(catch_unwind(AssertUnwindSafe(|| body(&mut call)))),
+                        Ok(()) => {
+                            let returned = catch_unwind(AssertUnwindSafe(|| body(&mut call)));
+                            result_of(returned, &cancelled)
+                        }
                         Err(reason) => Err(failure_without(reason)),
                     });
                     drop(call);
@@ -418,6 +422,7 @@ impl ServerCore {
             Some(Body::Asynchronous(body)) => {
                 let core = self.clone();
                 let body = body.clone();
+                let cancelled = call.cancelled.clone();
                 self.runtime.spawn(async move {
                     let mut ended = EndedExecution { core, execution, result: None };
                     let begun = catch_unwind(AssertUnwindSafe(|| body(call)));
@@ -425,7 +430,7 @@ impl ServerCore {
                         Ok(future) => CatchUnwind(future).await,
                         Err(panic) => Err(panic),
                     };
-                    ended.result = Some(result_of(result));
+                    ended.result = Some(result_of(result, &cancelled));
                 });
             }
             // The service knows the functions of the same table.
