@@ -1,5 +1,6 @@
 //! The files of `examples/deploy`: the commands of the Kubernetes manifests and of the Yarnfile train on
-//! loopback, the manifests satisfy the schemas of their APIs, and the image trains in containers.
+//! loopback, the manifests satisfy the schemas of their APIs, and the image trains in containers. And the
+//! commands of the README train on two hosts, which are network namespaces.
 //!
 //! They need the programs of the image, which `.ci/run` builds; `PUSHPULL_STATIC` may name their
 //! folder. Manifests are read by the virtual environment `target/kubernetes`, which `.ci/run` makes, and
@@ -10,8 +11,11 @@
 #[path = "../support/case_counts.rs"]
 mod case_counts;
 mod containers;
+#[path = "../support/hosts.rs"]
+mod hosts;
 mod kubernetes;
 mod tasks;
+mod two_hosts;
 mod yarn;
 
 use std::process::ExitCode;
@@ -52,6 +56,12 @@ fn main() -> ExitCode {
             }
         }
         Err(absent) => counts.skip("the manifests", &absent),
+    }
+    match (&programs, &two_hosts::hosts()) {
+        (Ok(programs), Ok(hosts)) => {
+            counts.count("the README, on two hosts", two_hosts::check(programs, hosts));
+        }
+        (Err(absent), _) | (_, Err(absent)) => counts.skip("the README, on two hosts", absent),
     }
     match (programs, containers::Podman::find()) {
         (Ok(programs), Ok(podman)) => {

@@ -16,6 +16,7 @@
 mod case_counts;
 mod cluster;
 mod fenced;
+#[path = "../support/hosts.rs"]
 mod hosts;
 mod kills;
 mod marked_job;

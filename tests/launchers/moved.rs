@@ -36,7 +36,7 @@ pub(crate) fn check(hosts: &Hosts) -> Result<Value, String> {
         &state,
     ]);
     let server = cluster::server(LAST_STEP, &flags.collect::<Vec<_>>());
-    hosts.name_address(NAME, "10.77.0.1").map_err(|error| error.to_string())?;
+    hosts.name_addresses(&[(NAME, "10.77.0.1")]).map_err(|error| error.to_string())?;
     let first = start(1, server.clone());
     let workers = [0, 1].map(|index| start(3 + index, worker(index, &address, &go_on)));
     for (index, worker) in (0..).zip(&workers) {
@@ -50,7 +50,7 @@ pub(crate) fn check(hosts: &Hosts) -> Result<Value, String> {
     }
     let process = first.process_of(SERVER).ok_or("no server lives")?;
     kill_process(process, Signal::KILL).map_err(|error| error.to_string())?;
-    hosts.name_address(NAME, "10.77.0.2").map_err(|error| error.to_string())?;
+    hosts.name_addresses(&[(NAME, "10.77.0.2")]).map_err(|error| error.to_string())?;
     let mut second = start(2, server);
     std::fs::write(&go_on, "").unwrap();
     let mut pushes = 0;

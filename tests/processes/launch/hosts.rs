@@ -11,7 +11,7 @@ use rustix::process::Signal;
 
 use super::{Running, is_alive, launch, run, wait_for_empty_groups, wait_for_ends};
 
-#[path = "../../launchers/hosts.rs"]
+#[path = "../../support/hosts.rs"]
 #[allow(dead_code, reason = "the launchers use more of it")]
 mod namespaces;
 

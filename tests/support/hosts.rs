@@ -49,14 +49,15 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// Gives a name an address on all hosts, also to programs that run there.
-    pub(crate) fn name_address(&self, name: &str, address: &str) -> io::Result<()> {
+    /// Gives names addresses on all hosts, also to programs that run there.
+    pub(crate) fn name_addresses(&self, names: &[(&str, &str)]) -> io::Result<()> {
         for host in self.names() {
             let folder = Path::new("/etc/netns").join(host);
             std::fs::create_dir_all(&folder)?;
             // Written in place: `ip netns exec` has mounted the file over that of the machine.
-            let lines = format!("127.0.0.1 localhost\n{address} {name}\n");
-            std::fs::write(folder.join("hosts"), lines)?;
+            let lines = names.iter().map(|(name, address)| format!("{address} {name}\n"));
+            let lines: String = lines.collect();
+            std::fs::write(folder.join("hosts"), format!("127.0.0.1 localhost\n{lines}"))?;
         }
         Ok(())
     }
