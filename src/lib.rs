@@ -209,14 +209,17 @@ pub mod variable {
     pub use pushpull_common::variable::Replication;
 }
 
-/// The settings of a server, and what it reports.
+/// The settings of a server, what it reports, and its administration from elsewhere.
 pub mod server {
+    pub use pushpull_common::status::{
+        DataStatus, HeldToken, MemberStatus, Presence, Status, TrainingPhase, Waiting,
+    };
     pub use pushpull_ps::{
-        DataStatus, Durability, Event, Events, HeldToken, MemberStatus, Metrics, Network,
-        NonFinite, OnLoss, Overflowed, Presence, PsListener, SaveStatus, StalenessHistogram,
-        StalenessPolicy, Status, TrainingPhase, Waiting, enter_private_folder,
+        AdminOrder, Durability, Event, Events, Metrics, Network, NonFinite, OnLoss, Overflowed,
+        PsListener, SaveStatus, StalenessHistogram, StalenessPolicy, enter_private_folder,
         raise_open_files_limit,
     };
+    pub use pushpull_worker::Admin;
 }
 
 /// Who may connect to a server and do what, and what a process proves itself with: access tokens, and
@@ -224,6 +227,7 @@ pub mod server {
 ///
 /// `docs/security.md` says what is protected against whom.
 pub mod security {
+    pub use pushpull_common::access::{AccessEvent, DeniedPeer};
     pub use pushpull_ps::security::{CredentialFiles, Credentials, check_tokens, new_secret};
 }
 

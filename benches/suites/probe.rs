@@ -4,21 +4,21 @@
 //! instant. That pause is not the server's. The probe therefore speaks the protocol itself, and its
 //! callers retry without that pause.
 
-use std::io::{self, IoSliceMut, Read, Write};
-use std::net::TcpStream;
-use std::os::unix::net::UnixStream;
+use std::io;
 use std::time::Duration;
 
 use pushpull::ClusterSpec;
 use pushpull::cluster::ShardId;
+use pushpull::error::Chain;
 use pushpull::protocol::Identity;
 use pushpull::protocol::decode::ReadError;
 use pushpull::protocol::message::{BodyCrc, Hello, Pull, Role, Selection};
 use pushpull::protocol::wire::Text;
-use pushpull::protocol::{
-    BodyPoll, BodyStamp, Envelope, FrameReader, Message, Poll, encode, version,
-};
+use pushpull::protocol::{BodyStamp, Envelope, FrameReader, Message, encode, version};
 use pushpull::protocol::{ClientEpoch, GlobalStep, Incarnation, RequestId, RestoreEpoch};
+use pushpull_net::auth::{ProofError, say_hello};
+use pushpull_net::{Connector, FrameStream};
+use tokio::runtime::{Builder, Runtime};
 
 /// Limit on each read, for a server that is alive but does not answer.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -44,9 +44,12 @@ pub(crate) fn answers(
 
 /// A connection to a shard, after the welcome.
 pub(crate) struct ProbeConnection {
-    stream: ProbeStream,
-    reader: FrameReader,
+    frames: FrameStream,
+    /// Limits each read.
+    timeout: Duration,
     requests: u64,
+    /// Dropped last: the stream is registered with it.
+    runtime: Runtime,
 }
 
 impl ProbeConnection {
@@ -67,18 +70,28 @@ impl ProbeConnection {
         timeout: Duration,
     ) -> io::Result<Option<ProbeConnection>> {
         let address = cluster.task_address("ps", hello.shard.task).map_err(io::Error::other)?;
-        let stream = match address.strip_prefix("unix:") {
-            Some(path) => ProbeStream::Unix(UnixStream::connect(path)?),
-            None => ProbeStream::Tcp(TcpStream::connect(address)?),
+        let connector = Connector::new(address);
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let greeting = async {
+            let connected = connector.connect(timeout).await;
+            let connected = connected.map_err(|error| io::Error::other(Chain(&error).to_string()));
+            let mut frames = FrameStream::new(connected?.stream, FrameReader::new());
+            let envelope = Envelope { request: RequestId(1), ..Envelope::default() };
+            let hello = hello.clone();
+            match say_hello(&mut frames, connector.own_credentials(), envelope, hello).await {
+                Ok(()) => {}
+                Err(ProofError::Refused { .. }) => return Ok(None),
+                Err(error) => return Err(io::Error::other(Chain(&error).to_string())),
+            }
+            let (_, answer) = frames.next().await.map_err(io::Error::other)?;
+            Ok(matches!(answer, Message::Welcome(_)).then_some(frames))
         };
-        stream.limit(timeout)?;
-        let mut line = ProbeConnection { stream, reader: FrameReader::new(), requests: 0 };
-        line.send(hello.clone().into(), &[])?;
-        if !matches!(line.next()?, Message::Welcome(_)) {
+        let greeted = runtime.block_on(async { tokio::time::timeout(timeout, greeting).await });
+        let Some(mut frames) = greeted.map_err(|_| io::ErrorKind::TimedOut)?? else {
             return Ok(None);
-        }
-        line.reader.open();
-        Ok(Some(line))
+        };
+        frames.open();
+        Ok(Some(ProbeConnection { frames, timeout, requests: 1, runtime }))
     }
 
     /// Sends a message in the default envelope.
@@ -98,53 +111,24 @@ impl ProbeConnection {
         let mut frame = Vec::new();
         encode(&mut frame, &envelope, message, BodyStamp::plain(body.len() as u64));
         frame.extend_from_slice(body);
-        match &mut self.stream {
-            ProbeStream::Tcp(stream) => stream.write_all(&frame),
-            ProbeStream::Unix(stream) => stream.write_all(&frame),
-        }
+        self.runtime.block_on(self.frames.send(&frame))
     }
 
     /// Reads the next message and discards its body.
     pub(crate) fn next(&mut self) -> io::Result<Message> {
-        let reader = &mut self.reader;
-        let stream = &mut self.stream;
-        let other = |error: ReadError| io::Error::other(error);
-        let mut source = |slices: &mut [IoSliceMut<'_>]| stream.read(slices);
-        let (header, message) = match reader.poll(&mut source).map_err(other)? {
-            Poll::Frame(header, message) => (header, message),
-            Poll::Pending => return Err(io::ErrorKind::TimedOut.into()),
-            Poll::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
-        };
-        if header.body_bytes > 0
-            && reader.skip_body(&mut source).map_err(other)? == BodyPoll::Pending
-        {
-            return Err(io::ErrorKind::TimedOut.into());
-        }
-        Ok(message)
-    }
-}
-
-enum ProbeStream {
-    Tcp(TcpStream),
-    Unix(UnixStream),
-}
-
-impl ProbeStream {
-    fn limit(&self, timeout: Duration) -> io::Result<()> {
-        match self {
-            ProbeStream::Tcp(stream) => {
-                stream.set_nodelay(true)?;
-                stream.set_read_timeout(Some(timeout))
+        let next = async {
+            let (header, message) = self.frames.next().await?;
+            if header.body_bytes > 0 {
+                self.frames.body(&mut vec![0; header.body_bytes as usize]).await?;
             }
-            ProbeStream::Unix(stream) => stream.set_read_timeout(Some(timeout)),
-        }
-    }
-
-    fn read(&mut self, slices: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        match self {
-            ProbeStream::Tcp(stream) => stream.read_vectored(slices),
-            ProbeStream::Unix(stream) => stream.read_vectored(slices),
-        }
+            Ok(message)
+        };
+        let timeout = self.timeout;
+        let next = self.runtime.block_on(async { tokio::time::timeout(timeout, next).await });
+        next.map_err(|_| io::ErrorKind::TimedOut)?.map_err(|error| match error {
+            ReadError::Io(error) => error,
+            error => io::Error::other(error),
+        })
     }
 }
 

@@ -1,5 +1,7 @@
 //! Who a peer is, as it has proved, and what it may do.
 
+mod event;
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -8,6 +10,7 @@ use thiserror::Error;
 use crate::ids::TaskId;
 use crate::names::NamePattern;
 use crate::protocol::message::Role;
+pub use event::{AccessEvent, DeniedPeer};
 
 /// A peer that has proved who it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +32,8 @@ pub struct AccessRights {
     pub functions: Vec<NamePattern>,
     /// Whether it may also be the chief, as the first task of a job.
     pub first_is_chief: bool,
+    /// The most connections that it may have to a server at once. `None` means no limit of its own.
+    pub connections_max: Option<u32>,
 }
 
 impl AccessRights {
@@ -53,9 +58,26 @@ impl AccessRights {
 pub struct Roles(u16);
 
 impl Roles {
+    /// Returns the set of these roles.
+    pub const fn of(roles: &[Role]) -> Roles {
+        let mut bits = 0;
+        let mut next = 0;
+        while next < roles.len() {
+            bits |= bit(roles[next]);
+            next += 1;
+        }
+        Roles(bits)
+    }
+
     /// Returns whether a role is in the set.
     pub fn contains(self, role: Role) -> bool {
         self.0 & bit(role) != 0
+    }
+
+    /// Returns the roles of either set.
+    #[must_use]
+    pub const fn and(self, other: Roles) -> Roles {
+        Roles(self.0 | other.0)
     }
 
     /// Returns the set with one more role.
@@ -70,7 +92,7 @@ impl Roles {
     }
 }
 
-fn bit(role: Role) -> u16 {
+const fn bit(role: Role) -> u16 {
     1 << role.code()
 }
 
@@ -133,7 +155,7 @@ mod tests {
             roles: roles.parse().unwrap(),
             tasks: patterns(tasks),
             functions: patterns(functions),
-            first_is_chief: false,
+            ..AccessRights::default()
         }
     }
 

@@ -36,6 +36,7 @@ pub mod regular_file;
 pub mod rounding;
 pub mod rows;
 pub mod shared_values;
+pub mod status;
 pub mod stored_stream;
 pub mod table;
 pub mod task_registry;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
+use crate::access::AccessEvent;
 use crate::cluster::{AddressProblem, ClusterSize, ClusterSpec, canonical, index_list};
 use crate::identity::Identity;
 use crate::ids::{ClientEpoch, TaskId};
@@ -80,6 +81,8 @@ pub enum RendezvousEvent {
         /// The reason.
         refusal: Refusal,
     },
+    /// Something about who may connect.
+    Access(AccessEvent),
 }
 
 impl fmt::Display for RendezvousEvent {
@@ -88,6 +91,7 @@ impl fmt::Display for RendezvousEvent {
             RendezvousEvent::Waits(waits) => waits.fmt(f),
             RendezvousEvent::Gathered(cluster) => write!(f, "all tasks have registered: {cluster}"),
             RendezvousEvent::Returned(task) => write!(f, "{task} has registered again"),
+            RendezvousEvent::Access(event) => event.fmt(f),
             RendezvousEvent::Refused { task, refusal } => write!(f, "refused {task}: {refusal}"),
         }
     }

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{ClientEpoch, Incarnation, TaskId};
+use pushpull_common::status::Presence;
 
 use crate::push_window::PushWindow;
-use crate::status::Presence;
 
 /// The most tasks with an entry. If all entries are taken, a new task takes that of one which the
 /// cluster does not list and which has been gone for longest.

@@ -1,18 +1,21 @@
 //! Events: what a server reports to its operator, in addition to the counters in
 //! [`crate::Metrics`].
 
+mod admin_order;
 mod event_queue;
 mod event_sink;
 
 use std::fmt;
 use std::time::Duration;
 
+use pushpull_common::access::AccessEvent;
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{ShardId, TaskId, VariableId};
+use pushpull_common::status::{TrainingPhase, Waiting};
 
 use crate::metrics::Overflowed;
-use crate::status::{TrainingPhase, Waiting};
 
+pub use admin_order::AdminOrder;
 pub use event_queue::Events;
 pub(crate) use event_sink::{EventReaders, EventSink};
 
@@ -130,32 +133,20 @@ pub enum Event {
         /// Its value on the other task.
         there: String,
     },
-    /// Peers have not proved that they may connect. Reported for the first attempt of a host, and then
-    /// every ten seconds at most.
+    /// Something about who may connect: peers that were denied, connections that were closed, files
+    /// that cannot be used.
+    Access(AccessEvent),
+    /// An administrator has given an order, which this task carries out.
     #[non_exhaustive]
-    PeerDenied {
-        /// The address of the host; of IPv6 its network. `this host` for a Unix socket.
-        host: String,
-        /// The role and the task of which the last one claims to be, if it has said so.
-        claim: Option<String>,
-        /// Why the last one was refused. It was not told.
-        cause: String,
-        /// The attempts of the host since the last report.
-        attempts: u64,
-    },
-    /// A connection was closed because what had let its peer in was taken back.
-    #[non_exhaustive]
-    PeerRevoked {
-        /// The shard.
+    AdminOrder {
+        /// The shard that was asked.
         shard: ShardId,
-        /// The name of the access token or of the certificate.
-        principal: String,
-    },
-    /// The files of the credentials have changed and cannot be used. What they said before holds.
-    #[non_exhaustive]
-    CredentialsUnusable {
-        /// Why, with the file.
-        cause: String,
+        /// The order.
+        order: AdminOrder,
+        /// The task that the administrator says it is.
+        task: TaskId,
+        /// The name of its access token or certificate, if it was asked who it is.
+        principal: Option<String>,
     },
     /// A setting has changed since the state directory of a shard was created, such as a
     /// hyperparameter of an optimizer whose slots are kept. Reported at each start.
@@ -389,9 +380,8 @@ impl Event {
             Event::OwnerLost { .. } => "owner-lost",
             Event::OwnerFound { .. } => "owner-found",
             Event::SettingsDiffer { .. } => "settings-differ",
-            Event::PeerDenied { .. } => "peer-denied",
-            Event::PeerRevoked { .. } => "peer-revoked",
-            Event::CredentialsUnusable { .. } => "credentials-unusable",
+            Event::Access(event) => event.kind(),
+            Event::AdminOrder { order, .. } => order.kind(),
             Event::SettingChanged { .. } => "setting-changed",
             Event::FewerWorkers { .. } => "fewer-workers",
             Event::MoreWorkers { .. } => "more-workers",
@@ -470,22 +460,14 @@ impl fmt::Display for Event {
                 "the servers have different settings: {setting} is {here:?} on {shard}, and \
                  {there:?} on {task}"
             ),
-            Event::PeerDenied { host, claim, cause, attempts } => {
-                let claim = claim.as_deref().unwrap_or("a peer");
-                write!(f, "{claim} from {host} may not connect: {cause}")?;
-                match attempts {
-                    1 => Ok(()),
-                    attempts => write!(f, "; {attempts} attempts"),
+            Event::Access(event) => event.fmt(f),
+            Event::AdminOrder { shard, order, task, principal } => {
+                let by = task.to_string();
+                write!(f, "{shard} was told to {order} by {}", by.escape_debug())?;
+                match principal {
+                    Some(principal) => write!(f, ", who is {principal}"),
+                    None => Ok(()),
                 }
-            }
-            Event::PeerRevoked { shard, principal } => {
-                write!(
-                    f,
-                    "{shard} has closed a connection of {principal}, which may not connect any more"
-                )
-            }
-            Event::CredentialsUnusable { cause } => {
-                write!(f, "the credentials are those of before: {cause}")
             }
             Event::SettingChanged { shard, setting, before, now } => write!(
                 f,

@@ -17,7 +17,7 @@ use pushpull_store::layout::Kind;
 
 use crate::config::PsConfig;
 use crate::error::StorageError;
-pub use crate::status::Presence;
+pub use pushpull_common::status::Presence;
 use reader::ShardReader;
 pub use report::{
     ArenaReport, ClientReport, CompletePush, CoordinatorReport, DataReport, FileReport, Inspection,

@@ -43,7 +43,6 @@ mod peer_hello;
 mod push_window;
 mod runtime;
 mod shard;
-mod status;
 #[cfg(any(test, fuzzing, all(feature = "simulation", debug_assertions)))]
 #[doc(hidden)]
 pub mod testing;
@@ -70,7 +69,7 @@ pub use config::{
     PsConfig, StalenessPolicy, Storage, Synchronous,
 };
 pub use error::{ListenError, ServeError, StartError, StorageError};
-pub use event::{Event, Events};
+pub use event::{AdminOrder, Event, Events};
 pub use inspect::inspect;
 pub use metrics::{Metrics, Overflowed, SaveStatus, StalenessHistogram};
 pub use optim::{Adam, Sgd};
@@ -86,4 +85,3 @@ pub use pushpull_net::{
     raise_open_files_limit,
 };
 pub use runtime::{Ps, PsHandle, PsListener};
-pub use status::{DataStatus, HeldToken, MemberStatus, Presence, Status, TrainingPhase, Waiting};

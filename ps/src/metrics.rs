@@ -228,10 +228,10 @@ counters! {
     /// Connections closed because their first message was not a valid hello.
     waiting_faulted,
     /// Connections refused because the peer has not proved that it may connect. See
-    /// [`crate::Event::PeerDenied`]. Counted on the task's first shard.
+    /// [`crate::Event::Access`]. Counted on the task's first shard.
     peers_denied,
     /// Connections closed because what had let the peer in was taken back: its access token was
-    /// removed from the file, or gives something else. See [`crate::Event::PeerRevoked`].
+    /// removed from the file, or gives something else. See [`crate::Event::Access`].
     peers_revoked,
 }
 

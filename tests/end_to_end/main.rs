@@ -42,6 +42,7 @@ mod ring_checkpoints;
 mod row_codecs;
 mod rows;
 mod rules;
+mod secured;
 mod services;
 mod settings;
 #[cfg(target_os = "linux")]

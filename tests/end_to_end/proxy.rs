@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::secured::handshake_bytes;
+
 /// Forwards connections to a server and cuts each after a number of bytes drawn from a seed.
 pub(crate) struct Proxy {
     pub(crate) address: String,
@@ -142,7 +144,8 @@ impl Shared {
     /// Forwards one direction, then shuts down both streams.
     fn pump(&self, mut from: TcpStream, mut to: TcpStream, upwards: bool) {
         let mean = self.cut_after.load(Ordering::Relaxed);
-        let mut left = if mean == 0 { u64::MAX } else { self.next_random() % (2 * mean) };
+        let cut = || handshake_bytes() + self.next_random() % (2 * mean);
+        let mut left = if mean == 0 { u64::MAX } else { cut() };
         let mut buffer = vec![0; 16 << 10];
         while let Ok(count @ 1..) = from.read(&mut buffer) {
             while self.is_paused.load(Ordering::SeqCst) {

@@ -64,6 +64,7 @@ fn every_flag_has_a_heading_and_one_line_of_help() {
     assert_eq!(
         commands,
         [
+            "admin",
             "bench",
             "cert",
             "devices",
@@ -83,7 +84,15 @@ fn every_flag_has_a_heading_and_one_line_of_help() {
         assert_eq!(faults, Vec::<String>::new(), "{command}");
         flags += of_command;
     }
-    for nested in [["cert", "new-ca"], ["cert", "new"], ["token", "new"]] {
+    for nested in [
+        ["admin", "status"],
+        ["admin", "save"],
+        ["admin", "finish"],
+        ["admin", "stop"],
+        ["cert", "new-ca"],
+        ["cert", "new"],
+        ["token", "new"],
+    ] {
         let (faults, of_command) = check(&help(TOOL, &nested));
         assert_eq!(faults, Vec::<String>::new(), "{nested:?}");
         flags += of_command;

@@ -2,6 +2,7 @@
 //! use them, and those who prove nothing stay outside.
 
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -229,7 +230,7 @@ fn a_token_that_is_removed_ends_its_connections_and_drops_no_push() {
     let next = step(&mut kept).unwrap();
     assert!((steps + 1..=steps + 2).contains(&next), "{next} after {steps}");
     let errors = stop(&mut daemon);
-    assert!(errors.contains("has closed a connection of trainers-2"), "{errors}");
+    assert!(errors.contains("closed a connection of trainers-2"), "{errors}");
 }
 
 #[test]
@@ -368,6 +369,94 @@ fn a_daemon_with_credentials_listens_on_all_addresses() {
     assert!(!errors.contains("insecure"), "{errors}");
 }
 
+/// The line stands in the log of each start, not only of the first.
+#[test]
+fn an_insecure_daemon_says_so_at_each_start() {
+    let keys = Keys::new();
+    let port = free_addresses(1)[0].rsplit_once(':').unwrap().1.to_owned();
+    let address = format!("127.0.0.1:{port}");
+    let listen = format!("0.0.0.0:{port}");
+    let line = format!("insecure: every machine that reaches {listen} can change the variables\n");
+    for start in ["first", "second"] {
+        let mut daemon = keys.daemon(&address, &["--listen", &listen, "--insecure"]);
+        // The connection waits for the daemon.
+        let mut worker = join(config(&address, 0, None)).unwrap();
+        assert_eq!(step(&mut worker), Ok(1), "{start}");
+        let errors = stop(&mut daemon);
+        assert_eq!(errors.matches(&line).count(), 1, "{start}: {errors}");
+    }
+}
+
+/// A user and a group that own nothing.
+const NOBODY: u32 = 65_534;
+
+/// Returns a path of the tool that another user can run: its own, or that of a copy in a folder.
+fn tool_for_others(folder: &Path) -> PathBuf {
+    use std::os::unix::fs::PermissionsExt;
+    // A folder above the tool may be closed to others.
+    if Command::new(TOOL).arg("--version").uid(NOBODY).gid(NOBODY).output().is_ok() {
+        return TOOL.into();
+    }
+    let copy = folder.join("pushpull");
+    std::fs::copy(TOOL, &copy).unwrap();
+    std::fs::set_permissions(&copy, std::fs::Permissions::from_mode(0o755)).unwrap();
+    copy
+}
+
+#[test]
+fn a_process_of_another_user_needs_a_token_at_a_unix_socket() {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: only root can start a process of another user");
+        return;
+    }
+    if let Err(error) = Command::new("true").uid(NOBODY).gid(NOBODY).output() {
+        println!("SKIPPED: root cannot start a process of another user here: {error}");
+        return;
+    }
+    let permit = |path: &Path, mode| {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let keys = Keys::new();
+    keys.token("operators", &["--role", "admin"]);
+    // Others can pass the folder, and not list it.
+    permit(keys.0.path(), 0o711);
+    let socket = keys.path("ps.sock");
+    let address = &format!("unix:{socket}");
+    let mut daemon = keys.daemon(address, &TOKENS);
+    // The connection waits for the daemon.
+    let mut worker = join(config(address, 0, Some(keys.tokens().open().unwrap()))).unwrap();
+    assert_eq!(step(&mut worker), Ok(1));
+    permit(Path::new(&socket), 0o777);
+
+    let tool = tool_for_others(keys.0.path());
+    let status = |flags: &[&str]| {
+        let mut command = Command::new(&tool);
+        command.args(["admin", "status", "--ps-hosts", address]).args(flags);
+        command.current_dir("/").uid(NOBODY).gid(NOBODY);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let (status, output, errors) = TestProcess::start("status", &mut command).finish();
+        (status.success(), output, errors)
+    };
+    let (is_admitted, output, errors) = status(&[]);
+    assert!(!is_admitted && errors.contains("denied"), "{output}{errors}");
+    // The file of the daemon is not theirs to read.
+    let (is_admitted, output, errors) = status(&["--tokens", &keys.path("tokens")]);
+    assert!(!is_admitted && errors.contains("Permission denied"), "{output}{errors}");
+    let own = keys.path("own");
+    let text = std::fs::read_to_string(keys.path("tokens")).unwrap();
+    std::fs::write(&own, text.lines().nth(1).unwrap()).unwrap();
+    permit(Path::new(&own), 0o600);
+    chown(&own, Some(NOBODY), Some(NOBODY)).unwrap();
+    let (is_admitted, output, errors) = status(&["--tokens", &own]);
+    assert!(is_admitted && output.contains("at step 1"), "{output}{errors}");
+    // The worker of the daemon's own user is not kept from its work.
+    assert_eq!(step(&mut worker), Ok(2));
+    let errors = stop(&mut daemon);
+    let told = "from this host may not connect: it has neither a token nor a certificate";
+    assert!(errors.contains(told), "{errors}");
+}
+
 /// No secret is in the memory that a core dump has.
 #[test]
 fn a_core_dump_has_no_secret_of_a_token() {
@@ -395,4 +484,78 @@ fn a_core_dump_has_no_secret_of_a_token() {
     assert!(has(b"trainers"), "the name is in it");
     assert!(!has(digits.as_bytes()) && !has(&secret), "the secret is in it");
     stop(&mut daemon);
+}
+
+/// An operator asks, saves, finishes and stops by a token of the role; other tokens give none of it.
+#[test]
+fn an_operator_administers_a_training_and_others_do_not() {
+    let keys = Keys::new();
+    keys.sign(&["--task", "/job:ps/task:1"]);
+    keys.token("operators", &["--role", "admin"]);
+    let addresses = free_addresses(2).join(",");
+    let start = |task: &str| {
+        let task = ["--task-index", task, "--checkpoint-dir", "checkpoints"];
+        keys.daemon(&addresses, &[&TLS[..], &TOKENS, &task].concat())
+    };
+    let [mut first, mut second] = [start("0"), start("1")];
+    let cluster = ClusterSpec::builder().job("ps", addresses.split(',')).workers(2);
+    let config = WorkerConfig::new(cluster.build().unwrap(), TaskId::worker(0));
+    let config = config.credentials(keys.over_tls()).connect_timeout(LONG);
+    let mut worker = join(config).unwrap();
+    assert_eq!(step(&mut worker), Ok(1));
+
+    let file = |name: &str, token: &str| {
+        let text = std::fs::read_to_string(keys.path("tokens")).unwrap();
+        let own = text.lines().find(|line| line.split(' ').nth(1) == Some(token)).unwrap();
+        let path = keys.path(name);
+        std::fs::write(&path, own).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600))
+            .unwrap();
+        path
+    };
+    let operators = file("operators", "operators");
+    let trainers = file("trainers", "trainers");
+    let ca = keys.path("certs/ca.pem");
+    let admin = |verb: &str, tokens: &str, flags: &[&str]| {
+        let of_all = ["admin", verb, "--ps-hosts", &addresses, "--tls-ca", &ca, "--tokens", tokens];
+        run(&[&of_all, flags].concat())
+    };
+    for verb in ["status", "save", "finish", "stop"] {
+        let said = admin(verb, &trainers, &["--timeout-s", "5"]);
+        let error = String::from_utf8(said.stderr).unwrap();
+        assert!(!said.status.success() && error.contains("denied"), "{verb}: {error}");
+    }
+    let told = |verb: &str, flags: &[&str]| {
+        let said = admin(verb, &operators, flags);
+        let error = String::from_utf8(said.stderr).unwrap();
+        assert!(said.status.success(), "{verb}: {error}");
+        String::from_utf8(said.stdout).unwrap()
+    };
+    let page = told("status", &[]);
+    let begin = "training, at step 1, restore epoch 1\n/job:worker/task:0: present, heard ";
+    assert!(page.starts_with(begin), "{page}");
+    assert!(page.ends_with("/job:worker/task:1: has never joined\n"), "{page}");
+    let json: serde_json::Value = serde_json::from_str(&told("status", &["--json"])).unwrap();
+    assert_eq!(json["step"], 1);
+    assert_eq!(json["members"][0]["task"], "/job:worker/task:0");
+    assert_eq!(json["never_joined"], serde_json::json!(["/job:worker/task:1"]));
+    assert_eq!(told("save", &[]), "saved ckpt-1-1 at step 1\n");
+    assert_eq!(told("finish", &[]), "finished: no worker gets another token\n");
+    assert_eq!(worker.token().unwrap().map(drop), None);
+    assert!(told("status", &[]).starts_with("finished by order, at step 1"));
+    assert_eq!(told("stop", &[]), "stopped\n");
+    let error = worker.finish().unwrap_err();
+    assert!(matches!(error, pushpull::Error::ServerStopped { .. }), "{error}");
+    let by = "by /job:admin/task:0, who is operators";
+    for (daemon, task, orders) in [
+        (&mut first, 0, &["save a checkpoint", "finish the training", "stop"][..]),
+        (&mut second, 1, &["stop"]),
+    ] {
+        let (status, output, errors) = daemon.finish();
+        assert!(status.success(), "{output}{errors}");
+        for order in orders {
+            let line = format!("/job:ps/task:{task}/shard:0 was told to {order} {by}\n");
+            assert!(errors.contains(&line), "{line} is not in {errors}");
+        }
+    }
 }

@@ -11,7 +11,7 @@ use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::protocol::Features;
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::VariableSpec;
-use pushpull_ps::testing::with_features;
+use pushpull_ps::testing::{SimulatedTokens, with_features};
 use pushpull_ps::{Asynchronous, Mode, Network, OnLoss, PsConfig, Sgd, Storage, Synchronous};
 use pushpull_services::planted::PlantedServiceBugs;
 
@@ -80,6 +80,25 @@ impl Setting {
             true => Features::ALL,
             false => Features(chance.next() & Features::ALL.0),
         }
+    }
+
+    /// Returns the access tokens by which the processes of the cluster prove to each other who they are;
+    /// `None` if nobody asks.
+    pub(crate) fn tokens(&self) -> Option<SimulatedTokens> {
+        let asks = SimChance::of(self.seed, "tokens").percent(50);
+        let line = |name: &str, index: u32, roles: &str, job: &str| {
+            // Each has a secret of its own.
+            let secret = format!("{index:08x}").repeat(4) + &format!("{:08x}", name.len());
+            format!("token {name}-{index} {secret} roles={roles} tasks=/job:{job}/task:{index}\n")
+        };
+        let servers = (0..self.tasks).map(|index| line("ps", index, "peer", "ps"));
+        let workers = (0..self.workers).map(|index| {
+            let roles = if index == 0 { "worker,chief" } else { "worker" };
+            line("worker", index, roles, "worker")
+        });
+        let coordinator = line("coordinates", 0, "reader,client functions=*", "coordinator");
+        let lines: String = servers.chain(workers).chain([coordinator]).collect();
+        asks.then(|| SimulatedTokens::new(&lines))
     }
 
     /// Draws the setting of a seed, bounded by `at_most`. The bound does not change later draws.

@@ -65,6 +65,7 @@ pub(crate) fn check_figures(
         let linux = cfg!(target_os = "linux");
         assert!(figures["second_losses"] > 0, "no worker was away while all state was lost");
         assert!(figures["clock_jumps"] > 0, "no clock was wrong");
+        assert!(figures["with_tokens"] > 0, "nobody has proved who it is");
         assert!(figures["told"] > 0, "no worker was told of stragglers before its deadline");
         assert!(figures["direct_pulls"] > 0 || !linux, "no worker has read shared values");
         assert!(figures["named"] > 0 || !linux, "no worker has used a push buffer");

@@ -227,6 +227,7 @@ impl<P: ProcessProgram> SimWorld<P> {
     /// Returns the figures of the run so far.
     pub(crate) fn outcome(self, mut figures: BTreeMap<&'static str, u64>) -> SimOutcome {
         figures.insert("clock_jumps", self.clock_jumps);
+        figures.insert("with_tokens", u64::from(self.setting.tokens().is_some()));
         let events = self.events;
         let faults = self.faults;
         let trace = self.trace.sum();

@@ -11,3 +11,4 @@ mod macro_expansion;
 mod public_names;
 #[cfg(target_os = "linux")]
 mod release_daemon;
+mod security_page;

@@ -347,7 +347,8 @@ impl Deadline {
 /// The pause between two attempts to join.
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(50);
 
-async fn open(
+/// Connects to shards, and returns the settings in the welcome of the first.
+pub(crate) async fn open(
     caller: &Caller,
     shards: Vec<ShardId>,
     timeout: Duration,

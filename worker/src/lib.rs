@@ -33,6 +33,7 @@
 
 #![deny(unsafe_code)]
 
+mod admin;
 pub mod blocking;
 mod client;
 mod clipping;
@@ -74,6 +75,7 @@ mod testing;
 mod token;
 mod worker;
 
+pub use admin::Admin;
 pub use config::{Checksums, WorkerConfig};
 pub use coordinators::{OpenedCoordinator, RecordedDigests};
 pub use error::{

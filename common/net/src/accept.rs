@@ -8,7 +8,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-#[cfg(feature = "tls")]
+use pushpull_common::access::{AccessEvent, DeniedPeer};
 use pushpull_common::error::Chain;
 use pushpull_common::ids::{RequestId, TaskId};
 use pushpull_common::peer_origin::PeerOrigin;
@@ -21,9 +21,11 @@ use pushpull_common::protocol::{
 use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Notify;
 
+use crate::auth::everywhere::in_effect;
 use crate::auth::failures::AuthFailures;
 use crate::auth::gate::{NotProven, prove};
-use crate::auth::{Credentials, DeniedPeer, ProvenPeer};
+use crate::auth::places::NoPlace;
+use crate::auth::{Credentials, ProvenPeer};
 use crate::endpoints::{Endpoint, Endpoints};
 use crate::open_files::{is_out_of_descriptors, open_files_limit};
 #[cfg(feature = "tls")]
@@ -38,6 +40,9 @@ const EVICTION_GRACE: Duration = Duration::from_millis(1);
 /// The pause after a failed accept. Retrying at once would take time from the connections whose end
 /// frees the missing resource; new peers wait in the backlog.
 const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
+
+/// The time between two looks at the files of the credentials.
+const CREDENTIALS_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Time limit for the hello and the refusal of a peer that is refused for lack of descriptors.
 /// No other peer is accepted meanwhile.
@@ -93,10 +98,10 @@ pub trait PeerReceiver {
         let _ = reason;
     }
 
-    /// Handles attempts to connect of peers that have not proved that they may: the first of a host
-    /// at once, further ones together.
-    fn denied(&self, peer: DeniedPeer) {
-        let _ = peer;
+    /// Handles what the operator must know about who may connect: the first attempt of a host that
+    /// was denied at once and further ones together, and files of credentials that cannot be used.
+    fn access(&self, event: AccessEvent) {
+        let _ = event;
     }
 
     /// Handles a failure to accept or to hand over a connection because no descriptor is left.
@@ -130,13 +135,14 @@ pub fn accept<R: PeerReceiver + 'static>(
 ) {
     let gate = Rc::new(AcceptGate {
         handshake_timeout: limits.handshake_timeout,
-        credentials,
+        credentials: in_effect(credentials.as_ref()),
         failures: RefCell::default(),
         waiting: RefCell::new(WaitingConnections::new(limits.waiting_connections_max)),
         handed_over: Notify::new(),
         spare: RefCell::new(spare_descriptor()),
         receiver,
     });
+    tokio::task::spawn_local(gate.clone().watch_credentials());
     for endpoint in endpoints.all {
         tokio::task::spawn_local(gate.clone().accept(endpoint));
     }
@@ -207,6 +213,20 @@ impl<R: PeerReceiver> Drop for WaitingConnection<R> {
 }
 
 impl<R: PeerReceiver + 'static> AcceptGate<R> {
+    /// Reports once each time that the files of the credentials have become unusable.
+    async fn watch_credentials(self: Rc<Self>) {
+        let Some(credentials) = &self.credentials else { return };
+        let mut reported = None;
+        loop {
+            tokio::time::sleep(CREDENTIALS_INTERVAL).await;
+            let problem = credentials.problem().map(|problem| Chain(&*problem).to_string());
+            if let Some(cause) = problem.clone().filter(|_| problem != reported) {
+                self.receiver.access(AccessEvent::Unusable { cause });
+            }
+            reported = problem;
+        }
+    }
+
     async fn accept(self: Rc<Self>, endpoint: Endpoint) {
         match endpoint {
             Endpoint::Tcp(listener, _) => {
@@ -407,6 +427,13 @@ impl<R: PeerReceiver> WaitingConnection<R> {
         let proven = match prove(credentials, &mut frames, origin, &header, &mut hello).await {
             Ok(proven) => proven,
             Err(NotProven::Read(error)) => return Err(error.into()),
+            Err(NotProven::Full(NoPlace { limit })) => {
+                let what = Detail::clipped("connections of this access token or certificate");
+                let refusal = Refusal::Busy { what, limit: limit.into() };
+                // It may have closed the connection.
+                let _ = send_refusal(&mut frames, header.request, refusal).await;
+                return Err(NoGreeting::Closed);
+            }
             Err(NotProven::Denied(cause)) => {
                 self.deny(&mut frames, &header, &hello, cause).await;
                 return Err(NoGreeting::Denied);
@@ -434,7 +461,8 @@ impl<R: PeerReceiver> WaitingConnection<R> {
         let failed = self.gate.failures.borrow_mut().failed(Instant::now(), self.host);
         if let Some(attempts) = failed.report {
             let host = self.host.to_string();
-            self.gate.receiver.denied(DeniedPeer { host, claim, cause, attempts });
+            let denied = DeniedPeer::new(host, claim, cause, attempts);
+            self.gate.receiver.access(AccessEvent::Denied(denied));
         }
         tokio::time::sleep(failed.delay).await;
     }
@@ -442,7 +470,7 @@ impl<R: PeerReceiver> WaitingConnection<R> {
     /// Puts TLS over a TCP connection, if this server has a certificate.
     #[cfg(feature = "tls")]
     async fn secure(&self, stream: Stream) -> Result<Stream, NoGreeting> {
-        let current = self.gate.credentials.as_ref().map(Credentials::current);
+        let current = self.gate.credentials.as_ref().map(Credentials::fresh);
         let server = current.and_then(|current| current.tls.server.clone());
         let Some(server) = server.filter(|_| !stream.passes_descriptors()) else {
             return Ok(stream);

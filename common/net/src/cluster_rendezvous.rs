@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pushpull_common::access::AccessEvent;
 use pushpull_common::cluster::ClusterSize;
 use pushpull_common::ids::TaskId;
 use pushpull_common::protocol::message::{Hello, Refused, RegisterTask, Role, TaskKey};
@@ -125,15 +126,28 @@ struct RegistryServer {
 
 impl RegistryServer {
     /// Serves a task until its connection ends.
-    async fn attend(self: Rc<Self>, frames: FrameStream, hello: Hello, task: RegisterTask) {
+    async fn attend(
+        self: Rc<Self>,
+        frames: FrameStream,
+        hello: Hello,
+        task: RegisterTask,
+        proven: Option<ProvenPeer>,
+    ) {
         let connection = self.next_connection.replace(self.next_connection.get() + 1);
         let (sender, unsent) = mpsc::channel(UNSENT_MAX);
         self.connections.borrow_mut().insert(connection, sender);
         self.handle(RegistryInput::Register { connection, hello: Box::new(hello), task });
-        send_until_closed(frames, unsent).await;
+        tokio::select! {
+            () = send_until_closed(frames, unsent) => {}
+            event = revoked(proven.as_ref()) => self.access(event),
+        }
         self.connections.borrow_mut().remove(&connection);
         self.handle(RegistryInput::Closed { connection });
         self.closed.notify_one();
+    }
+
+    fn access(&self, event: AccessEvent) {
+        (self.on_event.borrow_mut())(RendezvousEvent::Access(event));
     }
 
     fn handle(&self, input: RegistryInput) {
@@ -183,6 +197,14 @@ async fn send_until_closed(mut frames: FrameStream, mut unsent: mpsc::Receiver<U
     }
 }
 
+/// Returns once what has let a task in no longer does. A task that was not asked who it is stays.
+async fn revoked(proven: Option<&ProvenPeer>) -> AccessEvent {
+    match proven {
+        Some(proven) => proven.revoked().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Returns whether a peer may be the task that it registers. One with an id may be any of its job.
 fn may_be(proven: Option<&ProvenPeer>, task: &RegisterTask) -> bool {
     let index = match task.key {
@@ -202,6 +224,10 @@ impl PeerReceiver for Door {
         hello.role == (Role::Task {})
     }
 
+    fn access(&self, event: AccessEvent) {
+        self.0.access(event);
+    }
+
     async fn take(&self, peer: ArrivedPeer) {
         let ArrivedPeer { stream, reader, header, hello, request, proven, .. } = peer;
         let Ok(stream) = Stream::attach(stream) else { return };
@@ -217,7 +243,7 @@ impl PeerReceiver for Door {
                 Refusal::Denied {}
             }
             Some(Message::RegisterTask(task)) => {
-                spawn_local(self.0.clone().attend(frames, hello, task));
+                spawn_local(self.0.clone().attend(frames, hello, task, proven));
                 return;
             }
             Some(other) => {

@@ -15,6 +15,7 @@ use tokio::task::JoinSet;
 
 use crate::Stream;
 use crate::auth::Credentials;
+use crate::auth::everywhere::in_effect;
 use crate::connect_race::{AttemptEnd, ConnectRace, KnownAddresses, RaceStep};
 use crate::socket_path::{occupant, socket_path};
 
@@ -145,7 +146,7 @@ impl Connector {
         Connector {
             address: without_scheme(address).to_owned(),
             known: Mutex::default(),
-            credentials: None,
+            credentials: in_effect(None),
             task: None,
         }
     }
@@ -153,7 +154,7 @@ impl Connector {
     /// Connects with these credentials: over TLS if they have an authority. Default: none.
     #[must_use]
     pub fn credentials(self, credentials: Option<Credentials>) -> Connector {
-        Connector { credentials, ..self }
+        Connector { credentials: in_effect(credentials.as_ref()), ..self }
     }
 
     /// Names the task that the server must be, which its certificate may name. Default: any that its
@@ -220,7 +221,7 @@ impl Connector {
         connected: Connected,
         left: Duration,
     ) -> Result<Connected, ConnectError> {
-        let current = self.credentials.as_ref().map(Credentials::current);
+        let current = self.credentials.as_ref().map(Credentials::fresh);
         let Some(client) = current.and_then(|current| current.tls.client.clone()) else {
             return Ok(connected);
         };

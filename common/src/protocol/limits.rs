@@ -64,6 +64,9 @@ pub const AUDITED_PUSHES_MAX: usize = 2 * WINDOW as usize;
 /// The longest name of a job, as in host names.
 pub const JOB_BYTES_MAX: usize = 64;
 const _: () = assert!(JOB_BYTES_MAX == crate::ids::CLIENT_JOB_BYTES_MAX);
+/// The most tasks of a kind in a status. A meta has room for so many, each member with all the tokens
+/// that it may hold.
+pub const STATUS_TASKS_MAX: usize = 100;
 /// The longest name of a checkpoint's folder.
 pub const CHECKPOINT_NAME_BYTES_MAX: usize = 64;
 /// The most bytes that a checkpoint keeps for its user: positions of data readers, not data.
@@ -100,6 +103,8 @@ pub const PUSH_SHARED_RANGES_MAX: usize = 1024;
 
 /// The number of those ranges stored inline in the message, without an allocation.
 pub const PUSH_SHARED_RANGES_FEW: usize = 6;
+/// The longest name of a principal: that of an access token or of a certificate.
+pub const PRINCIPAL_NAME_BYTES_MAX: usize = 255;
 /// The longest name of an access token.
 pub const ACCESS_TOKEN_NAME_BYTES_MAX: usize = 64;
 /// By how much a restore epoch may exceed the shard's and the checkpoint's.

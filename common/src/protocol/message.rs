@@ -1,5 +1,6 @@
 //! The messages of the protocol: one struct for each kind, by subject, and the enum of all kinds.
 
+mod administration;
 mod checkpoints;
 mod clusters;
 mod coordinators;
@@ -17,6 +18,7 @@ use super::error::ProtocolError;
 use super::feature::Features;
 use super::limits;
 use super::wire::{FeatureSink, FieldReader, Wire};
+pub use administration::*;
 pub use checkpoints::*;
 pub use clusters::*;
 pub use coordinators::*;
@@ -213,4 +215,8 @@ messages! {
     112 => RegisterTask, body 0;
     113 => ClusterWaits, body 0;
     114 => ClusterIs, body limits::CLUSTER_BYTES_MAX;
+    116 => StatusQuery, body 0;
+    117 => StatusIs, body 0;
+    118 => Stop, body 0;
+    119 => Stopping, body 0;
 }

@@ -10,6 +10,7 @@ use pushpull_common::protocol::wire::Wire;
 use pushpull_common::protocol::{Features, Header, Message, header, limits};
 
 const MESSAGE: &str = concat!(
+    include_str!("../../src/protocol/message/administration.rs"),
     include_str!("../../src/protocol/message/clusters.rs"),
     include_str!("../../src/protocol/message/coordinators.rs"),
     include_str!("../../src/protocol/message/checkpoints.rs"),
@@ -49,6 +50,7 @@ const VALUES: &[(&str, u64)] = &values!(
     AUDITED_PUSHES_MAX,
     RESTORE_EPOCHS_AHEAD,
     JOB_BYTES_MAX,
+    STATUS_TASKS_MAX,
     CHECKPOINT_NAME_BYTES_MAX,
     PASSED_OVER_MAX,
     DATA_NAME_BYTES_MAX,
@@ -63,6 +65,7 @@ const VALUES: &[(&str, u64)] = &values!(
     PUSH_BUFFERS_MAX,
     PUSH_SHARED_RANGES_MAX,
     PUSH_SHARED_RANGES_FEW,
+    PRINCIPAL_NAME_BYTES_MAX,
     ACCESS_TOKEN_NAME_BYTES_MAX,
     DETAIL_BYTES_MAX,
     FUNCTION_NAME_BYTES_MAX,

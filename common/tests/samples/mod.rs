@@ -66,6 +66,7 @@ pub(crate) fn samples() -> Vec<Sample> {
     services(&mut add);
     rings(&mut add);
     clusters(&mut add);
+    administration(&mut add);
     with_bodies(&mut list);
     list
 }
@@ -392,7 +393,10 @@ fn services(add: &mut impl FnMut(&str, Message)) {
     }
     add("OutputPart", OutputPart { offset: 1 << 20 }.into());
     add("CancelCall", CancelCall { call: 31 }.into());
-    add("FetchOutput", FetchOutput { of: variants::output_ref() }.into());
+    let of = variants::output_ref();
+    add("FetchOutput", FetchOutput { of, principal: text("") }.into());
+    let of = variants::output_ref();
+    add("FetchOutput for another", FetchOutput { of, principal: text("caller-1") }.into());
     add("Fetched", Fetched { is: value_is() }.into());
     let calls = List::new(vec![31, 33]).expect("the list is within its limit");
     add("Release", Release { calls }.into());
@@ -488,6 +492,50 @@ fn clusters(add: &mut impl FnMut(&str, Message)) {
     }
     let missing = text("worker 2");
     add("ClusterWaits", ClusterWaits { registered: 4, tasks: 5, missing }.into());
+}
+
+fn administration(add: &mut impl FnMut(&str, Message)) {
+    add("StatusQuery", StatusQuery { members_from: 100 }.into());
+    for (name, phase) in PhaseIs::named() {
+        add(&format!("StatusIs {name}"), StatusIs { phase, ..status() }.into());
+    }
+    let members = PresenceIs::named().into_iter().map(|(_, presence)| MemberIs {
+        job: text("worker"),
+        task: 3,
+        presence,
+        silent_ms: 4,
+        tokens: List::of([(9, 5), (10, 1)]).expect("two fit"),
+        step_us: None,
+    });
+    let status = StatusIs {
+        members: List::of(members).expect("the list is within its limit"),
+        absent: List::of([TaskIs { job: text("chief"), task: 0 }]).expect("one fits"),
+        waiting: Some(Box::new(WaitIs {
+            awaited: text("worker 2"),
+            workers: List::of([TaskIs { job: text("worker"), task: 2 }]).expect("one fits"),
+            shards: List::of([ShardId { task: 1, shard: 2 }]).expect("one fits"),
+            waited_ms: 6,
+        })),
+        data: Some(Box::new(DataIs { name: text("mnist"), epoch: 7, begun: 9, unspent: 8 })),
+        ..status()
+    };
+    add("StatusIs whole", status.into());
+    add("Stop", Stop {}.into());
+    add("Stopping", Stopping {}.into());
+}
+
+fn status() -> StatusIs {
+    StatusIs {
+        phase: PhaseIs::Training {},
+        step: 10,
+        restore_epoch: 1,
+        members_count: 3,
+        members: List::default(),
+        absent_count: 1,
+        absent: List::default(),
+        waiting: None,
+        data: None,
+    }
 }
 
 fn ring_part() -> RingPart {

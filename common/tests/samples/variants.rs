@@ -61,6 +61,13 @@ variants! {
         "all" => Selection::All {},
         "partitions" => Selection::Partitions { partitions: partitions() },
         "dense" => Selection::Dense {};
+    PhaseIs:
+        "no_variables" => PhaseIs::NoVariables {}, "declared" => PhaseIs::Declared {},
+        "training" => PhaseIs::Training {}, "finished" => PhaseIs::Finished {},
+        "last_step" => PhaseIs::LastStep {}, "data_end" => PhaseIs::DataEnd {};
+    PresenceIs:
+        "present" => PresenceIs::Present {}, "left" => PresenceIs::Left {},
+        "lost" => PresenceIs::Lost {};
     EndReason: "last_step" => EndReason::LastStep {}, "finished" => EndReason::Finished {},
         "data_end" => EndReason::DataEnd {};
     Outcome:

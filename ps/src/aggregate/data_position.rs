@@ -11,10 +11,10 @@
 use std::collections::BTreeMap;
 
 use pushpull_common::data_set::{DataSet, SampleRange, UNSPENT_BATCHES_MAX};
+use pushpull_common::status::DataStatus;
 use pushpull_store::planted::{Bug, PlantedBugs};
 
 use crate::client_key::ClientKey;
-use crate::status::DataStatus;
 
 /// A batch of a data set, by its number among the batches of all epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -9,6 +9,7 @@ use pushpull_common::catalogue::Catalogue;
 use pushpull_common::error::Chain;
 use pushpull_common::ids::{GlobalStep, ShardId};
 use pushpull_common::protocol::message::Operation;
+use pushpull_common::status::Presence;
 use pushpull_optim::optimizer::OptimizerSlot;
 use pushpull_store::arena::{Arena, ArenaStorage, Budget, file_name};
 use pushpull_store::change::SLOTS_MAX;
@@ -36,7 +37,6 @@ use crate::shard::shard_files::data_record::DataRecord;
 use crate::shard::shard_files::generation::{open_catalogue, table_words};
 use crate::shard::shard_files::poison::PoisonRecord;
 use crate::shard::shard_files::record::{ShardRecord, ShardStage};
-use crate::status::Presence;
 
 /// Reads a shard's folder and collects the findings.
 pub(super) struct ShardReader<'a> {

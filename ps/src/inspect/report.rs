@@ -7,10 +7,9 @@ use pushpull_common::effect_window::EffectWindow;
 use pushpull_common::ids::{
     CoordinatorEpoch, CoordinatorId, GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId,
 };
+use pushpull_common::status::Presence;
 use pushpull_common::tensor::{DType, Shape};
 use pushpull_common::variable::Replication;
-
-use crate::status::Presence;
 
 /// The contents of a state directory.
 #[derive(Clone, Debug)]

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use pushpull_common::error::Chain;
+use pushpull_common::access::AccessEvent;
 use pushpull_common::protocol::message::Role;
-use pushpull_net::auth::{Credentials, CredentialsError, DeniedPeer};
+use pushpull_net::auth::Credentials;
 use pushpull_net::{
     AcceptLimits, ArrivedPeer, Endpoints, NoHello, PeerReceiver, ServicePeers,
     accept as accept_peers,
@@ -48,9 +48,6 @@ pub(super) fn run(acceptor: Acceptor) -> io::Result<()> {
     local.block_on(&runtime, async move {
         let Acceptor { shards, services, counters, events, descriptor_watch, .. } = acceptor;
         let credentials = acceptor.credentials;
-        if let Some(credentials) = credentials.clone() {
-            tokio::task::spawn_local(report_problems(credentials, events.clone()));
-        }
         let receiver = ShardPeers { shards, services, counters, events, descriptor_watch };
         accept_peers(acceptor.endpoints, acceptor.limits, credentials, receiver);
         let members = acceptor.members.clone();
@@ -76,26 +73,6 @@ pub(super) fn run(acceptor: Acceptor) -> io::Result<()> {
     });
     Ok(())
 }
-
-/// Reports once each time that the files of the credentials have become unusable.
-async fn report_problems(credentials: Credentials, events: EventSink) {
-    let mut reported: Option<Arc<CredentialsError>> = None;
-    loop {
-        tokio::time::sleep(CREDENTIALS_INTERVAL).await;
-        let problem = credentials.problem();
-        let text =
-            |of: &Option<Arc<CredentialsError>>| of.as_ref().map(|of| Chain(&**of).to_string());
-        if let Some(cause) = text(&problem)
-            && text(&reported).as_ref() != Some(&cause)
-        {
-            events.emit(&Event::CredentialsUnusable { cause });
-        }
-        reported = problem;
-    }
-}
-
-/// The time between two looks at the files of the credentials.
-pub(super) const CREDENTIALS_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Returns once a member has joined and none has been present for `grace`.
 async fn all_members_left(mut members: Vec<watch::Receiver<Members>>, grace: Duration) {
@@ -161,11 +138,8 @@ impl PeerReceiver for ShardPeers {
         }
     }
 
-    fn denied(&self, peer: DeniedPeer) {
-        let DeniedPeer { host, claim, cause, attempts } = peer;
-        // A stranger has chosen the name of the job.
-        let claim = claim.map(|(role, task)| format!("{role:?} {task}").escape_debug().to_string());
-        self.events.emit(&Event::PeerDenied { host, claim, cause, attempts });
+    fn access(&self, event: AccessEvent) {
+        self.events.emit(&Event::Access(event));
     }
 
     fn out_of_descriptors(&self, error: &io::Error) {

@@ -14,7 +14,7 @@ use pushpull_common::protocol::decode::ReadError;
 use pushpull_common::protocol::{
     Envelope, Features, FrameEvent, FrameReader, FrameSink, Message, message,
 };
-use pushpull_net::auth::{Credentials, ProvenPeer};
+use pushpull_net::auth::ProvenPeer;
 use pushpull_net::{
     ArrivedPeer, ConnectionPhase, ConnectionSide, FrameStream, SendBody, SendQueue, Stream,
 };
@@ -35,14 +35,21 @@ pub(super) async fn serve(core: Rc<ShardCore>, arrived: ArrivedPeer) {
         Ok(stream) => stream,
         Err(error) => return core.descriptor_watch().check(&error),
     };
+    let principal = arrived.proven.as_ref().map(|proven| proven.principal.clone());
     let (connection, outbox) = core.register(arrived.proven);
     let mut reader = arrived.reader;
     reader.set_features(core.features());
     outbox.agree(reader.features());
     let registration = ConnectionRegistration { core: core.clone(), connection };
     let hello = &arrived.hello;
-    let header = &arrived.header;
-    core.handle(ShardInput::Connected { connection, hello, header, origin: arrived.origin });
+    let connected = ShardInput::Connected {
+        connection,
+        hello,
+        header: &arrived.header,
+        origin: arrived.origin,
+        principal: principal.as_ref(),
+    };
+    core.handle(connected);
     #[cfg(test)]
     tests::panic_if_asked(hello);
     let mut frames = FrameStream::new(stream, reader);
@@ -323,11 +330,10 @@ impl Outboxes {
     }
 
     /// Returns the outboxes whose peers the credentials let in no more, each with its peer's name.
-    pub(super) fn revoked(&self, credentials: &Credentials) -> Vec<(String, Rc<Outbox>)> {
+    pub(super) fn revoked(&self) -> Vec<(String, Rc<Outbox>)> {
         let outboxes = self.outboxes.borrow();
         let revoked = outboxes.values().filter_map(|outbox| {
-            let proven =
-                outbox.proven.as_ref().filter(|proven| !credentials.still_admit(proven))?;
+            let proven = outbox.proven.as_ref().filter(|proven| !proven.is_admitted())?;
             Some((proven.principal.name.clone(), outbox.clone()))
         });
         revoked.collect()

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use pushpull_checkpoint::CheckpointError;
 use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
+use pushpull_common::status::Status;
 use pushpull_net::HomeProcess;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio_util::sync::CancellationToken;
@@ -13,7 +14,6 @@ use tokio_util::sync::CancellationToken;
 use super::saver::SaveWaiter;
 use crate::event::{EventReaders, Events};
 use crate::metrics::{Counters, Metrics, SaveRecord, SaveStatus};
-use crate::status::Status;
 
 /// A handle on a running server; cheap to clone.
 ///

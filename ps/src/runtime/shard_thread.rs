@@ -6,15 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use pushpull_common::access::AccessEvent;
 use pushpull_common::ids::ClientEpoch;
 use pushpull_common::protocol::Features;
+use pushpull_common::status::Status;
 use pushpull_net::ArrivedPeer;
-use pushpull_net::auth::{Credentials, ProvenPeer};
+use pushpull_net::auth::ProvenPeer;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
 use tokio_util::sync::CancellationToken;
 
-use super::accept::CREDENTIALS_INTERVAL;
 use super::connection::{self, Outbox, Outboxes, SentAnswer};
 use super::descriptor_watch::DescriptorWatch;
 use super::file_jobs::{FileJob, FileJobs};
@@ -29,7 +30,6 @@ use crate::shard::file_work::saver_order::{SaverEvent, SaverOrder};
 use crate::shard::output::ShardOutput;
 use crate::shard::values::applier::WorkOutcome;
 use crate::shard::{Shard, ShardInput, TICK};
-use crate::status::Status;
 
 /// How long a stopping shard may take to finish whole pushes and to send answers.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -37,6 +37,9 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often a blocked shard checks whether readers of shared memory have released their blocks:
 /// about as long as reading the values of a small model takes.
 const BLOCKED_POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// The time between two looks at whether peers may stay connected.
+const REVOCATION_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How many members have ever joined a shard, and how many are present.
 pub(super) type Members = (usize, usize);
@@ -61,8 +64,8 @@ pub(super) struct ShardCore {
     file_jobs: FileJobs,
     flushed: Notify,
     polling: PeerPolling,
-    /// Who may stay connected.
-    credentials: Option<Credentials>,
+    /// Notified when an administrator has stopped the task.
+    stop_order: Notify,
     panic: PanicSlot,
 }
 
@@ -204,6 +207,7 @@ impl ShardCore {
                 ShardOutput::ToOwner { envelope, message } => {
                     self.unsent.add(&envelope, &message);
                 }
+                ShardOutput::Stop => self.stop_order.notify_one(),
                 ShardOutput::Event(event) => self.events.emit(&event),
                 // The receiver may be closed while the server stops.
                 ShardOutput::Members { joined, present } => {
@@ -349,14 +353,12 @@ impl ShardCore {
 
     /// Closes the connections of peers whom the credentials let in no more, until the thread ends.
     async fn keep_revoking(&self) {
-        let Some(credentials) = &self.credentials else { return std::future::pending().await };
         loop {
-            tokio::time::sleep(CREDENTIALS_INTERVAL).await;
-            for (principal, outbox) in self.outboxes.revoked(credentials) {
+            tokio::time::sleep(REVOCATION_INTERVAL).await;
+            for (principal, outbox) in self.outboxes.revoked() {
                 outbox.break_off();
-                let shard = self.shard.borrow().id();
                 self.shard.borrow().counters().peers_revoked.add(1);
-                self.emit(Some(Event::PeerRevoked { shard, principal }));
+                self.emit(Some(Event::Access(AccessEvent::Revoked { principal })));
             }
         }
     }
@@ -445,7 +447,7 @@ pub(super) fn run(
         file_jobs: FileJobs::new(storage),
         flushed: Notify::new(),
         polling: PeerPolling::new(config.network.busy_poll),
-        credentials: config.credentials.clone(),
+        stop_order: Notify::new(),
         panic: PanicSlot::default(),
     });
     let local = LocalSet::new();
@@ -469,9 +471,15 @@ pub(super) fn run(
             core.handle(ShardInput::Finish);
             std::future::pending().await
         };
+        let ordered = async {
+            core.stop_order.notified().await;
+            ending.is_final.store(true, Ordering::Relaxed);
+            stop.cancel();
+        };
         let run = async {
             tokio::select! {
                 () = stop.cancelled() => {}
+                () = ordered => {}
                 () = core.panic.wait() => {}
                 () = finish => {}
                 () = keep_owner_link => {}

@@ -1,8 +1,10 @@
 //! The inputs of a shard.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use pushpull_checkpoint::CheckpointFault;
+use pushpull_common::access::Principal;
 use pushpull_common::ids::ClientEpoch;
 use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::message::Hello;
@@ -24,6 +26,8 @@ pub(crate) enum ShardInput<'a> {
         header: &'a Header,
         /// Where the peer connects from.
         origin: PeerOrigin,
+        /// Who it has proved to be, if it was asked.
+        principal: Option<&'a Arc<Principal>>,
     },
     /// A message has arrived. Its body follows, if it has one.
     Message {

@@ -44,6 +44,7 @@ use std::time::{Duration, Instant};
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::{ClientEpoch, ShardId};
 use pushpull_common::protocol::message::EndReason;
+use pushpull_common::status::{HeldToken, MemberStatus, Status, TrainingPhase};
 use pushpull_store::planted::Bug;
 
 use crate::aggregate::data_position::DataPosition;
@@ -51,7 +52,6 @@ use crate::aggregate::token_issuer::TokenIssuer;
 use crate::client_key::ClientKey;
 use crate::config::PsConfig;
 use crate::metrics::Counters;
-use crate::status::{HeldToken, MemberStatus, Status, TrainingPhase};
 use changes::Changes;
 use checkpoints::ShardCheckpoints;
 use intake::Intake;
@@ -130,8 +130,9 @@ impl Shard {
     /// Has the owners do what an input asks for. Returns what that has changed.
     fn dispatch(&mut self, now: Instant, input: ShardInput<'_>) -> Changes {
         match input {
-            ShardInput::Connected { connection, hello, header, origin } => {
-                self.connected(IncomingHello { connection, hello, origin, now }, header);
+            ShardInput::Connected { connection, hello, header, origin, principal } => {
+                let incoming = IncomingHello { connection, hello, origin, principal, now };
+                self.connected(incoming, header);
             }
             ShardInput::Message { connection, header, message } => {
                 return self.message(now, connection, header, message);
@@ -233,11 +234,6 @@ impl Shard {
     /// Abandons all work on checkpoint files, because the server ends.
     pub(crate) fn abandon_files(&self) {
         self.checkpoints.abandon_files();
-    }
-
-    /// Returns which shard this is.
-    pub(crate) fn id(&self) -> ShardId {
-        self.id
     }
 
     /// Returns the counters of the shard.

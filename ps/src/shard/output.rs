@@ -79,6 +79,8 @@ pub(crate) enum ShardOutput {
         /// The meta.
         message: Message,
     },
+    /// Stop the task for good, with all its shards.
+    Stop,
     /// Report an event to the operator.
     Event(Event),
     /// The number of members has changed.

@@ -8,6 +8,8 @@ mod shard_endpoint;
 mod shard_event;
 
 #[cfg(feature = "simulation")]
+pub use pushpull_net::auth::simulated_tokens::SimulatedTokens;
+#[cfg(feature = "simulation")]
 pub use shard_endpoint::{ClientHost, KilledFiles, ShardEndpoint, TICK, WorkState, with_features};
 #[cfg(feature = "simulation")]
 pub use shard_event::{PulledFrames, ShardEvent};

@@ -8,14 +8,17 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use pushpull_common::access::Principal;
 use pushpull_common::effect_window::EffectWindow;
 use pushpull_common::ids::{RequestId, ShardId};
 use pushpull_common::protocol::decode::slice_source;
-use pushpull_common::protocol::message;
+use pushpull_common::protocol::message::{self, Hello};
 use pushpull_common::protocol::{
-    BodyStamp, Envelope, Features, FrameEvent, FrameProgress, FrameReader, FrameSink, Message,
-    Poll, encode_for,
+    BodyStamp, Envelope, Features, FrameEvent, FrameProgress, FrameReader, FrameSink, Header,
+    Message, Poll, encode_for,
 };
+use pushpull_net::auth::simulated_tokens::{SimulatedTokens, principal_of};
+use pushpull_net::auth::{ClientHandshake, ServerHandshake};
 use pushpull_store::arena::{ArenaStorage, Budget};
 use pushpull_store::testing::test_files::TestFiles;
 
@@ -83,6 +86,10 @@ pub struct ShardEndpoint {
     requests: u64,
     part_bytes: u64,
     counters: Arc<Counters>,
+    /// The tokens by which peers prove who they are, if they are asked.
+    tokens: Option<SimulatedTokens>,
+    /// What this shard proves to the step owner.
+    own_proof: Option<(Envelope, ClientHandshake)>,
     events: VecDeque<ShardEvent>,
 }
 
@@ -95,6 +102,24 @@ struct ConnectionReader {
     /// The features that are agreed with it.
     features: Features,
     closing: bool,
+    /// The challenge that the client has not answered, and its hello.
+    challenged: Option<Box<ChallengedClient>>,
+}
+
+/// A client that has said hello, and has not proved who it is.
+#[derive(Debug)]
+struct ChallengedClient {
+    header: Header,
+    hello: Hello,
+    handshake: ServerHandshake,
+}
+
+/// A hello that has arrived on a connection.
+struct ArrivedHello {
+    connection: u64,
+    host: ClientHost,
+    header: Header,
+    hello: Hello,
 }
 
 /// Passes the frames of a connection to the shard, at a fixed time.
@@ -150,10 +175,18 @@ impl ShardEndpoint {
             requests: 0,
             part_bytes,
             counters,
+            tokens: None,
+            own_proof: None,
             events: VecDeque::new(),
         };
         endpoint.settle();
         endpoint
+    }
+
+    /// Has its peers prove who they are, and proves to the step owner who it is.
+    #[must_use]
+    pub fn with_tokens(self, tokens: SimulatedTokens) -> ShardEndpoint {
+        ShardEndpoint { tokens: Some(tokens), ..self }
     }
 
     /// Kills the process and returns the files that it leaves.
@@ -235,21 +268,40 @@ impl ShardEndpoint {
             match reader.poll(&mut source) {
                 Err(_) => break false,
                 Ok(Poll::Pending | Poll::Closed) => break true,
-                Ok(Poll::Frame(header, Message::Hello(hello))) => {
-                    greeted = true;
-                    reader.open();
-                    reader.set_features(self.config.features);
-                    if let Some(place) = self.connections.get_mut(&connection) {
-                        place.features = reader.features();
+                Ok(Poll::Frame(header, Message::Hello(mut hello))) => {
+                    let tokens = self.tokens.as_mut();
+                    let challenged = tokens.map(|tokens| {
+                        tokens.challenge(&header, &mut hello).expect("a token is offered")
+                    });
+                    match challenged {
+                        Some((handshake, challenge)) => {
+                            let client = ChallengedClient { header, hello, handshake };
+                            if let Some(place) = self.connections.get_mut(&connection) {
+                                place.challenged = Some(client.into());
+                            }
+                            let request = header.request;
+                            let envelope = Envelope { request, ..Envelope::default() };
+                            let frame = frame_of(Features::NONE, &envelope, &challenge.into(), &[]);
+                            self.events.push_back(ShardEvent::Send { connection, frame });
+                        }
+                        None => {
+                            greeted = true;
+                            let arrived = ArrivedHello { connection, host, header, hello };
+                            self.greet(now, &mut reader, arrived, None);
+                        }
                     }
-                    let hello = &hello;
-                    let header = &header;
-                    let origin = match host {
-                        ClientHost::Remote => PeerOrigin::Remote,
-                        ClientHost::Loopback => PeerOrigin::Loopback,
-                        ClientHost::Same => PeerOrigin::Unix { same_user: true },
+                }
+                Ok(Poll::Frame(_, Message::ChallengeAnswer(answer))) => {
+                    let place = self.connections.get_mut(&connection);
+                    let Some(client) = place.and_then(|place| place.challenged.take()) else {
+                        break false;
                     };
-                    self.handle(now, ShardInput::Connected { connection, hello, header, origin });
+                    let ChallengedClient { header, hello, handshake } = *client;
+                    let principal = principal_of(&handshake, &answer, &hello);
+                    let principal = principal.expect("an honest peer proves who it is");
+                    greeted = true;
+                    let arrived = ArrivedHello { connection, host, header, hello };
+                    self.greet(now, &mut reader, arrived, Some(&principal));
                 }
                 Ok(Poll::Frame(..)) => break false,
             }
@@ -259,6 +311,31 @@ impl ShardEndpoint {
             place.greeted = greeted;
         }
         sound
+    }
+
+    /// Hands the hello of a peer that may connect to the shard.
+    fn greet(
+        &mut self,
+        now: Instant,
+        reader: &mut FrameReader,
+        arrived: ArrivedHello,
+        principal: Option<&Arc<Principal>>,
+    ) {
+        let ArrivedHello { connection, host, header, hello } = arrived;
+        reader.open();
+        reader.set_features(self.config.features);
+        if let Some(place) = self.connections.get_mut(&connection) {
+            place.features = reader.features();
+        }
+        let hello = &hello;
+        let header = &header;
+        let origin = match host {
+            ClientHost::Remote => PeerOrigin::Remote,
+            ClientHost::Loopback => PeerOrigin::Loopback,
+            ClientHost::Same => PeerOrigin::Unix { same_user: true },
+        };
+        let connected = ShardInput::Connected { connection, hello, header, origin, principal };
+        self.handle(now, connected);
     }
 
     /// Ends a connection that is gone.
@@ -291,10 +368,13 @@ impl ShardEndpoint {
         let features = self.config.features;
         let owner = ShardId { task: owner.index, shard: 0 };
         let hello = PeerHello { task, identity, features, credentials: None };
-        let hello = hello.hello(owner, self.shard.newest_epoch());
+        let mut hello = hello.hello(owner, self.shard.newest_epoch());
         self.requests += 1;
         let request = RequestId(self.requests);
-        self.send_to_owner(&Envelope { request, ..Envelope::default() }, &hello.into());
+        let envelope = Envelope { request, ..Envelope::default() };
+        let tokens = self.tokens.as_mut();
+        self.own_proof = tokens.map(|tokens| (envelope, tokens.offer(&envelope, &mut hello)));
+        self.send_to_owner(&envelope, &hello.into());
     }
 
     /// Receives bytes from the step owner. Returns false if the connection is unusable.
@@ -313,6 +393,11 @@ impl ShardEndpoint {
                     self.handle(now, ShardInput::OwnerTime { epoch });
                     self.handle(now, ShardInput::OwnerLink { up: true });
                     self.handle(now, ShardInput::Tick);
+                }
+                Ok(Poll::Frame(_, Message::Challenge(challenge))) if !welcome => {
+                    let Some((envelope, proof)) = self.own_proof.take() else { break false };
+                    let answer = proof.answer(&challenge).expect("the owner proves who it is");
+                    self.send_to_owner(&envelope, &answer.into());
                 }
                 Ok(Poll::Frame(..)) if !welcome => break false,
                 Ok(Poll::Frame(header, message)) => {
@@ -415,7 +500,7 @@ impl ShardEndpoint {
                 ShardOutput::Event(Event::PartlyApplied { token, .. }) => {
                     ShardEvent::PartlyApplied { token }
                 }
-                ShardOutput::Event(_) => continue,
+                ShardOutput::Event(_) | ShardOutput::Stop => continue,
                 ShardOutput::Members { joined, present } => {
                     assert!(present <= joined, "{present} of {joined} members are present");
                     continue;

@@ -68,7 +68,7 @@ pub(crate) async fn run(
         let functions = functions.clone();
         let config = config_of(cluster, task.clone(), functions, at.credentials, bytes).cuda(cuda);
         let line = printer.line_sink();
-        let config = config.on_denied(move |peer| line("peer-denied", peer.to_string()));
+        let config = config.on_access(move |event| line(event.kind(), event.to_string()));
         let line = printer.line_sink();
         let config = config.on_out_of_descriptors(move |out| {
             line("out-of-descriptors", out.to_string());

@@ -2,9 +2,10 @@
 //! `pushpull inspect` shows what a state or checkpoint directory holds, `pushpull export` writes a
 //! checkpoint as a safetensors file, `pushpull devices` lists what a worker can compute on,
 //! `pushpull launch` starts the tasks of a cluster, `pushpull rendezvous` gathers their addresses,
-//! `pushpull resolve` shows the cluster that a launcher tells, and `pushpull cert` and `pushpull token`
-//! create what tasks prove themselves with.
+//! `pushpull resolve` shows the cluster that a launcher tells, `pushpull cert` and `pushpull token`
+//! create what tasks prove themselves with, and `pushpull admin` administers a running training.
 
+mod admin;
 mod bench;
 mod cert;
 mod devices;
@@ -39,6 +40,9 @@ struct ToolOptions {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Administer a running training: show its status, save, finish it, stop its servers.
+    #[command(subcommand)]
+    Admin(admin::AdminCommand),
     /// Measure pulls and pushes beside the ceiling of the same transport and size.
     Bench(Box<BenchCommand>),
     /// Create a certificate authority, and certificates of tasks.
@@ -101,6 +105,7 @@ fn run(command: &Command) -> Result<ExitCode, Box<dyn Error>> {
         options::fail_writes_instead()?;
     }
     match command {
+        Command::Admin(command) => admin::run(command)?,
         Command::Cert(command) => cert::run(command)?,
         Command::Token(command) => token::run(command)?,
         Command::Bench(command) => {

@@ -22,7 +22,7 @@ pub(crate) enum TokenCommand {
 /// Options of `pushpull token new`.
 #[derive(Debug, Args)]
 pub(crate) struct NewToken {
-    /// Role in which its owner may connect: worker, chief, reader, peer, client, rank or task
+    /// Roles of its owner: worker, chief, reader, admin, peer, client, rank, task
     #[arg(
         long,
         help_heading = "Token",

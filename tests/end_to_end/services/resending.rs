@@ -7,6 +7,7 @@ use std::time::Duration;
 use pushpull::blocking::FunctionServer;
 use pushpull::services::{Call, Functions, ServiceError, Value};
 
+use crate::secured::is_secured;
 use crate::services::cluster::{connect, start};
 use crate::services::proxy::Proxy;
 
@@ -29,7 +30,9 @@ fn a_call_is_executed_once_however_often_the_connection_breaks() {
         let breaking = scope.spawn(|| {
             while executions.load(Ordering::SeqCst) < CALLS {
                 proxy.break_all();
-                std::thread::sleep(Duration::from_millis(20));
+                // A handshake and its ciphers take longer.
+                let pause = if is_secured() { 200 } else { 20 };
+                std::thread::sleep(Duration::from_millis(pause));
             }
         });
         for number in 1..=CALLS {

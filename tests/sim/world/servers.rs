@@ -137,7 +137,7 @@ impl<P: ProcessProgram> SimWorld<P> {
             else {
                 unreachable!("the task was down")
             };
-            let endpoint = ShardEndpoint::open(
+            let mut endpoint = ShardEndpoint::open(
                 self.setting.config(task),
                 index,
                 files,
@@ -146,6 +146,10 @@ impl<P: ProcessProgram> SimWorld<P> {
                 self.now,
                 self.setting.part_bytes,
             );
+            if let Some(tokens) = self.setting.tokens() {
+                let process = life << 16 | u64::from(index);
+                endpoint = endpoint.with_tokens(tokens.of_process(process));
+            }
             let steps = endpoint.steps();
             let owns = endpoint.owns_step();
             *host = Host::Up(Box::new(endpoint));

@@ -40,7 +40,6 @@ impl<P: ProcessProgram> SimWorld<P> {
         let catalogue = self.setting.catalogue.clone();
         let part_bytes = self.setting.part_bytes;
         let features = self.setting.features_of(&task.to_string());
-        #[allow(unused_mut, reason = "for a planted bug")]
         let mut endpoint = worker::SessionEndpoint::new(
             cluster,
             task,
@@ -50,6 +49,9 @@ impl<P: ProcessProgram> SimWorld<P> {
             part_bytes,
             features,
         );
+        if let Some(tokens) = self.setting.tokens() {
+            endpoint = endpoint.with_tokens(tokens.of_process(incarnation));
+        }
         #[cfg(feature = "planted")]
         if self.setting.planted.bug() == Some(pushpull_ps::planted::Bug::SlotReusedEarly) {
             endpoint.overwrite_push_slots();

@@ -8,8 +8,9 @@ use pushpull_common::protocol::limits;
 use crate::error::RingError;
 use crate::stall::{RingStall, StallCheck};
 use crate::transport::Transport;
+use pushpull_common::access::AccessEvent;
 use pushpull_common::launch::Launch;
-use pushpull_net::auth::Credentials;
+use pushpull_net::auth::{AccessReport, Credentials};
 
 /// The settings of a rank.
 ///
@@ -32,6 +33,7 @@ pub struct RingConfig {
     pub(crate) transport: Option<Transport>,
     pub(crate) insecure: bool,
     pub(crate) credentials: Option<Credentials>,
+    pub(crate) access: AccessReport,
     pub(crate) size_min: Option<u32>,
     pub(crate) lease: Duration,
     pub(crate) join_timeout: Duration,
@@ -58,6 +60,7 @@ impl RingConfig {
             transport: None,
             insecure: false,
             credentials: None,
+            access: AccessReport::default(),
             size_min: None,
             lease: Duration::from_secs(10),
             join_timeout: Duration::from_secs(300),
@@ -124,6 +127,20 @@ impl RingConfig {
     /// Default: none.
     pub fn credentials(mut self, credentials: impl Into<Option<Credentials>>) -> RingConfig {
         self.credentials = credentials.into();
+        self
+    }
+
+    /// Calls `report` for what happens to those who may connect to this rank: peers that have not proved
+    /// that they may, for the first attempt of a host and then every ten seconds at most; connections
+    /// that are closed because an access token was removed; credentials that have become unusable.
+    /// Default: no reports.
+    ///
+    /// The control thread of the ring calls `report`, which must not wait for this ring.
+    pub fn on_access(
+        mut self,
+        report: impl Fn(&AccessEvent) + Send + Sync + 'static,
+    ) -> RingConfig {
+        self.access = AccessReport::new(report);
         self
     }
 

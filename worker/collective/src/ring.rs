@@ -626,6 +626,7 @@ fn control_config(
         transport: config.transport,
         insecure: config.insecure,
         credentials: config.credentials.clone(),
+        access: config.access.clone(),
         first_size_min: config.size_min.unwrap_or(size),
         size_min: config.size_min.unwrap_or(1),
         join_window: config.join_window,

@@ -25,7 +25,6 @@ use super::nested_calls::NestedClients;
 use super::runtime::client_core::ClientCore;
 use super::runtime::descriptor_watch::DescriptorWatch;
 use super::runtime::door::Door;
-use super::runtime::peer_access::PeerAccess;
 use super::runtime::server_core::ServerCore;
 use super::server_devices::ServerDevices;
 use super::service::{Service, ServiceConfig};
@@ -409,8 +408,7 @@ fn core_of(
         client
     });
     let descriptors = DescriptorWatch::new(config.out_of_descriptors.clone());
-    let access =
-        PeerAccess { credentials: config.credentials.clone(), report: config.denied.clone() };
+    let access = config.access.clone();
     let shared =
         Arc::new(ServerShared { task, states, devices, variables, clients, descriptors, access });
     ServerCore::new(service, config.functions.clone(), table, shared, resolver, runtime)

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
+use pushpull_common::access::AccessEvent;
 use pushpull_common::cluster::ClusterSpec;
 use pushpull_common::device::DeviceFilters;
 use pushpull_common::ids::TaskId;
-use pushpull_net::auth::{Credentials, DeniedPeer};
+use pushpull_net::auth::{AccessReport, Credentials};
 
 use super::function_server::FunctionServerError;
 use super::functions::Functions;
 use super::out_of_descriptors::OutOfDescriptors;
 use super::runtime::descriptor_watch::DescriptorReport;
-use super::runtime::peer_access::DeniedReport;
 
 /// The settings of a server.
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ pub struct FunctionServerConfig {
     device_filters: DeviceFilters,
     pub(super) out_of_descriptors: Option<DescriptorReport>,
     pub(super) credentials: Option<Credentials>,
-    pub(super) denied: Option<DeniedReport>,
+    pub(super) access: AccessReport,
 }
 
 impl FunctionServerConfig {
@@ -53,7 +53,7 @@ impl FunctionServerConfig {
             device_filters: DeviceFilters::default(),
             out_of_descriptors: None,
             credentials: None,
-            denied: None,
+            access: AccessReport::default(),
         }
     }
 
@@ -135,17 +135,21 @@ impl FunctionServerConfig {
         FunctionServerConfig { out_of_descriptors: Some(DescriptorReport::new(report)), ..self }
     }
 
-    /// Calls `report` for peers that have not proved that they may connect: for the first attempt of a
-    /// host, and then every ten seconds at most. Default: no reports. A server beside another one
-    /// ([`super::FunctionServer::beside`]) reports none: the other does.
+    /// Calls `report` for what happens to those who may connect: peers that have not proved that they
+    /// may, for the first attempt of a host and then every ten seconds at most; connections that are
+    /// closed because an access token was removed; credentials that have become unusable. Default: no
+    /// reports.
+    ///
+    /// A server beside another one ([`super::FunctionServer::beside`]) reports the closed connections
+    /// alone: the other server reports the rest.
     ///
     /// The thread of the server calls `report`, which must not wait for this server. The server
     /// goes on after a panic in it.
-    pub fn on_denied(
+    pub fn on_access(
         self,
-        report: impl Fn(&DeniedPeer) + Send + Sync + 'static,
+        report: impl Fn(&AccessEvent) + Send + Sync + 'static,
     ) -> FunctionServerConfig {
-        FunctionServerConfig { denied: Some(DeniedReport::new(report)), ..self }
+        FunctionServerConfig { access: AccessReport::new(report), ..self }
     }
 
     /// Returns the device filters, which never exclude the task itself.

@@ -8,6 +8,7 @@ use pushpull_common::ids::TaskId;
 use pushpull_common::protocol::EffectRef;
 use pushpull_common::tensor::Element;
 use pushpull_device::Device;
+use pushpull_net::auth::AccessReport;
 use pushpull_worker::{Gradients, Params, Push};
 
 use super::block_on::block_on;
@@ -20,7 +21,6 @@ use super::nested_calls::{NestedCalls, NestedClients};
 use super::outputs::{Outputs, unknown_value};
 use super::runtime::client_core::ClientCore;
 use super::runtime::descriptor_watch::DescriptorWatch;
-use super::runtime::peer_access::PeerAccess;
 use super::server_devices::ServerDevices;
 use super::states::{State, States};
 use super::towers::{GRADIENTS, LOSS};
@@ -40,7 +40,7 @@ pub(crate) struct ServerShared {
     pub(crate) clients: NestedClients,
     /// Reports a lack of file descriptors.
     pub(crate) descriptors: DescriptorWatch,
-    pub(crate) access: PeerAccess,
+    pub(crate) access: AccessReport,
 }
 
 /// One call of a function: its inputs, and the services of its server.

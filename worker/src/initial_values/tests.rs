@@ -87,9 +87,17 @@ fn file_of(tensors: &[Tensor]) -> Vec<u8> {
 fn loaded(bytes: &[u8], options: &LoadOptions) -> Result<BTreeMap<VariableId, Bytes>, LoadError> {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), bytes).unwrap();
+    loaded_from(file.path(), options)
+}
+
+/// Loads this file, and returns its dense variables.
+fn loaded_from(
+    path: &Path,
+    options: &LoadOptions,
+) -> Result<BTreeMap<VariableId, Bytes>, LoadError> {
     let plan = typed_plan();
     let mut initial_values = InitialValues::new(&plan);
-    initial_values.load_with(file.path(), options);
+    initial_values.load_with(path, options);
     initial_values.finish().map(|tensors| tensors.dense).map_err(|error| match error {
         Error::Load(error) => error,
         other => panic!("{other}"),
@@ -276,6 +284,21 @@ fn hostile_files_are_refused() {
         let mut changed = whole.clone();
         changed[byte] ^= 1 << (byte % 8);
         let _ = loaded(&changed, &LoadOptions::new());
+    }
+}
+
+/// The file has as many bytes as it says, so only the limit keeps this from taking memory for them.
+#[test]
+fn a_header_beyond_the_limit_is_refused_before_it_is_read() {
+    for length in [100_000_001, 1 << 31] {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), raw(length, "{\"f32\":{", 0)).unwrap();
+        // The rest is a hole, which takes no space on the disk.
+        file.as_file().set_len(8 + length + 12).unwrap();
+        let error = loaded_from(file.path(), &LoadOptions::new()).unwrap_err();
+        assert!(matches!(error, LoadError::Format { .. }), "{error}");
+        let expected = format!("its header has {length} bytes: the limit is 100000000");
+        assert!(error.to_string().contains(&expected), "{error}");
     }
 }
 

@@ -54,6 +54,8 @@ impl ShardRequest {
             Message::Restore(_) => "restore the variables",
             Message::Save(_) => "save a checkpoint",
             Message::Finish(_) => "finish the training",
+            Message::StatusQuery(_) => "ask for the status",
+            Message::Stop(_) => "stop",
             Message::AwaitEnd(_) => "wait for the end of the training",
             Message::Leave(_) => "leave",
             Message::OpenCoordinator(_) => "open a coordinator",
@@ -79,6 +81,8 @@ impl ShardRequest {
                 | (Message::Save(_), Message::Saved(_))
                 | (Message::FetchCatalogue(_), Message::CatalogueIs(_))
                 | (Message::Finish(_), Message::Finished(_))
+                | (Message::StatusQuery(_), Message::StatusIs(_))
+                | (Message::Stop(_), Message::Stopping(_))
                 | (Message::AwaitEnd(_), Message::Ended(_))
                 | (Message::Leave(_), Message::Left(_))
                 | (

@@ -13,6 +13,7 @@ use pushpull_common::protocol::{BodyStamp, Envelope, Message, ProtocolError, Ref
 use thiserror::Error;
 
 use super::credentials::Credentials;
+use super::everywhere::in_effect;
 use super::handshake::{ChannelBinding, ClientHandshake, UnprovenServer};
 use super::random;
 use crate::{FrameStream, Stream};
@@ -64,7 +65,7 @@ impl ClientProof {
     /// Creates the proof of a connection over this stream.
     pub fn new(credentials: Option<&Credentials>, stream: &Stream) -> ClientProof {
         let binding = stream.tls().and_then(|tls| tls.binding());
-        ClientProof { credentials: credentials.cloned(), binding, pending: None }
+        ClientProof { credentials: in_effect(credentials), binding, pending: None }
     }
 
     /// Offers a token in the hello that will be sent in this envelope, if there is a token for its
@@ -174,8 +175,9 @@ pub enum ProofStep {
 impl QueuedProof {
     /// Begins the connection over this stream. Until then nothing is proved.
     pub fn begin(&self, credentials: Option<&Credentials>, stream: &Stream) {
-        self.is_settled.store(credentials.is_none(), Ordering::Relaxed);
-        self.state().proof = ClientProof::new(credentials, stream);
+        let proof = ClientProof::new(credentials, stream);
+        self.is_settled.store(proof.credentials.is_none(), Ordering::Relaxed);
+        self.state().proof = proof;
     }
 
     /// Returns the message to send instead of this one: the hello that offers a token.

@@ -14,6 +14,7 @@ use pushpull_common::permissions::ProcessUser;
 use pushpull_common::protocol::message::Role;
 use thiserror::Error;
 
+use super::places::ConnectionPlaces;
 use super::random;
 use super::secret::{Secret, SecretError, SecretMemory};
 use super::token_file::{AccessList, AccessListError, AccessToken};
@@ -73,7 +74,8 @@ impl CredentialFiles {
         let decoys = Secret::from_random(&random()?).map_err(CredentialsError::of_secret)?;
         let watched =
             Watched { current: Arc::new(loaded), stamps, looked: Instant::now(), problem: None };
-        let shared = Shared { files: self, decoys, watched: Mutex::new(watched) };
+        let places = ConnectionPlaces::default();
+        let shared = Shared { files: self, decoys, places, watched: Mutex::new(watched) };
         Ok(Credentials(Arc::new(shared)))
     }
 
@@ -144,6 +146,7 @@ struct Shared {
     files: CredentialFiles,
     /// The secret of tokens that do not exist.
     decoys: Secret,
+    places: ConnectionPlaces,
     watched: Mutex<Watched>,
 }
 
@@ -170,7 +173,7 @@ pub(crate) struct LoadedTls {
 }
 
 /// The time between two looks at the files.
-const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 impl Credentials {
     /// Returns whether a server with these lets in only those who prove who they are.
@@ -202,13 +205,13 @@ impl Credentials {
 
     /// Returns why the files that are there now are not used, if they became unusable.
     pub fn problem(&self) -> Option<Arc<CredentialsError>> {
-        self.current();
+        self.fresh();
         self.watched().problem.clone()
     }
 
     /// Returns the token by which this task connects in a role.
     pub fn own_token(&self, role: Role, task: &TaskId) -> Option<Arc<AccessToken>> {
-        self.current().list.as_ref()?.own_token(role, task).cloned()
+        self.fresh().list.as_ref()?.own_token(role, task).cloned()
     }
 
     /// Returns the secret of tokens that do not exist.
@@ -216,8 +219,18 @@ impl Credentials {
         &self.0.decoys
     }
 
-    /// Returns what the files say now.
+    /// Returns the connections that principals have to servers with these.
+    pub(crate) fn places(&self) -> &ConnectionPlaces {
+        &self.0.places
+    }
+
+    /// Returns what the files said when they were last looked at. Reads no file.
     pub(crate) fn current(&self) -> Arc<Loaded> {
+        self.watched().current.clone()
+    }
+
+    /// Returns what the files say now. Looks at them a few times a second at most.
+    pub(crate) fn fresh(&self) -> Arc<Loaded> {
         let mut watched = self.watched();
         if watched.looked.elapsed() >= LOOK_INTERVAL {
             watched.looked = Instant::now();

@@ -1,19 +1,20 @@
 //! Who may connect to a server, and the exchange by which a client proves who it is.
 
-use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
-use pushpull_common::access::Principal;
+use pushpull_common::access::{AccessEvent, Principal};
 use pushpull_common::error::Chain;
 use pushpull_common::ids::TaskId;
 use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::decode::ReadError;
-use pushpull_common::protocol::message::{Hello, Role};
+use pushpull_common::protocol::message::Hello;
 use pushpull_common::protocol::{BodyStamp, Envelope, Header, Message, ProtocolError, encode};
 
 use super::credentials::{Credentials, Loaded};
 use super::handshake::ServerHandshake;
+use super::places::{ConnectionPlace, NoPlace};
 use super::random;
 use super::token_file::AccessToken;
 #[cfg(feature = "tls")]
@@ -21,11 +22,15 @@ use super::token_file::owner_of;
 use crate::FrameStream;
 
 /// Who a peer has proved to be, and by what.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct ProvenPeer {
     /// Who it is.
     pub principal: Arc<Principal>,
     proof: Proof,
+    /// What has let it in.
+    credentials: Credentials,
+    /// Its place among the connections of its principal, while this is kept.
+    _place: ConnectionPlace,
 }
 
 /// What a peer has proved itself with.
@@ -38,45 +43,13 @@ enum Proof {
     Certificate(Vec<String>),
 }
 
-/// An attempt to connect that has failed for want of proof.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeniedPeer {
-    /// Its address, without a port and, of IPv6, without the last 64 bits; `this host` for a Unix
-    /// socket.
-    pub host: String,
-    /// The role in which it wanted to connect, and the task that it claims to be; `None` if it has
-    /// not said so yet.
-    pub claim: Option<(Role, TaskId)>,
-    /// Why it was refused, for the operator. The peer itself is not told.
-    pub cause: String,
-    /// The attempts of this host that have failed since the last report, with this one.
-    pub attempts: u64,
-}
-
-impl fmt::Display for DeniedPeer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DeniedPeer { host, claim, cause, attempts } = self;
-        match claim {
-            // A stranger has chosen the name of the job.
-            Some((role, task)) => {
-                let claim = format!("{role:?} {task}");
-                write!(f, "{}", claim.escape_debug())?;
-            }
-            None => f.write_str("a peer")?,
-        }
-        write!(f, " from {host} may not connect: {cause}")?;
-        match attempts {
-            1 => Ok(()),
-            attempts => write!(f, "; {attempts} attempts"),
-        }
-    }
-}
-
 /// The reason why a peer that has said hello does not get in.
 #[derive(Debug)]
 pub(crate) enum NotProven {
     /// It has not proved that it may, for this reason.
     Denied(String),
+    /// It has proved who it is, and has as many connections as it may have.
+    Full(NoPlace),
     /// It has sent something else, or the connection has ended.
     Read(ReadError),
 }
@@ -105,17 +78,19 @@ pub(crate) async fn prove(
     hello: &mut Hello,
 ) -> Result<Option<ProvenPeer>, NotProven> {
     let task = TaskId::new(hello.job.as_str(), hello.task);
-    let loaded = credentials.map(|credentials| (credentials, credentials.current()));
-    let proven = match &loaded {
-        Some((credentials, loaded)) => proof(credentials, loaded, frames, header, hello).await?,
-        None => None,
-    };
-    if let Some(proven) = &proven {
-        let Principal { name, rights } = &*proven.principal;
-        return match rights.permit(hello.role, &task) {
-            true => Ok(Some(proven.clone())),
-            false => Err(NotProven::Denied(format!("{name} may not be this task in this role"))),
-        };
+    if let Some(credentials) = credentials {
+        let loaded = credentials.fresh();
+        if let Some((principal, proof)) = proof(credentials, &loaded, frames, header, hello).await?
+        {
+            let Principal { name, rights } = &*principal;
+            if !rights.permit(hello.role, &task) {
+                let cause = format!("{name} may not be this task in this role");
+                return Err(NotProven::Denied(cause));
+            }
+            let _place = credentials.places().take(&principal).map_err(NotProven::Full)?;
+            let credentials = credentials.clone();
+            return Ok(Some(ProvenPeer { principal, proof, credentials, _place }));
+        }
     }
     let is_required = match origin {
         PeerOrigin::Unix { same_user } => !same_user && frames.stream().is_of_another_user(),
@@ -134,7 +109,7 @@ async fn proof(
     frames: &mut FrameStream,
     header: &Header,
     hello: &mut Hello,
-) -> Result<Option<ProvenPeer>, NotProven> {
+) -> Result<Option<(Arc<Principal>, Proof)>, NotProven> {
     let Some((offer, list)) = hello.auth.as_ref().zip(loaded.list.as_ref()) else {
         return Ok(by_certificate(frames, loaded));
     };
@@ -160,7 +135,7 @@ async fn proof(
     match handshake.check(&answer) {
         Some(token) => {
             let principal = token.principal.clone();
-            Ok(Some(ProvenPeer { principal, proof: Proof::Token(token.clone()) }))
+            Ok(Some((principal, Proof::Token(token.clone()))))
         }
         None => Err(NotProven::Denied(format!(
             "it does not know the secret of a token of the name {}",
@@ -171,29 +146,40 @@ async fn proof(
 
 /// Returns who the peer is by its certificate, if it has shown one.
 #[cfg(feature = "tls")]
-fn by_certificate(frames: &FrameStream, loaded: &Loaded) -> Option<ProvenPeer> {
+fn by_certificate(frames: &FrameStream, loaded: &Loaded) -> Option<(Arc<Principal>, Proof)> {
     let names = frames.stream().tls()?.peer_names()?;
     let principal = Arc::new(owner_of(&names, loaded.list.as_deref())?);
-    Some(ProvenPeer { principal, proof: Proof::Certificate(names) })
+    Some((principal, Proof::Certificate(names)))
 }
 
 #[cfg(not(feature = "tls"))]
-fn by_certificate(_: &FrameStream, _: &Loaded) -> Option<ProvenPeer> {
+fn by_certificate(_: &FrameStream, _: &Loaded) -> Option<(Arc<Principal>, Proof)> {
     None
 }
 
-impl Credentials {
-    /// Returns whether what has let a peer in still does.
-    pub fn still_admit(&self, peer: &ProvenPeer) -> bool {
-        let loaded = self.current();
+/// The time between two looks at whether a peer may stay connected.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+
+impl ProvenPeer {
+    /// Returns once the credentials that have let this peer in let it in no more.
+    pub async fn revoked(&self) -> AccessEvent {
+        while self.is_admitted() {
+            tokio::time::sleep(LOOK_INTERVAL).await;
+        }
+        AccessEvent::Revoked { principal: self.principal.name.clone() }
+    }
+
+    /// Returns whether what has let this peer in still does.
+    pub fn is_admitted(&self) -> bool {
+        let loaded = self.credentials.current();
         let list = loaded.list.as_deref();
-        match &peer.proof {
+        match &self.proof {
             Proof::Token(token) => {
                 list.and_then(|list| list.token(&token.name)).is_some_and(|now| now == token)
             }
             #[cfg(feature = "tls")]
             Proof::Certificate(names) => {
-                owner_of(names, list).is_some_and(|now| now == *peer.principal)
+                owner_of(names, list).is_some_and(|now| now == *self.principal)
             }
         }
     }

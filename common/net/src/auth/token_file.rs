@@ -147,7 +147,7 @@ pub(crate) fn owner_of(names: &[String], list: Option<&AccessList>) -> Option<Pr
         let name = tasks.first()?.to_string();
         let roles = [Role::Worker {}, Role::Peer {}, Role::Rank {}, Role::Task {}];
         let roles = roles.into_iter().fold(Roles::default(), Roles::with);
-        let rights = AccessRights { roles, tasks, functions: Vec::new(), first_is_chief: true };
+        let rights = AccessRights { roles, tasks, first_is_chief: true, ..AccessRights::default() };
         Some(Principal { name, rights })
     })
 }
@@ -175,7 +175,7 @@ fn check_name(name: &str) -> Result<(), EntryFault> {
     }
 }
 
-/// Reads `roles=`, `tasks=` and `functions=`, each once at most.
+/// Reads `roles=`, `tasks=`, `functions=` and `connections=`, each once at most.
 fn rights<'a>(words: impl Iterator<Item = &'a str>) -> Result<AccessRights, EntryFault> {
     let mut rights = AccessRights::default();
     let patterns = |text: &str| text.split(',').map(NamePattern::from).collect::<Vec<_>>();
@@ -198,6 +198,10 @@ fn rights<'a>(words: impl Iterator<Item = &'a str>) -> Result<AccessRights, Entr
                 }
             }
             "functions" => rights.functions = patterns(value),
+            "connections" => {
+                let count = value.parse().ok().filter(|&count| count > 0);
+                rights.connections_max = Some(count.ok_or(EntryFault::Connections)?);
+            }
             // It may be a secret with a space in it.
             _ => return Err(EntryFault::Key),
         }
@@ -249,7 +253,7 @@ pub enum EntryFault {
         source: SecretError,
     },
     /// A word behind the secret is no setting.
-    #[error("it has a word that is not roles=, tasks= or functions=")]
+    #[error("it has a word that is not roles=, tasks=, functions= or connections=")]
     Key,
     /// A setting is given twice.
     #[error("it has {key}= twice")]
@@ -269,6 +273,9 @@ pub enum EntryFault {
         /// The text.
         found: String,
     },
+    /// The number of connections is none.
+    #[error("connections= is followed by no number, such as 64")]
+    Connections,
     /// It gives no role.
     #[error("it gives no role: add roles=, such as roles=worker")]
     NoRole,
@@ -290,6 +297,7 @@ pub enum EntryFault {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
     use pushpull_common::error::Chain;
 
     use super::*;
@@ -357,7 +365,10 @@ mod tests {
                 "it has no secret: the secret has 16 bits, not 128 to 512",
             ),
             ("token a S", "it gives no role: add roles=, such as roles=worker"),
-            ("token a S S roles=worker", "it has a word that is not roles=, tasks= or functions="),
+            (
+                "token a S S roles=worker",
+                "it has a word that is not roles=, tasks=, functions= or connections=",
+            ),
             (
                 "token a S roles=",
                 "it names a role that does not exist: no role is named \"\"; the roles are worker, chief, reader, admin, peer, client, rank and task",
@@ -406,5 +417,62 @@ mod tests {
             Chain(&error).to_string(),
             "line 10001 is no entry: there are more than 10000 entries"
         );
+    }
+
+    /// A word that is a secret, or a piece of one that somebody has cut.
+    fn secret_word() -> impl Strategy<Value = String> {
+        "[0-9a-fA-F]{16,140}"
+    }
+
+    /// A word of a line that is not its name.
+    fn word() -> impl Strategy<Value = String> {
+        prop_oneof![
+            3 => secret_word(),
+            2 => "(roles|tasks|functions|connections)=[a-z0-9/:*,é-]{0,12}",
+            2 => prop::sample::select(vec!["roles=worker", "roles=client,chief", "functions=eval*"])
+                .prop_map(str::to_owned),
+            1 => (secret_word(), "=?[^\\s]{0,4}").prop_map(|(secret, end)| secret + &end),
+            1 => "[^\\s]{0,8}",
+        ]
+    }
+
+    /// A line, with its secrets wherever somebody may have put them. A name is no secret.
+    fn line() -> impl Strategy<Value = String> {
+        let kind = prop_oneof![
+            4 => Just("token".to_owned()),
+            1 => Just("certificate".to_owned()),
+            1 => secret_word(),
+            1 => "[a-z#]{0,8}",
+        ];
+        let name = prop_oneof![4 => "[a-c]", 1 => "[a-z0-9._/:*=-]{1,12}", 1 => "[^\\s]{1,4}"];
+        let rest = prop::collection::vec(word(), 0..4);
+        let space = prop::sample::select(vec![" ", "\t", "  ", "\u{3000}"]);
+        (kind, name, rest, space).prop_map(|(kind, name, rest, space)| {
+            let words: Vec<String> = [kind, name].into_iter().chain(rest).collect();
+            words.join(space)
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn no_list_and_no_fault_displays_a_secret(
+            lines in prop::collection::vec(line(), 0..6),
+            end in prop::sample::select(vec!["\n", "\r\n", "\n\n"]),
+        ) {
+            let text = lines.join(end);
+            let told = match AccessList::parse(&text) {
+                Ok(list) => format!("{list:?}"),
+                Err(error) => format!("{} {error:?}", Chain(&error)),
+            };
+            // Nothing else has as many digits in a row.
+            let digits = told.split(|letter: char| !letter.is_ascii_hexdigit());
+            let longest = digits.max_by_key(|digits| digits.len()).unwrap_or_default();
+            prop_assert!(longest.len() < 16, "{longest:?} in {told:?} of {text:?}");
+        }
+
+        #[test]
+        fn any_text_is_a_list_or_a_fault(text in "(token |certificate )?(.|\\s|[a-f0-9=]){0,200}") {
+            let _ = AccessList::parse(&text);
+        }
     }
 }

@@ -4,16 +4,19 @@
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use pushpull_common::access::{AccessEvent, DeniedPeer};
 use pushpull_common::error::Chain;
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId, TaskId};
-use pushpull_common::protocol::message::{BodyCrc, Heartbeat, HeartbeatAnswer, Hello, Role};
+use pushpull_common::protocol::message::{
+    AuthOffer, BodyCrc, Challenge, ChallengeAnswer, Heartbeat, HeartbeatAnswer, Hello, Role,
+};
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{BodyStamp, Envelope, FrameReader, Message, encode, version};
 use tokio::task::LocalSet;
 
-use crate::auth::{CredentialFiles, Credentials, DeniedPeer, ProvenPeer, say_hello};
+use crate::auth::{CredentialFiles, Credentials, ProvenPeer, say_hello};
 use crate::{
     AcceptLimits, ArrivedPeer, Connector, Endpoints, FrameStream, NoHello, PeerReceiver, Stream,
     accept,
@@ -32,15 +35,13 @@ struct Seen {
 
 impl PeerReceiver for Seen {
     async fn take(&self, peer: ArrivedPeer) {
-        self.proven.borrow_mut().push(peer.proven.clone());
+        self.proven.borrow_mut().push(peer.proven);
         let stream = Stream::attach(peer.stream).unwrap();
         let mut frames = FrameStream::new(stream, peer.reader);
         frames.open();
         // The answer to the hello, and to each heartbeat.
         loop {
-            let mut frame = Vec::new();
-            encode(&mut frame, &Envelope::default(), &answer(), BodyStamp::NONE);
-            if frames.send(&frame).await.is_err() || frames.next().await.is_err() {
+            if frames.send(&frame(answer())).await.is_err() || frames.next().await.is_err() {
                 return;
             }
         }
@@ -50,8 +51,10 @@ impl PeerReceiver for Seen {
         self.without.borrow_mut().push(reason);
     }
 
-    fn denied(&self, peer: DeniedPeer) {
-        self.denied.borrow_mut().push(peer);
+    fn access(&self, event: AccessEvent) {
+        if let AccessEvent::Denied(peer) = event {
+            self.denied.borrow_mut().push(peer);
+        }
     }
 }
 
@@ -64,15 +67,21 @@ fn with_door<T>(
     credentials: Option<Credentials>,
     test: impl AsyncFnOnce(&Seen, SocketAddr) -> T,
 ) -> T {
+    with_door_for(Duration::from_secs(20), credentials, test)
+}
+
+/// Runs a test beside a door that waits this long for a hello.
+fn with_door_for<T>(
+    handshake_timeout: Duration,
+    credentials: Option<Credentials>,
+    test: impl AsyncFnOnce(&Seen, SocketAddr) -> T,
+) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let seen = Seen::default();
     LocalSet::new().block_on(&runtime, async {
         let endpoints = Endpoints::bind("127.0.0.1:0", false).unwrap();
         let address = endpoints.address().parse().unwrap();
-        let limits = AcceptLimits {
-            handshake_timeout: Duration::from_secs(20),
-            waiting_connections_max: 16,
-        };
+        let limits = AcceptLimits { handshake_timeout, waiting_connections_max: 16 };
         accept(endpoints, limits, credentials, seen.clone());
         test(&seen, address).await
     })
@@ -113,16 +122,41 @@ async fn visit(
     let mut frames = FrameStream::new(connected.stream, FrameReader::new());
     let greeted = say_hello(&mut frames, credentials, Envelope::default(), hello(role, task)).await;
     greeted.map_err(|error| Chain(&error).to_string())?;
-    let mut frame = Vec::new();
-    encode(&mut frame, &Envelope::default(), &Heartbeat {}.into(), BodyStamp::NONE);
+    let heartbeat = frame(Heartbeat {}.into());
     for _ in 0..2 {
         match frames.next().await.map_err(|error| Chain(&error).to_string())? {
             (_, Message::Refused(refused)) => return Err(refused.refusal.to_string()),
             (_, message) => assert_eq!(message, answer()),
         }
-        frames.send(&frame).await.map_err(|error| error.to_string())?;
+        frames.send(&heartbeat).await.map_err(|error| error.to_string())?;
     }
     Ok(())
+}
+
+/// Encodes a message without a body.
+fn frame(message: Message) -> Vec<u8> {
+    let mut frame = Vec::new();
+    encode(&mut frame, &Envelope::default(), &message, BodyStamp::NONE);
+    frame
+}
+
+/// Connects, and offers a token of this name in the hello of a worker. Returns the challenge.
+async fn challenged(address: SocketAddr, token: &str) -> (FrameStream, Challenge) {
+    let stream = Stream::tcp(tokio::net::TcpStream::connect(address).await.unwrap()).unwrap();
+    let mut frames = FrameStream::new(stream, FrameReader::new());
+    let offer = AuthOffer { token: Text::clipped(token), nonce: [1; 32] };
+    let hello = Hello { auth: Some(offer.into()), ..hello(WORKER, &TaskId::worker(0)) };
+    frames.send(&frame(hello.into())).await.unwrap();
+    match frames.next().await.unwrap().1 {
+        Message::Challenge(challenge) => (frames, challenge),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Looks at the files, and returns whether they still let a peer in.
+fn still_admits(credentials: &Credentials, proven: &ProvenPeer) -> bool {
+    credentials.fresh();
+    proven.is_admitted()
 }
 
 /// A folder with a file of tokens.
@@ -169,6 +203,25 @@ fn a_token_lets_its_tasks_in() {
         let proven = seen.proven.borrow();
         assert_eq!(proven[0].as_ref().unwrap().principal.name, "trainers");
         assert!(seen.denied.borrow().is_empty());
+    });
+}
+
+#[test]
+fn an_entry_bounds_the_connections_of_its_owner() {
+    let lines = |rest: &str| format!("token trainers {TRAINERS} roles=worker{rest}\n");
+    let servers = Tokens::new(&lines(" connections=2"));
+    let clients = Tokens::new(&lines(""));
+    with_door(Some(servers.open()), async |seen, address| {
+        let clients = clients.open();
+        let visit = async || visit(address, Some(&clients), WORKER, &TaskId::worker(0)).await;
+        // The door keeps the places of those who have left.
+        visit().await.unwrap();
+        visit().await.unwrap();
+        let text = "too many connections of this access token or certificate: the limit is 2";
+        assert_eq!(visit().await, Err(text.to_owned()));
+        assert!(seen.denied.borrow().is_empty(), "it has proved who it is");
+        seen.proven.borrow_mut().pop();
+        visit().await.unwrap();
     });
 }
 
@@ -226,30 +279,11 @@ fn a_client_that_proves_falsely_is_denied() {
     let servers = Tokens::new(&trainers());
     with_door(Some(servers.open()), async |seen, address| {
         for name in ["trainers", "unknown"] {
-            let stream = Stream::tcp(tokio::net::TcpStream::connect(address).await.unwrap());
-            let mut frames = FrameStream::new(stream.unwrap(), FrameReader::new());
-            let mut hello = hello(WORKER, &TaskId::worker(0));
-            hello.auth = Some(
-                pushpull_common::protocol::message::AuthOffer {
-                    token: Text::clipped(name),
-                    nonce: [1; 32],
-                }
-                .into(),
-            );
-            let send = async |frames: &mut FrameStream, message: Message| {
-                let mut frame = Vec::new();
-                encode(&mut frame, &Envelope::default(), &message, BodyStamp::NONE);
-                frames.send(&frame).await.unwrap();
-                frames.next().await
-            };
-            let challenge = match send(&mut frames, hello.into()).await.unwrap().1 {
-                Message::Challenge(challenge) => challenge,
-                other => panic!("{other:?}"),
-            };
+            let (mut frames, challenge) = challenged(address, name).await;
             // It sends back what it has heard.
-            let proof = challenge.proof;
-            let answer = pushpull_common::protocol::message::ChallengeAnswer { proof };
-            match send(&mut frames, answer.into()).await.unwrap().1 {
+            let answer = ChallengeAnswer { proof: challenge.proof };
+            frames.send(&frame(answer.into())).await.unwrap();
+            match frames.next().await.unwrap().1 {
                 Message::Refused(refused) => assert_eq!(refused.refusal.to_string(), "denied"),
                 other => panic!("{other:?}"),
             }
@@ -262,6 +296,86 @@ fn a_client_that_proves_falsely_is_denied() {
     });
 }
 
+/// The time for a hello at the doors that are to give up.
+const SHORT: Duration = Duration::from_millis(300);
+
+#[test]
+fn a_client_that_is_silent_after_the_challenge_runs_out_of_time() {
+    let servers = Tokens::new(&trainers());
+    for name in ["trainers", "unknown"] {
+        with_door_for(SHORT, Some(servers.open()), async |seen, address| {
+            let (mut frames, _) = challenged(address, name).await;
+            assert!(frames.next().await.is_err(), "the connection has ended");
+            assert_eq!(*seen.without.borrow(), [NoHello::TimedOut], "{name}");
+            assert!(seen.denied.borrow().is_empty(), "{name}: silence is no failed proof");
+        });
+    }
+}
+
+#[test]
+fn a_client_whose_answer_to_the_challenge_drips_runs_out_of_time() {
+    let servers = Tokens::new(&trainers());
+    with_door_for(SHORT, Some(servers.open()), async |seen, address| {
+        let (mut frames, _) = challenged(address, "trainers").await;
+        let answer = frame(ChallengeAnswer { proof: [0; 32] }.into());
+        // The whole answer would take several times as long as the door waits.
+        let pause = 5 * SHORT / answer.len() as u32;
+        let mut dripped = 0;
+        for byte in &answer {
+            if !seen.without.borrow().is_empty() {
+                break;
+            }
+            frames.send(&[*byte]).await.unwrap();
+            dripped += 1;
+            tokio::time::sleep(pause).await;
+        }
+        assert!((2..answer.len()).contains(&dripped), "{dripped} of {}", answer.len());
+        assert_eq!(*seen.without.borrow(), [NoHello::TimedOut]);
+        assert!(seen.denied.borrow().is_empty());
+    });
+}
+
+/// Hosts that fail wait longer each time, and keep nobody else waiting: not even a client of the
+/// same host that proves who it is.
+#[test]
+fn a_host_that_failed_waits_for_its_refusal_and_its_other_clients_do_not() {
+    let servers = Tokens::new(&trainers());
+    let clients = Tokens::new(&trainers()).open();
+    with_door(Some(servers.open()), async |seen, address| {
+        let begun = Instant::now();
+        let refused: Rc<RefCell<Vec<Duration>>> = Rc::default();
+        let one_is_refused = Rc::new(tokio::sync::Notify::new());
+        // The last delay leaves a slow machine time to let the other client in.
+        let attempts: Vec<_> = (0..5)
+            .map(|_| {
+                let refused = refused.clone();
+                let one_is_refused = one_is_refused.clone();
+                tokio::task::spawn_local(async move {
+                    let visited = visit(address, None, WORKER, &TaskId::worker(0)).await;
+                    assert_eq!(visited, Err("denied".to_owned()));
+                    refused.borrow_mut().push(begun.elapsed());
+                    one_is_refused.notify_one();
+                })
+            })
+            .collect();
+        one_is_refused.notified().await;
+        visit(address, Some(&clients), WORKER, &TaskId::worker(0)).await.unwrap();
+        let before = refused.borrow().len();
+        assert!((1..5).contains(&before), "{before} refusals came before the other was let in");
+        assert_eq!(seen.proven.borrow().len(), 1);
+        for attempt in attempts {
+            attempt.await.unwrap();
+        }
+        let refused = refused.borrow();
+        let least = [100, 200, 400, 800, 1600].map(Duration::from_millis);
+        assert_eq!(refused.len(), least.len());
+        for (number, (after, least)) in refused.iter().zip(least).enumerate() {
+            assert!(*after >= least, "the refusal {number} came after {after:?}, not {least:?}");
+        }
+        assert_eq!(*seen.without.borrow(), [NoHello::Denied; 5]);
+    });
+}
+
 #[test]
 fn a_list_that_changes_holds_at_the_next_look() {
     let servers = Tokens::new(&trainers());
@@ -269,15 +383,15 @@ fn a_list_that_changes_holds_at_the_next_look() {
     let clients = Tokens::new(&trainers()).open();
     with_door(Some(credentials.clone()), async |seen, address| {
         visit(address, Some(&clients), WORKER, &TaskId::worker(0)).await.unwrap();
-        let proven = seen.proven.borrow()[0].clone().unwrap();
-        assert!(credentials.still_admit(&proven));
+        let proven = seen.proven.borrow_mut()[0].take().unwrap();
+        assert!(still_admits(&credentials, &proven));
         let look_again = || tokio::time::sleep(Duration::from_millis(300));
 
         // A second token beside the first changes nothing for its owner.
         let second = format!("token trainers-2 {OTHERS} roles=worker\n");
         servers.write(&format!("{}{second}", trainers()));
         look_again().await;
-        assert!(credentials.still_admit(&proven));
+        assert!(still_admits(&credentials, &proven));
 
         // What cannot be read changes nothing, and is told.
         servers.write("token trainers");
@@ -289,13 +403,13 @@ fn a_list_that_changes_holds_at_the_next_look() {
             ),
             "{problem}"
         );
-        assert!(credentials.still_admit(&proven));
+        assert!(still_admits(&credentials, &proven));
 
         for revoked in [second.clone(), trainers().replace(TRAINERS, OTHERS)] {
             servers.write(&revoked);
             look_again().await;
             assert!(credentials.problem().is_none());
-            assert!(!credentials.still_admit(&proven), "{revoked}");
+            assert!(!still_admits(&credentials, &proven), "{revoked}");
             let visited = visit(address, Some(&clients), WORKER, &TaskId::worker(0)).await;
             assert!(visited.unwrap_err().starts_with("the server does not prove"));
         }
@@ -334,10 +448,100 @@ fn files_that_others_can_read_or_that_say_nothing_are_refused() {
 
 #[cfg(feature = "tls")]
 mod tls {
+    use std::io;
+
     use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
+    use tokio::net::TcpStream;
 
     use super::*;
     use crate::tests::authority::{Authority, Says, write_secret};
+    use crate::tls::TlsMaterial;
+
+    /// Writes bytes, which fit the buffer of the socket.
+    async fn write(stream: &TcpStream, bytes: &[u8]) {
+        stream.writable().await.unwrap();
+        assert_eq!(stream.try_write(bytes).unwrap(), bytes.len());
+    }
+
+    /// Reads until the other side has ended the connection. Returns the number of bytes.
+    async fn read_to_end(stream: &TcpStream) -> usize {
+        let mut read = 0;
+        loop {
+            stream.readable().await.unwrap();
+            match stream.try_read(&mut [0; 4096]) {
+                Ok(0) => return read,
+                Ok(count) => read += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // The other side has not read all that was sent.
+                Err(_) => return read,
+            }
+        }
+    }
+
+    /// Returns the first bytes of a client's handshake.
+    fn client_hello(authority: &Authority) -> Vec<u8> {
+        let mut material = TlsMaterial::default();
+        material.set_authority(&std::fs::read(authority.path("ca.pem")).unwrap()).unwrap();
+        let client = material.client().unwrap();
+        let mut connection = client.connection("127.0.0.1", None).unwrap();
+        let mut bytes = Vec::new();
+        connection.write_tls(&mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn a_client_that_is_silent_in_the_handshake_runs_out_of_time() {
+        let authority = Authority::new();
+        authority.sign("ps", Says::default());
+        let hello = client_hello(&authority);
+        // Nothing, a part of a record, a part of the message, and all but its last byte.
+        for sent in [0, 3, 100, hello.len() - 1, hello.len()] {
+            let servers = authority.files("ps").open().unwrap();
+            with_door_for(SHORT, Some(servers), async |seen, address| {
+                let stream = TcpStream::connect(address).await.unwrap();
+                write(&stream, &hello[..sent]).await;
+                let answered = read_to_end(&stream).await;
+                // The server has done its part of the handshake if it has the whole message.
+                assert_eq!(answered > 0, sent == hello.len(), "{sent}: {answered} bytes");
+                assert_eq!(*seen.without.borrow(), [NoHello::TimedOut], "{sent}");
+                assert!(seen.denied.borrow().is_empty(), "{sent}: silence is no failed proof");
+            });
+        }
+    }
+
+    #[test]
+    fn a_client_whose_handshake_drips_runs_out_of_time() {
+        let authority = Authority::new();
+        authority.sign("ps", Says::default());
+        let hello = client_hello(&authority);
+        with_door_for(SHORT, Some(authority.files("ps").open().unwrap()), async |seen, address| {
+            let stream = TcpStream::connect(address).await.unwrap();
+            // The whole message would take several times as long as the door waits.
+            let pause = 5 * SHORT / hello.len() as u32;
+            for byte in hello.chunks(1) {
+                if !seen.without.borrow().is_empty() {
+                    break;
+                }
+                write(&stream, byte).await;
+                tokio::time::sleep(pause).await;
+            }
+            assert_eq!(*seen.without.borrow(), [NoHello::TimedOut]);
+        });
+    }
+
+    #[test]
+    fn a_client_that_is_silent_after_the_handshake_runs_out_of_time() {
+        let authority = Authority::new();
+        authority.sign("ps", Says::default());
+        with_door_for(SHORT, Some(authority.files("ps").open().unwrap()), async |seen, address| {
+            let clients = authority.trusting().open().unwrap();
+            let connector = Connector::new(&address.to_string()).credentials(Some(clients));
+            let connected = connector.connect(Connector::LIMIT).await.unwrap();
+            let mut frames = FrameStream::new(connected.stream, FrameReader::new());
+            assert!(frames.next().await.is_err(), "the connection has ended");
+            assert_eq!(*seen.without.borrow(), [NoHello::TimedOut]);
+        });
+    }
 
     #[test]
     fn a_certificate_is_the_task_that_it_names() {

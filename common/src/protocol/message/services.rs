@@ -205,6 +205,9 @@ wire_struct! {
     FetchOutput {
         /// The output.
         of: OutputRef,
+        /// For whom a server fetches an input: the name of the principal that has called it. Empty if
+        /// the sender fetches for itself.
+        principal: Text<{ limits::PRINCIPAL_NAME_BYTES_MAX }>,
     }
 }
 wire_struct! {

@@ -25,7 +25,7 @@ wire_enum! {
         2 => Chief {},
         /// Only pulls, without tokens; holds no lease.
         3 => Reader {},
-        /// Stops and saves; reserved.
+        /// Administers a training: asks for its status, saves, finishes and stops; holds no lease.
         4 => Admin {},
         /// Another ps task.
         5 => Peer {},
@@ -40,7 +40,7 @@ wire_enum! {
 
 impl Role {
     /// Returns the role's code on the wire.
-    pub fn code(self) -> u8 {
+    pub const fn code(self) -> u8 {
         match self {
             Role::Worker {} => 1,
             Role::Chief {} => 2,

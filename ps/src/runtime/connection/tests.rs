@@ -135,3 +135,65 @@ async fn a_corked_frame_is_sent_with_the_next_one_or_once_it_is_due() {
     assert_eq!(sent(), [4]);
     assert!(outbox.is_idle());
 }
+
+/// Queues a frame with a body of this many bytes, which is due.
+fn put_bytes(outbox: &Outbox, bytes: usize) {
+    let body = AnswerBody::Rows(vec![0; bytes]);
+    outbox.put(&Envelope::default(), &Heartbeat {}.into(), None, body);
+    outbox.send_all();
+}
+
+#[test]
+fn a_connection_with_a_full_queue_is_not_read_from() {
+    let frames = Outbox::default();
+    for _ in 1..QUEUE_MAX {
+        put_bytes(&frames, 0);
+        assert_eq!((frames.is_full(), frames.phase()), (false, ConnectionPhase::Open));
+    }
+    put_bytes(&frames, 0);
+    assert_eq!((frames.is_full(), frames.phase()), (true, ConnectionPhase::WriteOnly));
+    let bytes = Outbox::default();
+    put_bytes(&bytes, BODIES_MAX - 1);
+    assert_eq!((bytes.is_full(), bytes.phase()), (false, ConnectionPhase::Open));
+    put_bytes(&bytes, 1);
+    assert_eq!((bytes.is_full(), bytes.phase()), (true, ConnectionPhase::WriteOnly));
+}
+
+#[tokio::test]
+async fn a_peer_that_reads_nothing_is_not_read_from_and_stalls() {
+    const BODY: usize = 1 << 20;
+    const LIMIT: Duration = Duration::from_secs(30);
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let stream = Stream::unix(ours).unwrap();
+    let mut peer = theirs.into_std().unwrap();
+    let outboxes = Outboxes::default();
+    let (_, outbox) = outboxes.add(None);
+    let (_, idle) = outboxes.add(None);
+    assert!(!idle.flush(&stream, |_| ()).unwrap());
+    // The socket takes some bytes, and the queue the others.
+    while outbox.phase() == ConnectionPhase::Open {
+        put_bytes(&outbox, BODY);
+        outbox.flush(&stream, |_| ()).unwrap();
+    }
+    assert_eq!(outbox.phase(), ConnectionPhase::WriteOnly);
+    assert!(outbox.bodies.get() < BODIES_MAX + BODY);
+    // Nothing is read, so another write leaves the stall as it is.
+    let since = outbox.stuck_since.get().expect("frames are left");
+    assert!(outbox.flush(&stream, |_| ()).unwrap());
+    assert_eq!(outbox.stuck_since.get(), Some(since));
+    assert!(outboxes.stalled(since + LIMIT - Duration::from_nanos(1), LIMIT).is_empty());
+    let stalled = outboxes.stalled(since + LIMIT, LIMIT);
+    assert!(stalled.len() == 1 && Rc::ptr_eq(&stalled[0], &outbox), "only it has stalled");
+    // The peer reads a part, and its time begins again.
+    let mut buffer = vec![0; BODY];
+    assert!(peer.read(&mut buffer).unwrap() > 0);
+    assert!(outbox.flush(&stream, |_| ()).unwrap());
+    assert!(outboxes.stalled(since + LIMIT, LIMIT).is_empty());
+    // The peer reads everything.
+    while outbox.flush(&stream, |_| ()).unwrap() {
+        assert!(peer.read(&mut buffer).unwrap() > 0);
+    }
+    assert_eq!((outbox.bodies.get(), outbox.stuck_since.get()), (0, None));
+    assert_eq!(outbox.phase(), ConnectionPhase::Open);
+    assert!(outboxes.stalled(since + 1000 * LIMIT, LIMIT).is_empty());
+}

@@ -5,13 +5,13 @@ use std::cmp::Ordering;
 use std::time::Instant;
 
 use pushpull_common::ids::{ShardId, TaskId};
+use pushpull_common::status::Waiting;
 
 use crate::client_entry::ClientPresence;
 use crate::client_key::ClientKey;
 use crate::shard::Shard;
 use crate::shard::request::PeerRequest;
 use crate::shard::request::parked_request::WaitReason;
-use crate::status::Waiting;
 
 /// The most tasks that have not joined whose names a text has.
 const NAMES_MAX: usize = 8;

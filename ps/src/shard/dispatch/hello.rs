@@ -31,7 +31,7 @@ impl Shard {
     }
 
     fn admit(&mut self, incoming: IncomingHello<'_>) -> Result<Welcome, Refusal> {
-        let IncomingHello { connection, hello, origin, now } = incoming;
+        let IncomingHello { connection, hello, origin, principal, now } = incoming;
         let version = self.check_peer(&incoming)?;
         if hello.role == (Role::Peer {}) {
             self.report_differences(hello);
@@ -43,7 +43,7 @@ impl Shard {
                 let admitted = self.admit_client(incoming)?;
                 (Some(admitted.key), admitted.epoch)
             }
-            Role::Reader {} => (None, hello.client_epoch),
+            Role::Reader {} | Role::Admin {} => (None, hello.client_epoch),
             Role::Peer {} => (None, self.owner_time(incoming)),
             Role::Client {} => {
                 let detail = Detail::clipped("this server offers no functions");
@@ -63,6 +63,8 @@ impl Shard {
         let state = ConnectionState {
             role,
             client,
+            principal: principal.cloned(),
+            task: TaskId::new(hello.job.as_str(), hello.task),
             peer_task,
             origin,
             heard_at,
@@ -166,14 +168,15 @@ impl Shard {
         }
     }
 
-    /// Ensures that a peer may have a connection. A member takes the place of a reader.
+    /// Ensures that a peer may have a connection. A member takes the place of a reader, and so does an
+    /// administrator.
     fn make_room(&mut self, role: Role) -> Result<(), Refusal> {
         let limit = self.config.network.connections_max;
         if self.peers.connections.len() < limit {
             return Ok(());
         }
-        let trains = role.is_member() || role == (Role::Peer {});
-        let Some(reader) = self.peers.most_silent_reader().filter(|_| trains) else {
+        let displaces = role.is_member() || matches!(role, Role::Peer {} | Role::Admin {});
+        let Some(reader) = self.peers.most_silent_reader().filter(|_| displaces) else {
             let what = Detail::clipped("connections");
             return Err(Refusal::Busy { what, limit: limit as u64 });
         };

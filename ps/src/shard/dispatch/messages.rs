@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use pushpull_common::access::Roles;
 use pushpull_common::catalogue::ValueEncoding;
 use pushpull_common::codec::Encoding;
 use pushpull_common::protocol::message::{Operation, Role};
@@ -11,6 +12,7 @@ use pushpull_common::protocol::{Header, Message, Refusal, message};
 use super::coordinators::CoordinatorRequest;
 use super::data::DataDeclaration;
 use super::tokens::ClientTokenRequest;
+use crate::event::AdminOrder;
 use crate::shard::Shard;
 use crate::shard::changes::Changes;
 use crate::shard::peers::{ExpectedBody, Peers};
@@ -23,7 +25,7 @@ use crate::shard::request::parked_request::{ParkedRequest, WaitReason};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MessageRights {
     /// The roles that may send it.
-    senders: Senders,
+    senders: Roles,
     /// Whether it only reads. A shard that has failed to flush accepts nothing else.
     reads: bool,
     /// Whether it asks for something that only a present member may hold. A client that has left
@@ -31,42 +33,39 @@ struct MessageRights {
     needs_lease: bool,
     /// Whether a chief sends it as the chief. Older chiefs are fenced.
     acts_as_chief: bool,
+    /// Whether it is a coordinator's, who schedules calls. A reader that has proved who it is sends
+    /// it only if it may also call functions.
+    coordinates: bool,
 }
 
-/// The roles that may send a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Senders {
-    /// Every role of a shard's peers.
-    All,
-    /// Every role except a shard.
-    Clients,
-    /// Workers and chiefs.
-    Members,
-    /// The chief.
-    Chief,
-    /// Other shards.
-    Shards,
-    /// No role: the message is a server's, or of another conversation than a shard's.
-    Nobody,
-}
+/// The roles that a shard admits, except those who administer it.
+const ALL: Roles = Roles::of(&[Role::Worker {}, Role::Chief {}, Role::Reader {}, Role::Peer {}]);
+const CLIENTS: Roles = Roles::of(&[Role::Worker {}, Role::Chief {}, Role::Reader {}]);
+const MEMBERS: Roles = Roles::of(&[Role::Worker {}, Role::Chief {}]);
+const CHIEF: Roles = Roles::of(&[Role::Chief {}]);
+const SHARDS: Roles = Roles::of(&[Role::Peer {}]);
+const ADMINS: Roles = Roles::of(&[Role::Admin {}]);
+/// The message is a server's, or of another conversation than a shard's.
+const NOBODY: Roles = Roles::of(&[]);
 
 impl MessageRights {
     /// Returns the rights that this message needs.
     fn of(message: &Message) -> MessageRights {
         match message {
-            Message::Heartbeat(_)
-            | Message::Pull(_)
+            // Whoever is admitted has a lease to renew.
+            Message::Heartbeat(_) => sent_by(ALL.and(ADMINS)).read_only(),
+            Message::Pull(_)
             | Message::PullEncoded(_)
             | Message::PullRows(_)
             | Message::PullRowsEncoded(_)
-            | Message::FetchCatalogue(_) => Senders::All.rights().read_only(),
-            Message::AwaitReady(_) => Senders::All.rights(),
-            Message::ShareValues(_) => Senders::Clients.rights().read_only(),
-            Message::AwaitEnd(_) => Senders::Clients.rights(),
+            | Message::FetchCatalogue(_) => sent_by(ALL).read_only(),
+            Message::AwaitReady(_) => sent_by(ALL),
+            Message::ShareValues(_) => sent_by(CLIENTS).read_only(),
+            Message::AwaitEnd(_) => sent_by(CLIENTS),
             Message::TokenRequest(_)
             | Message::DeclareData(_)
             | Message::Reserve(_)
-            | Message::SharePushBuffer(_) => Senders::Members.rights().with_lease(),
+            | Message::SharePushBuffer(_) => sent_by(MEMBERS).with_lease(),
             Message::PushPart(part) => MessageRights::of_push(part.operation),
             Message::PushEncoded(encoded) => MessageRights::of_push(encoded.part.operation),
             Message::PushShared(shared) => MessageRights::of_push(shared.operation),
@@ -76,36 +75,38 @@ impl MessageRights {
             // A coordinator outlives the client that has opened it: it needs no lease.
             Message::OpenCoordinator(_)
             | Message::CoordinatorQuery(_)
-            | Message::CloseCoordinator(_) => Senders::Clients.rights(),
+            | Message::CloseCoordinator(_) => sent_by(CLIENTS).by_coordinator(),
             // Querying the outcome of a push is not a read: the answer could report a push that is
             // not on disk.
             Message::ReturnToken(_)
             | Message::SkipBatch(_)
             | Message::Withdraw(_)
-            | Message::OutcomeQuery(_) => Senders::Members.rights(),
-            Message::Leave(_) => Senders::Members.rights().read_only(),
+            | Message::OutcomeQuery(_) => sent_by(MEMBERS),
+            Message::Leave(_) => sent_by(MEMBERS).read_only(),
             Message::Declare(_)
             | Message::Initialize(_)
             | Message::FindCheckpoint(_)
             | Message::PassedOverQuery(_)
             | Message::PrepareRestore(_)
-            | Message::Restore(_)
-            | Message::Save(_)
-            | Message::Finish(_) => Senders::Chief.rights().as_chief(),
+            | Message::Restore(_) => sent_by(CHIEF).as_chief(),
+            Message::Save(_) | Message::Finish(_) => sent_by(CHIEF.and(ADMINS)).as_chief(),
+            Message::StatusQuery(_) => sent_by(ADMINS).read_only(),
+            // A shard that has failed to flush must stop all the more.
+            Message::Stop(_) => sent_by(ADMINS).read_only(),
             Message::SaveShard(_)
             | Message::Held(_)
             | Message::StepApplied(_)
             | Message::Recalled(_)
-            | Message::PushesAudited(_) => Senders::Shards.rights(),
+            | Message::PushesAudited(_) => sent_by(SHARDS),
             // Answers of servers, and what functions and rings exchange.
-            _ => Senders::Nobody.rights(),
+            _ => sent_by(NOBODY),
         }
     }
 
     /// Returns the rights that a part of a push needs. The chief assigns the first values.
     fn of_push(operation: Operation) -> MessageRights {
         let acts_as_chief = operation == Operation::Assign {};
-        MessageRights { acts_as_chief, ..Senders::Members.rights().with_lease() }
+        MessageRights { acts_as_chief, ..sent_by(MEMBERS).with_lease() }
     }
 
     /// Returns the refusal of a message that needs the lease of a client that has left.
@@ -121,27 +122,12 @@ impl MessageRights {
     /// Returns the refusal of a message that its sender may not send.
     fn role_refusal(self, peers: &Peers, request: &PeerRequest) -> Option<Refusal> {
         let &PeerRequest { connection, role, kind, .. } = request;
-        if !self.allow(role) {
+        let is_idle_reader =
+            self.coordinates && role == Role::Reader {} && !peers.may_call(connection);
+        if is_idle_reader || !self.senders.contains(role) {
             return Some(Refusal::Role { role: role.code(), kind });
         }
         self.acts_as_chief.then(|| peers.chief_refusal(connection)).flatten()
-    }
-
-    /// Returns whether a peer with this role may send the message.
-    fn allow(self, role: Role) -> bool {
-        // A shard admits no client of functions, no admin, no rank of a ring and no task at a
-        // rendezvous.
-        if matches!(role, Role::Client {} | Role::Admin {} | Role::Rank {} | Role::Task {}) {
-            return false;
-        }
-        match self.senders {
-            Senders::All => true,
-            Senders::Clients => role != Role::Peer {},
-            Senders::Members => role.is_member(),
-            Senders::Chief => role == Role::Chief {},
-            Senders::Shards => role == Role::Peer {},
-            Senders::Nobody => false,
-        }
     }
 
     fn read_only(self) -> MessageRights {
@@ -155,14 +141,20 @@ impl MessageRights {
     fn as_chief(self) -> MessageRights {
         MessageRights { acts_as_chief: true, ..self }
     }
+
+    fn by_coordinator(self) -> MessageRights {
+        MessageRights { coordinates: true, ..self }
+    }
 }
 
-impl Senders {
-    fn rights(self) -> MessageRights {
-        let reads = false;
-        let needs_lease = false;
-        let acts_as_chief = false;
-        MessageRights { senders: self, reads, needs_lease, acts_as_chief }
+/// Returns the rights of a message that these roles may send.
+fn sent_by(senders: Roles) -> MessageRights {
+    MessageRights {
+        senders,
+        reads: false,
+        needs_lease: false,
+        acts_as_chief: false,
+        coordinates: false,
     }
 }
 
@@ -221,6 +213,7 @@ impl Shard {
             (Message::PrepareRestore(prepare), _) => self.prepare_restore(request, prepare.into()),
             (Message::Restore(restore), _) => self.restore(request, restore.into()),
             (Message::Save(_), _) => {
+                self.report_order(&request, AdminOrder::Save);
                 let bytes = vec![0; header.body_bytes as usize];
                 return self.receive(&request, header, ExpectedBody::User { request, bytes });
             }
@@ -324,9 +317,15 @@ impl Shard {
             }
             (Message::Finish(_), _) => {
                 self.finish();
+                self.report_order(&request, AdminOrder::Finish);
                 request.answer(&mut self.out, message::Finished {}.into());
             }
             (Message::AwaitEnd(_), _) => self.await_end(request),
+            (Message::StatusQuery(asked), _) => {
+                self.answer_status(&request, asked.members_from);
+                return Changes::NONE;
+            }
+            (Message::Stop(_), _) => self.stop(&request),
             (Message::Leave(_), Some(client)) => {
                 self.client_leaves(now, client);
                 request.answer(&mut self.out, message::Left {}.into());

@@ -1,6 +1,7 @@
 //! The dispatch of a shard: what each input has its owners do, one after the other, and what follows
 //! from it. It names all owners, which name none of each other.
 
+mod administration;
 mod awaited;
 mod bodies;
 mod coordinators;

@@ -10,6 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use pushpull_common::access::Principal;
 use pushpull_common::ids::{Sequence, TaskId, TokenId};
 use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::limits::SHARE_REQUESTS_MAX;
@@ -54,6 +55,9 @@ pub(super) struct Peers {
 pub(super) struct ConnectionState {
     pub(super) role: Role,
     pub(super) client: Option<ClientKey>,
+    /// Who the peer has proved to be, and the task that it says it is.
+    pub(super) principal: Option<Arc<Principal>>,
+    pub(super) task: TaskId,
     /// The task of another shard; `None` for other roles.
     pub(super) peer_task: Option<u32>,
     pub(super) origin: PeerOrigin,
@@ -127,6 +131,12 @@ impl Peers {
     /// Returns the task of the other shard that has a connection.
     pub(super) fn peer_task(&self, connection: u64) -> Option<u32> {
         self.connections.get(&connection)?.peer_task
+    }
+
+    /// Returns whether the peer of a connection may call functions, as far as it has proved who it is.
+    pub(super) fn may_call(&self, connection: u64) -> bool {
+        let principal = self.connections.get(&connection).and_then(|of| of.principal.as_ref());
+        principal.is_none_or(|principal| principal.rights.roles.contains(Role::Client {}))
     }
 
     /// Returns the refusal of a message from a chief that is fenced.

@@ -1,7 +1,9 @@
 //! [`IncomingHello`]: the hello of a new connection.
 
+use std::sync::Arc;
 use std::time::Instant;
 
+use pushpull_common::access::Principal;
 use pushpull_common::ids::TaskId;
 use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::Refusal;
@@ -16,6 +18,7 @@ pub(in crate::shard) struct IncomingHello<'a> {
     pub(in crate::shard) connection: u64,
     pub(in crate::shard) hello: &'a Hello,
     pub(in crate::shard) origin: PeerOrigin,
+    pub(in crate::shard) principal: Option<&'a Arc<Principal>>,
     pub(in crate::shard) now: Instant,
 }
 

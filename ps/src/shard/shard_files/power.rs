@@ -106,7 +106,10 @@ impl Power {
         let is_kept = |output: &ShardOutput| {
             matches!(
                 output,
-                ShardOutput::SaverOrder(_) | ShardOutput::Event(_) | ShardOutput::Members { .. }
+                ShardOutput::SaverOrder(_)
+                    | ShardOutput::Event(_)
+                    | ShardOutput::Members { .. }
+                    | ShardOutput::Stop
             )
         };
         out.queue.extend(self.held.drain(..).map(|(_, output)| output).filter(is_kept));

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use pushpull_common::ids::{GlobalStep, RestoreEpoch, TaskId};
+use pushpull_common::status::{TrainingPhase, Waiting};
 
 use crate::event::Event;
-use crate::status::{TrainingPhase, Waiting};
 
 /// What the step owner has reported about the training.
 #[derive(Debug, Default)]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use pushpull_common::ids::{ShardId, TaskId};
 use pushpull_common::protocol::Message;
 use pushpull_common::protocol::message;
+use pushpull_common::status::TrainingPhase;
 use pushpull_common::variable::VariableSpec;
 use pushpull_optim::optimizer::Sgd;
 
@@ -15,7 +16,6 @@ use super::world::World;
 use crate::config::PsConfig;
 use crate::event::Event;
 use crate::shard::TICK;
-use crate::status::TrainingPhase;
 
 const LEASE: Duration = Duration::from_secs(5);
 

@@ -52,7 +52,7 @@ fn a_refused_client_learns_the_reason_and_is_closed() {
     assert_eq!((field.as_str(), server.as_str(), client.as_str()), ("optimizer", "sgd", "adam"));
     assert_eq!((server_hash, client_hash), (identity().hash(), theirs.hash()));
 
-    for role in [Role::Admin {}, Role::Rank {}, Role::Task {}] {
+    for role in [Role::Rank {}, Role::Task {}] {
         let other = Hello { role, ..hello.clone() };
         let role = role.code();
         assert_eq!(refusal(&mut world, other), Refusal::Role { role, kind: 1 });

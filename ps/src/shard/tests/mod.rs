@@ -43,6 +43,7 @@ mod recalls;
 mod refusals;
 mod resends;
 mod restores;
+mod roles;
 mod rows;
 #[cfg(target_os = "linux")]
 mod shared_values;

@@ -312,6 +312,7 @@ fn a_hello_is_checked_by_its_seen_epoch_and_not_by_its_header() {
         hello: &hello,
         header: &header,
         origin,
+        principal: None,
     };
     world.input(0, connected);
     assert!(matches!(world.answer(line, request), Some(Message::Welcome(_))));

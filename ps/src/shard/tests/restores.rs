@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use pushpull_checkpoint::{CheckpointStorage, Contents, LocalDirectory, Save, ShardEntry};
+use pushpull_checkpoint::{
+    CheckpointStorage, Contents, LocalDirectory, ReadFile, Save, ShardEntry, StorageFault,
+    WriteFile,
+};
 use pushpull_common::ids::{EffectNumber, GlobalStep, PartitionId, RestoreEpoch, ShardId, TokenId};
 use pushpull_common::protocol::message::{CheckpointId, Role};
 use pushpull_common::protocol::wire::Text;
@@ -257,6 +260,88 @@ fn a_checkpoint_that_differs_from_the_request_is_refused() {
     let last = message::Restore { checkpoint, epoch: RestoreEpoch(u32::MAX) };
     let refusal = world.refused(chief_line, last.into());
     assert!(matches!(refusal, Refusal::RestoreEpoch { .. }), "no epoch is above it: {refusal}");
+}
+
+/// A storage that nobody may use.
+#[derive(Debug)]
+struct Untouched;
+
+impl CheckpointStorage for Untouched {
+    fn list(&self, folder: Option<&str>) -> Result<Vec<String>, StorageFault> {
+        panic!("{folder:?} is listed");
+    }
+
+    fn create_folder(&self, folder: &str) -> Result<(), StorageFault> {
+        panic!("{folder:?} is created");
+    }
+
+    fn create(&self, folder: &str, file: &str) -> Result<Box<dyn WriteFile>, StorageFault> {
+        panic!("{file:?} is created in {folder:?}");
+    }
+
+    fn open(&self, folder: &str, file: &str) -> Result<Box<dyn ReadFile>, StorageFault> {
+        panic!("{file:?} is opened in {folder:?}");
+    }
+
+    fn rename_folder(&self, from: &str, to: &str) -> Result<(), StorageFault> {
+        panic!("{from:?} is renamed to {to:?}");
+    }
+
+    fn remove_folder(&self, folder: &str) -> Result<(), StorageFault> {
+        panic!("{folder:?} is removed");
+    }
+
+    fn sync(&self, folder: Option<&str>) -> Result<(), StorageFault> {
+        panic!("{folder:?} is synced");
+    }
+}
+
+/// The storage joins the names of checkpoints to its own path, so no other name may get there.
+#[test]
+fn a_name_that_no_checkpoint_can_have_is_refused_without_a_look_at_the_storage() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut world, chief_line, storage) = world(folder.path());
+    push(&mut world, chief_line, 1);
+    let peer = world.join(0, &mut Peer { role: Role::Peer {}, ..worker(9) });
+    world.storage = Some(Arc::new(Untouched));
+    let names = [
+        "../ckpt-1-1",
+        "/etc/passwd",
+        "",
+        ".",
+        "..",
+        "ckpt-1-1/..",
+        "ckpt-1-1/../ckpt-1-1",
+        "ckpt-1-1\0",
+        "ckpt-1-1.tmp",
+        " ckpt-1-1",
+    ];
+    let epoch = RestoreEpoch(2);
+    for hostile in names {
+        let is_refused = |refusal: &Refusal| matches!(refusal, Refusal::Checkpoint { .. });
+        let part = message::SaveShard { name: Text::new(hostile).unwrap() };
+        // The answer comes at once, so no work was ordered.
+        let refusal = world.refused(peer, part.into());
+        assert!(is_refused(&refusal), "{hostile:?}: {refusal:?}");
+        let name = Text::new(hostile).unwrap();
+        let checkpoint = CheckpointId { name, epoch: RestoreEpoch(1), step: GlobalStep(1) };
+        let prepare = message::PrepareRestore { checkpoint: checkpoint.clone(), epoch };
+        for message in [prepare.into(), message::Restore { checkpoint, epoch }.into()] {
+            let request = world.say(chief_line, message);
+            world.finish_restores();
+            let Some(Message::Refused(refused)) = world.answer(chief_line, request) else {
+                panic!("accepted: {hostile:?}")
+            };
+            assert!(is_refused(&refused.refusal), "{hostile:?}: {refused:?}");
+        }
+    }
+    assert!(world.closed.is_empty(), "no restore has begun");
+    // Nothing is left behind that keeps a save or a restore of the same epoch from its turn.
+    world.storage = Some(storage.clone());
+    let checkpoint = save(&mut world, &storage, 1);
+    let ready = restore(&mut world, chief_line, checkpoint, epoch.0);
+    assert!(matches!(ready, Some(Message::Ready(_))), "{ready:?}");
+    assert_eq!(f32s(&world.values(chief_line)), [1.0; 4]);
 }
 
 /// Changes a checkpoint in its folder.

@@ -7,6 +7,7 @@ use pushpull_common::data_set::DataSet;
 use pushpull_common::ids::TaskId;
 use pushpull_common::protocol::Message;
 use pushpull_common::protocol::message::{self, DeclareData};
+use pushpull_common::status::{DataStatus, HeldToken, Presence, Status, TrainingPhase};
 use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Push, bytes_of, chief, variables, worker};
@@ -14,7 +15,6 @@ use super::synchronous::{ACCEPTED, ShardCluster, synchronous};
 use super::world::World;
 use crate::config::{Asynchronous, PsConfig};
 use crate::shard::TICK;
-use crate::status::{DataStatus, HeldToken, Presence, Status, TrainingPhase};
 
 const LEASE: Duration = Duration::from_secs(5);
 

@@ -776,6 +776,24 @@ fn claims_of_a_step_that_was_never_made_are_ignored() {
     assert_eq!(cluster.values(10), (-10.0, -10.0));
 }
 
+/// A shard says of which task it is. A peer that has proved to be another task is not believed.
+#[test]
+fn a_peer_speaks_for_the_shards_of_its_own_task_alone() {
+    let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
+    let a = cluster.token(0);
+    let line = cluster.links[1].unwrap();
+    let connections = &mut cluster.world.shards[0].peers.connections;
+    connections.get_mut(&line.connection).unwrap().peer_task = Some(1);
+    cluster.replicas[0].sequence += 1;
+    assert_eq!(cluster.push_to(1, 0, a, 1.0), Some(Outcome::Held {}));
+    assert_eq!(
+        cluster.push_to(0, 0, a, 1.0),
+        None,
+        "nobody has said that the other shard holds it"
+    );
+    assert_eq!(cluster.world.metrics().gradients_admitted, 0);
+}
+
 #[test]
 fn a_push_under_the_token_of_another_replica_adds_nothing() {
     let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);

@@ -61,6 +61,10 @@ pub(super) struct World {
     pub(super) closed: BTreeSet<ConnectionId>,
     /// The events that the shards have reported, with the index of the shard.
     pub(super) events: Vec<(usize, crate::event::Event)>,
+    /// Who the peers that connect have proved to be.
+    pub(super) principal: Option<std::sync::Arc<pushpull_common::access::Principal>>,
+    /// The shards whose task an administrator has stopped.
+    pub(super) stopped: Vec<usize>,
     /// The members that have joined and those present, as each shard reported last.
     pub(super) members: Vec<(usize, usize)>,
     pub(super) now: Instant,
@@ -164,6 +168,8 @@ impl World {
             boot: life.boot,
             catalogue: place(variables, config.shards),
             events: Vec::new(),
+            principal: None,
+            stopped: Vec::new(),
             members: vec![(0, 0); counters.len()],
             counters,
             received: BTreeMap::new(),
@@ -320,7 +326,10 @@ impl World {
         let connection = line.connection;
         let hello = &hello;
         let header = &header;
-        self.input(shard, ShardInput::Connected { connection, hello, header, origin });
+        let principal = self.principal.clone();
+        let principal = principal.as_ref();
+        let connected = ShardInput::Connected { connection, hello, header, origin, principal };
+        self.input(shard, connected);
         match self.answer(line, request) {
             Some(Message::Welcome(welcome)) => Ok((line, welcome)),
             Some(Message::Refused(refused)) => {
@@ -588,6 +597,7 @@ impl World {
                 ShardOutput::SaverOrder(order) => self.orders.push((shard, order)),
                 ShardOutput::Members { joined, present } => self.members[shard] = (joined, present),
                 ShardOutput::Event(event) => self.events.push((shard, event)),
+                ShardOutput::Stop => self.stopped.push(shard),
             }
         }
         if let Some(observer) = &mut self.observer {

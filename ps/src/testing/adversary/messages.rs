@@ -6,7 +6,7 @@ use pushpull_common::ids::{
     ClientEpoch, CoordinatorEpoch, CoordinatorId, EffectNumber, GlobalStep, Incarnation,
     PartitionId, RestoreEpoch, Sequence, ShardId, TokenId,
 };
-use pushpull_common::protocol::limits::COORDINATOR_NAME_BYTES_MAX;
+use pushpull_common::protocol::limits::{CHECKPOINT_NAME_BYTES_MAX, COORDINATOR_NAME_BYTES_MAX};
 use pushpull_common::protocol::message::{
     self, CheckpointId, Hello, Operation, PushEncoded, PushPart, PushShared, Role, Selection,
     SharedRange,
@@ -48,9 +48,15 @@ impl MessageDraw<'_> {
 
     /// Draws a hello of a random role with, at times, wrong fields.
     pub(super) fn any_hello(&mut self, setting: &ShardSetting) -> Hello {
-        let roles =
-            [Role::Worker {}, Role::Chief {}, Role::Reader {}, Role::Peer {}, Role::Rank {}];
-        let role = roles[[0, 0, 0, 1, 1, 2, 3, 3, 4][self.choices.below(9)]];
+        let roles = [
+            Role::Worker {},
+            Role::Chief {},
+            Role::Reader {},
+            Role::Peer {},
+            Role::Rank {},
+            Role::Admin {},
+        ];
+        let role = roles[[0, 0, 0, 1, 1, 2, 3, 3, 4, 5][self.choices.below(10)]];
         let task = self.choices.below(4) as u32;
         let mut hello = setting.hello(role, task);
         if role == (Role::Peer {}) {
@@ -200,6 +206,12 @@ impl MessageDraw<'_> {
         words.flatten().take(bytes).collect()
     }
 
+    /// Draws a name of a checkpoint, which may lead out of its directory.
+    fn checkpoint_name(&mut self) -> Text<CHECKPOINT_NAME_BYTES_MAX> {
+        let names = ["ckpt-1-1", "ckpt", "../ckpt-1-1", "/etc/passwd", ""];
+        Text::clipped(names[self.choices.below(names.len())])
+    }
+
     /// Draws a message of any kind, with any number in any field, and its body. `client` is the
     /// epoch of its sender.
     pub(super) fn any_message(
@@ -217,10 +229,12 @@ impl MessageDraw<'_> {
             true => self.number() as u32,
             false => self.choices.below(8) as u32,
         });
-        let message: Message = match self.choices.below(38) {
+        let message: Message = match self.choices.below(40) {
             // Their bodies are not uniform.
             19..=21 | 34 | 35 if self.is_uniform => message::Heartbeat {}.into(),
             0 => message::Heartbeat {}.into(),
+            38 => message::StatusQuery { members_from: self.number() as u32 }.into(),
+            39 => message::Stop {}.into(),
             1 => message::Pull { selection: self.selection(partition) }.into(),
             2 => {
                 let pull = message::Pull { selection: self.selection(partition) };
@@ -256,7 +270,7 @@ impl MessageDraw<'_> {
                 let of = self.number() as u32;
                 let step = self.number();
                 let checkpoint = CheckpointId {
-                    name: Text::clipped("ckpt"),
+                    name: self.checkpoint_name(),
                     epoch: RestoreEpoch(of),
                     step: GlobalStep(step),
                 };
@@ -267,7 +281,7 @@ impl MessageDraw<'_> {
                 }
             }
             13 => message::Save {}.into(),
-            14 => message::SaveShard { name: Text::clipped("ckpt") }.into(),
+            14 => message::SaveShard { name: self.checkpoint_name() }.into(),
             15 => message::TokenRequest { newest: TokenId(self.number()) }.into(),
             16 => {
                 let token = self.choices.of(&self.known.tokens);

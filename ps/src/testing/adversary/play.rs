@@ -149,7 +149,10 @@ impl<'a> Play<'a> {
         self.lines.push(PeerLine { connection, hello: copy, epoch, next: 1, body: None });
         let hello = &hello;
         let header = &header;
-        self.shard.handle(self.now, ShardInput::Connected { connection, hello, header, origin });
+        self.shard.handle(
+            self.now,
+            ShardInput::Connected { connection, hello, header, origin, principal: None },
+        );
         self.handle_outputs();
     }
 
@@ -465,6 +468,7 @@ impl<'a> Play<'a> {
                 }
                 ShardOutput::ToOwner { .. }
                 | ShardOutput::SaverOrder(_)
+                | ShardOutput::Stop
                 | ShardOutput::Event(_) => {}
             }
         }

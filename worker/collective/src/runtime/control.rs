@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pushpull_common::protocol::message::RingEnd;
-use pushpull_net::auth::Credentials;
+use pushpull_net::auth::{AccessReport, Credentials};
 use tokio::sync::{mpsc, watch};
 use tokio::task::LocalSet;
 
@@ -36,6 +36,8 @@ pub(crate) struct ControlConfig {
     pub(crate) insecure: bool,
     /// What the ranks prove themselves with.
     pub(crate) credentials: Option<Credentials>,
+    /// Hears who may connect to this rank.
+    pub(crate) access: AccessReport,
     /// The least number of members of the first ring.
     pub(crate) first_size_min: u32,
     /// The least number of members of a later ring.
@@ -320,6 +322,7 @@ mod tests {
             transport: None,
             insecure: false,
             credentials: None,
+            access: AccessReport::default(),
             first_size_min: 2,
             size_min: 1,
             join_window: lease,

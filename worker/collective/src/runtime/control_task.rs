@@ -74,7 +74,7 @@ impl ControlTask {
         formed: Arc<Mutex<Option<NewRing>>>,
     ) -> Rc<ControlTask> {
         let member = Member::new(Instant::now(), config.facts.clone());
-        let door = Rc::new(DoorState::new(config.facts.incarnation));
+        let door = Rc::new(DoorState::new(config.facts.incarnation, config.access.clone()));
         let config = Rc::new(config);
         Rc::new(ControlTask {
             listener: RankListener::new(config.clone(), door.clone()),

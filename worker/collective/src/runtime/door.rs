@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
+use pushpull_common::access::AccessEvent;
 use pushpull_common::ids::Incarnation;
 use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::message::{
@@ -12,6 +13,7 @@ use pushpull_common::protocol::message::{
 };
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{FrameReader, Message, Refusal};
+use pushpull_net::auth::AccessReport;
 use pushpull_net::{ArrivedPeer, DetachedStream, FrameStream, PeerReceiver, Stream};
 use tokio::sync::Notify;
 
@@ -44,16 +46,18 @@ pub(super) struct DoorState {
     pub(super) serving: RefCell<Option<RankAddresses>>,
     links: RefCell<WaitingLinks<IncomingLink>>,
     arrived: Notify,
+    access: AccessReport,
 }
 
 impl DoorState {
-    pub(super) fn new(process: Incarnation) -> DoorState {
+    pub(super) fn new(process: Incarnation, access: AccessReport) -> DoorState {
         DoorState {
             process,
             server: RefCell::default(),
             serving: RefCell::default(),
             links: RefCell::default(),
             arrived: Notify::new(),
+            access,
         }
     }
 
@@ -84,8 +88,12 @@ impl PeerReceiver for Door {
         hello.role == (Role::Rank {})
     }
 
+    fn access(&self, event: AccessEvent) {
+        self.0.access.report(&event);
+    }
+
     async fn take(&self, peer: ArrivedPeer) {
-        let ArrivedPeer { stream, reader, hello, request, origin, .. } = peer;
+        let ArrivedPeer { stream, reader, hello, request, origin, proven, .. } = peer;
         let Ok(stream) = Stream::attach(stream) else { return };
         let frames = FrameStream::new(stream, reader);
         let Some(request) = request else {
@@ -94,7 +102,11 @@ impl PeerReceiver for Door {
         };
         let state = self.0.clone();
         tokio::task::spawn_local(async move {
-            _ = serve(&state, frames, hello, origin, request).await;
+            // A link is the ring's: it ends with the connection of its member.
+            tokio::select! {
+                _ = serve(&state, frames, hello, origin, request) => {}
+                () = state.access.revoked(proven.as_ref()) => {}
+            }
         });
     }
 }

@@ -59,17 +59,31 @@ pub(crate) enum CallCommand {
 /// The session asks again for a value that it fetches again. The admission must not use the session
 /// that asks.
 #[derive(Clone)]
-pub(crate) struct Admission(Arc<dyn Fn(u64) -> Result<(), Refusal> + Send + Sync>);
+pub(crate) struct Admission {
+    admits: Arc<dyn Fn(u64) -> Result<(), Refusal> + Send + Sync>,
+    /// For whom the value is fetched; empty for this side.
+    principal: String,
+}
 
 impl Admission {
     pub(crate) fn new(
         admits: impl Fn(u64) -> Result<(), Refusal> + Send + Sync + 'static,
     ) -> Admission {
-        Admission(Arc::new(admits))
+        Admission { admits: Arc::new(admits), principal: String::new() }
+    }
+
+    /// Names the principal for whom the value is fetched.
+    pub(crate) fn of_principal(self, name: &str) -> Admission {
+        Admission { principal: name.to_owned(), ..self }
+    }
+
+    /// Returns the name of the principal for whom the value is fetched; empty for this side.
+    pub(crate) fn principal(&self) -> &str {
+        &self.principal
     }
 
     pub(crate) fn ask(&self, bytes: u64) -> Result<(), Refusal> {
-        (self.0)(bytes)
+        (self.admits)(bytes)
     }
 }
 

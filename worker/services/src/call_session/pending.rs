@@ -8,7 +8,7 @@ use pushpull_common::protocol::message::{self, FetchOutput, Input, NamedInput, O
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Message, limits};
 
-use super::io::{CallCommand, CallOp};
+use super::io::{Admission, CallCommand, CallOp};
 use crate::value_body::{IncomingValues, ValueBody};
 
 /// A request without an answer.
@@ -98,8 +98,10 @@ impl CallCommand {
     pub(super) fn messages(&self, settled: u64, ended: Vec<u64>) -> Vec<(Message, ValueBody)> {
         match self {
             CallCommand::Describe => vec![(message::Describe {}.into(), ValueBody::default())],
-            CallCommand::Fetch { of, .. } => {
-                vec![(FetchOutput { of: of.clone() }.into(), ValueBody::default())]
+            CallCommand::Fetch { of, admission } => {
+                let principal = admission.as_ref().map_or("", Admission::principal);
+                let fetch = FetchOutput { of: of.clone(), principal: Text::clipped(principal) };
+                vec![(fetch.into(), ValueBody::default())]
             }
             CallCommand::Call { number, order } => {
                 let mut parts = ValueBody::parts(&order.values).into_iter();

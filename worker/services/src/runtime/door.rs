@@ -3,13 +3,13 @@
 use std::io;
 use std::sync::Arc;
 
+use pushpull_common::access::AccessEvent;
 use pushpull_common::identity::Identity;
 use pushpull_common::ids::TaskId;
 use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::message::{BodyCrc, Refused, Role};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{BodyStamp, Envelope, Features, Refusal, encode};
-use pushpull_net::auth::DeniedPeer;
 use pushpull_net::{ArrivedPeer, FrameStream, PeerReceiver, ServicePeers, Stream};
 
 use super::server_core::ServerCore;
@@ -34,8 +34,8 @@ impl PeerReceiver for Door {
         self.0.descriptors().check(error);
     }
 
-    fn denied(&self, peer: DeniedPeer) {
-        self.0.access().denied(&peer);
+    fn access(&self, event: AccessEvent) {
+        self.0.access().report(&event);
     }
 }
 

@@ -6,6 +6,5 @@ pub(crate) mod door;
 mod ended_execution;
 pub(crate) mod function_pool;
 mod outbox;
-pub(crate) mod peer_access;
 pub(crate) mod server_core;
 pub(crate) mod timer;

@@ -13,7 +13,7 @@ use pushpull_common::protocol::message::{BodyCrc, Hello, OutputRef};
 use pushpull_common::protocol::{
     Envelope, Features, FrameEvent, FrameReader, FrameSink, Header, Refusal,
 };
-use pushpull_net::auth::ProvenPeer;
+use pushpull_net::auth::{AccessReport, ProvenPeer};
 use pushpull_net::{ConnectionPhase, ConnectionSide, FrameStream, Stream};
 use tokio::sync::{Notify, oneshot, watch};
 
@@ -21,7 +21,6 @@ use super::descriptor_watch::DescriptorWatch;
 use super::ended_execution::{CatchUnwind, EndedExecution, failure_without, result_of};
 use super::function_pool::{FunctionPool, Job};
 use super::outbox::CallOutbox;
-use super::peer_access::PeerAccess;
 use super::timer::Timer;
 use crate::call_session::Admission;
 use crate::cancel::CancelFlag;
@@ -32,7 +31,7 @@ use crate::inputs::{InputResolver, unsuitable};
 use crate::invocation::{Invocation, ServerShared};
 use crate::service::{
     ExecutionId, ExecutionOrder, Failure, InputSource, Service, ServiceInput, ServiceOutput,
-    output_awaited,
+    output_awaited, user_of,
 };
 use crate::value::Value;
 
@@ -105,7 +104,7 @@ impl ServerCore {
     }
 
     /// Returns who may be connected.
-    pub(crate) fn access(&self) -> &PeerAccess {
+    pub(crate) fn access(&self) -> &AccessReport {
         &self.shared.access
     }
 
@@ -293,6 +292,10 @@ impl ServerCore {
         let execution = order.execution;
         for (name, source) in &mut order.inputs {
             let admission = self.admission(execution);
+            let admission = match &order.principal {
+                Some(principal) => admission.of_principal(&principal.name),
+                None => admission,
+            };
             let value = match source {
                 InputSource::Value(_) => continue,
                 InputSource::Variable(variable) => {
@@ -303,8 +306,9 @@ impl ServerCore {
                 }
                 InputSource::Output { task, of } if *task == self.shared.task => {
                     let client = order.client;
+                    let user = user_of(client, order.principal.as_deref(), of.owner);
                     let deadline = order.deadline;
-                    let fetched = self.fetch_here(execution, client, of.clone(), deadline);
+                    let fetched = self.fetch_here(execution, client, user, of.clone(), deadline);
                     waits.during(|| output_awaited(of, &self.shared.task), fetched).await?
                 }
                 InputSource::Output { task, of } => {
@@ -355,6 +359,7 @@ impl ServerCore {
         self: &Arc<Self>,
         execution: ExecutionId,
         client: Incarnation,
+        user: Option<String>,
         of: OutputRef,
         deadline: Option<Instant>,
     ) -> Result<Value, Failure> {
@@ -362,7 +367,7 @@ impl ServerCore {
         let fetch = self.next_fetch.fetch_add(1, Ordering::Relaxed);
         lock(&self.fetches).insert(fetch, sender);
         let _open = OpenFetch { core: self, fetch };
-        self.handle(ServiceInput::LocalFetch { fetch, execution, client, of, deadline });
+        self.handle(ServiceInput::LocalFetch { fetch, execution, client, user, of, deadline });
         match receiver.await {
             Ok(result) => result.map_err(Failure::Refused),
             Err(_) => Err(Failure::Cancelled),

@@ -124,7 +124,7 @@ impl Service {
                     InputSource::Variable(String::new())
                 }
                 Input::Variable { variable } => InputSource::Variable(variable.as_str().to_owned()),
-                Input::Output { of, .. } if !self.may_use(client, of.owner) => {
+                Input::Output { of, .. } if self.is_of_others(client, of.owner) => {
                     return Err(Refusal::Denied {});
                 }
                 Input::Output { job, task, of } => {
@@ -162,6 +162,7 @@ impl Service {
             execution: ExecutionId(0),
             function: name.to_owned(),
             client,
+            principal: self.clients.get(client).and_then(|state| state.principal.clone()),
             call: call.call,
             depth: call.depth,
             scheduled: call.scheduled,

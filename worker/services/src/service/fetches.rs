@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use pushpull_common::access::Principal;
 use pushpull_common::ids::{Incarnation, TaskId};
-use pushpull_common::protocol::message::{CallOutcome, FetchOutput, Fetched, OutputRef};
+use pushpull_common::protocol::message::{CallOutcome, FetchOutput, Fetched, OutputRef, Role};
 use pushpull_common::protocol::{Header, Refusal, limits};
 
 use super::call_entry::{CallEnd, CallState};
-use super::io::ExecutionId;
 use super::parked_fetches::{ParkedFetch, Requester};
 use super::{Service, ServiceOutput, detail, lease_check};
 use crate::value::Value;
@@ -26,6 +26,16 @@ fn no_output(of: &OutputRef, reason: &str) -> Refusal {
     Refusal::NoOutput { call, output, detail: detail(reason) }
 }
 
+/// Returns the name of the principal to whom an output must belong that a client uses: its own. `None`
+/// if the output is its own, or if it was not asked who it is.
+pub(crate) fn user_of(
+    client: Incarnation,
+    principal: Option<&Principal>,
+    owner: Incarnation,
+) -> Option<String> {
+    principal.filter(|_| client != owner).map(|own| own.name.clone())
+}
+
 impl Service {
     pub(super) fn on_fetch(
         &mut self,
@@ -39,14 +49,23 @@ impl Service {
             let limit = limits::PARKED_PER_CONNECTION_MAX as u64;
             return self.refuse(connection, header.request, Refusal::Busy { what, limit });
         }
-        let client = self.connections.get(&connection).map(|at| at.client);
-        if client.is_none_or(|client| !self.may_use(client, fetch.of.owner)) {
-            return self.refuse(connection, header.request, Refusal::Denied {});
-        }
+        let Some(client) = self.connections.get(&connection).map(|at| at.client) else { return };
+        let principal = self.clients.get(client).and_then(|state| state.principal.as_deref());
+        let user = match principal {
+            // Another server fetches for the principal that it names.
+            Some(server)
+                if server.rights.roles.contains(Role::Peer {})
+                    && !fetch.principal.as_str().is_empty() =>
+            {
+                Some(fetch.principal.as_str().to_owned())
+            }
+            own => user_of(client, own, fetch.of.owner),
+        };
         let wait = Duration::from_millis(header.deadline_ms.into());
         let fetch = ParkedFetch {
             requester: Requester::Connection(connection, header.request),
             of: fetch.of,
+            user,
             arrived: now,
             deadline: (!wait.is_zero()).then(|| now + wait),
         };
@@ -56,18 +75,17 @@ impl Service {
     pub(super) fn on_local_fetch(
         &mut self,
         now: Instant,
-        fetch: u64,
-        execution: ExecutionId,
+        requester: Requester,
         client: Incarnation,
+        user: Option<String>,
         of: OutputRef,
         deadline: Option<Instant>,
     ) {
-        let requester = Requester::Local(fetch, execution);
         if of.owner == client && self.clients.get(client).is_none() {
             // The client has called the function that fetches, so it will not come any more.
             return self.refuse_fetch(requester, no_output(&of, CLIENT_GONE));
         }
-        self.park(ParkedFetch { requester, of, arrived: now, deadline });
+        self.park(ParkedFetch { requester, of, user, arrived: now, deadline });
     }
 
     /// Answers a fetch, or keeps it until its call has ended.
@@ -111,6 +129,10 @@ impl Service {
             None if of.server != Incarnation(0) => no_output(of, CLIENT_GONE),
             // The call may be on its way: a consumer may be faster than the client.
             None => return false,
+            Some(owner) if !owner.gives_to(fetch.user.as_deref()) => {
+                self.refuse_fetch(fetch.requester, Refusal::Denied {});
+                return true;
+            }
             Some(_) => return self.serve_from(fetch),
         };
         self.refuse_fetch(fetch.requester, refusal);

@@ -97,6 +97,8 @@ pub(crate) enum ServiceInput<'a> {
         execution: ExecutionId,
         /// The client whose call needs the output.
         client: Incarnation,
+        /// The name of the principal to whom it must belong: see [`user_of`](super::user_of).
+        user: Option<String>,
         /// The name of the output on the wire.
         of: OutputRef,
         /// The time at which the fetch is refused; `None` for no deadline.
@@ -168,6 +170,8 @@ pub(crate) struct ExecutionOrder {
     pub(crate) function: String,
     /// The client of the call.
     pub(crate) client: Incarnation,
+    /// Who the client has proved to be; `None` if it was not asked.
+    pub(crate) principal: Option<Arc<Principal>>,
     /// The number of the call.
     pub(crate) call: u64,
     /// The number of calls that this one is nested in.

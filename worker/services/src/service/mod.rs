@@ -29,11 +29,11 @@ use pushpull_net::SendBody;
 use self::call_entry::{CallEntry, CallState};
 use self::clients::Clients;
 use self::executions::Executions;
-pub(crate) use self::fetches::output_awaited;
+pub(crate) use self::fetches::{output_awaited, user_of};
 pub(crate) use self::io::{
     ExecutionId, ExecutionOrder, Failure, InputSource, ServiceConfig, ServiceInput, ServiceOutput,
 };
-use self::parked_fetches::ParkedFetches;
+use self::parked_fetches::{ParkedFetches, Requester};
 use self::run_queue::RunQueue;
 use crate::function_table::FunctionTable;
 use crate::planted::ServiceBug;
@@ -67,7 +67,7 @@ use crate::value_body::ValueBody;
 /// - F-10: A service that drains accepts no calls but those of functions, and the calls that it has
 ///   accepted still end.
 /// - F-11: A client has one principal while it is remembered. It calls the functions that its principal
-///   may call, and uses the outputs of its principal, unless it is a server.
+///   may call, and uses the outputs of its principal. A server fetches those of the principal that has called it.
 #[derive(Debug)]
 pub(crate) struct Service {
     config: ServiceConfig,
@@ -154,8 +154,9 @@ impl Service {
             }
             ServiceInput::Progress { connection } => self.heard(now, connection),
             ServiceInput::Disconnected { connection } => self.disconnected(connection),
-            ServiceInput::LocalFetch { fetch, execution, client, of, deadline } => {
-                self.on_local_fetch(now, fetch, execution, client, of, deadline);
+            ServiceInput::LocalFetch { fetch, execution, client, user, of, deadline } => {
+                let requester = Requester::Local(fetch, execution);
+                self.on_local_fetch(now, requester, client, user, of, deadline);
             }
             ServiceInput::Waits { execution, awaited } => {
                 self.executions.set_awaited(execution, awaited);
@@ -194,18 +195,11 @@ impl Service {
         known.is_some_and(|known| known.principal.as_deref().map(name) != principal.map(name))
     }
 
-    /// Returns whether a client may use the outputs of an owner: its own, those of its principal, and
-    /// for a server those of anybody.
-    fn may_use(&self, client: Incarnation, owner: Incarnation) -> bool {
-        let principal = |of| self.clients.get(of).and_then(|state| state.principal.as_deref());
-        match principal(client) {
-            None => true,
-            Some(own) => {
-                client == owner
-                    || own.rights.roles.contains(Role::Peer {})
-                    || principal(owner).is_some_and(|other| other.name == own.name)
-            }
-        }
+    /// Returns whether an owner that is known has outputs that a client may not use.
+    fn is_of_others(&self, client: Incarnation, owner: Incarnation) -> bool {
+        let principal = self.clients.get(client).and_then(|state| state.principal.as_deref());
+        let user = user_of(client, principal, owner);
+        self.clients.get(owner).is_some_and(|owner| !owner.gives_to(user.as_deref()))
     }
 
     fn connected(

@@ -12,6 +12,8 @@ use super::io::ExecutionId;
 pub(super) struct ParkedFetch {
     pub(super) requester: Requester,
     pub(super) of: OutputRef,
+    /// The name of the principal to whom the output must belong; `None` if anybody may have it.
+    pub(super) user: Option<String>,
     pub(super) arrived: Instant,
     pub(super) deadline: Option<Instant>,
 }

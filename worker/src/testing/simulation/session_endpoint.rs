@@ -14,9 +14,11 @@ use pushpull_common::ids::{Incarnation, RestoreEpoch, Sequence, ShardId, TaskId,
 use pushpull_common::protocol::decode::slice_source;
 use pushpull_common::protocol::message::{self, Declared, Operation, Role};
 use pushpull_common::protocol::{
-    BodyStamp, Features, FrameEvent, FrameProgress, FrameReader, FrameSink, Grant, Message,
-    encode_for,
+    BodyStamp, Envelope, Features, FrameEvent, FrameProgress, FrameReader, FrameSink, Grant,
+    Message, encode, encode_for,
 };
+use pushpull_net::auth::ClientHandshake;
+use pushpull_net::auth::simulated_tokens::SimulatedTokens;
 
 use super::coordinator_rounds::{CoordinatorRounds, RoundStep};
 use super::operations::{EndpointEvent, WorkerAnswer, WorkerOperation};
@@ -47,6 +49,10 @@ pub struct SessionEndpoint {
     /// The features of this side, and those agreed on each link.
     features: Features,
     agreed: BTreeMap<usize, Features>,
+    /// The tokens by which both sides prove who they are, if servers ask.
+    tokens: Option<SimulatedTokens>,
+    /// The proofs that servers have not asked for yet, by their links.
+    proofs: BTreeMap<usize, (Envelope, ClientHandshake)>,
     shared_memory: SimulatedSharedMemory,
     /// Planted bug: pushes go to every shard at once, even over a connection newer than the token.
     skips_owner: bool,
@@ -70,6 +76,18 @@ struct LinkSink<'a> {
 impl FrameSink for LinkSink<'_> {
     fn on_frame(&mut self, event: FrameEvent<'_>) {
         if let FrameEvent::Message(_, message) = &event
+            && let Some((envelope, proof)) = self.endpoint.proofs.remove(&self.link)
+        {
+            let Message::Challenge(challenge) = message else {
+                panic!("a server has not asked for a proof, but sent {}", message.name())
+            };
+            let answer = proof.answer(challenge).expect("a server proves who it is");
+            let mut frame = Vec::new();
+            encode(&mut frame, &envelope, &answer.into(), BodyStamp::NONE);
+            let link = self.link;
+            return self.endpoint.events.push_back(EndpointEvent::Send { link, frame });
+        }
+        if let FrameEvent::Message(_, message) = &event
             && let Some(peer) = Features::of_peer(message)
         {
             let agreed = self.endpoint.features.agreed(peer);
@@ -84,6 +102,12 @@ impl FrameSink for LinkSink<'_> {
 }
 
 impl SessionEndpoint {
+    /// Has it prove who it is, and expect that of the servers.
+    #[must_use]
+    pub fn with_tokens(self, tokens: SimulatedTokens) -> SessionEndpoint {
+        SessionEndpoint { tokens: Some(tokens), ..self }
+    }
+
     /// Creates the session of a process of this task. Pushes travel in parts of at most
     /// `part_bytes` bytes. Each process has its own incarnation, and these features of the
     /// protocol.
@@ -125,6 +149,8 @@ impl SessionEndpoint {
             links: BTreeMap::new(),
             features,
             agreed: BTreeMap::new(),
+            tokens: None,
+            proofs: BTreeMap::new(),
             mapped_pull: None,
             rounds: CoordinatorRounds::default(),
             direct_pulls: 0,
@@ -404,6 +430,7 @@ impl SessionEndpoint {
         reader.open();
         reader.set_features(self.features);
         self.agreed.remove(&link);
+        self.proofs.remove(&link);
         self.links.insert(link, reader);
         self.shared_memory.connected(link);
         self.handle(now, SessionInput::Connected { link, same_host });
@@ -471,7 +498,12 @@ impl SessionEndpoint {
                     self.shared_memory.lost(link);
                     EndpointEvent::Disconnect { link }
                 }
-                SessionOutput::Send { link, envelope, message, body, crc } => {
+                SessionOutput::Send { link, envelope, mut message, body, crc } => {
+                    if let (Message::Hello(hello), Some(tokens)) = (&mut message, &mut self.tokens)
+                    {
+                        let proof = tokens.offer(&envelope, hello);
+                        self.proofs.insert(link, (envelope, proof));
+                    }
                     self.shared_memory.sent(link, &message);
                     let body = body.concat();
                     let crc = (crc && !body.is_empty()).then(|| crc32c::crc32c(&body));

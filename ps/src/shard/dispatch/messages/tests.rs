@@ -22,7 +22,8 @@ const ROLES: [Role; 8] = [
 /// the other rights.
 fn rights(message: impl Into<Message>) -> String {
     let rights = MessageRights::of(&message.into());
-    let roles = ROLES.iter().zip("WCRPAFNT".chars()).filter(|(role, _)| rights.allow(**role));
+    let roles =
+        ROLES.iter().zip("WCRPAFNT".chars()).filter(|(role, _)| rights.senders.contains(**role));
     let mut text: String = roles.map(|(_, letter)| letter).collect();
     let others = [
         (rights.reads, " reads"),
@@ -48,7 +49,7 @@ fn shared(operation: Operation) -> PushShared {
 
 #[test]
 fn everybody_reads() {
-    assert_eq!(rights(message::Heartbeat {}), "WCRP reads");
+    assert_eq!(rights(message::Heartbeat {}), "WCRPA reads");
     assert_eq!(rights(message::Pull { selection: Selection::All {} }), "WCRP reads");
     assert_eq!(rights(message::FetchCatalogue {}), "WCRP reads");
     assert_eq!(rights(message::AwaitReady {}), "WCRP");
@@ -78,8 +79,8 @@ fn a_chief_declares_and_assigns_first_values_as_the_chief() {
     assert_eq!(rights(message::Initialize { epoch: RestoreEpoch(1) }), "C chief");
     assert_eq!(rights(message::FindCheckpoint {}), "C chief");
     assert_eq!(rights(message::PassedOverQuery {}), "C chief");
-    assert_eq!(rights(message::Save {}), "C chief");
-    assert_eq!(rights(message::Finish {}), "C chief");
+    assert_eq!(rights(message::Save {}), "CA chief");
+    assert_eq!(rights(message::Finish {}), "CA chief");
 }
 
 #[test]

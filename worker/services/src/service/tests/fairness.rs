@@ -133,7 +133,13 @@ fn the_deadline_of_a_fetch_names_its_task() {
         call: 7,
         output: Text::clipped("v"),
     };
-    world.send_within(connection, 1, message::FetchOutput { of }, 1_000, &[]);
+    world.send_within(
+        connection,
+        1,
+        message::FetchOutput { of, principal: Text::default() },
+        1_000,
+        &[],
+    );
     assert_eq!(awaited(&mut world), "the output \"v\" of call 7 on /job:worker/task:1");
 }
 

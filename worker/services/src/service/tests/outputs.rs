@@ -7,7 +7,7 @@ use pushpull_common::protocol::message::{
 use super::*;
 
 fn fetch(owner: u64, number: u64, output: &str) -> FetchOutput {
-    FetchOutput { of: output_of(owner, number, output) }
+    FetchOutput { of: output_of(owner, number, output), principal: Text::default() }
 }
 
 fn output_of(owner: u64, call: u64, output: &str) -> OutputRef {
@@ -70,6 +70,7 @@ fn a_fetch_waits_for_its_call() {
         fetch: 8,
         execution: ExecutionId(9),
         client: Incarnation(1),
+        user: None,
         of: output_of(1, 1, "value"),
         deadline: None,
     });
@@ -85,6 +86,7 @@ fn a_fetch_from_a_process_that_is_gone_is_refused_at_once() {
     let (mut world, owner) = with_kept();
     let from = |server: u64, of: OutputRef| FetchOutput {
         of: OutputRef { server: Incarnation(server), ..of },
+        principal: Text::default(),
     };
     let own = world.service.config.incarnation.0;
     world.send(owner, 2, from(own, output_of(1, 1, "value")));
@@ -109,7 +111,14 @@ fn a_fetch_waits_a_lease_for_the_client_of_its_call() {
     let client = Incarnation(2);
     let fetch = 8;
     let of = output_of(1, 1, "value");
-    world.input(ServiceInput::LocalFetch { fetch, execution, client, of, deadline: None });
+    world.input(ServiceInput::LocalFetch {
+        fetch,
+        execution,
+        client,
+        user: None,
+        of,
+        deadline: None,
+    });
     world.pass(LEASE / 2);
     assert!(world.sent.is_empty() && world.local.is_empty());
     world.send(consumer, 2, message::Heartbeat {});
@@ -197,7 +206,14 @@ fn a_fetch_ends_with_the_execution_that_waits_for_it() {
         let ExecutionOrder { execution, client, .. } = world.order();
         let fetch = number;
         let of = output_of(1, 1, "value");
-        world.input(ServiceInput::LocalFetch { fetch, execution, client, of, deadline: None });
+        world.input(ServiceInput::LocalFetch {
+            fetch,
+            execution,
+            client,
+            user: None,
+            of,
+            deadline: None,
+        });
         assert_eq!(world.service.fetches.len(), 1);
         let calls = List::new(vec![number]).unwrap();
         world.send(connection, 0, Release { calls });

@@ -10,7 +10,7 @@ fn principal(name: &str, roles: &str, functions: &[&str]) -> Option<Arc<Principa
         roles: roles.parse().unwrap(),
         tasks: Vec::new(),
         functions: functions.iter().map(|&function| function.into()).collect(),
-        first_is_chief: false,
+        ..AccessRights::default()
     };
     Some(Arc::new(Principal { name: name.to_owned(), rights }))
 }
@@ -76,7 +76,7 @@ fn an_incarnation_gives_nobody_else_its_client() {
 }
 
 #[test]
-fn outputs_are_used_by_their_principal_and_by_servers() {
+fn outputs_are_used_by_their_principal_and_fetched_for_it_by_servers() {
     // F-11
     let mut world = world();
     let owner = connect(&mut world, 1, principal("owner", "client", &["*"])).unwrap();
@@ -86,10 +86,15 @@ fn outputs_are_used_by_their_principal_and_by_servers() {
     world.sent.clear();
 
     // These services remember few clients, so each connects when it fetches.
-    let principals = [
-        (2, principal("owner", "client", &["*"])),
-        (3, principal("thief", "client", &["*"])),
-        (4, principal("server", "client,peer", &["*"])),
+    let server = || principal("server", "client,peer", &["*"]);
+    let table = [
+        (2, principal("owner", "client", &["*"]), "", true),
+        (3, principal("thief", "client", &["*"]), "", false),
+        // Only a server fetches for others.
+        (4, principal("thief", "client", &["*"]), "owner", false),
+        (5, server(), "owner", true),
+        (6, server(), "thief", false),
+        (7, server(), "", false),
     ];
     let of = || OutputRef {
         owner: Incarnation(1),
@@ -101,19 +106,45 @@ fn outputs_are_used_by_their_principal_and_by_servers() {
         name: Text::clipped("x"),
         input: Input::Output { job: Text::clipped("worker"), task: 1, of: of() },
     };
-    for (client, principal) in principals {
-        let is_denied = principal.as_ref().is_some_and(|principal| principal.name == "thief");
+    for (client, principal, fetches_for, may) in table {
+        let is_owner = principal.as_ref().is_some_and(|principal| principal.name == "owner");
         let at = connect(&mut world, client, principal).unwrap();
-        world.send(at, 7, FetchOutput { of: of() });
+        world.send(at, 7, FetchOutput { of: of(), principal: Text::clipped(fetches_for) });
         match world.sent.pop() {
-            Some((_, _, Message::Fetched(_), _)) => assert!(!is_denied),
+            Some((_, _, Message::Fetched(_), _)) => assert!(may, "{client}"),
             Some((_, _, Message::Refused(refused), _)) => {
-                assert_eq!((refused.refusal, is_denied), (Refusal::Denied {}, true));
+                assert_eq!((refused.refusal, may), (Refusal::Denied {}, false), "{client}");
             }
             other => panic!("{client}: {other:?}"),
         }
         let using = Call { inputs: CallInputs::of([named()]).unwrap(), ..call(1, "f") };
         let refused = refusal(&mut world, at, using);
-        assert_eq!(refused, is_denied.then_some(Refusal::Denied {}), "{client}");
+        assert_eq!(refused, (!is_owner).then_some(Refusal::Denied {}), "{client}");
+    }
+}
+
+#[test]
+fn an_output_of_a_client_that_has_not_come_waits_for_it_and_is_its_principals() {
+    // F-11
+    for (name, may) in [("owner", true), ("thief", false)] {
+        let mut world = world();
+        let at = connect(&mut world, 2, principal(name, "client", &["*"])).unwrap();
+        let owner = Incarnation(1);
+        let output = Text::clipped("value");
+        let of = OutputRef { owner, server: Incarnation(0), call: 1, output };
+        world.send(at, 7, FetchOutput { of, principal: Text::default() });
+        assert!(world.sent.is_empty(), "its client may come");
+        let owner = connect(&mut world, 1, principal("owner", "client", &["*"])).unwrap();
+        world.send(owner, 1, Call { retain: true, ..call(1, "f") });
+        let order = world.order();
+        world.returns(order.execution, Value::from("kept"));
+        let answer = world.sent.iter().find(|(connection, ..)| *connection == at);
+        match answer.map(|(_, _, message, _)| message) {
+            Some(Message::Fetched(_)) => assert!(may),
+            Some(Message::Refused(refused)) => {
+                assert_eq!((&refused.refusal, may), (&Refusal::Denied {}, false));
+            }
+            other => panic!("{other:?}"),
+        }
     }
 }

@@ -206,7 +206,7 @@ impl<'a> ServicePlay<'a> {
         let wait = self.choices.time(LEASE);
         let deadline = self.choices.one_in(2).then(|| self.now + wait);
         let execution = ExecutionId(1 + self.choices.below(8) as u64);
-        self.input(ServiceInput::LocalFetch { fetch, execution, client, of, deadline });
+        self.input(ServiceInput::LocalFetch { fetch, execution, client, user: None, of, deadline });
     }
 
     fn output_ref(&mut self) -> OutputRef {
@@ -224,7 +224,7 @@ impl<'a> ServicePlay<'a> {
             0 => message::Heartbeat {}.into(),
             1 => message::Describe {}.into(),
             2 => CancelCall { call }.into(),
-            3 | 4 => FetchOutput { of: self.output_ref() }.into(),
+            3 | 4 => FetchOutput { of: self.output_ref(), principal: Text::default() }.into(),
             5 => {
                 let count = self.choices.below(4);
                 let calls: Vec<u64> = (0..count).map(|_| self.choices.number()).collect();

@@ -368,7 +368,7 @@ impl FunctionServerEndpoint {
         let fetch = self.next_fetch;
         self.next_fetch += 1;
         self.resolving.insert(fetch, (order, index));
-        let fetch = ServiceInput::LocalFetch { fetch, execution, client, of, deadline };
+        let fetch = ServiceInput::LocalFetch { fetch, execution, client, user: None, of, deadline };
         self.handle(now, fetch);
     }
 }

@@ -1,17 +1,18 @@
 //! The status of a training as a server sees it: plain data, at one point in time.
 
+mod wire;
+
 use std::fmt;
 use std::time::Duration;
 
-use pushpull_common::ids::{ShardId, TaskId};
+use crate::ids::{ShardId, TaskId};
 
-/// What a training does, from [`crate::PsHandle::status`].
+/// What a training does, from `PsHandle::status` of a server, or from `Admin::status`.
 ///
 /// The *step owner*, the ps task with the lowest index, knows everything here. Another task knows
 /// its own variables and the members that use them. There, `tokens`, `waiting` and `data` are
 /// empty, and the phase does not pass [`TrainingPhase::Training`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Status {
     /// How far the training is.
     pub phase: TrainingPhase,
@@ -39,9 +40,9 @@ pub enum TrainingPhase {
     Declared,
     /// The variables have values, and tokens are granted.
     Training,
-    /// The training has ended by order: of the chief, or by [`crate::PsHandle::finish`].
+    /// The training has ended by order: of the chief, of an administrator, or by `PsHandle::finish`.
     Finished,
-    /// The training has ended at [`crate::PsConfig::last_step`].
+    /// The training has ended at `PsConfig::last_step`.
     LastStep,
     /// The training has ended because every batch of the data set is spent.
     DataEnd,
@@ -49,7 +50,6 @@ pub enum TrainingPhase {
 
 /// A worker that has joined.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct MemberStatus {
     /// Its task.
     pub task: TaskId,
@@ -78,7 +78,6 @@ pub enum Presence {
 
 /// A token that a worker holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct HeldToken {
     /// The global step at which it was granted.
     pub step: u64,
@@ -88,7 +87,6 @@ pub struct HeldToken {
 
 /// What the workers of a training wait for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Waiting {
     /// The awaited event with its causes, as `WorkerConfig::on_progress` reports it to workers.
     pub reason: String,
@@ -102,7 +100,6 @@ pub struct Waiting {
 
 /// The position of a training in its declared data set.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct DataStatus {
     /// The name of the data set.
     pub name: String,
@@ -137,7 +134,8 @@ impl fmt::Display for TrainingPhase {
 impl Status {
     /// Returns the status of a task from those of its shards, in shard order. Facts of the step
     /// owner come from the first.
-    pub(crate) fn of_task(shards: impl IntoIterator<Item = Status>) -> Option<Status> {
+    #[doc(hidden)]
+    pub fn of_task(shards: impl IntoIterator<Item = Status>) -> Option<Status> {
         shards.into_iter().reduce(Status::merge)
     }
 

@@ -1,0 +1,34 @@
+//! Credentials for all connections of a process of tests: any suite can run over TLS and with
+//! tokens, although its tests name neither.
+
+#[cfg(feature = "simulation")]
+use std::{path::PathBuf, sync::OnceLock};
+
+#[cfg(feature = "simulation")]
+use super::credentials::CredentialFiles;
+use super::credentials::Credentials;
+
+/// The variable with the folder of the files: `ca.pem`, `server.pem`, `server.key` and `tokens`.
+#[cfg(feature = "simulation")]
+const FOLDER: &str = "PUSHPULL_TEST_CREDENTIALS";
+
+/// Returns the credentials of a connection: its own, or those of all in a process of tests.
+#[cfg(feature = "simulation")]
+pub(crate) fn in_effect(own: Option<&Credentials>) -> Option<Credentials> {
+    static OF_ALL: OnceLock<Option<Credentials>> = OnceLock::new();
+    let of_all = OF_ALL.get_or_init(|| {
+        let folder = PathBuf::from(std::env::var_os(FOLDER)?);
+        let files = CredentialFiles::new()
+            .certificate(folder.join("server.pem"), folder.join("server.key"))
+            .authority(folder.join("ca.pem"))
+            .tokens(folder.join("tokens"));
+        Some(files.open().unwrap_or_else(|error| panic!("{FOLDER}: {error:?}")))
+    });
+    own.or(of_all.as_ref()).cloned()
+}
+
+/// Returns the credentials of a connection.
+#[cfg(not(feature = "simulation"))]
+pub(crate) fn in_effect(own: Option<&Credentials>) -> Option<Credentials> {
+    own.cloned()
+}
