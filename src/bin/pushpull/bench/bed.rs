@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 use pushpull::blocking::{Reader, Worker};
 use pushpull::error::Chain;
 use pushpull::protocol::limits::BUFFER_SLOTS_MAX;
+use pushpull::security::Credentials;
 use pushpull::{
     ClusterSpec, Gradients, Params, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig,
 };
 
 use super::ceiling::PayloadDirection;
+use super::tls::BenchKeys;
 use super::{BenchError, BenchFolder, Transport};
 
 /// Learning rate of a server in this process. Multiples of 0.5 are exact in f32 below 2^23, so
@@ -58,12 +60,14 @@ pub(crate) enum Target<'a> {
 pub(crate) struct TestBed {
     model: BenchModel,
     cluster: ClusterSpec,
+    credentials: Option<Credentials>,
     replicas: Vec<WorkerReplica>,
     rate: f64,
     /// Value of every element and global step before the first push.
     before: (f32, u64),
     _server: Option<Ps>,
     _folder: Option<BenchFolder>,
+    _keys: Option<BenchKeys>,
 }
 
 /// One worker and its copy of the model.
@@ -86,6 +90,11 @@ impl TestBed {
     ) -> Result<TestBed, BenchError> {
         let workers = (1..=replicas).map(|port| format!("127.0.0.1:{port}"));
         let builder = ClusterSpec::builder().job("worker", workers);
+        let keys = match (transport, at) {
+            (Transport::Tls, Target::InProcess { .. }) => Some(BenchKeys::new("transport")?),
+            _ => None,
+        };
+        let credentials = keys.as_ref().map(BenchKeys::credentials).transpose()?;
         let (cluster, server, rate, folder) = match at {
             Target::Daemons { addresses, rate } => {
                 (builder.job("ps", addresses).build()?, None, rate, None)
@@ -97,16 +106,30 @@ impl TestBed {
                 let cluster = builder.job("ps", [listener.address()]).build()?;
                 let config = PsConfig::new(cluster.clone(), TaskId::ps(0), Sgd::new(RATE));
                 let config = config.shards(shards).network(transport.network());
+                let config = config.credentials(credentials.clone());
                 (cluster, Some(listener.start(config)?), RATE, folder)
             }
         };
         let specs = model.specs()?;
         let replicas = (0..replicas)
-            .map(|task| WorkerReplica::join(&cluster, task as u32, transport, model, &specs))
+            .map(|task| {
+                let config = WorkerConfig::new(cluster.clone(), TaskId::worker(task as u32));
+                let config = config.shared_memory(transport.is_shared());
+                WorkerReplica::join(config.credentials(credentials.clone()), model, &specs)
+            })
             .collect::<Result<Vec<_>, _>>()?;
         let before = (0.0, 0);
-        let mut bed =
-            TestBed { model, cluster, replicas, rate, before, _server: server, _folder: folder };
+        let mut bed = TestBed {
+            model,
+            cluster,
+            credentials,
+            replicas,
+            rate,
+            before,
+            _server: server,
+            _folder: folder,
+            _keys: keys,
+        };
         bed.before = bed.every_element()?;
         Ok(bed)
     }
@@ -157,8 +180,8 @@ impl TestBed {
 
     /// Returns the value of every element and the step. Fails if the elements differ.
     fn every_element(&self) -> Result<(f32, u64), BenchError> {
-        let mut reader =
-            Reader::connect(WorkerConfig::new(self.cluster.clone(), TaskId::worker(0)))?;
+        let config = WorkerConfig::new(self.cluster.clone(), TaskId::worker(0));
+        let mut reader = Reader::connect(config.credentials(self.credentials.clone()))?;
         let mut params = reader.params();
         let step = reader.pull(&mut params)?;
         let mut first = None;
@@ -176,14 +199,10 @@ impl TestBed {
 
 impl WorkerReplica {
     fn join(
-        cluster: &ClusterSpec,
-        task: u32,
-        transport: Transport,
+        config: WorkerConfig,
         model: BenchModel,
         specs: &[VariableSpec],
     ) -> Result<WorkerReplica, BenchError> {
-        let config = WorkerConfig::new(cluster.clone(), TaskId::worker(task));
-        let config = config.shared_memory(transport.is_shared());
         let mut worker = Worker::connect(config.clone())?;
         worker.join(specs, |_| ())?;
         let reader = Reader::connect(config)?;

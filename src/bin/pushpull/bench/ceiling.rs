@@ -13,6 +13,7 @@ use pushpull_ps::measure::{InPlace, StoreUnderTest};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use super::bed::RATE;
+use super::tls::tls_pair;
 use super::{BenchError, Transport};
 
 /// Size in bytes of the short message of a round trip.
@@ -30,7 +31,7 @@ pub(crate) enum PayloadDirection {
 }
 
 /// A blocking stream, TCP or Unix.
-trait DuplexStream: Read + Write + Send {}
+pub(crate) trait DuplexStream: Read + Write + Send {}
 impl<S: Read + Write + Send> DuplexStream for S {}
 
 /// One connection with one outstanding request and a reused buffer.
@@ -56,6 +57,10 @@ impl RoundTrip {
                 let (client, server) = tcp_pair()?;
                 (Box::new(client), Box::new(server))
             }
+            Transport::Tls => {
+                let (client, server) = tcp_pair()?;
+                tls_pair(client, server)?
+            }
         };
         let server = std::thread::spawn(move || serve(server, direction, bytes));
         Ok(RoundTrip { stream: client, buffer: vec![0; bytes], direction, server: Some(server) })
@@ -66,6 +71,8 @@ impl RoundTrip {
         match (transport, direction) {
             (Transport::Tcp, PayloadDirection::Pull) => "rr_tcp",
             (Transport::Tcp, PayloadDirection::Push) => "rr_apply_tcp",
+            (Transport::Tls, PayloadDirection::Pull) => "rr_rustls",
+            (Transport::Tls, PayloadDirection::Push) => "rr_apply_rustls",
             (_, PayloadDirection::Pull) => "rr_uds",
             (_, PayloadDirection::Push) => "rr_apply_uds",
         }
@@ -272,7 +279,7 @@ impl GradientHandoff {
 }
 
 /// Returns the two ends of a loopback connection.
-fn tcp_pair() -> std::io::Result<(TcpStream, TcpStream)> {
+pub(crate) fn tcp_pair() -> std::io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let client = TcpStream::connect(listener.local_addr()?)?;
     let (server, _) = listener.accept()?;

@@ -5,6 +5,7 @@ pub(crate) mod ceiling;
 pub(crate) mod options;
 pub(crate) mod plot;
 pub(crate) mod report;
+pub(crate) mod tls;
 pub(crate) mod transport;
 pub(crate) mod turns;
 
@@ -24,16 +25,18 @@ use self::report::Report;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transport {
     Tcp,
+    Tls,
     Uds,
     Shm,
 }
 
 impl Transport {
-    const ALL: [Transport; 3] = [Transport::Tcp, Transport::Uds, Transport::Shm];
+    /// Those that are measured unless others are named.
+    const USUAL: [Transport; 3] = [Transport::Tcp, Transport::Uds, Transport::Shm];
 
     /// Returns whether a client can use this transport with the address.
     fn fits(self, address: &str) -> bool {
-        (self == Transport::Tcp) != address.starts_with("unix:")
+        matches!(self, Transport::Tcp | Transport::Tls) != address.starts_with("unix:")
     }
 
     /// Returns whether the server shares memory.
@@ -50,6 +53,7 @@ impl Transport {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Transport::Tcp => "tcp",
+            Transport::Tls => "tls",
             Transport::Uds => "uds",
             Transport::Shm => "shm",
         }
@@ -58,7 +62,7 @@ impl Transport {
     /// Returns an address for a server in this process, and the private folder of its socket.
     pub(crate) fn address(self, what: &str) -> std::io::Result<(String, Option<BenchFolder>)> {
         Ok(match self {
-            Transport::Tcp => ("127.0.0.1:0".to_owned(), None),
+            Transport::Tcp | Transport::Tls => ("127.0.0.1:0".to_owned(), None),
             Transport::Uds | Transport::Shm => {
                 let folder = BenchFolder::private(what)?;
                 (format!("unix:{}/ps.sock", folder.path().display()), Some(folder))

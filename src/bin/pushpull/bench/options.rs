@@ -41,7 +41,7 @@ pub(crate) struct TransportOptions {
         value_name = "TRANSPORTS",
         value_enum,
         value_delimiter = ',',
-        default_values_t = Transport::ALL,
+        default_values_t = Transport::USUAL,
         hide_possible_values = true
     )]
     pub(crate) transport: Vec<Transport>,
@@ -158,6 +158,7 @@ Suites:
 
 Transports:
   tcp  TCP over loopback
+  tls  TLS 1.3 over it, beside rustls alone; not among the default ones
   uds  a Unix socket without shared memory
   shm  memory that the server shares over a Unix socket
 

@@ -5,9 +5,11 @@ use std::time::Duration;
 use super::bed::{BenchModel, Target, TestBed, at_once};
 use super::ceiling::{
     GradientHandoff, Memcpy, PayloadDirection, PingPong, RoundTrip, RuleInPlace, SharedWord,
+    tcp_pair,
 };
 use super::options::TransportOptions;
 use super::report::{Report, Row, Unit};
+use super::tls::TlsPingPong;
 use super::turns::{Pace, interleave};
 use super::{BenchError, Transport, bytes_of};
 
@@ -111,6 +113,11 @@ impl TransportRows<'_> {
             Transport::Shm => {
                 let mut ceiling = SharedWord::start(|| ());
                 (interleave(pace, ours, || ceiling.once())?, "a shared word, two threads")
+            }
+            Transport::Tls => {
+                let (client, server) = tcp_pair()?;
+                let mut ceiling = TlsPingPong::start(client, server)?;
+                (interleave(pace, ours, || Ok(ceiling.once()?))?, TlsPingPong::NAME)
             }
             transport => {
                 let mut ceiling = PingPong::start(transport)?;
