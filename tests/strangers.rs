@@ -1,7 +1,7 @@
 //! Strangers beside a training: readers that are silent, elastic workers and coordinators with ever
 //! new names, clients that fill the memory of functions, and connections for which no descriptor is
 //! left. The training loses nothing, the server keeps its memory, and newcomers get in once the
-//! strangers are gone.
+//! strangers are gone. And attempts to connect that prove nothing, thousands a minute.
 //!
 //! `PUSHPULL_STRANGERS_SECONDS=N` keeps them for N seconds at least, instead of 3. The last line has
 //! the figures: times of steps without strangers and beside them, and the memory of the server.
@@ -11,6 +11,7 @@
 #[path = "support/test_process.rs"]
 mod test_process;
 
+use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Command, Stdio};
@@ -19,12 +20,13 @@ use std::time::{Duration, Instant};
 
 use pushpull::blocking::{FunctionClient, Reader, Worker};
 use pushpull::protocol::Refusal;
+use pushpull::security::CredentialFiles;
 use pushpull::services::{
     Call, Coordinator, CoordinatorConfig, FunctionClientConfig, ServiceError, Value,
 };
 use pushpull::{ClusterSpec, Params, TaskId, VariableSpec, WorkerConfig};
 use pushpull_common::ids::{ClientEpoch, GlobalStep, Incarnation, RestoreEpoch, ShardId};
-use pushpull_common::protocol::message::{BodyCrc, Hello, Role};
+use pushpull_common::protocol::message::{AuthOffer, BodyCrc, ChallengeAnswer, Hello, Role};
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{BodyStamp, Envelope, encode, version};
 use rustix::process::Signal;
@@ -336,4 +338,118 @@ fn a_training_is_exact_beside_strangers_that_take_every_place() {
     assert!(status.success() && output.contains("is done"), "{status}: {output}{errors}");
     let named = format!("this process may have {DESCRIPTORS} files open");
     assert!(errors.contains(&named), "the operator is told: {errors}");
+}
+
+/// The secrets of the worker and of those who guess one.
+const SECRETS: [&str; 2] = ["00112233445566778899aabbccddeeff", "ffeeddccbbaa99887766554433221100"];
+
+/// The most connections of strangers that wait for their refusals.
+const WAITING: usize = 512;
+
+/// Tries to connect without a proof, again and again, each time in another of three ways. Returns the
+/// number of attempts.
+fn guess(address: &str, is_over: &AtomicBool) -> usize {
+    let frame = |hello: Hello| {
+        let mut frame = Vec::new();
+        encode(&mut frame, &Envelope::default(), &hello.into(), BodyStamp::plain(0));
+        frame
+    };
+    let offer = AuthOffer { token: Text::clipped("worker"), nonce: [3; 32] };
+    let offering = Hello { auth: Some(offer.into()), role: Role::Worker {}, ..reader_hello() };
+    let mut guessed = frame(offering);
+    let answer = ChallengeAnswer { proof: [5; 32] };
+    encode(&mut guessed, &Envelope::default(), &answer.into(), BodyStamp::plain(0));
+    let ways = [frame(reader_hello()), guessed, vec![0xa5; 100]];
+    let mut open = VecDeque::new();
+    let mut attempts = 0;
+    while !is_over.load(Ordering::Relaxed) {
+        if let Ok(mut stream) = TcpStream::connect(address) {
+            // The server may have closed it.
+            let _ = stream.write_all(&ways[attempts % ways.len()]);
+            attempts += 1;
+            open.push_back(stream);
+        }
+        if open.len() > WAITING {
+            open.pop_front();
+        }
+        std::thread::sleep(Duration::from_millis(3));
+    }
+    attempts
+}
+
+#[test]
+fn a_training_is_exact_beside_thousands_of_attempts_that_fail() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens = |name: &str, secret: &str| {
+        let path = folder.path().join(name);
+        let lines = format!("token worker {secret} roles=worker,chief,reader\n");
+        std::fs::write(&path, lines).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&path, mode).unwrap();
+        path
+    };
+    let [own, guessed] = [tokens("own", SECRETS[0]), tokens("guessed", SECRETS[1])];
+    let address = free_addresses(1).remove(0);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull-ps"));
+    command.args(["--ps-hosts", &address, "--worker-hosts", "a:1", "--learning-rate", "1"]);
+    command.arg("--tokens").arg(&own).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut daemon = TestProcess::start("daemon", &mut command);
+    let cluster = ClusterSpec::builder().job("ps", [&address]).workers(1).build().unwrap();
+    let config = |tokens: &std::path::Path| {
+        let credentials = CredentialFiles::new().tokens(tokens).open().unwrap();
+        let config = WorkerConfig::new(cluster.clone(), TaskId::worker(0)).timeout(LONG);
+        config.credentials(credentials).connect_timeout(LONG)
+    };
+    let mut trainer = Trainer::join(config(&own));
+    let mut alone = StepTimes((0..STEPS_ALONE).map(|_| trainer.step()).collect());
+    let before = resident_most(daemon.child.id());
+    let mut beside = StepTimes::default();
+    let is_over = AtomicBool::new(false);
+    let begun = Instant::now();
+    let (attempts, readers) = std::thread::scope(|scope| {
+        let strangers = scope.spawn(|| guess(&address, &is_over));
+        // One of the same machine who proves who it is gets in all the time.
+        let readers = scope.spawn(|| {
+            let mut readers = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                let mut reader = Reader::connect(config(&own)).unwrap();
+                let mut values = reader.params();
+                reader.pull(&mut values).unwrap();
+                readers += 1;
+            }
+            readers
+        });
+        while begun.elapsed() < seconds() {
+            beside.0.push(trainer.step());
+        }
+        is_over.store(true, Ordering::Relaxed);
+        (strangers.join().unwrap(), readers.join().unwrap())
+    });
+    let a_minute = attempts as f64 / begun.elapsed().as_secs_f64() * 60.0;
+    let error = Reader::connect(config(&guessed)).unwrap_err().to_string();
+    let expected = "does not prove that it knows the access token worker";
+    assert!(error.contains(expected), "{error}");
+    let resident = resident_most(daemon.child.id());
+    let [median, p99] = beside.figures();
+    let [median_alone, p99_alone] = alone.figures();
+    println!(
+        "{{\"test\":\"strangers\",\"steps\":{},\"attempts\":{attempts},\"a_minute\":{a_minute:.0},\
+         \"readers\":{readers},\"resident_mib\":{},\"median_us\":{},\"median_alone_us\":{},\
+         \"p99_us\":{},\"p99_alone_us\":{}}}",
+        trainer.steps,
+        resident >> 20,
+        median.as_micros(),
+        median_alone.as_micros(),
+        p99.as_micros(),
+        p99_alone.as_micros(),
+    );
+    assert!(attempts > 100 && readers > 0, "{attempts} attempts, {readers} readers");
+    // 8 KiB for each that waits, and what the system keeps for threads.
+    assert!(resident - before < 32 << 20, "{before} bytes became {resident}");
+    drop(trainer);
+    daemon.signal(Signal::TERM);
+    let (status, output, errors) = daemon.finish();
+    assert!(status.success(), "{output}{errors}");
+    assert!(errors.contains("may not connect"), "{errors}");
+    assert!(!SECRETS.iter().any(|secret| errors.contains(secret)), "{errors}");
 }

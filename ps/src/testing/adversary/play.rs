@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use pushpull_common::access::{AccessRights, Principal, Roles};
 use pushpull_common::ids::{ClientEpoch, GlobalStep, RequestId, RestoreEpoch, Sequence, TokenId};
 use pushpull_common::protocol::message::{
     self, Hello, Operation, PushEncoded, PushPart, PushShared, Role, Selection, SharedRange,
@@ -22,6 +23,9 @@ use crate::shard::output::{PulledParts, ShardOutput};
 use crate::shard::values::applier::WorkOutcome;
 use crate::shard::{Shard, ShardInput, TICK};
 use pushpull_common::peer_origin::PeerOrigin;
+
+/// What a principal that may call functions has.
+const CALLERS: Roles = Roles::of(&[Role::Client {}]);
 
 /// More outputs than one input can cause with at most six connections.
 const OUTPUTS_MAX: usize = 4096;
@@ -149,10 +153,13 @@ impl<'a> Play<'a> {
         self.lines.push(PeerLine { connection, hello: copy, epoch, next: 1, body: None });
         let hello = &hello;
         let header = &header;
-        self.shard.handle(
-            self.now,
-            ShardInput::Connected { connection, hello, header, origin, principal: None },
-        );
+        // The door lets in nobody in a role that its principal does not have.
+        let client = if self.draw.choices.one_in(2) { Roles::default() } else { CALLERS };
+        let rights = AccessRights { roles: client.with(hello.role), ..AccessRights::default() };
+        let proven = Arc::new(Principal { name: "stranger".to_owned(), rights });
+        let principal = Some(&proven).filter(|_| self.draw.choices.one_in(2));
+        let connected = ShardInput::Connected { connection, hello, header, origin, principal };
+        self.shard.handle(self.now, connected);
         self.handle_outputs();
     }
 
