@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""A client of an earlier revision: a copy of examples/protocol_client.py that keeps its bytes.
+"""A client of the day on which version 1 was frozen: a copy of examples/protocol_client.py.
 
-Today's servers must still train it. Its digest is part of the list of revisions: it is copied again
-only when the bytes of the protocol change.
+Every later server must train it. Its digest is part of the list of revisions: it is never edited.
 """
 
 import argparse

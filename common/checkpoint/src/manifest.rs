@@ -374,7 +374,7 @@ fn too_large(what: &'static str, found: usize, limit: usize) -> Result<(), Check
     if found > limit { Err(CheckpointError::TooLarge { what, found, limit }) } else { Ok(()) }
 }
 
-const FORMAT: u32 = 2;
+pub(crate) const FORMAT: u32 = 2;
 /// The size of `sha256 `, the digits, and the line feed.
 const SEAL_BYTES: usize = 7 + 64 + 1;
 const USER_BYTES_MAX: usize = 1 << 20;

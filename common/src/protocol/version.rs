@@ -4,18 +4,17 @@ use std::ops::RangeInclusive;
 
 use super::message::Message;
 
-/// The first version. `common/tests/golden/frames_v1.txt` has its bytes. They may change until it is
-/// released: see [`REVISION`].
+/// The first version. `common/tests/golden/frames_v1.txt` has its bytes, which never change.
 pub const V1: u16 = 1;
 
 /// Whether the newest version is released. Then no entry of its golden table changes.
-pub const IS_RELEASED: bool = false;
+pub const IS_RELEASED: bool = true;
 
 /// Every revision of the golden bytes: its number, a digest and the reason.
 pub const REVISIONS: &str = include_str!("revisions.txt");
 
-/// The number of the newest revision. Until the version is released, only programs of one revision
-/// understand each other, so it is a fact of their identities.
+/// The number of the newest revision. Before the version was released, only programs of one revision
+/// understood each other, so it was a fact of their identities.
 pub const REVISION: u32 = lines_of_revisions();
 
 const fn lines_of_revisions() -> u32 {

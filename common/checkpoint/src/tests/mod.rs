@@ -5,6 +5,7 @@ mod corruption;
 mod crashes;
 mod directory;
 mod forgery;
+mod frozen;
 mod memory;
 mod round_trip;
 mod samples;

@@ -17,6 +17,7 @@ mod encoded;
 mod encoded_rows;
 mod events;
 mod forged;
+mod frozen;
 mod growth;
 mod handshakes;
 mod images;
