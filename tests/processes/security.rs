@@ -376,7 +376,9 @@ fn an_insecure_daemon_says_so_at_each_start() {
     let port = free_addresses(1)[0].rsplit_once(':').unwrap().1.to_owned();
     let address = format!("127.0.0.1:{port}");
     let listen = format!("0.0.0.0:{port}");
-    let line = format!("insecure: every machine that reaches {listen} can change the variables\n");
+    let line = format!(
+        "insecure: every machine that reaches {listen} can change the variables and stop the server\n"
+    );
     for start in ["first", "second"] {
         let mut daemon = keys.daemon(&address, &["--listen", &listen, "--insecure"]);
         // The connection waits for the daemon.
@@ -558,4 +560,28 @@ fn an_operator_administers_a_training_and_others_do_not() {
             assert!(errors.contains(&line), "{line} is not in {errors}");
         }
     }
+}
+
+/// An administrator needs no server but the one that is told to stop.
+#[test]
+fn servers_are_stopped_although_the_step_owner_is_gone() {
+    let keys = Keys::new();
+    keys.token("operators", &["--role", "admin"]);
+    let addresses = free_addresses(2).join(",");
+    let start =
+        |task: &str| keys.daemon(&addresses, &[&TOKENS[..], &["--task-index", task]].concat());
+    let [mut first, mut second] = [start("0"), start("1")];
+    let cluster = ClusterSpec::builder().job("ps", addresses.split(',')).workers(2);
+    let config = WorkerConfig::new(cluster.build().unwrap(), TaskId::worker(0));
+    let config = config.credentials(keys.tokens().open().unwrap()).connect_timeout(LONG);
+    join(config).unwrap();
+    stop(&mut first);
+    let tokens = keys.path("tokens");
+    let flags = ["--ps-hosts", &addresses, "--tokens", &tokens, "--timeout-s", "2"];
+    let said = run(&[&["admin", "stop"][..], &flags].concat());
+    let error = String::from_utf8(said.stderr).unwrap();
+    assert!(!said.status.success() && error.contains("not stopped: /job:ps/task:0: "), "{error}");
+    assert!(!error.contains("/job:ps/task:1"), "{error}");
+    let (status, output, errors) = second.finish();
+    assert!(status.success(), "{output}{errors}");
 }

@@ -7,7 +7,7 @@ use pushpull_common::protocol::limits::USER_BLOB_BYTES_MAX;
 use pushpull_common::protocol::message::{self, Role};
 use pushpull_common::status::Status;
 
-use crate::client::{SessionClient, open};
+use crate::client::SessionClient;
 use crate::config::WorkerConfig;
 use crate::error::Error;
 use crate::outcome::SavedCheckpoint;
@@ -101,29 +101,21 @@ impl Admin {
     /// Stops every ps task for good, the step owner last: each answers what is complete, says
     /// goodbye, and ends as by `PsHandle::stop`. Nothing is saved: see [`Admin::save`].
     ///
-    /// Returns the tasks that have not confirmed it, with the reason; those that can be reached are
-    /// stopped in any case.
-    pub async fn stop(self) -> Vec<(TaskId, Error)> {
-        let client = &self.client;
-        let owner = client.owner.task;
-        let tasks = client.config.cluster.ps_tasks().map(|(task, _)| task);
-        let others = tasks.filter(|&task| task != owner);
+    /// Returns the tasks that have not confirmed it, with the reason. It waits for each of them for
+    /// at most [`WorkerConfig::connect_timeout`], and needs none of the others.
+    pub async fn stop_servers(config: &WorkerConfig) -> Vec<(TaskId, Error)> {
+        let owner = config.cluster.step_owner().map(|task| task.index);
+        let tasks = config.cluster.ps_tasks().map(|(task, _)| task);
+        let others = tasks.filter(|&task| Some(task) != owner);
         let mut unconfirmed = Vec::new();
-        for task in others.chain([owner]) {
-            match self.stop_task(ShardId { task, shard: 0 }).await {
+        for task in others.chain(owner) {
+            match stop(config.clone(), ShardId { task, shard: 0 }).await {
                 // It has ended, whoever has stopped it.
                 Ok(()) | Err(Error::ServerStopped { .. }) => {}
                 Err(error) => unconfirmed.push((TaskId::ps(task), error)),
             }
         }
         unconfirmed
-    }
-
-    async fn stop_task(&self, shard: ShardId) -> Result<(), Error> {
-        let client = &self.client;
-        open(&client.caller, vec![shard], client.config.connect_timeout).await?;
-        let timeout = client.config.timeout;
-        client.request("stop", shard, message::Stop {}, Bytes::new(), timeout).await.map(|_| ())
     }
 
     /// Sends a request to the step owner, and returns its answer.
@@ -141,4 +133,11 @@ impl Admin {
 
 fn ended(doing: &'static str) -> Error {
     Error::Ended { doing }
+}
+
+/// Stops the task of a shard.
+async fn stop(config: WorkerConfig, shard: ShardId) -> Result<(), Error> {
+    let client = SessionClient::connect_to(config, Role::Admin {}, Some(shard)).await?;
+    let timeout = client.config.timeout;
+    client.request("stop", shard, message::Stop {}, Bytes::new(), timeout).await.map(|_| ())
 }

@@ -43,6 +43,15 @@ pub(crate) struct SessionClient {
 impl SessionClient {
     /// Starts a session and connects to the step owner.
     pub(crate) async fn connect(config: WorkerConfig, role: Role) -> Result<SessionClient, Error> {
+        SessionClient::connect_to(config, role, None).await
+    }
+
+    /// Starts a session and connects to one shard; without one to the step owner.
+    pub(crate) async fn connect_to(
+        config: WorkerConfig,
+        role: Role,
+        shard: Option<ShardId>,
+    ) -> Result<SessionClient, Error> {
         config.check_codecs()?;
         let cluster = &config.cluster;
         let task = config.task.clone();
@@ -83,7 +92,8 @@ impl SessionClient {
             .map_err(|error| Error::Thread { reason: error.to_string() })?;
         let caller = thread.caller().clone();
         caller.limit(config.limit);
-        let settings = open(&caller, vec![owner], config.connect_timeout).await?;
+        let first = vec![shard.unwrap_or(owner)];
+        let settings = open(&caller, first, config.connect_timeout).await?;
         let pulls = PullClient::new(caller.clone(), config.timeout);
         Ok(SessionClient { config, caller, _thread: thread, owner, settings, pulls })
     }
@@ -347,8 +357,7 @@ impl Deadline {
 /// The pause between two attempts to join.
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Connects to shards, and returns the settings in the welcome of the first.
-pub(crate) async fn open(
+async fn open(
     caller: &Caller,
     shards: Vec<ShardId>,
     timeout: Duration,

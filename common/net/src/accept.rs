@@ -41,6 +41,9 @@ const EVICTION_GRACE: Duration = Duration::from_millis(1);
 /// frees the missing resource; new peers wait in the backlog.
 const ACCEPT_BACK_OFF: Duration = Duration::from_millis(50);
 
+/// The shortest time between two reports of principals without a free place.
+const FULL_INTERVAL: Duration = Duration::from_secs(10);
+
 /// The time between two looks at the files of the credentials.
 const CREDENTIALS_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -137,6 +140,7 @@ pub fn accept<R: PeerReceiver + 'static>(
         handshake_timeout: limits.handshake_timeout,
         credentials: in_effect(credentials.as_ref()),
         failures: RefCell::default(),
+        full_reported: Cell::new(None),
         waiting: RefCell::new(WaitingConnections::new(limits.waiting_connections_max)),
         handed_over: Notify::new(),
         spare: RefCell::new(spare_descriptor()),
@@ -152,6 +156,8 @@ struct AcceptGate<R> {
     handshake_timeout: Duration,
     credentials: Option<Credentials>,
     failures: RefCell<AuthFailures<PeerHost>>,
+    /// When a principal without a free place was last reported.
+    full_reported: Cell<Option<Instant>>,
     /// The waiting connections, each with the notification that evicts it.
     waiting: RefCell<WaitingConnections<Rc<Notify>>>,
     /// Notified when a connection that has said hello stops waiting.
@@ -209,6 +215,18 @@ impl<R: PeerReceiver> Drop for WaitingConnection<R> {
             }
             false => waiting.closed(self.host, self.number),
         }
+    }
+}
+
+impl<R> AcceptGate<R> {
+    /// Returns whether a principal without a free place is to be reported now.
+    fn may_report_full(&self, now: Instant) -> bool {
+        let last = self.full_reported.get();
+        let is_due = last.is_none_or(|last| now.duration_since(last) >= FULL_INTERVAL);
+        if is_due {
+            self.full_reported.set(Some(now));
+        }
+        is_due
     }
 }
 
@@ -427,7 +445,10 @@ impl<R: PeerReceiver> WaitingConnection<R> {
         let proven = match prove(credentials, &mut frames, origin, &header, &mut hello).await {
             Ok(proven) => proven,
             Err(NotProven::Read(error)) => return Err(error.into()),
-            Err(NotProven::Full(NoPlace { limit })) => {
+            Err(NotProven::Full(NoPlace { principal, limit })) => {
+                if gate.may_report_full(Instant::now()) {
+                    gate.receiver.access(AccessEvent::Full { principal, limit });
+                }
                 let what = Detail::clipped("connections of this access token or certificate");
                 let refusal = Refusal::Busy { what, limit: limit.into() };
                 // It may have closed the connection.

@@ -17,6 +17,14 @@ pub enum AccessEvent {
         /// The name of the access token or of the certificate.
         principal: String,
     },
+    /// A peer that has proved who it is was refused: it has as many connections as its entry allows.
+    /// Reported every ten seconds at most.
+    Full {
+        /// The name of the access token or of the certificate.
+        principal: String,
+        /// The number of connections.
+        limit: u32,
+    },
     /// The files of the credentials have changed and cannot be used. What they said before holds.
     Unusable {
         /// Why, with the file.
@@ -58,6 +66,7 @@ impl AccessEvent {
         match self {
             AccessEvent::Denied(_) => "peer-denied",
             AccessEvent::Revoked { .. } => "peer-revoked",
+            AccessEvent::Full { .. } => "peer-limited",
             AccessEvent::Unusable { .. } => "credentials-unusable",
         }
     }
@@ -69,6 +78,9 @@ impl fmt::Display for AccessEvent {
             AccessEvent::Denied(peer) => peer.fmt(f),
             AccessEvent::Revoked { principal } => {
                 write!(f, "closed a connection of {principal}, which may not connect any more")
+            }
+            AccessEvent::Full { principal, limit } => {
+                write!(f, "refused a connection of {principal}, which has {limit}")
             }
             AccessEvent::Unusable { cause } => {
                 write!(f, "the credentials are those of before: {cause}")

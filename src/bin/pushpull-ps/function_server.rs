@@ -26,9 +26,12 @@ pub(crate) fn start_beside(
     task: TaskId,
     credentials: Option<&Credentials>,
     cuda: bool,
+    printer: &Printer,
     bytes: u64,
 ) -> Result<FunctionServer, DaemonError> {
     let config = config_of(cluster, task, functions(), credentials, bytes).cuda(cuda);
+    let line = printer.line_sink();
+    let config = config.on_access(move |event| line(event.kind(), event.to_string()));
     FunctionServer::beside(config).map_err(|error| Chain(&error).to_string().into())
 }
 

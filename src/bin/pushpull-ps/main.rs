@@ -172,8 +172,10 @@ async fn run_ps(
     let summary = WorkSummary { task, owns_step, synchronous };
     let cuda = options.functions.opens_cuda(&ps_task.job);
     let credentials = at.credentials;
-    let beside =
-        |bytes| function_server::start_beside(cluster, ps_task.clone(), credentials, cuda, bytes);
+    let beside = |bytes| {
+        let task = ps_task.clone();
+        function_server::start_beside(cluster, task, credentials, cuda, printer, bytes)
+    };
     let functions = options.function_bytes().map(beside).transpose().map_err(configuration)?;
     let start = async || {
         let config = options.config(cluster.clone(), ps_task.clone(), typed)?;
@@ -188,7 +190,7 @@ async fn run_ps(
     };
     let ps = start_after_predecessor(start, signals).await.map_err(configuration)?;
     let handle = ps.handle();
-    let can = "change the variables";
+    let can = "change the variables and stop the server";
     let insecure = options.network.insecure;
     let hint = loopback_hint(at, handle.address());
     let line = hint.or_else(|| access_line(handle.address(), can, insecure, credentials));

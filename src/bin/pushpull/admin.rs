@@ -51,13 +51,17 @@ pub(crate) struct Servers {
 
 impl Servers {
     async fn connect(&self) -> Result<Admin, Box<dyn Error>> {
+        Ok(Admin::connect(self.config()?).await?)
+    }
+
+    fn config(&self) -> Result<WorkerConfig, Box<dyn Error>> {
         let cluster = ClusterSpec::builder().job("ps", &self.ps_hosts).build();
         let cluster = cluster.map_err(|error| format!("--ps-hosts: {error}"))?;
         let task = TaskId::new("admin", 0);
         let credentials = self.security.credentials(&task)?;
         let timeout = Duration::from_secs(self.timeout_s.into());
         let config = WorkerConfig::new(cluster, task).credentials(credentials);
-        Ok(Admin::connect(config.connect_timeout(timeout).timeout(timeout)).await?)
+        Ok(config.connect_timeout(timeout).timeout(timeout))
     }
 }
 
@@ -82,7 +86,7 @@ pub(crate) fn run(command: &AdminCommand) -> Result<(), Box<dyn Error>> {
                 print_lines("finished: no worker gets another token")?;
             }
             AdminCommand::Stop(servers) => {
-                let unconfirmed = servers.connect().await?.stop().await;
+                let unconfirmed = Admin::stop_servers(&servers.config()?).await;
                 if !unconfirmed.is_empty() {
                     let of = |(task, error): (TaskId, _)| format!("{task}: {error}");
                     let lines: Vec<String> = unconfirmed.into_iter().map(of).collect();
@@ -106,9 +110,11 @@ fn page_of(status: &Status) -> Result<String, std::fmt::Error> {
             data.name, data.epoch, data.begun, data.unspent
         )?;
     }
+    // Strangers may have chosen the names of jobs.
+    let named = |task: &TaskId| task.to_string().escape_debug().to_string();
     for member in &status.members {
         let MemberStatus { task, presence, silent, tokens, step_time } = member;
-        let presence = name_of(*presence);
+        let (task, presence) = (named(task), name_of(*presence));
         write!(page, "{task}: {presence}, heard {} ms ago", silent.as_millis())?;
         if let Some(oldest) = tokens.iter().max_by_key(|token| token.held) {
             let held = oldest.held.as_millis();
@@ -120,10 +126,11 @@ fn page_of(status: &Status) -> Result<String, std::fmt::Error> {
         writeln!(page)?;
     }
     for task in &status.never_joined {
-        writeln!(page, "{task}: has never joined")?;
+        writeln!(page, "{}: has never joined", named(task))?;
     }
     if let Some(waiting) = &status.waiting {
-        writeln!(page, "waits for {} ms: {}", waiting.waited.as_millis(), waiting.reason)?;
+        let reason = waiting.reason.escape_debug();
+        writeln!(page, "waits for {} ms: {reason}", waiting.waited.as_millis())?;
     }
     Ok(page)
 }

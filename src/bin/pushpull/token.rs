@@ -37,6 +37,9 @@ pub(crate) struct NewToken {
     /// Function that its owner may call as a client, such as eval*
     #[arg(long, help_heading = "Token", value_name = "FUNCTION", value_delimiter = ',')]
     function: Vec<String>,
+    /// Name of its owner, if that has several tokens [default: that of the token]
+    #[arg(long = "as", help_heading = "Token", value_name = "NAME")]
+    known_as: Option<String>,
     /// Name of the token [default: the first role, and a random number]
     #[arg(long, help_heading = "Token", value_name = "NAME")]
     name: Option<String>,
@@ -58,6 +61,9 @@ pub(crate) fn run(command: &TokenCommand) -> Result<(), Box<dyn Error>> {
         if !values.is_empty() {
             line += &format!(" {key}={}", values.join(","));
         }
+    }
+    if let Some(owner) = &options.known_as {
+        line += &format!(" as={owner}");
     }
     check_tokens(&line)?;
     let Some(path) = &options.file else { return Ok(print_lines(&line)?) };

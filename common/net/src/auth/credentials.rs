@@ -72,10 +72,11 @@ impl CredentialFiles {
     pub fn open(self) -> Result<Credentials, CredentialsError> {
         let (loaded, stamps) = self.read()?;
         let decoys = Secret::from_random(&random()?).map_err(CredentialsError::of_secret)?;
-        let watched =
-            Watched { current: Arc::new(loaded), stamps, looked: Instant::now(), problem: None };
+        let watched = Watched { stamps, looked: Instant::now(), problem: None };
         let places = ConnectionPlaces::default();
-        let shared = Shared { files: self, decoys, places, watched: Mutex::new(watched) };
+        let current = Mutex::new(Arc::new(loaded));
+        let watched = Mutex::new(watched);
+        let shared = Shared { files: self, decoys, places, current, watched };
         Ok(Credentials(Arc::new(shared)))
     }
 
@@ -147,11 +148,12 @@ struct Shared {
     /// The secret of tokens that do not exist.
     decoys: Secret,
     places: ConnectionPlaces,
+    /// Locked for no longer than a clone takes, whatever a file system does.
+    current: Mutex<Arc<Loaded>>,
     watched: Mutex<Watched>,
 }
 
 struct Watched {
-    current: Arc<Loaded>,
     stamps: Vec<FileStamp>,
     looked: Instant,
     /// The fault for which the files that are there now are not used.
@@ -226,7 +228,8 @@ impl Credentials {
 
     /// Returns what the files said when they were last looked at. Reads no file.
     pub(crate) fn current(&self) -> Arc<Loaded> {
-        self.watched().current.clone()
+        // It is valid after each step.
+        self.0.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns what the files say now. Looks at them a few times a second at most.
@@ -239,13 +242,15 @@ impl Credentials {
                 self.read_again(&mut watched);
             }
         }
-        watched.current.clone()
+        drop(watched);
+        self.current()
     }
 
     fn read_again(&self, watched: &mut Watched) {
         match self.0.files.read() {
             Ok((loaded, stamps)) => {
-                watched.current = Arc::new(loaded);
+                let mut current = self.0.current.lock().unwrap_or_else(PoisonError::into_inner);
+                *current = Arc::new(loaded);
                 watched.stamps = stamps;
                 watched.problem = None;
             }

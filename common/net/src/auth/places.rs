@@ -15,8 +15,10 @@ pub(crate) struct ConnectionPlaces(Mutex<BTreeMap<String, Arc<()>>>);
 pub(crate) struct ConnectionPlace(#[expect(dead_code, reason = "it counts")] Option<Arc<()>>);
 
 /// A principal that has as many connections as its entry allows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NoPlace {
+    /// The name of the principal.
+    pub(crate) principal: String,
     /// The number.
     pub(crate) limit: u32,
 }
@@ -33,7 +35,7 @@ impl ConnectionPlaces {
         let of = places.entry(principal.name.clone()).or_default();
         // One more is the entry's own.
         match Arc::strong_count(of) > limit as usize {
-            true => Err(NoPlace { limit }),
+            true => Err(NoPlace { principal: principal.name.clone(), limit }),
             false => Ok(ConnectionPlace(Some(of.clone()))),
         }
     }
@@ -57,7 +59,10 @@ mod tests {
             [principal("few", Some(2)), principal("other", Some(1)), principal("all", None)];
         let first = places.take(&few).unwrap();
         let _second = places.take(&few).unwrap();
-        assert_eq!(places.take(&few).unwrap_err(), NoPlace { limit: 2 });
+        assert_eq!(
+            places.take(&few).unwrap_err(),
+            NoPlace { principal: "few".to_owned(), limit: 2 }
+        );
         let other_place = places.take(&other).unwrap();
         for _ in 0..100 {
             std::mem::forget(places.take(&all).unwrap());

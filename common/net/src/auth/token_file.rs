@@ -78,8 +78,9 @@ impl AccessList {
                     check_name(name).map_err(fault)?;
                     let secret = Secret::from_hex(words.next().unwrap_or_default());
                     let secret = secret.map_err(|source| fault(EntryFault::Secret { source }))?;
-                    let rights = rights(words).map_err(fault)?;
-                    let principal = Arc::new(Principal { name: name.to_owned(), rights });
+                    let (rights, known_as) = rights(words).map_err(fault)?;
+                    let known_as = known_as.unwrap_or(name).to_owned();
+                    let principal = Arc::new(Principal { name: known_as, rights });
                     list.by_name.insert(name.to_owned(), list.tokens.len());
                     list.tokens.push(Arc::new(AccessToken {
                         name: name.to_owned(),
@@ -91,7 +92,10 @@ impl AccessList {
                     if name.is_empty() || name.contains('=') {
                         return Err(fault(EntryFault::Pattern));
                     }
-                    let rights = rights(words).map_err(fault)?;
+                    let (rights, known_as) = rights(words).map_err(fault)?;
+                    if known_as.is_some() {
+                        return Err(fault(EntryFault::Key));
+                    }
                     list.certificates.push(CertificateRights { names: name.into(), rights });
                 }
                 // The word may be a secret.
@@ -175,9 +179,13 @@ fn check_name(name: &str) -> Result<(), EntryFault> {
     }
 }
 
-/// Reads `roles=`, `tasks=`, `functions=` and `connections=`, each once at most.
-fn rights<'a>(words: impl Iterator<Item = &'a str>) -> Result<AccessRights, EntryFault> {
+/// Reads `roles=`, `tasks=`, `functions=`, `connections=` and `as=`, each once at most. Returns the
+/// rights, and the name of the principal if the token is one of several.
+fn rights<'a>(
+    words: impl Iterator<Item = &'a str>,
+) -> Result<(AccessRights, Option<&'a str>), EntryFault> {
     let mut rights = AccessRights::default();
+    let mut known_as = None;
     let patterns = |text: &str| text.split(',').map(NamePattern::from).collect::<Vec<_>>();
     let mut given: Vec<&str> = Vec::new();
     for word in words {
@@ -202,6 +210,10 @@ fn rights<'a>(words: impl Iterator<Item = &'a str>) -> Result<AccessRights, Entr
                 let count = value.parse().ok().filter(|&count| count > 0);
                 rights.connections_max = Some(count.ok_or(EntryFault::Connections)?);
             }
+            "as" => {
+                check_name(value)?;
+                known_as = Some(value);
+            }
             // It may be a secret with a space in it.
             _ => return Err(EntryFault::Key),
         }
@@ -212,7 +224,7 @@ fn rights<'a>(words: impl Iterator<Item = &'a str>) -> Result<AccessRights, Entr
     if rights.roles.contains(Role::Client {}) && rights.functions.is_empty() {
         return Err(EntryFault::NoFunction);
     }
-    Ok(rights)
+    Ok((rights, known_as))
 }
 
 /// A file of access tokens with a fault.
@@ -253,7 +265,9 @@ pub enum EntryFault {
         source: SecretError,
     },
     /// A word behind the secret is no setting.
-    #[error("it has a word that is not roles=, tasks=, functions= or connections=")]
+    #[error(
+        "it has a word that is not roles=, tasks=, functions=, connections= or, of a token, as="
+    )]
     Key,
     /// A setting is given twice.
     #[error("it has {key}= twice")]
@@ -342,6 +356,16 @@ mod tests {
     }
 
     #[test]
+    fn several_tokens_may_have_one_owner() {
+        let line = |name: &str, rest: &str| format!("token {name} {SECRET} roles=worker{rest}\n");
+        let lines = line("a", "") + &line("b", " as=a") + &line("c", " as=owner");
+        let list = AccessList::parse(&lines).unwrap();
+        let owners: Vec<(&str, &str)> =
+            list.tokens().iter().map(|of| (&*of.name, &*of.principal.name)).collect();
+        assert_eq!(owners, [("a", "a"), ("b", "a"), ("c", "owner")]);
+    }
+
+    #[test]
     fn faults_are_told_by_line_and_tell_no_secret() {
         let table = [
             ("", "it has no token and no certificate, so nobody could connect"),
@@ -367,7 +391,7 @@ mod tests {
             ("token a S", "it gives no role: add roles=, such as roles=worker"),
             (
                 "token a S S roles=worker",
-                "it has a word that is not roles=, tasks=, functions= or connections=",
+                "it has a word that is not roles=, tasks=, functions=, connections= or, of a token, as=",
             ),
             (
                 "token a S roles=",
@@ -383,6 +407,18 @@ mod tests {
                 "\"worker:0\" is no task, such as /job:worker/task:*",
             ),
             ("token a S roles=worker tasks=", "\"\" is no task, such as /job:worker/task:*"),
+            (
+                "token a S roles=worker as=two,names",
+                "the name of a token must be 1 to 64 letters, digits, dots, dashes and underscores",
+            ),
+            (
+                "certificate x roles=worker as=y",
+                "it has a word that is not roles=, tasks=, functions=, connections= or, of a token, as=",
+            ),
+            (
+                "token a S roles=worker connections=0",
+                "connections= is followed by no number, such as 64",
+            ),
             (
                 "token a S roles=client",
                 "it gives the role client, and no function: add functions=, such as functions=eval*",

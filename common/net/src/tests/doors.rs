@@ -30,6 +30,7 @@ const OTHERS: &str = "ffeeddccbbaa99887766554433221100";
 struct Seen {
     proven: Rc<RefCell<Vec<Option<ProvenPeer>>>>,
     denied: Rc<RefCell<Vec<DeniedPeer>>>,
+    others: Rc<RefCell<Vec<AccessEvent>>>,
     without: Rc<RefCell<Vec<NoHello>>>,
 }
 
@@ -52,8 +53,9 @@ impl PeerReceiver for Seen {
     }
 
     fn access(&self, event: AccessEvent) {
-        if let AccessEvent::Denied(peer) = event {
-            self.denied.borrow_mut().push(peer);
+        match event {
+            AccessEvent::Denied(peer) => self.denied.borrow_mut().push(peer),
+            event => self.others.borrow_mut().push(event),
         }
     }
 }
@@ -218,8 +220,12 @@ fn an_entry_bounds_the_connections_of_its_owner() {
         visit().await.unwrap();
         visit().await.unwrap();
         let text = "too many connections of this access token or certificate: the limit is 2";
-        assert_eq!(visit().await, Err(text.to_owned()));
+        for _ in 0..2 {
+            assert_eq!(visit().await, Err(text.to_owned()));
+        }
         assert!(seen.denied.borrow().is_empty(), "it has proved who it is");
+        let full = AccessEvent::Full { principal: "trainers".to_owned(), limit: 2 };
+        assert_eq!(*seen.others.borrow(), [full], "the operator hears it once");
         seen.proven.borrow_mut().pop();
         visit().await.unwrap();
     });

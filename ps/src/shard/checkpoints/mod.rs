@@ -161,13 +161,19 @@ impl ShardCheckpoints {
         self.restoring.iter().for_each(|restoring| restoring.abandon_flag.abandon(reason));
     }
 
-    /// Abandons the work of an older chief: the check, the restore and the requests to save.
-    pub(super) fn chief_replaced(&mut self, out: &mut ShardOutputs) {
+    /// Abandons the work of an older chief: the check, the restore and the requests to save, over
+    /// connections that are a chief's.
+    pub(super) fn chief_replaced(
+        &mut self,
+        out: &mut ShardOutputs,
+        is_chiefs: impl Fn(u64) -> bool,
+    ) {
         let reason = "another chief has joined";
         self.drop_check(out, reason);
         self.restoring.iter().for_each(|restoring| restoring.abandon_flag.abandon(reason));
-        self.drop_save_requests(out, reason, |requester| {
-            matches!(requester, SaveRequester::Connection { .. })
+        self.drop_save_requests(out, reason, |requester| match requester {
+            SaveRequester::Connection { connection, .. } => is_chiefs(*connection),
+            SaveRequester::Ticket(_) => false,
         });
     }
 

@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use std::time::Instant;
 
 use pushpull_common::ids::{ShardId, TaskId};
+use pushpull_common::protocol::message::Role;
 use pushpull_common::status::Waiting;
 
 use crate::client_entry::ClientPresence;
@@ -69,6 +70,9 @@ impl Shard {
 
     /// Describes the event that a request waits for.
     pub(super) fn awaited(&self, now: Instant, request: &PeerRequest, wait: &WaitReason) -> String {
+        if request.role == (Role::Reader {}) && self.peers.has_proved_itself(request.connection) {
+            return awaited_by_stranger(wait);
+        }
         match wait {
             WaitReason::Ready => self.awaited_ready(now),
             WaitReason::Token => {
@@ -209,6 +213,19 @@ fn describe_not_joined(count: u32, listed: &[TaskId], lists_all: bool) -> String
         Ordering::Greater if listed.is_empty() && !lists_all => format!("{count} not joined yet"),
         Ordering::Greater if listed.is_empty() => unlisted,
         Ordering::Greater => format!("{names}{others} (not joined yet) and {unlisted}"),
+    }
+}
+
+/// Describes what a request waits for without the members of the training, of whom a reader that was
+/// asked who it is learns nothing.
+fn awaited_by_stranger(wait: &WaitReason) -> String {
+    match wait {
+        WaitReason::Ready => "the chief to initialize the variables".to_owned(),
+        WaitReason::End => "the end of the training on all workers".to_owned(),
+        WaitReason::Pull { at_least, .. } | WaitReason::Rows { at_least, .. } => {
+            format!("global step {at_least}")
+        }
+        WaitReason::Token | WaitReason::PushSlot => "its turn".to_owned(),
     }
 }
 

@@ -257,7 +257,11 @@ impl Shard {
         }
         let Shard { peers, steps, checkpoints, out, .. } = self;
         if hello.role == (Role::Chief {}) && peers.chief.raise(admitted.key, admitted.epoch) {
-            checkpoints.chief_replaced(out);
+            let connections = &peers.connections;
+            // One that has ended has no requests.
+            checkpoints.chief_replaced(out, |connection| {
+                connections.get(&connection).is_none_or(|of| of.role == Role::Chief {})
+            });
             steps.shards.announce_chief(out, peers.chief.epoch);
         }
         steps.replica_joins(now, admitted.key, peers.registry.client(admitted.key).task.index);

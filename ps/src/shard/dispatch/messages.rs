@@ -315,6 +315,11 @@ impl Shard {
             (Message::PushesAudited(answer), _) => {
                 self.push_audit_answered(now, connection, &answer);
             }
+            (Message::Finish(_), _) if self.steps.owner.is_none() => {
+                let detail = Detail::clipped(format!("{} does not own the step", self.id));
+                let refusal = Refusal::Unsupported { kind: request.kind, detail };
+                request.refuse(&mut self.out, refusal);
+            }
             (Message::Finish(_), _) => {
                 self.finish();
                 self.report_order(&request, AdminOrder::Finish);

@@ -133,6 +133,11 @@ impl Peers {
         self.connections.get(&connection)?.peer_task
     }
 
+    /// Returns whether the peer of a connection was asked who it is.
+    pub(super) fn has_proved_itself(&self, connection: u64) -> bool {
+        self.connections.get(&connection).is_some_and(|of| of.principal.is_some())
+    }
+
     /// Returns whether the peer of a connection may call functions, as far as it has proved who it is.
     pub(super) fn may_call(&self, connection: u64) -> bool {
         let principal = self.connections.get(&connection).and_then(|of| of.principal.as_ref());

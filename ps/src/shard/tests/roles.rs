@@ -7,7 +7,7 @@ use pushpull_common::access::{AccessRights, Principal};
 use pushpull_common::ids::{CoordinatorEpoch, CoordinatorId, TaskId};
 use pushpull_common::protocol::message::{self, Operation, Role};
 use pushpull_common::protocol::wire::Text;
-use pushpull_common::protocol::{Features, Header, Message, Refusal};
+use pushpull_common::protocol::{Envelope, Features, Header, Message, Refusal};
 use pushpull_common::status::{Presence, Status, TrainingPhase};
 use pushpull_optim::optimizer::Sgd;
 
@@ -269,4 +269,37 @@ fn an_administrator_finds_a_place_on_a_full_server() {
     assert!(world.closed.contains(&reader), "a reader gives way");
     let mut other = Peer { role: Role::Admin {}, ..worker(8) };
     assert!(matches!(world.try_join(0, &mut other), Err(Refusal::Busy { .. })), "no member does");
+}
+
+#[test]
+fn a_reader_that_has_proved_who_it_is_learns_of_no_member() {
+    for (roles, names_workers) in [(None, true), (Some("reader"), false)] {
+        let configure = |config: PsConfig| with_workers(config, 3).last_step(0);
+        let (mut world, _) = World::ready(variables(), Sgd::new(1.0), configure);
+        world.join(0, &mut worker(1));
+        world.principal = roles.map(principal);
+        let line = world.join(0, &mut peer_of(Role::Reader {}));
+        let envelope = Envelope { deadline_ms: 100, ..Envelope::default() };
+        let request = world.send(line, envelope, message::AwaitEnd {}.into(), &[]);
+        world.now += Duration::from_millis(200);
+        world.tick();
+        match world.answer(line, request) {
+            Some(Message::Refused(message::Refused {
+                refusal: Refusal::Deadline { awaited, .. },
+            })) => {
+                assert_eq!(awaited.as_str().contains("/job:worker"), names_workers, "{awaited}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_shard_that_does_not_own_the_step_finishes_nothing() {
+    let mut world = World::bare(variables(), Sgd::new(1.0), |config| config.shards(2));
+    world.principal = Some(principal("admin"));
+    let line = world.join(1, &mut peer_of(Role::Admin {}));
+    let refusal = world.refused(line, message::Finish {}.into());
+    assert!(refusal.to_string().contains("does not own the step"), "{refusal}");
+    assert!(world.events.iter().all(|(_, event)| !event.kind().starts_with("admin")));
 }

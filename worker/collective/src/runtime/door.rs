@@ -6,14 +6,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use pushpull_common::access::AccessEvent;
-use pushpull_common::ids::Incarnation;
+use pushpull_common::ids::{Incarnation, TaskId};
 use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::message::{
     Hello, RankAddresses, Refused, RingLink, RingMoved, Role,
 };
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{FrameReader, Message, Refusal};
-use pushpull_net::auth::AccessReport;
+use pushpull_net::auth::{AccessReport, ProvenPeer};
 use pushpull_net::{ArrivedPeer, DetachedStream, FrameStream, PeerReceiver, Stream};
 use tokio::sync::Notify;
 
@@ -100,15 +100,23 @@ impl PeerReceiver for Door {
             _ = refuse(frames, Refusal::Role { role: hello.role.code(), kind: 1 }).await;
             return;
         };
+        if !may_join(proven.as_ref(), &hello, &request) {
+            _ = refuse(frames, Refusal::Denied {}).await;
+            return;
+        }
         let state = self.0.clone();
         tokio::task::spawn_local(async move {
-            // A link is the ring's: it ends with the connection of its member.
-            tokio::select! {
-                _ = serve(&state, frames, hello, origin, request) => {}
-                () = state.access.revoked(proven.as_ref()) => {}
-            }
+            let revoked = state.access.revoked(proven.as_ref());
+            _ = serve(&state, frames, hello, origin, request, revoked).await;
         });
     }
+}
+
+/// Returns whether a peer may have the index that it asks for. One that asks for none may get any.
+fn may_join(proven: Option<&ProvenPeer>, hello: &Hello, request: &Message) -> bool {
+    let Message::RingJoin(join) = request else { return true };
+    let task = TaskId::new(hello.job.as_str(), join.index.unwrap_or(u32::MAX));
+    proven.is_none_or(|proven| proven.principal.rights.permit(Role::Rank {}, &task))
 }
 
 async fn serve(
@@ -117,13 +125,14 @@ async fn serve(
     hello: Hello,
     origin: PeerOrigin,
     request: Message,
+    revoked: impl Future<Output = ()>,
 ) -> std::io::Result<()> {
     match request {
         Message::RingJoin(_) | Message::RingEntered(_) => {
             let server = state.server.borrow().clone();
             let serving = state.serving.borrow().clone();
             match (server, serving) {
-                (Some(server), _) => server.serve(frames, hello, request).await,
+                (Some(server), _) => server.serve(frames, hello, request, revoked).await,
                 (None, Some(addresses)) => return answer(frames, RingMoved { addresses }).await,
                 // It will serve as soon as it has noticed that the rendezvous is lost.
                 (None, None) => return refuse(frames, Refusal::Stopping {}).await,
@@ -134,6 +143,7 @@ async fn serve(
             let detail = Detail::clipped("the link leads to another process");
             return refuse(frames, Refusal::Unsupported { kind, detail }).await;
         }
+        // The link is the ring's, which ends with the connection of its member.
         Message::RingLink(link) => {
             let (stream, reader) = frames.into_parts();
             let stream = stream.detach()?;

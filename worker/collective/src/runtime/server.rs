@@ -59,15 +59,24 @@ impl RendezvousServer {
         }
     }
 
-    /// Serves a member until its connection ends.
-    pub(crate) async fn serve(self: Rc<Self>, frames: FrameStream, hello: Hello, message: Message) {
+    /// Serves a member until its connection ends, or until it may not be connected any more.
+    pub(crate) async fn serve(
+        self: Rc<Self>,
+        frames: FrameStream,
+        hello: Hello,
+        message: Message,
+        revoked: impl Future<Output = ()>,
+    ) {
         let connection = self.next_connection.replace_with(|next| *next + 1);
         let (sender, unsent) = mpsc::channel(UNSENT_MAX);
         self.connections.borrow_mut().insert(connection, sender);
         self.handle(RendezvousInput::Arrived { connection, hello: Box::new(hello) });
         self.handle(RendezvousInput::Message { connection, message });
         let arrived = |message| self.handle(RendezvousInput::Message { connection, message });
-        let reason = exchange(frames, None, unsent, arrived).await;
+        let reason = tokio::select! {
+            reason = exchange(frames, None, unsent, arrived) => reason,
+            () = revoked => "it may not connect any more".to_owned(),
+        };
         self.connections.borrow_mut().remove(&connection);
         self.handle(RendezvousInput::Closed { connection, reason });
     }

@@ -30,8 +30,8 @@ use crate::functions::{Body, Functions};
 use crate::inputs::{InputResolver, unsuitable};
 use crate::invocation::{Invocation, ServerShared};
 use crate::service::{
-    ExecutionId, ExecutionOrder, Failure, InputSource, Service, ServiceInput, ServiceOutput,
-    output_awaited, user_of,
+    ExecutionId, ExecutionOrder, Failure, InputSource, OutputUser, Service, ServiceInput,
+    ServiceOutput, output_awaited,
 };
 use crate::value::Value;
 
@@ -306,7 +306,7 @@ impl ServerCore {
                 }
                 InputSource::Output { task, of } if *task == self.shared.task => {
                     let client = order.client;
-                    let user = user_of(client, order.principal.as_deref(), of.owner);
+                    let user = OutputUser::of(client, order.principal.as_deref(), of.owner);
                     let deadline = order.deadline;
                     let fetched = self.fetch_here(execution, client, user, of.clone(), deadline);
                     waits.during(|| output_awaited(of, &self.shared.task), fetched).await?
@@ -359,7 +359,7 @@ impl ServerCore {
         self: &Arc<Self>,
         execution: ExecutionId,
         client: Incarnation,
-        user: Option<String>,
+        user: OutputUser,
         of: OutputRef,
         deadline: Option<Instant>,
     ) -> Result<Value, Failure> {

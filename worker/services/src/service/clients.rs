@@ -37,15 +37,6 @@ pub(super) struct ClientState {
     pub(super) principal: Option<Arc<Principal>>,
 }
 
-impl ClientState {
-    /// Returns whether the outputs of this client may be used by a principal. One without a name may
-    /// use those of anybody.
-    pub(super) fn gives_to(&self, user: Option<&str>) -> bool {
-        let own = self.principal.as_ref().map(|principal| &*principal.name);
-        user.is_none() || user == own
-    }
-}
-
 impl Clients {
     pub(super) fn len(&self) -> usize {
         self.all.len()

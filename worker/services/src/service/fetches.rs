@@ -2,13 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use pushpull_common::access::Principal;
 use pushpull_common::ids::{Incarnation, TaskId};
 use pushpull_common::protocol::message::{CallOutcome, FetchOutput, Fetched, OutputRef, Role};
 use pushpull_common::protocol::{Header, Refusal, limits};
 
 use super::call_entry::{CallEnd, CallState};
-use super::parked_fetches::{ParkedFetch, Requester};
+use super::parked_fetches::{OutputUser, ParkedFetch, Requester};
 use super::{Service, ServiceOutput, detail, lease_check};
 use crate::value::Value;
 
@@ -26,16 +25,6 @@ fn no_output(of: &OutputRef, reason: &str) -> Refusal {
     Refusal::NoOutput { call, output, detail: detail(reason) }
 }
 
-/// Returns the name of the principal to whom an output must belong that a client uses: its own. `None`
-/// if the output is its own, or if it was not asked who it is.
-pub(crate) fn user_of(
-    client: Incarnation,
-    principal: Option<&Principal>,
-    owner: Incarnation,
-) -> Option<String> {
-    principal.filter(|_| client != owner).map(|own| own.name.clone())
-}
-
 impl Service {
     pub(super) fn on_fetch(
         &mut self,
@@ -51,15 +40,15 @@ impl Service {
         }
         let Some(client) = self.connections.get(&connection).map(|at| at.client) else { return };
         let principal = self.clients.get(client).and_then(|state| state.principal.as_deref());
+        let named = fetch.principal.as_str();
         let user = match principal {
-            // Another server fetches for the principal that it names.
-            Some(server)
-                if server.rights.roles.contains(Role::Peer {})
-                    && !fetch.principal.as_str().is_empty() =>
-            {
-                Some(fetch.principal.as_str().to_owned())
+            _ if named.is_empty() => OutputUser::of(client, principal, fetch.of.owner),
+            None => OutputUser::PrincipalOrUnasked(named.to_owned()),
+            // Another server fetches for the principal that it names, and nobody else for another.
+            Some(own) if own.name == named || own.rights.roles.contains(Role::Peer {}) => {
+                OutputUser::Principal(named.to_owned())
             }
-            own => user_of(client, own, fetch.of.owner),
+            Some(_) => return self.refuse(connection, header.request, Refusal::Denied {}),
         };
         let wait = Duration::from_millis(header.deadline_ms.into());
         let fetch = ParkedFetch {
@@ -77,7 +66,7 @@ impl Service {
         now: Instant,
         requester: Requester,
         client: Incarnation,
-        user: Option<String>,
+        user: OutputUser,
         of: OutputRef,
         deadline: Option<Instant>,
     ) {
@@ -129,7 +118,7 @@ impl Service {
             None if of.server != Incarnation(0) => no_output(of, CLIENT_GONE),
             // The call may be on its way: a consumer may be faster than the client.
             None => return false,
-            Some(owner) if !owner.gives_to(fetch.user.as_deref()) => {
+            Some(owner) if !fetch.user.may_use(owner.principal.as_deref()) => {
                 self.refuse_fetch(fetch.requester, Refusal::Denied {});
                 return true;
             }

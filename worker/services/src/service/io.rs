@@ -8,6 +8,7 @@ use pushpull_common::ids::{Incarnation, RequestId, TaskId};
 use pushpull_common::protocol::message::{BodyCrc, OutputRef};
 use pushpull_common::protocol::{EffectRef, Header, Message, Refusal};
 
+use super::parked_fetches::OutputUser;
 use crate::device_name::TaskDevice;
 use crate::planted::PlantedServiceBugs;
 use crate::value::Value;
@@ -97,8 +98,8 @@ pub(crate) enum ServiceInput<'a> {
         execution: ExecutionId,
         /// The client whose call needs the output.
         client: Incarnation,
-        /// The name of the principal to whom it must belong: see [`user_of`](super::user_of).
-        user: Option<String>,
+        /// To whom it must belong.
+        user: OutputUser,
         /// The name of the output on the wire.
         of: OutputRef,
         /// The time at which the fetch is refused; `None` for no deadline.

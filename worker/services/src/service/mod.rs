@@ -29,10 +29,11 @@ use pushpull_net::SendBody;
 use self::call_entry::{CallEntry, CallState};
 use self::clients::Clients;
 use self::executions::Executions;
-pub(crate) use self::fetches::{output_awaited, user_of};
+pub(crate) use self::fetches::output_awaited;
 pub(crate) use self::io::{
     ExecutionId, ExecutionOrder, Failure, InputSource, ServiceConfig, ServiceInput, ServiceOutput,
 };
+pub(crate) use self::parked_fetches::OutputUser;
 use self::parked_fetches::{ParkedFetches, Requester};
 use self::run_queue::RunQueue;
 use crate::function_table::FunctionTable;
@@ -198,8 +199,8 @@ impl Service {
     /// Returns whether an owner that is known has outputs that a client may not use.
     fn is_of_others(&self, client: Incarnation, owner: Incarnation) -> bool {
         let principal = self.clients.get(client).and_then(|state| state.principal.as_deref());
-        let user = user_of(client, principal, owner);
-        self.clients.get(owner).is_some_and(|owner| !owner.gives_to(user.as_deref()))
+        let user = OutputUser::of(client, principal, owner);
+        self.clients.get(owner).is_some_and(|owner| !user.may_use(owner.principal.as_deref()))
     }
 
     fn connected(

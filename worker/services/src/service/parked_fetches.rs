@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use pushpull_common::access::Principal;
 use pushpull_common::ids::{Incarnation, RequestId};
 use pushpull_common::protocol::message::OutputRef;
 
@@ -12,10 +13,45 @@ use super::io::ExecutionId;
 pub(super) struct ParkedFetch {
     pub(super) requester: Requester,
     pub(super) of: OutputRef,
-    /// The name of the principal to whom the output must belong; `None` if anybody may have it.
-    pub(super) user: Option<String>,
+    /// To whom the output must belong.
+    pub(super) user: OutputUser,
     pub(super) arrived: Instant,
     pub(super) deadline: Option<Instant>,
+}
+
+/// To whom an output must belong that is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum OutputUser {
+    /// To anybody: the user has the output itself, or nobody was asked who it is.
+    Anybody,
+    /// To this principal.
+    Principal(String),
+    /// To this principal, or to a client that was not asked who it is, as the user was not.
+    PrincipalOrUnasked(String),
+}
+
+impl OutputUser {
+    /// Returns the user that a client is: its principal, unless the output is its own.
+    pub(crate) fn of(
+        client: Incarnation,
+        principal: Option<&Principal>,
+        owner: Incarnation,
+    ) -> OutputUser {
+        match principal.filter(|_| client != owner) {
+            Some(own) => OutputUser::Principal(own.name.clone()),
+            None => OutputUser::Anybody,
+        }
+    }
+
+    /// Returns whether it may use the outputs of this principal; `None` for one that was not asked.
+    pub(super) fn may_use(&self, owner: Option<&Principal>) -> bool {
+        let owner = owner.map(|owner| &*owner.name);
+        match self {
+            OutputUser::Anybody => true,
+            OutputUser::Principal(user) => owner == Some(user),
+            OutputUser::PrincipalOrUnasked(user) => owner.is_none_or(|owner| owner == user),
+        }
+    }
 }
 
 /// The caller that waits for an output.

@@ -70,7 +70,7 @@ fn a_fetch_waits_for_its_call() {
         fetch: 8,
         execution: ExecutionId(9),
         client: Incarnation(1),
-        user: None,
+        user: OutputUser::Anybody,
         of: output_of(1, 1, "value"),
         deadline: None,
     });
@@ -115,7 +115,7 @@ fn a_fetch_waits_a_lease_for_the_client_of_its_call() {
         fetch,
         execution,
         client,
-        user: None,
+        user: OutputUser::Anybody,
         of,
         deadline: None,
     });
@@ -210,7 +210,7 @@ fn a_fetch_ends_with_the_execution_that_waits_for_it() {
             fetch,
             execution,
             client,
-            user: None,
+            user: OutputUser::Anybody,
             of,
             deadline: None,
         });

@@ -95,6 +95,10 @@ fn outputs_are_used_by_their_principal_and_fetched_for_it_by_servers() {
         (5, server(), "owner", true),
         (6, server(), "thief", false),
         (7, server(), "", false),
+        // One that was not asked who it is, as a process of the same user, fetches for those it names.
+        (8, None, "owner", true),
+        (9, None, "thief", false),
+        (10, None, "", true),
     ];
     let of = || OutputRef {
         owner: Incarnation(1),
@@ -107,7 +111,7 @@ fn outputs_are_used_by_their_principal_and_fetched_for_it_by_servers() {
         input: Input::Output { job: Text::clipped("worker"), task: 1, of: of() },
     };
     for (client, principal, fetches_for, may) in table {
-        let is_owner = principal.as_ref().is_some_and(|principal| principal.name == "owner");
+        let is_owner = principal.as_ref().is_none_or(|principal| principal.name == "owner");
         let at = connect(&mut world, client, principal).unwrap();
         world.send(at, 7, FetchOutput { of: of(), principal: Text::clipped(fetches_for) });
         match world.sent.pop() {

@@ -17,7 +17,9 @@ use super::frames::{framed, value_bytes, value_type};
 use crate::device_name::TaskDevice;
 use crate::function_table::{FunctionFacts, FunctionTable};
 use crate::planted::PlantedServiceBugs;
-use crate::service::{ExecutionId, Failure, Service, ServiceConfig, ServiceInput, ServiceOutput};
+use crate::service::{
+    ExecutionId, Failure, OutputUser, Service, ServiceConfig, ServiceInput, ServiceOutput,
+};
 use crate::{Signature, Value};
 
 /// The time for which the service remembers a silent client.
@@ -206,7 +208,14 @@ impl<'a> ServicePlay<'a> {
         let wait = self.choices.time(LEASE);
         let deadline = self.choices.one_in(2).then(|| self.now + wait);
         let execution = ExecutionId(1 + self.choices.below(8) as u64);
-        self.input(ServiceInput::LocalFetch { fetch, execution, client, user: None, of, deadline });
+        self.input(ServiceInput::LocalFetch {
+            fetch,
+            execution,
+            client,
+            user: OutputUser::Anybody,
+            of,
+            deadline,
+        });
     }
 
     fn output_ref(&mut self) -> OutputRef {

@@ -19,8 +19,8 @@ use crate::device_name::TaskDevice;
 use crate::function_table::{FunctionFacts, FunctionTable};
 use crate::planted::{PlantedServiceBugs, ServiceBug};
 use crate::service::{
-    ExecutionId, ExecutionOrder, Failure, InputSource, Service, ServiceConfig, ServiceInput,
-    ServiceOutput,
+    ExecutionId, ExecutionOrder, Failure, InputSource, OutputUser, Service, ServiceConfig,
+    ServiceInput, ServiceOutput,
 };
 use crate::trainer::{counted, function_error};
 use crate::{FunctionError, Outputs, Value};
@@ -368,7 +368,14 @@ impl FunctionServerEndpoint {
         let fetch = self.next_fetch;
         self.next_fetch += 1;
         self.resolving.insert(fetch, (order, index));
-        let fetch = ServiceInput::LocalFetch { fetch, execution, client, user: None, of, deadline };
+        let fetch = ServiceInput::LocalFetch {
+            fetch,
+            execution,
+            client,
+            user: OutputUser::Anybody,
+            of,
+            deadline,
+        };
         self.handle(now, fetch);
     }
 }
