@@ -17,6 +17,9 @@ use crate::shard::request::parked_request::WaitReason;
 /// The most tasks that have not joined whose names a text has.
 const NAMES_MAX: usize = 8;
 
+/// The most shards whose names a text has. The text is clipped, and replicas come after them.
+const SHARDS_NAMED_MAX: usize = 2;
+
 /// An event that requests wait for.
 #[derive(Debug, Default)]
 pub(crate) struct Awaited {
@@ -125,10 +128,12 @@ impl Shard {
         let missing: Vec<ClientKey> = missing.collect();
         // A shard's missing report is not the fault of the gradient's worker.
         let lacking: Vec<(usize, usize)> = coordinator.shards_lacking().collect();
-        let shards = lacking.iter().filter_map(|&(at, lacked)| {
+        let shards = lacking.iter().take(SHARDS_NAMED_MAX).filter_map(|&(at, lacked)| {
             let shard = self.describe_shard(now, at)?;
             Some(format!("{shard}, which has not reported {lacked} of the pushes that others hold"))
         });
+        let unnamed = lacking.len().saturating_sub(SHARDS_NAMED_MAX);
+        let shards = shards.chain((unnamed > 0).then(|| format!("{unnamed} more of the shards")));
         let named = missing.iter().map(|&client| self.peers.registry.describe(now, client));
         let named = shards.chain(named).collect::<Vec<String>>().join(", ");
         let step = coordinator.step();

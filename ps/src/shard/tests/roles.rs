@@ -274,9 +274,11 @@ fn an_administrator_finds_a_place_on_a_full_server() {
 #[test]
 fn a_reader_that_has_proved_who_it_is_learns_of_no_member() {
     for (roles, names_workers) in [(None, true), (Some("reader"), false)] {
-        let configure = |config: PsConfig| with_workers(config, 3).last_step(0);
-        let (mut world, _) = World::ready(variables(), Sgd::new(1.0), configure);
-        world.join(0, &mut worker(1));
+        let configure = |config: PsConfig| with_workers(config, 3);
+        let (mut world, chief) = World::ready(variables(), Sgd::new(1.0), configure);
+        let training = world.join(0, &mut worker(1));
+        world.token(training);
+        world.ask(chief[0], message::Finish {}.into());
         world.principal = roles.map(principal);
         let line = world.join(0, &mut peer_of(Role::Reader {}));
         let envelope = Envelope { deadline_ms: 100, ..Envelope::default() };

@@ -1048,6 +1048,23 @@ fn a_shard_without_a_report_is_named_before_workers_that_have_contributed() {
 }
 
 #[test]
+fn shards_without_reports_do_not_crowd_out_the_workers() {
+    let mut cluster = ShardCluster::new(4, synchronous(2, 2), |config| config);
+    let a = cluster.token(0);
+    let b = cluster.token(1);
+    for shard in 1..4 {
+        cut_off(&mut cluster, shard);
+    }
+    for (replica, grant) in [(0, a), (1, b)] {
+        cluster.replicas[replica].sequence += 1;
+        cluster.push_to(0, replica, grant, 1.0);
+    }
+    let wait_text = awaited_after(&mut cluster, 0, Duration::from_secs(3));
+    assert!(wait_text.contains("1 more of the shards"), "{wait_text}");
+    assert!(wait_text.contains("/job:worker"), "{wait_text}");
+}
+
+#[test]
 fn a_shard_that_has_not_reported_a_step_as_applied_is_named() {
     let mut cluster = ShardCluster::new(2, synchronous(2, 2), |config| config);
     let a = cluster.token(0);

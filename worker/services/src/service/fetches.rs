@@ -7,7 +7,8 @@ use pushpull_common::protocol::message::{CallOutcome, FetchOutput, Fetched, Outp
 use pushpull_common::protocol::{Header, Refusal, limits};
 
 use super::call_entry::{CallEnd, CallState};
-use super::parked_fetches::{OutputUser, ParkedFetch, Requester};
+use super::io::OutputUser;
+use super::parked_fetches::{ParkedFetch, Requester};
 use super::{Service, ServiceOutput, detail, lease_check};
 use crate::value::Value;
 

@@ -8,7 +8,6 @@ use pushpull_common::ids::{Incarnation, RequestId, TaskId};
 use pushpull_common::protocol::message::{BodyCrc, OutputRef};
 use pushpull_common::protocol::{EffectRef, Header, Message, Refusal};
 
-use super::parked_fetches::OutputUser;
 use crate::device_name::TaskDevice;
 use crate::planted::PlantedServiceBugs;
 use crate::value::Value;
@@ -49,6 +48,41 @@ pub(crate) struct ServiceConfig {
 /// The number of an execution of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ExecutionId(pub(crate) u64);
+
+/// To whom an output must belong that is used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum OutputUser {
+    /// To anybody: the user has the output itself, or nobody was asked who it is.
+    Anybody,
+    /// To this principal.
+    Principal(String),
+    /// To this principal, or to a client that was not asked who it is, as the user was not.
+    PrincipalOrUnasked(String),
+}
+
+impl OutputUser {
+    /// Returns the user that a client is: its principal, unless the output is its own.
+    pub(crate) fn of(
+        client: Incarnation,
+        principal: Option<&Principal>,
+        owner: Incarnation,
+    ) -> OutputUser {
+        match principal.filter(|_| client != owner) {
+            Some(own) => OutputUser::Principal(own.name.clone()),
+            None => OutputUser::Anybody,
+        }
+    }
+
+    /// Returns whether it may use the outputs of this principal; `None` for one that was not asked.
+    pub(crate) fn may_use(&self, owner: Option<&Principal>) -> bool {
+        let owner = owner.map(|owner| &*owner.name);
+        match self {
+            OutputUser::Anybody => true,
+            OutputUser::Principal(user) => owner == Some(user),
+            OutputUser::PrincipalOrUnasked(user) => owner.is_none_or(|owner| owner == user),
+        }
+    }
+}
 
 /// An event for a service.
 #[derive(Debug)]

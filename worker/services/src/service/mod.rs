@@ -31,9 +31,9 @@ use self::clients::Clients;
 use self::executions::Executions;
 pub(crate) use self::fetches::output_awaited;
 pub(crate) use self::io::{
-    ExecutionId, ExecutionOrder, Failure, InputSource, ServiceConfig, ServiceInput, ServiceOutput,
+    ExecutionId, ExecutionOrder, Failure, InputSource, OutputUser, ServiceConfig, ServiceInput,
+    ServiceOutput,
 };
-pub(crate) use self::parked_fetches::OutputUser;
 use self::parked_fetches::{ParkedFetches, Requester};
 use self::run_queue::RunQueue;
 use crate::function_table::FunctionTable;

@@ -2,11 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use pushpull_common::access::Principal;
 use pushpull_common::ids::{Incarnation, RequestId};
 use pushpull_common::protocol::message::OutputRef;
 
-use super::io::ExecutionId;
+use super::io::{ExecutionId, OutputUser};
 
 /// A request for an output of a call that has not ended.
 #[derive(Debug)]
@@ -17,41 +16,6 @@ pub(super) struct ParkedFetch {
     pub(super) user: OutputUser,
     pub(super) arrived: Instant,
     pub(super) deadline: Option<Instant>,
-}
-
-/// To whom an output must belong that is used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum OutputUser {
-    /// To anybody: the user has the output itself, or nobody was asked who it is.
-    Anybody,
-    /// To this principal.
-    Principal(String),
-    /// To this principal, or to a client that was not asked who it is, as the user was not.
-    PrincipalOrUnasked(String),
-}
-
-impl OutputUser {
-    /// Returns the user that a client is: its principal, unless the output is its own.
-    pub(crate) fn of(
-        client: Incarnation,
-        principal: Option<&Principal>,
-        owner: Incarnation,
-    ) -> OutputUser {
-        match principal.filter(|_| client != owner) {
-            Some(own) => OutputUser::Principal(own.name.clone()),
-            None => OutputUser::Anybody,
-        }
-    }
-
-    /// Returns whether it may use the outputs of this principal; `None` for one that was not asked.
-    pub(super) fn may_use(&self, owner: Option<&Principal>) -> bool {
-        let owner = owner.map(|owner| &*owner.name);
-        match self {
-            OutputUser::Anybody => true,
-            OutputUser::Principal(user) => owner == Some(user),
-            OutputUser::PrincipalOrUnasked(user) => owner.is_none_or(|owner| owner == user),
-        }
-    }
 }
 
 /// The caller that waits for an output.
