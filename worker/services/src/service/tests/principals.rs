@@ -78,14 +78,6 @@ fn an_incarnation_gives_nobody_else_its_client() {
 #[test]
 fn outputs_are_used_by_their_principal_and_fetched_for_it_by_servers() {
     // F-11
-    let mut world = world();
-    let owner = connect(&mut world, 1, principal("owner", "client", &["*"])).unwrap();
-    world.send(owner, 1, Call { retain: true, ..call(1, "f") });
-    let order = world.order();
-    world.returns(order.execution, Value::from("kept"));
-    world.sent.clear();
-
-    // These services remember few clients, so each connects when it fetches.
     let server = || principal("server", "client,peer", &["*"]);
     let table = [
         (2, principal("owner", "client", &["*"]), "", true),
@@ -111,6 +103,12 @@ fn outputs_are_used_by_their_principal_and_fetched_for_it_by_servers() {
         input: Input::Output { job: Text::clipped("worker"), task: 1, of: of() },
     };
     for (client, principal, fetches_for, may) in table {
+        let mut world = world();
+        let owner = connect(&mut world, 1, self::principal("owner", "client", &["*"])).unwrap();
+        world.send(owner, 1, Call { retain: true, ..call(1, "f") });
+        let order = world.order();
+        world.returns(order.execution, Value::from("kept"));
+        world.sent.clear();
         let is_owner = principal.as_ref().is_none_or(|principal| principal.name == "owner");
         let at = connect(&mut world, client, principal).unwrap();
         world.send(at, 7, FetchOutput { of: of(), principal: Text::clipped(fetches_for) });
