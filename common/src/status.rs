@@ -30,7 +30,7 @@ pub struct Status {
     pub data: Option<DataStatus>,
 }
 
-/// How far a training is.
+/// The progress of a training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum TrainingPhase {

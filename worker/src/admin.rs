@@ -110,7 +110,7 @@ impl Admin {
         let mut unconfirmed = Vec::new();
         for task in others.chain(owner) {
             match stop(config.clone(), ShardId { task, shard: 0 }).await {
-                // It has ended, whoever has stopped it.
+                // It has ended, by this order or another.
                 Ok(()) | Err(Error::ServerStopped { .. }) => {}
                 Err(error) => unconfirmed.push((TaskId::ps(task), error)),
             }

@@ -1,4 +1,4 @@
-//! What a server tells its operator about who may connect.
+//! The events of access to a server: denials, revocations and unusable files.
 
 use std::fmt;
 
@@ -42,7 +42,7 @@ pub struct DeniedPeer {
     /// The role in which it wanted to connect, and the task that it claims to be; `None` if it has
     /// not said so yet.
     pub claim: Option<(Role, TaskId)>,
-    /// Why it was refused. The peer itself is not told.
+    /// The reason, which the peer itself is not told.
     pub cause: String,
     /// The attempts of this host that have failed since the last report, with this one.
     pub attempts: u64,

@@ -64,8 +64,8 @@ pub const AUDITED_PUSHES_MAX: usize = 2 * WINDOW as usize;
 /// The longest name of a job, as in host names.
 pub const JOB_BYTES_MAX: usize = 64;
 const _: () = assert!(JOB_BYTES_MAX == crate::ids::CLIENT_JOB_BYTES_MAX);
-/// The most tasks of a kind in a status. A meta has room for so many, each member with all the tokens
-/// that it may hold.
+/// The most tasks of a kind in a status. A meta has room for this many, each member with all the
+/// tokens that it may hold.
 pub const STATUS_TASKS_MAX: usize = 100;
 /// The longest name of a checkpoint's folder.
 pub const CHECKPOINT_NAME_BYTES_MAX: usize = 64;

@@ -10,7 +10,7 @@ use crate::protocol::refusal::Detail;
 use crate::protocol::wire::{List, Text};
 
 impl Status {
-    /// Returns the status for the wire without the first members, and with so many others as fit.
+    /// Returns the status for the wire without the first members, and with as many others as fit.
     #[doc(hidden)]
     pub fn to_wire(&self, members_from: usize) -> StatusIs {
         StatusIs {

@@ -148,7 +148,7 @@ struct Shared {
     /// The secret of tokens that do not exist.
     decoys: Secret,
     places: ConnectionPlaces,
-    /// Locked for no longer than a clone takes, whatever a file system does.
+    /// Locked for no longer than a clone takes: no file is read under it.
     current: Mutex<Arc<Loaded>>,
     watched: Mutex<Watched>,
 }
@@ -226,7 +226,7 @@ impl Credentials {
         &self.0.places
     }
 
-    /// Returns what the files said when they were last looked at. Reads no file.
+    /// Returns the credentials of the last reading. Reads no file.
     pub(crate) fn current(&self) -> Arc<Loaded> {
         // It is valid after each step.
         self.0.current.lock().unwrap_or_else(PoisonError::into_inner).clone()

@@ -27,7 +27,7 @@ pub struct ProvenPeer {
     /// Who it is.
     pub principal: Arc<Principal>,
     proof: Proof,
-    /// What has let it in.
+    /// The credentials that have let it in.
     credentials: Credentials,
     /// Its place among the connections of its principal, while this is kept.
     _place: ConnectionPlace,

@@ -6,7 +6,7 @@ use crate::protocol::refusal::Detail;
 use crate::protocol::wire::{List, Text, wire_enum, wire_struct};
 
 wire_enum! {
-    /// How far a training is.
+    /// The progress of a training.
     #[derive(Copy, Eq)]
     PhaseIs {
         /// No variables are declared.
@@ -72,13 +72,13 @@ wire_struct! {
     /// The oldest wait of a worker.
     #[derive(Eq)]
     WaitIs {
-        /// What it waits for, in words.
+        /// The awaited event, in words.
         awaited: Detail,
         /// The workers who can end the wait.
         workers: List<TaskIs, { limits::STATUS_TASKS_MAX }>,
         /// The shards that can.
         shards: List<ShardId, { limits::STATUS_TASKS_MAX }>,
-        /// How long it has waited.
+        /// The time since it began to wait.
         waited_ms: u64,
     }
 }
