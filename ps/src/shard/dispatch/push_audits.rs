@@ -126,9 +126,11 @@ impl Shard {
 
     fn report_partly_applied(&mut self, client: ClientKey, push: PartlyAppliedPush) {
         let PartlyAppliedPush { token, applied, missing, unknown } = push;
+        // A push that is complete here spends its token when it is applied.
+        let is_whole = self.intake.is_whole(token);
         let Some(tokens) = self.steps.asynchronous_tokens_mut() else { return };
         tokens.ledger.steps.partly_applied += 1;
-        if !applied.is_empty() && tokens.ledger.holder_of(token) == Some(client) {
+        if !is_whole && !applied.is_empty() && tokens.ledger.holder_of(token) == Some(client) {
             tokens.skip(token);
         }
         self.counters.gradients_partly_applied.add(1);
@@ -181,7 +183,8 @@ impl Shard {
             return None;
         }
         let tokens = self.steps.asynchronous_tokens()?;
-        let holds = tokens.ledger.of(client).any(|held| !self.intake.is_whole(held.token));
+        // A push that is complete here may be missing on another shard.
+        let holds = tokens.ledger.count_of(client) > 0;
         let has_pushed = entry.window.applied().next().is_some();
         (holds || has_pushed || tokens.audits.has(client)).then_some(client)
     }

@@ -266,3 +266,39 @@ fn the_batch_of_a_gradient_that_is_on_another_shard_is_not_granted_again() {
     let ended = message::Ended { reason: EndReason::DataEnd {} }.into();
     assert_eq!(cluster.try_token(0), Err(ended));
 }
+
+/// A complete push belongs to the server: it spends its token when it is applied, although its run
+/// has ended on a shard that lacks it.
+#[test]
+fn a_run_that_ends_while_its_push_is_complete_but_not_applied_spends_its_token_once() {
+    for is_chief in [false, true] {
+        let mut cluster = cluster();
+        if is_chief {
+            cluster.replicas[0].peer.role = Role::Chief {};
+        }
+        cluster.connect(0);
+        let grant = cluster.token(0);
+        let line = cluster.replicas[0].lines[0];
+        let push = Push::gradient(1, grant, cluster.world.push_slot(line));
+        cluster.world.push(line, &push, &[(0, &bytes_of(&[1_f32; 3]))]);
+        let mut newer = cluster.replicas[0].peer.restarted();
+        let unknown = if is_chief {
+            // The chief does not wait for a shard that cannot be asked.
+            cluster.world.disconnect(cluster.links[1].take().unwrap());
+            cluster.world.try_join(0, &mut newer).unwrap();
+            vec![OTHER]
+        } else {
+            let refusal = cluster.world.try_join(0, &mut newer).unwrap_err();
+            assert!(matches!(refusal, Refusal::Busy { .. }), "{refusal}");
+            while cluster.deliver() {}
+            vec![]
+        };
+        let missing = if is_chief { vec![] } else { vec![OTHER] };
+        let expected = (grant.token.0, vec![OWNER], missing, unknown);
+        assert_eq!(reported(&mut cluster), [expected], "chief: {is_chief}");
+        assert_eq!(cluster.world.metrics().gradients_applied, 0, "chief: {is_chief}");
+        cluster.settle();
+        assert_eq!(cluster.world.metrics().gradients_applied, 1, "chief: {is_chief}");
+        assert_eq!(cluster.world.shards[0].step().0, 1, "chief: {is_chief}");
+    }
+}

@@ -134,27 +134,33 @@ impl ShardCluster {
     pub(super) fn settle(&mut self) {
         loop {
             self.world.work();
-            let messages = std::mem::take(&mut self.world.to_owner);
-            let mut moved = !messages.is_empty();
-            for (shard, envelope, message) in messages {
-                if let Some(line) = self.links[shard] {
-                    self.world.send(line, envelope, message, &[]);
-                }
-            }
-            for shard in 1..self.links.len() {
-                let Some(line) = self.links[shard] else { continue };
-                for received in self.world.received.remove(&line).unwrap_or_default() {
-                    let Received::Message { envelope, message, .. } = received else { continue };
-                    assert!(!matches!(message, Message::Refused(_)), "{message:?}");
-                    let (header, message) = pack(&envelope, &message, 0);
-                    self.world.input(shard, ShardInput::Owner { header: &header, message });
-                    moved = true;
-                }
-            }
-            if !moved {
+            if !self.deliver() {
                 return;
             }
         }
+    }
+
+    /// Delivers the messages between shards, without the work that they cause. Returns whether there
+    /// were any.
+    pub(super) fn deliver(&mut self) -> bool {
+        let messages = std::mem::take(&mut self.world.to_owner);
+        let mut moved = !messages.is_empty();
+        for (shard, envelope, message) in messages {
+            if let Some(line) = self.links[shard] {
+                self.world.send(line, envelope, message, &[]);
+            }
+        }
+        for shard in 1..self.links.len() {
+            let Some(line) = self.links[shard] else { continue };
+            for received in self.world.received.remove(&line).unwrap_or_default() {
+                let Received::Message { envelope, message, .. } = received else { continue };
+                assert!(!matches!(message, Message::Refused(_)), "{message:?}");
+                let (header, message) = pack(&envelope, &message, 0);
+                self.world.input(shard, ShardInput::Owner { header: &header, message });
+                moved = true;
+            }
+        }
+        moved
     }
 
     /// Returns the connections of the other shards to the step owner's.
