@@ -14,6 +14,9 @@ use thiserror::Error;
 ///
 /// Dropping the cluster stops all servers, and waits until their ports and files are free.
 ///
+/// Every process of this machine may connect. Give [`Credentials::generated`] to the configurations
+/// of all servers and workers, and none but their owner may.
+///
 /// ```
 /// use pushpull::blocking::Worker;
 /// use pushpull::local::Cluster;
@@ -44,6 +47,7 @@ use thiserror::Error;
 /// cluster.stop()?;
 /// # Ok(()) }
 /// ```
+/// [`Credentials::generated`]: crate::security::Credentials::generated
 #[doc(alias = "create_local_server")]
 #[doc(alias = "create_local_cluster")]
 #[derive(Debug)]
@@ -175,6 +179,7 @@ mod tests {
 
     use super::*;
     use crate::blocking::Worker;
+    use crate::security::Credentials;
     use crate::{Error, VariableSpec};
 
     fn start(ps: u32, workers: u32) -> Result<Cluster, LocalClusterError> {
@@ -200,6 +205,28 @@ mod tests {
             }
             assert!(ports_are_free(&spec));
         }
+    }
+
+    #[test]
+    fn generated_credentials_close_a_cluster_to_who_has_none() {
+        let own = Credentials::generated().unwrap();
+        let cluster = Cluster::start(2, 1, |cluster, task| {
+            PsConfig::new(cluster, task, Sgd::new(1.0)).credentials(own.clone())
+        });
+        let cluster = cluster.unwrap();
+        let join = |config: WorkerConfig| {
+            let mut worker = Worker::connect(config)?;
+            worker.join(&[VariableSpec::f32("w", [4]).unwrap()], |_| ()).map(drop)
+        };
+        let config = || cluster.worker_config(0);
+        let error = join(config()).unwrap_err();
+        assert!(error.to_string().contains("denied"), "{error:?}");
+        // A token of another process, which has the same name.
+        let other = Credentials::generated().unwrap();
+        assert_ne!(own, other);
+        let error = join(config().credentials(other)).unwrap_err();
+        assert!(Chain(&error).to_string().contains("does not prove"), "{error:?}");
+        join(config().credentials(own.clone())).unwrap();
     }
 
     #[test]

@@ -69,6 +69,11 @@ impl Roles {
         Roles(bits)
     }
 
+    /// Returns the set of all roles.
+    pub fn all() -> Roles {
+        NAMES.iter().fold(Roles::default(), |roles, (_, role)| roles.with(*role))
+    }
+
     /// Returns whether a role is in the set.
     pub fn contains(self, role: Role) -> bool {
         self.0 & bit(role) != 0

@@ -71,13 +71,7 @@ impl CredentialFiles {
     /// Every [`CredentialsError`].
     pub fn open(self) -> Result<Credentials, CredentialsError> {
         let (loaded, stamps) = self.read()?;
-        let decoys = Secret::from_random(&random()?).map_err(CredentialsError::of_secret)?;
-        let watched = Watched { stamps, looked: Instant::now(), problem: None };
-        let places = ConnectionPlaces::default();
-        let current = Mutex::new(Arc::new(loaded));
-        let watched = Mutex::new(watched);
-        let shared = Shared { files: self, decoys, places, current, watched };
-        Ok(Credentials(Arc::new(shared)))
+        Credentials::new(self, loaded, stamps)
     }
 
     fn paths(&self) -> impl Iterator<Item = &Path> {
@@ -178,10 +172,39 @@ pub(crate) struct LoadedTls {
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 impl Credentials {
+    /// Generates an access token that is in no file: its owner may do everything. Servers and
+    /// workers of this process that have a clone of it let nobody else in.
+    ///
+    /// It closes a cluster on loopback to the other users of the machine. It does not encrypt.
+    ///
+    /// # Errors
+    /// [`CredentialsError::System`].
+    pub fn generated() -> Result<Credentials, CredentialsError> {
+        let list = Some(Arc::new(AccessList::of_one("generated", random_secret()?)));
+        let loaded = Loaded {
+            list,
+            #[cfg(feature = "tls")]
+            tls: LoadedTls { server: None, client: None },
+        };
+        Credentials::new(CredentialFiles::new(), loaded, Vec::new())
+    }
+
+    fn new(
+        files: CredentialFiles,
+        loaded: Loaded,
+        stamps: Vec<FileStamp>,
+    ) -> Result<Credentials, CredentialsError> {
+        let decoys = random_secret()?;
+        let watched = Mutex::new(Watched { stamps, looked: Instant::now(), problem: None });
+        let places = ConnectionPlaces::default();
+        let current = Mutex::new(Arc::new(loaded));
+        Ok(Credentials(Arc::new(Shared { files, decoys, places, current, watched })))
+    }
+
     /// Returns whether a server with these lets in only those who prove who they are.
     pub fn identify_clients(&self) -> bool {
-        let CredentialFiles { own, authority, tokens } = &self.0.files;
-        tokens.is_some() || own.is_some() && authority.is_some()
+        let CredentialFiles { own, authority, .. } = &self.0.files;
+        self.current().list.is_some() || own.is_some() && authority.is_some()
     }
 
     /// Returns whether a server with these encrypts.
@@ -273,7 +296,8 @@ impl fmt::Debug for Credentials {
 
 impl PartialEq for Credentials {
     fn eq(&self, other: &Credentials) -> bool {
-        Arc::ptr_eq(&self.0, &other.0) || self.0.files == other.0.files
+        let files = &self.0.files;
+        Arc::ptr_eq(&self.0, &other.0) || !files.is_empty() && *files == other.0.files
     }
 }
 
@@ -362,6 +386,10 @@ impl CredentialsError {
     fn of_secret(error: SecretError) -> CredentialsError {
         CredentialsError::System { source: io::Error::other(error) }
     }
+}
+
+fn random_secret() -> Result<Secret, CredentialsError> {
+    Secret::from_random(&random()?).map_err(CredentialsError::of_secret)
 }
 
 /// The most bytes of a file: thousands of tokens or certificates.

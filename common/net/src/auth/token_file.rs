@@ -11,9 +11,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-#[cfg(feature = "tls")]
-use pushpull_common::access::Roles;
-use pushpull_common::access::{AccessRights, Principal, UnknownRole};
+use pushpull_common::access::{AccessRights, Principal, Roles, UnknownRole};
 use pushpull_common::ids::TaskId;
 use pushpull_common::names::NamePattern;
 use pushpull_common::protocol::limits::ACCESS_TOKEN_NAME_BYTES_MAX;
@@ -108,6 +106,19 @@ impl AccessList {
         match lines.is_empty() {
             true => Err(AccessListError::Empty),
             false => Ok(list),
+        }
+    }
+
+    /// Returns the list of one token, whose owner may do everything.
+    pub(crate) fn of_one(name: &str, secret: Secret) -> AccessList {
+        let functions = vec![NamePattern::from("*")];
+        let rights = AccessRights { roles: Roles::all(), functions, ..AccessRights::default() };
+        let principal = Arc::new(Principal { name: name.to_owned(), rights });
+        let token = AccessToken { name: name.to_owned(), secret, principal };
+        AccessList {
+            tokens: vec![Arc::new(token)],
+            by_name: BTreeMap::from([(name.to_owned(), 0)]),
+            certificates: Vec::new(),
         }
     }
 
