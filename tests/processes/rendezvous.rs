@@ -3,13 +3,15 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{ChildStdout, Command, Stdio};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use super::test_process::{TestProcess, free_addresses};
+use super::test_process::{LONG, TestProcess, free_addresses};
 
 /// A `pushpull rendezvous`, with its address.
 struct Rendezvous {
@@ -20,8 +22,12 @@ struct Rendezvous {
 
 impl Rendezvous {
     fn start(num_ps: u32, num_workers: u32) -> Rendezvous {
+        Rendezvous::start_with(num_ps, num_workers, &[])
+    }
+
+    fn start_with(num_ps: u32, num_workers: u32, flags: &[&str]) -> Rendezvous {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pushpull"));
-        command.args(["rendezvous", "--listen", "127.0.0.1:0"]);
+        command.args(["rendezvous", "--listen", "127.0.0.1:0"]).args(flags);
         command.args([format!("--num-ps={num_ps}"), format!("--num-workers={num_workers}")]);
         let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = TestProcess::start("rendezvous", command);
@@ -219,4 +225,75 @@ fn strangers_at_the_rendezvous_keep_no_task_out() {
     stranger.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     assert!(!matches!(stranger.read(&mut [0; 1]), Ok(1..)), "a stranger is answered");
     rendezvous.finish();
+}
+
+/// Each task has its own token. One that is taken back ends the connection of its task, which cannot
+/// come again.
+#[test]
+fn a_task_at_the_rendezvous_is_only_whom_its_token_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let entry = |name: &str, digit: &str, tasks: &str| {
+        format!("token {name} {} roles=task tasks={tasks}\n", digit.repeat(32))
+    };
+    let write = |name: &str, text: &str| {
+        let (draft, path) = (folder.path().join("draft"), folder.path().join(name));
+        std::fs::write(&draft, text).unwrap();
+        std::fs::set_permissions(&draft, PermissionsExt::from_mode(0o600)).unwrap();
+        std::fs::rename(&draft, &path).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let first = entry("first", "1", "/job:worker/task:0");
+    let second = entry("second", "2", "/job:worker/task:1");
+    let server = entry("server", "3", "/job:ps/task:*");
+    let all = write("all", &[&*first, &second, &server].concat());
+    let mut rendezvous = Rendezvous::start_with(1, 2, &["--tokens", &all]);
+    let address = rendezvous.address.clone();
+    // Its own file says that the task may be any.
+    let forged = write("forged", &entry("first", "1", "/job:worker/task:*"));
+    let fails = |tokens: &str, flags: &[&str]| {
+        let limit = ["--tokens", tokens, "--rendezvous-timeout-ms=5000"];
+        let mut task = task(TOOL, &address, 1, &[&limit[..], flags].concat());
+        let (status, _, errors) = TestProcess::start("a refused task", &mut task).finish();
+        assert!(!status.success());
+        errors
+    };
+    for flags in [&["--task-index=1"][..], &["--task-id=any"]] {
+        let errors = fails(&forged, &[&["--job-name=worker"], flags].concat());
+        assert!(errors.contains("denied"), "{flags:?}: {errors}");
+    }
+    let joins = |name: &str, entry: &str, flags: &[&str]| {
+        let tokens = write(name, entry);
+        let flags = [&["--tokens", &tokens], flags].concat();
+        TestProcess::start(name, &mut task(TOOL, &address, 1, &flags))
+    };
+    let errors = BufReader::new(rendezvous.process.child.stderr.take().unwrap()).lines();
+    let (sender, lines) = mpsc::channel();
+    std::thread::spawn(move || errors.for_each(|line| _ = sender.send(line.unwrap())));
+    let says = |text: &str| {
+        while !lines.recv_timeout(LONG).expect(text).contains(text) {}
+    };
+    let lonely = ["--job-name=worker", "--task-index=1", "--rendezvous-timeout-ms=8000"];
+    let mut worker = joins("second", &second, &lonely);
+    says("first may not be this task");
+    says("missing: ps 0, worker 0");
+    write("all", &[&*first, &server].concat());
+    says("closed a connection of second");
+    let (status, _, told) = worker.finish();
+    let is_out = told.contains("does not prove that it knows the access token second");
+    assert!(!status.success() && is_out, "{told}");
+
+    write("all", &[&*first, &second, &server].concat());
+    let worker = |name: &str, entry: &str, index: &str| {
+        joins(name, entry, &["--job-name=worker", &format!("--task-index={index}")])
+    };
+    let mut tasks = [
+        worker("first", &first, "0"),
+        worker("second", &second, "1"),
+        joins("server", &server, &["--job-name=ps", "--task-id=any"]),
+    ];
+    for task in &mut tasks {
+        assert_eq!(last(&task.succeed())["cluster"]["worker"], json!(["-", "-"]));
+    }
+    let (status, _, _) = rendezvous.process.finish();
+    assert!(status.success());
 }

@@ -8,7 +8,7 @@ use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use pushpull_common::access::{AccessEvent, DeniedPeer};
+use pushpull_common::access::{AccessEvent, DeniedPeer, Principal};
 use pushpull_common::error::Chain;
 use pushpull_common::ids::{RequestId, TaskId};
 use pushpull_common::peer_origin::PeerOrigin;
@@ -83,6 +83,9 @@ pub enum NoHello {
     Denied,
 }
 
+/// The index of a task that asks for none, and may be given any.
+pub const ANY_INDEX: u32 = u32::MAX;
+
 /// Takes the peers that have said hello.
 pub trait PeerReceiver {
     /// Returns whether a peer with this hello sends a request without having been answered. It
@@ -91,6 +94,13 @@ pub trait PeerReceiver {
     fn wants_request(&self, hello: &Hello) -> bool {
         let _ = hello;
         false
+    }
+
+    /// Returns the task that a peer asks to be, other than by its hello. It is denied if its proof
+    /// does not give it that task. [`ANY_INDEX`] stands for whatever index it is given.
+    fn claimed_task(&self, hello: &Hello, request: &Message) -> Option<TaskId> {
+        let _ = (hello, request);
+        None
     }
 
     /// Takes a peer. It counts as waiting until the future is done.
@@ -391,6 +401,15 @@ async fn send_refusal(
     frames.send(&frame).await
 }
 
+/// Returns why a principal may not be a task in a role, if it may not.
+fn not_given(principal: &Principal, role: Role, task: &TaskId) -> Option<String> {
+    let name = &principal.name;
+    (!principal.rights.permit(role, task)).then(|| match task.index {
+        ANY_INDEX => format!("{name} may not have every index of the job {}", task.job),
+        _ => format!("{name} may not be the task that it asks for"),
+    })
+}
+
 /// Returns where the peer is.
 fn origin_of(stream: &Stream) -> PeerOrigin {
     match stream.addresses() {
@@ -456,25 +475,38 @@ impl<R: PeerReceiver> WaitingConnection<R> {
                 return Err(NoGreeting::Closed);
             }
             Err(NotProven::Denied(cause)) => {
-                self.deny(&mut frames, &header, &hello, cause).await;
-                return Err(NoGreeting::Denied);
+                let task = TaskId::new(hello.job.as_str(), hello.task);
+                return Err(self.deny(&mut frames, &header, (hello.role, task), cause).await);
             }
         };
         let mut request = None;
         if gate.receiver.wants_request(&hello) {
             frames.open();
-            request = Some(frames.next().await?.1);
+            let message = frames.next().await?.1;
+            if let Some(proven) = &proven
+                && let Some(task) = gate.receiver.claimed_task(&hello, &message)
+                && let Some(cause) = not_given(&proven.principal, hello.role, &task)
+            {
+                return Err(self.deny(&mut frames, &header, (hello.role, task), cause).await);
+            }
+            request = Some(message);
         }
         Ok(Greeting { frames, origin, header, hello, proven, request })
     }
 
     /// Refuses a peer. It is told after a delay, which grows with the failures of its host, and not
     /// why.
-    async fn deny(&self, frames: &mut FrameStream, header: &Header, hello: &Hello, cause: String) {
-        let task = TaskId::new(hello.job.as_str(), hello.task);
-        self.count_failure(Some((hello.role, task)), cause).await;
+    async fn deny(
+        &self,
+        frames: &mut FrameStream,
+        header: &Header,
+        claim: (Role, TaskId),
+        cause: String,
+    ) -> NoGreeting {
+        self.count_failure(Some(claim), cause).await;
         // It may have closed the connection.
         let _ = send_refusal(frames, header.request, Refusal::Denied {}).await;
+        NoGreeting::Denied
     }
 
     /// Reports a peer that has not proved who it is, and waits for the time until it may be told.

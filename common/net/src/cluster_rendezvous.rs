@@ -21,7 +21,8 @@ use tokio::time::MissedTickBehavior;
 
 use crate::auth::{Credentials, ProvenPeer};
 use crate::{
-    AcceptLimits, ArrivedPeer, Endpoints, FrameStream, ListenError, PeerReceiver, Stream, accept,
+    ANY_INDEX, AcceptLimits, ArrivedPeer, Endpoints, FrameStream, ListenError, PeerReceiver,
+    Stream, accept,
 };
 
 /// A rendezvous at which the tasks of a cluster learn each other's addresses.
@@ -205,16 +206,6 @@ async fn revoked(proven: Option<&ProvenPeer>) -> AccessEvent {
     }
 }
 
-/// Returns whether a peer may be the task that it registers. One with an id may be any of its job.
-fn may_be(proven: Option<&ProvenPeer>, task: &RegisterTask) -> bool {
-    let index = match task.key {
-        TaskKey::Index { index } => index,
-        TaskKey::Id { .. } => u32::MAX,
-    };
-    let task = TaskId::new(task.job.as_str(), index);
-    proven.is_none_or(|proven| proven.principal.rights.permit(Role::Task {}, &task))
-}
-
 /// Takes the peers that have said hello.
 struct Door(Rc<RegistryServer>);
 
@@ -222,6 +213,16 @@ impl PeerReceiver for Door {
     /// A task sends its request together with its hello.
     fn wants_request(&self, hello: &Hello) -> bool {
         hello.role == (Role::Task {})
+    }
+
+    /// A task with an id may be given any index.
+    fn claimed_task(&self, _: &Hello, request: &Message) -> Option<TaskId> {
+        let Message::RegisterTask(task) = request else { return None };
+        let index = match task.key {
+            TaskKey::Index { index } => index,
+            TaskKey::Id { .. } => ANY_INDEX,
+        };
+        Some(TaskId::new(task.job.as_str(), index))
     }
 
     fn access(&self, event: AccessEvent) {
@@ -238,9 +239,6 @@ impl PeerReceiver for Door {
             Some(_) if self.0.connections.borrow().len() >= limit => {
                 let what = Detail::clipped("connections to the rendezvous");
                 Refusal::Busy { what, limit: limit as u64 }
-            }
-            Some(Message::RegisterTask(task)) if !may_be(proven.as_ref(), &task) => {
-                Refusal::Denied {}
             }
             Some(Message::RegisterTask(task)) => {
                 spawn_local(self.0.clone().attend(frames, hello, task, proven));

@@ -37,7 +37,9 @@ mod tls;
 mod tls;
 mod waiting;
 
-pub use accept::{AcceptLimits, ArrivedPeer, NoHello, PeerReceiver, ServicePeers, accept};
+pub use accept::{
+    ANY_INDEX, AcceptLimits, ArrivedPeer, NoHello, PeerReceiver, ServicePeers, accept,
+};
 pub use adaptive_spin::{AdaptiveSpin, SpinLimits, SpinWait};
 pub use cluster_rendezvous::ClusterRendezvous;
 pub use connect_race::AttemptEnd;

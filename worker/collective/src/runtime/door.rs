@@ -13,8 +13,8 @@ use pushpull_common::protocol::message::{
 };
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{FrameReader, Message, Refusal};
-use pushpull_net::auth::{AccessReport, ProvenPeer};
-use pushpull_net::{ArrivedPeer, DetachedStream, FrameStream, PeerReceiver, Stream};
+use pushpull_net::auth::AccessReport;
+use pushpull_net::{ANY_INDEX, ArrivedPeer, DetachedStream, FrameStream, PeerReceiver, Stream};
 use tokio::sync::Notify;
 
 use super::peer;
@@ -88,6 +88,11 @@ impl PeerReceiver for Door {
         hello.role == (Role::Rank {})
     }
 
+    fn claimed_task(&self, hello: &Hello, request: &Message) -> Option<TaskId> {
+        let Message::RingJoin(join) = request else { return None };
+        Some(TaskId::new(hello.job.as_str(), join.index.unwrap_or(ANY_INDEX)))
+    }
+
     fn access(&self, event: AccessEvent) {
         self.0.access.report(&event);
     }
@@ -100,23 +105,12 @@ impl PeerReceiver for Door {
             _ = refuse(frames, Refusal::Role { role: hello.role.code(), kind: 1 }).await;
             return;
         };
-        if !may_join(proven.as_ref(), &hello, &request) {
-            _ = refuse(frames, Refusal::Denied {}).await;
-            return;
-        }
         let state = self.0.clone();
         tokio::task::spawn_local(async move {
             let revoked = state.access.revoked(proven.as_ref());
             _ = serve(&state, frames, hello, origin, request, revoked).await;
         });
     }
-}
-
-/// Returns whether a peer may have the index that it asks for. One that asks for none may get any.
-fn may_join(proven: Option<&ProvenPeer>, hello: &Hello, request: &Message) -> bool {
-    let Message::RingJoin(join) = request else { return true };
-    let task = TaskId::new(hello.job.as_str(), join.index.unwrap_or(u32::MAX));
-    proven.is_none_or(|proven| proven.principal.rights.permit(Role::Rank {}, &task))
 }
 
 async fn serve(

@@ -15,8 +15,8 @@ pub(super) const UNSENT_MAX: usize = 2 * pushpull_common::protocol::limits::RING
 /// The time for which a peer may read nothing of what is sent to it.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Proves who this side is when it says hello, and exchanges messages until the connection ends or nobody has messages to send any more. Returns
-/// the cause of the end.
+/// Proves who this side is when it says hello, and exchanges messages until the connection ends or
+/// nobody has messages to send any more. Returns the cause of the end.
 pub(super) async fn exchange(
     mut frames: FrameStream,
     credentials: Option<&Credentials>,
