@@ -2,19 +2,12 @@
 //! it signs.
 
 use std::error::Error;
-use std::fs::{self, OpenOptions};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::fs;
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use pushpull::security::new_secret;
-use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, SanType, date_time_ymd,
-};
 
+use super::authority::{Authority, at, write_new};
 use super::options::local_path;
 use super::output::print_lines;
 
@@ -69,99 +62,25 @@ pub(crate) fn run(command: &CertCommand) -> Result<(), Box<dyn Error>> {
 fn new_authority(options: &NewAuthority) -> Result<(), Box<dyn Error>> {
     let directory = &options.directory;
     fs::create_dir_all(directory).map_err(|error| at(directory, &error))?;
-    let name = format!("pushpull authority {}", &new_secret()?[..16]);
-    let key = KeyPair::generate()?;
-    let mut params = authority_params(&name);
-    (params.not_before, params.not_after) = validity(options.days);
-    let certificate = params.self_signed(&key)?;
+    let authority = Authority::new(options.days)?;
     // The key first: an authority that was begun without one is not taken for one.
     let key_path = directory.join("ca.key");
-    write_new(&key_path, &key.serialize_pem(), 0o600)?;
+    write_new(&key_path, &authority.key(), 0o600)?;
     let path = directory.join("ca.pem");
-    write_new(&path, &format!("{NAME_LINE}{name}\n{}", certificate.pem()), 0o644)?;
+    write_new(&path, &authority.certificate, 0o644)?;
     Ok(print_lines(&format!("{}\n{}", path.display(), key_path.display()))?)
 }
 
 fn new_certificate(options: &NewCertificate) -> Result<(), Box<dyn Error>> {
-    let directory = &options.directory;
-    let issuer = read_authority(directory)?;
-    let mut params = CertificateParams::default();
-    for task in &options.task {
-        params.subject_alt_names.push(SanType::URI(task.as_str().try_into()?));
-    }
-    for host in &options.host {
-        params.subject_alt_names.push(match host.parse() {
-            Ok(address) => SanType::IpAddress(address),
-            Err(_) => {
-                let name = host.as_str().try_into();
-                SanType::DnsName(name.map_err(|error| format!("--host {host}: {error}"))?)
-            }
-        });
-    }
-    let first = options.task.first().or(options.host.first()).map_or("", String::as_str);
-    params.distinguished_name.push(DnType::CommonName, first);
-    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-    params.extended_key_usages =
-        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-    (params.not_before, params.not_after) = validity(options.days);
-    let key = KeyPair::generate()?;
-    let certificate = params.signed_by(&key, &issuer)?;
-    let name = options.name.clone().unwrap_or_else(|| name_of(first));
+    let NewCertificate { directory, task, host, name, days } = options;
+    let authority = Authority::read(directory)?;
+    let first = task.first().or(host.first()).map_or("", String::as_str);
+    let name = name.clone().unwrap_or_else(|| name_of(first));
     if name == "ca" {
         return Err("the files ca.pem and ca.key are those of the authority: give --name".into());
     }
-    let path = directory.join(format!("{name}.pem"));
-    let key_path = directory.join(format!("{name}.key"));
-    // Processes that use the files read both again when they change. Between the two renames a key
-    // does not match, and they keep what they have.
-    replace(&key_path, &key.serialize_pem(), 0o600)?;
-    replace(&path, &certificate.pem(), 0o644)?;
+    let [path, key_path] = authority.sign(task, host, *days)?.write(directory, &name)?;
     Ok(print_lines(&format!("{}\n{}", path.display(), key_path.display()))?)
-}
-
-/// The line of `ca.pem` that has the name of the authority.
-const NAME_LINE: &str = "# ";
-
-fn authority_params(name: &str) -> CertificateParams {
-    let mut params = CertificateParams::default();
-    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    params.distinguished_name.push(DnType::CommonName, name);
-    params
-}
-
-/// Reads what signs certificates from the directory of an authority.
-fn read_authority(directory: &Path) -> Result<Issuer<'static, KeyPair>, Box<dyn Error>> {
-    let read = |name: &str| {
-        let path = directory.join(name);
-        fs::read_to_string(&path).map_err(|error| match error.kind() {
-            ErrorKind::NotFound => {
-                format!(
-                    "{}: there is no authority; create one by pushpull cert new-ca",
-                    path.display()
-                )
-            }
-            _ => at(&path, &error),
-        })
-    };
-    let (certificate, key) = (read("ca.pem")?, read("ca.key")?);
-    let name = certificate.lines().next().and_then(|line| line.strip_prefix(NAME_LINE));
-    let Some(name) = name else {
-        let path = directory.join("ca.pem");
-        return Err(format!("{}: no authority of pushpull cert new-ca", path.display()).into());
-    };
-    let key = KeyPair::from_pem(&key)
-        .map_err(|error| format!("{}: {error}", directory.join("ca.key").display()))?;
-    Ok(Issuer::new(authority_params(name), key))
-}
-
-/// Returns the begin and the end of a number of days from now. Clocks of other hosts may be an hour
-/// behind.
-fn validity(days: u32) -> (time::OffsetDateTime, time::OffsetDateTime) {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let at = |since: Duration| date_time_ymd(1970, 1, 1) + since;
-    let end = now + Duration::from_secs(86_400 * u64::from(days));
-    (at(now.saturating_sub(Duration::from_secs(3600))), at(end))
 }
 
 /// Returns the name of the files of a task or a host.
@@ -193,28 +112,6 @@ fn file_name(text: &str) -> Result<String, String> {
         true => Err("expected the name of a file, without its end".to_owned()),
         false => Ok(text.to_owned()),
     }
-}
-
-fn at(path: &Path, error: &std::io::Error) -> String {
-    format!("{}: {error}", path.display())
-}
-
-/// Writes a file that must not exist.
-fn write_new(path: &Path, text: &str, mode: u32) -> Result<(), String> {
-    let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
-    let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
-    written.map_err(|error| at(path, &error))
-}
-
-/// Writes a file, in place of the one that is there.
-fn replace(path: &Path, text: &str, mode: u32) -> Result<(), String> {
-    let mut draft = path.as_os_str().to_owned();
-    draft.push(".new");
-    let draft = PathBuf::from(draft);
-    // Of a command that was killed.
-    let _ = fs::remove_file(&draft);
-    write_new(&draft, text, mode)?;
-    fs::rename(&draft, path).map_err(|error| at(path, &error))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! create what tasks prove themselves with, and `pushpull admin` administers a running training.
 
 mod admin;
+mod authority;
 mod bench;
 mod cert;
 mod devices;

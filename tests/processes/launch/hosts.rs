@@ -9,7 +9,7 @@ use std::process::Command;
 use pushpull::{ClusterSpec, TaskId};
 use rustix::process::Signal;
 
-use super::{Running, is_alive, launch, run, wait_for_empty_groups, wait_for_ends};
+use super::{Running, is_alive, launch, run, run_command, wait_for_empty_groups, wait_for_ends};
 
 #[path = "../../support/hosts.rs"]
 #[allow(dead_code, reason = "the launchers use more of it")]
@@ -209,13 +209,23 @@ fn a_cluster_on_three_hosts_trains() {
     let program = std::env::current_exe().unwrap();
     let line = ["--hosts=10.77.0.1:2,10.77.0.2:2,10.77.0.3:1", "--num-ps=2", "--num-workers=3"];
     let agent = ["--agent", agent.to_str().unwrap(), "--ps-daemon", "--no-flags"];
-    let daemon = ["--ps-args", "--insecure --last-step 200", "--", program.to_str().unwrap()];
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys");
+    let program = ["--", program.to_str().unwrap()];
     let task = super::trains::TASK;
-    let (code, output, errors) = run(&[&line[..], &agent, &daemon, &task].concat());
-    assert_eq!(code, 0, "{output}\n{errors}");
-    assert_eq!(super::trains::pushed(&output, 3), 200, "{output}");
-    for task in 0..2 {
-        let line = format!("task=ps:{task} incarnation=0 pushpull-ps: task {task} is done");
-        assert!(output.contains(&line), "{output}");
+    let insecure = ["--ps-args", "--insecure --last-step 200"];
+    let secure = ["--secure", keys.to_str().unwrap(), "--ps-args", "--last-step 200"];
+    for safety in [&insecure[..], &secure] {
+        let mut command = launch(&[&line[..], &agent, safety, &program, &task].concat());
+        if safety.contains(&"--secure") {
+            command.env(super::trains::KEYS, &keys);
+        }
+        let (code, output, errors) = run_command(&mut command);
+        assert_eq!(code, 0, "{output}\n{errors}");
+        assert_eq!(super::trains::pushed(&output, 3), 200, "{output}");
+        for task in 0..2 {
+            let line = format!("task=ps:{task} incarnation=0 pushpull-ps: task {task} is done");
+            assert!(output.contains(&line), "{output}");
+        }
     }
 }

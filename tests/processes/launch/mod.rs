@@ -22,7 +22,12 @@ fn launch(arguments: &[&str]) -> Command {
 
 /// Runs a launch to its end. Returns its exit code, output and errors.
 fn run(arguments: &[&str]) -> (i32, String, String) {
-    let output = launch(arguments).output().unwrap();
+    run_command(&mut launch(arguments))
+}
+
+/// Runs the command of a launch to its end.
+fn run_command(command: &mut Command) -> (i32, String, String) {
+    let output = command.output().unwrap();
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     let code = output.status.code().expect("the launcher ends by itself");
     (code, text(&output.stdout), text(&output.stderr))

@@ -1,18 +1,23 @@
 //! Launched clusters that train, with daemons and with the example `digits`.
 
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use pushpull::blocking::Worker;
+use pushpull::security::CredentialFiles;
 use pushpull::{ClusterSpec, VariableSpec, WorkerConfig};
 use serde_json::Value;
 
-use super::{launch, run};
+use super::{launch, run, run_command};
 use crate::test_process::{LONG, TestProcess};
 
 /// The arguments by which a process of this file is [`task_of_the_environment`].
 pub(super) const TASK: [&str; 4] =
     ["--exact", "launch::trains::task_of_the_environment", "--ignored", "--nocapture"];
+
+/// The variable with the directory of a secure launch.
+pub(super) const KEYS: &str = "PUSHPULL_LAUNCH_TEST_KEYS";
 
 /// A worker that finds its cluster and its place in `TF_CONFIG`, and trains to the last step.
 #[test]
@@ -21,7 +26,11 @@ fn task_of_the_environment() {
     let config = std::env::var("TF_CONFIG").unwrap();
     let cluster = ClusterSpec::from_json(&config).unwrap();
     let task = ClusterSpec::task_of_json(&config).unwrap().unwrap();
-    let config = WorkerConfig::new(cluster, task.clone());
+    let mut config = WorkerConfig::new(cluster, task.clone());
+    if let Some(keys) = std::env::var_os(KEYS).map(PathBuf::from) {
+        let files = CredentialFiles::new().authority(keys.join("ca.pem"));
+        config = config.credentials(files.tokens(keys.join("tokens")).open().unwrap());
+    }
     let config = config.connect_timeout(LONG / 4).timeout(LONG / 4).save_timeout(LONG / 4);
     let mut worker = Worker::connect(config).unwrap();
     worker.join(&[VariableSpec::f32("w", [10]).unwrap()], |_| ()).unwrap();
@@ -106,9 +115,25 @@ fn check_result(line: &str, steps: u64) {
 #[test]
 fn one_program_has_both_roles() {
     let Some(digits) = digits() else { return };
-    let digits = digits.to_str().unwrap();
-    let line = ["--num-ps", "2", "--num-workers", "3", "--", digits, "--steps", "300"];
-    let (code, output, errors) = run(&line);
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys");
+    // The second launch replaces the keys of the first.
+    for secure in [&[][..], &["--secure", keys.to_str().unwrap()], &["--secure", "keys"]] {
+        check_both_roles(digits.to_str().unwrap(), secure, folder.path());
+    }
+    // Others cannot read them, and a directory that they can enter is refused.
+    std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o755)).unwrap();
+    let (code, output, errors) = run(&["--secure", keys.to_str().unwrap(), "--", "true"]);
+    assert_eq!(code, 1, "{output}");
+    assert!(errors.contains("keys: it is not a private folder of this user"), "{errors}");
+    assert!(!output.contains("started"), "{output}");
+}
+
+/// Trains with a program in both roles. What is launched is secure with `secure`.
+fn check_both_roles(digits: &str, secure: &[&str], folder: &Path) {
+    let line = ["--num-ps", "2", "--num-workers", "3"];
+    let line = [&line[..], secure, &["--", digits, "--steps", "300"]].concat();
+    let (code, output, errors) = run_command(launch(&line).current_dir(folder));
     assert_eq!(code, 0, "{output}\n{errors}");
     let lines: Vec<&str> = output.lines().collect();
     assert!(lines[0].starts_with("--ps_hosts=127.0.0.1:"), "{output}");

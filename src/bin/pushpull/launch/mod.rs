@@ -2,11 +2,12 @@
 //! again, and ends all of them together.
 //!
 //! `plan` and `hosts` decide what runs where, and `supervisor` when it starts and ends: they are pure.
-//! `ports`, `sync` and `program` prepare, `process` has one start of a task, and `output` the thread
+//! `ports`, `keys`, `sync` and `program` prepare, `process` has one start of a task, and `output` the thread
 //! that writes. `child` is the process that becomes a task; `remote` is its shell on another host.
 
 mod child;
 mod hosts;
+mod keys;
 mod lines;
 mod options;
 mod output;
@@ -35,6 +36,7 @@ pub(crate) use options::LaunchOptions;
 use super::options::EndSignals;
 use super::output::{print_error, print_lines};
 use hosts::{HostSlots, Place};
+use options::HostOptions;
 use output::{LogFile, Printer};
 use plan::{Plan, PlannedTask};
 use ports::HeldPorts;
@@ -61,13 +63,18 @@ pub(crate) fn run(options: &LaunchOptions) -> Result<ExitCode, Box<dyn Error>> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    if let Some(directory) = &options.hosts.sync {
-        let hosts = &options.hosts;
-        let say = |line: &str| {
-            // A copy goes on without readers.
-            let _ = print_lines(line);
-        };
-        sync::copy_to_hosts(directory, &hosts.hosts, &hosts.agent, say)?;
+    let say = |line: &str| {
+        // A copy goes on without readers.
+        let _ = print_lines(line);
+    };
+    let HostOptions { hosts, agent, sync, .. } = &options.hosts;
+    if let Some(keys) = &launch.plan.keys {
+        let created = keys.create(&launch.plan.ps_hosts());
+        created.map_err(|error| format!("--secure: {error}"))?;
+        sync::copy_to_hosts("--secure", keys.directory(), hosts, agent, say)?;
+    }
+    if let Some(directory) = sync {
+        sync::copy_to_hosts("--sync", directory, hosts, agent, say)?;
     }
     let logs = launch.logs(options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -120,6 +120,9 @@ pub(super) struct OutputOptions {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Hosts")]
 pub(super) struct HostOptions {
+    /// Directory for new TLS keys and an access token, which the tasks get [default: none]
+    #[arg(long, value_name = "DIR", value_parser = local_path())]
+    pub(super) secure: Option<PathBuf>,
     /// Hosts of the tasks, each with its number of tasks [default: this machine]
     #[arg(long, value_name = "HOST:N,...", value_delimiter = ',')]
     pub(super) hosts: Vec<HostSlots>,
@@ -205,7 +208,8 @@ fn seconds(min: i64) -> clap::builder::RangedI64ValueParser<u32> {
 const DETAILS: &str = "\
 Tasks:
   Each task gets --ps_hosts, --worker_hosts, --job_name and --task_index behind its arguments, and
-  the same in TF_CONFIG. In arguments, {job} and {index} stand for the task. Each line of a task is
+  the same in TF_CONFIG. With --secure it gets --tls-ca and --tokens too, and a ps task --tls-cert
+  and --tls-key. In arguments, {job} and {index} stand for the task. Each line of a task is
   printed and logged behind its name and its incarnation, the number of its start.
 
 Ends:
@@ -221,4 +225,4 @@ Examples:
   pushpull launch job.toml
   pushpull launch --num-ps 2 --num-workers 3 -- target/release/digits --steps 2000
   pushpull launch --num-workers 3 --ps-daemon --ps-args '--last-step 2000' -- python train.py
-  pushpull launch --num-ps 2 --num-workers 6 --hosts a:4,b:4 --sync ~/job -- ./train";
+  pushpull launch --num-ps 2 --num-workers 6 --hosts a:4,b:4 --secure keys --sync ~/job -- ./train";

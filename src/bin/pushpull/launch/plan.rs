@@ -1,11 +1,13 @@
 //! [`Plan`]: the cluster of a launch, and the command of each of its tasks. It starts nothing.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::error::Error;
 
-use pushpull::error::ClusterError;
 use pushpull::{ClusterSpec, TaskId};
 use serde_json::json;
 
+use super::keys::LaunchKeys;
 use super::options::{LaunchOptions, ProgramOptions, Words};
 
 /// A task with its command.
@@ -26,19 +28,21 @@ pub(super) struct Plan {
     pub(super) hosts_flags: Vec<String>,
     /// The ps tasks, then the workers, each in the order of their indices.
     pub(super) tasks: Vec<PlannedTask>,
+    /// What the tasks prove themselves with.
+    pub(super) keys: Option<LaunchKeys>,
 }
 
 impl Plan {
     /// Plans a cluster at these addresses. `daemon` is the path of `pushpull-ps`.
     ///
     /// # Errors
-    /// Returns an error if the addresses make no cluster.
+    /// Returns an error if the addresses make no cluster, or there is no current directory.
     pub(super) fn new(
         options: &LaunchOptions,
         ps: &[String],
         workers: &[String],
         daemon: &str,
-    ) -> Result<Plan, ClusterError> {
+    ) -> Result<Plan, Box<dyn Error>> {
         let cluster = ClusterSpec::builder().job(TaskId::PS_JOB, ps);
         let cluster = match workers.is_empty() {
             true => cluster,
@@ -48,7 +52,8 @@ impl Plan {
         if !workers.is_empty() {
             hosts_flags.push(format!("--worker_hosts={}", workers.join(",")));
         }
-        let mut plan = Plan { cluster: cluster.build()?, hosts_flags, tasks: Vec::new() };
+        let keys = options.hosts.secure.as_deref().map(LaunchKeys::new).transpose()?;
+        let mut plan = Plan { cluster: cluster.build()?, hosts_flags, tasks: Vec::new(), keys };
         let of_job = |count: usize, task: fn(u32) -> TaskId| (0..).take(count).map(task);
         let started = if options.program.is_empty() { 0 } else { workers.len() };
         let tasks = of_job(ps.len(), TaskId::ps).chain(of_job(started, TaskId::worker));
@@ -75,6 +80,7 @@ impl Plan {
             command.extend(self.hosts_flags.iter().cloned());
             command.push(format!("--job_name={}", task.job));
             command.push(format!("--task_index={}", task.index));
+            command.extend(self.keys.iter().flat_map(|keys| keys.flags(is_ps)));
         }
         let tf_config = json!({
             "cluster": self.addresses(),
@@ -88,6 +94,17 @@ impl Plan {
         // The text is JSON by the contract of `to_json`; a text is what is shown otherwise.
         let text = self.cluster.to_json();
         serde_json::from_str(&text).unwrap_or(serde_json::Value::String(text))
+    }
+
+    /// Returns the hosts of the ps tasks, each once.
+    pub(super) fn ps_hosts(&self) -> Vec<String> {
+        let ps = self.cluster.tasks().filter(|(task, _)| &*task.job == TaskId::PS_JOB);
+        let host = |address: &str| {
+            let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+            host.trim_matches(['[', ']']).to_owned()
+        };
+        let hosts: BTreeSet<String> = ps.map(|(_, address)| host(address)).collect();
+        hosts.into_iter().collect()
     }
 
     /// Returns the cluster as text: as flags, and as JSON.
@@ -167,6 +184,22 @@ mod tests {
         assert_eq!(planned(&line), [ps, "train"]);
         let alone = "bin/pushpull-ps --ps_hosts=p:1 --job_name=ps --task_index=0";
         assert_eq!(planned(&["--num-workers=0"]), [alone]);
+    }
+
+    #[test]
+    fn every_task_gets_the_keys_of_its_job() {
+        let line = ["--secure=/keys", "--ps-daemon", "--num-workers=2", "--", "train"];
+        let hosts = "--ps_hosts=p:1 --worker_hosts=w:1,w:2";
+        let keys = "--tls-ca=/keys/ca.pem --tokens=/keys/tokens";
+        let own = "--tls-cert=/keys/ps.pem --tls-key=/keys/ps.key";
+        let expected = [
+            format!("bin/pushpull-ps {hosts} --job_name=ps --task_index=0 {keys} {own}"),
+            format!("train {hosts} --job_name=worker --task_index=0 {keys}"),
+            format!("train {hosts} --job_name=worker --task_index=1 {keys}"),
+        ];
+        assert_eq!(planned(&line), expected);
+        let line = [&["--no-flags"], &line[..]].concat();
+        assert_eq!(planned(&line)[1], "train");
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub(super) fn agent_command(Words(agent): &Words, host: &HostSlots, line: &str) 
     command
 }
 
-/// Copies a directory to the same path of each host. Prints a line for each.
+/// Copies the directory of this flag to the same path of each host. Prints a line for each.
 ///
 /// A host that shares the directory, by NFS for example, is left out: a file would be overwritten by
 /// what has just been read of it. A file in the directory, which the host sees or not, tells which.
@@ -25,12 +25,13 @@ pub(super) fn agent_command(Words(agent): &Words, host: &HostSlots, line: &str) 
 /// # Errors
 /// Returns an error that names the directory or the host.
 pub(super) fn copy_to_hosts(
+    flag: &str,
     directory: &Path,
     hosts: &[HostSlots],
     agent: &Words,
     mut say: impl FnMut(&str),
 ) -> Result<(), String> {
-    let blame = |error: &dyn std::fmt::Display| format!("--sync {}: {error}", directory.display());
+    let blame = |error: &dyn std::fmt::Display| format!("{flag} {}: {error}", directory.display());
     let path = directory.canonicalize().map_err(|error| blame(&error))?;
     let path = path.to_str().ok_or_else(|| blame(&"the path is no text in UTF-8"))?;
     let marker = Marker::new(path).map_err(|error| blame(&error))?;
