@@ -1,7 +1,7 @@
 //! Push audits in asynchronous mode: the step owner asks the other shards which gradients of an
 //! absent client they have applied, and they answer. The reasons are in `aggregate::push_audit`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use pushpull_common::ids::{ClientEpoch, Sequence, ShardId, TaskId, TokenId};
@@ -183,20 +183,27 @@ impl Shard {
             return None;
         }
         let tokens = self.steps.asynchronous_tokens()?;
-        // A push that is complete here may be missing on another shard.
-        let holds = tokens.ledger.count_of(client) > 0;
+        // A push of this run that is complete here may be missing on another shard. One of a run
+        // before belongs to the server, and has been reported.
+        let is_incomplete = |token| !self.intake.is_whole(token);
+        let holds = tokens.ledger.of(client).any(|held| is_incomplete(held.token))
+            || self.intake.whole_gradients(&[client]).next().is_some();
         let has_pushed = entry.window.applied().next().is_some();
         (holds || has_pushed || tokens.audits.has(client)).then_some(client)
     }
 
     /// Returns the gradients of a client that may be on some shards only: the last one that this
-    /// shard has applied, and those whose tokens the client holds.
+    /// shard has applied, those that are complete here, and those whose tokens the client holds.
     fn unknown_pushes(&self, client: ClientKey, unasked: &[ShardId]) -> Vec<PartlyAppliedPush> {
-        let own = self.applied_pushes(&[client]);
+        let clients = [client];
+        let own = self.applied_pushes(&clients);
         let last = own.applied.into_values().next_back();
+        let whole = self.intake.whole_gradients(&clients).map(|push| push.token);
+        let here: BTreeSet<TokenId> = whole.chain(last).collect();
         let held = self.steps.tokens_of(client).map(|held| held.token);
         let held = held.filter(|&token| !self.intake.is_whole(token));
-        let all = last.map(|token| (token, true)).into_iter().chain(held.map(|t| (t, false)));
+        let here = here.into_iter().map(|token| (token, true));
+        let all = here.chain(held.map(|token| (token, false)));
         all.map(|(token, is_here)| PartlyAppliedPush {
             token,
             applied: if is_here { vec![self.id] } else { vec![] },

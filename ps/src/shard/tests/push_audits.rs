@@ -291,6 +291,8 @@ fn a_run_that_ends_while_its_push_is_complete_but_not_applied_spends_its_token_o
             let refusal = cluster.world.try_join(0, &mut newer).unwrap_err();
             assert!(matches!(refusal, Refusal::Busy { .. }), "{refusal}");
             while cluster.deliver() {}
+            // Nobody waits for the push of the run before.
+            cluster.world.try_join(0, &mut newer).unwrap();
             vec![]
         };
         let missing = if is_chief { vec![] } else { vec![OTHER] };
