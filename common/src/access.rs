@@ -42,9 +42,17 @@ impl AccessRights {
     /// The functions of a task train under a name of their own, which belongs to the task.
     pub fn permit(&self, role: Role, task: &TaskId) -> bool {
         let may_lead = self.first_is_chief && role == (Role::Chief {}) && task.index == 0;
-        let task = task.of_functions().unwrap_or_else(|| task.clone()).to_string();
-        let is_task = self.tasks.is_empty() || self.tasks.iter().any(|of| of.matches(&task));
-        (self.roles.contains(role) || may_lead) && is_task
+        let task = task.of_functions().unwrap_or_else(|| task.clone());
+        (self.roles.contains(role) || may_lead) && self.name_task(&task.to_string())
+    }
+
+    /// Returns whether the principal may connect in a role as every task of a job.
+    pub fn permit_every(&self, role: Role, job: &str) -> bool {
+        self.roles.contains(role) && self.name_task(&format!("/job:{job}/task:*"))
+    }
+
+    fn name_task(&self, task: &str) -> bool {
+        self.tasks.is_empty() || self.tasks.iter().any(|of| of.matches(task))
     }
 
     /// Returns whether the principal may call a function.

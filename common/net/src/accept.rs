@@ -83,8 +83,42 @@ pub enum NoHello {
     Denied,
 }
 
-/// The index of a task that asks for none, and may be given any.
-pub const ANY_INDEX: u32 = u32::MAX;
+/// The task that a peer wants to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClaimedTask {
+    /// This one.
+    One(TaskId),
+    /// Whichever one of the job it is given.
+    Any {
+        /// The job.
+        job: String,
+    },
+}
+
+impl ClaimedTask {
+    /// Returns a task of a job, or any of it without an index.
+    pub fn of(job: &str, index: Option<u32>) -> ClaimedTask {
+        match index {
+            Some(index) => ClaimedTask::One(TaskId::new(job, index)),
+            None => ClaimedTask::Any { job: job.to_owned() },
+        }
+    }
+
+    /// Returns why a principal may not be this task in a role, if it may not.
+    pub fn fault(&self, principal: &Principal, role: Role) -> Option<String> {
+        let Principal { name, rights } = principal;
+        match self {
+            ClaimedTask::One(task) if !rights.permit(role, task) => {
+                let task = task.to_string();
+                Some(format!("{name} may not be {task:?}, which it asks to be"))
+            }
+            ClaimedTask::Any { job } if !rights.permit_every(role, job) => {
+                Some(format!("{name} may not be every task of the job {job:?}, and asks to be any"))
+            }
+            _ => None,
+        }
+    }
+}
 
 /// Takes the peers that have said hello.
 pub trait PeerReceiver {
@@ -96,9 +130,9 @@ pub trait PeerReceiver {
         false
     }
 
-    /// Returns the task that a peer asks to be, other than by its hello. It is denied if its proof
-    /// does not give it that task. [`ANY_INDEX`] stands for whatever index it is given.
-    fn claimed_task(&self, hello: &Hello, request: &Message) -> Option<TaskId> {
+    /// Returns the task that the first request of a peer claims. The gate denies the peer if its
+    /// principal may not be that task.
+    fn claimed_task(&self, hello: &Hello, request: &Message) -> Option<ClaimedTask> {
         let _ = (hello, request);
         None
     }
@@ -401,15 +435,6 @@ async fn send_refusal(
     frames.send(&frame).await
 }
 
-/// Returns why a principal may not be a task in a role, if it may not.
-fn not_given(principal: &Principal, role: Role, task: &TaskId) -> Option<String> {
-    let name = &principal.name;
-    (!principal.rights.permit(role, task)).then(|| match task.index {
-        ANY_INDEX => format!("{name} may not have every index of the job {}", task.job),
-        _ => format!("{name} may not be the task that it asks for"),
-    })
-}
-
 /// Returns where the peer is.
 fn origin_of(stream: &Stream) -> PeerOrigin {
     match stream.addresses() {
@@ -475,8 +500,7 @@ impl<R: PeerReceiver> WaitingConnection<R> {
                 return Err(NoGreeting::Closed);
             }
             Err(NotProven::Denied(cause)) => {
-                let task = TaskId::new(hello.job.as_str(), hello.task);
-                return Err(self.deny(&mut frames, &header, (hello.role, task), cause).await);
+                return Err(self.deny(&mut frames, &header, &hello, cause).await);
             }
         };
         let mut request = None;
@@ -484,10 +508,10 @@ impl<R: PeerReceiver> WaitingConnection<R> {
             frames.open();
             let message = frames.next().await?.1;
             if let Some(proven) = &proven
-                && let Some(task) = gate.receiver.claimed_task(&hello, &message)
-                && let Some(cause) = not_given(&proven.principal, hello.role, &task)
+                && let Some(claimed) = gate.receiver.claimed_task(&hello, &message)
+                && let Some(cause) = claimed.fault(&proven.principal, hello.role)
             {
-                return Err(self.deny(&mut frames, &header, (hello.role, task), cause).await);
+                return Err(self.deny(&mut frames, &header, &hello, cause).await);
             }
             request = Some(message);
         }
@@ -500,10 +524,11 @@ impl<R: PeerReceiver> WaitingConnection<R> {
         &self,
         frames: &mut FrameStream,
         header: &Header,
-        claim: (Role, TaskId),
+        hello: &Hello,
         cause: String,
     ) -> NoGreeting {
-        self.count_failure(Some(claim), cause).await;
+        let task = TaskId::new(hello.job.as_str(), hello.task);
+        self.count_failure(Some((hello.role, task)), cause).await;
         // It may have closed the connection.
         let _ = send_refusal(frames, header.request, Refusal::Denied {}).await;
         NoGreeting::Denied

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use pushpull_common::access::AccessEvent;
 use pushpull_common::cluster::ClusterSize;
-use pushpull_common::ids::TaskId;
 use pushpull_common::protocol::message::{Hello, Refused, RegisterTask, Role, TaskKey};
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{BodyStamp, Envelope, Message, Refusal, encode};
@@ -21,7 +20,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::auth::{Credentials, ProvenPeer};
 use crate::{
-    ANY_INDEX, AcceptLimits, ArrivedPeer, Endpoints, FrameStream, ListenError, PeerReceiver,
+    AcceptLimits, ArrivedPeer, ClaimedTask, Endpoints, FrameStream, ListenError, PeerReceiver,
     Stream, accept,
 };
 
@@ -216,13 +215,13 @@ impl PeerReceiver for Door {
     }
 
     /// A task with an id may be given any index.
-    fn claimed_task(&self, _: &Hello, request: &Message) -> Option<TaskId> {
+    fn claimed_task(&self, _: &Hello, request: &Message) -> Option<ClaimedTask> {
         let Message::RegisterTask(task) = request else { return None };
         let index = match task.key {
-            TaskKey::Index { index } => index,
-            TaskKey::Id { .. } => ANY_INDEX,
+            TaskKey::Index { index } => Some(index),
+            TaskKey::Id { .. } => None,
         };
-        Some(TaskId::new(task.job.as_str(), index))
+        Some(ClaimedTask::of(task.job.as_str(), index))
     }
 
     fn access(&self, event: AccessEvent) {

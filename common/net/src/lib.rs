@@ -38,7 +38,7 @@ mod tls;
 mod waiting;
 
 pub use accept::{
-    ANY_INDEX, AcceptLimits, ArrivedPeer, NoHello, PeerReceiver, ServicePeers, accept,
+    AcceptLimits, ArrivedPeer, ClaimedTask, NoHello, PeerReceiver, ServicePeers, accept,
 };
 pub use adaptive_spin::{AdaptiveSpin, SpinLimits, SpinWait};
 pub use cluster_rendezvous::ClusterRendezvous;

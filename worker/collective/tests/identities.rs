@@ -15,7 +15,8 @@ use std::time::Duration;
 use pushpull_collective::{Launch, Reduction, RingConfig, RingError, Transport, blocking};
 use pushpull_common::access::AccessEvent;
 use pushpull_common::error::Chain;
-use pushpull_common::protocol::message::{Hello, RankAddresses, RingJoin, Role};
+use pushpull_common::identity::Identity;
+use pushpull_common::protocol::message::{Heartbeat, Hello, RankAddresses, RingJoin, Role};
 use pushpull_common::protocol::wire::{List, Text};
 use pushpull_common::protocol::{Envelope, FrameReader, Message, Refusal};
 use pushpull_net::auth::{CredentialFiles, Credentials, say_hello};
@@ -23,6 +24,7 @@ use pushpull_net::{Connector, FrameStream};
 
 use self::support::{frame, hello};
 
+const LEASE: Duration = Duration::from_secs(10);
 const WAIT: Duration = Duration::from_secs(60);
 
 /// Returns the entry of a rank: the token that lets it have this index.
@@ -68,7 +70,7 @@ fn config(rank: u32, ranks: u32, address: &str, keys: &Keys) -> RingConfig {
         .rendezvous(address)
         .transport(Transport::Tcp)
         .credentials(keys.open(rank))
-        .lease(Duration::from_secs(10))
+        .lease(LEASE)
         .join_timeout(WAIT)
 }
 
@@ -77,7 +79,7 @@ fn join(index: Option<u32>) -> RingJoin {
     RingJoin {
         id: Text::clipped("forged"),
         index,
-        size: 2,
+        size: 3,
         host: Text::clipped("elsewhere"),
         addresses: RankAddresses::default(),
         epoch: 0,
@@ -85,8 +87,8 @@ fn join(index: Option<u32>) -> RingJoin {
     }
 }
 
-/// Says hello as one task and asks for the index of another. Returns whether that is denied at once.
-fn is_denied(address: &str, own: &Credentials, task: u32, index: Option<u32>) -> bool {
+/// Says hello as one task and asks for these indices. Returns whether that ends the connection.
+fn is_denied(address: &str, own: &Credentials, task: u32, indices: &[Option<u32>]) -> bool {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let connected = loop {
@@ -97,49 +99,59 @@ fn is_denied(address: &str, own: &Credentials, task: u32, index: Option<u32>) ->
             }
         };
         let mut frames = FrameStream::new(connected.stream, FrameReader::new());
-        let hello = Hello { task, ..hello(Role::Rank {}) };
+        // The facts on which all ranks agree.
+        let facts = Identity::new().with_protocol();
+        let facts = facts.with("lease", format!("{} ms", LEASE.as_millis()));
+        let identity = facts.with("crate", env!("CARGO_PKG_VERSION")).to_wire();
+        let hello = Hello { task, identity, ..hello(Role::Rank {}) };
         say_hello(&mut frames, Some(own), Envelope::default(), hello).await.unwrap();
-        frames.send(&frame(join(index))).await.unwrap();
-        match frames.next().await.map(|(_, message)| message) {
-            Ok(Message::Refused(refused)) => refused.refusal == Refusal::Denied {},
-            Ok(_) => false,
-            Err(error) => panic!("{}", Chain(&error)),
+        let requests = indices.iter().flat_map(|&index| frame(join(index)));
+        let requests: Vec<u8> = requests.chain(frame(Heartbeat {})).collect();
+        frames.send(&requests).await.unwrap();
+        loop {
+            match frames.next().await.map(|(_, message)| message) {
+                Ok(Message::Refused(refused)) => {
+                    assert_eq!(refused.refusal, Refusal::Denied {}, "{indices:?}");
+                    return true;
+                }
+                Ok(Message::HeartbeatAnswer(_)) => return false,
+                Ok(_) => {}
+                Err(_) => return true,
+            }
         }
     })
 }
 
 #[test]
 fn a_rank_has_no_other_index_than_that_of_its_token() {
-    let keys = Keys::new(2);
+    let keys = Keys::new(3);
     let address = address();
+    let reduce = |rank| {
+        let mut ring = blocking::Ring::join(config(rank, 3, &address, &keys)).unwrap();
+        let mut values = [1.0_f32];
+        ring.all_reduce(&mut values, Reduction::Sum).unwrap();
+        assert_eq!((ring.rank(), values), (rank, [3.0]));
+        ring.leave();
+    };
     std::thread::scope(|scope| {
-        let first = scope.spawn(|| {
-            let mut ring = blocking::Ring::join(config(0, 2, &address, &keys)).unwrap();
-            let mut values = [1.0_f32];
-            ring.all_reduce(&mut values, Reduction::Sum).unwrap();
-            let rank = ring.rank();
-            ring.leave();
-            (rank, values)
-        });
-        for (task, index, denied) in [(1, Some(0), true), (1, None, true), (1, Some(1), false)] {
-            let found = is_denied(&address, &keys.open(1), task, index);
-            assert_eq!(found, denied, "the index {index:?} by the token of task {task}");
+        scope.spawn(|| reduce(0));
+        for (indices, denied) in [
+            (&[Some(0)][..], true),
+            (&[None], true),
+            (&[Some(1), Some(0)], true),
+            (&[Some(1)], false),
+        ] {
+            let found = is_denied(&address, &keys.open(1), 1, indices);
+            assert_eq!(found, denied, "the indices {indices:?} by the token of task 1");
         }
         // Neither is a rank whose own file says that its token is another one's.
         let forger = Keys::new(1);
-        let stolen = entry(1).replace("/task:1", "/task:0");
-        write(&forger.path(0), &stolen);
-        let error = blocking::Ring::join(
-            config(0, 2, &address, &forger).join_timeout(Duration::from_secs(1)),
-        );
-        let error = Chain(&error.unwrap_err()).to_string();
+        write(&forger.path(0), &entry(1).replace("/task:1", "/task:0"));
+        let forged = config(0, 3, &address, &forger).join_timeout(Duration::from_secs(1));
+        let error = Chain(&blocking::Ring::join(forged).unwrap_err()).to_string();
         assert!(error.contains("denied"), "{error}");
-        let mut ring = blocking::Ring::join(config(1, 2, &address, &keys)).unwrap();
-        let mut values = [1.0_f32];
-        ring.all_reduce(&mut values, Reduction::Sum).unwrap();
-        assert_eq!((ring.rank(), values), (1, [2.0]));
-        ring.leave();
-        assert_eq!(first.join().unwrap(), (0, [2.0]));
+        scope.spawn(|| reduce(1));
+        reduce(2);
     });
 }
 

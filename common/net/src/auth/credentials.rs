@@ -13,6 +13,7 @@ use pushpull_common::ids::TaskId;
 use pushpull_common::permissions::ProcessUser;
 use pushpull_common::protocol::message::Role;
 use thiserror::Error;
+use zeroize::Zeroize;
 
 use super::places::ConnectionPlaces;
 use super::random;
@@ -172,8 +173,8 @@ pub(crate) struct LoadedTls {
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 impl Credentials {
-    /// Generates an access token that is in no file: its owner may do everything. Servers and
-    /// workers of this process that have a clone of it let nobody else in.
+    /// Generates an access token that is in no file and may do everything. Servers with a clone of it
+    /// admit clients with a clone alone, and on Unix sockets processes of the same user.
     ///
     /// It closes a cluster on loopback to the other users of the machine. It does not encrypt.
     ///
@@ -389,7 +390,10 @@ impl CredentialsError {
 }
 
 fn random_secret() -> Result<Secret, CredentialsError> {
-    Secret::from_random(&random()?).map_err(CredentialsError::of_secret)
+    let mut bytes = random()?;
+    let secret = Secret::from_random(&bytes).map_err(CredentialsError::of_secret);
+    bytes.zeroize();
+    secret
 }
 
 /// The most bytes of a file: thousands of tokens or certificates.

@@ -6,15 +6,15 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use pushpull_common::access::AccessEvent;
-use pushpull_common::ids::{Incarnation, TaskId};
+use pushpull_common::ids::Incarnation;
 use pushpull_common::peer_origin::PeerOrigin;
 use pushpull_common::protocol::message::{
     Hello, RankAddresses, Refused, RingLink, RingMoved, Role,
 };
 use pushpull_common::protocol::refusal::Detail;
 use pushpull_common::protocol::{FrameReader, Message, Refusal};
-use pushpull_net::auth::AccessReport;
-use pushpull_net::{ANY_INDEX, ArrivedPeer, DetachedStream, FrameStream, PeerReceiver, Stream};
+use pushpull_net::auth::{AccessReport, ProvenPeer};
+use pushpull_net::{ArrivedPeer, ClaimedTask, DetachedStream, FrameStream, PeerReceiver, Stream};
 use tokio::sync::Notify;
 
 use super::peer;
@@ -88,9 +88,8 @@ impl PeerReceiver for Door {
         hello.role == (Role::Rank {})
     }
 
-    fn claimed_task(&self, hello: &Hello, request: &Message) -> Option<TaskId> {
-        let Message::RingJoin(join) = request else { return None };
-        Some(TaskId::new(hello.job.as_str(), join.index.unwrap_or(ANY_INDEX)))
+    fn claimed_task(&self, hello: &Hello, request: &Message) -> Option<ClaimedTask> {
+        claimed_task(hello, request)
     }
 
     fn access(&self, event: AccessEvent) {
@@ -107,10 +106,15 @@ impl PeerReceiver for Door {
         };
         let state = self.0.clone();
         tokio::task::spawn_local(async move {
-            let revoked = state.access.revoked(proven.as_ref());
-            _ = serve(&state, frames, hello, origin, request, revoked).await;
+            _ = serve(&state, frames, hello, origin, request, proven.as_ref()).await;
         });
     }
+}
+
+/// Returns the index that a request asks for. A member asks again for each ring.
+fn claimed_task(hello: &Hello, request: &Message) -> Option<ClaimedTask> {
+    let Message::RingJoin(join) = request else { return None };
+    Some(ClaimedTask::of(hello.job.as_str(), join.index))
 }
 
 async fn serve(
@@ -119,14 +123,24 @@ async fn serve(
     hello: Hello,
     origin: PeerOrigin,
     request: Message,
-    revoked: impl Future<Output = ()>,
+    proven: Option<&ProvenPeer>,
 ) -> std::io::Result<()> {
     match request {
         Message::RingJoin(_) | Message::RingEntered(_) => {
             let server = state.server.borrow().clone();
             let serving = state.serving.borrow().clone();
             match (server, serving) {
-                (Some(server), _) => server.serve(frames, hello, request, revoked).await,
+                (Some(server), _) => {
+                    let revoked = state.access.revoked(proven);
+                    let claimed_by = hello.clone();
+                    let may_send = |message: &Message| {
+                        let claimed = claimed_task(&claimed_by, message).zip(proven);
+                        claimed.is_none_or(|(claimed, proven)| {
+                            claimed.fault(&proven.principal, claimed_by.role).is_none()
+                        })
+                    };
+                    server.serve(frames, hello, request, may_send, revoked).await;
+                }
                 (None, Some(addresses)) => return answer(frames, RingMoved { addresses }).await,
                 // It will serve as soon as it has noticed that the rendezvous is lost.
                 (None, None) => return refuse(frames, Refusal::Stopping {}).await,

@@ -59,12 +59,14 @@ impl RendezvousServer {
         }
     }
 
-    /// Serves a member until its connection ends, or until it may not be connected any more.
+    /// Serves a member until its connection ends, it sends what it may not, or it may not be connected
+    /// any more.
     pub(crate) async fn serve(
         self: Rc<Self>,
         frames: FrameStream,
         hello: Hello,
         message: Message,
+        may_send: impl Fn(&Message) -> bool,
         revoked: impl Future<Output = ()>,
     ) {
         let connection = self.next_connection.replace_with(|next| *next + 1);
@@ -72,7 +74,11 @@ impl RendezvousServer {
         self.connections.borrow_mut().insert(connection, sender);
         self.handle(RendezvousInput::Arrived { connection, hello: Box::new(hello) });
         self.handle(RendezvousInput::Message { connection, message });
-        let arrived = |message| self.handle(RendezvousInput::Message { connection, message });
+        let arrived = |message| match may_send(&message) {
+            true => self.handle(RendezvousInput::Message { connection, message }),
+            // Without a sender its connection ends.
+            false => _ = self.connections.borrow_mut().remove(&connection),
+        };
         let reason = tokio::select! {
             reason = exchange(frames, None, unsent, arrived) => reason,
             () = revoked => "it may not connect any more".to_owned(),
