@@ -14,8 +14,8 @@ use thiserror::Error;
 ///
 /// Dropping the cluster stops all servers, and waits until their ports and files are free.
 ///
-/// Every process of this machine may connect. Give [`Credentials::generated`] to the configurations
-/// of all servers and workers, and none but their owner may.
+/// Every process of this machine may connect. With [`Credentials::generated`] in the configurations of
+/// all servers and workers, only those with a clone may.
 ///
 /// ```
 /// use pushpull::blocking::Worker;

@@ -13,7 +13,7 @@ use rcgen::{
     KeyUsagePurpose, SanType, date_time_ymd,
 };
 
-/// What signs certificates.
+/// A private certificate authority.
 pub(crate) struct Authority {
     /// Its certificate, PEM behind a line with its name.
     pub(crate) certificate: String,

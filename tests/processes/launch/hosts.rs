@@ -187,6 +187,23 @@ fn a_directory_is_copied_to_hosts_that_lack_it_and_left_alone_where_it_is_shared
     assert_eq!(names(&copied), ["data", "program"], "the mark is gone");
     assert_eq!(names(&folder.path().join("a")), ["data", "program"]);
 
+    // Keys are copied, and nothing else; not to what another user may have put there.
+    let keys = folder.path().join("a/keys");
+    let secure = ["--hosts=a:2", "--agent", agent.to_str().unwrap(), "--no-flags", "--grace=0"];
+    let own_keys = copied.join("keys");
+    let secure = [&secure[..], &["--secure", own_keys.to_str().unwrap(), "--", "true"]].concat();
+    let (code, output, errors) = run(&secure);
+    assert_eq!(code, 0, "{output}\n{errors}");
+    assert_eq!(names(&keys), ["ca.pem", "ps.key", "ps.pem", "tokens"]);
+    assert_eq!(fs::read(keys.join("ps.key")).unwrap(), fs::read(own_keys.join("ps.key")).unwrap());
+    assert_eq!(fs::metadata(&keys).unwrap().permissions().mode() & 0o777, 0o700);
+    fs::remove_dir_all(&keys).unwrap();
+    std::os::unix::fs::symlink("/tmp", &keys).unwrap();
+    let (code, output, errors) = run(&secure);
+    assert_eq!(code, 1, "{output}");
+    assert!(errors.contains("keys is not of this user"), "{errors}");
+    assert!(!output.contains("started"), "{output}");
+
     // A host that does not answer ends the launch before anything starts.
     fs::write(&agent, "#!/bin/sh\necho cannot resolve \"$1\" >&2; exit 255\n").unwrap();
     let (code, output, errors) = launched();

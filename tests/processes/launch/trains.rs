@@ -116,17 +116,31 @@ fn check_result(line: &str, steps: u64) {
 fn one_program_has_both_roles() {
     let Some(digits) = digits() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let keys = folder.path().join("keys");
-    // The second launch replaces the keys of the first.
+    let keys = folder.path().canonicalize().unwrap().join("keys");
+    // The third launch replaces the keys of the second.
     for secure in [&[][..], &["--secure", keys.to_str().unwrap()], &["--secure", "keys"]] {
         check_both_roles(digits.to_str().unwrap(), secure, folder.path());
     }
-    // Others cannot read them, and a directory that they can enter is refused.
+    for (name, mode) in [("ca.pem", 0o644), ("ps.pem", 0o644), ("ps.key", 0o600), ("tokens", 0o600)]
+    {
+        let found = std::fs::metadata(keys.join(name)).unwrap().permissions().mode() & 0o777;
+        assert_eq!(found, mode, "{name}");
+    }
+    let refused = |fault: &str| {
+        let (code, output, errors) = run(&["--secure", keys.to_str().unwrap(), "--", "true"]);
+        assert_eq!(code, 1, "{output}");
+        assert!(errors.contains(fault), "{errors}");
+        assert!(!output.contains("started"), "{output}");
+    };
     std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o755)).unwrap();
-    let (code, output, errors) = run(&["--secure", keys.to_str().unwrap(), "--", "true"]);
-    assert_eq!(code, 1, "{output}");
-    assert!(errors.contains("keys: it is not a private folder of this user"), "{errors}");
-    assert!(!output.contains("started"), "{output}");
+    refused("keys: it is not a private folder of this user");
+    std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o700)).unwrap();
+    std::fs::rename(keys.join("launch.lock"), folder.path().join("lock")).unwrap();
+    refused("keys: it has files that are not of a launch");
+    std::fs::rename(folder.path().join("lock"), keys.join("launch.lock")).unwrap();
+    let lock = std::fs::File::open(keys.join("launch.lock")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    refused("keys: another launch uses these keys");
 }
 
 /// Trains with a program in both roles. What is launched is secure with `secure`.

@@ -43,6 +43,7 @@ use ports::HeldPorts;
 use process::{Orders, TaskProcess, TaskStart};
 use program::find_program;
 use supervisor::{Action, Policy, Supervisor, TaskEnd, TaskKind};
+use sync::HostCopy;
 
 /// First port of a host, as the classic documents have it.
 const REMOTE_PORT: u16 = 2222;
@@ -68,13 +69,18 @@ pub(crate) fn run(options: &LaunchOptions) -> Result<ExitCode, Box<dyn Error>> {
         let _ = print_lines(line);
     };
     let HostOptions { hosts, agent, sync, .. } = &options.hosts;
-    if let Some(keys) = &launch.plan.keys {
-        let created = keys.create(&launch.plan.ps_hosts());
-        created.map_err(|error| format!("--secure: {error}"))?;
-        sync::copy_to_hosts("--secure", keys.directory(), hosts, agent, say)?;
+    let keys = launch.plan.keys.as_ref();
+    // Locked until the launch has ended.
+    let _lock = keys.map(|keys| keys.create(&launch.plan.ps_hosts())).transpose()?;
+    if let Some(keys) = keys {
+        let directory = keys.directory();
+        let files = &keys::FILES;
+        let copy = HostCopy { flag: "--secure", directory, files, is_private: true };
+        sync::copy_to_hosts(copy, hosts, agent, say)?;
     }
     if let Some(directory) = sync {
-        sync::copy_to_hosts("--sync", directory, hosts, agent, say)?;
+        let copy = HostCopy { flag: "--sync", directory, files: &["."], is_private: false };
+        sync::copy_to_hosts(copy, hosts, agent, say)?;
     }
     let logs = launch.logs(options)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

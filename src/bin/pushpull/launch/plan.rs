@@ -28,7 +28,7 @@ pub(super) struct Plan {
     pub(super) hosts_flags: Vec<String>,
     /// The ps tasks, then the workers, each in the order of their indices.
     pub(super) tasks: Vec<PlannedTask>,
-    /// What the tasks prove themselves with.
+    /// The keys of a secure launch.
     pub(super) keys: Option<LaunchKeys>,
 }
 

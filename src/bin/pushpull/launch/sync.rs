@@ -17,7 +17,19 @@ pub(super) fn agent_command(Words(agent): &Words, host: &HostSlots, line: &str) 
     command
 }
 
-/// Copies the directory of this flag to the same path of each host. Prints a line for each.
+/// What is copied to the hosts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct HostCopy<'a> {
+    /// The flag that has named the directory.
+    pub(super) flag: &'a str,
+    pub(super) directory: &'a Path,
+    /// The files of the directory.
+    pub(super) files: &'a [&'a str],
+    /// Whether the directory is of the user of the host alone.
+    pub(super) is_private: bool,
+}
+
+/// Copies a directory to the same path of each host. Prints a line for each.
 ///
 /// A host that shares the directory, by NFS for example, is left out: a file would be overwritten by
 /// what has just been read of it. A file in the directory, which the host sees or not, tells which.
@@ -25,12 +37,12 @@ pub(super) fn agent_command(Words(agent): &Words, host: &HostSlots, line: &str) 
 /// # Errors
 /// Returns an error that names the directory or the host.
 pub(super) fn copy_to_hosts(
-    flag: &str,
-    directory: &Path,
+    of: HostCopy<'_>,
     hosts: &[HostSlots],
     agent: &Words,
     mut say: impl FnMut(&str),
 ) -> Result<(), String> {
+    let HostCopy { flag, directory, .. } = of;
     let blame = |error: &dyn std::fmt::Display| format!("{flag} {}: {error}", directory.display());
     let path = directory.canonicalize().map_err(|error| blame(&error))?;
     let path = path.to_str().ok_or_else(|| blame(&"the path is no text in UTF-8"))?;
@@ -44,7 +56,7 @@ pub(super) fn copy_to_hosts(
     }
     drop(marker);
     for host in targets {
-        copy(agent, host, path).map_err(|error| blame(&error))?;
+        copy(agent, host, path, of).map_err(|error| blame(&error))?;
         say(&format!("copied {path} to {}", host.name));
     }
     Ok(())
@@ -89,12 +101,27 @@ fn shares(agent: &Words, host: &HostSlots, marker: &Marker) -> Result<bool, Stri
 }
 
 /// Copies a directory to a host.
-fn copy(agent: &Words, host: &HostSlots, path: &str) -> Result<(), String> {
+fn copy(
+    agent: &Words,
+    host: &HostSlots,
+    path: &str,
+    HostCopy { files, is_private, .. }: HostCopy<'_>,
+) -> Result<(), String> {
     let name = &host.name;
     let quoted = shell_line([path]);
-    let line = format!("mkdir -p {quoted} && tar -C {quoted} -xf -");
+    // Files belong to the user of the host, also if that is root.
+    let unpack = format!("mkdir -p {quoted} && tar -C {quoted} -xof -");
+    // What another user has put there, a link for example, is not written to.
+    let line = match is_private {
+        false => unpack,
+        true => format!(
+            "umask 077; test -h {quoted} || mkdir -p {quoted}; \
+             if test -O {quoted} && ! test -h {quoted}; then chmod 700 {quoted} && {unpack}; \
+             else echo {quoted} is not of this user >&2; exit 1; fi"
+        ),
+    };
     let mut tar = Command::new("tar");
-    tar.args(["-C", path, "-cf", "-", "."]).stdin(Stdio::null()).stdout(Stdio::piped());
+    tar.args(["-C", path, "-cf", "-"]).args(files).stdin(Stdio::null()).stdout(Stdio::piped());
     let mut tar = tar.spawn().map_err(|error| format!("cannot run tar: {error}"))?;
     let archive = tar.stdout.take().map_or_else(Stdio::null, Stdio::from);
     let unpacked = agent_command(agent, host, &line).stdin(archive).status();
