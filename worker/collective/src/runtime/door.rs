@@ -132,14 +132,12 @@ async fn serve(
             match (server, serving) {
                 (Some(server), _) => {
                     let revoked = state.access.revoked(proven);
-                    let claimed_by = hello.clone();
-                    let may_send = |message: &Message| {
-                        let claimed = claimed_task(&claimed_by, message).zip(proven);
-                        claimed.is_none_or(|(claimed, proven)| {
-                            claimed.fault(&proven.principal, claimed_by.role).is_none()
-                        })
+                    let greeting = hello.clone();
+                    let fault_of = |message: &Message| {
+                        let claimed = claimed_task(&greeting, message)?;
+                        claimed.fault(&proven?.principal, greeting.role)
                     };
-                    server.serve(frames, hello, request, may_send, revoked).await;
+                    server.serve(frames, hello, request, fault_of, revoked).await;
                 }
                 (None, Some(addresses)) => return answer(frames, RingMoved { addresses }).await,
                 // It will serve as soon as it has noticed that the rendezvous is lost.

@@ -59,14 +59,14 @@ impl RendezvousServer {
         }
     }
 
-    /// Serves a member until its connection ends, it sends what it may not, or it may not be connected
-    /// any more.
+    /// Serves a member until its connection ends, a message of it has a fault, or it may not be
+    /// connected any more.
     pub(crate) async fn serve(
         self: Rc<Self>,
         frames: FrameStream,
         hello: Hello,
         message: Message,
-        may_send: impl Fn(&Message) -> bool,
+        fault_of: impl Fn(&Message) -> Option<String>,
         revoked: impl Future<Output = ()>,
     ) {
         let connection = self.next_connection.replace_with(|next| *next + 1);
@@ -74,15 +74,22 @@ impl RendezvousServer {
         self.connections.borrow_mut().insert(connection, sender);
         self.handle(RendezvousInput::Arrived { connection, hello: Box::new(hello) });
         self.handle(RendezvousInput::Message { connection, message });
-        let arrived = |message| match may_send(&message) {
-            true => self.handle(RendezvousInput::Message { connection, message }),
-            // Without a sender its connection ends.
-            false => _ = self.connections.borrow_mut().remove(&connection),
+        let mut fault = None;
+        let arrived = |message| {
+            // After a fault nothing else is handled, and without a sender the connection ends.
+            if fault.is_none() {
+                fault = fault_of(&message);
+                match fault {
+                    None => self.handle(RendezvousInput::Message { connection, message }),
+                    Some(_) => _ = self.connections.borrow_mut().remove(&connection),
+                }
+            }
         };
-        let reason = tokio::select! {
+        let ended = tokio::select! {
             reason = exchange(frames, None, unsent, arrived) => reason,
             () = revoked => "it may not connect any more".to_owned(),
         };
+        let reason = fault.unwrap_or(ended);
         self.connections.borrow_mut().remove(&connection);
         self.handle(RendezvousInput::Closed { connection, reason });
     }
