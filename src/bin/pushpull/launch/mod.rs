@@ -2,8 +2,8 @@
 //! again, and ends all of them together.
 //!
 //! `plan` and `hosts` decide what runs where, and `supervisor` when it starts and ends: they are pure.
-//! `ports`, `keys`, `sync` and `program` prepare, `process` has one start of a task, and `output` the thread
-//! that writes. `child` is the process that becomes a task; `remote` is its shell on another host.
+//! `ports`, `keys`, `sync` and `program` prepare, `process` has one start of a task, and `output` the
+//! thread that writes. `child` is the process that becomes a task; `remote` is its shell on another host.
 
 mod child;
 mod hosts;

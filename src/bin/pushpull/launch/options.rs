@@ -121,7 +121,7 @@ pub(super) struct OutputOptions {
 #[command(next_help_heading = "Hosts")]
 pub(super) struct HostOptions {
     /// Directory for new TLS keys and an access token, which the tasks get [default: none]
-    #[arg(long, value_name = "DIR", value_parser = local_path())]
+    #[arg(long, help_heading = "Security", value_name = "DIR", value_parser = local_path())]
     pub(super) secure: Option<PathBuf>,
     /// Hosts of the tasks, each with its number of tasks [default: this machine]
     #[arg(long, value_name = "HOST:N,...", value_delimiter = ',')]

@@ -36,7 +36,7 @@ impl Plan {
     /// Plans a cluster at these addresses. `daemon` is the path of `pushpull-ps`.
     ///
     /// # Errors
-    /// Returns an error if the addresses make no cluster, or there is no current directory.
+    /// Returns an error if the addresses make no cluster, or no directory is above that of the keys.
     pub(super) fn new(
         options: &LaunchOptions,
         ps: &[String],

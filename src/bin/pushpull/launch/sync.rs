@@ -17,7 +17,7 @@ pub(super) fn agent_command(Words(agent): &Words, host: &HostSlots, line: &str) 
     command
 }
 
-/// What is copied to the hosts.
+/// A copy of files to the same directory of each host.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HostCopy<'a> {
     /// The flag that has named the directory.
