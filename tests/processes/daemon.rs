@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 
-use crate::test_process::{LONG, TestProcess, free_addresses, unwritable};
+use crate::test_process::{LONG, TestProcess, free_addresses, ignores_hangup, unwritable};
 use pushpull::blocking::{FunctionClient, Reader, Worker};
 use pushpull::services::{Call, ServiceError};
 use pushpull::{ClusterSpec, TaskId, VariableSpec, WorkerConfig};
@@ -633,14 +633,6 @@ fn the_soft_limit_of_open_files_does_not_limit_the_connections() {
     daemon.signal(Signal::TERM);
     let (status, _, errors) = daemon.finish();
     assert!(status.success() && !errors.contains("can be accepted"), "{status}: {errors}");
-}
-
-/// Whether this process ignores the hangup signal. Its children inherit that.
-fn ignores_hangup() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    // Bit 0 is signal 1.
-    mask.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & 1 == 1))
 }
 
 #[test]

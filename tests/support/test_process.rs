@@ -86,3 +86,11 @@ pub(crate) fn unwritable() -> [Stdio; 2] {
     drop(reader);
     [full.into(), writer.into()]
 }
+
+/// Returns whether this process ignores the hangup signal. Its children inherit that.
+pub(crate) fn ignores_hangup() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    // Bit 0 is signal 1.
+    mask.is_some_and(|mask| u64::from_str_radix(mask.trim(), 16).is_ok_and(|mask| mask & 1 == 1))
+}
