@@ -124,6 +124,7 @@ const PURE: &[(&str, &[&str])] = &[
     ("ps/store/src/table", &[]),
     ("ps/src/peer_hello.rs", &[]),
     ("common/net/src/adaptive_spin.rs", &[]),
+    ("common/net/src/contention.rs", &[]),
     // These files compare addresses but open no socket.
     ("common/net/src/waiting.rs", &["std::net"]),
     ("common/net/src/connect_race.rs", &["std::net"]),

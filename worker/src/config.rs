@@ -271,12 +271,12 @@ impl WorkerConfig {
     }
 
     /// Sets for how long a blocking call polls at most before its thread sleeps. It polls for up to
-    /// 50 us in any case, and longer only while waits have ended within `longest` again and again,
-    /// and no more threads are runnable than there are processors.
+    /// 50 us, and longer only while waits have ended within `longest` again and again. It does not
+    /// poll while other threads want the processor: it yields the processor while it polls, and
+    /// stops polling for 50 to 800 ms if others go on taking it.
     ///
     /// On an idle host polling costs one processor during a call and saves two wake-ups of some 20
-    /// us. On a busy host it costs other threads up to 50 us per call. Zero switches polling off.
-    /// Default 400 us.
+    /// us. On a busy host the thread does not poll. Zero switches polling off. Default 400 us.
     pub fn busy_poll(self, longest: Duration) -> Self {
         WorkerConfig { busy_poll: longest, ..self }
     }

@@ -2,20 +2,24 @@
 //! once.
 //!
 //! A wake-up takes about 20 us if the processor has gone idle. Polling occupies a processor that
-//! another thread may need. So a thread polls longer only if recent waits have ended within that
-//! time, and only while no more threads are runnable than there are processors.
+//! another thread may need, often the peer itself. So a thread polls longer only if recent waits
+//! have ended within that time, and it offers the processor to other threads while it polls: if
+//! they go on taking it, no wait is polled for some time.
 
 use std::time::{Duration, Instant};
+
+use super::contention::Contention;
 
 /// The limits on polling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpinLimits {
-    /// The time that is always polled. A wait that ends within it says nothing about longer ones.
+    /// The time that is polled even if recent waits were long. A wait that ends within it says
+    /// nothing about longer ones.
     pub unconditional: Duration,
     /// The longest poll.
     pub longest: Duration,
-    /// How often a polling thread checks whether another thread needs the processor.
-    pub recheck: Duration,
+    /// How often a polling thread yields the processor.
+    pub yields: Duration,
 }
 
 impl SpinLimits {
@@ -35,13 +39,18 @@ const WAKE_UP: Duration = Duration::from_micros(30);
 /// A wait that ends within this time found its event ready, and is not counted.
 const NO_WAIT: Duration = Duration::from_micros(2);
 
+/// The time before a polling thread first yields the processor. By then it has sent its request, so
+/// that a peer on the same processor can answer.
+const FIRST_YIELD: Duration = Duration::from_micros(5);
+
 /// Statistics of the waits of one kind.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct AdaptiveSpin {
     limits: SpinLimits,
     /// Rises by one with each short wait and falls by [`SHORT_WAITS_PER_FAILED_POLL`] with each
     /// failed poll; at most twice that.
     credit: u8,
+    contention: Contention,
 }
 
 /// One wait.
@@ -49,25 +58,38 @@ pub struct AdaptiveSpin {
 pub struct SpinWait {
     limits: SpinLimits,
     since: Instant,
-    /// The length of the wait at which the thread checks again whether to continue polling.
-    next_check: Duration,
+    /// How long this wait is polled.
+    polled: Duration,
+    /// The length of the wait at which the thread yields the processor again.
+    next_yield: Duration,
     sleeps: bool,
     /// Whether the thread slept before the longest poll was over.
     slept_early: bool,
+    /// The yields that returned at once.
+    prompt_yields: u8,
+    /// Whether a yield returned late.
+    yielded_late: bool,
 }
 
 impl SpinWait {
-    /// Returns whether the thread polls once more; if not, it sleeps until it is woken. `extend`
-    /// returns whether to poll beyond the unconditional time: [`AdaptiveSpin::pays`] is true, and
-    /// no other thread needs the processor.
-    pub fn polls(&mut self, now: Instant, extend: impl FnOnce() -> bool) -> bool {
-        let limits = self.limits;
+    /// Returns whether the thread polls once more; if not, it sleeps until it is woken.
+    /// `yield_processor` lets another thread run on the processor and returns how long that took:
+    /// see [`timed_yield`](crate::timed_yield).
+    pub fn polls(&mut self, now: Instant, yield_processor: impl FnOnce() -> Duration) -> bool {
+        if self.sleeps {
+            return false;
+        }
         // If the clock has gone back, the thread stops polling.
-        let waited = now.checked_duration_since(self.since).unwrap_or(limits.longest);
-        if waited >= self.next_check && !self.sleeps {
-            self.slept_early = waited < limits.longest && !extend();
-            self.sleeps = waited >= limits.longest || self.slept_early;
-            self.next_check = waited.saturating_add(limits.recheck).min(limits.longest);
+        let waited = now.checked_duration_since(self.since).unwrap_or(self.limits.longest);
+        if waited >= self.polled {
+            self.sleeps = true;
+            self.slept_early = waited < self.limits.longest;
+        } else if waited >= self.next_yield {
+            self.next_yield = waited.saturating_add(self.limits.yields);
+            match Contention::is_late(yield_processor()) {
+                true => self.yielded_late = true,
+                false => self.prompt_yields = self.prompt_yields.saturating_add(1),
+            }
         }
         !self.sleeps
     }
@@ -76,28 +98,54 @@ impl SpinWait {
 impl AdaptiveSpin {
     /// Creates empty statistics.
     pub fn new(limits: SpinLimits) -> AdaptiveSpin {
-        AdaptiveSpin { limits, credit: 0 }
+        AdaptiveSpin { limits, credit: 0, contention: Contention::default() }
     }
 
     /// Begins a wait.
     pub fn begin(&self, now: Instant) -> SpinWait {
         let limits = self.limits;
+        let is_paused = self.contention.pauses(now);
         SpinWait {
             limits,
             since: now,
-            next_check: limits.unconditional,
-            sleeps: false,
-            slept_early: false,
+            polled: if self.pays() { limits.longest } else { limits.unconditional },
+            next_yield: FIRST_YIELD.min(limits.yields),
+            sleeps: is_paused,
+            slept_early: is_paused,
+            prompt_yields: 0,
+            yielded_late: false,
         }
     }
 
     /// Returns whether longer polls pay, because recent waits were short.
-    pub fn pays(&self) -> bool {
+    fn pays(&self) -> bool {
         self.credit >= SHORT_WAITS_PER_FAILED_POLL
     }
 
     /// Records a wait whose event has happened.
     pub fn waited(&mut self, now: Instant, wait: &SpinWait) {
+        self.record_yields(now, wait);
+        self.record_length(now, wait);
+    }
+
+    /// Records a wait that was interrupted by other work. Its length counts only if the longest
+    /// poll has failed.
+    pub fn interrupted(&mut self, now: Instant, wait: &SpinWait) {
+        self.record_yields(now, wait);
+        let polled = !wait.slept_early;
+        if polled && now.saturating_duration_since(wait.since) >= self.limits.longest {
+            self.record_length(now, wait);
+        }
+    }
+
+    fn record_yields(&mut self, now: Instant, wait: &SpinWait) {
+        match wait.yielded_late {
+            true => self.contention.record_late(now),
+            false => self.contention.record_prompt(wait.prompt_yields),
+        }
+    }
+
+    fn record_length(&mut self, now: Instant, wait: &SpinWait) {
         let waited = now.saturating_duration_since(wait.since);
         if waited <= self.limits.unconditional.max(NO_WAIT) {
             return;
@@ -107,15 +155,6 @@ impl AdaptiveSpin {
         match waited < short {
             true => self.credit = (self.credit + 1).min(2 * SHORT_WAITS_PER_FAILED_POLL),
             false => self.credit = self.credit.saturating_sub(SHORT_WAITS_PER_FAILED_POLL),
-        }
-    }
-
-    /// Records a wait that was interrupted by other work. It counts only if the longest poll has
-    /// failed.
-    pub fn interrupted(&mut self, now: Instant, wait: &SpinWait) {
-        let polled = !wait.slept_early;
-        if polled && now.saturating_duration_since(wait.since) >= self.limits.longest {
-            self.waited(now, wait);
         }
     }
 }
@@ -129,44 +168,47 @@ mod tests {
     const CALLER: SpinLimits = SpinLimits {
         unconditional: Duration::from_micros(50),
         longest: Duration::from_micros(400),
-        recheck: Duration::from_micros(50),
+        yields: Duration::from_micros(50),
     };
 
     const SERVER: SpinLimits = SpinLimits {
         unconditional: Duration::ZERO,
         longest: Duration::from_micros(50),
-        recheck: Duration::from_micros(50),
+        yields: Duration::from_micros(50),
     };
+
+    /// What a yield of the processor takes.
+    const PROMPT: Duration = Duration::from_nanos(300);
+    const LATE: Duration = Duration::from_micros(20);
 
     /// A thread that waits repeatedly, in virtual time.
     struct SpinningThread {
         spin: AdaptiveSpin,
         now: Instant,
-        asked: u64,
+        yields: u64,
     }
 
     impl SpinningThread {
         fn new(limits: SpinLimits) -> SpinningThread {
-            SpinningThread { spin: AdaptiveSpin::new(limits), now: Instant::now(), asked: 0 }
+            SpinningThread { spin: AdaptiveSpin::new(limits), now: Instant::now(), yields: 0 }
         }
 
-        /// Waits for this many microseconds; returns the number of microseconds polled.
+        /// Waits for this many microseconds; returns the number of microseconds polled. On a busy
+        /// processor another thread takes it.
         fn wait(&mut self, micros: u64, busy: bool) -> u64 {
             let mut wait = self.spin.begin(self.now);
+            let yields = &mut self.yields;
+            let mut yield_processor = || {
+                *yields += 1;
+                if busy { LATE } else { PROMPT }
+            };
             let polled = (0..micros).take_while(|&at| {
-                let asked = &mut self.asked;
-                let spin = &self.spin;
-                wait.polls(self.now + Duration::from_micros(at), || {
-                    spin.pays() && {
-                        *asked += 1;
-                        !busy
-                    }
-                })
+                wait.polls(self.now + Duration::from_micros(at), &mut yield_processor)
             });
             let polled = polled.count() as u64;
             self.now += Duration::from_micros(micros);
             // The thread reads the clock once more before it finds the event.
-            wait.polls(self.now, || false);
+            wait.polls(self.now, || PROMPT);
             self.spin.waited(self.now, &wait);
             polled
         }
@@ -221,34 +263,53 @@ mod tests {
     }
 
     #[test]
-    fn no_poll_is_extended_while_other_threads_need_the_processor() {
+    fn a_polling_thread_yields_the_processor() {
         let mut waiter = SpinningThread::new(CALLER);
-        (0..100).for_each(|_| assert_eq!(waiter.wait(30, false), 30));
-        (0..16).for_each(|_| assert_eq!(waiter.wait(200, false), 50));
-        assert_eq!(waiter.asked, 0, "the load was checked without need");
-        (0..5).for_each(|_| assert_eq!(waiter.wait(200, true), 50));
-        assert_eq!(waiter.asked, 5, "once per wait");
+        let yields = [(1, 0), (5, 0), (6, 1), (50, 1), (5_000, 1)].map(|(micros, expected)| {
+            waiter.yields = 0;
+            waiter.wait(micros, false);
+            (waiter.yields, expected)
+        });
+        for (count, expected) in yields {
+            assert_eq!(count, expected, "{yields:?}");
+        }
+        (0..32).for_each(|_| _ = waiter.wait(200, false));
+        waiter.yields = 0;
         assert_eq!(waiter.wait(200, false), 200);
-        assert_eq!(waiter.asked, 8, "after 50, 100 and 150 us");
+        assert_eq!(waiter.yields, 4, "after 5, 55, 105 and 155 us");
     }
 
     #[test]
-    fn a_polling_thread_sleeps_once_other_threads_need_the_processor() {
+    fn a_thread_whose_processor_others_take_sleeps_at_once() {
         let mut waiter = SpinningThread::new(CALLER);
-        (0..16).for_each(|_| _ = waiter.wait(200, false));
-        let now = waiter.now;
-        let mut asked = 0;
-        let mut wait = waiter.spin.begin(now);
-        let polled = (0..300).take_while(|&at| {
-            wait.polls(now + Duration::from_micros(at), || {
-                asked += 1;
-                asked < 3
-            })
-        });
-        assert_eq!(polled.count(), 150);
-        assert!(!wait.polls(now + Duration::from_micros(301), || unreachable!(
-            "a sleeping thread does not check the load"
-        )));
+        (0..32).for_each(|_| _ = waiter.wait(200, false));
+        let begun = waiter.now;
+        while waiter.wait(200, true) > 0 {}
+        let trial = waiter.now - begun;
+        let range = Duration::from_millis(12)..Duration::from_millis(13);
+        assert!(range.contains(&trial), "polling has paused after {trial:?}");
+        let now = begun + Duration::from_millis(12);
+        let yields = waiter.yields;
+        while waiter.now < now + Duration::from_millis(50) {
+            assert_eq!(waiter.wait(200, false), 0, "polling pauses");
+        }
+        assert_eq!(waiter.yields, yields, "the processor was yielded without a poll");
+        assert_eq!(waiter.wait(1_000, false), 0);
+        assert_eq!(waiter.wait(40, false), 40, "after the pause");
+        let begun = waiter.now;
+        while waiter.wait(30, true) > 0 {}
+        assert!(waiter.now - begun < Duration::from_millis(13), "and pauses again");
+    }
+
+    #[test]
+    fn a_poll_that_never_ends_in_time_is_cheap_on_a_busy_processor() {
+        let mut waiter = SpinningThread::new(CALLER);
+        let begun = waiter.now;
+        let mut polled = 0;
+        while waiter.now < begun + Duration::from_secs(10) {
+            polled += waiter.wait(150, true);
+        }
+        assert!(polled < 300_000, "{polled} us of 10 s");
     }
 
     #[test]
@@ -265,10 +326,10 @@ mod tests {
         (0..40).for_each(|_| _ = waiter.wait(10, false));
         let mut interrupt = |after: Duration| {
             let mut wait = waiter.spin.begin(waiter.now);
-            let polls = wait.polls(waiter.now, || waiter.spin.pays());
+            let polls = wait.polls(waiter.now, || PROMPT);
             waiter.now += after;
             // The poll ends, if it was that long, before the other work begins.
-            wait.polls(waiter.now, || waiter.spin.pays());
+            wait.polls(waiter.now, || PROMPT);
             waiter.spin.interrupted(waiter.now, &wait);
             polls
         };
@@ -285,9 +346,9 @@ mod tests {
         let before = waiter.now;
         let now = waiter.now + Duration::from_secs(3600);
         let mut wait = waiter.spin.begin(now);
-        assert!(wait.polls(now, || true));
-        assert!(!wait.clone().polls(before, || true), "polls for an hour");
-        assert!(!wait.polls(now + Duration::from_secs(3600), || true));
+        assert!(wait.polls(now, || PROMPT));
+        assert!(!wait.clone().polls(before, || PROMPT), "polls for an hour");
+        assert!(!wait.polls(now + Duration::from_secs(3600), || PROMPT));
         waiter.spin.waited(before, &wait);
         assert!(waiter.spin.pays());
     }

@@ -3,7 +3,7 @@
 //! [`Stream`] is a TCP connection or a Unix socket. [`FrameStream`] receives the frames of one, and
 //! [`SendQueue`] sends frames. [`Endpoints`] are bound addresses, and [`accept`] takes the peers
 //! that connect to them. A [`Connector`] connects to a server. [`AdaptiveSpin`] decides whether a
-//! waiting thread polls or sleeps, and [`Processors`] reports whether another thread needs the
+//! waiting thread polls or sleeps, and [`timed_yield`] tells it whether another thread wants the
 //! processor. [`PipeReader`] and [`PipeWriter`] pass bytes through memory that two processes share.
 //! A [`ClusterRendezvous`] gathers the addresses of a cluster by the same frames, and a
 //! [`TaskRegistration`] is a task's side of it.
@@ -15,13 +15,13 @@ pub mod auth;
 mod cluster_rendezvous;
 mod connect_race;
 mod connector;
+mod contention;
 mod endpoints;
 mod frame_stream;
 mod home_process;
 mod listen_error;
 mod open_files;
 mod private_folder;
-mod processors;
 mod readiness;
 mod send_queue;
 mod shared_pipe;
@@ -30,6 +30,7 @@ mod stream;
 mod task_registration;
 #[cfg(test)]
 mod tests;
+mod timed_yield;
 #[cfg(feature = "tls")]
 mod tls;
 #[cfg(not(feature = "tls"))]
@@ -52,11 +53,11 @@ pub use open_files::{
     DescriptorShortage, is_out_of_descriptors, open_files_limit, raise_open_files_limit,
 };
 pub use private_folder::enter_private_folder;
-pub use processors::Processors;
 pub use readiness::Readiness;
 pub use send_queue::{SendBody, SendQueue};
 pub use shared_pipe::{PipeReader, PipeWriter};
 pub use stream::{DetachedStream, Stream, StreamAddresses};
 pub use task_registration::{RegisterError, RegisteredTask, TaskRegistration};
+pub use timed_yield::timed_yield;
 #[cfg(feature = "tls")]
 pub use tls::TlsFileError;

@@ -46,8 +46,9 @@ impl Network {
     }
 
     /// Sets for how long a shard's thread polls its sockets at most before it sleeps. It polls only
-    /// while peers have come within that time again and again, and no more threads are runnable
-    /// than there are processors.
+    /// while peers have come within that time again and again, and no other thread wants the
+    /// processor: it yields the processor while it polls, and stops polling for 50 to 800 ms if
+    /// others go on taking it.
     ///
     /// On an idle host polling costs at most one processor per shard while requests follow each
     /// other, and saves the wake-up of some 20 us per request. On a busy host the thread does not

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
-use pushpull_net::{AdaptiveSpin, Processors, SpinLimits, SpinWait};
+use pushpull_net::{AdaptiveSpin, SpinLimits, SpinWait, timed_yield};
 use tokio::sync::Notify;
 
 /// Polls the sockets of a shard's thread while that pays.
@@ -63,18 +63,14 @@ struct PeerSpin {
     rests: AdaptiveSpin,
     /// The current wait, and whether it is for a rest.
     wait: Option<(SpinWait, bool)>,
-    processors: Processors,
-    /// Whether other threads wanted the processor, and when that was checked.
-    oversubscribed: Option<(bool, Instant)>,
 }
 
 impl PeerSpin {
     fn new(longest: Duration) -> PeerSpin {
-        let limits = SpinLimits { unconditional: Duration::ZERO, longest, recheck: longest };
+        let limits = SpinLimits { unconditional: Duration::ZERO, longest, yields: longest };
         let requests = AdaptiveSpin::new(limits);
         let rests = AdaptiveSpin::new(limits);
-        let processors = Processors::current();
-        PeerSpin { requests, rests, wait: None, processors, oversubscribed: None }
+        PeerSpin { requests, rests, wait: None }
     }
 
     fn of(&mut self, rest: bool) -> &mut AdaptiveSpin {
@@ -86,22 +82,7 @@ impl PeerSpin {
     }
 
     fn polls(&mut self, now: Instant) -> bool {
-        let Some((mut wait, rest)) = self.wait else { return false };
-        let polls = wait.polls(now, || self.of(rest).pays() && !self.is_oversubscribed(now));
-        self.wait = Some((wait, rest));
-        polls
-    }
-
-    /// Checks at most once per [`OVERSUBSCRIPTION_RECHECK`]: a check takes 2 us.
-    fn is_oversubscribed(&mut self, now: Instant) -> bool {
-        match self.oversubscribed {
-            Some((answer, checked))
-                if now.saturating_duration_since(checked) < OVERSUBSCRIPTION_RECHECK =>
-            {
-                answer
-            }
-            _ => self.oversubscribed.insert((self.processors.are_oversubscribed(), now)).0,
-        }
+        self.wait.as_mut().is_some_and(|(wait, _)| wait.polls(now, timed_yield))
     }
 
     fn waited(&mut self, now: Instant) {
@@ -116,6 +97,3 @@ impl PeerSpin {
         }
     }
 }
-
-/// How long a check for oversubscription stays valid.
-const OVERSUBSCRIPTION_RECHECK: Duration = Duration::from_millis(1);

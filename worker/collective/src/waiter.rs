@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use pushpull_net::{AdaptiveSpin, Processors, Readiness, SpinLimits, SpinWait};
+use pushpull_net::{AdaptiveSpin, Readiness, SpinLimits, SpinWait};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::io::Interest;
 
@@ -17,7 +17,7 @@ use crate::runtime::WakeFlag;
 const SPIN: SpinLimits = SpinLimits {
     unconditional: Duration::from_micros(50),
     longest: Duration::from_micros(400),
-    recheck: Duration::from_micros(50),
+    yields: Duration::ZERO,
 };
 
 /// How a rank waits for its links.
@@ -33,7 +33,6 @@ pub(crate) enum Waiter {
 #[derive(Debug)]
 pub(crate) struct BlockingWaiter {
     spin: AdaptiveSpin,
-    processors: Processors,
     wait: Option<SpinWait>,
 }
 
@@ -59,11 +58,7 @@ pub(crate) struct Wanted {
 impl BlockingWaiter {
     /// Creates a waiter without a history.
     pub(crate) fn new() -> BlockingWaiter {
-        BlockingWaiter {
-            spin: AdaptiveSpin::new(SPIN),
-            processors: Processors::current(),
-            wait: None,
-        }
+        BlockingWaiter { spin: AdaptiveSpin::new(SPIN), wait: None }
     }
 
     /// Records that the wait is over.
@@ -83,11 +78,14 @@ impl BlockingWaiter {
         limit: Duration,
     ) -> Result<(), LinkFault> {
         let now = Instant::now();
-        let BlockingWaiter { spin, processors, wait } = self;
-        let polls = wait.get_or_insert_with(|| spin.begin(now));
-        if polls.polls(now, || spin.pays() && !processors.are_oversubscribed()) {
-            // A neighbour on the same processor runs meanwhile.
+        let BlockingWaiter { spin, wait } = self;
+        // A neighbour on the same processor runs meanwhile. That it does is no reason to sleep: most
+        // often the thread waits for this very neighbour.
+        let yield_to_neighbour = || {
             std::thread::yield_now();
+            Duration::ZERO
+        };
+        if wait.get_or_insert_with(|| spin.begin(now)).polls(now, yield_to_neighbour) {
             return Ok(());
         }
         if links.begin_wait(wanted)? {

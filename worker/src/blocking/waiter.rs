@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
+
+use pushpull_net::{AdaptiveSpin, SpinWait, timed_yield};
 
 use crate::config::WorkerConfig;
 use crate::error::Error;
@@ -20,6 +22,8 @@ use crate::runtime::SessionRunner;
 #[derive(Clone, Debug, Default)]
 pub struct Waiter {
     cached: Option<(Arc<Sleeper>, Waker)>,
+    /// The waits while another thread runs the session.
+    spin: Option<AdaptiveSpin>,
     /// Runs the session; `None` before there is one.
     pub runner: Option<Arc<SessionRunner>>,
     /// Cancels the calls of [`Waiter::call`] and [`Waiter::call_apart`].
@@ -109,13 +113,19 @@ impl Waiter {
     /// Waits while another thread runs the session.
     pub fn wait_apart<F: Future>(&mut self, future: F) -> F::Output {
         let mut future = pin!(future);
-        let polls_for = self.runner.as_ref().map_or(Duration::ZERO, |runner| runner.polls_for());
-        let (sleeper, waker) = self.waker();
-        let mut context = Context::from_waker(waker);
+        let (sleeper, waker) = self.waker().clone();
+        let mut context = Context::from_waker(&waker);
+        if self.spin.is_none() {
+            self.spin = self.runner.as_ref().map(|runner| AdaptiveSpin::new(runner.apart()));
+        }
         loop {
-            match future.as_mut().poll(&mut context) {
-                Poll::Ready(output) => return output,
-                Poll::Pending => sleeper.sleep(polls_for),
+            if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
+                return output;
+            }
+            let mut wait = self.spin.as_ref().map(|spin| spin.begin(Instant::now()));
+            sleeper.sleep(wait.as_mut());
+            if let (Some(spin), Some(wait)) = (&mut self.spin, wait) {
+                spin.waited(Instant::now(), &wait);
             }
         }
     }
@@ -140,11 +150,11 @@ struct Sleeper {
 }
 
 impl Sleeper {
-    /// Polls for a while, then sleeps. Returns once woken, and possibly without a reason.
-    fn sleep(&self, polls_for: Duration) {
-        let since = Instant::now();
+    /// Polls as long as the wait allows, then sleeps. Returns once woken, and possibly without a
+    /// reason.
+    fn sleep(&self, mut wait: Option<&mut SpinWait>) {
         while !self.is_woken.swap(false, Ordering::Acquire) {
-            if since.elapsed() >= polls_for {
+            if !wait.as_mut().is_some_and(|wait| wait.polls(Instant::now(), timed_yield)) {
                 // A wake in the meantime makes this return at once.
                 return std::thread::park();
             }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use pushpull_net::{AdaptiveSpin, HomeProcess, Processors, SpinLimits};
+use pushpull_net::{AdaptiveSpin, HomeProcess, SpinLimits, timed_yield};
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use super::leadership::{LeaderGuard, Leadership};
@@ -19,7 +19,6 @@ pub struct SessionRunner {
     leadership: Arc<Leadership>,
     limits: SpinLimits,
     adaptive_spin: Mutex<AdaptiveSpin>,
-    processors: Processors,
     home: HomeProcess,
 }
 
@@ -29,10 +28,9 @@ impl SessionRunner {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let limits = CALLER_SPIN.with_longest(busy_poll);
         let adaptive_spin = Mutex::new(AdaptiveSpin::new(limits));
-        let processors = Processors::current();
         let runtime = Some(runtime);
         let home = HomeProcess::current();
-        Ok(SessionRunner { runtime, leadership, limits, adaptive_spin, processors, home })
+        Ok(SessionRunner { runtime, leadership, limits, adaptive_spin, home })
     }
 
     /// Returns the handle of the runtime.
@@ -49,9 +47,9 @@ impl SessionRunner {
         self.home
     }
 
-    /// Returns how long a caller polls unconditionally.
-    pub(crate) fn polls_for(&self) -> Duration {
-        self.limits.unconditional
+    /// Returns how long a caller polls while another thread runs the session.
+    pub(crate) fn apart(&self) -> SpinLimits {
+        self.limits.with_longest(self.limits.unconditional)
     }
 
     fn adaptive_spin(&self) -> MutexGuard<'_, AdaptiveSpin> {
@@ -132,17 +130,9 @@ impl LeadingCaller<'_> {
         self.guard.lead();
         let runner = self.runner;
         let mut wait = runner.adaptive_spin().begin(Instant::now());
-        let pays = || {
-            // Reading the load takes about 2 us, so the lock is released first.
-            let pays = runner.adaptive_spin().pays();
-            pays && !runner.processors.are_oversubscribed()
-        };
         runner.runtime().block_on(std::future::poll_fn(|context| {
             let polled = poll(context);
-            // Polls without yielding the processor. After a yield to a thread that computes, this
-            // thread would wait for the end of that thread's time slice, milliseconds, even if the
-            // answer is there. A thread that wakes from sleep is scheduled first.
-            if polled.is_pending() && wait.polls(Instant::now(), pays) {
+            if polled.is_pending() && wait.polls(Instant::now(), timed_yield) {
                 context.waker().wake_by_ref();
             }
             polled
@@ -151,12 +141,12 @@ impl LeadingCaller<'_> {
     }
 }
 
-/// How long a caller polls: unconditionally for about the time of a wake-up, and longer if that
-/// pays. A wake-up takes an eighth of the longest poll.
+/// How long a caller polls: for about the time of a wake-up, and longer if that pays. A wake-up
+/// takes an eighth of the longest poll.
 pub const CALLER_SPIN: SpinLimits = SpinLimits {
     unconditional: Duration::from_micros(50),
     longest: Duration::from_micros(400),
-    recheck: Duration::from_micros(50),
+    yields: Duration::from_micros(50),
 };
 
 #[cfg(test)]
