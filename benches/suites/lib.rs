@@ -7,6 +7,7 @@ mod apply;
 #[allow(dead_code, reason = "the rest is the command line of the tool")]
 #[path = "../../src/bin/pushpull/bench/mod.rs"]
 mod bench;
+mod crowd;
 mod daemon;
 #[path = "../../src/bin/options/local_path.rs"]
 mod local_path;
@@ -74,6 +75,7 @@ fn measure(suite: Suite, options: &SuitesOptions, report: &mut Report) -> Result
             stalled::run(&sizes.stalled_size, pace, report)
         }
         Suite::Scale => scale::run(options, pace, report),
+        Suite::Crowd => crowd::run(options, pace, report),
         Suite::Checkpoint => {
             let bytes = bytes_of(&sizes.checkpoint_size)?;
             saving::run(&sizes.checkpoint_size, bytes, pace.rounds, report)

@@ -98,6 +98,25 @@ pub(crate) struct SuiteSizes {
         value_parser = value_parser!(u32).range(1..=4_000)
     )]
     pub(crate) scale_connections: u32,
+    /// Sizes of the variable of crowd
+    #[arg(
+        long,
+        value_name = "SIZES",
+        value_delimiter = ',',
+        value_parser = size,
+        allow_hyphen_values = true,
+        default_values = ["64B", "4KiB", "64KiB"]
+    )]
+    pub(crate) crowd_sizes: Vec<String>,
+    /// Numbers of workers of crowd
+    #[arg(
+        long,
+        value_name = "NS",
+        value_delimiter = ',',
+        default_values_t = [1, 2, 4, 16, 64],
+        value_parser = value_parser!(u32).range(1..=256)
+    )]
+    pub(crate) crowd_workers: Vec<u32>,
     /// Size of the variable of checkpoint
     #[arg(
         long,
@@ -120,6 +139,7 @@ pub(crate) enum Suite {
     Mlp,
     Memory,
     Scale,
+    Crowd,
     Checkpoint,
 }
 
@@ -148,9 +168,10 @@ Suites:
   mlp         a small network trained by two workers, beside the same two that only compute
   memory      memory of a daemon beside its bounds, and pushes beside a reader that stops reading
   scale       many variables and many connections, beside one of each
+  crowd       steps of 1 to 64 workers on one processor and on two, polling and never
   checkpoint  a checkpoint during pushes, beside a file that is written, flushed and read
 
-The transports are those of `pushpull bench --help`, also for rows and mlp. The suites quick,
+The transports are those of `pushpull bench --help`, also for rows, mlp and crowd. The suites quick,
 restart and memory start the daemon, which must be built before:
 cargo build --release --features cli --bin pushpull-ps
 ";

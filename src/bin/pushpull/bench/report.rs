@@ -14,6 +14,8 @@ pub(crate) enum Unit {
     Throughput,
     /// Batches per second; more is better.
     Batches,
+    /// Steps per second of all workers; more is better.
+    Steps,
     /// Millions of rows per second; more is better.
     Rows,
     /// Microseconds; less is better.
@@ -27,6 +29,7 @@ impl Unit {
         match self {
             Unit::Throughput => "GB/s",
             Unit::Batches => "batches/s",
+            Unit::Steps => "steps/s",
             Unit::Rows => "Mrows/s",
             Unit::Latency => "us",
             Unit::Memory => "KiB",
@@ -125,7 +128,7 @@ impl Row {
     /// Returns the median over rounds of the rate of each round, in the unit of the row.
     fn rate(&self, rounds: &Rounds) -> f64 {
         let scale = match self.unit {
-            Unit::Batches => 1.0,
+            Unit::Batches | Unit::Steps => 1.0,
             Unit::Rows => 1e-6,
             _ => 1e-9,
         };
