@@ -255,6 +255,10 @@ impl FrameStream {
             if side.phase() != ConnectionPhase::Open {
                 return Ok(BatchEnd::Yield);
             }
+            if stream.is_drained() && !self.reader.has_begun() {
+                // The next read would only return `WouldBlock`.
+                return Ok(BatchEnd::Blocked);
+            }
         }
         Ok(BatchEnd::Yield)
     }

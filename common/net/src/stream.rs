@@ -9,6 +9,7 @@ use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pushpull_common::protocol::limits::PART_BYTES_MAX;
@@ -25,6 +26,8 @@ use crate::tls::TlsSession;
 pub struct Stream {
     socket: Socket,
     tls: Option<Box<TlsSession>>,
+    /// Whether the last read has taken all bytes that had arrived, so that the next wait is for more.
+    is_drained: AtomicBool,
 }
 
 /// A stream that no runtime drives, on its way from one thread to another.
@@ -54,7 +57,7 @@ enum DetachedSocket {
 
 impl Stream {
     fn plain(socket: Socket) -> Stream {
-        Stream { socket, tls: None }
+        Stream { socket, tls: None, is_drained: AtomicBool::new(false) }
     }
 
     /// Takes a connected TCP stream: switches Nagle's algorithm off and keepalive on, which finds a
@@ -95,7 +98,7 @@ impl Stream {
                 Socket::Unix(register(stream, Interest::READABLE)?)
             }
         };
-        Ok(Stream { socket, tls: detached.tls })
+        Ok(Stream { tls: detached.tls, ..Stream::plain(socket) })
     }
 
     /// Takes the stream from its runtime.
@@ -152,7 +155,15 @@ impl Stream {
             return Ok(Ready::READABLE);
         }
         let stream = match &self.socket {
-            Socket::Tcp(stream) => return stream.ready(interest).await,
+            Socket::Tcp(stream) => {
+                if interest.is_readable() && self.is_drained.swap(false, Ordering::Relaxed) {
+                    // Makes the runtime wait for more, as a read that returns nothing would. It
+                    // still reports a peer that has closed. Nothing has run since the read.
+                    let nothing = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
+                    let _ = stream.try_io(Interest::READABLE, nothing);
+                }
+                return stream.ready(interest).await;
+            }
             Socket::Unix(stream) => stream,
         };
         if !interest.is_writable() {
@@ -178,11 +189,23 @@ impl Stream {
     ) -> io::Result<usize> {
         match (&self.socket, &self.tls) {
             (Socket::Tcp(stream), Some(tls)) => tls.read(slices, stream),
-            (Socket::Tcp(stream), None) => stream.try_read_vectored(slices),
+            (Socket::Tcp(stream), None) => {
+                let space: usize = slices.iter().map(|slice| slice.len()).sum();
+                let read = stream.try_read_vectored(slices);
+                let is_drained = read.as_ref().is_ok_and(|read| (1..space).contains(read));
+                self.is_drained.store(is_drained, Ordering::Relaxed);
+                read
+            }
             (Socket::Unix(stream), _) => {
                 stream.try_io(Interest::READABLE, |stream| receive(stream, slices, take))
             }
         }
+    }
+
+    /// Returns whether the last read has taken all bytes that had arrived. False if that is unknown:
+    /// a Unix socket also ends a read behind descriptors.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.is_drained.load(Ordering::Relaxed)
     }
 
     /// Writes as much as the socket takes. The next write must begin with the bytes that this one
@@ -527,6 +550,71 @@ mod tests {
             let error = write(&stream, b"more").unwrap_err();
             assert_ne!(error.kind(), io::ErrorKind::WouldBlock, "{error}");
             peer.join().unwrap();
+        });
+    }
+
+    /// Returns a TCP stream and its blocking peer.
+    async fn tcp_pair() -> (Stream, std::net::TcpStream) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let ours = Stream::tcp(TcpStream::connect(address).await.unwrap()).unwrap();
+        (ours, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn a_read_that_takes_all_bytes_is_followed_by_a_wait() {
+        runtime().block_on(async {
+            let (stream, mut theirs) = tcp_pair().await;
+            for round in 0..100 {
+                theirs.write_all(&[1; 9]).unwrap();
+                while !stream.is_drained() {
+                    stream.ready(Interest::READABLE).await.unwrap();
+                    let _ = read(&stream);
+                }
+                // Bytes that arrive before the wait or during it end the wait.
+                let wait = stream.ready(Interest::READABLE);
+                let peer = match round % 2 {
+                    0 => {
+                        theirs.write_all(&[2; 64]).unwrap();
+                        None
+                    }
+                    _ => Some(std::thread::spawn({
+                        let mut theirs = theirs.try_clone().unwrap();
+                        move || theirs.write_all(&[2; 64]).unwrap()
+                    })),
+                };
+                assert!(wait.await.unwrap().is_readable());
+                let bytes = loop {
+                    match read(&stream) {
+                        Ok(bytes) => break bytes,
+                        Err(_) => _ = stream.ready(Interest::READABLE).await.unwrap(),
+                    }
+                };
+                assert_eq!(bytes, 64);
+                assert!(!stream.is_drained(), "the read had no room for more bytes");
+                peer.into_iter().for_each(|peer| peer.join().unwrap());
+            }
+        });
+    }
+
+    #[test]
+    fn a_peer_that_closes_behind_its_last_bytes_ends_a_wait() {
+        runtime().block_on(async {
+            for _ in 0..100 {
+                let (stream, mut theirs) = tcp_pair().await;
+                theirs.write_all(&[1; 9]).unwrap();
+                drop(theirs);
+                let mut read_bytes = 0;
+                loop {
+                    stream.ready(Interest::READABLE).await.unwrap();
+                    match read(&stream) {
+                        Ok(0) => break,
+                        Ok(bytes) => read_bytes += bytes,
+                        Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+                    }
+                }
+                assert_eq!(read_bytes, 9);
+            }
         });
     }
 
