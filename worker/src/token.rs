@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use pushpull_common::data_set::SampleRange;
 use pushpull_common::ids::Sequence;
 use pushpull_common::protocol::Grant;
-use tokio::sync::Notify;
 
 use crate::runtime::{Leadership, OpenOperation};
 use crate::session::{GradientCounts, OpId, ReadPoint};
@@ -118,7 +117,6 @@ impl Drop for Token {
 #[derive(Debug, Default)]
 pub(crate) struct ReturnQueue {
     dropped: Mutex<Vec<(DroppedItem, OpenOperation)>>,
-    pub(crate) notify: Notify,
     leadership: Arc<Leadership>,
 }
 
@@ -140,7 +138,6 @@ impl ReturnQueue {
         // Each update is one call, so the list is consistent after a panic elsewhere.
         let open = self.leadership.open();
         self.dropped.lock().unwrap_or_else(PoisonError::into_inner).push((dropped, open));
-        self.notify.notify_one();
         self.leadership.call();
     }
 

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::Grant;
 use pushpull_common::protocol::message::EndReason;
-use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
+use super::command_queue::{COMMANDS_MAX, CommandQueue, NotQueued};
 use super::leadership::OpenOperation;
 use super::mapped_memory::{MappedShards, PushBuffers};
 use super::runner::SessionRunner;
@@ -19,10 +19,6 @@ use crate::error::Error;
 use crate::metrics::OperationTimes;
 use crate::session::{OpId, Reply, SessionCommand, UnclaimedTokens};
 use crate::token::{DroppedItem, ReturnQueue};
-
-/// The most operations queued for the session. A caller that waits for some of its operations stays
-/// below this.
-pub(super) const COMMANDS_MAX: usize = 1024;
 
 /// The timeout used when the requested one overflows [`Instant`].
 const FOREVER: Duration = Duration::from_secs(30 * 365 * 86_400);
@@ -33,8 +29,7 @@ const LIMIT_MARGIN: Duration = Duration::from_millis(100);
 /// Submits operations to a session. All users of the session share it.
 #[derive(Debug)]
 pub(crate) struct Caller {
-    /// Sends commands to the session; `None` once the session has ended.
-    commands: Mutex<Option<mpsc::Sender<QueuedCommand>>>,
+    commands: Arc<CommandQueue>,
     returns: Arc<ReturnQueue>,
     unclaimed: Arc<UnclaimedTokens>,
     mapped_shards: Arc<MappedShards>,
@@ -48,7 +43,7 @@ pub(crate) struct Caller {
 
 impl Caller {
     pub(super) fn new(
-        commands: mpsc::Sender<QueuedCommand>,
+        commands: Arc<CommandQueue>,
         returns: Arc<ReturnQueue>,
         unclaimed: Arc<UnclaimedTokens>,
         mapped_shards: Arc<MappedShards>,
@@ -56,7 +51,6 @@ impl Caller {
         runner: Arc<SessionRunner>,
     ) -> Caller {
         let next_op = AtomicU64::new(1);
-        let commands = Mutex::new(Some(commands));
         let times = Arc::default();
         Caller {
             commands,
@@ -178,16 +172,12 @@ impl Caller {
     }
 
     fn submit(&self, doing: &'static str, queued_command: QueuedCommand) -> Result<(), Error> {
-        let commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(commands) = &*commands else { return Err(Error::Ended { doing }) };
-        match commands.try_send(queued_command) {
-            Ok(()) => {
-                self.returns.leadership().call();
-                Ok(())
-            }
-            Err(TrySendError::Full(_)) => Err(Error::Busy { doing, limit: COMMANDS_MAX }),
-            Err(TrySendError::Closed(_)) => Err(Error::Ended { doing }),
-        }
+        self.commands.add(queued_command).map_err(|refused| match refused {
+            NotQueued::Full => Error::Busy { doing, limit: COMMANDS_MAX },
+            NotQueued::Ended => Error::Ended { doing },
+        })?;
+        self.returns.leadership().call();
+        Ok(())
     }
 
     /// Returns an operation that failed before it was submitted.
@@ -197,7 +187,7 @@ impl Caller {
 
     /// Ends the session for all callers.
     pub(super) fn end(&self) {
-        self.commands.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.commands.end();
         self.returns.leadership().end();
     }
 }
@@ -362,7 +352,7 @@ fn return_unclaimed(reply: Result<Reply, Error>, returns: &ReturnQueue) {
 
 /// The operations that callers submit; a test answers them in place of a session.
 #[cfg(test)]
-pub(crate) struct SubmittedOperations(mpsc::Receiver<QueuedCommand>);
+pub(crate) struct SubmittedOperations(Arc<CommandQueue>);
 
 /// One submitted operation.
 #[cfg(test)]
@@ -372,7 +362,8 @@ pub(crate) struct SubmittedOperation(QueuedCommand);
 impl Caller {
     /// Returns a caller without a session, and the operations that it submits.
     pub(crate) fn without_session() -> (Caller, SubmittedOperations) {
-        let (commands, orders) = mpsc::channel(COMMANDS_MAX);
+        let commands = Arc::<CommandQueue>::default();
+        let submitted = SubmittedOperations(commands.clone());
         let returns = Arc::new(ReturnQueue::default());
         let runner = Arc::new(
             SessionRunner::new(returns.leadership().clone(), Duration::ZERO).expect("a runtime"),
@@ -381,14 +372,14 @@ impl Caller {
         let mapped_shards = Arc::default();
         let push_buffers = Arc::default();
         let caller = Caller::new(commands, returns, unclaimed, mapped_shards, push_buffers, runner);
-        (caller, SubmittedOperations(orders))
+        (caller, submitted)
     }
 }
 
 #[cfg(test)]
 impl SubmittedOperations {
     pub(crate) fn next(&mut self) -> SubmittedOperation {
-        SubmittedOperation(self.0.try_recv().expect("an operation was submitted"))
+        SubmittedOperation(self.0.take().expect("an operation was submitted"))
     }
 }
 

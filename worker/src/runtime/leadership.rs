@@ -23,6 +23,8 @@ pub struct Leadership {
     word: AtomicU64,
     /// Asks the thread to yield the session.
     release: Notify,
+    /// Wakes the session to look for what callers have submitted.
+    called: Notify,
     thread: OnceLock<Thread>,
 }
 
@@ -39,6 +41,17 @@ struct LeaderState {
     terms: u8,
     /// The open operations.
     open: u32,
+}
+
+/// Who must look for what a caller has submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Called {
+    /// A caller that is about to lead.
+    Nobody,
+    /// The leader, which runs the session.
+    Leader,
+    /// The thread, which is parked.
+    Thread,
 }
 
 /// The state of the session's thread.
@@ -72,6 +85,19 @@ impl LeaderState {
     /// Returns whether an operation is open without a leader.
     fn is_unattended(self) -> bool {
         self.open > 0 && self.callers == 0 && self.thread == ThreadState::Parked
+    }
+
+    /// A caller has submitted something; returns whom to wake. A caller that has entered looks for
+    /// it when it leads.
+    fn call(self) -> (LeaderState, Called) {
+        let has_leader = self.thread == ThreadState::Runs || self.leading > 0;
+        let (state, unattended) = self.call_thread();
+        let called = match (unattended, has_leader) {
+            (true, _) => Called::Thread,
+            (false, true) => Called::Leader,
+            (false, false) => Called::Nobody,
+        };
+        (state, called)
     }
 
     /// Calls the thread if an operation is open without a leader; returns whether to wake it.
@@ -171,11 +197,25 @@ impl Leadership {
         OpenOperation(self.clone())
     }
 
-    /// Ensures that an open operation has a leader: calls the thread if there is none.
+    /// Ensures that the leader of the session finds what was submitted: wakes it, or calls the
+    /// thread if there is none.
     pub fn call(&self) {
-        if self.change(LeaderState::call_thread) {
-            self.wake();
+        match self.change(LeaderState::call) {
+            Called::Thread => self.wake(),
+            Called::Leader => self.called.notify_one(),
+            Called::Nobody => {}
         }
+    }
+
+    /// Waits until something may have been submitted. Awaited by the session.
+    pub(super) async fn called(&self) {
+        self.called.notified().await;
+    }
+
+    /// Makes the session look for what was submitted before its new leader began. Within the
+    /// runtime of the session that wakes no thread.
+    pub(super) fn begin(&self) {
+        self.called.notify_one();
     }
 
     /// Makes the thread take the session over as soon as no caller leads, even if no operation is
@@ -185,6 +225,7 @@ impl Leadership {
             ThreadState::Parked => (LeaderState { thread: ThreadState::Requested, ..state }, ()),
             ThreadState::Runs | ThreadState::Requested => (state, ()),
         });
+        self.called.notify_one();
         self.wake();
     }
 

@@ -1,6 +1,7 @@
 //! Runs the pure session: a thread, sockets and a clock.
 
 mod caller;
+mod command_queue;
 mod connection;
 mod leadership;
 mod mapped_memory;

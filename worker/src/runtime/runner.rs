@@ -63,6 +63,7 @@ impl SessionRunner {
         loop {
             let ended = self.leadership.take_over()
                 && runtime.block_on(async {
+                    self.leadership.begin();
                     tokio::select! {
                         biased;
                         // Every caller sees a panic of the session as an ended session.
@@ -130,7 +131,11 @@ impl LeadingCaller<'_> {
         self.guard.lead();
         let runner = self.runner;
         let mut wait = runner.adaptive_spin().begin(Instant::now());
+        let mut has_begun = false;
         runner.runtime().block_on(std::future::poll_fn(|context| {
+            if !std::mem::replace(&mut has_begun, true) {
+                runner.leadership.begin();
+            }
             let polled = poll(context);
             if polled.is_pending() && wait.polls(Instant::now(), timed_yield) {
                 context.waker().wake_by_ref();

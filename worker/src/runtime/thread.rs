@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 
 use pushpull_common::protocol::Features;
 use pushpull_net::Connector;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use super::caller::{Answer, QueuedCommand};
-use super::caller::{COMMANDS_MAX, Caller};
+use super::caller::{Answer, Caller, QueuedCommand};
+use super::command_queue::CommandQueue;
 use super::connection::{ConnectOrder, LinkOutbox, ShardConnection};
 use super::mapped_memory::{MappedShards, PushBuffers};
 use super::runner::SessionRunner;
@@ -41,7 +41,7 @@ impl SessionThread {
         progress: Option<ProgressCallback>,
         busy_poll: Duration,
     ) -> io::Result<SessionThread> {
-        let (commands, receiver) = mpsc::channel(COMMANDS_MAX);
+        let commands = Arc::<CommandQueue>::default();
         let returns = Arc::new(ReturnQueue::default());
         let runner = Arc::new(SessionRunner::new(returns.leadership().clone(), busy_poll)?);
         let name = format!("worker-{}", start.task.index);
@@ -54,7 +54,7 @@ impl SessionThread {
         let caller_shards = mapped_shards.clone();
         let caller_buffers = push_buffers.clone();
         let caller = Caller::new(
-            commands,
+            commands.clone(),
             caller_returns,
             unclaimed,
             caller_shards,
@@ -67,7 +67,7 @@ impl SessionThread {
             let core =
                 SessionCore::new(session, features, connectors, progress, returns, shared, times);
             let core = Arc::new(core);
-            runner.run(core.run(receiver));
+            runner.run(core.run(commands));
         })?;
         Ok(SessionThread { caller: Arc::new(caller), thread: Some(thread) })
     }
@@ -122,11 +122,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Fails all open operations when the session ends, also if it panics.
-struct AnswersGuard(Arc<SessionCore>);
+/// Fails all open and queued operations when the session ends, also if it panics.
+struct OperationsGuard(Arc<SessionCore>, Arc<CommandQueue>);
 
-impl Drop for AnswersGuard {
+impl Drop for OperationsGuard {
     fn drop(&mut self) {
+        self.1.close();
         let unanswered = std::mem::take(&mut *lock(&self.0.answers));
         drop(unanswered);
     }
@@ -167,13 +168,14 @@ impl SessionCore {
         }
     }
 
-    async fn run(self: Arc<SessionCore>, commands: mpsc::Receiver<QueuedCommand>) {
-        let ended = AnswersGuard(self.clone());
+    async fn run(self: Arc<SessionCore>, commands: Arc<CommandQueue>) {
+        let ended = OperationsGuard(self.clone(), commands.clone());
         let mut connections = JoinSet::new();
         tokio::select! {
-            () = self.serve(commands, &mut connections) => {}
+            () = self.serve(&commands, &mut connections) => {}
             () = self.run_timer() => {}
         }
+        commands.close();
         // Tokens dropped just before the end are returned while the connections are open.
         self.process_returns();
         tokio::task::yield_now().await;
@@ -183,16 +185,20 @@ impl SessionCore {
 
     async fn serve(
         self: &Arc<SessionCore>,
-        mut commands: mpsc::Receiver<QueuedCommand>,
+        commands: &CommandQueue,
         connections: &mut JoinSet<()>,
     ) {
         loop {
             tokio::select! {
-                command = commands.recv() => {
-                    let Some(queued_command) = command else { return };
-                    self.take(queued_command);
+                () = self.returns.leadership().called() => {
+                    while let Some(command) = commands.take() {
+                        self.take(command);
+                    }
+                    self.process_returns();
+                    if commands.is_done() {
+                        return;
+                    }
                 }
-                () = self.returns.notify.notified() => self.process_returns(),
                 () = self.connect.notified() => {
                     for order in std::mem::take(&mut *lock(&self.connects)) {
                         connections.spawn(ShardConnection::new(self.clone(), order).run());

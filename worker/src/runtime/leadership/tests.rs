@@ -11,22 +11,25 @@ type LeaderStep<R> = fn(LeaderState) -> (LeaderState, R);
 #[derive(Clone, Copy)]
 struct Rules {
     enter: LeaderStep<bool>,
-    call_thread: LeaderStep<bool>,
+    call: LeaderStep<Called>,
     leave: LeaderStep<bool>,
     leave_lead: LeaderStep<bool>,
     lead: LeaderStep<bool>,
     take_over: LeaderStep<bool>,
     yield_lead: LeaderStep<bool>,
+    /// Whether a new leader looks for what was submitted.
+    begins: bool,
 }
 
 const RULES: Rules = Rules {
     enter: LeaderState::enter,
-    call_thread: LeaderState::call_thread,
+    call: LeaderState::call,
     leave: LeaderState::leave,
     leave_lead: LeaderState::leave_lead,
     lead: LeaderState::lead,
     take_over: LeaderState::take_over,
     yield_lead: LeaderState::yield_lead,
+    begins: true,
 };
 
 /// The progress of one caller.
@@ -35,9 +38,9 @@ enum CallerProgress {
     Outside,
     /// It has entered, and may lead or not; it has submitted nothing yet.
     Entered(bool),
-    /// It has opened an operation, and not called the thread yet.
+    /// It has submitted an operation, and called nobody yet.
     Opened(bool),
-    /// It has called the thread if necessary, and not begun to lead yet.
+    /// It has called whom it must, and not begun to lead yet.
     Called,
     /// It waits, and leads if it may and the session is free.
     Waiting(bool),
@@ -58,6 +61,10 @@ struct LeadershipModel {
     sleeps: bool,
     /// The caller that runs the session, or [`THREAD`].
     holder: Option<usize>,
+    /// The permit of `Notify`: the session is to look for what was submitted.
+    called: bool,
+    /// The callers whose operation the session has found.
+    found: [bool; CALLERS],
     callers: [CallerProgress; CALLERS],
 }
 
@@ -71,7 +78,16 @@ impl LeadershipModel {
         let state = LeaderState { thread, callers: 0, leading: 0, terms: 0, open: 0 };
         let callers = [CallerProgress::Outside; CALLERS];
         let sleeps = thread == ThreadState::Parked;
-        LeadershipModel { state, permit: false, unpark: false, sleeps, holder: None, callers }
+        LeadershipModel {
+            state,
+            permit: false,
+            unpark: false,
+            sleeps,
+            holder: None,
+            called: false,
+            found: [false; CALLERS],
+            callers,
+        }
     }
 
     fn apply<R>(&mut self, step: LeaderStep<R>) -> R {
@@ -79,6 +95,19 @@ impl LeadershipModel {
         // The model has no clock, so it ignores the count of leaders.
         self.state = LeaderState { terms: 0, ..state };
         result
+    }
+
+    /// A thread begins to run the session.
+    fn hold(&mut self, holder: usize, rules: &Rules) {
+        self.holder = Some(holder);
+        self.called |= rules.begins;
+    }
+
+    /// A caller submits an operation.
+    fn open(&mut self, caller: usize, leads: bool) {
+        self.state.open += 1;
+        self.found[caller] = false;
+        self.callers[caller] = CallerProgress::Opened(leads);
     }
 
     /// The holder of the session answers a caller.
@@ -99,8 +128,7 @@ impl LeadershipModel {
             let mut model = self;
             match self.callers[caller] {
                 CallerProgress::Outside if caller == ASYNCHRONOUS => {
-                    model.state.open += 1;
-                    model.callers[caller] = CallerProgress::Opened(false);
+                    model.open(caller, false);
                 }
                 CallerProgress::Outside => {
                     let leads = model.apply(rules.enter);
@@ -114,11 +142,14 @@ impl LeadershipModel {
                         left.callers[caller] = CallerProgress::Done;
                         models.push(left);
                     }
-                    model.state.open += 1;
-                    model.callers[caller] = CallerProgress::Opened(leads);
+                    model.open(caller, leads);
                 }
                 CallerProgress::Opened(leads) => {
-                    model.unpark |= model.apply(rules.call_thread);
+                    match model.apply(rules.call) {
+                        Called::Nobody => {}
+                        Called::Leader => model.called = true,
+                        Called::Thread => model.unpark = true,
+                    }
                     model.callers[caller] =
                         if leads { CallerProgress::Called } else { CallerProgress::Waiting(false) };
                 }
@@ -127,7 +158,7 @@ impl LeadershipModel {
                     model.callers[caller] = CallerProgress::Waiting(true);
                 }
                 CallerProgress::Waiting(true) if self.holder.is_none() => {
-                    model.holder = Some(caller)
+                    model.hold(caller, rules);
                 }
                 // It releases the session, then leaves; it may enter again.
                 CallerProgress::Answered if self.holder == Some(caller) => model.holder = None,
@@ -141,13 +172,26 @@ impl LeadershipModel {
             }
             models.push(model);
         }
+        if self.holder.is_some() && self.called {
+            let mut model = self;
+            model.called = false;
+            let has_submitted = |caller: usize| {
+                matches!(
+                    self.callers[caller],
+                    CallerProgress::Opened(_) | CallerProgress::Called | CallerProgress::Waiting(_)
+                )
+            };
+            (0..CALLERS).for_each(|caller| model.found[caller] |= has_submitted(caller));
+            models.push(model);
+        }
         let awaits_answer = |at| {
             matches!(
                 at,
                 CallerProgress::Opened(false) | CallerProgress::Called | CallerProgress::Waiting(_)
             )
         };
-        for caller in (0..CALLERS).filter(|&caller| awaits_answer(self.callers[caller])) {
+        let is_found = |&caller: &usize| self.found[caller] && awaits_answer(self.callers[caller]);
+        for caller in (0..CALLERS).filter(is_found) {
             if self.holder.is_some() {
                 let mut model = self;
                 model.answer(caller);
@@ -177,7 +221,7 @@ impl LeadershipModel {
             model.unpark = false;
             model.sleeps = !self.state.can_take_over();
         } else if self.state.thread == ThreadState::Runs && self.holder.is_none() {
-            model.holder = Some(THREAD);
+            model.hold(THREAD, rules);
         } else if self.state.thread != ThreadState::Runs {
             model.sleeps = !model.apply(rules.take_over);
         } else {
@@ -241,14 +285,23 @@ fn callers_that_do_not_wait_do_not_block_the_thread() {
 
 #[test]
 fn each_rule_is_needed() {
-    let loses_call: LeaderStep<bool> = |state| (state, false);
+    let loses_call: LeaderStep<Called> = |state| match state.call() {
+        (_, Called::Thread) => (state, Called::Nobody),
+        call => call,
+    };
+    let lets_lead: LeaderStep<Called> = |state| match state.call() {
+        (state, Called::Leader) => (state, Called::Nobody),
+        call => call,
+    };
     let leaves: LeaderStep<bool> =
         |state| (LeaderState { callers: state.callers - 1, ..state }, false);
     let leaves_lead: LeaderStep<bool> = |state| (state.leave_lead().0, false);
     let always_yields: LeaderStep<bool> =
         |state| (LeaderState { thread: ThreadState::Parked, ..state }, true);
     let broken = [
-        ("a call is lost", Rules { call_thread: loses_call, ..RULES }),
+        ("a call of the thread is lost", Rules { call: loses_call, ..RULES }),
+        ("a call of the leader is lost", Rules { call: lets_lead, ..RULES }),
+        ("a new leader looks for nothing", Rules { begins: false, ..RULES }),
         ("a caller leaves an open operation without a call", Rules { leave: leaves, ..RULES }),
         ("a leader leaves without a call", Rules { leave_lead: leaves_lead, ..RULES }),
         (
