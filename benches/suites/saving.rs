@@ -13,7 +13,8 @@ use pushpull::{ClusterSpec, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfi
 use crate::bench::report::{Report, Row, Unit};
 use crate::bench::{BenchError, BenchFolder};
 
-/// Saves a model of `bytes` bytes while one of its small variables is pushed continuously.
+/// Saves a model of `bytes` bytes, alone and while one of its small variables is pushed
+/// continuously.
 pub(crate) fn run(
     size: &str,
     bytes: usize,
@@ -39,33 +40,39 @@ pub(crate) fn run(
     let mut alone = vec![];
     let mut during = vec![];
     let mut saves = vec![];
+    let mut undisturbed = vec![];
     let mut files = vec![];
+    let save = || {
+        let began = Instant::now();
+        let saved = runtime.block_on(handle.save(b""));
+        saved.map(|_| began.elapsed()).map_err(|error| Chain(&error).to_string())
+    };
     for _ in 0..rounds {
+        undisturbed.push(vec![save()?]);
+        // A name says at which step a checkpoint was saved, so the next one is of another step.
         alone.push(push_small(&mut worker, Duration::from_millis(300), None)?);
         stop.store(false, Ordering::Release);
         let (pushed, saved) = std::thread::scope(|scope| {
-            let stop = &stop;
-            let handle = &handle;
-            let runtime = &runtime;
-            let saving = scope.spawn(move || {
-                let began = Instant::now();
-                let saved =
-                    runtime.block_on(handle.save(b"")).map_err(|error| Chain(&error).to_string());
+            let saving = scope.spawn(|| {
+                let saved = save();
                 stop.store(true, Ordering::Release);
-                saved.map(|_| began.elapsed())
+                saved
             });
-            let pushed = push_small(&mut worker, Duration::MAX, Some(stop));
+            let pushed = push_small(&mut worker, Duration::MAX, Some(&stop));
             (pushed, saving.join().unwrap_or_else(|_| Err("the saving thread panicked".into())))
         });
         during.push(pushed?);
         saves.push(vec![saved?]);
         files.push(vec![write_and_read(&folder.path().join("file"), bytes)?]);
     }
-    let name = format!("checkpoint_{size}");
-    let unit = Unit::Throughput;
-    let amount = bytes as u64;
-    let ceiling_name = "a file written, flushed and read";
-    report.row(Row { name, unit, amount, ours: saves, ceiling: files, ceiling_name })?;
+    for (end, ours) in [("", undisturbed), ("_during_pushes", saves)] {
+        let name = format!("checkpoint_{size}{end}");
+        let unit = Unit::Throughput;
+        let amount = bytes as u64;
+        let ceiling = files.clone();
+        let ceiling_name = "a file written, flushed and read";
+        report.row(Row { name, unit, amount, ours, ceiling, ceiling_name })?;
+    }
     // The ceiling is the same push without a checkpoint. The ratio of the medians is the cost; the
     // 99th percentile shows the pause.
     let name = format!("push_64KiB_during_checkpoint_{size}");

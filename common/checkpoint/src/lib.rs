@@ -25,6 +25,7 @@ mod hex;
 mod local;
 mod manifest;
 mod name;
+mod piece_hasher;
 mod publish;
 mod reshard;
 mod restore;

@@ -9,7 +9,7 @@ use pushpull_common::ids::{PartitionId, ShardId};
 use pushpull_common::stored_stream::StoredStream;
 
 use crate::error::CheckpointError;
-use crate::files::{FileEntry, HashedFile, verify_written};
+use crate::files::{FileEntry, HashedFile, WrittenFile, verify_written};
 use crate::header::{self, Tensor};
 use crate::hex;
 use crate::name::CheckpointName;
@@ -42,9 +42,8 @@ pub fn write_shard(
     source: impl CheckpointSource,
 ) -> Result<FileEntry, CheckpointError> {
     // The source's memory is released before the file is read back.
-    let entry = write_unverified(storage, checkpoint, catalogue, shard, training, source)?;
-    verify_written(storage, &checkpoint.temporary(), &entry)?;
-    Ok(entry)
+    let written = write_unverified(storage, checkpoint, catalogue, shard, training, source)?;
+    verify_written(storage, &checkpoint.temporary(), written)
 }
 
 /// Writes the file of a shard and makes it durable. The caller reads it back.
@@ -55,7 +54,7 @@ pub(crate) fn write_unverified(
     shard: ShardId,
     training: &CheckpointTraining,
     mut source: impl CheckpointSource,
-) -> Result<FileEntry, CheckpointError> {
+) -> Result<WrittenFile, CheckpointError> {
     let plan = ShardFile::plan(catalogue, shard, training, checkpoint)?;
     let folder = checkpoint.temporary();
     let mut out = HashedFile::new(storage.create(&folder, &plan.name)?);

@@ -78,10 +78,10 @@ pub fn write_table(
     for stream in 0..plan.streams.len() {
         source.stream(stream, &mut |row| out.write(row))?;
     }
-    let file = out.finish(&plan.name)?;
+    let written = out.finish(&plan.name)?;
     // The source's memory is released before the file is read back.
     drop(source);
-    verify_written(storage, &folder, &file)?;
+    let file = verify_written(storage, &folder, written)?;
     Ok(TableEntry { partition: partition.id.0, rows, file })
 }
 

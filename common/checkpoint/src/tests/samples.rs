@@ -137,7 +137,7 @@ pub(super) fn save_with(
                     write_shard(&**storage, name, catalogue, id, &training, memory)?
                 }
                 Planted::PublishBeforeVerify => {
-                    write_unverified(&**storage, name, catalogue, id, &training, memory)?
+                    write_unverified(&**storage, name, catalogue, id, &training, memory)?.entry
                 }
             };
             Ok(entry(id, file, step))
