@@ -108,8 +108,9 @@ mod tests {
 
     #[test]
     fn late_yields_that_go_on_pause_polling() {
-        // Numbers of yields, and whether they are late; the pauses in ms.
-        let cases: [(&[(usize, bool)], &[u128], &str); 7] = [
+        // Numbers of yields, and whether they are late.
+        type Yields = &'static [(usize, bool)];
+        let cases: [(Yields, &[u128], &str); 7] = [
             (&[(1000, false)], &[], "nobody wants the processor"),
             (&[(12, true), (8, false), (12, true), (8, false)], &[], "two threads are moved apart"),
             (&[(13, true)], &[50], "the processor is shared"),
