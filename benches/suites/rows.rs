@@ -10,7 +10,7 @@ use pushpull::variable::TableSpec;
 use pushpull_ps::measure::{RowsInPlace, StoreUnderTest};
 
 use crate::bench::report::{Report, Row, Unit};
-use crate::bench::turns::{Pace, interleave};
+use crate::bench::turns::{Pace, Rounds, interleave};
 
 /// Rows of the variable or table, and rows of a batch.
 pub(crate) const ROWS: u32 = 1 << 20;
@@ -84,21 +84,32 @@ pub(crate) fn run(widths: &[u64], pace: Pace, report: &mut Report) -> Result<(),
     for &width in widths {
         let rule = || Arc::new(Adagrad::new(0.5));
         let store = SparseVariable(StoreUnderTest::table(ROWS.into(), width, rule())?);
-        measure(store, width as usize, &batches, pace, report)?;
+        let ceiling = measure(store, width as usize, &batches, pace, report)?;
         let store = GrowingTable(StoreUnderTest::growing(width, TableSpec::new(1 << 33), rule())?);
-        measure(store, width as usize, &batches, pace, report)?;
+        let ours = measure(store, width as usize, &batches, pace, report)?;
+        let name = format!("rows_create_table_dim{width}");
+        let ceiling_name = "the first push of rows of a variable";
+        report.row(Row {
+            name,
+            unit: Unit::Rows,
+            amount: BATCH as u64,
+            ours,
+            ceiling,
+            ceiling_name,
+        })?;
     }
     Ok(())
 }
 
-/// Measures pushes and pulls beside a gather of the same rows.
+/// Measures pushes and pulls beside a gather of the same rows. Returns the times of the first pushes,
+/// one to each row.
 fn measure<H: RowStore>(
     mut store: H,
     width: usize,
     batches: &[Vec<u32>],
     pace: Pace,
     report: &mut Report,
-) -> Result<(), Box<dyn Error>> {
+) -> Result<Rounds, Box<dyn Error>> {
     let mut plain = RowsInPlace::new(ROWS as usize, width, Arc::new(Adagrad::new(0.5)))?;
     let gradient: Vec<f32> = (0..BATCH * width).map(|i| (i % 17) as f32 - 8.0).collect();
     let row = |name: &str, (ours, ceiling)| Row {
@@ -117,8 +128,13 @@ fn measure<H: RowStore>(
     // Push zeros to every row first: all rows exist then, and no measured operation faults pages
     // in.
     let all: Vec<u32> = (0..ROWS).collect();
+    let zeros = vec![0.0; BATCH * width];
+    let mut first = Vec::new();
     for rows in all.chunks(BATCH) {
-        store.push(&keys(&sorted_by::<H>(rows)), &vec![0.0; rows.len() * width]);
+        let keys = keys(&sorted_by::<H>(rows));
+        let start = Instant::now();
+        store.push(&keys, &zeros);
+        first.push(start.elapsed());
     }
     for (rows, keys) in sorted.iter().zip(&sorted_keys) {
         store.push(keys, &gradient);
@@ -167,7 +183,7 @@ fn measure<H: RowStore>(
         return Err("the pulled rows differ from those of the rule in place".into());
     }
     report.row(row("pull", times))?;
-    Ok(())
+    Ok(vec![first])
 }
 
 /// Returns the rows of each batch.

@@ -1,14 +1,12 @@
 //! The change that a push makes to a table: prepared, written to free records or in place, and
 //! published by a commit.
 
-use std::collections::BTreeMap;
-
 use pushpull_common::table::{Eviction, RowHead};
 
 use super::admission::AdmissionDecision;
 use super::index::{
-    DirtyPages, ENTRIES, IndexEntry, PAGES_MAX, PageFull, Pages, RECORDS_MAX, find, page_of,
-    pages_for, tag_of,
+    ChangedPages, DirtyPage, DirtyPages, IndexEntry, PAGES_MAX, PageFull, Pages, RECORDS_MAX, find,
+    page_of, pages_for, tag_of,
 };
 use super::records::{HEAD_BYTES, TableFiles, head_of, put_head};
 use super::{CommittedPages, IdState, Table};
@@ -28,7 +26,7 @@ pub(super) struct DirtyRows {
     /// A reused buffer for changed words of otherwise unchanged pages: page, position, word.
     words: Vec<(u32, usize, u64)>,
     /// Dirty pages: those with insertions or removals.
-    pages: BTreeMap<u32, Vec<u64>>,
+    pages: ChangedPages,
     page_count: u32,
     /// The records of evicted rows.
     pub(super) gone: Vec<u32>,
@@ -68,7 +66,7 @@ impl DirtyRows {
 
     /// Returns an upper bound on the number of words that change.
     fn words(&self) -> usize {
-        self.rows.len() + self.pages.len() * ENTRIES
+        self.rows.len() + self.pages.values().map(DirtyPage::words_max).sum::<usize>()
     }
 }
 
@@ -207,7 +205,7 @@ impl Table {
         number: u64,
     ) {
         let committed = self.committed_pages(journal);
-        let mut pages = BTreeMap::new();
+        let mut pages = ChangedPages::new();
         let mut count = dirty.page_count;
         let mut dirty_pages = DirtyPages::new(&committed, &mut pages, &mut count);
         self.expire(&mut dirty_pages, &mut dirty.gone, ids, number);
@@ -271,11 +269,12 @@ impl Table {
         let number = page_of(tag, dirty.page_count);
         let word = IndexEntry::Row(to).word(tag);
         let named = |entry| entry == IndexEntry::Row(before);
+        let committed = committed.page(number);
         if let Some(page) = dirty.pages.get_mut(&number) {
-            if let Some((place, _)) = find(page, tag, named) {
-                page[place] = word;
+            if let Some((place, _)) = page.find(committed, tag, named) {
+                page.set(committed, place, word);
             }
-        } else if let Some((place, _)) = find(committed.page(number), tag, named) {
+        } else if let Some((place, _)) = find(committed, tag, named) {
             words.push((number, place, word));
         }
     }
@@ -295,9 +294,8 @@ impl Table {
         }
         for (&number, page) in &dirty.pages {
             // Pages after the committed ones contain zeros.
-            let before = pages.page(number);
-            let differ = page.iter().zip(before).enumerate().filter(|(_, (now, was))| now != was);
-            changed.extend(differ.map(|(place, (&now, _))| (number, place, now)));
+            let differences = page.differences(pages.page(number));
+            changed.extend(differences.map(|(place, word)| (number, place, word)));
         }
         debug_assert!(
             journal.free_words() >= changed.len(),
@@ -371,11 +369,10 @@ fn insert_entry<P: Pages>(
     tag: u32,
     entry: IndexEntry,
 ) -> Insertion {
-    let page = page_of(tag, dirty_pages.count());
     let candidate = |entry| matches!(entry, IndexEntry::Candidate(_));
-    match find(dirty_pages.page(page), tag, candidate) {
-        Some((place, _)) => {
-            dirty_pages.replace(page, place, entry);
+    match dirty_pages.find(tag, candidate) {
+        Some((page, place, _)) => {
+            dirty_pages.replace(page, place, tag, entry);
             Insertion::ReplacedCandidate
         }
         None => match dirty_pages.insert(tag, entry) {

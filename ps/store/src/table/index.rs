@@ -14,6 +14,7 @@
 use std::collections::BTreeMap;
 
 use pushpull_common::table::scatter;
+use smallvec::SmallVec;
 
 use crate::commit::CELL_WORDS;
 
@@ -102,10 +103,19 @@ fn probe(tag: u32) -> impl Iterator<Item = usize> {
 pub(super) fn find(
     page: &[u64],
     tag: u32,
+    is_it: impl FnMut(IndexEntry) -> bool,
+) -> Option<(usize, IndexEntry)> {
+    find_in(|place| page[place], tag, is_it)
+}
+
+/// Finds an entry as [`find`] does, in a page whose words `word` returns.
+fn find_in(
+    word: impl Fn(usize) -> u64,
+    tag: u32,
     mut is_it: impl FnMut(IndexEntry) -> bool,
 ) -> Option<(usize, IndexEntry)> {
     for place in probe(tag) {
-        let word = page[place];
+        let word = word(place);
         if word == 0 {
             return None;
         }
@@ -152,11 +162,103 @@ pub(super) trait Pages {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PageFull;
 
+/// The most words of a page that are listed. A page with more changes is copied.
+const LISTED_MAX: usize = 16;
+
+/// A page of an index as a change leaves it.
+///
+/// The ids of a push are spread over the pages of a large index, and few of them share one. A copy
+/// of a page for each took most of the time of a new row.
+#[derive(Debug)]
+pub(super) enum DirtyPage {
+    /// The committed page, but for these words at their places, each place once.
+    Listed(SmallVec<[(usize, u64); 2]>),
+    /// All words of the page.
+    Whole(Vec<u64>),
+}
+
+impl Default for DirtyPage {
+    fn default() -> DirtyPage {
+        DirtyPage::Listed(SmallVec::new())
+    }
+}
+
+impl DirtyPage {
+    /// Returns a word, given the committed page.
+    fn word(&self, committed: &[u64], place: usize) -> u64 {
+        match self {
+            DirtyPage::Whole(words) => words[place],
+            DirtyPage::Listed(words) => {
+                let listed = words.iter().find(|(listed, _)| *listed == place);
+                listed.map_or(committed[place], |(_, word)| *word)
+            }
+        }
+    }
+
+    /// Finds an entry as [`find`] does.
+    pub(super) fn find(
+        &self,
+        committed: &[u64],
+        tag: u32,
+        is_it: impl FnMut(IndexEntry) -> bool,
+    ) -> Option<(usize, IndexEntry)> {
+        find_in(|place| self.word(committed, place), tag, is_it)
+    }
+
+    /// Changes a word.
+    pub(super) fn set(&mut self, committed: &[u64], place: usize, word: u64) {
+        match self {
+            DirtyPage::Listed(words) if words.len() < LISTED_MAX => {
+                match words.iter_mut().find(|(listed, _)| *listed == place) {
+                    Some((_, listed)) => *listed = word,
+                    None => words.push((place, word)),
+                }
+            }
+            _ => self.whole(committed)[place] = word,
+        }
+    }
+
+    /// Returns all words, copied from the committed page if they were listed.
+    fn whole(&mut self, committed: &[u64]) -> &mut [u64] {
+        if let DirtyPage::Listed(listed) = self {
+            let mut words = committed.to_vec();
+            listed.iter().for_each(|&(place, word)| words[place] = word);
+            *self = DirtyPage::Whole(words);
+        }
+        match self {
+            DirtyPage::Whole(words) => words,
+            DirtyPage::Listed(_) => unreachable!("the words were copied"),
+        }
+    }
+
+    /// Returns an upper bound on the number of words that differ from the committed page.
+    pub(super) fn words_max(&self) -> usize {
+        match self {
+            DirtyPage::Listed(words) => words.len(),
+            DirtyPage::Whole(_) => ENTRIES,
+        }
+    }
+
+    /// Yields the words that differ from the committed page, each with its place.
+    pub(super) fn differences(&self, committed: &[u64]) -> impl Iterator<Item = (usize, u64)> {
+        let (listed, whole) = match self {
+            DirtyPage::Listed(words) => (&words[..], &[][..]),
+            DirtyPage::Whole(words) => (&[][..], &words[..]),
+        };
+        let differ = whole.iter().copied().enumerate().zip(committed);
+        let differ = differ.filter(|((_, now), was)| now != *was).map(|(word, _)| word);
+        listed.iter().copied().chain(differ)
+    }
+}
+
+/// The changed pages of an index.
+pub(super) type ChangedPages = BTreeMap<u32, DirtyPage>;
+
 /// A change of an index in progress: dirty pages over the committed ones.
 #[derive(Debug)]
 pub(super) struct DirtyPages<'a, P> {
     pages: &'a P,
-    changed: &'a mut BTreeMap<u32, Vec<u64>>,
+    changed: &'a mut ChangedPages,
     /// The number of pages after the change.
     count: &'a mut u32,
 }
@@ -164,7 +266,7 @@ pub(super) struct DirtyPages<'a, P> {
 impl<'a, P: Pages> DirtyPages<'a, P> {
     pub(super) fn new(
         pages: &'a P,
-        changed: &'a mut BTreeMap<u32, Vec<u64>>,
+        changed: &'a mut ChangedPages,
         count: &'a mut u32,
     ) -> DirtyPages<'a, P> {
         DirtyPages { pages, changed, count }
@@ -175,19 +277,34 @@ impl<'a, P: Pages> DirtyPages<'a, P> {
     }
 
     /// Returns a page as it will be after the change.
-    pub(super) fn page(&self, page: u32) -> &[u64] {
-        self.changed.get(&page).map_or_else(|| self.pages.page(page), Vec::as_slice)
+    pub(super) fn page(&mut self, page: u32) -> &[u64] {
+        let committed = self.pages.page(page);
+        self.changed.get_mut(&page).map_or(committed, |page| page.whole(committed))
+    }
+
+    /// Finds the first entry of a tag that satisfies `is_it`: its page, its place and the entry.
+    pub(super) fn find(
+        &self,
+        tag: u32,
+        is_it: impl FnMut(IndexEntry) -> bool,
+    ) -> Option<(u32, usize, IndexEntry)> {
+        let page = page_of(tag, self.count());
+        let committed = self.pages.page(page);
+        let found = match self.changed.get(&page) {
+            Some(changed) => changed.find(committed, tag, is_it),
+            None => find(committed, tag, is_it),
+        };
+        found.map(|(place, entry)| (page, place, entry))
     }
 
     fn page_mut(&mut self, page: u32) -> &mut [u64] {
-        let pages = self.pages;
-        self.changed.entry(page).or_insert_with(|| pages.page(page).to_vec())
+        self.changed.entry(page).or_default().whole(self.pages.page(page))
     }
 
-    /// Replaces an entry, keeping its tag.
-    pub(super) fn replace(&mut self, page: u32, place: usize, entry: IndexEntry) {
-        let page = self.page_mut(page);
-        page[place] = entry.word(tag_in(page[place]));
+    /// Replaces an entry of a tag.
+    pub(super) fn replace(&mut self, page: u32, place: usize, tag: u32, entry: IndexEntry) {
+        let committed = self.pages.page(page);
+        self.changed.entry(page).or_default().set(committed, place, entry.word(tag));
     }
 
     pub(super) fn remove(&mut self, page: u32, place: usize) {
@@ -203,7 +320,10 @@ impl<'a, P: Pages> DirtyPages<'a, P> {
         let most = self.count().saturating_mul(2).min(PAGES_MAX);
         loop {
             let page = page_of(tag, self.count());
-            if insert(self.page_mut(page), entry.word(tag)) {
+            let committed = self.pages.page(page);
+            let changed = self.changed.entry(page).or_default();
+            if let Some(place) = probe(tag).find(|&place| changed.word(committed, place) == 0) {
+                changed.set(committed, place, entry.word(tag));
                 return Ok(());
             }
             if self.count() >= most {
@@ -232,8 +352,8 @@ impl<'a, P: Pages> DirtyPages<'a, P> {
             let page = if page_of(tag_in(word), more) == added { &mut go } else { &mut stay };
             insert(page, word);
         }
-        self.changed.insert(source, stay);
-        self.changed.insert(added, go);
+        self.changed.insert(source, DirtyPage::Whole(stay));
+        self.changed.insert(added, DirtyPage::Whole(go));
         *self.count = more;
     }
 }
@@ -255,8 +375,7 @@ mod tests {
     }
 
     fn has_row(dirty_pages: &DirtyPages<'_, TestPages>, tag: u32, record: u32) -> bool {
-        let page = dirty_pages.page(page_of(tag, dirty_pages.count()));
-        find(page, tag, |entry| entry == IndexEntry::Row(record)).is_some()
+        dirty_pages.find(tag, |entry| entry == IndexEntry::Row(record)).is_some()
     }
 
     #[test]
@@ -317,9 +436,9 @@ mod tests {
                     }
                     (false, true) => {
                         let tag = model[&number];
-                        let page = page_of(tag, dirty_pages.count());
-                        let place = find(dirty_pages.page(page), tag, |e| e == IndexEntry::Row(number));
-                        dirty_pages.remove(page, place.unwrap().0);
+                        let row = dirty_pages.find(tag, |e| e == IndexEntry::Row(number));
+                        let (page, place, _) = row.unwrap();
+                        dirty_pages.remove(page, place);
                         model.remove(&number);
                     }
                     _ => {}
@@ -329,8 +448,9 @@ mod tests {
             for (&number, &tag) in &model {
                 prop_assert!(has_row(&dirty_pages, tag, number), "{} of {:#x}", number, tag);
             }
-            let pages = (0..dirty_pages.count()).flat_map(|page| dirty_pages.page(page).to_vec());
-            prop_assert_eq!(pages.filter(|&word| word != 0).count(), model.len());
+            let empty = [0; ENTRIES];
+            let words = changed.values().flat_map(|page| page.differences(&empty));
+            prop_assert_eq!(words.filter(|&(_, word)| word != 0).count(), model.len());
         }
     }
 }

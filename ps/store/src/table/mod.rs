@@ -28,7 +28,7 @@ use crate::arena::Reservation;
 use crate::commit::{Address, Journal, page_word};
 use crate::undo::RowLocation;
 use change::{DirtyRows, NewId};
-use index::{IndexEntry, Pages, find, page_of, tag_of};
+use index::{ENTRIES, IndexEntry, Pages, find, page_of, tag_of};
 pub use open::TableInputs;
 pub use records::TableFiles;
 use records::{HEAD_BYTES, Records, id_of};
@@ -147,7 +147,11 @@ struct CommittedPages<'a> {
 
 impl Pages for CommittedPages<'_> {
     fn page(&self, page: u32) -> &[u64] {
-        self.journal.index_page(self.table, page)
+        match (page as usize) < self.journal.index_pages(self.table) {
+            true => self.journal.index_page(self.table, page),
+            // A page that a change adds.
+            false => &[0; ENTRIES],
+        }
     }
 }
 

@@ -1,11 +1,9 @@
 //! Images of a table's rows for checkpoints, and restoring rows from one.
 
-use std::collections::BTreeMap;
-
 use pushpull_common::table::RowHead;
 
 use super::Table;
-use super::index::{DirtyPages, ENTRIES, IndexEntry, Pages, find, page_of, pages_for, tag_of};
+use super::index::{ChangedPages, DirtyPages, ENTRIES, IndexEntry, Pages, pages_for, tag_of};
 use super::records::{RecordShape, head_of, id_of, put_head};
 use crate::arena::PinnedSet;
 use crate::commit::Journal;
@@ -41,7 +39,7 @@ impl TableImage {
 /// The pages of an index being rebuilt, and their number.
 #[derive(Debug)]
 pub(super) struct RestoredIndex {
-    pages: BTreeMap<u32, Vec<u64>>,
+    pages: ChangedPages,
     count: u32,
 }
 
@@ -76,15 +74,16 @@ impl Table {
             self.records.grow()?;
         }
         let tag = tag_of(head.id, self.salt);
-        let restored =
-            self.restored.get_or_insert_with(|| RestoredIndex { pages: BTreeMap::new(), count: 1 });
+        let restored = self
+            .restored
+            .get_or_insert_with(|| RestoredIndex { pages: ChangedPages::new(), count: 1 });
         let mut dirty_pages =
             DirtyPages::new(&EmptyIndex, &mut restored.pages, &mut restored.count);
         let same = |entry| match entry {
             IndexEntry::Row(record) => id_of(self.records.read(record)) == head.id,
             _ => false,
         };
-        if find(dirty_pages.page(page_of(tag, dirty_pages.count())), tag, same).is_some() {
+        if dirty_pages.find(tag, same).is_some() {
             return Ok(());
         }
         let Some(record) = self.records.take() else {
@@ -114,7 +113,7 @@ impl Table {
         self.pages = count;
         self.ensure_pages(journal, count as usize)?;
         for (&page, words) in &pages {
-            for (place, &word) in words.iter().enumerate().filter(|(_, word)| **word != 0) {
+            for (place, word) in words.differences(EmptyIndex.page(page)) {
                 journal.fill_index(self.address(page, place), u64::from_le(word));
             }
         }
