@@ -151,7 +151,8 @@ impl AdaptiveSpin {
             return;
         }
         // The wait of a thread that slept early includes the wake-up.
-        let short = self.limits.longest + if wait.slept_early { WAKE_UP } else { Duration::ZERO };
+        let wake_up = if wait.slept_early { WAKE_UP } else { Duration::ZERO };
+        let short = self.limits.longest.saturating_add(wake_up);
         match waited < short {
             true => self.credit = (self.credit + 1).min(2 * SHORT_WAITS_PER_FAILED_POLL),
             false => self.credit = self.credit.saturating_sub(SHORT_WAITS_PER_FAILED_POLL),

@@ -241,6 +241,7 @@ impl FrameStream {
         mut unsent: bool,
     ) -> Result<BatchEnd, ReadError> {
         let stream = &self.stream;
+        stream.begin_reads();
         let mut source = |slices: &mut [IoSliceMut<'_>]| stream.try_read(slices, &mut *take);
         for _ in 0..FRAMES_PER_BATCH {
             // Answers are sent before a read that may only return `WouldBlock`.
@@ -255,8 +256,7 @@ impl FrameStream {
             if side.phase() != ConnectionPhase::Open {
                 return Ok(BatchEnd::Yield);
             }
-            if stream.is_drained() && !self.reader.has_begun() {
-                // The next read would only return `WouldBlock`.
+            if !self.reader.has_begun() && stream.take_drained() {
                 return Ok(BatchEnd::Blocked);
             }
         }
@@ -266,3 +266,106 @@ impl FrameStream {
 
 /// The most frames that one connection reads before it yields to the others.
 const FRAMES_PER_BATCH: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use pushpull_common::protocol::message::Heartbeat;
+    use pushpull_common::protocol::{BodyStamp, FrameEvent, encode};
+    use tokio::net::TcpStream;
+
+    use super::*;
+
+    /// A side that counts heartbeats until it has all. Its peer sends the last ones at a given count.
+    struct CountingSide {
+        count: usize,
+        all: usize,
+        sends_at: usize,
+        peer: std::net::TcpStream,
+        /// The count at which the side stops reading for one wait.
+        rests_at: usize,
+        is_resting: bool,
+        changed: Notify,
+    }
+
+    fn heartbeats(count: usize) -> Vec<u8> {
+        let mut one = Vec::new();
+        encode(&mut one, &Default::default(), &Heartbeat {}.into(), BodyStamp::plain(0));
+        one.repeat(count)
+    }
+
+    impl FrameSink for CountingSide {
+        fn on_frame(&mut self, event: FrameEvent<'_>) {
+            let FrameEvent::Message(..) = event else { return };
+            self.count += 1;
+            if self.count == self.sends_at {
+                self.peer.write_all(&heartbeats(LAST)).unwrap();
+            }
+            self.is_resting |= self.count == self.rests_at;
+        }
+
+        fn with_body<R>(&mut self, receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R) -> R {
+            receive(None)
+        }
+    }
+
+    impl ConnectionSide for CountingSide {
+        fn flush(&mut self, _: &Stream) -> io::Result<bool> {
+            Ok(false)
+        }
+
+        fn phase(&self) -> ConnectionPhase {
+            match self.is_resting {
+                _ if self.count == self.all => ConnectionPhase::Ended,
+                true => ConnectionPhase::WriteOnly,
+                false => ConnectionPhase::Open,
+            }
+        }
+
+        fn changed(&self) -> &Notify {
+            &self.changed
+        }
+
+        fn wait_begins(&mut self, _: bool) {
+            if std::mem::take(&mut self.is_resting) {
+                self.changed.notify_one();
+            }
+        }
+    }
+
+    const LAST: usize = 3;
+
+    /// The runtime notices the last frames between two batches of reads, while frames of the first
+    /// read are still buffered.
+    #[tokio::test]
+    async fn frames_that_arrive_between_two_batches_are_received() {
+        let counts = [1, 2, 15, 16, 17, 18, 32, 33];
+        let cases = counts.into_iter().flat_map(|first| {
+            let sends_at = counts.into_iter().filter(move |&at| at <= first);
+            sends_at.flat_map(move |at| [0, 1, at, first].map(|rests_at| (first, at, rests_at)))
+        });
+        for (first, sends_at, rests_at) in cases {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            let ours = Stream::tcp(TcpStream::connect(address).await.unwrap()).unwrap();
+            let (mut peer, _) = listener.accept().unwrap();
+            peer.write_all(&heartbeats(first)).unwrap();
+            let mut side = CountingSide {
+                count: 0,
+                all: first + LAST,
+                sends_at,
+                peer,
+                rests_at,
+                is_resting: false,
+                changed: Notify::new(),
+            };
+            let mut frames = FrameStream::new(ours, FrameReader::new());
+            frames.open();
+            let served = frames.serve(&mut side, drop);
+            let served = tokio::time::timeout(std::time::Duration::from_secs(60), served).await;
+            let case = format!("{first} frames, more at {sends_at}, a rest at {rests_at}");
+            assert!(matches!(served, Ok(Ok(()))), "{case}: {} were received", side.count);
+        }
+    }
+}

@@ -26,7 +26,7 @@ use crate::tls::TlsSession;
 pub struct Stream {
     socket: Socket,
     tls: Option<Box<TlsSession>>,
-    /// Whether the last read has taken all bytes that had arrived, so that the next wait is for more.
+    /// Whether the last read has taken all bytes that had arrived.
     is_drained: AtomicBool,
 }
 
@@ -155,15 +155,7 @@ impl Stream {
             return Ok(Ready::READABLE);
         }
         let stream = match &self.socket {
-            Socket::Tcp(stream) => {
-                if interest.is_readable() && self.is_drained.swap(false, Ordering::Relaxed) {
-                    // Makes the runtime wait for more, as a read that returns nothing would. It
-                    // still reports a peer that has closed. Nothing has run since the read.
-                    let nothing = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
-                    let _ = stream.try_io(Interest::READABLE, nothing);
-                }
-                return stream.ready(interest).await;
-            }
+            Socket::Tcp(stream) => return stream.ready(interest).await,
             Socket::Unix(stream) => stream,
         };
         if !interest.is_writable() {
@@ -202,10 +194,24 @@ impl Stream {
         }
     }
 
-    /// Returns whether the last read has taken all bytes that had arrived. False if that is unknown:
-    /// a Unix socket also ends a read behind descriptors.
-    pub(crate) fn is_drained(&self) -> bool {
-        self.is_drained.load(Ordering::Relaxed)
+    /// Begins a batch of reads, for [`Stream::take_drained`].
+    pub(crate) fn begin_reads(&self) {
+        self.is_drained.store(false, Ordering::Relaxed);
+    }
+
+    /// Returns whether the last read of the batch has taken all bytes that had arrived, so that the
+    /// next one would only return `WouldBlock`. The next wait is for more bytes then, as after such a
+    /// read. False if that is unknown: a Unix socket also ends a read behind descriptors.
+    ///
+    /// The runtime must not have run since the batch began: it may have noticed more bytes.
+    pub(crate) fn take_drained(&self) -> bool {
+        let is_drained = self.is_drained.swap(false, Ordering::Relaxed);
+        if let (true, Socket::Tcp(stream)) = (is_drained, &self.socket) {
+            // The runtime still reports a peer that has closed.
+            let nothing = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
+            let _ = stream.try_io(Interest::READABLE, nothing);
+        }
+        is_drained
     }
 
     /// Writes as much as the socket takes. The next write must begin with the bytes that this one
@@ -561,39 +567,58 @@ mod tests {
         (ours, listener.accept().unwrap().0)
     }
 
+    /// Reads once the stream is ready.
+    async fn read_ready(stream: &Stream) -> usize {
+        loop {
+            stream.ready(Interest::READABLE).await.unwrap();
+            stream.begin_reads();
+            match read(stream) {
+                Ok(bytes) => break bytes,
+                Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
+            }
+        }
+    }
+
     #[test]
     fn a_read_that_takes_all_bytes_is_followed_by_a_wait() {
         runtime().block_on(async {
             let (stream, mut theirs) = tcp_pair().await;
             for round in 0..100 {
                 theirs.write_all(&[1; 9]).unwrap();
-                while !stream.is_drained() {
-                    stream.ready(Interest::READABLE).await.unwrap();
-                    let _ = read(&stream);
+                assert_eq!(read_ready(&stream).await, 9);
+                // Bytes may arrive before the stream is found drained.
+                let more = &[2; 64];
+                if round % 3 == 0 {
+                    theirs.write_all(more).unwrap();
                 }
-                // Bytes that arrive before the wait or during it end the wait.
-                let wait = stream.ready(Interest::READABLE);
-                let peer = match round % 2 {
-                    0 => {
-                        theirs.write_all(&[2; 64]).unwrap();
-                        None
-                    }
-                    _ => Some(std::thread::spawn({
+                assert!(stream.take_drained());
+                assert_eq!(read(&stream).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+                match round % 3 {
+                    0 => {}
+                    1 => theirs.write_all(more).unwrap(),
+                    _ => {
                         let mut theirs = theirs.try_clone().unwrap();
-                        move || theirs.write_all(&[2; 64]).unwrap()
-                    })),
-                };
-                assert!(wait.await.unwrap().is_readable());
-                let bytes = loop {
-                    match read(&stream) {
-                        Ok(bytes) => break bytes,
-                        Err(_) => _ = stream.ready(Interest::READABLE).await.unwrap(),
+                        std::thread::spawn(move || theirs.write_all(more).unwrap());
                     }
-                };
-                assert_eq!(bytes, 64);
-                assert!(!stream.is_drained(), "the read had no room for more bytes");
-                peer.into_iter().for_each(|peer| peer.join().unwrap());
+                }
+                assert_eq!(read_ready(&stream).await, 64);
+                assert!(!stream.take_drained(), "the read had no room for more bytes");
             }
+        });
+    }
+
+    #[test]
+    fn a_batch_of_reads_knows_nothing_of_earlier_ones() {
+        runtime().block_on(async {
+            let (stream, mut theirs) = tcp_pair().await;
+            theirs.write_all(&[1; 9]).unwrap();
+            assert_eq!(read_ready(&stream).await, 9);
+            theirs.write_all(&[2; 9]).unwrap();
+            // The runtime notices the second message.
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            stream.begin_reads();
+            assert!(!stream.take_drained());
+            assert_eq!(read(&stream).unwrap(), 9);
         });
     }
 
@@ -604,16 +629,9 @@ mod tests {
                 let (stream, mut theirs) = tcp_pair().await;
                 theirs.write_all(&[1; 9]).unwrap();
                 drop(theirs);
-                let mut read_bytes = 0;
-                loop {
-                    stream.ready(Interest::READABLE).await.unwrap();
-                    match read(&stream) {
-                        Ok(0) => break,
-                        Ok(bytes) => read_bytes += bytes,
-                        Err(error) => assert_eq!(error.kind(), io::ErrorKind::WouldBlock),
-                    }
-                }
-                assert_eq!(read_bytes, 9);
+                assert_eq!(read_ready(&stream).await, 9);
+                assert!(stream.take_drained());
+                assert_eq!(read_ready(&stream).await, 0);
             }
         });
     }

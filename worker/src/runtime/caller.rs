@@ -1,6 +1,8 @@
 //! The callers' end of a session: carries commands to it and replies back. Tokens and pushes in
 //! messages that do not arrive are returned.
 
+#[cfg(test)]
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -352,7 +354,7 @@ fn return_unclaimed(reply: Result<Reply, Error>, returns: &ReturnQueue) {
 
 /// The operations that callers submit; a test answers them in place of a session.
 #[cfg(test)]
-pub(crate) struct SubmittedOperations(Arc<CommandQueue>);
+pub(crate) struct SubmittedOperations(Arc<CommandQueue>, VecDeque<QueuedCommand>);
 
 /// One submitted operation.
 #[cfg(test)]
@@ -363,7 +365,7 @@ impl Caller {
     /// Returns a caller without a session, and the operations that it submits.
     pub(crate) fn without_session() -> (Caller, SubmittedOperations) {
         let commands = Arc::<CommandQueue>::default();
-        let submitted = SubmittedOperations(commands.clone());
+        let submitted = SubmittedOperations(commands.clone(), VecDeque::new());
         let returns = Arc::new(ReturnQueue::default());
         let runner = Arc::new(
             SessionRunner::new(returns.leadership().clone(), Duration::ZERO).expect("a runtime"),
@@ -379,7 +381,8 @@ impl Caller {
 #[cfg(test)]
 impl SubmittedOperations {
     pub(crate) fn next(&mut self) -> SubmittedOperation {
-        SubmittedOperation(self.0.take().expect("an operation was submitted"))
+        self.1.append(&mut self.0.take());
+        SubmittedOperation(self.1.pop_front().expect("an operation was submitted"))
     }
 }
 

@@ -54,9 +54,9 @@ impl CommandQueue {
         Err(refused)
     }
 
-    /// Takes the oldest command.
-    pub(super) fn take(&self) -> Option<QueuedCommand> {
-        self.state().commands.pop_front()
+    /// Takes all commands, the oldest first.
+    pub(super) fn take(&self) -> VecDeque<QueuedCommand> {
+        std::mem::take(&mut self.state().commands)
     }
 
     /// Refuses all later commands. Those in the queue can still be taken.
@@ -73,8 +73,6 @@ impl CommandQueue {
     /// Ends the queue and drops its commands.
     pub(super) fn close(&self) {
         self.end();
-        while let Some(command) = self.take() {
-            drop(command);
-        }
+        drop(self.take());
     }
 }

@@ -191,13 +191,13 @@ impl SessionCore {
         loop {
             tokio::select! {
                 () = self.returns.leadership().called() => {
-                    while let Some(command) = commands.take() {
-                        self.take(command);
-                    }
+                    commands.take().into_iter().for_each(|command| self.take(command));
                     self.process_returns();
                     if commands.is_done() {
                         return;
                     }
+                    // Callers that submit without end keep the connections from nothing.
+                    tokio::task::coop::consume_budget().await;
                 }
                 () = self.connect.notified() => {
                     for order in std::mem::take(&mut *lock(&self.connects)) {
