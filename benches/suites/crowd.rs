@@ -7,40 +7,28 @@ use std::time::{Duration, Instant};
 use pushpull::blocking::Worker;
 use pushpull::error::Chain;
 use pushpull::{ClusterSpec, Params, Ps, PsConfig, Sgd, TaskId, VariableSpec, WorkerConfig};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::bench::bed::RATE;
+use crate::bench::processors::on_processors;
 use crate::bench::report::{Report, Row, Unit};
 use crate::bench::turns::{Pace, interleave};
 use crate::bench::{BenchError, BenchFolder, Transport, bytes_of};
 use crate::options::SuitesOptions;
 
-/// Measures every size and number of workers on each number of processors.
+/// Measures every size and number of workers on each number of processors, by default one and two.
 pub(crate) fn run(
     options: &SuitesOptions,
     pace: Pace,
     report: &mut Report,
 ) -> Result<(), BenchError> {
-    let all = sched_getaffinity(None)?;
-    for processors in [1, 2] {
-        let few = first_of(&all, processors);
-        if few.count() as usize != processors {
-            continue;
-        }
-        // Threads that are started from now on inherit it.
-        sched_setaffinity(None, &few)?;
-        let measured = measure(options, processors, pace, report);
-        sched_setaffinity(None, &all)?;
-        measured?;
-    }
-    Ok(())
-}
-
-/// Returns the first processors of a set.
-fn first_of(all: &CpuSet, count: usize) -> CpuSet {
-    let mut few = CpuSet::new();
-    (0..CpuSet::MAX_CPU).filter(|&cpu| all.is_set(cpu)).take(count).for_each(|cpu| few.set(cpu));
-    few
+    let usual = [1, 2];
+    let processors = match &options.transports.transport_suite.processors[..] {
+        [] => &usual[..],
+        few => few,
+    };
+    processors
+        .iter()
+        .try_for_each(|&count| on_processors(count, || measure(options, count, pace, report)))
 }
 
 fn measure(

@@ -55,18 +55,31 @@ fn machine(processors: &str, memory: &str, version: &str) -> String {
     format!("{cores} cores of {model} (cache {cache}), {gib:.0} GiB of memory, Linux {kernel}")
 }
 
+/// The ends of the names of rows that were measured on one processor and on two.
+const ONE: &str = "_cpus1";
+const TWO: &str = "_cpus2";
+
+/// Returns the table of the rows. What was measured on one processor stands beside the same on two.
 fn table(lines: &[ReportLine]) -> String {
     let mut table = String::from(
-        "| row | ours | ceiling | ratio | unit | the ceiling is |\n| --- | ---: | ---: | ---: | --- | --- |\n",
+        "| row | ours | ceiling | ratio | ours on one core | ratio there | unit | the ceiling is |\n\
+         | --- | ---: | ---: | ---: | ---: | ---: | --- | --- |\n",
     );
-    for line in lines {
+    let others = lines.iter().filter(|line| !line.name.ends_with(ONE));
+    for line in others {
+        let name = line.name.trim_end_matches(TWO);
+        let on_one = lines.iter().find(|one| one.name.strip_suffix(ONE) == Some(name));
+        let dash = || "-".to_owned();
+        let [ours_on_one, _, ratio_on_one] =
+            on_one.map_or([dash(), dash(), dash()], ReportLine::figures);
         let [ours, ceiling, ratio] = line.figures();
-        let (name, unit, ceiling_name) = (&line.name, line.unit.name(), line.ceiling_name);
+        let (unit, ceiling_name) = (line.unit.name(), line.ceiling_name);
         let p99 = line.p99.map(|p99| format!(", p99 {p99:.1}")).unwrap_or_default();
         // Writing to a string cannot fail.
         let _ = writeln!(
             table,
-            "| `{name}` | {ours} | {ceiling} | {ratio} | {unit}{p99} | {ceiling_name} |"
+            "| `{name}` | {ours} | {ceiling} | {ratio} | {ours_on_one} | {ratio_on_one} | {unit}{p99} | \
+             {ceiling_name} |"
         );
     }
     table
@@ -112,9 +125,16 @@ mod tests {
             rounds: 5,
         };
         let alone = ReportLine { ceiling: None, p99: None, ..line.clone() };
-        let table = table(&[line, alone]);
+        let on = |end| ReportLine { name: format!("c{end}"), ours: 1.0, ..line.clone() };
+        let table = table(&[line.clone(), alone, on(ONE), on(TWO)]);
         let rows: Vec<&str> = table.lines().skip(2).collect();
-        assert_eq!(rows[0], "| `a` | 3.00 | 2.00 | 1.500 | us, p99 9.0 | b |");
-        assert_eq!(rows[1], "| `a` | 3.00 | - | - | us | b |");
+        assert_eq!(
+            rows,
+            [
+                "| `a` | 3.00 | 2.00 | 1.500 | - | - | us, p99 9.0 | b |",
+                "| `a` | 3.00 | - | - | - | - | us | b |",
+                "| `c` | 1.00 | 2.00 | 0.500 | 1.00 | 0.500 | us, p99 9.0 | b |",
+            ]
+        );
     }
 }

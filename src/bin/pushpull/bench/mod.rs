@@ -4,6 +4,7 @@ pub(crate) mod bed;
 pub(crate) mod ceiling;
 pub(crate) mod options;
 pub(crate) mod plot;
+pub(crate) mod processors;
 pub(crate) mod report;
 pub(crate) mod tls;
 pub(crate) mod transport;

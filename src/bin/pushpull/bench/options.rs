@@ -102,8 +102,16 @@ pub(crate) struct TransportSuite {
         value_parser = value_parser!(u16).range(1..=64)
     )]
     pub(crate) shards: u16,
+    /// Numbers of processors to measure on, one after the other [default: all of them]
+    #[arg(
+        long,
+        value_name = "NS",
+        value_delimiter = ',',
+        value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024)
+    )]
+    pub(crate) processors: Vec<usize>,
     /// Addresses of all daemons to measure, in task order [default: a server here]
-    #[arg(long, value_name = "ADDRESSES", value_delimiter = ',')]
+    #[arg(long, value_name = "ADDRESSES", value_delimiter = ',', conflicts_with = "processors")]
     pub(crate) address: Vec<String>,
     /// Learning rate of the daemons of --address
     #[arg(long, value_name = "RATE", default_value_t = bed::RATE, requires = "address")]

@@ -8,6 +8,7 @@ use super::ceiling::{
     tcp_pair,
 };
 use super::options::TransportOptions;
+use super::processors::on_processors;
 use super::report::{Report, Row, Unit};
 use super::tls::TlsPingPong;
 use super::turns::{Pace, interleave};
@@ -38,15 +39,22 @@ pub(crate) fn run(
             rate: options.transport_suite.learning_rate,
         };
         let mut ways = options.transport.iter().filter(|transport| transport.fits(address));
-        return ways.try_for_each(|&transport| measure(options, at, transport, size, pace, report));
+        return ways.try_for_each(|&way| measure(options, at, way, size, "", pace, report));
     }
-    for &transport in &options.transport {
-        for size in sizes {
-            let at = Target::InProcess { shards: options.transport_suite.shards };
-            measure(options, at, transport, size, pace, report)?;
+    let at = Target::InProcess { shards: options.transport_suite.shards };
+    let mut all = |end: &str| {
+        options.transport.iter().try_for_each(|&transport| {
+            sizes
+                .iter()
+                .try_for_each(|size| measure(options, at, transport, size, end, pace, report))
+        })
+    };
+    match &options.transport_suite.processors[..] {
+        [] => all(""),
+        few => {
+            few.iter().try_for_each(|&count| on_processors(count, || all(&format!("_cpus{count}"))))
         }
     }
-    Ok(())
 }
 
 fn measure(
@@ -54,6 +62,7 @@ fn measure(
     at: Target<'_>,
     transport: Transport,
     size: &str,
+    placement: &str,
     pace: Pace,
     report: &mut Report,
 ) -> Result<(), BenchError> {
@@ -71,6 +80,7 @@ fn measure(
             end.push_str(&format!("_{what}{count}"));
         }
     }
+    end.push_str(placement);
     let times = match replicas {
         1 => 1,
         _ => (OPERATION_BYTES / bytes).clamp(1, OPERATION_REPEATS_MAX),
