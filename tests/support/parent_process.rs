@@ -22,7 +22,9 @@ impl ParentProcess {
     /// Starts a shell that starts this command line.
     pub(crate) fn start(line: &[&str]) -> ParentProcess {
         let mut command = Command::new("sh");
-        command.args(["-c", "\"$@\" 2>&1 & echo $!; wait", "sh"]).args(line);
+        // The number comes before all output of the program, which has the number of its shell.
+        let script = r#"sh -c 'echo $$; exec "$@" 2>&1' sh "$@" & wait"#;
+        command.args(["-c", script, "sh"]).args(line);
         command.stdout(Stdio::piped());
         let mut shell = TestProcess::start(format!("{line:?}"), &mut command);
         let mut output = BufReader::new(shell.child.stdout.take().unwrap());
