@@ -139,14 +139,10 @@ pub(crate) fn verify(
 ) -> Result<Box<dyn ReadFile>, CheckpointError> {
     let file = open_sized(storage, folder, entry)?;
     let mut hasher = PieceHasher::new();
-    let mut piece = Vec::new();
-    let mut done = 0;
-    while done < entry.bytes {
-        piece.resize((entry.bytes - done).min(PIECE_BYTES as u64) as usize, 0);
-        file.read(done, &mut piece)?;
-        done += piece.len() as u64;
-        hasher.add(&mut piece);
-    }
+    read_buffers(&*file, 0, entry.bytes, &mut |piece| {
+        hasher.add(piece);
+        Ok(())
+    })?;
     let found = hasher.finish();
     if found != entry.sha256 {
         let text = |hash: &[u8]| format!("bytes of SHA-256 {}", hex::encode(hash));
@@ -191,13 +187,24 @@ pub(crate) fn read_pieces(
     bytes: u64,
     take: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>,
 ) -> Result<(), CheckpointError> {
-    let mut buffer = vec![0; bytes.min(PIECE_BYTES as u64) as usize];
+    read_buffers(file, offset, bytes, &mut |piece| take(piece))
+}
+
+/// Reads as [`read_pieces`] does, into a buffer that may be replaced by another one.
+fn read_buffers(
+    file: &dyn ReadFile,
+    offset: u64,
+    bytes: u64,
+    take: &mut dyn FnMut(&mut Vec<u8>) -> Result<(), CheckpointError>,
+) -> Result<(), CheckpointError> {
+    let mut piece = Vec::new();
     let mut done = 0;
     while done < bytes {
-        let piece = &mut buffer[..(bytes - done).min(PIECE_BYTES as u64) as usize];
-        file.read(offset + done, piece)?;
-        take(piece)?;
-        done += piece.len() as u64;
+        let length = (bytes - done).min(PIECE_BYTES as u64);
+        piece.resize(length as usize, 0);
+        file.read(offset + done, &mut piece)?;
+        take(&mut piece)?;
+        done += length;
     }
     Ok(())
 }
