@@ -21,9 +21,10 @@ pub(crate) fn run(
     pace: Pace,
     report: &mut Report,
 ) -> Result<(), BenchError> {
-    let usual = [1, 2];
+    let here = std::thread::available_parallelism()?.get();
+    let usual = if here == 1 { &[1][..] } else { &[1, 2] };
     let processors = match &options.transports.transport_suite.processors[..] {
-        [] => &usual[..],
+        [] => usual,
         few => few,
     };
     processors
@@ -43,6 +44,7 @@ fn measure(
                 let start = |polls| Crowd::start(transport, bytes_of(size)?, workers, polls);
                 let mut polling = start(true)?;
                 let mut sleeping = start(false)?;
+                // A round has at least three turns.
                 let (ours, ceiling) = interleave(
                     Pace { round: Duration::ZERO, ..pace },
                     || polling.turn(pace.round / 3),

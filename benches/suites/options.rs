@@ -169,7 +169,7 @@ Suites:
   memory      memory of a daemon beside its bounds, and pushes beside a reader that stops reading
   scale       many variables and many connections, beside one of each
   crowd       steps of 1 to 64 workers on one processor and on two (--processors), polling and never
-  checkpoint  a checkpoint during pushes, beside a file that is written, flushed and read
+  checkpoint  a checkpoint, alone and during pushes, beside a file that is written, flushed and read
 
 The transports are those of `pushpull bench --help`, also for rows, mlp and crowd. The suites quick,
 restart and memory start the daemon, which must be built before:

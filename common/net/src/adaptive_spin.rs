@@ -18,7 +18,7 @@ pub struct SpinLimits {
     pub unconditional: Duration,
     /// The longest poll.
     pub longest: Duration,
-    /// How often a polling thread yields the processor.
+    /// The interval at which a polling thread yields the processor.
     pub yields: Duration,
 }
 
@@ -58,7 +58,7 @@ pub struct AdaptiveSpin {
 pub struct SpinWait {
     limits: SpinLimits,
     since: Instant,
-    /// How long this wait is polled.
+    /// The time for which this wait is polled.
     polled: Duration,
     /// The length of the wait at which the thread yields the processor again.
     next_yield: Duration,
@@ -178,7 +178,7 @@ mod tests {
         yields: Duration::from_micros(50),
     };
 
-    /// What a yield of the processor takes.
+    /// The time of a yield of the processor.
     const PROMPT: Duration = Duration::from_nanos(300);
     const LATE: Duration = Duration::from_micros(20);
 

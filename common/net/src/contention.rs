@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 /// than this.
 const LATE: Duration = Duration::from_micros(3);
 
-/// How long late yields go on before polling pauses. Meanwhile the scheduler has the time to move
+/// The time for which late yields go on before polling pauses. It lets the scheduler move
 /// one of two threads to a processor that is free: it does so when a timer ticks, every 1 to 10 ms.
 const TRIAL: Duration = Duration::from_millis(12);
 

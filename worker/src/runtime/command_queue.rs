@@ -11,7 +11,7 @@ pub(super) const COMMANDS_MAX: usize = 1024;
 
 /// The commands that the session has not taken yet.
 ///
-/// Whoever adds one calls the leader of the session afterwards, which finds it here.
+/// A caller that adds one calls the leader of the session afterwards, which finds it here.
 #[derive(Debug, Default)]
 pub(super) struct CommandQueue(Mutex<QueueState>);
 
@@ -22,7 +22,7 @@ struct QueueState {
     is_ended: bool,
 }
 
-/// Why a command was not queued.
+/// The reason why a command was not queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NotQueued {
     /// [`COMMANDS_MAX`] commands wait.

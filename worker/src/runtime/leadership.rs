@@ -43,7 +43,7 @@ struct LeaderState {
     open: u32,
 }
 
-/// Who must look for what a caller has submitted.
+/// The party that must look for what a caller has submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Called {
     /// A caller that is about to lead.
