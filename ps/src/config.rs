@@ -300,9 +300,12 @@ impl PsConfig {
     }
 
     /// Sets the number of push slots of each shard. Further pushes wait for a free slot before they
-    /// send a byte. Each slot costs as much memory as the shard's values. In synchronous mode these
-    /// slots come in addition to those for the gradients of a step and serve pushes of other kinds;
-    /// one is enough. Default 4, at most [`PsConfig::INBOX_PUSHES_MAX`].
+    /// send a byte. A slot takes as much memory as the shard's values. The first keeps its memory;
+    /// the others take theirs off [`Storage::bytes_max`] when they are requested, and return it
+    /// after five seconds without use. A push that finds none waits for its turn. In synchronous
+    /// mode these slots come in addition to those for the gradients of a step, which keep their
+    /// memory, and serve pushes of other kinds; one is enough. Default 4, at most
+    /// [`PsConfig::INBOX_PUSHES_MAX`].
     pub fn inbox_pushes(self, pushes: usize) -> Self {
         PsConfig { inbox_pushes: pushes, ..self }
     }
@@ -458,6 +461,12 @@ impl PsConfig {
     /// Returns the number of push slots of each shard.
     pub(crate) fn push_slots(&self) -> usize {
         self.inbox_pushes.saturating_add(self.rule().map_or(0, |rule| rule.push_slots))
+    }
+
+    /// Returns the number of push slots that keep their memory: those that the gradients of a step
+    /// need, and one more.
+    pub(crate) fn kept_push_slots(&self) -> usize {
+        self.rule().map_or(0, |rule| rule.push_slots).saturating_add(1)
     }
 
     /// Returns the job of the ps tasks: that of this task, as [`PsConfig::check`] ensures.

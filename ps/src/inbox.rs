@@ -3,12 +3,13 @@
 //! A push slot has space for one whole push: a copy of the shard's layout, followed by the row
 //! numbers of sparse partitions. A client needs a slot before it sends a body byte, so incomplete
 //! pushes cannot fill the inbox. A slot that its client does not use is reclaimed when another
-//! client waits. Clients on the same host may also have slots in a push buffer, which they write
-//! directly (`push_buffers`).
+//! client waits. Most slots have memory only while they are used (`slot_memory`). Clients on the same
+//! host may also have slots in a push buffer, which they write directly (`push_buffers`).
 
 mod push_buffers;
 mod push_slot;
 mod rows;
+mod slot_memory;
 mod words;
 
 use std::ops::Range;
@@ -17,8 +18,6 @@ use std::time::{Duration, Instant};
 use pushpull_common::catalogue::ShardLayout;
 use pushpull_common::ids::{Sequence, TokenId};
 use pushpull_common::protocol::message::Operation;
-use pushpull_store::arena::Memory;
-use pushpull_store::layout::PAGE_BYTES;
 
 use crate::client_key::ClientKey;
 use push_buffers::PushBuffer;
@@ -27,16 +26,16 @@ pub(crate) use push_slot::{
     Extents, PendingAnswer, PushArrival, PushSource, PushValues, is_for_trainable,
 };
 pub(crate) use rows::PushedRows;
+pub(crate) use slot_memory::SlotMemory;
 pub(crate) use words::{WholeSlot, map_words, whole_slots};
 
 /// The push slots of a shard.
 ///
 /// Invariants: slot numbers are unique and never 0. A slot with a whole push is neither reclaimed
-/// nor reassigned before it is released.
+/// nor reassigned before it is released. A slot that a client has, has memory.
 #[derive(Debug)]
 pub(crate) struct Inbox {
-    memory: Memory,
-    stride: usize,
+    memory: SlotMemory,
     push_slots: Vec<Option<PushSlot>>,
     /// The size of a slot in a push buffer, in bytes.
     buffer_stride: usize,
@@ -62,28 +61,27 @@ impl Inbox {
     /// Creates an empty inbox. Slot numbers start at `next_number`: an inbox that replaces another
     /// does not repeat its numbers.
     pub(crate) fn new(
-        memory: Memory,
+        memory: SlotMemory,
         layout: &ShardLayout,
         push_slots: usize,
         next_number: u32,
     ) -> Inbox {
-        let stride = Inbox::need(layout, 1) as usize;
         let buffer_stride = layout.bytes().next_multiple_of(4096) as usize;
         let push_slots = (0..push_slots).map(|_| None).collect();
         let push_buffers = Vec::new();
         let next_order = 1;
-        Inbox { memory, stride, push_slots, buffer_stride, push_buffers, next_number, next_order }
+        Inbox { memory, push_slots, buffer_stride, push_buffers, next_number, next_order }
     }
 
-    /// Returns a free slot for a client that requests one, if there is one. The slot is reserved
-    /// long enough for the client to begin its push. Otherwise clients that request slots in turn
-    /// would take them from each other forever.
+    /// Returns a free slot with memory for a client that requests one, if there is one. The slot is
+    /// reserved long enough for the client to begin its push. Otherwise clients that request slots
+    /// in turn would take them from each other forever.
     pub(crate) fn reserve(&mut self, holder: ClientKey, now: Instant) -> Option<u32> {
         self.slot_for(holder, true, now)
     }
 
-    /// Returns a free slot for a client that has not requested one. It may lose the slot to a
-    /// client that does.
+    /// Returns a free slot with memory for a client that has not requested one. It may lose the slot
+    /// to a client that does.
     pub(crate) fn offer(&mut self, holder: ClientKey, now: Instant) -> Option<u32> {
         self.slot_for(holder, false, now)
     }
@@ -101,7 +99,8 @@ impl Inbox {
             }
             return Some(push_slot.number);
         }
-        let slot = self.push_slots.iter().position(Option::is_none)?;
+        let slot = self.free_slot()?;
+        self.memory.used(slot);
         let number = self.next_number;
         let holder = Some(holder);
         self.push_slots[slot] =
@@ -119,8 +118,48 @@ impl Inbox {
         }
     }
 
+    /// Frees a slot for a client that waits for one: a slot that gets memory now, or else one that
+    /// was offered and is unused. Returns false if no slot with memory is free afterwards.
+    pub(crate) fn free_up(&mut self) -> bool {
+        self.has_free() || self.lend_memory() || self.reclaim_offered()
+    }
+
+    /// Gives memory to a free slot that has none. Returns false if there is no such slot, or no
+    /// memory for it.
+    fn lend_memory(&mut self) -> bool {
+        let slot = self.push_slots.iter().position(Option::is_none);
+        slot.is_some_and(|slot| self.memory.lend(slot))
+    }
+
+    /// Takes back the memory of slots that nobody has used for a time. Slots that were offered are
+    /// reclaimed for that.
+    pub(crate) fn take_back_memory(&mut self, now: Instant) {
+        for (slot, push_slot) in self.push_slots.iter_mut().enumerate() {
+            match push_slot {
+                Some(used) if used.requested || used.arrival.is_some() => self.memory.used(slot),
+                _ if self.memory.take_back_unused(slot, now) => *push_slot = None,
+                _ => {}
+            }
+        }
+    }
+
+    /// Brings the memory of an inbox that an earlier process left in line with its whole pushes.
+    pub(crate) fn settle_memory(&mut self) -> std::io::Result<()> {
+        self.memory.settle()
+    }
+
+    /// Returns the bytes that slots have taken off the budget for a time.
+    pub(crate) fn lent_bytes(&self) -> u64 {
+        self.memory.lent_bytes()
+    }
+
+    /// Returns whether [`Inbox::take_back_memory`] may take any back.
+    pub(crate) fn is_memory_lent(&self) -> bool {
+        self.memory.is_any_lent()
+    }
+
     /// Reclaims the offered slot that has been unused for longest. Returns false if there is none.
-    pub(crate) fn reclaim_offered(&mut self) -> bool {
+    fn reclaim_offered(&mut self) -> bool {
         let unused = self.push_slots.iter().enumerate().filter_map(|(slot, push_slot)| {
             let offered = push_slot
                 .as_ref()
@@ -235,9 +274,20 @@ impl Inbox {
         self.next_number
     }
 
-    /// Returns whether a slot is free.
+    /// Returns whether a slot with memory is free.
     pub(crate) fn has_free(&self) -> bool {
-        self.push_slots.iter().any(Option::is_none)
+        self.free_slot().is_some()
+    }
+
+    /// Returns the number of slots that are free, and have no memory.
+    pub(crate) fn without_memory(&self) -> usize {
+        let slots = self.push_slots.iter().enumerate();
+        slots.filter(|(slot, used)| used.is_none() && !self.memory.has(*slot)).count()
+    }
+
+    fn free_slot(&self) -> Option<usize> {
+        let is_free = |&slot: &usize| self.push_slots[slot].is_none() && self.memory.has(slot);
+        (0..self.push_slots.len()).find(is_free)
     }
 
     /// Removes a whole push and releases its slot. Returns the push, without its shared ranges, and
@@ -410,7 +460,7 @@ impl Inbox {
         let mut buffers = self.push_buffers.iter();
         match buffers.find_map(|buffer| Some((buffer, buffer.position(number)?))) {
             Some((buffer, index)) => buffer.source(index, self.buffer_stride),
-            None => Some(PushSource::own(self.bytes(number, 0..self.stride as u64)?)),
+            None => Some(PushSource::own(self.bytes(number, 0..self.memory.stride() as u64)?)),
         }
     }
 
@@ -426,9 +476,9 @@ impl Inbox {
 
     /// Returns the position of a slot's range in the memory, if the range is inside the slot.
     fn memory_range(&self, number: u32, range: &Range<u64>) -> Option<Range<usize>> {
-        let start = PAGE_BYTES + self.slot(number)? * self.stride;
-        let at = |offset: u64| usize::try_from(offset).ok().filter(|&at| at <= self.stride);
-        Some(start + at(range.start)?..start + at(range.end)?)
+        let of_slot = self.memory.range(self.slot(number)?);
+        let at = |offset: u64| usize::try_from(offset).ok().filter(|&at| at <= of_slot.len());
+        Some(of_slot.start + at(range.start)?..of_slot.start + at(range.end)?)
     }
 
     fn slot(&self, number: u32) -> Option<usize> {
@@ -466,6 +516,9 @@ impl Inbox {
         let mut numbers = std::collections::BTreeSet::new();
         let mut pushes = std::collections::BTreeSet::new();
         self.check_push_buffers();
+        for (slot, push_slot) in self.push_slots.iter().enumerate() {
+            assert!(push_slot.is_none() || self.memory.has(slot), "push slot {slot} has memory");
+        }
         for push_slot in self.all() {
             assert!(
                 push_slot.number != 0 && numbers.insert(push_slot.number),
@@ -486,5 +539,7 @@ impl Inbox {
     }
 }
 
+#[cfg(test)]
+pub(crate) mod model;
 #[cfg(test)]
 mod tests;

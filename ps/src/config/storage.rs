@@ -49,8 +49,13 @@ impl Storage {
         Storage { directory: Some(state.into()), ..Storage::memory() }
     }
 
-    /// Sets the limit for all shards of the task together, in bytes. Default
-    /// [`Storage::BYTES_MAX`], or three quarters of the memory limit of this process's control group
+    /// Sets the limit for all shards of the task together, in bytes. Variables are accepted if
+    /// twice their bytes and those of their optimizer slots fit, and the bytes of one push; in
+    /// synchronous mode, of one push more than a step has gradients. With checkpoints or
+    /// [`Durability::Power`], the bytes of [`Storage::pin_bytes_max`] are included. Other memory is
+    /// taken when it is needed and returned after five seconds without use: by further push slots
+    /// ([`PsConfig::inbox_pushes`](crate::PsConfig::inbox_pushes)), and by updates while pulls pin
+    /// what they read. Default [`Storage::BYTES_MAX`], or three quarters of the memory limit of this process's control group
     /// if that is less. At least [`Storage::BYTES_MAX_MIN`].
     pub fn bytes_max(self, bytes: u64) -> Self {
         Storage { bytes_max: Some(bytes), ..self }
@@ -78,8 +83,9 @@ impl Storage {
 
     /// Limits the bytes of values that each shard keeps pinned for pulls being sent and checkpoints
     /// being written while pushes continue. The same limit holds for each optimizer slot. At the
-    /// limit, pushes wait for the slowest pull, and a checkpoint is abandoned. Default: the size of
-    /// the shard's values, with which a checkpoint is never abandoned.
+    /// limit, and where [`Storage::bytes_max`] leaves no memory for it, pushes wait for the slowest
+    /// pull, and a checkpoint is abandoned. Default: the size of the shard's values, with which a
+    /// checkpoint is never abandoned.
     pub fn pin_bytes_max(self, bytes: u64) -> Self {
         Storage { pin_bytes_max: Some(bytes), ..self }
     }

@@ -148,7 +148,7 @@ impl Inbox {
         number: u32,
         budget: &Budget,
     ) -> Result<(), StorageError> {
-        let bytes = self.stride;
+        let bytes = self.memory.stride();
         if let Some(shared) = self.buffer_slot_mut(number).filter(|shared| shared.own.is_none()) {
             let reservation = budget.reserve(bytes as u64)?;
             let memory = Memory::anonymous(bytes).map_err(|source| {

@@ -5,6 +5,9 @@ use pushpull_common::ids::{GlobalStep, RequestId, ShardId};
 use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::variable::VariableSpec;
 
+use pushpull_store::arena::Memory;
+use pushpull_store::layout::PAGE_BYTES;
+
 use super::*;
 
 const A: ClientKey = ClientKey(0);
@@ -49,7 +52,7 @@ impl Inbox {
 }
 
 /// Creates a layout of partitions of these sizes.
-fn layout(bytes: &[u64]) -> ShardLayout {
+pub(super) fn layout(bytes: &[u64]) -> ShardLayout {
     let variable = |(index, bytes): (usize, &u64)| {
         VariableSpec::f32(format!("v{index}"), [bytes / 4]).unwrap()
     };
@@ -62,10 +65,12 @@ fn layout(bytes: &[u64]) -> ShardLayout {
 fn inbox(push_slots: usize) -> Inbox {
     let layout = layout(&[16]);
     let bytes = PAGE_BYTES + Inbox::file_bytes(&layout, push_slots) as usize;
-    Inbox::new(Memory::anonymous(bytes).unwrap(), &layout, push_slots, 1)
+    let memory = Memory::anonymous(bytes).unwrap();
+    let slot_bytes = Inbox::need(&layout, 1) as usize;
+    Inbox::new(SlotMemory::kept(memory, slot_bytes, push_slots), &layout, push_slots, 1)
 }
 
-fn arrival(sequence: u64) -> PushArrival {
+pub(super) fn arrival(sequence: u64) -> PushArrival {
     PushArrival {
         sequence: Sequence(sequence),
         operation: Operation::Gradient {},
@@ -84,7 +89,7 @@ fn arrival(sequence: u64) -> PushArrival {
     }
 }
 
-const WHOLE: PendingAnswer = PendingAnswer {
+pub(super) const WHOLE: PendingAnswer = PendingAnswer {
     connection: 1,
     request: RequestId(1),
     next: false,

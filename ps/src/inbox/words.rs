@@ -14,7 +14,7 @@ use pushpull_common::ids::{
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::{EffectId, EffectRef};
 use pushpull_store::commit::{Address, Journal, offset_of};
-use pushpull_store::layout::{Fault, PAGE_BYTES};
+use pushpull_store::layout::Fault;
 use smallvec::{SmallVec, smallvec};
 
 use super::{Extents, Inbox, PendingAnswer, PushArrival, PushSlot, is_for_trainable};
@@ -208,14 +208,15 @@ impl Inbox {
             let found = if integrity { self.body_crc(slot, &arrival.extents) } else { crc };
             if found != crc {
                 let what = format!("the body of a push of checksum {crc:#x}, not {found:#x}");
-                return Err(Fault::at(PAGE_BYTES + slot * self.stride, what));
+                return Err(Fault::at(self.memory.range(slot).start, what));
             }
             let arrival = Some(arrival);
+            self.memory.recovered(slot);
             self.push_slots[slot] =
                 Some(PushSlot { number, holder, requested: false, last_progress: now, arrival });
             self.check_rows(number, layout).map_err(|refusal| {
                 let what = format!("valid rows of a push, not those with the fault: {refusal}");
-                Fault::at(PAGE_BYTES + slot * self.stride, what)
+                Fault::at(self.memory.range(slot).start, what)
             })?;
         }
         order.sort_unstable();
@@ -224,7 +225,7 @@ impl Inbox {
 
     /// Returns the checksum of these extents of a slot.
     fn body_crc(&self, slot: usize, extents: &Extents) -> u64 {
-        let push_slot = &self.memory.bytes()[PAGE_BYTES + slot * self.stride..];
+        let push_slot = &self.memory.bytes()[self.memory.range(slot)];
         let extents = extents.ranges().iter();
         let crc = extents.fold(0, |crc, extent| {
             crc32c::crc32c_append(crc, &push_slot[extent.start as usize..extent.end as usize])

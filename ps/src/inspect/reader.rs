@@ -27,7 +27,7 @@ use super::report::{
 use crate::client_entry::ClientPresence;
 use crate::coordinators::CoordinatorEntry;
 use crate::error::StorageError;
-use crate::inbox::{Inbox, WholeSlot, map_words, whole_slots};
+use crate::inbox::{Inbox, SlotMemory, WholeSlot, map_words, whole_slots};
 use crate::runtime::boot;
 use crate::shard::file_work::flush::{image_name, read_image};
 use crate::shard::opening::control_file::control_fields;
@@ -272,6 +272,8 @@ impl ShardReader<'_> {
         self.whole_pushes(&whole);
         let bytes = Some(Inbox::file_bytes(&layout, record.push_slots));
         if let Some(memory) = self.note(arena.open(Kind::Inbox, generation, bytes)) {
+            let slot_bytes = Inbox::need(&layout, 1) as usize;
+            let memory = SlotMemory::kept(memory, slot_bytes, record.push_slots);
             let mut inbox = Inbox::new(memory, &layout, record.push_slots, 1);
             let bodies = inbox.restore(whole, &layout, record.integrity, std::time::Instant::now());
             self.fault(Kind::Inbox, generation, bodies);
@@ -284,6 +286,7 @@ impl ShardReader<'_> {
             geometry,
             integrity: record.integrity,
             cached_bytes_max: 0,
+            pin_budget: None,
             power: false,
             planted: PlantedBugs::default(),
         };

@@ -156,8 +156,7 @@ impl Intake {
         }
     }
 
-    /// Reserves a push slot for a client that is ready to send, if one is free. A slot that was
-    /// offered to another client and is unused is taken back for it.
+    /// Reserves a push slot for a client that is ready to send, if one is free or can be freed.
     pub(super) fn reserve(
         &mut self,
         now: Instant,
@@ -166,7 +165,7 @@ impl Intake {
         let inbox = self.inbox.as_mut().ok_or(Refusal::NotInitialized {})?;
         self.may_stall = true;
         let free = inbox.reserve(client, now);
-        Ok(free.or_else(|| inbox.reclaim_offered().then(|| inbox.reserve(client, now)).flatten()))
+        Ok(free.or_else(|| inbox.free_up().then(|| inbox.reserve(client, now)).flatten()))
     }
 
     /// Reserves a free push slot for a client.
@@ -175,9 +174,16 @@ impl Intake {
         self.inbox.as_mut()?.reserve(client, now)
     }
 
-    /// Returns whether a push slot is free, or can be taken back.
+    /// Frees a push slot, if none is free. Returns false if none can be freed.
     pub(super) fn frees_push_slot(&mut self) -> bool {
-        self.inbox.as_mut().is_some_and(|inbox| inbox.has_free() || inbox.reclaim_offered())
+        self.inbox.as_mut().is_some_and(Inbox::free_up)
+    }
+
+    /// Takes back the memory of push slots that nobody has used for a time.
+    pub(super) fn take_back_memory(&mut self, now: Instant) {
+        if let Some(inbox) = self.inbox.as_mut().filter(|inbox| inbox.is_memory_lent()) {
+            inbox.take_back_memory(now);
+        }
     }
 
     /// Returns a push slot for a client that has not requested one; 0 for none.

@@ -238,11 +238,12 @@ pub(crate) fn holding(
         layout,
         geometry,
         integrity,
+        pin_budget: None,
         power: false,
         cached_bytes_max: CACHED_BYTES_MAX,
         planted,
     };
-    let reservation = Budget::new(geometry.need()).reserve(geometry.need())?;
+    let reservation = Budget::new(geometry.need(true)).reserve(geometry.need(true))?;
     let mut store = Store::create(plan, reservation, &rules)?;
     store.attach_tables(&arena, 1, &Budget::new(u64::MAX), &rules, |inputs| {
         Table::create(inputs, &mut journal)

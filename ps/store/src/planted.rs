@@ -85,6 +85,8 @@ bugs! {
     EffectNotRecorded,
     /// A push that is applied settles all effects before its own, too.
     EffectWatermarkAhead,
+    /// A push slot that gives its memory back keeps it off the budget.
+    KeepSlotReservation,
 }
 
 /// The planted bug, if any.

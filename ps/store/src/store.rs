@@ -5,6 +5,7 @@
 //! commit and has no effect before. A pull pins the blocks it sends, so it has one version and
 //! delays no change.
 
+mod block_memory;
 mod geometry;
 mod image;
 mod open;
@@ -18,6 +19,7 @@ mod write;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 use pushpull_common::catalogue::{Catalogue, Partition, ShardLayout};
 use pushpull_common::ids::PartitionId;
@@ -117,7 +119,14 @@ impl Store {
 
     /// Returns the bytes reserved for the shard.
     pub fn reserved(&self) -> u64 {
-        self.reservation.bytes()
+        let pools = std::iter::once(&self.values).chain(&self.slots);
+        pools.map(Pool::bytes_taken).fold(self.reservation.bytes(), u64::saturating_add)
+    }
+
+    /// Returns the memory of blocks that no change has needed for a time.
+    pub fn take_back_memory(&mut self, now: Instant) {
+        self.values.take_back_memory(now);
+        self.slots.iter_mut().for_each(|slots| slots.take_back_memory(now));
     }
 
     /// Returns the layout of the variables on this shard.
@@ -194,7 +203,7 @@ impl Store {
         };
         let enough = |pool: &mut Pool| {
             let need = pool.count_clean(logical_blocks()).min(pool.logical_blocks());
-            need <= pool.free_count()
+            need <= pool.free_up(need)
         };
         let slots = self.slots.as_mut().is_none_or(enough);
         if enough(&mut self.values) && slots { Ok(()) } else { Err(NoFreeBlock) }

@@ -10,6 +10,7 @@ use pushpull_common::status::Waiting;
 
 use crate::client_entry::ClientPresence;
 use crate::client_key::ClientKey;
+use crate::inbox::Inbox;
 use crate::shard::Shard;
 use crate::shard::request::PeerRequest;
 use crate::shard::request::parked_request::WaitReason;
@@ -54,7 +55,7 @@ impl Shard {
                     let text = self.awaited(now, &entry.request, &entry.wait);
                     Awaited { text, workers, ..Awaited::default() }
                 }
-                WaitReason::PushSlot => Awaited::event(self.steps.awaited_push_slot(now)),
+                WaitReason::PushSlot => Awaited::event(self.awaited_push_slot(now)),
                 WaitReason::End => self.awaited_end(now),
                 WaitReason::Token | WaitReason::Pull { .. } | WaitReason::Rows { .. } => {
                     let tokens = || self.awaited_tokens(now, entry.request.client);
@@ -82,7 +83,7 @@ impl Shard {
                 let tokens = || self.awaited_tokens(now, request.client);
                 self.awaited_step(now).unwrap_or_else(tokens).text
             }
-            WaitReason::PushSlot => self.steps.awaited_push_slot(now),
+            WaitReason::PushSlot => self.awaited_push_slot(now),
             WaitReason::End => self.awaited_end(now).text,
             WaitReason::Pull { at_least, .. } | WaitReason::Rows { at_least, .. } => {
                 self.awaited_values(now, *at_least)
@@ -188,6 +189,15 @@ impl Shard {
     /// Returns the shards with these indices among those that take part.
     fn shards_at(&self, at: &[usize]) -> Vec<ShardId> {
         at.iter().filter_map(|&at| self.steps.participants.get(at).copied()).collect()
+    }
+
+    /// Describes what a request for a push slot waits for.
+    fn awaited_push_slot(&self, now: Instant) -> String {
+        let outage = self.steps.owner_outage(now);
+        match self.intake.inbox.as_ref().map_or(0, Inbox::without_memory) {
+            0 => format!("a push slot{outage}"),
+            slots => format!("a push slot ({slots} have no memory; raise bytes_max){outage}"),
+        }
     }
 
     /// On the step owner: describes a shard, by its index among those that take part, and when it

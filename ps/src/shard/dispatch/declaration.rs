@@ -11,6 +11,7 @@ use pushpull_store::store::Store;
 use crate::aggregate::token_issuer::TokenIssuer;
 use crate::error::StorageError;
 use crate::event::Event;
+use crate::inbox::Inbox;
 use crate::shard::Shard;
 use crate::shard::output::ShardOutput;
 use crate::shard::request::parked_request::{ParkedRequest, WaitReason};
@@ -79,7 +80,9 @@ impl Shard {
         // The check covers everything that the shard needs, so that a refusal names the sum. It
         // comes first, so that a refusal changes nothing.
         let need = generation.bytes_min(self.steps.is_synchronous());
-        let limit = self.files.budget.left() + self.variables.store().map_or(0, Store::reserved);
+        let reserved = self.variables.store().map_or(0, Store::reserved);
+        let lent = self.intake.inbox.as_ref().map_or(0, Inbox::lent_bytes);
+        let limit = self.files.budget.left() + reserved + lent;
         if need > limit {
             let made_of = generation.made_of(need);
             return Err(StorageError::ModelDoesNotFit { need, limit, made_of });

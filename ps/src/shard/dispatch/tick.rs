@@ -39,11 +39,19 @@ impl Shard {
         if self.intake.may_stall && self.intake.reclaim_stalled(now) {
             changes |= Changes::SLOTS;
         }
+        self.intake.take_back_memory(now);
+        if let Some(store) = self.variables.store_mut() {
+            store.take_back_memory(now);
+        }
         if self.variables.is_shared() {
             self.variables.count_direct_pulls();
         }
         if self.peers.parked.is_any() {
             changes |= self.expire_requests(now);
+            // Memory for a push slot may have become free on another shard of the task.
+            if self.peers.parked.any(|entry| matches!(entry.wait, WaitReason::PushSlot)) {
+                changes |= Changes::SLOTS;
+            }
         }
         // A wait is reported as it grows.
         let waits = self.peers.parked.is_any() || self.steps.watch.wait.is_some();

@@ -258,6 +258,7 @@ impl Shard {
         let layout = &generation.layout;
         let bytes = Inbox::file_bytes(layout, push_slots);
         let memory = self.files.arena.open(Kind::Inbox, number, Some(bytes))?;
+        let memory = generation.slot_memory(&self.files, memory);
         let mut inbox = Inbox::new(memory, layout, push_slots, 1);
         let first = generation.geometry.table_words();
         self.recover_assigned(&generation, first);
@@ -273,6 +274,10 @@ impl Shard {
         let whole = inbox
             .restore(whole, layout, integrity, recovery.now)
             .map_err(|fault| corrupt(Kind::Inbox, fault))?;
+        inbox.settle_memory().map_err(|source| {
+            let path = storage.path(&file_name(Kind::Inbox, number));
+            StorageError::Io { doing: "reserve space for", path, source }
+        })?;
         let store = self.open_store(record, &generation, reservation)?;
         self.steps.count_participants(store.catalogue().shards());
         let state = match record.stage {

@@ -11,16 +11,16 @@ use pushpull_common::error::Chain;
 use pushpull_common::ids::ShardId;
 use pushpull_common::protocol::limits::CATALOGUE_BYTES_MAX;
 use pushpull_optim::optimizer::VariableRules;
-use pushpull_store::arena::{Arena, Reservation, file_name};
+use pushpull_store::arena::{Arena, Memory, Reservation, file_name};
 use pushpull_store::commit::table_bytes;
 use pushpull_store::layout::{Fault, Kind, PAGE_BYTES};
 use pushpull_store::store::{Store, StoreGeometry, StorePlan};
 use pushpull_store::table::Table;
 
 use super::record::{ShardRecord, admitted_words};
-use crate::config::PsConfig;
+use crate::config::{Durability, PsConfig};
 use crate::error::StorageError;
-use crate::inbox::{Inbox, map_words};
+use crate::inbox::{Inbox, SlotMemory, map_words};
 use crate::shard::shard_files::{ShardFiles, transaction_words};
 
 /// The variables of one declaration on a shard, and the sizes of their files.
@@ -31,6 +31,10 @@ pub(in crate::shard) struct Generation {
     pub(in crate::shard) rules: VariableRules,
     pub(in crate::shard) geometry: StoreGeometry,
     pub(in crate::shard) push_slots: usize,
+    /// The number of push slots that keep their memory.
+    kept_push_slots: usize,
+    /// Whether the blocks that are needed while others are pinned are reserved.
+    reserves_pins: bool,
 }
 
 impl Generation {
@@ -46,7 +50,17 @@ impl Generation {
         let geometry =
             StoreGeometry::new(&layout, slots, config.block_bytes, config.storage.pin_bytes_max);
         let push_slots = config.push_slots();
-        Generation { catalogue, layout, rules, geometry, push_slots }
+        let kept_push_slots = config.kept_push_slots();
+        let reserves_pins = reserves_pins(config);
+        Generation {
+            catalogue,
+            layout,
+            rules,
+            geometry,
+            push_slots,
+            kept_push_slots,
+            reserves_pins,
+        }
     }
 
     /// Returns the generation that these words describe. Fails if its blocks do not fit the
@@ -64,7 +78,17 @@ impl Generation {
             StoreGeometry::of_words(&layout, record.slots, record.block_bytes, record.pinned);
         let geometry = geometry.filter(|geometry| geometry.slots == slots).ok_or(slots)?;
         let push_slots = record.push_slots;
-        Ok(Generation { catalogue, layout, rules, geometry, push_slots })
+        let kept_push_slots = config.kept_push_slots().min(push_slots);
+        let reserves_pins = reserves_pins(config);
+        Ok(Generation {
+            catalogue,
+            layout,
+            rules,
+            geometry,
+            push_slots,
+            kept_push_slots,
+            reserves_pins,
+        })
     }
 
     /// Returns the number of words of the tables file, without those of embedding tables.
@@ -86,9 +110,9 @@ impl Generation {
     }
 
     fn fixed_bytes(&self) -> u64 {
-        let inbox = Inbox::need(&self.layout, self.push_slots);
+        let inbox = Inbox::need(&self.layout, self.kept_push_slots);
         let tables = table_bytes(self.table_words());
-        self.geometry.need().saturating_add(inbox).saturating_add(tables)
+        self.geometry.need(self.reserves_pins).saturating_add(inbox).saturating_add(tables)
     }
 
     /// Returns the bytes that the variables need. Embedding tables allocate memory as they grow;
@@ -104,20 +128,24 @@ impl Generation {
     /// Says what the bytes that the variables need are for, and which setting allows more.
     pub(in crate::shard) fn made_of(&self, need: u64) -> String {
         let values = self.layout.bytes().max(1);
-        let (of_values, of_slots) = self.geometry.need_by_kind();
-        let inbox = Inbox::need(&self.layout, self.push_slots);
+        let (of_values, of_slots) = self.geometry.need_by_kind(self.reserves_pins);
+        let inbox = Inbox::need(&self.layout, self.kept_push_slots);
         let rest = need.saturating_sub(of_values).saturating_sub(of_slots).saturating_sub(inbox);
+        let push_slots = match self.kept_push_slots {
+            1 => "a push slot".to_owned(),
+            kept => format!("{kept} push slots"),
+        };
         format!(
-            "{:.1} times the {} of its values: {} for them with the copies that updates and pulls need, \
-             {} for {} optimizer slots likewise, {} for {} push slots (--inbox-pushes), {} for tables and \
-             the rest; raise bytes_max (--bytes-max), or add shards or ps tasks",
+            "{:.1} times the {} of its values: {} for them with the copies that {} need, \
+             {} for {} optimizer slots likewise, {} for {}, {} for tables and the rest; raise bytes_max (--bytes-max), or add shards or ps tasks",
             need as f64 / values as f64,
             ByteSize(values),
             ByteSize(of_values),
+            if self.reserves_pins { "updates and checkpoints" } else { "updates" },
             ByteSize(of_slots),
             self.geometry.slots,
             ByteSize(inbox),
-            self.push_slots,
+            push_slots,
             ByteSize(rest)
         )
     }
@@ -136,10 +164,19 @@ impl Generation {
             layout: self.layout.clone(),
             geometry: self.geometry,
             integrity,
+            pin_budget: (!self.reserves_pins).then(|| files.budget.clone()),
             power: files.power.is_some(),
             cached_bytes_max: files.config.cached_bytes_max,
             planted: files.config.planted,
         }
+    }
+
+    /// Divides the memory of the inbox among the push slots.
+    pub(in crate::shard) fn slot_memory(&self, files: &ShardFiles, memory: Memory) -> SlotMemory {
+        let slot_bytes = Inbox::need(&self.layout, 1) as usize;
+        let planted = files.config.planted;
+        let (all, kept) = (self.push_slots, self.kept_push_slots);
+        SlotMemory::new(memory, slot_bytes, all, kept, files.budget.clone(), planted)
     }
 
     /// Creates the files of a new generation. The next transaction names them. The inbox numbers
@@ -149,7 +186,7 @@ impl Generation {
         files: &mut ShardFiles,
         first_push_slot: u32,
     ) -> Result<(Box<Store>, Inbox), StorageError> {
-        let Generation { catalogue, layout, rules, geometry, push_slots } = self;
+        let Generation { catalogue, layout, rules, geometry, push_slots, .. } = self;
         let reservation = self.reserve(files)?;
         let words = self.table_words();
         let tables = self.tables();
@@ -162,8 +199,10 @@ impl Generation {
         let mut memory = files.arena.create(Kind::Catalogue, generation, encoded.len() as u64)?;
         memory.write(PAGE_BYTES, encoded);
         let bytes = Inbox::file_bytes(layout, *push_slots);
-        let inbox = files.arena.create(Kind::Inbox, generation, bytes)?;
-        let inbox = Inbox::new(inbox, layout, *push_slots, first_push_slot);
+        let kept = PAGE_BYTES..PAGE_BYTES + Inbox::need(layout, self.kept_push_slots) as usize;
+        let memory = files.arena.create_sparse(Kind::Inbox, generation, bytes, [kept])?;
+        let memory = self.slot_memory(files, memory);
+        let inbox = Inbox::new(memory, layout, *push_slots, first_push_slot);
         let memory = files.arena.create(Kind::Tables, generation, table_bytes(words + tables))?;
         // Checksums are needed to find pages that a loss of power kept from the disk.
         let integrity = files.config.storage.integrity_full || files.power.is_some();
@@ -178,6 +217,12 @@ impl Generation {
         files.generation = generation;
         Ok((Box::new(store), inbox))
     }
+}
+
+/// Returns whether the memory of blocks that are needed while others are pinned is reserved: images
+/// need them all the time, and a checkpoint that found none would be abandoned.
+fn reserves_pins(config: &PsConfig) -> bool {
+    config.checkpoints.is_some() || config.storage.durability == Durability::Power
 }
 
 /// Returns the number of words of a shard's tables file.

@@ -367,11 +367,6 @@ impl Steps {
         let outage = self.to_owner.outage(now).filter(|_| depends);
         outage.map_or_else(String::new, |outage| format!("; {} {outage}", self.id))
     }
-
-    /// Describes what a request for a push slot waits for.
-    pub(super) fn awaited_push_slot(&self, now: Instant) -> String {
-        format!("a push slot{}", self.owner_outage(now))
-    }
 }
 
 /// Reason for which coordinators are not opened on a server of synchronous trainings.

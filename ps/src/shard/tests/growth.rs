@@ -92,9 +92,9 @@ fn a_push_waits_for_memory_and_is_then_applied() {
 #[test]
 fn waits_behind_a_push_without_memory_name_the_cause() {
     let (mut world, line) = ready();
-    let _taken = world.fill();
     push(&mut world, line, 1, 77);
     push(&mut world, line, 2, 78);
+    let _taken = world.fill();
     assert_eq!(world.work(), WorkOutcome::Growing);
     // Both push slots are taken by pushes that are not applied.
     let envelope = Envelope { deadline_ms: 500, ..Envelope::default() };

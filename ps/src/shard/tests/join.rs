@@ -29,8 +29,8 @@ fn a_declaration_that_does_not_fit_is_refused_with_need_and_limit() {
         World::bare(variables(), Adam::new(0.1), |config| config.storage(storage.clone()));
     let line = world.join(0, &mut chief());
     let large = place(vec![VariableSpec::f32("w", [1 << 18]).unwrap()], 1);
-    // 13 MiB and some overhead: values with a shadow and a pinned copy, the same for two optimizer
-    // slots, and four push slots, of a MiB each.
+    // 7 MiB and some overhead: values with a shadow, the same for two optimizer slots, and a push
+    // slot, of a MiB each.
     let Message::Refused(refused) = world.declare(line, &large) else {
         panic!("the declaration is accepted")
     };
@@ -39,15 +39,15 @@ fn a_declaration_that_does_not_fit_is_refused_with_need_and_limit() {
     };
     let made_of = made_of.to_string();
     for part in [
-        "13.5 times the 1 MiB of its values",
-        "3.0 MiB for them",
-        "6.0 MiB for 2 optimizer slots",
-        "4 MiB for 4 push slots (--inbox-pushes)",
+        "7.5 times the 1 MiB of its values",
+        "2.0 MiB for them",
+        "4.0 MiB for 2 optimizer slots",
+        "1 MiB for a push slot",
         "bytes_max (--bytes-max)",
     ] {
         assert!(made_of.contains(part), "{part}: {made_of}");
     }
-    assert!((13 << 20..14 << 20).contains(&need) && found == limit, "{need} {found}");
+    assert!((7 << 20..8 << 20).contains(&need) && found == limit, "{need} {found}");
     // The sizes of a small model have smaller units.
     let storage = Storage::memory().bytes_max(300 << 10);
     let mut tight =

@@ -22,6 +22,11 @@ struct Layer {
 const LAYERS: &[Layer] = &[
     Layer { name: "window", run: crate::push_window::tests::suite, looks_for: is_of_state },
     Layer {
+        name: "push slots",
+        run: |planted| _ = crate::inbox::model::suite(planted),
+        looks_for: |bug| bug == Bug::KeepSlotReservation,
+    },
+    Layer {
         name: "scenarios",
         run: scenarios,
         looks_for: |bug| is_of_state(bug) || is_of_effects(bug),
@@ -46,7 +51,7 @@ const LAYERS: &[Layer] = &[
     Layer {
         name: "rules",
         run: |planted| _ = crate::aggregate::tests::exhaustive::suite(planted),
-        looks_for: |bug| !is_of_state(bug) && !is_of_effects(bug),
+        looks_for: is_of_rules,
     },
     Layer {
         name: "effects",
@@ -55,7 +60,8 @@ const LAYERS: &[Layer] = &[
     },
 ];
 
-/// Whether a bug is in the state of a shard, and not in the rules of tokens and synchronous steps.
+/// Whether a bug is in the state of a shard, and not in the rules of tokens, synchronous steps or
+/// push slots.
 fn is_of_state(bug: Bug) -> bool {
     !matches!(
         bug,
@@ -68,12 +74,18 @@ fn is_of_state(bug: Bug) -> bool {
             | Bug::SpendBatchEarly
             | Bug::PositionNotRestored
             | Bug::GrantReturnedBatchTwice
+            | Bug::KeepSlotReservation
     ) && !is_of_effects(bug)
 }
 
 /// Whether a bug is in the rules of effects.
 fn is_of_effects(bug: Bug) -> bool {
     matches!(bug, Bug::EffectNotRecorded | Bug::EffectWatermarkAhead)
+}
+
+/// Whether a bug is in the rules of tokens and synchronous steps.
+fn is_of_rules(bug: Bug) -> bool {
+    !is_of_state(bug) && !is_of_effects(bug) && bug != Bug::KeepSlotReservation
 }
 
 /// Bugs that only a whole cluster shows. The simulator finds them.

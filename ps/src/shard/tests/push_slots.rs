@@ -8,6 +8,7 @@ use pushpull_common::protocol::{Envelope, Message, Outcome, Refusal};
 use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Push, bytes_of, chief, f32s, place, variables, worker};
+use super::synchronous::synchronous;
 use super::world::{ConnectionId, World};
 
 const LEASE: Duration = Duration::from_secs(5);
@@ -241,4 +242,112 @@ fn a_live_client_with_a_half_sent_push_loses_the_push_slot() {
     let Some(Message::Refused(refused)) = world.answer(lines[0], request) else { panic!() };
     assert_eq!(refused.refusal, Refusal::PushSlotTaken { push_slot: push.push_slot });
     assert_eq!((world.members[0].1, world.metrics().pushes_dropped), (2, 2));
+}
+
+/// The memory of one push slot of [`variables`], in bytes.
+const SLOT_BYTES: u64 = 4096;
+
+#[test]
+fn a_push_slot_has_memory_only_while_it_is_used() {
+    let (mut world, lines) = ready(3, 2);
+    let before = world.bytes_left();
+    let kept = world.push_slot(lines[0]);
+    assert_eq!(world.bytes_left(), before, "the first push slot keeps its memory");
+    let lent = world.push_slot(lines[1]);
+    assert_eq!(world.bytes_left(), before - SLOT_BYTES);
+    for (line, push_slot) in [(0, kept), (1, lent)] {
+        let answer = world.push_answer(lines[line], &add(1, push_slot), &[(32, &ones())]);
+        // The slots are offered again, the second to the second client.
+        assert!(matches!(answer, Message::PushAnswer(answer) if answer.push_slot != 0));
+    }
+    world.pass(Duration::from_millis(4900), &lines);
+    assert_eq!(world.bytes_left(), before - SLOT_BYTES, "it may be used soon");
+    world.pass(Duration::from_millis(200), &lines);
+    assert_eq!(world.bytes_left(), before, "an unused slot gives its memory back");
+    // The first client has its slot still. The second has lost its slot, and requests one.
+    let push_slot = world.push_slot(lines[1]);
+    assert_eq!(world.bytes_left(), before - SLOT_BYTES);
+    let answer = world.push_answer(lines[1], &add(2, push_slot), &[(32, &ones())]);
+    assert!(matches!(answer, Message::PushAnswer(_)));
+    assert_eq!(f32s(&world.values(lines[1])[32..48]), [3.0; 4]);
+}
+
+#[test]
+fn a_push_that_is_abandoned_gives_the_memory_of_its_slot_back() {
+    let (mut world, lines) = ready(3, 2);
+    let before = world.bytes_left();
+    world.push_slot(lines[0]);
+    let push = add(1, world.push_slot(lines[1]));
+    world.send(lines[1], push.envelope(), push.part(32, None), &ones()[..8]);
+    assert_eq!(world.bytes_left(), before - SLOT_BYTES);
+    // The lease of the client ends while its push makes no progress.
+    world.pass(LEASE + Duration::from_millis(5200), &lines[..1]);
+    assert_eq!(world.bytes_left(), before);
+}
+
+#[test]
+fn requests_without_memory_take_turns_until_there_is_some() {
+    let (mut world, lines) = ready(4, 3);
+    let full = world.fill();
+    let first = world.push_slot(lines[0]);
+    let envelope = Envelope { deadline_ms: 50, ..Default::default() };
+    let expired = world.send(lines[1], envelope, message::Reserve {}.into(), &[]);
+    world.pass(Duration::from_millis(50), &lines);
+    let Some(Message::Refused(refused)) = world.answer(lines[1], expired) else {
+        panic!("not refused")
+    };
+    let text = refused.refusal.to_string();
+    assert!(text.contains("a push slot (3 have no memory; raise bytes_max)"), "{text}");
+    let waiting = [1, 2].map(|line| world.say(lines[line], message::Reserve {}.into()));
+    assert_eq!(world.answer(lines[1], waiting[0]), None, "there is memory for one push slot");
+    // First come, first served.
+    world.push_answer(lines[0], &add(1, first), &[(32, &ones())]);
+    let Some(Message::Reserved(second)) = world.answer(lines[1], waiting[0]) else {
+        panic!("the push slot is not granted")
+    };
+    assert_eq!(world.answer(lines[2], waiting[1]), None);
+    // Another shard of the task returns its memory.
+    drop(full);
+    world.pass(Duration::from_millis(50), &lines);
+    let Some(Message::Reserved(third)) = world.answer(lines[2], waiting[1]) else {
+        panic!("the push slot is not granted although there is memory")
+    };
+    for (line, push_slot) in [(2, third), (1, second)] {
+        let push = add(1, push_slot.push_slot);
+        let answer = world.push_answer(lines[line], &push, &[(32, &ones())]);
+        assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
+    }
+    assert_eq!(f32s(&world.values(lines[1])[32..48]), [3.0; 4]);
+}
+
+#[test]
+fn complete_pushes_are_recovered_even_if_their_memory_exceeds_the_budget() {
+    let (mut world, lines) = ready(3, 3);
+    let before = world.bytes_left();
+    let slots = [0, 1, 2].map(|line| world.push_slot(lines[line]));
+    for (line, push_slot) in (0..).zip(slots) {
+        let push = add(1, push_slot);
+        world.announce(lines[line], push.envelope(), push.part(32, Some(16)), 16);
+        world.body(lines[line], &ones());
+    }
+    let full = world.fill();
+    world.restart(0).unwrap();
+    world.work();
+    let line = world.join(0, &mut worker(4));
+    assert_eq!(f32s(&world.values(line)[32..48]), [3.0; 4]);
+    drop(full);
+    world.pass(Duration::from_millis(5100), &[line]);
+    assert_eq!(world.bytes_left(), before);
+}
+
+#[test]
+fn the_gradients_of_a_step_have_memory_whatever_else_uses_the_budget() {
+    let mode = synchronous(3, 3);
+    let configure = |config: crate::PsConfig| config.mode(mode).inbox_pushes(2);
+    let (mut world, chief) = World::ready(variables(), Sgd::new(1.0), configure);
+    world.disconnect(chief[0]);
+    let lines: Vec<_> = (1..=3).map(|task| world.join(0, &mut worker(task))).collect();
+    let _full = world.fill();
+    let slots = lines.iter().map(|&line| world.push_slot(line)).collect::<Vec<_>>();
+    assert!(slots.iter().all(|&push_slot| push_slot != 0), "{slots:?}");
 }

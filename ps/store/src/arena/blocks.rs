@@ -293,12 +293,47 @@ impl Blocks {
         Ok((file.into(), self.shared.memory.len() as u64))
     }
 
+    /// Reserves the memory of a block; see [`Memory::occupy`].
+    pub(crate) fn occupy(&self, block: u32) -> std::io::Result<()> {
+        let all = 0..self.parts();
+        all.map(|part| self.range(block, part)).try_for_each(|it| self.shared.memory.occupy(it))
+    }
+
+    /// Returns the memory of a block to the system; see [`Memory::vacate`].
+    ///
+    /// # Panics
+    /// If the block is pinned.
+    pub(crate) fn vacate(&mut self, block: u32) -> std::io::Result<()> {
+        self.assert_not_pinned(block);
+        (0..self.parts()).map(|part| self.range(block, part)).try_for_each(|within| {
+            // SAFETY: `range` is inside the mapping. `&mut self` excludes borrows of blocks that
+            // are not pinned.
+            unsafe { self.shared.memory.vacate_unborrowed(within) }
+        })
+    }
+
+    /// Returns the position of a part of a block in the memory.
+    fn range(&self, block: u32, part: usize) -> Range<usize> {
+        let start = self.shared.start(block, part);
+        start..start + self.shared.grid.block_bytes
+    }
+
+    /// Returns the bytes of memory of each block.
+    pub(crate) fn bytes_of_each(&self) -> u64 {
+        (self.shared.grid.stride * self.parts()) as u64
+    }
+
     /// Returns a word of the memory that is not part of any block.
     ///
     /// # Panics
     /// If the index is out of range.
     pub(crate) fn word(&self, word: usize) -> u64 {
         self.shared.memory.load(word)
+    }
+
+    /// Returns the number of blocks.
+    pub(crate) fn count(&self) -> u32 {
+        self.shared.grid.count as u32
     }
 
     /// Returns the number of parts of each block.

@@ -20,6 +20,11 @@ impl Budget {
         self.0.load(Ordering::Relaxed)
     }
 
+    /// Returns a reservation of no bytes, which can grow.
+    pub(crate) fn reserve_none(&self) -> Reservation {
+        Reservation { budget: self.clone(), bytes: 0 }
+    }
+
     /// Takes `bytes` off the budget. They are returned when the [`Reservation`] is dropped.
     ///
     /// # Errors
@@ -43,7 +48,25 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    pub(crate) fn bytes(&self) -> u64 {
+    /// Takes more bytes off the budget.
+    ///
+    /// # Errors
+    /// [`StorageError::DoesNotFit`] if fewer bytes are left.
+    pub(crate) fn grow(&mut self, bytes: u64) -> Result<(), StorageError> {
+        let mut more = self.budget.reserve(bytes)?;
+        self.bytes += std::mem::take(&mut more.bytes);
+        Ok(())
+    }
+
+    /// Returns some of the bytes to the budget.
+    pub(crate) fn shrink(&mut self, bytes: u64) {
+        let returned = bytes.min(self.bytes);
+        self.bytes -= returned;
+        drop(Reservation { budget: self.budget.clone(), bytes: returned });
+    }
+
+    /// Returns the number of bytes.
+    pub fn bytes(&self) -> u64 {
         self.bytes
     }
 }
@@ -64,6 +87,13 @@ mod tests {
         let reservation = budget.reserve(60).unwrap();
         let error = budget.reserve(60).unwrap_err();
         assert!(matches!(error, StorageError::DoesNotFit { need: 60, limit: 40 }));
+        drop(reservation);
+        let mut reservation = budget.reserve(30).unwrap();
+        assert!(reservation.grow(71).is_err());
+        reservation.grow(70).unwrap();
+        assert_eq!((reservation.bytes(), budget.left()), (100, 0));
+        reservation.shrink(40);
+        assert_eq!((reservation.bytes(), budget.left()), (60, 40));
         drop(reservation);
         budget.reserve(100).unwrap();
     }

@@ -2,6 +2,7 @@
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
+use std::ops::Range;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,8 @@ use pushpull_common::local_path;
 use pushpull_common::permissions::{self, ProcessUser, Writers};
 use rustix::process::{Gid, getegid, geteuid, getgroups};
 
-use super::{SaveNote, reserve};
+use super::SaveNote;
+use super::memory::reserve;
 use crate::error::StorageError;
 
 /// A locked state directory, which only this server uses.
@@ -123,14 +125,24 @@ impl Folder {
             .collect()
     }
 
-    /// Creates a file of zeros with disk space reserved for every byte.
-    pub(crate) fn create(&self, name: &str, bytes: u64) -> Result<File, StorageError> {
+    /// Creates a file of `bytes` zeros with disk space reserved for the ranges in `occupied`.
+    pub(crate) fn create(
+        &self,
+        name: &str,
+        bytes: usize,
+        occupied: &[Range<usize>],
+    ) -> Result<File, StorageError> {
         self.check_writable("create a file in")?;
         let path = self.path(name);
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
         let file = options.open(&path).map_err(|source| io_error("create", &path, source))?;
-        reserve(&file, bytes).map_err(|source| self.cannot_reserve(&path, bytes, source))?;
+        file.set_len(bytes as u64).map_err(|source| io_error("extend", &path, source))?;
+        let reserved = occupied.iter().try_for_each(|within| reserve(&file, within.clone()));
+        reserved.map_err(|source| {
+            let need = occupied.iter().map(|within| within.len() as u64).sum();
+            self.cannot_reserve(&path, need, source)
+        })?;
         Ok(file)
     }
 
@@ -291,6 +303,7 @@ pub(super) fn io_error(doing: &'static str, path: &Path, source: io::Error) -> S
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "one occupied range is what is meant")]
 mod tests {
     use std::os::unix::fs::chown;
 
@@ -361,8 +374,8 @@ mod tests {
         };
         assert_eq!(need, 1 << 62);
         // The other files of the state need their space for good, the file itself does not.
-        other.create("values-1", 1 << 20).unwrap();
-        folder.create("values-1", 1 << 20).unwrap();
+        other.create("values-1", 1 << 20, &[0..1 << 20]).unwrap();
+        folder.create("values-1", 1 << 20, &[0..1 << 20]).unwrap();
         let StorageError::DirectoryTooSmall { limit, .. } = failed(1 << 62) else { panic!() };
         assert_eq!(before - limit, 1 << 20);
     }
@@ -384,10 +397,10 @@ mod tests {
     fn a_read_only_folder_is_not_changed() {
         let root = tempfile::tempdir().unwrap();
         let state = StateDirectory::open(root.path()).unwrap();
-        state.shard(0).unwrap().create("values-1", 10).unwrap();
+        state.shard(0).unwrap().create("values-1", 10, &[0..10]).unwrap();
         let folder = Folder::read_only(&root.path().join("shard-0"));
         assert!(folder.open("values-1").unwrap().is_some());
-        assert!(folder.create("values-2", 10).is_err());
+        assert!(folder.create("values-2", 10, &[0..10]).is_err());
         assert!(folder.rename("values-1", "values-2").is_err());
         assert!(folder.remove("values-1").is_err());
         assert_eq!(folder.names().unwrap(), ["values-1"]);
@@ -400,7 +413,7 @@ mod tests {
     fn files_that_others_can_reach_are_refused() {
         let root = tempfile::tempdir().unwrap();
         let folder = StateDirectory::open(root.path()).unwrap().shard(0).unwrap();
-        folder.create("values-1", 10).unwrap();
+        folder.create("values-1", 10, &[0..10]).unwrap();
         assert_eq!(folder.path("values-1").metadata().unwrap().mode() & 0o777, 0o600);
         assert!(folder.open("values-1").unwrap().is_some());
         assert!(folder.open("values-2").unwrap().is_none());

@@ -1,5 +1,7 @@
 //! The layout of equal blocks in their memory.
 
+use std::ops::Range;
+
 use pushpull_common::shared_values::Geometry;
 
 /// The layout of the blocks in their memory.
@@ -26,6 +28,12 @@ impl Grid {
         let before = (self.region as u64).saturating_mul(self.parts.saturating_sub(1) as u64);
         let last = (self.stride as u64).saturating_mul(self.count as u64);
         before.saturating_add(last).saturating_add(self.offset as u64)
+    }
+
+    /// Returns the ranges of memory that the first `blocks` blocks need.
+    pub(crate) fn ranges_of_first(&self, blocks: usize) -> Vec<Range<usize>> {
+        let starts = (0..self.parts).map(|part| self.offset + part * self.region);
+        starts.map(|start| start..start + blocks * self.stride).collect()
     }
 
     /// Returns whether `bytes` are enough for the blocks and no two parts overlap.

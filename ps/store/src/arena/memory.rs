@@ -9,11 +9,13 @@
 //! it too.
 
 use std::fs::File;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
 use memmap2::{MmapOptions, MmapRaw};
 use pushpull_optim::volatile::Volatile;
 
+use crate::layout::PAGE_BYTES;
 use crate::testing::store_trace;
 use crate::testing::test_files::TestFile;
 
@@ -22,9 +24,20 @@ use crate::testing::test_files::TestFile;
 pub struct Memory {
     map: MmapRaw,
     bytes: usize,
-    file: Option<File>,
+    backing: Backing,
     /// The entry of a test file.
     pub(crate) test_file: Option<TestFile>,
+}
+
+/// What a mapping shows.
+#[derive(Debug)]
+enum Backing {
+    /// Memory that is private to this process.
+    Anonymous,
+    /// A file.
+    File(File),
+    /// A file that is closed, or another process's.
+    Closed,
 }
 
 impl Memory {
@@ -37,7 +50,7 @@ impl Memory {
         // most of them miss the TLB again and again, which is slower.
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage);
-        Ok(Memory::new(map.into(), bytes, None))
+        Ok(Memory::new(map.into(), bytes, Backing::Anonymous))
     }
 
     /// Maps zeroed memory that can be shared with other processes: a memfd sealed against changes
@@ -71,7 +84,7 @@ impl Memory {
     #[cfg(target_os = "linux")]
     pub(super) fn read_only_descriptor(&self) -> std::io::Result<File> {
         use std::os::fd::AsRawFd;
-        let Some(file) = &self.file else { return Err(std::io::ErrorKind::Unsupported.into()) };
+        let file = self.file().ok_or(std::io::ErrorKind::Unsupported)?;
         // Sealing fails for a file with a name, which its user can write anyway, and on kernels
         // without this seal.
         let _ = rustix::fs::fcntl_add_seals(file, rustix::fs::SealFlags::FUTURE_WRITE);
@@ -87,7 +100,7 @@ impl Memory {
     /// Returns a descriptor through which another process can map the memory for reading and
     /// writing.
     pub(super) fn writable_descriptor(&self) -> std::io::Result<File> {
-        let file = self.file.as_ref().ok_or(std::io::ErrorKind::Unsupported)?;
+        let file = self.file().ok_or(std::io::ErrorKind::Unsupported)?;
         file.try_clone()
     }
 
@@ -96,7 +109,7 @@ impl Memory {
     pub fn of_file(file: File) -> std::io::Result<Memory> {
         let bytes = usize::try_from(file.metadata()?.len()).map_err(std::io::Error::other)?;
         let map = MmapOptions::new().len(bytes.max(1)).map_raw(&file)?;
-        Ok(Memory::new(map, bytes, Some(file)))
+        Ok(Memory::new(map, bytes, Backing::File(file)))
     }
 
     /// Copies the current contents of another process's file into private memory.
@@ -125,17 +138,93 @@ impl Memory {
         // may or may not become visible; its words are read as plain bytes. The files of an arena
         // are never truncated.
         let map = unsafe { MmapOptions::new().len(bytes.max(1)).map_copy(file)? };
-        Ok(Memory::new(map.into(), bytes, None))
+        Ok(Memory::new(map.into(), bytes, Backing::Closed))
     }
 
-    fn new(map: MmapRaw, bytes: usize, file: Option<File>) -> Memory {
-        Memory { map, bytes, file, test_file: None }
+    fn new(map: MmapRaw, bytes: usize, backing: Backing) -> Memory {
+        Memory { map, bytes, backing, test_file: None }
+    }
+
+    fn file(&self) -> Option<&File> {
+        match &self.backing {
+            Backing::File(file) => Some(file),
+            Backing::Anonymous | Backing::Closed => None,
+        }
     }
 
     /// Closes the file of the mapping, which can then no longer grow.
     pub(crate) fn without_file(mut self) -> Memory {
-        self.file = None;
+        self.backing = Backing::Closed;
         self
+    }
+
+    /// Reserves the memory of a range: a full disk is an error here, and not a signal at a later
+    /// store. The bytes of pages that had no memory are zeros. Memory without a file gets its pages
+    /// when they are written.
+    pub fn occupy(&self, within: Range<usize>) -> std::io::Result<()> {
+        self.file().map_or(Ok(()), |file| reserve(file, within))
+    }
+
+    /// Returns the memory of the whole pages of a range to the system. Their bytes are unspecified
+    /// until they are written again, after [`Memory::occupy`].
+    ///
+    /// # Errors
+    /// If the file system cannot do it, or the memory is shared with another process. The range
+    /// keeps its memory then.
+    pub fn vacate(&mut self, within: Range<usize>) -> std::io::Result<()> {
+        // SAFETY: `&mut self` excludes borrows of the bytes.
+        unsafe { self.vacate_unborrowed(within) }
+    }
+
+    /// Does the same as [`Memory::vacate`] in memory of which other bytes may be borrowed.
+    ///
+    /// # Safety
+    /// The bytes of the range must not be borrowed.
+    pub(super) unsafe fn vacate_unborrowed(&self, within: Range<usize>) -> std::io::Result<()> {
+        assert!(within.end <= self.bytes, "bytes up to {} of {}", within.end, self.bytes);
+        let pages = within.start.next_multiple_of(PAGE_BYTES)..within.end & !(PAGE_BYTES - 1);
+        if pages.is_empty() {
+            return Ok(());
+        }
+        if self.test_file.is_some() {
+            store_trace::borrowed(self.address(), pages.start, pages.len());
+            // A test that reads these bytes shall notice.
+            // SAFETY: the assertion keeps the pages inside the mapping. Nobody borrows them, as the
+            // caller promises.
+            unsafe { self.map.as_mut_ptr().add(pages.start).write_bytes(VACATED, pages.len()) };
+            return Ok(());
+        }
+        // SAFETY: as above.
+        unsafe { self.release_pages(pages) }
+    }
+
+    /// Returns whole pages to the system.
+    ///
+    /// # Safety
+    /// The pages must be inside the mapping and not borrowed.
+    #[cfg(target_os = "linux")]
+    unsafe fn release_pages(&self, pages: Range<usize>) -> std::io::Result<()> {
+        use memmap2::UncheckedAdvice;
+        use rustix::fs::FallocateFlags;
+        match &self.backing {
+            Backing::File(file) => {
+                let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                let (from, bytes) = (pages.start as u64, pages.len() as u64);
+                Ok(rustix::fs::fallocate(file, flags, from, bytes)?)
+            }
+            Backing::Anonymous => {
+                let unused = UncheckedAdvice::DontNeed;
+                // SAFETY: by the caller's promise. The mapping is private and anonymous, so the
+                // pages become zeros for nobody else.
+                unsafe { self.map.unchecked_advise_range(unused, pages.start, pages.len()) }
+            }
+            Backing::Closed => Err(std::io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    unsafe fn release_pages(&self, _pages: Range<usize>) -> std::io::Result<()> {
+        Err(std::io::ErrorKind::Unsupported.into())
     }
 
     /// Returns the size in bytes.
@@ -147,9 +236,9 @@ impl Memory {
 
     /// Extends the memory with zeros. The mapping may move.
     pub(crate) fn grow(&mut self, bytes: usize) -> std::io::Result<()> {
-        let mut grown = match &self.file {
+        let mut grown = match self.file() {
             Some(file) => {
-                super::reserve(file, bytes as u64)?;
+                reserve(file, 0..bytes)?;
                 Memory::of_file(file.try_clone()?)?
             }
             None => {
@@ -243,7 +332,7 @@ impl Memory {
     ///
     /// # Panics
     /// If the range is not inside the memory.
-    pub(crate) fn stretch_mut(&mut self, within: std::ops::Range<usize>) -> &mut [u8] {
+    pub(crate) fn stretch_mut(&mut self, within: Range<usize>) -> &mut [u8] {
         store_trace::borrowed(self.address(), within.start, within.len());
         // SAFETY: as in `bytes_mut`.
         let all = unsafe { std::slice::from_raw_parts_mut(self.map.as_mut_ptr(), self.bytes) };
@@ -321,8 +410,27 @@ pub(super) unsafe fn copy_non_temporal(destination: *mut u8, source: &[u8]) {
     unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), destination, source.len()) };
 }
 
+/// Reserves disk space, so that a full disk is an error here and not a signal at a later store. The
+/// file gets longer if the range is past its end.
+pub(super) fn reserve(file: &File, within: Range<usize>) -> std::io::Result<()> {
+    if within.is_empty() {
+        return Ok(());
+    }
+    let (from, bytes) = (within.start as u64, within.len() as u64);
+    #[cfg(target_os = "linux")]
+    rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), from, bytes)?;
+    #[cfg(not(target_os = "linux"))]
+    if file.metadata()?.len() < from + bytes {
+        file.set_len(from + bytes)?;
+    }
+    Ok(())
+}
+
 /// The size from which shareable memory requests huge pages.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// The byte that fills vacated pages of test files.
+const VACATED: u8 = 0xa5;
 
 #[cfg(test)]
 mod tests {

@@ -8,7 +8,7 @@ mod memory;
 mod save_note;
 mod shared;
 
-use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 pub(crate) use blocks::{Blocks, PinnedSet, Pins};
@@ -146,6 +146,18 @@ impl ArenaStorage {
 
     /// Creates a file of `bytes` zeros.
     pub fn create(&self, name: &str, bytes: u64) -> Result<Memory, StorageError> {
+        let all = 0..usize::try_from(bytes).unwrap_or(usize::MAX);
+        self.create_sparse(name, bytes, &[all])
+    }
+
+    /// Creates a file of `bytes` zeros. Only the ranges in `occupied` have memory; the owner must
+    /// [occupy](Memory::occupy) others before it writes them.
+    fn create_sparse(
+        &self,
+        name: &str,
+        bytes: u64,
+        occupied: &[Range<usize>],
+    ) -> Result<Memory, StorageError> {
         let path = self.path(name);
         let length = usize::try_from(bytes)
             .map_err(|_| StorageError::DoesNotFit { need: bytes, limit: usize::MAX as u64 })?;
@@ -155,7 +167,7 @@ impl ArenaStorage {
                 Memory::shareable(length).or_else(|_| Memory::anonymous(length))
             }
             ArenaStorage::Anonymous | ArenaStorage::Shareable => Memory::anonymous(length),
-            ArenaStorage::Folder(folder) => Memory::of_file(folder.create(name, bytes)?),
+            ArenaStorage::Folder(folder) => Memory::of_file(folder.create(name, length, occupied)?),
             ArenaStorage::TestFiles(test_files) => Ok(test_files.create(name, length)),
         };
         memory.map_err(|source| io_error("map", &path, source))
@@ -243,6 +255,19 @@ impl Arena {
         self.create_part(kind, generation, Part::Only, bytes)
     }
 
+    /// Creates a file with holes: its first page, followed by `bytes` zeros, of which only the
+    /// ranges in `occupied` have memory. Offsets are those of the file.
+    pub fn create_sparse(
+        &self,
+        kind: Kind,
+        generation: u64,
+        bytes: u64,
+        occupied: impl IntoIterator<Item = Range<usize>>,
+    ) -> Result<Memory, StorageError> {
+        let occupied: Vec<_> = std::iter::once(0..PAGE_BYTES).chain(occupied).collect();
+        self.create_named(kind, generation, Part::Only, bytes, &occupied)
+    }
+
     /// Creates one of several files of the same kind and generation.
     pub(crate) fn create_part(
         &self,
@@ -251,8 +276,21 @@ impl Arena {
         part: Part,
         bytes: u64,
     ) -> Result<Memory, StorageError> {
+        let all = 0..usize::try_from(bytes).unwrap_or(usize::MAX).saturating_add(PAGE_BYTES);
+        self.create_named(kind, generation, part, bytes, &[all])
+    }
+
+    fn create_named(
+        &self,
+        kind: Kind,
+        generation: u64,
+        part: Part,
+        bytes: u64,
+        occupied: &[Range<usize>],
+    ) -> Result<Memory, StorageError> {
         let name = part.file_name(kind, generation);
-        let mut memory = self.storage.create(&name, bytes.saturating_add(PAGE_BYTES as u64))?;
+        let bytes = bytes.saturating_add(PAGE_BYTES as u64);
+        let mut memory = self.storage.create_sparse(&name, bytes, occupied)?;
         let page = Page { kind, stamp: self.stamp, generation, text: part.text() };
         memory.write(0, &page.encode());
         Ok(memory)
@@ -300,16 +338,4 @@ impl Arena {
         checked.map_err(|fault| self.storage.corrupt(&name, fault))?;
         Ok(memory)
     }
-}
-
-/// Reserves disk space, so that a full disk is an error here and not a signal at a later store.
-fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
-    if bytes == 0 {
-        return Ok(());
-    }
-    #[cfg(target_os = "linux")]
-    rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, bytes)?;
-    #[cfg(not(target_os = "linux"))]
-    file.set_len(bytes)?;
-    Ok(())
 }

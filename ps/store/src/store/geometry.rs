@@ -115,15 +115,23 @@ impl StoreGeometry {
         self.logical_blocks * if self.slots > 0 { 2 } else { 1 }
     }
 
-    /// Returns the size of the store's memory in bytes.
-    pub fn need(&self) -> u64 {
+    /// Returns the size of the store's memory in bytes; without that of the blocks that are needed
+    /// only while others are pinned, unless `with_pins` is set.
+    pub fn need(&self, with_pins: bool) -> u64 {
         let undo = self.undo_file_bytes() + PAGE_BYTES as u64;
-        self.values().need().saturating_add(self.slots().need()).saturating_add(undo)
+        let (values, slots) = self.need_by_kind(with_pins);
+        values.saturating_add(slots).saturating_add(undo)
     }
 
     /// Returns the size of the memory of the values, and that of the optimizer slots, in bytes.
-    pub fn need_by_kind(&self) -> (u64, u64) {
-        (self.values().need(), self.slots().need())
+    pub fn need_by_kind(&self, with_pins: bool) -> (u64, u64) {
+        let without = if with_pins { 0 } else { self.pinned };
+        [self.values(), self.slots()]
+            .map(|grid| {
+                let pins = (without as u64).saturating_mul(grid.stride as u64);
+                grid.need().saturating_sub(pins.saturating_mul(grid.parts as u64))
+            })
+            .into()
     }
 
     /// Returns the size of the undo file without its first page, in bytes.
@@ -202,7 +210,7 @@ mod tests {
             let logical_blocks = usize::MAX / 4;
             let pinned = usize::MAX / 4;
             let geometry = StoreGeometry { block_bytes, slots, logical_blocks, pinned, undo_bytes };
-            assert_eq!(geometry.need(), u64::MAX);
+            assert_eq!(geometry.need(true), u64::MAX);
         }
     }
 

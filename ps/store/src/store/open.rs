@@ -9,7 +9,7 @@ use pushpull_common::tensor::{DType, Element};
 use pushpull_optim::optimizer::VariableRules;
 
 use super::geometry::pieces_of;
-use super::pool::Pool;
+use super::pool::{Occupied, Pool};
 use super::rows::RowTile;
 use super::{BLOCK_BYTES, Store, StoreGeometry};
 use crate::arena::{Arena, Blocks, Budget, Grid, Memory, Reservation, fence, file_name};
@@ -38,6 +38,9 @@ pub struct StorePlan {
     /// The maximum size of values and slots, in bytes, for which shadows are written through the
     /// cache.
     pub cached_bytes_max: u64,
+    /// The budget for the memory of blocks beyond those that changes need while no block is pinned;
+    /// none if it is in the reservation of the store.
+    pub pin_budget: Option<Budget>,
     /// Whether replaced blocks stay unused until an image of the tables no longer names them.
     pub power: bool,
     /// The planted bug, if any.
@@ -49,16 +52,46 @@ impl StorePlan {
         self.arena.storage.corrupt(&file_name(kind, self.generation), fault)
     }
 
-    /// Creates a pool over a file that `file` creates or opens.
-    fn pool(
+    /// Returns which blocks have memory. Images on disk name blocks after they were replaced, so
+    /// that all blocks are used all the time.
+    fn occupied(&self) -> Occupied<'_> {
+        match self.power {
+            true => Occupied::All,
+            false => Occupied::Needed(self.pin_budget.as_ref()),
+        }
+    }
+
+    /// Creates a pool in a new file.
+    fn create_pool(&self, kind: Kind, grid: Grid) -> Result<Pool, StorageError> {
+        let logical_blocks = self.geometry.logical_blocks;
+        let occupied = match self.occupied() {
+            Occupied::All => grid.count,
+            Occupied::Needed(_) => 2 * logical_blocks,
+        };
+        let bytes = grid.need() - PAGE_BYTES as u64;
+        let ranges = grid.ranges_of_first(occupied);
+        let memory = self.arena.create_sparse(kind, self.generation, bytes, ranges)?;
+        let committed = (0..logical_blocks as u32).collect();
+        Ok(Pool::new(Blocks::new(memory, grid), committed, self.occupied()))
+    }
+
+    /// Opens a pool in a file that an earlier process left.
+    fn open_pool(
         &self,
         kind: Kind,
         grid: Grid,
         committed: Vec<u32>,
-        file: impl FnOnce(Kind, u64) -> Result<Memory, StorageError>,
+        take_over: impl FnOnce(Memory) -> Memory,
     ) -> Result<Pool, StorageError> {
-        let memory = file(kind, grid.need() - PAGE_BYTES as u64)?;
-        Ok(Pool::new(Blocks::new(memory, grid), grid.count as u32, committed))
+        let bytes = grid.need() - PAGE_BYTES as u64;
+        let memory = self.arena.open(kind, self.generation, Some(bytes))?;
+        let blocks = Blocks::new(take_over(memory), grid);
+        let mut pool = Pool::new(blocks, committed, self.occupied());
+        pool.settle_memory().map_err(|source| {
+            let path = self.arena.storage.path(&file_name(kind, self.generation));
+            StorageError::Io { doing: "reserve space for", path, source }
+        })?;
+        Ok(pool)
     }
 }
 
@@ -70,14 +103,13 @@ impl Store {
         reservation: Reservation,
         rules: &VariableRules,
     ) -> Result<Store, StorageError> {
-        let make = |kind, bytes| plan.arena.create(kind, plan.generation, bytes);
-        let committed = || (0..plan.geometry.logical_blocks as u32).collect();
-        let values = plan.pool(Kind::Values, plan.geometry.values(), committed(), make)?;
+        let values = plan.create_pool(Kind::Values, plan.geometry.values())?;
         let slots = match plan.geometry.slots {
             0 => None,
-            _ => Some(plan.pool(Kind::Slots, plan.geometry.slots(), committed(), make)?),
+            _ => Some(plan.create_pool(Kind::Slots, plan.geometry.slots())?),
         };
-        let undo = Undo::create(make(Kind::Undo, plan.geometry.undo_file_bytes())?);
+        let undo_bytes = plan.geometry.undo_file_bytes();
+        let undo = Undo::create(plan.arena.create(Kind::Undo, plan.generation, undo_bytes)?);
         let mut store = Store::new(plan, reservation, values, slots, undo);
         store.fill_slots(rules);
         fence();
@@ -94,20 +126,19 @@ impl Store {
         journal: &Journal,
         version: u64,
     ) -> Result<Store, StorageError> {
-        let find = |kind, bytes| plan.arena.open(kind, plan.generation, Some(bytes));
         let committed = |first: usize, grid: Grid| {
             committed_blocks_of(journal, first, plan.geometry.logical_blocks, grid.count)
                 .map_err(|fault| plan.corrupt(Kind::Tables, fault))
         };
         let grid = plan.geometry.values();
-        let take_over = |kind, bytes| find(kind, bytes).map(raise_owner_generation(grid));
-        let values = plan.pool(Kind::Values, grid, committed(0, grid)?, take_over)?;
+        let take_over = raise_owner_generation(grid);
+        let values = plan.open_pool(Kind::Values, grid, committed(0, grid)?, take_over)?;
         let slots = match plan.geometry.slots {
             0 => None,
             _ => {
                 let grid = plan.geometry.slots();
                 let committed = committed(plan.geometry.logical_blocks, grid)?;
-                Some(plan.pool(Kind::Slots, grid, committed, find)?)
+                Some(plan.open_pool(Kind::Slots, grid, committed, |memory| memory)?)
             }
         };
         let undo = open_undo(&plan.arena, plan.generation)?;

@@ -6,16 +6,19 @@
 //! place. Free blocks are reused last in, first out, so a small model alternates between two sets
 //! of blocks that stay in cache.
 
+use std::time::Instant;
+
 use pushpull_common::shared_values::ValueCounts;
 
+use super::block_memory::BlockMemory;
 use super::readers::{Readers, SequenceRange};
-use crate::arena::{Blocks, Pins};
+use crate::arena::{Blocks, Budget, Pins};
 use crate::change::NoFreeBlock;
 
 /// The mapping from logical blocks to blocks.
 ///
-/// Invariant: `committed`, `shadows` and the lists of blocks together contain every block exactly
-/// once.
+/// Invariant: `committed`, `shadows` and the lists of blocks, those without memory included, together
+/// contain every block exactly once.
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub(crate) blocks: Blocks,
@@ -33,8 +36,20 @@ pub(crate) struct Pool {
     in_durable_image: Vec<u32>,
     /// Blocks that the image being written may name, and the one after it does not.
     in_next_image: Vec<u32>,
+    /// Which blocks have no memory; `None` if all keep theirs.
+    memory: Option<BlockMemory>,
     /// The readers in other processes; none for slots.
     pub(super) readers: Readers,
+}
+
+/// The blocks of a pool that have memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Occupied<'a> {
+    /// All of them, always.
+    All,
+    /// Twice as many as logical blocks, and others while they are needed. If their memory is not in
+    /// the reservation of the store, it is taken off this budget.
+    Needed(Option<&'a Budget>),
 }
 
 /// A block that a commit has replaced.
@@ -56,14 +71,22 @@ pub(crate) struct Shadow {
 }
 
 impl Pool {
-    /// Creates a pool with these committed blocks.
-    pub(crate) fn new(blocks: Blocks, count: u32, committed: Vec<u32>) -> Pool {
+    /// Creates a pool with these committed blocks, and sets which blocks have memory.
+    pub(super) fn new(blocks: Blocks, committed: Vec<u32>, occupied: Occupied<'_>) -> Pool {
+        let count = blocks.count();
         let mut used = vec![false; count as usize];
         for &committed in &committed {
             used[committed as usize] = true;
         }
         // Lower blocks are allocated first, so blocks and their shadows have the same order.
-        let free = (0..count).rev().filter(|&block| !used[block as usize]).collect();
+        let mut free: Vec<u32> = (0..count).rev().filter(|&block| !used[block as usize]).collect();
+        let memory = match occupied {
+            Occupied::All => None,
+            Occupied::Needed(budget) => {
+                let vacant = free.len().saturating_sub(committed.len());
+                Some(BlockMemory::new(free.drain(..vacant).collect(), budget))
+            }
+        };
         let shadows = vec![None; committed.len()];
         Pool {
             blocks,
@@ -75,8 +98,34 @@ impl Pool {
             retired: Vec::new(),
             in_durable_image: Vec::new(),
             in_next_image: Vec::new(),
+            memory,
             readers: Readers::default(),
         }
+    }
+
+    /// Brings the memory of a file that an earlier process left in line with the blocks: that
+    /// process may have been killed while it used others.
+    pub(super) fn settle_memory(&mut self) -> std::io::Result<()> {
+        let Pool { blocks, free, memory, .. } = self;
+        free.iter().try_for_each(|&block| blocks.occupy(block))?;
+        for &block in memory.iter().flat_map(|memory| &memory.vacant) {
+            // A file system that cannot take the memory back leaves it with the file.
+            let _ = blocks.vacate(block);
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes taken off the budget beside the reservation of the store.
+    pub(super) fn bytes_taken(&self) -> u64 {
+        self.memory.as_ref().map_or(0, BlockMemory::taken)
+    }
+
+    /// Takes back the memory of blocks that no change has needed for a time.
+    pub(super) fn take_back_memory(&mut self, now: Instant) {
+        let Pool { blocks, committed, free, memory: Some(memory), .. } = self else { return };
+        let occupied = blocks.count() as usize - memory.vacant.len();
+        let extra = occupied.saturating_sub(2 * committed.len());
+        memory.take_back_unused(blocks, free, extra, now);
     }
 
     /// Keeps all free blocks from being used, because an image on disk may name them. The next
@@ -105,9 +154,21 @@ impl Pool {
         self.blocks.is_pinned(self.committed[logical])
     }
 
-    /// Returns how many shadows can be allocated. First frees retired blocks that are no longer
-    /// read.
-    pub(crate) fn free_count(&mut self) -> usize {
+    /// Returns how many shadows can be allocated, after an attempt to make it `need`: retired blocks
+    /// that are no longer read become free, and blocks without memory get some.
+    pub(super) fn free_up(&mut self, need: usize) -> usize {
+        self.release_retired();
+        while self.free.len() < need
+            && let Some(memory) = &mut self.memory
+            && let Some(block) = memory.next(&self.blocks)
+        {
+            self.free.push(block);
+        }
+        self.free.len()
+    }
+
+    /// Frees the retired blocks that are no longer read.
+    fn release_retired(&mut self) {
         let Pool { blocks, free, retired, readers, .. } = self;
         let is_read = |replaced: &ReplacedBlock| {
             blocks.is_pinned(replaced.block) || readers.may_read(replaced.sequences)
@@ -115,7 +176,6 @@ impl Pool {
         free.extend(
             retired.extract_if(.., |replaced| !is_read(replaced)).map(|replaced| replaced.block),
         );
-        free.len()
     }
 
     /// Counts these logical blocks that have no shadow.
@@ -129,9 +189,12 @@ impl Pool {
             return Ok(Shadow { block, from: block });
         }
         if self.free.is_empty() {
-            self.free_count();
+            self.free_up(1);
         }
         let block = self.free.pop().ok_or(NoFreeBlock)?;
+        if let Some(memory) = &mut self.memory {
+            memory.used(self.free.len());
+        }
         self.shadows[logical] = Some(block);
         self.dirty.push(logical as u32);
         Ok(Shadow { block, from: self.committed[logical] })
@@ -215,6 +278,13 @@ impl Pool {
         self.blocks.pin(logical_blocks.map(|logical| self.committed[logical as usize]).collect())
     }
 
+    /// Has the memory of further blocks taken off this budget.
+    #[cfg(test)]
+    pub(super) fn limit_memory(&mut self, budget: &Budget) {
+        let vacant = self.memory.take().map(|memory| memory.vacant);
+        self.memory = vacant.map(|vacant| BlockMemory::new(vacant, Some(budget)));
+    }
+
     /// Asserts the invariants; for tests and the simulator.
     #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(crate) fn check_invariants(&self) {
@@ -222,6 +292,7 @@ impl Pool {
         let held_for_images = self.in_durable_image.iter().chain(&self.in_next_image);
         let replaced = self.freed.iter().chain(&self.retired).map(|replaced| &replaced.block);
         let free = self.free.iter().chain(replaced).chain(held_for_images);
+        let free = free.chain(self.memory.iter().flat_map(|memory| &memory.vacant));
         let mut all: Vec<u32> = self.committed.iter().chain(shadows).chain(free).copied().collect();
         all.sort_unstable();
         assert!(all.iter().copied().eq(0..all.len() as u32), "every block is listed once: {all:?}");

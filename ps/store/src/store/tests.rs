@@ -3,6 +3,7 @@
 #![allow(clippy::single_range_in_vec_init, reason = "a change of one range is what is meant")]
 
 use std::ops::AddAssign;
+use std::time::Duration;
 
 use proptest::prelude::*;
 use pushpull_common::rows::{Numbers, encode_numbers};
@@ -14,6 +15,7 @@ use pushpull_optim::optimizer::{
 };
 
 use super::*;
+use crate::arena::Budget;
 use crate::change::ByteSource;
 use crate::measure::{alone, holding};
 use pushpull_optim::optimizer::SharedRun;
@@ -108,6 +110,56 @@ fn a_snapshot_keeps_its_version_and_delays_changes_only_without_free_blocks() {
     fixture.add(all.clone(), 1.0).unwrap();
     assert_eq!(fixture.all()[0], 5.0);
     assert_eq!(fixture.all()[ELEMENTS as usize - 1], 4.0);
+}
+
+#[test]
+fn blocks_beyond_those_of_a_change_have_memory_only_while_others_are_pinned() {
+    let mut fixture = fixture(Sgd::new(1.0), 3);
+    let block_bytes = (BLOCK + crate::arena::GAP_BYTES) as u64;
+    let budget = Budget::new(2 * block_bytes);
+    fixture.store.values.limit_memory(&budget);
+    let reserved = fixture.store.reserved();
+    let all = 0..4 * ELEMENTS;
+    fixture.add(all.clone(), 1.0).unwrap();
+    assert_eq!(fixture.store.reserved(), reserved, "nothing is pinned");
+    let pull = fixture.store.snapshot(std::slice::from_ref(&all));
+    fixture.add(all.clone(), 1.0).unwrap();
+    assert_eq!(fixture.add(all.clone(), 1.0), Err(NoFreeBlock), "there is memory for two blocks");
+    assert_eq!(fixture.store.reserved(), reserved + 2 * block_bytes);
+    fixture.add(0..2 * BLOCK as u64, 1.0).unwrap();
+    assert_eq!((read(&pull, 0..4), fixture.all()[0]), (vec![1.0], 3.0));
+    drop(pull);
+    fixture.add(all.clone(), 1.0).unwrap();
+
+    let mut now = Instant::now();
+    for (seconds, blocks) in [(0, 2), (4, 2), (1, 0), (9, 0)] {
+        now += Duration::from_secs(seconds);
+        fixture.store.take_back_memory(now);
+        fixture.store.check_invariants();
+        assert_eq!(fixture.store.reserved(), reserved + blocks * block_bytes, "{seconds} s");
+    }
+    assert_eq!(budget.left(), 2 * block_bytes);
+    fixture.add(all.clone(), 1.0).unwrap();
+    assert_eq!(fixture.all()[0], 5.0);
+}
+
+#[test]
+fn blocks_that_changes_keep_using_keep_their_memory() {
+    let mut fixture = fixture(Sgd::new(1.0), 3);
+    let budget = Budget::new(u64::MAX);
+    fixture.store.values.limit_memory(&budget);
+    let all = 0..4 * ELEMENTS;
+    let mut now = Instant::now();
+    for _ in 0..20 {
+        let pull = fixture.store.snapshot(std::slice::from_ref(&all));
+        fixture.add(all.clone(), 1.0).unwrap();
+        fixture.add(all.clone(), 1.0).unwrap();
+        drop(pull);
+        now += Duration::from_secs(1);
+        fixture.store.take_back_memory(now);
+        let taken = u64::MAX - budget.left();
+        assert_eq!(taken, 3 * (BLOCK + crate::arena::GAP_BYTES) as u64);
+    }
 }
 
 #[test]
