@@ -540,6 +540,4 @@ impl Inbox {
 }
 
 #[cfg(test)]
-pub(crate) mod model;
-#[cfg(test)]
-mod tests;
+pub(crate) mod tests;

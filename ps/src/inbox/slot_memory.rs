@@ -2,7 +2,8 @@
 //!
 //! The first slots keep their memory, so that a push can always be received. Every other slot gets
 //! memory when a client requests it, as far as the budget and the file system allow, and gives it
-//! back after a time without use.
+//! back after a time without use. Slots that keep their memory give back its pages, if these come
+//! by themselves when they are written.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -26,15 +27,17 @@ pub(crate) struct SlotMemory {
     budget: Budget,
     /// The number of slots that keep their memory.
     kept: usize,
-    /// The slots after them.
-    lent: Vec<Option<LentMemory>>,
+    slots: Vec<SlotState>,
     planted: PlantedBugs,
 }
 
-/// The memory of a slot that gives it back.
-#[derive(Debug)]
-struct LentMemory {
-    /// `None` if it did not fit the budget when its whole push was recovered.
+/// The memory of a slot.
+#[derive(Debug, Default)]
+struct SlotState {
+    /// Whether it has pages. A slot without may still keep its memory.
+    has_pages: bool,
+    /// What it has taken off the budget. `None` for memory that is kept, and for that of a
+    /// recovered push that did not fit.
     reservation: Option<Reservation>,
     unused_since: Option<Instant>,
 }
@@ -50,8 +53,8 @@ impl SlotMemory {
         budget: Budget,
         planted: PlantedBugs,
     ) -> SlotMemory {
-        let lent = (kept..slots).map(|_| None).collect();
-        SlotMemory { memory, stride, budget, kept, lent, planted }
+        let slots = (0..slots).map(|_| SlotState::default()).collect();
+        SlotMemory { memory, stride, budget, kept, slots, planted }
     }
 
     /// Takes over the memory of slots that all keep it.
@@ -80,18 +83,20 @@ impl SlotMemory {
 
     /// Returns whether a slot has memory.
     pub(super) fn has(&self, slot: usize) -> bool {
-        slot < self.kept || self.lent.get(slot - self.kept).is_some_and(Option::is_some)
+        slot < self.kept || self.slots.get(slot).is_some_and(|state| state.has_pages)
     }
 
-    /// Returns whether any slot has memory that it will give back.
+    /// Returns whether any slot has pages that it will give back.
     pub(super) fn is_any_lent(&self) -> bool {
-        self.lent.iter().any(Option::is_some)
+        let keeps = if self.memory.is_anonymous() { 0 } else { self.kept };
+        self.slots.iter().skip(keeps).any(|state| state.has_pages)
     }
 
-    /// Records that a slot is being used.
+    /// Records that a slot with memory is being used.
     pub(super) fn used(&mut self, slot: usize) {
-        if let Some(lent) = self.lent_mut(slot).and_then(Option::as_mut) {
-            lent.unused_since = None;
+        if let Some(state) = self.slots.get_mut(slot) {
+            state.has_pages = true;
+            state.unused_since = None;
         }
     }
 
@@ -104,15 +109,19 @@ impl SlotMemory {
             let _ = self.memory.vacate(self.range(slot));
             return false;
         }
-        let lent = LentMemory { reservation: Some(reservation), unused_since: None };
-        self.lent_mut(slot).map(|entry| *entry = Some(lent)).is_some()
+        self.occupied(slot, Some(reservation));
+        true
     }
 
     /// Records that a slot has the whole push of an earlier process, and so memory.
     pub(super) fn recovered(&mut self, slot: usize) {
-        let reservation = self.budget.reserve(self.stride as u64).ok();
-        if let Some(entry) = self.lent_mut(slot) {
-            *entry = Some(LentMemory { reservation, unused_since: None });
+        let taken = (slot >= self.kept).then(|| self.budget.reserve(self.stride as u64));
+        self.occupied(slot, taken.and_then(Result::ok));
+    }
+
+    fn occupied(&mut self, slot: usize, reservation: Option<Reservation>) {
+        if let Some(state) = self.slots.get_mut(slot) {
+            *state = SlotState { has_pages: true, reservation, unused_since: None };
         }
     }
 
@@ -122,7 +131,7 @@ impl SlotMemory {
         for slot in 0..self.kept {
             self.memory.occupy(self.range(slot))?;
         }
-        for slot in self.kept..self.kept + self.lent.len() {
+        for slot in self.kept..self.slots.len() {
             if !self.has(slot) {
                 // A file system that cannot take the memory back leaves it with the file.
                 let _ = self.memory.vacate(self.range(slot));
@@ -131,31 +140,31 @@ impl SlotMemory {
         Ok(())
     }
 
-    /// Takes back the memory of a slot that is not in use, if it has not been used for
+    /// Takes back the pages of a slot that is not in use, if it has not been used for
     /// [`UNUSED_MAX`]. Returns whether the slot has lost its memory.
     pub(super) fn take_back_unused(&mut self, slot: usize, now: Instant) -> bool {
-        let Some(lent) = self.lent_mut(slot).and_then(Option::as_mut) else { return false };
-        let since = *lent.unused_since.get_or_insert(now);
-        if now.saturating_duration_since(since) < UNUSED_MAX {
+        let within = self.range(slot);
+        let keeps = slot < self.kept;
+        // A file system that is full by then would have no pages for a slot that keeps its memory.
+        let is_fixed = keeps && !self.memory.is_anonymous();
+        let Some(state) = self.slots.get_mut(slot).filter(|state| state.has_pages) else {
+            return false;
+        };
+        let since = *state.unused_since.get_or_insert(now);
+        let is_due = now.saturating_duration_since(since) >= UNUSED_MAX;
+        if is_fixed || !is_due || self.memory.vacate(within).is_err() {
             return false;
         }
-        if self.memory.vacate(self.range(slot)).is_err() {
-            return false;
-        }
-        let lent = self.lent_mut(slot).and_then(Option::take);
+        let before = std::mem::take(state);
         if self.planted.has(Bug::KeepSlotReservation) {
-            std::mem::forget(lent);
+            std::mem::forget(before);
         }
-        true
+        !keeps
     }
 
     /// Returns the bytes that the slots have reserved, without those that keep their memory.
     pub(super) fn lent_bytes(&self) -> u64 {
-        let lent = self.lent.iter().flatten();
-        lent.filter_map(|lent| lent.reservation.as_ref()).map(Reservation::bytes).sum()
-    }
-
-    fn lent_mut(&mut self, slot: usize) -> Option<&mut Option<LentMemory>> {
-        self.lent.get_mut(slot.checked_sub(self.kept)?)
+        let lent = self.slots.iter().filter_map(|state| state.reservation.as_ref());
+        lent.map(Reservation::bytes).sum()
     }
 }

@@ -1,5 +1,7 @@
 //! Tests of push slots and extents in isolation.
 
+pub(crate) mod model;
+
 use pushpull_common::catalogue::Catalogue;
 use pushpull_common::ids::{GlobalStep, RequestId, ShardId};
 use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
@@ -52,7 +54,7 @@ impl Inbox {
 }
 
 /// Creates a layout of partitions of these sizes.
-pub(super) fn layout(bytes: &[u64]) -> ShardLayout {
+fn layout(bytes: &[u64]) -> ShardLayout {
     let variable = |(index, bytes): (usize, &u64)| {
         VariableSpec::f32(format!("v{index}"), [bytes / 4]).unwrap()
     };
@@ -70,7 +72,7 @@ fn inbox(push_slots: usize) -> Inbox {
     Inbox::new(SlotMemory::kept(memory, slot_bytes, push_slots), &layout, push_slots, 1)
 }
 
-pub(super) fn arrival(sequence: u64) -> PushArrival {
+fn arrival(sequence: u64) -> PushArrival {
     PushArrival {
         sequence: Sequence(sequence),
         operation: Operation::Gradient {},
@@ -89,7 +91,7 @@ pub(super) fn arrival(sequence: u64) -> PushArrival {
     }
 }
 
-pub(super) const WHOLE: PendingAnswer = PendingAnswer {
+const WHOLE: PendingAnswer = PendingAnswer {
     connection: 1,
     request: RequestId(1),
     next: false,

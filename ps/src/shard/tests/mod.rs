@@ -20,6 +20,7 @@ mod forged;
 mod frozen;
 mod growth;
 mod handshakes;
+mod holes;
 mod images;
 mod join;
 mod kept;

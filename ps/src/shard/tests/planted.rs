@@ -23,7 +23,7 @@ const LAYERS: &[Layer] = &[
     Layer { name: "window", run: crate::push_window::tests::suite, looks_for: is_of_state },
     Layer {
         name: "push slots",
-        run: |planted| _ = crate::inbox::model::suite(planted),
+        run: |planted| _ = crate::inbox::tests::model::suite(planted),
         looks_for: |bug| bug == Bug::KeepSlotReservation,
     },
     Layer {

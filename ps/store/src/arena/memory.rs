@@ -145,6 +145,12 @@ impl Memory {
         Memory { map, bytes, backing, test_file: None }
     }
 
+    /// Returns whether the memory gets its pages when they are written, without a file that might
+    /// have no space for them.
+    pub fn is_anonymous(&self) -> bool {
+        matches!(self.backing, Backing::Anonymous)
+    }
+
     fn file(&self) -> Option<&File> {
         match &self.backing {
             Backing::File(file) => Some(file),

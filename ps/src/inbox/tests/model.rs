@@ -11,10 +11,10 @@ use pushpull_store::arena::{Budget, Memory, Reservation};
 use pushpull_store::layout::PAGE_BYTES;
 use pushpull_store::planted::PlantedBugs;
 
-use super::slot_memory::{SlotMemory, UNUSED_MAX};
-use super::tests::{WHOLE, arrival, layout};
-use super::{Inbox, PushSlot};
+use super::{WHOLE, arrival, layout};
 use crate::client_key::ClientKey;
+use crate::inbox::slot_memory::{SlotMemory, UNUSED_MAX};
+use crate::inbox::{Inbox, PushSlot};
 
 /// A configuration to explore.
 #[derive(Clone, Copy, Debug)]
