@@ -94,7 +94,7 @@ impl SessionClient {
         caller.limit(config.limit);
         let first = vec![shard.unwrap_or(owner)];
         let settings = open(&caller, first, config.connect_timeout).await?;
-        let pulls = PullClient::new(caller.clone(), config.timeout);
+        let pulls = PullClient::new(caller.clone(), config.timeout, config.in_place_pulls);
         Ok(SessionClient { config, caller, _thread: thread, owner, settings, pulls })
     }
 

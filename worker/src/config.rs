@@ -68,6 +68,7 @@ pub struct WorkerConfig {
     pub(crate) save_timeout: Duration,
     pub(crate) checksums: Checksums,
     pub(crate) shared_memory: bool,
+    pub(crate) in_place_pulls: bool,
     pub(crate) codecs: Vec<CodecRule>,
     pub(crate) row_residual_bytes: u64,
     pub(crate) values: Option<Codec>,
@@ -109,6 +110,7 @@ impl WorkerConfig {
             save_timeout: Duration::from_secs(600),
             checksums: Checksums::default(),
             shared_memory: true,
+            in_place_pulls: false,
             codecs: Vec::new(),
             row_residual_bytes: 64 << 20,
             values: None,
@@ -224,6 +226,20 @@ impl WorkerConfig {
     /// before the fork.
     pub fn shared_memory(self, used: bool) -> Self {
         WorkerConfig { shared_memory: used, ..self }
+    }
+
+    /// Whether pulls of all values write into the caller's [`Params`](crate::Params) while they
+    /// arrive. Default false: a pull fills other memory of the same size, and `params` is replaced
+    /// at once.
+    ///
+    /// This saves one of the three times the size of the model that a worker needs: its parameters,
+    /// its gradients, and the values of the next pull. In return, after a pull that fails, returns
+    /// [`Pulled::Stale`](crate::Pulled::Stale) or is dropped, `params` has unspecified values, new,
+    /// old or zero: pull again before they are used. Variables that each replica changes by itself
+    /// keep their values. Parameters in pages that a device copies from by itself are not filled in
+    /// place.
+    pub fn in_place_pulls(self, in_place: bool) -> Self {
+        WorkerConfig { in_place_pulls: in_place, ..self }
     }
 
     /// Encodes the gradients of some variables, so that a push has fewer bytes. `names` is the name

@@ -92,7 +92,8 @@ impl Reader {
     /// this waits, also for one that has restarted without values. After a restore the step may be
     /// lower than that of an earlier pull.
     ///
-    /// On an error, or if the future is dropped, `params` is unchanged.
+    /// On an error, or if the future is dropped, `params` is unchanged, unless pulls are in place
+    /// ([`WorkerConfig::in_place_pulls`]).
     ///
     /// # Errors
     /// [`Error::ForeignBuffer`] if `params` is of another model, [`Error::Timeout`], and those of

@@ -9,7 +9,6 @@ mod pushes;
 mod replication;
 mod stepping;
 
-use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -478,8 +477,7 @@ impl Worker {
     #[doc(hidden)]
     pub async fn pull_newest(&mut self, params: &mut Params, at_least: u64) -> Result<u64, Error> {
         let keep = ReplicaValues::Keep;
-        let mut call = self.client.pulls.start(params, Some(GlobalStep(at_least)), keep);
-        match poll_fn(|context| call.poll_into(context, params)).await? {
+        match self.client.pulls.start(params, Some(GlobalStep(at_least)), keep).await? {
             Some(read) => Ok(read.step.0),
             // In synchronous mode: there are newer values.
             None => self.client.pulls.newest(params, keep).await.map(|step| step.0),

@@ -20,7 +20,8 @@ use crate::initial_values::check_whole;
 /// A local copy of all dense variables.
 ///
 /// [`crate::Worker::join`] and [`crate::Reader::params`] create one. [`crate::Worker::pull`]
-/// replaces the servers' values in it at once; if the pull fails or is dropped, it is unchanged.
+/// replaces the servers' values in it at once; if the pull fails or is dropped, it is unchanged
+/// (but see [`crate::WorkerConfig::in_place_pulls`]).
 /// The caller may change the values. [`crate::Worker::publish`] and [`crate::Worker::average`] send
 /// those of variables that each replica changes by itself; no others are ever sent.
 #[derive(Clone, Debug)]

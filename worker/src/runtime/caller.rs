@@ -388,9 +388,17 @@ impl SubmittedOperations {
 
 #[cfg(test)]
 impl SubmittedOperation {
-    pub(crate) fn answer(mut self, reply: Result<crate::session::Reply, Error>) {
-        let (_, answer) = self.0.take().expect("the caller waits");
-        answer.send(reply);
+    pub(crate) fn answer(self, reply: Result<crate::session::Reply, Error>) {
+        self.answer_with(|_| reply);
+    }
+
+    /// Answers with what `serve` makes of the command.
+    pub(crate) fn answer_with(
+        mut self,
+        serve: impl FnOnce(SessionCommand) -> Result<crate::session::Reply, Error>,
+    ) {
+        let (command, answer) = self.0.take().expect("the caller waits");
+        answer.send(serve(command));
     }
 }
 

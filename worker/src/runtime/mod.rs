@@ -10,6 +10,8 @@ mod runner;
 mod shared_memory;
 mod thread;
 
+#[cfg(test)]
+pub(crate) use caller::SubmittedOperations;
 pub(crate) use caller::{Caller, OperationFuture};
 pub use leadership::{Leadership, OpenOperation};
 pub(crate) use mapped_memory::MappedPullOutcome;

@@ -14,7 +14,7 @@ use crate::error::{Error, ViewError};
 use crate::gradients::params::Params;
 use crate::metrics::{OperationTimer, TimedOperation};
 use crate::outcome::Pulled;
-use crate::pull_client::{PullCall, ReplicaValues};
+use crate::pull_client::{ParamsPull, PullCall, ReplicaValues};
 use crate::token::Token;
 #[cfg(doc)]
 use pushpull_common::variable::VariableSpec;
@@ -32,22 +32,23 @@ impl Worker {
     ///
     /// The pull has started when this returns, and does not borrow the worker. Await the handle
     /// when the values are needed. On an error, on [`Pulled::Stale`] or if the handle is dropped,
-    /// `params` is unchanged.
+    /// `params` is unchanged, unless pulls are in place
+    /// ([`WorkerConfig::in_place_pulls`](crate::WorkerConfig::in_place_pulls)).
     ///
     /// Cost: one request to each shard and the bytes of all values. If all shards are on this host
     /// and share their values ([`crate::WorkerConfig::shared_memory`]), one copy on this thread and
     /// no request.
     pub fn pull<'a>(&mut self, token: &'a Token, params: &'a mut Params) -> PullHandle<'a> {
         let step = Some(GlobalStep(token.step()));
-        let call = match self.model("pull") {
-            Err(error) => self.client.pulls.failed(error),
+        let pull = match self.model("pull") {
+            Err(error) => self.client.pulls.failed_into(params, error),
             Ok(model) if !model.plan.is_same(&params.plan) => {
-                self.client.pulls.failed(Error::ForeignBuffer)
+                self.client.pulls.failed_into(params, Error::ForeignBuffer)
             }
             Ok(_) => self.client.pulls.start(params, step, ReplicaValues::Keep),
         };
         let timer = Some(self.client.caller.times().timer(TimedOperation::Pull));
-        PullHandle { call, token, params, timer }
+        PullHandle { pull, token, timer }
     }
 
     /// Pulls one dense variable into `values`, which must have its length.
@@ -125,13 +126,12 @@ impl Worker {
 /// A pull under way, from [`Worker::pull`].
 ///
 /// The pull proceeds whether or not the handle is polled. The poll that completes it replaces the
-/// parameters; if the handle is dropped before, they are unchanged.
+/// parameters; if the handle is dropped before, they are unchanged, unless pulls are in place.
 #[derive(Debug)]
 #[must_use = "parameters are replaced when the pull is awaited"]
 pub struct PullHandle<'a> {
-    call: PullCall,
+    pull: ParamsPull<'a>,
     token: &'a Token,
-    params: &'a mut Params,
     timer: Option<OperationTimer>,
 }
 
@@ -139,9 +139,9 @@ impl Future for PullHandle<'_> {
     type Output = Result<Pulled, Error>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let PullHandle { call, token, params, timer } = self.get_mut();
+        let PullHandle { pull, token, timer } = self.get_mut();
         timer.iter_mut().for_each(OperationTimer::start);
-        let result = ready!(call.poll_into(context, params));
+        let result = ready!(Pin::new(pull).poll(context));
         let pulled = result.map(|read| match read {
             None => Pulled::Stale,
             Some(read) => {

@@ -10,7 +10,7 @@ use super::{PushHandle, Worker, token_of};
 use crate::error::Error;
 use crate::gradients::params::{Gradients, Params};
 use crate::outcome::{Pulled, Push, StepOutcome};
-use crate::pull_client::{PullCall, ReplicaValues};
+use crate::pull_client::{ParamsPull, ReplicaValues};
 use crate::runtime::{Caller, OperationFuture};
 use crate::session::{ReadPoint, SessionCommand};
 use crate::token::Token;
@@ -60,10 +60,14 @@ impl Worker {
         let pushed = None;
         let values = None;
         let granted = None;
-        let mut pending =
-            PushAndPull { caller, next, push, pushed, pull, values, token_call, granted };
-        let push = poll_fn(|context| pending.poll(context, params)).await?;
-        let PushAndPull { values, token_call, granted, .. } = pending;
+        let (push, values, token_call, granted) = {
+            let mut pending =
+                PushAndPull { caller, next, push, pushed, pull, values, token_call, granted };
+            let push = poll_fn(|context| pending.poll(context)).await?;
+            // The pull borrows the parameters no longer.
+            let PushAndPull { values, token_call, granted, .. } = pending;
+            (push, values, token_call, granted)
+        };
         let granted = match (granted, token_call) {
             (None, Some(token_call)) => {
                 Some(token_call.await.and_then(|reply| token_of(&model.caller, reply)))
@@ -132,7 +136,7 @@ struct PushAndPull<'a> {
     next: GlobalStep,
     push: PushHandle,
     pushed: Option<Push>,
-    pull: Option<PullCall>,
+    pull: Option<ParamsPull<'a>>,
     values: Option<ReadPoint>,
     token_call: Option<OperationFuture>,
     granted: Option<Result<Option<Token>, Error>>,
@@ -140,13 +144,9 @@ struct PushAndPull<'a> {
 
 impl PushAndPull<'_> {
     /// Polls the push, and the other requests while their answers can still be used.
-    fn poll(
-        &mut self,
-        context: &mut Context<'_>,
-        params: &mut Params,
-    ) -> Poll<Result<Push, Error>> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Push, Error>> {
         if let Some(pull) = &mut self.pull
-            && let Poll::Ready(values) = pull.poll_into(context, params)
+            && let Poll::Ready(values) = Pin::new(pull).poll(context)
         {
             // An error is dropped here: the pull for the token meets it again.
             self.pull = None;
@@ -248,7 +248,7 @@ mod tests {
             let forever = Duration::MAX;
             let call = || caller.call("test", SessionCommand::Token, forever);
             let push = PushHandle::new(call(), None);
-            let pull = Some(PullCall::requested(call()));
+            let pull = Some(ParamsPull::requested(call(), &mut params));
             let token_call = Some(call());
             let pushed = None;
             let values = None;
@@ -267,13 +267,13 @@ mod tests {
             let wakes = Arc::new(Wakes::default());
             let waker = Waker::from(wakes.clone());
             let mut context = Context::from_waker(&waker);
-            assert!(pending.poll(&mut context, &mut params).is_pending());
+            assert!(pending.poll(&mut context).is_pending());
             token.answer(granted());
             assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
-            assert!(pending.poll(&mut context, &mut params).is_pending());
+            assert!(pending.poll(&mut context).is_pending());
             push.answer(Ok(Reply::Pushed { outcome: Outcome::Accepted { step: GlobalStep(4) } }));
             assert_eq!(wakes.0.load(Ordering::Relaxed), 2);
-            assert!(pending.poll(&mut context, &mut params).is_ready());
+            assert!(pending.poll(&mut context).is_ready());
         }
     }
 
