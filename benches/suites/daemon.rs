@@ -27,7 +27,7 @@ pub(crate) struct BenchDaemons {
 }
 
 /// A running daemon, killed on drop.
-pub(crate) struct Daemon(Child);
+pub(crate) struct Daemon(pub(crate) Child);
 
 impl BenchDaemons {
     /// Prepares daemons that are started with these extra arguments. Starts none.

@@ -9,6 +9,7 @@ mod apply;
 mod bench;
 mod crowd;
 mod daemon;
+mod footprint;
 #[path = "../../src/bin/options/local_path.rs"]
 mod local_path;
 mod memory;
@@ -71,9 +72,11 @@ fn measure(suite: Suite, options: &SuitesOptions, report: &mut Report) -> Result
         }
         Suite::Restart => restart::run(&sizes.restart_sizes, pace.rounds, report),
         Suite::Memory => {
-            memory::run(bytes_of(&sizes.memory_size)?, report)?;
+            let bytes = bytes_of(&sizes.memory_size)?;
+            memory::run(bytes, report)?;
             stalled::run(&sizes.stalled_size, pace, report)
         }
+        Suite::Footprint => footprint::run(bytes_of(&sizes.memory_size)?, footprint::IDLE, report),
         Suite::Scale => scale::run(options, pace, report),
         Suite::Crowd => crowd::run(options, pace, report),
         Suite::Checkpoint => {

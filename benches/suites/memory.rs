@@ -31,11 +31,8 @@ const CONNECTIONS: usize = 1000;
 pub(crate) fn run(bytes: usize, report: &mut Report) -> Result<(), BenchError> {
     let daemons = BenchDaemons::new("memory", SETTINGS)?;
     let daemon = daemons.start()?;
-    let rows = 1 << 10;
-    let columns = (bytes as u64 / 4 / 8 / rows).max(1);
-    let spec = |name| VariableSpec::f32(format!("w{name}"), [rows, columns]);
-    let variables = (0..8).map(spec).collect::<Result<Vec<_>, _>>()?;
-    let bytes = 8 * rows * columns * 4;
+    let variables = variables(bytes)?;
+    let bytes = bytes_of(&variables);
     let mut workers = Vec::new();
     for task in 0..WORKERS {
         let config = WorkerConfig::new(daemons.cluster.clone(), TaskId::worker(task));
@@ -126,15 +123,38 @@ fn train(
     variables: &[VariableSpec],
 ) -> Result<(), BenchError> {
     for _ in 0..STEPS {
-        let token = worker.token()?.ok_or("the training has ended")?;
-        worker.pull(&token, &mut params)?;
-        let mut gradients = worker.gradients();
-        for variable in variables {
-            gradients.view_mut_unfilled::<f32>(variable.name())?.fill(1.0);
-        }
-        worker.push(token, gradients)?;
+        step(&mut worker, &mut params, variables)?;
     }
     Ok(worker.leave()?)
+}
+
+/// Pulls once, and pushes ones.
+pub(crate) fn step(
+    worker: &mut Worker,
+    params: &mut Params,
+    variables: &[VariableSpec],
+) -> Result<(), BenchError> {
+    let token = worker.token()?.ok_or("the training has ended")?;
+    worker.pull(&token, params)?;
+    let mut gradients = worker.gradients();
+    for variable in variables {
+        gradients.view_mut_unfilled::<f32>(variable.name())?.fill(1.0);
+    }
+    worker.push(token, gradients)?;
+    Ok(())
+}
+
+/// Returns variables of about `bytes` bytes in total.
+pub(crate) fn variables(bytes: usize) -> Result<Vec<VariableSpec>, BenchError> {
+    let rows = 1 << 10;
+    let columns = (bytes as u64 / 4 / 8 / rows).max(1);
+    let spec = |name| VariableSpec::f32(format!("w{name}"), [rows, columns]);
+    Ok((0..8).map(spec).collect::<Result<Vec<_>, _>>()?)
+}
+
+/// Returns the bytes of f32 variables.
+pub(crate) fn bytes_of(variables: &[VariableSpec]) -> u64 {
+    variables.iter().map(|variable| 4 * variable.shape().elements()).sum()
 }
 
 /// Checks that the values are the sum of the pushes.
@@ -169,7 +189,7 @@ fn anonymous(process: u32) -> std::io::Result<u64> {
 }
 
 /// Returns the bytes allocated for all files of a directory.
-fn files(directory: &Path) -> std::io::Result<u64> {
+pub(crate) fn files(directory: &Path) -> std::io::Result<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(directory)? {
         let entry = entry?;

@@ -64,7 +64,7 @@ pub(crate) struct SuiteSizes {
         default_values = ["64MiB", "1GiB", "4GiB"]
     )]
     pub(crate) restart_sizes: Vec<String>,
-    /// Size of the values of memory
+    /// Size of the values of memory and footprint
     #[arg(
         long,
         value_name = "SIZE",
@@ -138,6 +138,7 @@ pub(crate) enum Suite {
     Restart,
     Mlp,
     Memory,
+    Footprint,
     Scale,
     Crowd,
     Checkpoint,
@@ -167,6 +168,7 @@ Suites:
   restart     a killed daemon from exec to its first answered pull, beside an empty process
   mlp         a small network trained by two workers, beside the same two that only compute
   memory      memory of a daemon beside its bounds, and pushes beside a reader that stops reading
+  footprint   memory of a daemon, of its state directory and of a worker, beside the bytes of the values
   scale       many variables and many connections, beside one of each
   crowd       steps of 1 to 64 workers on one processor and on two (--processors), polling and never
   checkpoint  a checkpoint, alone and during pushes, beside a file that is written, flushed and read

@@ -2,7 +2,7 @@
 
 use clap::Parser;
 
-use crate::bench::report::ReportLine;
+use crate::bench::report::{Report, ReportLine};
 use crate::options::SuitesOptions;
 
 /// Runs suites in short rounds, and returns their rows.
@@ -42,6 +42,30 @@ fn daemons_are_measured_as_processes() {
     assert!(rows[0].ratio().unwrap() > 1.0, "{:?}", rows[0]);
     let connection = rows[2].ours;
     assert!((1.0..1024.0).contains(&connection), "a connection takes {connection} KiB");
+}
+
+#[test]
+fn both_sides_of_a_model_are_measured() {
+    if let Err(error) = crate::daemon::program() {
+        println!("SKIPPED: {error}");
+        return;
+    }
+    let mut report = Report::new(true);
+    crate::footprint::run(16 << 20, std::time::Duration::ZERO, &mut report).unwrap();
+    let rows = report.lines();
+    let ratio = |name: &str| {
+        let row = rows.iter().find(|row| row.name == name).unwrap();
+        row.ratio().unwrap()
+    };
+    // Values and a second home for each, a push slot; with Adam, two slots as well.
+    for (row, least, most) in [
+        ("memory_tcp_sgd_directory", 3.0, 3.5),
+        ("memory_tcp_adam_directory", 7.0, 7.5),
+        ("memory_tcp_sgd_worker_in_place", 1.9, 2.9),
+    ] {
+        let found = ratio(row);
+        assert!((least..most).contains(&found), "{row}: {found} times the values");
+    }
 }
 
 #[test]
