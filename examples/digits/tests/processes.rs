@@ -430,7 +430,8 @@ fn a_chief_ends_when_its_parent_and_its_server_are_killed() {
     ps.finish();
     parent.kill();
     let output = parent.rest();
-    assert!(output.ends_with("digits: ended at once, without a last checkpoint\n"), "{output}");
+    // The thread of the session may report its wait for the server after that.
+    assert!(output.contains("digits: ended at once, without a last checkpoint\n"), "{output}");
 }
 
 #[test]
