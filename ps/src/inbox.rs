@@ -26,13 +26,14 @@ pub(crate) use push_slot::{
     Extents, PendingAnswer, PushArrival, PushSource, PushValues, is_for_trainable,
 };
 pub(crate) use rows::PushedRows;
-pub(crate) use slot_memory::SlotMemory;
+pub(crate) use slot_memory::{SlotMemory, SlotSizes};
 pub(crate) use words::{WholeSlot, map_words, whole_slots};
 
 /// The push slots of a shard.
 ///
 /// Invariants: slot numbers are unique and never 0. A slot with a whole push is neither reclaimed
-/// nor reassigned before it is released. A slot that a client has, has memory.
+/// nor reassigned before it is released. A slot has memory if it is requested or has a push; one that
+/// was offered may lose it.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     memory: SlotMemory,
@@ -87,17 +88,21 @@ impl Inbox {
     }
 
     fn slot_for(&mut self, holder: ClientKey, requested: bool, now: Instant) -> Option<u32> {
-        let unused = |push_slot: &&mut PushSlot| {
-            push_slot.holder == Some(holder) && push_slot.arrival.is_none()
-        };
-        if let Some(push_slot) = self.push_slots.iter_mut().flatten().find(unused) {
+        let is_unused =
+            |push_slot: &PushSlot| push_slot.holder == Some(holder) && push_slot.arrival.is_none();
+        for (slot, push_slot) in self.push_slots.iter_mut().enumerate() {
             // The client has forgotten the slot, for example after a reconnect. It never gets a
             // second unused one.
-            if requested && !push_slot.requested {
-                push_slot.requested = true;
-                push_slot.last_progress = now;
+            let Some(found) = push_slot.as_mut().filter(|it| is_unused(it)) else { continue };
+            if !self.memory.has(slot) {
+                *push_slot = None;
+                continue;
             }
-            return Some(push_slot.number);
+            if requested && !found.requested {
+                found.requested = true;
+                found.last_progress = now;
+            }
+            return Some(found.number);
         }
         let slot = self.free_slot()?;
         self.memory.used(slot);
@@ -120,25 +125,37 @@ impl Inbox {
 
     /// Frees a slot for a client that waits for one: a slot that gets memory now, or else one that
     /// was offered and is unused. Returns false if no slot with memory is free afterwards.
-    pub(crate) fn free_up(&mut self) -> bool {
-        self.has_free() || self.lend_memory() || self.reclaim_offered()
+    pub(crate) fn free_up(&mut self, now: Instant) -> bool {
+        self.has_free() || self.lend_memory(now) || self.reclaim_offered()
     }
 
-    /// Gives memory to a free slot that has none. Returns false if there is no such slot, or no
-    /// memory for it.
-    fn lend_memory(&mut self) -> bool {
-        let slot = self.push_slots.iter().position(Option::is_none);
-        slot.is_some_and(|slot| self.memory.lend(slot))
+    /// Gives memory to a free slot that has none, or else to one that was offered and has lost its
+    /// memory. Returns false if there is no such slot, or no memory for it.
+    fn lend_memory(&mut self, now: Instant) -> bool {
+        let free = self.push_slots.iter().position(Option::is_none);
+        let slot = free.or_else(|| self.oldest_offered(false));
+        slot.is_some_and(|slot| {
+            let is_lent = self.memory.lend(slot, now);
+            if is_lent {
+                self.push_slots[slot] = None;
+            }
+            is_lent
+        })
     }
 
-    /// Takes back the memory of slots that nobody has used for a time. Slots that were offered are
-    /// reclaimed for that.
+    /// Gives memory to a slot that was offered and has lost its memory since. Returns false if there
+    /// is none for it.
+    pub(crate) fn ensure_memory(&mut self, number: u32, now: Instant) -> bool {
+        self.slot(number).is_none_or(|slot| self.memory.has(slot) || self.memory.lend(slot, now))
+    }
+
+    /// Takes back the memory of slots that nobody has used for a time. A slot that was offered stays
+    /// so.
     pub(crate) fn take_back_memory(&mut self, now: Instant) {
-        for (slot, push_slot) in self.push_slots.iter_mut().enumerate() {
+        for (slot, push_slot) in self.push_slots.iter().enumerate() {
             match push_slot {
                 Some(used) if used.requested || used.arrival.is_some() => self.memory.used(slot),
-                _ if self.memory.take_back_unused(slot, now) => *push_slot = None,
-                _ => {}
+                _ => self.memory.take_back_unused(slot, now),
             }
         }
     }
@@ -158,21 +175,23 @@ impl Inbox {
         self.memory.is_any_lent()
     }
 
-    /// Reclaims the offered slot that has been unused for longest. Returns false if there is none.
+    /// Reclaims the offered slot with memory that has been unused for longest. Returns false if
+    /// there is none.
     fn reclaim_offered(&mut self) -> bool {
+        let oldest = self.oldest_offered(true);
+        oldest.map(|slot| self.push_slots[slot] = None).is_some()
+    }
+
+    /// Returns the offered slot, with or without memory, that has been unused for longest.
+    fn oldest_offered(&self, with_memory: bool) -> Option<usize> {
         let unused = self.push_slots.iter().enumerate().filter_map(|(slot, push_slot)| {
             let offered = push_slot
                 .as_ref()
                 .filter(|push_slot| push_slot.arrival.is_none() && !push_slot.requested);
             offered.map(|push_slot| (push_slot.last_progress, slot))
         });
-        match unused.min() {
-            Some((_, slot)) => {
-                self.push_slots[slot] = None;
-                true
-            }
-            None => false,
-        }
+        let unused = unused.filter(|&(_, slot)| self.memory.has(slot) == with_memory);
+        unused.min().map(|(_, slot)| slot)
     }
 
     /// Returns whether a slot is requested, or has a push that is not whole.
@@ -279,10 +298,9 @@ impl Inbox {
         self.free_slot().is_some()
     }
 
-    /// Returns the number of slots that are free, and have no memory.
+    /// Returns the number of slots that have no memory.
     pub(crate) fn without_memory(&self) -> usize {
-        let slots = self.push_slots.iter().enumerate();
-        slots.filter(|(slot, used)| used.is_none() && !self.memory.has(*slot)).count()
+        (0..self.push_slots.len()).filter(|&slot| !self.memory.has(slot)).count()
     }
 
     fn free_slot(&self) -> Option<usize> {
@@ -395,6 +413,9 @@ impl Inbox {
 
     /// Begins to receive a push into a slot.
     pub(crate) fn begin(&mut self, number: u32, arrival: PushArrival, now: Instant) {
+        if let Some(slot) = self.slot(number) {
+            self.memory.used(slot);
+        }
         if let Some(push_slot) = self.push_slot_mut(number) {
             push_slot.arrival = Some(arrival);
             push_slot.last_progress = now;
@@ -517,7 +538,9 @@ impl Inbox {
         let mut pushes = std::collections::BTreeSet::new();
         self.check_push_buffers();
         for (slot, push_slot) in self.push_slots.iter().enumerate() {
-            assert!(push_slot.is_none() || self.memory.has(slot), "push slot {slot} has memory");
+            let is_used = |it: &PushSlot| it.requested || it.arrival.is_some();
+            let needs_memory = push_slot.as_ref().is_some_and(is_used);
+            assert!(!needs_memory || self.memory.has(slot), "push slot {slot} has memory");
         }
         for push_slot in self.all() {
             assert!(

@@ -21,8 +21,9 @@ pub enum Pulled {
         /// The global step.
         step: u64,
     },
-    /// The token's step was made without it (synchronous mode). The values are unchanged. Drop the
-    /// token and take another.
+    /// The token's step was made without it (synchronous mode). The values are unchanged, unless
+    /// pulls are in place ([`WorkerConfig::in_place_pulls`](crate::WorkerConfig::in_place_pulls)).
+    /// Drop the token and take another.
     Stale,
 }
 

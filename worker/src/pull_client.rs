@@ -180,6 +180,14 @@ impl PullCall {
         Poll::Ready(Ok(read))
     }
 
+    /// Takes the buffer of values that were copied from shared memory, if it is still here.
+    fn take_copied(&mut self) -> Option<AlignedBuffer> {
+        match &mut self.state {
+            PullState::Ready(copied) => copied.take().map(|(buffer, _)| buffer),
+            PullState::Requested(_) => None,
+        }
+    }
+
     /// Completes the pull with its buffer, which has the values unless the token's step has passed.
     fn poll_values(
         &mut self,
@@ -262,7 +270,9 @@ impl Future for ParamsPull<'_> {
 impl Drop for ParamsPull<'_> {
     fn drop(&mut self) {
         if self.is_in_place() {
-            self.set_values(AlignedBuffer::of_bytes(self.params.plan.bytes()));
+            let bytes = self.params.plan.bytes();
+            let copied = self.call.take_copied();
+            self.set_values(copied.unwrap_or_else(|| AlignedBuffer::of_bytes(bytes)));
         }
     }
 }

@@ -408,7 +408,8 @@ impl Worker {
     /// worker has not ended. It names the others. [`Error::Timeout`] if the step owner does not
     /// answer.
     ///
-    /// Dropping the future leaves `params` unchanged.
+    /// Dropping the future leaves `params` unchanged, unless pulls are in place
+    /// ([`WorkerConfig::in_place_pulls`]).
     pub async fn pull_final(&mut self, params: &mut Params) -> Result<u64, Error> {
         self.model("pull the final values")?;
         self.await_end().await?;

@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use pushpull_store::arena::{Budget, Memory, Reservation};
+use pushpull_store::arena::{Budget, Memory, Promise, Reservation};
 use pushpull_store::layout::PAGE_BYTES;
 use pushpull_store::planted::{Bug, PlantedBugs};
 
@@ -16,10 +16,17 @@ use pushpull_store::planted::{Bug, PlantedBugs};
 /// back costs a push about a tenth of its time, so pushes a few seconds apart keep it.
 pub(crate) const UNUSED_MAX: Duration = Duration::from_secs(5);
 
+/// The time after which a file system that had no space is asked again.
+pub(super) const RETRY: Duration = Duration::from_secs(1);
+
+/// The most bytes that are given back at a time, which takes a few milliseconds.
+const BYTES_AT_ONCE: usize = 64 << 20;
+
 /// The memory of all push slots outside push buffers.
 ///
-/// Invariants: a slot is used only while it has memory. The bytes of all slots with memory are off
-/// the budget, except those of whole pushes that an earlier process left and that did not fit.
+/// Invariants: a push is received only in a slot with memory. The bytes of all slots with memory
+/// are off the budget, except those of whole pushes that an earlier process left and that did not
+/// fit.
 #[derive(Debug)]
 pub(crate) struct SlotMemory {
     memory: Memory,
@@ -28,6 +35,10 @@ pub(crate) struct SlotMemory {
     /// The number of slots that keep their memory.
     kept: usize,
     slots: Vec<SlotState>,
+    /// When the file system had no space for a slot.
+    full_since: Option<Instant>,
+    /// What is left to the tables of the shard.
+    _promise: Promise,
     planted: PlantedBugs,
 }
 
@@ -36,30 +47,52 @@ pub(crate) struct SlotMemory {
 struct SlotState {
     /// Whether it has pages. A slot without may still keep its memory.
     has_pages: bool,
+    /// How many of its bytes are left to be given back, while some are not.
+    giving_back: usize,
     /// What it has taken off the budget. `None` for memory that is kept, and for that of a
     /// recovered push that did not fit.
     reservation: Option<Reservation>,
     unused_since: Option<Instant>,
 }
 
+/// The number and the size of push slots.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SlotSizes {
+    /// The bytes of each.
+    pub(crate) stride: usize,
+    pub(crate) slots: usize,
+    /// How many keep their memory.
+    pub(crate) kept: usize,
+    /// The bytes of the budget that are left to the tables of the shard.
+    pub(crate) promised: u64,
+}
+
 impl SlotMemory {
-    /// Takes over the memory of `slots` slots of `stride` bytes each, after a first page. The first
-    /// `kept` slots have memory, and a reservation elsewhere.
+    /// Takes over the memory of push slots, after a first page. Those that keep theirs have memory,
+    /// and a reservation elsewhere.
     pub(crate) fn new(
         memory: Memory,
-        stride: usize,
-        slots: usize,
-        kept: usize,
-        budget: Budget,
+        sizes: SlotSizes,
+        budget: &Budget,
         planted: PlantedBugs,
     ) -> SlotMemory {
-        let slots = (0..slots).map(|_| SlotState::default()).collect();
-        SlotMemory { memory, stride, budget, kept, slots, planted }
+        let SlotSizes { stride, slots, kept, promised } = sizes;
+        SlotMemory {
+            memory,
+            stride,
+            budget: budget.clone(),
+            kept,
+            slots: (0..slots).map(|_| SlotState::default()).collect(),
+            full_since: None,
+            _promise: budget.promise(promised),
+            planted,
+        }
     }
 
     /// Takes over the memory of slots that all keep it.
     pub(crate) fn kept(memory: Memory, stride: usize, slots: usize) -> SlotMemory {
-        SlotMemory::new(memory, stride, slots, slots, Budget::new(0), PlantedBugs::default())
+        let sizes = SlotSizes { stride, slots, kept: slots, promised: 0 };
+        SlotMemory::new(memory, sizes, &Budget::new(0), PlantedBugs::default())
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
@@ -89,26 +122,41 @@ impl SlotMemory {
     /// Returns whether any slot has pages that it will give back.
     pub(super) fn is_any_lent(&self) -> bool {
         let keeps = if self.memory.is_anonymous() { 0 } else { self.kept };
-        self.slots.iter().skip(keeps).any(|state| state.has_pages)
+        let is_lent = |state: &SlotState| state.has_pages || state.giving_back > 0;
+        self.slots.iter().skip(keeps).any(is_lent)
     }
 
     /// Records that a slot with memory is being used.
     pub(super) fn used(&mut self, slot: usize) {
         if let Some(state) = self.slots.get_mut(slot) {
             state.has_pages = true;
+            state.giving_back = 0;
             state.unused_since = None;
         }
     }
 
     /// Gives memory to a slot that has none. Returns false if the budget or the file system has too
     /// little.
-    pub(super) fn lend(&mut self, slot: usize) -> bool {
-        let Ok(reservation) = self.budget.reserve(self.stride as u64) else { return false };
-        if self.memory.occupy(self.range(slot)).is_err() {
+    pub(super) fn lend(&mut self, slot: usize, now: Instant) -> bool {
+        let is_soon = |since| now.saturating_duration_since(since) < RETRY;
+        let Some(state) =
+            self.slots.get_mut(slot).filter(|_| !self.full_since.is_some_and(is_soon))
+        else {
+            return false;
+        };
+        // It has its bytes still while it gives its pages back.
+        let kept = state.reservation.take().map(Ok);
+        let reserved = kept.unwrap_or_else(|| self.budget.lend(self.stride as u64));
+        let Ok(reservation) = reserved else { return false };
+        let within = self.range(slot);
+        if self.memory.occupy(within.clone()).is_err() {
             // Some of the pages may have memory by now.
-            let _ = self.memory.vacate(self.range(slot));
+            self.memory.vacate(within);
+            self.slots[slot] = SlotState::default();
+            self.full_since = Some(now);
             return false;
         }
+        self.full_since = None;
         self.occupied(slot, Some(reservation));
         true
     }
@@ -121,45 +169,55 @@ impl SlotMemory {
 
     fn occupied(&mut self, slot: usize, reservation: Option<Reservation>) {
         if let Some(state) = self.slots.get_mut(slot) {
-            *state = SlotState { has_pages: true, reservation, unused_since: None };
+            *state = SlotState { has_pages: true, reservation, ..SlotState::default() };
         }
     }
 
     /// Brings the memory of a file that an earlier process left in line with the slots: one that
     /// kept fewer or more slots, or was killed while it used others.
     pub(super) fn settle(&mut self) -> std::io::Result<()> {
-        for slot in 0..self.kept {
-            self.memory.occupy(self.range(slot))?;
+        let unused = (0..self.slots.len()).filter(|&slot| !self.has(slot)).collect::<Vec<_>>();
+        for &slot in &unused {
+            // A file system that cannot take the memory back leaves it with the file.
+            self.memory.vacate(self.range(slot));
         }
-        for slot in self.kept..self.slots.len() {
-            if !self.has(slot) {
-                // A file system that cannot take the memory back leaves it with the file.
-                let _ = self.memory.vacate(self.range(slot));
-            }
+        if self.memory.is_occupied_but(unused.len() * self.stride) {
+            return Ok(());
         }
-        Ok(())
+        (0..self.kept).try_for_each(|slot| self.memory.occupy(self.range(slot)))
     }
 
-    /// Takes back the pages of a slot that is not in use, if it has not been used for
-    /// [`UNUSED_MAX`]. Returns whether the slot has lost its memory.
-    pub(super) fn take_back_unused(&mut self, slot: usize, now: Instant) -> bool {
+    /// Takes back the pages of a slot that is not in use, some at a time, if it has not been used
+    /// for [`UNUSED_MAX`]. From then on it has no memory, unless it keeps it.
+    pub(super) fn take_back_unused(&mut self, slot: usize, now: Instant) {
         let within = self.range(slot);
-        let keeps = slot < self.kept;
         // A file system that is full by then would have no pages for a slot that keeps its memory.
-        let is_fixed = keeps && !self.memory.is_anonymous();
-        let Some(state) = self.slots.get_mut(slot).filter(|state| state.has_pages) else {
-            return false;
-        };
-        let since = *state.unused_since.get_or_insert(now);
-        let is_due = now.saturating_duration_since(since) >= UNUSED_MAX;
-        if is_fixed || !is_due || self.memory.vacate(within).is_err() {
-            return false;
+        let is_fixed = slot < self.kept && !self.memory.is_anonymous();
+        let Some(state) = self.slots.get_mut(slot).filter(|_| !is_fixed) else { return };
+        if state.has_pages {
+            let since = *state.unused_since.get_or_insert(now);
+            if now.saturating_duration_since(since) < UNUSED_MAX {
+                return;
+            }
+            state.has_pages = false;
+            state.giving_back = within.len();
         }
-        let before = std::mem::take(state);
-        if self.planted.has(Bug::KeepSlotReservation) {
-            std::mem::forget(before);
+        if state.giving_back == 0 {
+            return;
         }
-        !keeps
+        let end = within.start + state.giving_back;
+        state.giving_back = state.giving_back.saturating_sub(BYTES_AT_ONCE);
+        if !self.memory.vacate(within.start + state.giving_back..end) {
+            // It keeps its pages, and so its bytes of the budget.
+            state.has_pages = true;
+            state.giving_back = 0;
+            state.unused_since = None;
+        } else if state.giving_back == 0 {
+            let before = std::mem::take(state);
+            if self.planted.has(Bug::KeepSlotReservation) {
+                std::mem::forget(before);
+            }
+        }
     }
 
     /// Returns the bytes that the slots have reserved, without those that keep their memory.

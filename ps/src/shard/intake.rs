@@ -165,7 +165,7 @@ impl Intake {
         let inbox = self.inbox.as_mut().ok_or(Refusal::NotInitialized {})?;
         self.may_stall = true;
         let free = inbox.reserve(client, now);
-        Ok(free.or_else(|| inbox.free_up().then(|| inbox.reserve(client, now)).flatten()))
+        Ok(free.or_else(|| inbox.free_up(now).then(|| inbox.reserve(client, now)).flatten()))
     }
 
     /// Reserves a free push slot for a client.
@@ -175,8 +175,8 @@ impl Intake {
     }
 
     /// Frees a push slot, if none is free. Returns false if none can be freed.
-    pub(super) fn frees_push_slot(&mut self) -> bool {
-        self.inbox.as_mut().is_some_and(Inbox::free_up)
+    pub(super) fn frees_push_slot(&mut self, now: Instant) -> bool {
+        self.inbox.as_mut().is_some_and(|inbox| inbox.free_up(now))
     }
 
     /// Takes back the memory of push slots that nobody has used for a time.
@@ -248,9 +248,11 @@ impl Intake {
             Some((_, _)) => Err(Refusal::PushSlotTaken { push_slot: part.push_slot }),
             None => {
                 let is_used = inbox.arrival(part.push_slot).is_some();
-                match !inbox.holds(*client, part.push_slot) || is_used {
-                    true => Err(Refusal::PushSlotTaken { push_slot: part.push_slot }),
-                    false => Ok(FoundPush::Unbegun),
+                let is_theirs = inbox.holds(*client, part.push_slot) && !is_used;
+                // A slot that was offered long ago may have lost its memory, and get none now.
+                match is_theirs && inbox.ensure_memory(part.push_slot, request.since) {
+                    true => Ok(FoundPush::Unbegun),
+                    false => Err(Refusal::PushSlotTaken { push_slot: part.push_slot }),
                 }
             }
         }

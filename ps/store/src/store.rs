@@ -123,7 +123,8 @@ impl Store {
         pools.map(Pool::bytes_taken).fold(self.reservation.bytes(), u64::saturating_add)
     }
 
-    /// Returns the memory of blocks that no change has needed for a time.
+    /// Takes back the memory of blocks that no change has needed for a time. There must be no change
+    /// under way.
     pub fn take_back_memory(&mut self, now: Instant) {
         self.values.take_back_memory(now);
         self.slots.iter_mut().for_each(|slots| slots.take_back_memory(now));

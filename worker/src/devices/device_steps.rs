@@ -21,7 +21,8 @@ impl Worker {
     /// of the device, if it has its own. On the processor it costs what a pull does.
     ///
     /// On an error, on [`Pulled::Stale`] or if the future is dropped before the servers have
-    /// answered, the values are unchanged. If the device fails, or if the future is dropped while
+    /// answered, the values are unchanged, unless pulls are in place
+    /// ([`WorkerConfig::in_place_pulls`](crate::WorkerConfig::in_place_pulls)). If the device fails, or if the future is dropped while
     /// it copies, those on the device are arbitrary until the next pull.
     ///
     /// # Errors

@@ -21,8 +21,10 @@ impl Worker {
     ///
     /// In synchronous mode, and if one shard holds all variables, the pull request is sent directly
     /// behind the gradients. Otherwise, and if the values are read in shared memory, the pull
-    /// starts once the token has arrived. If [`StepOutcome::next`] is a token, `params` holds the
-    /// values for it; otherwise `params` may or may not have been replaced.
+    /// starts once the token has arrived, as it does with pulls in place
+    /// ([`WorkerConfig::in_place_pulls`](crate::WorkerConfig::in_place_pulls)). If
+    /// [`StepOutcome::next`] is a token, `params` holds the values for it; otherwise `params` may or
+    /// may not have been replaced.
     ///
     /// # Errors
     /// Those of [`Worker::push`]. Errors of the token and of the pull are in [`StepOutcome::next`].
@@ -45,6 +47,8 @@ impl Worker {
         // In asynchronous mode a shard other than the step owner would answer without this push,
         // and so would a read of mapped values.
         let early = synchronous || !(shared || model.plan.shards() != [self.client.owner]);
+        // A pull in place that turns out to be of no use would leave no values.
+        let early = early && !self.client.config.in_place_pulls;
         let Some(next) = next.filter(|_| early) else {
             let push = push.await?;
             return Ok(StepOutcome { push, next: self.next(push, None, None, params).await });

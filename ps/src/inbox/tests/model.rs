@@ -13,8 +13,8 @@ use pushpull_store::planted::PlantedBugs;
 
 use super::{WHOLE, arrival, layout};
 use crate::client_key::ClientKey;
-use crate::inbox::slot_memory::{SlotMemory, UNUSED_MAX};
-use crate::inbox::{Inbox, PushSlot};
+use crate::inbox::slot_memory::UNUSED_MAX;
+use crate::inbox::{Inbox, PushSlot, SlotMemory, SlotSizes};
 
 /// A configuration to explore.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +72,8 @@ impl InboxModel {
         let budget = Budget::new(affordable * STRIDE);
         let bytes = PAGE_BYTES + Inbox::file_bytes(&layout, slots) as usize;
         let memory = Memory::anonymous(bytes).expect("memory for a test");
-        let memory = SlotMemory::new(memory, STRIDE as usize, slots, kept, budget.clone(), planted);
+        let sizes = SlotSizes { stride: STRIDE as usize, slots, kept, promised: 0 };
+        let memory = SlotMemory::new(memory, sizes, &budget, planted);
         let inbox = Inbox::new(memory, &layout, slots, 1);
         let (of_other, waiting) = Default::default();
         InboxModel { setting, inbox, budget, of_other, waiting, pushes: 0, now: begin }
@@ -130,15 +131,19 @@ impl InboxModel {
             ModelEvent::Request(client) => {
                 let key = ClientKey(client);
                 let free = self.inbox.reserve(key, now);
-                let reserve = |inbox: &mut Inbox| inbox.free_up().then(|| inbox.reserve(key, now));
+                let reserve =
+                    |inbox: &mut Inbox| inbox.free_up(now).then(|| inbox.reserve(key, now));
                 if free.or_else(|| reserve(&mut self.inbox).flatten()).is_none() {
                     self.waiting.push_back(client);
                 }
             }
             ModelEvent::Begin(client) => {
                 let number = self.unused(client).expect("the event is possible");
-                self.pushes += 1;
-                self.inbox.begin(number, arrival(self.pushes), now);
+                // Without memory for an offered slot the push is refused.
+                if self.inbox.ensure_memory(number, now) {
+                    self.pushes += 1;
+                    self.inbox.begin(number, arrival(self.pushes), now);
+                }
             }
             ModelEvent::Complete(client) => {
                 let number = self.unfinished(client).expect("the event is possible");
@@ -174,7 +179,7 @@ impl InboxModel {
     /// Gives free slots to the requests that wait.
     fn serve(&mut self) {
         while !self.waiting.is_empty()
-            && self.inbox.free_up()
+            && self.inbox.free_up(self.now)
             && let Some(client) = self.waiting.pop_front()
         {
             let reserved = self.inbox.reserve(ClientKey(client), self.now);
@@ -184,8 +189,15 @@ impl InboxModel {
 
     fn check(&self) {
         self.inbox.check_invariants();
-        let free = self.waiting.is_empty() || !self.inbox.has_free();
-        assert!(free, "a request waits although a slot with memory is free");
+        for (slot, push_slot) in self.inbox.push_slots.iter().enumerate() {
+            let is_used = |it: &PushSlot| it.requested || it.arrival.is_some();
+            let is_used = push_slot.as_ref().is_some_and(is_used);
+            let is_to_be_had = self.inbox.memory.has(slot) || self.budget.left() >= STRIDE;
+            assert!(
+                self.waiting.is_empty() || is_used || !is_to_be_had,
+                "a request waits although push slot {slot} can be had"
+            );
+        }
         let of_other: u64 = self.of_other.iter().map(Reservation::bytes).sum();
         let used = self.budget.left() + self.inbox.lent_bytes() + of_other;
         assert_eq!(used, self.setting.affordable * STRIDE, "the budget is used by slots only");

@@ -196,7 +196,10 @@ impl Shard {
         let outage = self.steps.owner_outage(now);
         match self.intake.inbox.as_ref().map_or(0, Inbox::without_memory) {
             0 => format!("a push slot{outage}"),
-            slots => format!("a push slot ({slots} have no memory; raise bytes_max){outage}"),
+            slots => {
+                let why = "bytes_max or the state directory has too little";
+                format!("a push slot ({slots} have no memory: {why}){outage}")
+            }
         }
     }
 

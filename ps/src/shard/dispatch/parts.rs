@@ -46,7 +46,7 @@ impl Shard {
         let waits = |entry: &ParkedRequest| matches!(entry.wait, WaitReason::PushSlot);
         while intake.inbox.is_some()
             && peers.parked.any(waits)
-            && intake.frees_push_slot()
+            && intake.frees_push_slot(now)
             && let Some(ParkedRequest { request, .. }) = peers.parked.take_first(waits)
         {
             let reserved = request.client.and_then(|client| intake.reserve_free(now, client));

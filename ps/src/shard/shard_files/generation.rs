@@ -20,7 +20,7 @@ use pushpull_store::table::Table;
 use super::record::{ShardRecord, admitted_words};
 use crate::config::{Durability, PsConfig};
 use crate::error::StorageError;
-use crate::inbox::{Inbox, SlotMemory, map_words};
+use crate::inbox::{Inbox, SlotMemory, SlotSizes, map_words};
 use crate::shard::shard_files::{ShardFiles, transaction_words};
 
 /// The variables of one declaration on a shard, and the sizes of their files.
@@ -173,10 +173,14 @@ impl Generation {
 
     /// Divides the memory of the inbox among the push slots.
     pub(in crate::shard) fn slot_memory(&self, files: &ShardFiles, memory: Memory) -> SlotMemory {
-        let slot_bytes = Inbox::need(&self.layout, 1) as usize;
-        let planted = files.config.planted;
-        let (all, kept) = (self.push_slots, self.kept_push_slots);
-        SlotMemory::new(memory, slot_bytes, all, kept, files.budget.clone(), planted)
+        let is_synchronous = files.config.mode.synchronous().is_some();
+        let sizes = SlotSizes {
+            stride: Inbox::need(&self.layout, 1) as usize,
+            slots: self.push_slots,
+            kept: self.kept_push_slots,
+            promised: self.bytes_min(is_synchronous).saturating_sub(self.fixed_bytes()),
+        };
+        SlotMemory::new(memory, sizes, &files.budget, files.config.planted)
     }
 
     /// Creates the files of a new generation. The next transaction names them. The inbox numbers

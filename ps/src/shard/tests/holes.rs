@@ -8,6 +8,7 @@ use std::time::Duration;
 use pushpull_common::protocol::Message;
 use pushpull_common::protocol::message::Operation;
 use pushpull_common::variable::VariableSpec;
+use pushpull_optim::optimizer::Sgd;
 use pushpull_store::arena::{ArenaStorage, Memory, StateDirectory};
 use pushpull_store::store::Snapshot;
 
@@ -34,7 +35,7 @@ fn sixteenths(folder: &Path, kind: &str) -> u64 {
 /// Pins all blocks as they are, as a pull does.
 fn pin_all(world: &World) -> Snapshot {
     let store = world.shards[0].variables.store().unwrap();
-    store.snapshot(std::slice::from_ref(&(0..BYTES as u64)))
+    store.snapshot(std::slice::from_ref(&(0..store.layout().bytes())))
 }
 
 /// Whether the file system makes holes in files. Without that memory stays with the files.
@@ -44,7 +45,7 @@ fn makes_holes(folder: &Path) -> bool {
     probe.set_len(MIB).unwrap();
     let mut probe = Memory::of_file(probe).unwrap();
     probe.occupy(0..MIB as usize).unwrap();
-    probe.vacate(0..MIB as usize).is_ok()
+    probe.vacate(0..MIB as usize)
 }
 
 #[test]
@@ -99,4 +100,41 @@ fn only_what_is_used_has_memory_on_disk() {
     assert_eq!(sixteenths("inbox"), 16);
     let line = world.join(0, &mut worker(3));
     assert_eq!(world.values(line), values);
+}
+
+/// Free blocks that a change counts on do not lose their memory, even if the next ones are due.
+#[test]
+fn an_update_under_way_keeps_the_blocks_that_it_needs() {
+    const PARTS: u64 = 4;
+    let variables = vec![VariableSpec::f32("w", [PARTS * MIB / 4]).unwrap().plain()];
+    let (mut world, _) = World::ready(variables, Sgd::new(1.0), |config| config);
+    let line = world.join(0, &mut worker(1));
+    let ones = bytes_of(&vec![1_f32; BYTES / 4]);
+    let begin = |world: &mut World, sequence| {
+        Push::plain(sequence, Operation::AssignAdd {}, world.push_slot(line))
+    };
+    let send = |world: &mut World, push: &Push, part: u64| {
+        let whole = (part + 1 == PARTS).then_some(PARTS * MIB);
+        world.send(line, push.envelope(), push.part(part * MIB, whole), &ones)
+    };
+    let pinned = pin_all(&world);
+    for sequence in 1..=2 {
+        let push = begin(&mut world, sequence);
+        (0..PARTS).for_each(|part| _ = send(&mut world, &push, part));
+        world.work();
+    }
+    drop(pinned);
+    let before = world.bytes_left();
+    world.pass(Duration::from_millis(4900), &[line]);
+    assert_eq!(world.bytes_left(), before, "the blocks that the second push needed are there");
+    let push = begin(&mut world, 3);
+    (0..2).for_each(|part| _ = send(&mut world, &push, part));
+    world.pass(Duration::from_millis(400), &[line]);
+    let full = world.fill();
+    (2..PARTS).for_each(|part| _ = send(&mut world, &push, part));
+    world.work();
+    assert!(f32s(&world.values(line)).iter().all(|&value| value == 3.0));
+    drop(full);
+    world.pass(Duration::from_secs(11), &[line]);
+    assert!(world.bytes_left() >= before + PARTS * MIB, "they are given back afterwards");
 }

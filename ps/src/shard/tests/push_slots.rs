@@ -255,21 +255,48 @@ fn a_push_slot_has_memory_only_while_it_is_used() {
     assert_eq!(world.bytes_left(), before, "the first push slot keeps its memory");
     let lent = world.push_slot(lines[1]);
     assert_eq!(world.bytes_left(), before - SLOT_BYTES);
-    for (line, push_slot) in [(0, kept), (1, lent)] {
+    // The slots are offered again, the second to the second client.
+    let offered = [(0, kept), (1, lent)].map(|(line, push_slot)| {
         let answer = world.push_answer(lines[line], &add(1, push_slot), &[(32, &ones())]);
-        // The slots are offered again, the second to the second client.
-        assert!(matches!(answer, Message::PushAnswer(answer) if answer.push_slot != 0));
-    }
+        let Message::PushAnswer(answer) = answer else { panic!("{answer:?}") };
+        assert_ne!(answer.push_slot, 0);
+        answer.push_slot
+    });
     world.pass(Duration::from_millis(4900), &lines);
     assert_eq!(world.bytes_left(), before - SLOT_BYTES, "it may be used soon");
     world.pass(Duration::from_millis(200), &lines);
     assert_eq!(world.bytes_left(), before, "an unused slot gives its memory back");
-    // The first client has its slot still. The second has lost its slot, and requests one.
-    let push_slot = world.push_slot(lines[1]);
+    // Both clients have been offered their slots still, and may use them.
+    for (line, push_slot) in [(1, offered[1]), (0, offered[0])] {
+        let answer = world.push_answer(lines[line], &add(2, push_slot), &[(32, &ones())]);
+        assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
+    }
     assert_eq!(world.bytes_left(), before - SLOT_BYTES);
+    assert_eq!(f32s(&world.values(lines[1])[32..48]), [4.0; 4]);
+}
+
+#[test]
+fn an_offered_push_slot_for_which_there_is_no_memory_any_more_is_taken() {
+    let (mut world, lines) = ready(2, 2);
+    let kept = world.push_slot(lines[0]);
+    let lent = world.push_slot(lines[1]);
+    let Message::PushAnswer(answer) = world.push_answer(lines[1], &add(1, lent), &[(32, &ones())])
+    else {
+        panic!("the push is refused")
+    };
+    let offered = answer.push_slot;
+    world.pass(Duration::from_secs(3), &lines);
+    world.push_answer(lines[0], &add(1, kept), &[(32, &ones())]);
+    world.pass(Duration::from_secs(3), &lines);
+    let full = world.fill();
+    let answer = world.push_answer(lines[1], &add(2, offered), &[(32, &ones())]);
+    let Message::Refused(refused) = answer else { panic!("{answer:?}") };
+    assert_eq!(refused.refusal, Refusal::PushSlotTaken { push_slot: offered });
+    // The client requests another one, and gets the one that the other client does not use.
+    let push_slot = world.push_slot(lines[1]);
     let answer = world.push_answer(lines[1], &add(2, push_slot), &[(32, &ones())]);
-    assert!(matches!(answer, Message::PushAnswer(_)));
-    assert_eq!(f32s(&world.values(lines[1])[32..48]), [3.0; 4]);
+    assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
+    drop(full);
 }
 
 #[test]
@@ -297,7 +324,7 @@ fn requests_without_memory_take_turns_until_there_is_some() {
         panic!("not refused")
     };
     let text = refused.refusal.to_string();
-    assert!(text.contains("a push slot (3 have no memory; raise bytes_max)"), "{text}");
+    assert!(text.contains("a push slot (3 have no memory: bytes_max or"), "{text}");
     let waiting = [1, 2].map(|line| world.say(lines[line], message::Reserve {}.into()));
     assert_eq!(world.answer(lines[1], waiting[0]), None, "there is memory for one push slot");
     // First come, first served.

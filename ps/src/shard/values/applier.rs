@@ -69,17 +69,6 @@ impl ShardJob {
             _ => None,
         }
     }
-}
-
-#[cfg(any(test, fuzzing, feature = "simulation"))]
-impl ShardJob {
-    /// Returns the push slot of a [`ShardJob::Push`].
-    pub(in crate::shard) fn push_slot(&self) -> Option<u32> {
-        match self {
-            ShardJob::Push(job) => Some(job.push_slot),
-            _ => None,
-        }
-    }
 
     /// Returns whether the job has begun to change values.
     pub(in crate::shard) fn has_begun(&self) -> bool {
@@ -89,6 +78,17 @@ impl ShardJob {
             // A scan and a norm change nothing.
             ShardJob::Scan(_) | ShardJob::Norm(_) => false,
             ShardJob::Initialize(job) => job.has_begun(),
+        }
+    }
+}
+
+#[cfg(any(test, fuzzing, feature = "simulation"))]
+impl ShardJob {
+    /// Returns the push slot of a [`ShardJob::Push`].
+    pub(in crate::shard) fn push_slot(&self) -> Option<u32> {
+        match self {
+            ShardJob::Push(job) => Some(job.push_slot),
+            _ => None,
         }
     }
 }
@@ -135,6 +135,11 @@ impl Applier {
     /// Returns whether the initial values are being computed.
     pub(in crate::shard) fn is_initializing(&self) -> bool {
         self.jobs.iter().any(|job| matches!(job, ShardJob::Initialize(_)))
+    }
+
+    /// Returns whether an update has begun to change values, and is not complete.
+    pub(in crate::shard) fn is_updating(&self) -> bool {
+        self.streaming.is_some() || self.jobs.front().is_some_and(ShardJob::has_begun)
     }
 
     /// Returns whether [`Shard::work`] has a job to do.

@@ -30,7 +30,6 @@ impl InitializeJob {
     }
 
     /// Returns whether the job has begun.
-    #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(in crate::shard) fn has_begun(&self) -> bool {
         (self.partition, self.done) != (0, 0)
     }

@@ -38,7 +38,6 @@ impl StepJob {
     }
 
     /// Returns whether the job has begun.
-    #[cfg(any(test, fuzzing, feature = "simulation"))]
     pub(in crate::shard) fn has_begun(&self) -> bool {
         self.update.has_begun()
     }

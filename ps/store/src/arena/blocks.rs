@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 use pushpull_common::shared_values::Geometry;
 
 use super::grid::Grid;
-use super::memory::{Memory, copy_non_temporal};
+use super::memory::{Memory, copy_non_temporal, whole_pages};
 use crate::cache::prefetch;
 use crate::testing::store_trace;
 
@@ -293,29 +293,43 @@ impl Blocks {
         Ok((file.into(), self.shared.memory.len() as u64))
     }
 
-    /// Reserves the memory of a block; see [`Memory::occupy`].
-    pub(crate) fn occupy(&self, block: u32) -> std::io::Result<()> {
+    /// Reserves the memory of adjacent blocks; see [`Memory::occupy`].
+    pub(crate) fn occupy(&self, blocks: Range<u32>) -> std::io::Result<()> {
         let all = 0..self.parts();
-        all.map(|part| self.range(block, part)).try_for_each(|it| self.shared.memory.occupy(it))
+        let mut ranges = all.map(|part| self.range(&blocks, part));
+        ranges.try_for_each(|within| self.shared.memory.occupy(within))
     }
 
-    /// Returns the memory of a block to the system; see [`Memory::vacate`].
+    /// Returns the memory of adjacent blocks to the system; see [`Memory::vacate`].
     ///
     /// # Panics
-    /// If the block is pinned.
-    pub(crate) fn vacate(&mut self, block: u32) -> std::io::Result<()> {
-        self.assert_not_pinned(block);
-        (0..self.parts()).map(|part| self.range(block, part)).try_for_each(|within| {
+    /// If a block is pinned.
+    pub(crate) fn vacate(&mut self, blocks: Range<u32>) -> bool {
+        blocks.clone().for_each(|block| self.assert_not_pinned(block));
+        (0..self.parts()).map(|part| self.range(&blocks, part)).all(|within| {
             // SAFETY: `range` is inside the mapping. `&mut self` excludes borrows of blocks that
-            // are not pinned.
+            // are not pinned, and nothing between two blocks is borrowed.
             unsafe { self.shared.memory.vacate_unborrowed(within) }
         })
     }
 
-    /// Returns the position of a part of a block in the memory.
-    fn range(&self, block: u32, part: usize) -> Range<usize> {
-        let start = self.shared.start(block, part);
-        start..start + self.shared.grid.block_bytes
+    /// Returns the bytes that [`Blocks::vacate`] returns of adjacent blocks.
+    pub(crate) fn vacated_bytes(&self, blocks: &Range<u32>) -> usize {
+        (0..self.parts()).map(|part| whole_pages(self.range(blocks, part)).len()).sum()
+    }
+
+    /// Returns whether a file has memory for all blocks, but for `holes` bytes.
+    pub(crate) fn are_occupied_but(&self, holes: usize) -> bool {
+        self.shared.memory.is_occupied_but(holes)
+    }
+
+    /// Returns the position of a part of adjacent blocks in the memory.
+    fn range(&self, blocks: &Range<u32>, part: usize) -> Range<usize> {
+        let Some(last) = blocks.end.checked_sub(1).filter(|&last| last >= blocks.start) else {
+            return 0..0;
+        };
+        let end = self.shared.start(last, part) + self.shared.grid.block_bytes;
+        self.shared.start(blocks.start, part)..end
     }
 
     /// Returns the bytes of memory of each block.

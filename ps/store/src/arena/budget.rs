@@ -7,17 +7,26 @@ use crate::error::StorageError;
 
 /// The bytes of memory that all shards of a task may use together. Clones share one budget.
 #[derive(Clone, Debug)]
-pub struct Budget(Arc<AtomicU64>);
+pub struct Budget(Arc<BudgetBytes>);
+
+#[derive(Debug)]
+struct BudgetBytes {
+    left: AtomicU64,
+    /// The bytes that are not lent, because memory that grows will need them.
+    promised: AtomicU64,
+}
 
 impl Budget {
     /// Creates a budget of `bytes_max` bytes.
     pub fn new(bytes_max: u64) -> Self {
-        Budget(Arc::new(AtomicU64::new(bytes_max)))
+        let left = AtomicU64::new(bytes_max);
+        let promised = AtomicU64::new(0);
+        Budget(Arc::new(BudgetBytes { left, promised }))
     }
 
     /// Returns the bytes that are left.
     pub fn left(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.0.left.load(Ordering::Relaxed)
     }
 
     /// Returns a reservation of no bytes, which can grow.
@@ -30,13 +39,32 @@ impl Budget {
     /// # Errors
     /// [`StorageError::DoesNotFit`] if fewer bytes are left.
     pub fn reserve(&self, bytes: u64) -> Result<Reservation, StorageError> {
-        let taken = self
-            .0
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
-        match taken {
+        self.reserve_leaving(bytes, 0)
+    }
+
+    /// Takes `bytes` off the budget as [`Budget::reserve`] does, unless they were promised to memory
+    /// that grows.
+    ///
+    /// # Errors
+    /// [`StorageError::DoesNotFit`] if fewer bytes are left.
+    pub fn lend(&self, bytes: u64) -> Result<Reservation, StorageError> {
+        self.reserve_leaving(bytes, self.0.promised.load(Ordering::Relaxed))
+    }
+
+    fn reserve_leaving(&self, bytes: u64, rest: u64) -> Result<Reservation, StorageError> {
+        let take = |left: u64| left.checked_sub(bytes).filter(|&after| after >= rest);
+        match self.0.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take) {
             Ok(_) => Ok(Reservation { budget: self.clone(), bytes }),
-            Err(limit) => Err(StorageError::DoesNotFit { need: bytes, limit }),
+            Err(left) => {
+                Err(StorageError::DoesNotFit { need: bytes, limit: left.saturating_sub(rest) })
+            }
         }
+    }
+
+    /// Keeps `bytes` from being lent until the [`Promise`] is dropped.
+    pub fn promise(&self, bytes: u64) -> Promise {
+        self.0.promised.fetch_add(bytes, Ordering::Relaxed);
+        Promise { budget: self.clone(), bytes }
     }
 }
 
@@ -48,12 +76,12 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Takes more bytes off the budget.
+    /// Takes more bytes off the budget, as [`Budget::lend`] does.
     ///
     /// # Errors
     /// [`StorageError::DoesNotFit`] if fewer bytes are left.
     pub(crate) fn grow(&mut self, bytes: u64) -> Result<(), StorageError> {
-        let mut more = self.budget.reserve(bytes)?;
+        let mut more = self.budget.lend(bytes)?;
         self.bytes += std::mem::take(&mut more.bytes);
         Ok(())
     }
@@ -73,7 +101,20 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.budget.0.fetch_add(self.bytes, Ordering::Relaxed);
+        self.budget.0.left.fetch_add(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Bytes of a [`Budget`] that are not lent, but left to memory that grows.
+#[derive(Debug)]
+pub struct Promise {
+    budget: Budget,
+    bytes: u64,
+}
+
+impl Drop for Promise {
+    fn drop(&mut self) {
+        self.budget.0.promised.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -96,5 +137,19 @@ mod tests {
         assert_eq!((reservation.bytes(), budget.left()), (60, 40));
         drop(reservation);
         budget.reserve(100).unwrap();
+    }
+
+    #[test]
+    fn promised_bytes_are_not_lent() {
+        let budget = Budget::new(100);
+        let promise = budget.promise(30);
+        assert!(matches!(budget.lend(71), Err(StorageError::DoesNotFit { need: 71, limit: 70 })));
+        let lent = budget.lend(70).unwrap();
+        assert!(budget.lend(1).is_err());
+        drop(budget.reserve(30).unwrap());
+        drop(promise);
+        drop(budget.lend(30).unwrap());
+        drop(lent);
+        assert_eq!(budget.left(), 100);
     }
 }

@@ -10,6 +10,7 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering, compiler_fence};
 
 use memmap2::{MmapOptions, MmapRaw};
@@ -34,6 +35,9 @@ pub struct Memory {
 enum Backing {
     /// Memory that is private to this process.
     Anonymous,
+    /// Memory that can be shared: a file without a name, which gets its pages when they are
+    /// written.
+    Shareable(File),
     /// A file.
     File(File),
     /// A file that is closed, or another process's.
@@ -64,12 +68,12 @@ impl Memory {
         // system kills a process, as for any other memory.
         file.set_len(bytes.max(1) as u64)?;
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
-        let mut memory = Memory::of_file(file)?;
+        let map = MmapOptions::new().len(bytes.max(1)).map_raw(&file)?;
+        let memory = Memory::new(map, bytes, Backing::Shareable(file));
         // A few words would occupy a whole huge page.
         if bytes >= HUGE_PAGE_BYTES {
             let _ = memory.map.advise(memmap2::Advice::HugePage);
         }
-        memory.bytes = bytes;
         Ok(memory)
     }
 
@@ -153,7 +157,7 @@ impl Memory {
 
     fn file(&self) -> Option<&File> {
         match &self.backing {
-            Backing::File(file) => Some(file),
+            Backing::File(file) | Backing::Shareable(file) => Some(file),
             Backing::Anonymous | Backing::Closed => None,
         }
     }
@@ -164,20 +168,28 @@ impl Memory {
         self
     }
 
-    /// Reserves the memory of a range: a full disk is an error here, and not a signal at a later
-    /// store. The bytes of pages that had no memory are zeros. Memory without a file gets its pages
-    /// when they are written.
+    /// Reserves the memory of a range of a file: a full disk is an error here, and not a signal at a
+    /// later store. The bytes of pages that had no memory are zeros. Other memory gets its pages
+    /// when they are written. Takes 0.1 s for a GiB on a memory file system.
     pub fn occupy(&self, within: Range<usize>) -> std::io::Result<()> {
-        self.file().map_or(Ok(()), |file| reserve(file, within))
+        match &self.backing {
+            Backing::File(file) => reserve(file, within),
+            Backing::Anonymous | Backing::Shareable(_) | Backing::Closed => Ok(()),
+        }
+    }
+
+    /// Returns whether a file has memory for all but `holes` bytes. Reserving memory that is there
+    /// already takes seconds for some GiB on a memory file system, if it was never written.
+    pub fn is_occupied_but(&self, holes: usize) -> bool {
+        let Backing::File(file) = &self.backing else { return true };
+        let found = file.metadata().map_or(0, |metadata| metadata.blocks().saturating_mul(512));
+        found.saturating_add(holes as u64) >= self.bytes as u64
     }
 
     /// Returns the memory of the whole pages of a range to the system. Their bytes are unspecified
-    /// until they are written again, after [`Memory::occupy`].
-    ///
-    /// # Errors
-    /// If the file system cannot do it, or the memory is shared with another process. The range
-    /// keeps its memory then.
-    pub fn vacate(&mut self, within: Range<usize>) -> std::io::Result<()> {
+    /// until they are written again, after [`Memory::occupy`]. Returns false if the range keeps its
+    /// memory: another process has mapped it, or the file system makes no holes.
+    pub fn vacate(&mut self, within: Range<usize>) -> bool {
         // SAFETY: `&mut self` excludes borrows of the bytes.
         unsafe { self.vacate_unborrowed(within) }
     }
@@ -186,11 +198,11 @@ impl Memory {
     ///
     /// # Safety
     /// The bytes of the range must not be borrowed.
-    pub(super) unsafe fn vacate_unborrowed(&self, within: Range<usize>) -> std::io::Result<()> {
+    pub(super) unsafe fn vacate_unborrowed(&self, within: Range<usize>) -> bool {
         assert!(within.end <= self.bytes, "bytes up to {} of {}", within.end, self.bytes);
-        let pages = within.start.next_multiple_of(PAGE_BYTES)..within.end & !(PAGE_BYTES - 1);
+        let pages = whole_pages(within);
         if pages.is_empty() {
-            return Ok(());
+            return true;
         }
         if self.test_file.is_some() {
             store_trace::borrowed(self.address(), pages.start, pages.len());
@@ -198,10 +210,13 @@ impl Memory {
             // SAFETY: the assertion keeps the pages inside the mapping. Nobody borrows them, as the
             // caller promises.
             unsafe { self.map.as_mut_ptr().add(pages.start).write_bytes(VACATED, pages.len()) };
-            return Ok(());
+            return true;
         }
         // SAFETY: as above.
-        unsafe { self.release_pages(pages) }
+        let released = unsafe { self.release_pages(pages) };
+        // After any other error some of the pages may be gone, so that none may be relied on.
+        let keeps = [std::io::ErrorKind::Unsupported, std::io::ErrorKind::PermissionDenied];
+        released.map_or_else(|error| !keeps.contains(&error.kind()), |()| true)
     }
 
     /// Returns whole pages to the system.
@@ -213,7 +228,7 @@ impl Memory {
         use memmap2::UncheckedAdvice;
         use rustix::fs::FallocateFlags;
         match &self.backing {
-            Backing::File(file) => {
+            Backing::File(file) | Backing::Shareable(file) => {
                 let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 let (from, bytes) = (pages.start as u64, pages.len() as u64);
                 Ok(rustix::fs::fallocate(file, flags, from, bytes)?)
@@ -430,6 +445,11 @@ pub(super) fn reserve(file: &File, within: Range<usize>) -> std::io::Result<()> 
         file.set_len(from + bytes)?;
     }
     Ok(())
+}
+
+/// Returns the whole pages of a range.
+pub(super) fn whole_pages(within: Range<usize>) -> Range<usize> {
+    within.start.next_multiple_of(PAGE_BYTES)..within.end & !(PAGE_BYTES - 1)
 }
 
 /// The size from which shareable memory requests huge pages.

@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 pub(crate) use blocks::{Blocks, PinnedSet, Pins};
-pub use budget::{Budget, Reservation};
+pub use budget::{Budget, Promise, Reservation};
 use folder::io_error;
 pub use folder::{Folder, StateDirectory, is_locked};
 pub(crate) use grid::Grid;
@@ -110,6 +110,11 @@ impl ArenaStorage {
             ArenaStorage::Folder(folder) => folder.path(name),
             _ => Path::new("anonymous memory").join(name),
         }
+    }
+
+    /// Returns whether the files are in a folder.
+    pub(crate) fn is_folder(&self) -> bool {
+        matches!(self, ArenaStorage::Folder(_))
     }
 
     /// Returns whether the values are in memory that can be shared with other processes.

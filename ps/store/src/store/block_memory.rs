@@ -4,12 +4,16 @@
 //! while no block is pinned. Other blocks get memory when a change needs them, because pulls or a
 //! checkpoint have pinned too many, and give it back after a time without use.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use crate::arena::{Blocks, Budget, Reservation};
 
 /// The time without use after which a block gives its memory back.
 const UNUSED_MAX: Duration = Duration::from_secs(5);
+
+/// The most bytes that are given back at a time, which takes a few milliseconds.
+const BYTES_AT_ONCE: u64 = 64 << 20;
 
 /// The free blocks of a pool that have no memory, and the budget for it.
 #[derive(Debug)]
@@ -21,6 +25,7 @@ pub(super) struct BlockMemory {
     taken: Option<Reservation>,
     /// The least number of free blocks since `since`.
     least_free: usize,
+    /// `None` while no block has more memory than changes need.
     since: Option<Instant>,
 }
 
@@ -37,19 +42,27 @@ impl BlockMemory {
         self.taken.as_ref().map_or(0, Reservation::bytes)
     }
 
-    /// Returns the next block that gets memory. `None` if there is none, or no memory: of the
-    /// budget, or of the file system.
-    pub(super) fn next(&mut self, blocks: &Blocks) -> Option<u32> {
-        let &block = self.vacant.last()?;
+    /// Gives memory to at most `count` blocks, as far as the budget and the file system have any,
+    /// and adds them to `free`.
+    pub(super) fn occupy(&mut self, blocks: &mut Blocks, free: &mut Vec<u32>, count: usize) {
         let bytes = blocks.bytes_of_each();
-        if let Some(taken) = &mut self.taken {
-            taken.grow(bytes).ok()?;
+        let wanted = self.vacant.len() - count.min(self.vacant.len())..self.vacant.len();
+        let taken = wanted.rev().take_while(|_| match &mut self.taken {
+            Some(taken) => taken.grow(bytes).is_ok(),
+            None => true,
+        });
+        let taken = taken.count();
+        let next = self.vacant.split_off(self.vacant.len() - taken);
+        for run in runs_of(next) {
+            if blocks.occupy(run.clone()).is_ok() {
+                free.extend(run.rev());
+                continue;
+            }
+            // Some of the blocks may have memory by now.
+            blocks.vacate(run.clone());
+            self.return_bytes(run.len() as u64 * bytes);
+            self.vacant.extend(run.rev());
         }
-        if blocks.occupy(block).is_err() {
-            self.return_bytes(bytes);
-            return None;
-        }
-        self.vacant.pop()
     }
 
     /// Records that this many blocks are free after one was used.
@@ -59,7 +72,8 @@ impl BlockMemory {
     }
 
     /// Takes back the memory of the free blocks that no change has needed for [`UNUSED_MAX`], the
-    /// least recently used first. `extra` is the number of blocks that may lose their memory.
+    /// least recently used first and some at a time. `extra` is the number of blocks that may lose
+    /// their memory.
     pub(super) fn take_back_unused(
         &mut self,
         blocks: &mut Blocks,
@@ -67,22 +81,30 @@ impl BlockMemory {
         extra: usize,
         now: Instant,
     ) {
-        let due =
-            self.since.is_some_and(|since| now.saturating_duration_since(since) >= UNUSED_MAX);
-        if extra == 0 || self.since.is_none() {
+        let Some(since) = self.since.filter(|_| extra > 0) else {
             self.since = (extra > 0).then_some(now);
             self.least_free = free.len();
-        }
-        if extra == 0 || !due {
+            return;
+        };
+        if now.saturating_duration_since(since) < UNUSED_MAX {
             return;
         }
+        let bytes = blocks.bytes_of_each();
         let unused = self.least_free.min(free.len()).min(extra);
-        let unused = free[..unused].iter().take_while(|&&block| blocks.vacate(block).is_ok());
-        let count = unused.count();
-        self.vacant.extend(free.drain(..count).rev());
-        self.return_bytes(count as u64 * blocks.bytes_of_each());
-        self.least_free = free.len();
-        self.since = Some(now);
+        let at_once = unused.min((BYTES_AT_ONCE / bytes).max(1) as usize);
+        let mut kept = Vec::new();
+        for run in runs_of(free.drain(..at_once).collect()) {
+            if blocks.vacate(run.clone()) {
+                self.return_bytes(run.len() as u64 * bytes);
+                self.vacant.extend(run.rev());
+            } else {
+                kept.extend(run.rev());
+            }
+        }
+        let is_done = at_once == unused || !kept.is_empty();
+        free.splice(..0, kept);
+        self.least_free = if is_done { free.len() } else { self.least_free - at_once };
+        self.since = if is_done { Some(now) } else { self.since };
     }
 
     fn return_bytes(&mut self, bytes: u64) {
@@ -90,4 +112,12 @@ impl BlockMemory {
             taken.shrink(bytes);
         }
     }
+}
+
+/// Returns the runs of adjacent blocks among these, in descending order.
+pub(super) fn runs_of(mut blocks: Vec<u32>) -> Vec<Range<u32>> {
+    blocks.sort_unstable();
+    // A word that readers of other processes check follows the first block.
+    let follows = |a: &u32, b: &u32| a + 1 == *b && *a > 0;
+    blocks.chunk_by(follows).rev().map(|run| run[0]..run[0] + run.len() as u32).collect()
 }

@@ -52,10 +52,12 @@ impl StorePlan {
         self.arena.storage.corrupt(&file_name(kind, self.generation), fault)
     }
 
-    /// Returns which blocks have memory. Images on disk name blocks after they were replaced, so
-    /// that all blocks are used all the time.
+    /// Returns which blocks have memory: all, if they are all used all the time, as images on disk
+    /// name blocks after they were replaced; or if they are all reserved, and the file system might
+    /// have no space for them later.
     fn occupied(&self) -> Occupied<'_> {
-        match self.power {
+        let is_reserved = self.pin_budget.is_none() && self.arena.storage.is_folder();
+        match self.power || is_reserved {
             true => Occupied::All,
             false => Occupied::Needed(self.pin_budget.as_ref()),
         }
@@ -69,7 +71,8 @@ impl StorePlan {
             Occupied::Needed(_) => 2 * logical_blocks,
         };
         let bytes = grid.need() - PAGE_BYTES as u64;
-        let ranges = grid.ranges_of_first(occupied);
+        // A word behind the first block says which process owns the file.
+        let ranges = grid.ranges_of_first(occupied.max(1));
         let memory = self.arena.create_sparse(kind, self.generation, bytes, ranges)?;
         let committed = (0..logical_blocks as u32).collect();
         Ok(Pool::new(Blocks::new(memory, grid), committed, self.occupied()))

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use pushpull_common::shared_values::ValueCounts;
 
-use super::block_memory::BlockMemory;
+use super::block_memory::{BlockMemory, runs_of};
 use super::readers::{Readers, SequenceRange};
 use crate::arena::{Blocks, Budget, Pins};
 use crate::change::NoFreeBlock;
@@ -107,12 +107,16 @@ impl Pool {
     /// process may have been killed while it used others.
     pub(super) fn settle_memory(&mut self) -> std::io::Result<()> {
         let Pool { blocks, free, memory, .. } = self;
-        free.iter().try_for_each(|&block| blocks.occupy(block))?;
-        for &block in memory.iter().flat_map(|memory| &memory.vacant) {
+        let mut holes = 0;
+        for run in memory.iter().flat_map(|memory| runs_of(memory.vacant.clone())) {
+            holes += blocks.vacated_bytes(&run);
             // A file system that cannot take the memory back leaves it with the file.
-            let _ = blocks.vacate(block);
+            blocks.vacate(run);
         }
-        Ok(())
+        if blocks.are_occupied_but(holes) {
+            return Ok(());
+        }
+        runs_of(free.clone()).into_iter().try_for_each(|run| blocks.occupy(run))
     }
 
     /// Returns the bytes taken off the budget beside the reservation of the store.
@@ -120,8 +124,12 @@ impl Pool {
         self.memory.as_ref().map_or(0, BlockMemory::taken)
     }
 
-    /// Takes back the memory of blocks that no change has needed for a time.
+    /// Takes back the memory of blocks that no change has needed for a time. A change under way may
+    /// rely on the blocks that are free.
     pub(super) fn take_back_memory(&mut self, now: Instant) {
+        if !self.dirty.is_empty() {
+            return;
+        }
         let Pool { blocks, committed, free, memory: Some(memory), .. } = self else { return };
         let occupied = blocks.count() as usize - memory.vacant.len();
         let extra = occupied.saturating_sub(2 * committed.len());
@@ -158,13 +166,12 @@ impl Pool {
     /// that are no longer read become free, and blocks without memory get some.
     pub(super) fn free_up(&mut self, need: usize) -> usize {
         self.release_retired();
-        while self.free.len() < need
-            && let Some(memory) = &mut self.memory
-            && let Some(block) = memory.next(&self.blocks)
-        {
-            self.free.push(block);
+        let Pool { blocks, free, memory, .. } = self;
+        let lacking = need.saturating_sub(free.len());
+        if let Some(memory) = memory.as_mut().filter(|_| lacking > 0) {
+            memory.occupy(blocks, free, lacking);
         }
-        self.free.len()
+        free.len()
     }
 
     /// Frees the retired blocks that are no longer read.
