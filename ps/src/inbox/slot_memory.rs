@@ -181,7 +181,8 @@ impl SlotMemory {
             // A file system that cannot take the memory back leaves it with the file.
             self.memory.vacate(self.range(slot));
         }
-        if self.memory.is_occupied_but(unused.len() * self.stride) {
+        let used = PAGE_BYTES + (self.slots.len() - unused.len()) * self.stride;
+        if self.memory.are_occupied(used) {
             return Ok(());
         }
         (0..self.kept).try_for_each(|slot| self.memory.occupy(self.range(slot)))

@@ -14,9 +14,13 @@ use std::sync::{Arc, Weak};
 use pushpull_common::shared_values::Geometry;
 
 use super::grid::Grid;
-use super::memory::{Memory, copy_non_temporal, whole_pages};
+use super::memory::{Memory, copy_non_temporal, touched_pages, whole_pages};
 use crate::cache::prefetch;
+use crate::layout::PAGE_BYTES;
 use crate::testing::store_trace;
+
+/// The number of pages of a file that its file system may use for itself.
+const OF_FILE_SYSTEM: usize = 4;
 
 /// Blocks of equal size, addressed by number.
 ///
@@ -313,14 +317,24 @@ impl Blocks {
         })
     }
 
-    /// Returns the bytes that [`Blocks::vacate`] returns of adjacent blocks.
-    pub(crate) fn vacated_bytes(&self, blocks: &Range<u32>) -> usize {
-        (0..self.parts()).map(|part| whole_pages(self.range(blocks, part)).len()).sum()
-    }
-
-    /// Returns whether a file has memory for all blocks, but for `holes` bytes.
-    pub(crate) fn are_occupied_but(&self, holes: usize) -> bool {
-        self.shared.memory.is_occupied_but(holes)
+    /// Returns whether a file surely has memory for all blocks except these runs of adjacent blocks,
+    /// in ascending order, which were vacated.
+    ///
+    /// The file system only tells how many pages there are. Besides those of the blocks, that may
+    /// be the pages at the ends of the runs, and some that the file system counts for itself.
+    /// Together they must be fewer than those of one block.
+    pub(crate) fn are_occupied_but(&self, vacated: &[Range<u32>]) -> bool {
+        let starts = std::iter::once(0).chain(vacated.iter().map(|run| run.end));
+        let ends = vacated.iter().map(|run| run.start).chain([self.count()]);
+        let others = starts.zip(ends).map(|(start, end)| start..end);
+        let of_part = |part| {
+            let ranges = others.clone().map(move |run| touched_pages(self.range(&run, part)).len());
+            ranges.sum::<usize>()
+        };
+        let needed = PAGE_BYTES + (0..self.parts()).map(of_part).sum::<usize>();
+        let uncertain = 2 * self.parts() * (vacated.len() + 1) + OF_FILE_SYSTEM;
+        let of_a_block = whole_pages(self.range(&(0..1), 0)).len() / PAGE_BYTES;
+        uncertain < of_a_block && self.shared.memory.are_occupied(needed)
     }
 
     /// Returns the position of a part of adjacent blocks in the memory.

@@ -178,12 +178,12 @@ impl Memory {
         }
     }
 
-    /// Returns whether a file has memory for all but `holes` bytes. Reserving memory that is there
-    /// already takes seconds for some GiB on a memory file system, if it was never written.
-    pub fn is_occupied_but(&self, holes: usize) -> bool {
+    /// Returns whether at least `bytes` of a file have memory. Reserving memory that is there already
+    /// takes seconds for some GiB on a memory file system, if it was never written.
+    pub fn are_occupied(&self, bytes: usize) -> bool {
         let Backing::File(file) = &self.backing else { return true };
         let found = file.metadata().map_or(0, |metadata| metadata.blocks().saturating_mul(512));
-        found.saturating_add(holes as u64) >= self.bytes as u64
+        found >= bytes as u64
     }
 
     /// Returns the memory of the whole pages of a range to the system. Their bytes are unspecified
@@ -445,6 +445,14 @@ pub(super) fn reserve(file: &File, within: Range<usize>) -> std::io::Result<()> 
         file.set_len(from + bytes)?;
     }
     Ok(())
+}
+
+/// Returns the pages of which a range has any bytes.
+pub(super) fn touched_pages(within: Range<usize>) -> Range<usize> {
+    match within.is_empty() {
+        true => 0..0,
+        false => (within.start & !(PAGE_BYTES - 1))..within.end.next_multiple_of(PAGE_BYTES),
+    }
 }
 
 /// Returns the whole pages of a range.

@@ -107,13 +107,14 @@ impl Pool {
     /// process may have been killed while it used others.
     pub(super) fn settle_memory(&mut self) -> std::io::Result<()> {
         let Pool { blocks, free, memory, .. } = self;
-        let mut holes = 0;
-        for run in memory.iter().flat_map(|memory| runs_of(memory.vacant.clone())) {
-            holes += blocks.vacated_bytes(&run);
+        let vacant = memory.iter().flat_map(|memory| &memory.vacant).copied().collect();
+        let mut vacant = runs_of(vacant);
+        for run in &vacant {
             // A file system that cannot take the memory back leaves it with the file.
-            blocks.vacate(run);
+            blocks.vacate(run.clone());
         }
-        if blocks.are_occupied_but(holes) {
+        vacant.reverse();
+        if blocks.are_occupied_but(&vacant) {
             return Ok(());
         }
         runs_of(free.clone()).into_iter().try_for_each(|run| blocks.occupy(run))
