@@ -27,6 +27,9 @@ pub(crate) const LEASE: Duration = Duration::from_millis(1000);
 /// The maximum of pinned bytes where it is tight: the size of one block.
 const PIN_BYTES: u64 = 256;
 
+/// The memory of most push slots.
+const PUSH_SLOT_BYTES: u64 = 4096;
+
 /// How long an update waits for memory that a slow pull pins before the pull is cut off.
 const STALL: Duration = Duration::from_millis(700);
 
@@ -60,6 +63,8 @@ pub(crate) struct Setting {
     pub(crate) shares: bool,
     /// Whether shards may pin only [`PIN_BYTES`].
     pub(crate) tight: bool,
+    /// The memory that other shards leave to each shard beside its variables, if they leave little.
+    pub(crate) spare_bytes: Option<u64>,
     #[cfg(feature = "planted")]
     pub(crate) planted: pushpull_ps::planted::PlantedBugs,
     /// The bug that is planted in function servers and coordinators, if any.
@@ -145,6 +150,9 @@ impl Setting {
         let shared_values = &mut SimChance::of(seed, "lends");
         let shares = shared_values.percent(50);
         let tight = shares && shared_values.percent(50);
+        let memory = &mut SimChance::of(seed, "memory");
+        let is_scarce = !shares && memory.percent(50);
+        let spare_bytes = is_scarce.then_some(memory.between(0, 2) * PUSH_SLOT_BYTES);
         let data = &mut SimChance::of(seed, "data");
         let consumes = data.percent(40);
         let batch = data.between(1, 3) as u32;
@@ -178,6 +186,7 @@ impl Setting {
             part_bytes: if chance.percent(50) { 8 * chance.between(8, 32) } else { 1 << 20 },
             shares,
             tight,
+            spare_bytes,
             #[cfg(feature = "planted")]
             planted: Default::default(),
             planted_worker: PlantedServiceBugs::default(),
@@ -201,7 +210,7 @@ impl Setting {
     pub(crate) fn words(&self) -> String {
         format!(
             "{} ps tasks of {} shards, {} workers, {} variables in parts of {}, {}, {} steps, \
-             token timeout {:?}, shared memory: {}, tight: {}, data: {:?}",
+             token timeout {:?}, shared memory: {}, tight: {}, spare memory: {:?}, data: {:?}",
             self.tasks,
             self.shards,
             self.workers,
@@ -216,6 +225,7 @@ impl Setting {
             self.token_timeout,
             self.shares,
             self.tight,
+            self.spare_bytes,
             self.data,
         )
     }

@@ -19,7 +19,7 @@ use pushpull_common::protocol::{
 };
 use pushpull_net::auth::simulated_tokens::{SimulatedTokens, principal_of};
 use pushpull_net::auth::{ClientHandshake, ServerHandshake};
-use pushpull_store::arena::{ArenaStorage, Budget};
+use pushpull_store::arena::{ArenaStorage, Budget, Reservation};
 use pushpull_store::testing::test_files::TestFiles;
 
 use super::shard_event::{PulledFrames, ShardEvent};
@@ -32,6 +32,7 @@ use crate::shard::output::ShardOutput;
 use crate::shard::values::applier::WorkOutcome;
 use crate::shard::{Shard, ShardInput};
 use pushpull_common::peer_origin::PeerOrigin;
+use pushpull_common::status::TrainingPhase;
 
 /// The interval at which a shard needs [`ShardEndpoint::tick`].
 pub const TICK: Duration = crate::shard::TICK;
@@ -88,6 +89,11 @@ pub struct ShardEndpoint {
     counters: Arc<Counters>,
     /// The tokens by which peers prove who they are, if they are asked.
     tokens: Option<SimulatedTokens>,
+    budget: Budget,
+    /// The memory that other shards of the task leave to this one.
+    spare_bytes: Option<u64>,
+    /// What they have taken, once the variables are ready.
+    of_others: Option<Reservation>,
     /// What this shard proves to the step owner.
     own_proof: Option<(Envelope, ClientHandshake)>,
     events: VecDeque<ShardEvent>,
@@ -161,6 +167,7 @@ impl ShardEndpoint {
         let id = setup.id;
         let config = setup.config.clone();
         let counters = setup.counters.clone();
+        let budget = setup.budget.clone();
         let storage = ArenaStorage::TestFiles(files.0.clone());
         let run = ServerRun { boot: [1; 16], arena: life, epoch_base: clock };
         let opened = Shard::open(setup, storage, run, now);
@@ -176,6 +183,9 @@ impl ShardEndpoint {
             part_bytes,
             counters,
             tokens: None,
+            budget,
+            spare_bytes: None,
+            of_others: None,
             own_proof: None,
             events: VecDeque::new(),
         };
@@ -187,6 +197,12 @@ impl ShardEndpoint {
     #[must_use]
     pub fn with_tokens(self, tokens: SimulatedTokens) -> ShardEndpoint {
         ShardEndpoint { tokens: Some(tokens), ..self }
+    }
+
+    /// Has other shards of the task take all memory but these bytes, once the variables are ready.
+    #[must_use]
+    pub fn with_spare_memory(self, bytes: u64) -> ShardEndpoint {
+        ShardEndpoint { spare_bytes: Some(bytes), ..self }
     }
 
     /// Kills the process and returns the files that it leaves.
@@ -347,6 +363,13 @@ impl ShardEndpoint {
 
     /// Advances the shard's time. Due at least every [`TICK`].
     pub fn tick(&mut self, now: Instant) {
+        if let Some(spare) = self.spare_bytes
+            && self.of_others.is_none()
+            && self.shard.status(now).phase == TrainingPhase::Training
+        {
+            let taken = self.budget.left().saturating_sub(spare);
+            self.of_others = self.budget.reserve(taken).ok();
+        }
         self.handle(now, ShardInput::Tick);
         let stall_timeout = self.config.network.stall_timeout;
         for connection in self.shard.revoke_stalled_readers(now, stall_timeout) {

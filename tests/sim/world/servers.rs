@@ -146,6 +146,9 @@ impl<P: ProcessProgram> SimWorld<P> {
                 self.now,
                 self.setting.part_bytes,
             );
+            if let Some(bytes) = self.setting.spare_bytes {
+                endpoint = endpoint.with_spare_memory(bytes);
+            }
             if let Some(tokens) = self.setting.tokens() {
                 let process = life << 16 | u64::from(index);
                 endpoint = endpoint.with_tokens(tokens.of_process(process));
