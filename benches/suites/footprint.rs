@@ -42,7 +42,7 @@ struct Footprint {
     server: u64,
     directory: u64,
     worker: u64,
-    /// The same of the server and of the directory, after some idle seconds.
+    /// The memory of the server and of the directory after some idle seconds.
     idle_server: u64,
     idle_directory: u64,
 }

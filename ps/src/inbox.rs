@@ -126,27 +126,28 @@ impl Inbox {
     /// Frees a slot for a client that waits for one: a slot that gets memory now, or else one that
     /// was offered and is unused. Returns false if no slot with memory is free afterwards.
     pub(crate) fn free_up(&mut self, now: Instant) -> bool {
-        self.has_free() || self.lend_memory(now) || self.reclaim_offered()
+        self.has_free() || self.allocate_slot(now) || self.reclaim_offered()
     }
 
     /// Gives memory to a free slot that has none, or else to one that was offered and has lost its
     /// memory. Returns false if there is no such slot, or no memory for it.
-    fn lend_memory(&mut self, now: Instant) -> bool {
+    fn allocate_slot(&mut self, now: Instant) -> bool {
         let free = self.push_slots.iter().position(Option::is_none);
         let slot = free.or_else(|| self.oldest_offered(false));
         slot.is_some_and(|slot| {
-            let is_lent = self.memory.lend(slot, now);
-            if is_lent {
+            let is_allocated = self.memory.allocate(slot, now);
+            if is_allocated {
                 self.push_slots[slot] = None;
             }
-            is_lent
+            is_allocated
         })
     }
 
     /// Gives memory to a slot that was offered and has lost its memory since. Returns false if there
     /// is none for it.
     pub(crate) fn ensure_memory(&mut self, number: u32, now: Instant) -> bool {
-        self.slot(number).is_none_or(|slot| self.memory.has(slot) || self.memory.lend(slot, now))
+        self.slot(number)
+            .is_none_or(|slot| self.memory.has(slot) || self.memory.allocate(slot, now))
     }
 
     /// Takes back the memory of slots that nobody has used for a time. A slot that was offered stays
@@ -166,13 +167,13 @@ impl Inbox {
     }
 
     /// Returns the bytes that slots have taken off the budget for a time.
-    pub(crate) fn lent_bytes(&self) -> u64 {
-        self.memory.lent_bytes()
+    pub(crate) fn on_demand_bytes(&self) -> u64 {
+        self.memory.on_demand_bytes()
     }
 
     /// Returns whether [`Inbox::take_back_memory`] may take any back.
-    pub(crate) fn is_memory_lent(&self) -> bool {
-        self.memory.is_any_lent()
+    pub(crate) fn has_reclaimable_memory(&self) -> bool {
+        self.memory.has_reclaimable()
     }
 
     /// Reclaims the offered slot with memory that has been unused for longest. Returns false if

@@ -37,7 +37,7 @@ pub(crate) struct SlotMemory {
     slots: Vec<SlotState>,
     /// When the file system had no space for a slot.
     full_since: Option<Instant>,
-    /// What is left to the tables of the shard.
+    /// The bytes of the budget that are left to the tables of the shard.
     _promise: Promise,
     planted: PlantedBugs,
 }
@@ -47,10 +47,10 @@ pub(crate) struct SlotMemory {
 struct SlotState {
     /// Whether it has pages. A slot without may still keep its memory.
     has_pages: bool,
-    /// How many of its bytes are left to be given back, while some are not.
+    /// The number of its bytes that are still to be given back. 0 if all or none were.
     giving_back: usize,
-    /// What it has taken off the budget. `None` for memory that is kept, and for that of a
-    /// recovered push that did not fit.
+    /// Its bytes of the budget. `None` for memory that is kept, and for that of a recovered push
+    /// that did not fit.
     reservation: Option<Reservation>,
     unused_since: Option<Instant>,
 }
@@ -61,7 +61,7 @@ pub(crate) struct SlotSizes {
     /// The bytes of each.
     pub(crate) stride: usize,
     pub(crate) slots: usize,
-    /// How many keep their memory.
+    /// The number of slots that keep their memory.
     pub(crate) kept: usize,
     /// The bytes of the budget that are left to the tables of the shard.
     pub(crate) promised: u64,
@@ -120,10 +120,10 @@ impl SlotMemory {
     }
 
     /// Returns whether any slot has pages that it will give back.
-    pub(super) fn is_any_lent(&self) -> bool {
+    pub(super) fn has_reclaimable(&self) -> bool {
         let keeps = if self.memory.is_anonymous() { 0 } else { self.kept };
-        let is_lent = |state: &SlotState| state.has_pages || state.giving_back > 0;
-        self.slots.iter().skip(keeps).any(is_lent)
+        let is_allocated = |state: &SlotState| state.has_pages || state.giving_back > 0;
+        self.slots.iter().skip(keeps).any(is_allocated)
     }
 
     /// Records that a slot with memory is being used.
@@ -137,7 +137,7 @@ impl SlotMemory {
 
     /// Gives memory to a slot that has none. Returns false if the budget or the file system has too
     /// little.
-    pub(super) fn lend(&mut self, slot: usize, now: Instant) -> bool {
+    pub(super) fn allocate(&mut self, slot: usize, now: Instant) -> bool {
         let is_soon = |since| now.saturating_duration_since(since) < RETRY;
         let Some(state) =
             self.slots.get_mut(slot).filter(|_| !self.full_since.is_some_and(is_soon))
@@ -146,7 +146,7 @@ impl SlotMemory {
         };
         // It has its bytes still while it gives its pages back.
         let kept = state.reservation.take().map(Ok);
-        let reserved = kept.unwrap_or_else(|| self.budget.lend(self.stride as u64));
+        let reserved = kept.unwrap_or_else(|| self.budget.reserve_unpromised(self.stride as u64));
         let Ok(reservation) = reserved else { return false };
         let within = self.range(slot);
         if self.memory.occupy(within.clone()).is_err() {
@@ -222,8 +222,8 @@ impl SlotMemory {
     }
 
     /// Returns the bytes that the slots have reserved, without those that keep their memory.
-    pub(super) fn lent_bytes(&self) -> u64 {
-        let lent = self.slots.iter().filter_map(|state| state.reservation.as_ref());
-        lent.map(Reservation::bytes).sum()
+    pub(super) fn on_demand_bytes(&self) -> u64 {
+        let taken = self.slots.iter().filter_map(|state| state.reservation.as_ref());
+        taken.map(Reservation::bytes).sum()
     }
 }

@@ -181,7 +181,7 @@ impl Intake {
 
     /// Takes back the memory of push slots that nobody has used for a time.
     pub(super) fn take_back_memory(&mut self, now: Instant) {
-        if let Some(inbox) = self.inbox.as_mut().filter(|inbox| inbox.is_memory_lent()) {
+        if let Some(inbox) = self.inbox.as_mut().filter(|inbox| inbox.has_reclaimable_memory()) {
             inbox.take_back_memory(now);
         }
     }

@@ -92,7 +92,7 @@ pub struct ShardEndpoint {
     budget: Budget,
     /// The memory that other shards of the task leave to this one.
     spare_bytes: Option<u64>,
-    /// What they have taken, once the variables are ready.
+    /// The rest of the budget, which other shards take once the variables are ready.
     of_others: Option<Reservation>,
     /// What this shard proves to the step owner.
     own_proof: Option<(Envelope, ClientHandshake)>,

@@ -27,7 +27,7 @@ struct ModelSetting {
     planted: PlantedBugs,
 }
 
-/// What happens to an inbox.
+/// An event of an inbox, of its clients or of another shard.
 #[derive(Clone, Copy, Debug)]
 enum ModelEvent {
     /// A client requests a slot.
@@ -50,7 +50,7 @@ enum ModelEvent {
     OtherReturns,
 }
 
-/// What an inbox in a reached state has in common with others in the same state.
+/// The abstract state of an inbox, without slot numbers and times.
 type Key = (Vec<(bool, u8, Option<u32>, usize)>, Vec<u32>, usize);
 
 struct InboxModel {
@@ -199,7 +199,7 @@ impl InboxModel {
             );
         }
         let of_other: u64 = self.of_other.iter().map(Reservation::bytes).sum();
-        let used = self.budget.left() + self.inbox.lent_bytes() + of_other;
+        let used = self.budget.left() + self.inbox.on_demand_bytes() + of_other;
         assert_eq!(used, self.setting.affordable * STRIDE, "the budget is used by slots only");
     }
 

@@ -81,8 +81,8 @@ impl Shard {
         // comes first, so that a refusal changes nothing.
         let need = generation.bytes_min(self.steps.is_synchronous());
         let reserved = self.variables.store().map_or(0, Store::reserved);
-        let lent = self.intake.inbox.as_ref().map_or(0, Inbox::lent_bytes);
-        let limit = self.files.budget.left() + reserved + lent;
+        let on_demand = self.intake.inbox.as_ref().map_or(0, Inbox::on_demand_bytes);
+        let limit = self.files.budget.left() + reserved + on_demand;
         if need > limit {
             let made_of = generation.made_of(need);
             return Err(StorageError::ModelDoesNotFit { need, limit, made_of });

@@ -136,8 +136,9 @@ impl Generation {
             kept => format!("{kept} push slots"),
         };
         format!(
-            "{:.1} times the {} of its values: {} for them with the copies that {} need, \
-             {} for {} optimizer slots likewise, {} for {}, {} for tables and the rest; raise bytes_max (--bytes-max), or add shards or ps tasks",
+            "{:.1} times the {} of its values: {} for them with the copies that {} need, {} for {} \
+             optimizer slots likewise, {} for {}, {} for tables and the rest; raise bytes_max \
+             (--bytes-max), or add shards or ps tasks",
             need as f64 / values as f64,
             ByteSize(values),
             ByteSize(of_values),

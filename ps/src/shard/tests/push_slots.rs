@@ -253,10 +253,10 @@ fn a_push_slot_has_memory_only_while_it_is_used() {
     let before = world.bytes_left();
     let kept = world.push_slot(lines[0]);
     assert_eq!(world.bytes_left(), before, "the first push slot keeps its memory");
-    let lent = world.push_slot(lines[1]);
+    let on_demand = world.push_slot(lines[1]);
     assert_eq!(world.bytes_left(), before - SLOT_BYTES);
     // The slots are offered again, the second to the second client.
-    let offered = [(0, kept), (1, lent)].map(|(line, push_slot)| {
+    let offered = [(0, kept), (1, on_demand)].map(|(line, push_slot)| {
         let answer = world.push_answer(lines[line], &add(1, push_slot), &[(32, &ones())]);
         let Message::PushAnswer(answer) = answer else { panic!("{answer:?}") };
         assert_ne!(answer.push_slot, 0);
@@ -279,8 +279,9 @@ fn a_push_slot_has_memory_only_while_it_is_used() {
 fn an_offered_push_slot_for_which_there_is_no_memory_any_more_is_taken() {
     let (mut world, lines) = ready(2, 2);
     let kept = world.push_slot(lines[0]);
-    let lent = world.push_slot(lines[1]);
-    let Message::PushAnswer(answer) = world.push_answer(lines[1], &add(1, lent), &[(32, &ones())])
+    let on_demand = world.push_slot(lines[1]);
+    let Message::PushAnswer(answer) =
+        world.push_answer(lines[1], &add(1, on_demand), &[(32, &ones())])
     else {
         panic!("the push is refused")
     };

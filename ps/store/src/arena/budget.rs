@@ -12,7 +12,7 @@ pub struct Budget(Arc<BudgetBytes>);
 #[derive(Debug)]
 struct BudgetBytes {
     left: AtomicU64,
-    /// The bytes that are not lent, because memory that grows will need them.
+    /// The bytes that only [`Budget::reserve`] takes, because memory that grows will need them.
     promised: AtomicU64,
 }
 
@@ -47,7 +47,7 @@ impl Budget {
     ///
     /// # Errors
     /// [`StorageError::DoesNotFit`] if fewer bytes are left.
-    pub fn lend(&self, bytes: u64) -> Result<Reservation, StorageError> {
+    pub fn reserve_unpromised(&self, bytes: u64) -> Result<Reservation, StorageError> {
         self.reserve_leaving(bytes, self.0.promised.load(Ordering::Relaxed))
     }
 
@@ -61,7 +61,7 @@ impl Budget {
         }
     }
 
-    /// Keeps `bytes` from being lent until the [`Promise`] is dropped.
+    /// Keeps `bytes` from [`Budget::reserve_unpromised`] until the [`Promise`] is dropped.
     pub fn promise(&self, bytes: u64) -> Promise {
         self.0.promised.fetch_add(bytes, Ordering::Relaxed);
         Promise { budget: self.clone(), bytes }
@@ -76,12 +76,12 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// Takes more bytes off the budget, as [`Budget::lend`] does.
+    /// Takes more bytes off the budget, as [`Budget::reserve_unpromised`] does.
     ///
     /// # Errors
     /// [`StorageError::DoesNotFit`] if fewer bytes are left.
     pub(crate) fn grow(&mut self, bytes: u64) -> Result<(), StorageError> {
-        let mut more = self.budget.lend(bytes)?;
+        let mut more = self.budget.reserve_unpromised(bytes)?;
         self.bytes += std::mem::take(&mut more.bytes);
         Ok(())
     }
@@ -105,7 +105,7 @@ impl Drop for Reservation {
     }
 }
 
-/// Bytes of a [`Budget`] that are not lent, but left to memory that grows.
+/// Bytes of a [`Budget`] that are left to memory that grows.
 #[derive(Debug)]
 pub struct Promise {
     budget: Budget,
@@ -140,16 +140,19 @@ mod tests {
     }
 
     #[test]
-    fn promised_bytes_are_not_lent() {
+    fn promised_bytes_are_kept_for_memory_that_grows() {
         let budget = Budget::new(100);
         let promise = budget.promise(30);
-        assert!(matches!(budget.lend(71), Err(StorageError::DoesNotFit { need: 71, limit: 70 })));
-        let lent = budget.lend(70).unwrap();
-        assert!(budget.lend(1).is_err());
+        assert!(matches!(
+            budget.reserve_unpromised(71),
+            Err(StorageError::DoesNotFit { need: 71, limit: 70 })
+        ));
+        let unpromised = budget.reserve_unpromised(70).unwrap();
+        assert!(budget.reserve_unpromised(1).is_err());
         drop(budget.reserve(30).unwrap());
         drop(promise);
-        drop(budget.lend(30).unwrap());
-        drop(lent);
+        drop(budget.reserve_unpromised(30).unwrap());
+        drop(unpromised);
         assert_eq!(budget.left(), 100);
     }
 }

@@ -125,12 +125,9 @@ impl Pool {
         self.memory.as_ref().map_or(0, BlockMemory::taken)
     }
 
-    /// Takes back the memory of blocks that no change has needed for a time. A change under way may
-    /// rely on the blocks that are free.
+    /// Takes back the memory of blocks that no change has needed for a time. A change under way
+    /// would rely on the blocks that are free, so there must be none.
     pub(super) fn take_back_memory(&mut self, now: Instant) {
-        if !self.dirty.is_empty() {
-            return;
-        }
         let Pool { blocks, committed, free, memory: Some(memory), .. } = self else { return };
         let occupied = blocks.count() as usize - memory.vacant.len();
         let extra = occupied.saturating_sub(2 * committed.len());
