@@ -126,7 +126,7 @@ impl Checker {
     pub(crate) fn opened(&mut self, shard: ShardId, steps: u64) {
         match self {
             Checker::Synchronous(checker) => checker.opened(shard, steps),
-            Checker::Asynchronous(checker) => checker.opened(shard, steps),
+            Checker::Asynchronous(checker) => checker.counts(shard, steps),
         }
     }
 
@@ -187,8 +187,12 @@ impl Checker {
     }
 
     /// Checks, at the end of the run, that all reported outcomes agree with the steps made, and
-    /// that every batch of a data set counts once.
-    pub(crate) fn finish(&self, setting: &Setting) {
+    /// that every batch of a data set counts once. `counts` has the step counts of the shards that
+    /// are up.
+    pub(crate) fn finish(&mut self, setting: &Setting, counts: &[(ShardId, u64)]) {
+        if let Checker::Asynchronous(checker) = self {
+            counts.iter().for_each(|&(shard, steps)| checker.counts(shard, steps));
+        }
         let last_step = if setting.data.is_some() { self.steps() } else { setting.last_step };
         match self {
             Checker::Synchronous(checker) => checker.finish(last_step),

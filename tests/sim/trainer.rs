@@ -211,8 +211,9 @@ impl Trainer {
             Err(Error::RolledBack { .. } | Error::StateLost { .. } | Error::Fenced) => return true,
             // Before it had joined, it had nothing to lose.
             _ if self.phase == Phase::Joining => return true,
-            // It had learned of the end before the loss, so it asks no server.
-            Ok(WorkerAnswer::Token(None)) if self.ended => return true,
+            // The session may have learned of the end before the loss. It then grants no token without
+            // asking a server, and the wait for the end asks one.
+            Ok(WorkerAnswer::Token(None)) if op == self.op => self.await_end(now, endpoint),
             // The session may have kept one token from before the loss. It asks for the next.
             Ok(WorkerAnswer::Token(Some(_))) if op == self.op && !self.has_used_token => {
                 self.has_used_token = true;

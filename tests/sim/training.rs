@@ -79,7 +79,9 @@ impl SimWorld<Trainer> {
     /// If the run breaks a rule of the checker, or does not end.
     pub(crate) fn run(mut self) -> SimOutcome {
         self.run_to_end();
-        self.checker.finish(&self.setting);
+        let up = self.shards().flatten();
+        let counts: Vec<(ShardId, u64)> = up.map(|shard| (shard.id(), shard.steps())).collect();
+        self.checker.finish(&self.setting, &counts);
         let sum = |figure: fn(&SimProcess<Trainer>) -> u64| self.processes.iter().map(figure).sum();
         let figures = BTreeMap::from([
             ("commits", self.checker.steps()),

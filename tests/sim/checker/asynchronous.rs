@@ -138,13 +138,12 @@ impl AsynchronousChecker {
         assert!(!self.partly_applied.is_empty(), "{pushes} gradients that were not reported");
     }
 
-    pub(super) fn opened(&mut self, shard: ShardId, steps: u64) {
+    /// Checks the step count of a shard that has opened, or that is up at the end of the run: the
+    /// last step may have been made by a gradient of a lost worker, and no answer names it.
+    pub(super) fn counts(&mut self, shard: ShardId, steps: u64) {
         if shard == self.owner {
-            assert!(
-                steps >= self.step,
-                "{shard} opens at step {steps}, but step {} was reported",
-                self.step
-            );
+            let reported = self.step;
+            assert!(steps >= reported, "{shard} is at step {steps}, but {reported} was reported");
             self.step = steps;
         }
     }
