@@ -93,10 +93,7 @@ fn measure(suite: Suite, options: &SuitesOptions, report: &mut Report) -> Result
                 .iter()
                 .try_for_each(|&transport| served::run(&[16, 64], transport, pace, report))
         }
-        Suite::Apply => {
-            let bytes = bytes_of(&sizes.apply_size)?;
-            apply::run(&apply::every_rule(), bytes, pace, report)
-        }
+        Suite::Apply => apply::run(&apply::every_rule(), &sizes.apply_sizes, pace, report),
     }
 }
 
@@ -104,7 +101,7 @@ fn measure(suite: Suite, options: &SuitesOptions, report: &mut Report) -> Result
 fn quick(options: &SuitesOptions, report: &mut Report) -> Result<(), BenchError> {
     let pace = options.transports.quick_pace();
     bench::quick(&options.transports, report)?;
-    apply::run(&apply::every_rule()[..2], 32 << 20, pace, report)?;
+    apply::run(&apply::every_rule()[..2], &["32MiB"], pace, report)?;
     rows::run(&[16], pace, report)?;
     mlp::run(Transport::Shm, pace, report)?;
     restart::run(&["64MiB".to_owned()], pace.rounds, report)

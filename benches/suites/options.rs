@@ -45,15 +45,16 @@ pub(crate) struct SuitesOptions {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Sizes")]
 pub(crate) struct SuiteSizes {
-    /// Size of the variable of apply
+    /// Sizes of the variable of apply
     #[arg(
         long,
-        value_name = "SIZE",
+        value_name = "SIZES",
+        value_delimiter = ',',
         value_parser = size,
         allow_hyphen_values = true,
-        default_value = "256MiB"
+        default_values = ["64KiB", "256MiB"]
     )]
-    pub(crate) apply_size: String,
+    pub(crate) apply_sizes: Vec<String>,
     /// Sizes of the state of restart
     #[arg(
         long,

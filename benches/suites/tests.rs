@@ -87,7 +87,7 @@ fn many_variables_and_connections_are_measured() {
 #[test]
 fn a_bad_value_is_reported_with_its_flag() {
     for (flag, value) in [
-        ("--apply-size", "12B"),
+        ("--apply-sizes", "12B"),
         ("--restart-sizes", "0B"),
         ("--memory-size", "x"),
         ("--stalled-size", "9GiB"),
