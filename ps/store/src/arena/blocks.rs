@@ -539,6 +539,32 @@ mod tests {
     }
 
     #[test]
+    fn a_block_without_memory_is_noticed() {
+        const BLOCK: usize = 64 << 10;
+        let file = tempfile::tempfile().unwrap();
+        file.set_len((PAGE_BYTES + 8 * BLOCK) as u64).unwrap();
+        let offset = PAGE_BYTES;
+        let grid =
+            Grid { offset, block_bytes: BLOCK, stride: BLOCK, count: 8, parts: 1, region: 0 };
+        let memory = Memory::of_file(file).unwrap();
+        memory.occupy(0..PAGE_BYTES).unwrap();
+        let mut blocks = Blocks::new(memory, grid);
+        assert!(!blocks.are_occupied_but(&[]));
+        blocks.occupy(0..7).unwrap();
+        assert!(!blocks.are_occupied_but(&[]) && blocks.are_occupied_but(&[7..8]));
+        blocks.occupy(7..8).unwrap();
+        assert!(blocks.are_occupied_but(&[]));
+        if !(blocks.vacate(2..4) && blocks.vacate(6..7)) {
+            println!("skipped: the file system of temporary files makes no holes");
+            return;
+        }
+        assert!(blocks.are_occupied_but(&[2..4, 6..7]));
+        assert!(!blocks.are_occupied_but(&[2..4]) && !blocks.are_occupied_but(&[6..7]));
+        blocks.occupy(6..7).unwrap();
+        assert!(blocks.are_occupied_but(&[2..4]) && !blocks.are_occupied_but(&[]));
+    }
+
+    #[test]
     fn overlapping_parts_are_rejected() {
         let grid = Grid { offset: 8, block_bytes: 64, stride: 72, count: 2, parts: 3, region: 136 };
         let memory = Memory::anonymous(1024).unwrap();
