@@ -12,6 +12,7 @@ use std::thread::Thread;
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::sync::futures::Notified;
 
 /// How long the thread leaves the session to callers after the last leader. Unrequested messages
 /// can wait that long, and the cost of a thread that wakes this often is not measurable.
@@ -25,6 +26,8 @@ pub struct Leadership {
     release: Notify,
     /// Wakes the session to look for what callers have submitted.
     called: Notify,
+    /// Tells the leader that a part of a body has arrived.
+    part_arrived: Notify,
     thread: OnceLock<Thread>,
 }
 
@@ -216,6 +219,16 @@ impl Leadership {
     /// runtime of the session that wakes no thread.
     pub(super) fn begin(&self) {
         self.called.notify_one();
+    }
+
+    /// Tells the leader that a part of a body has arrived.
+    pub(super) fn part_arrives(&self) {
+        self.part_arrived.notify_one();
+    }
+
+    /// Waits until a part of a body has arrived.
+    pub(super) fn part_arrived(&self) -> Notified<'_> {
+        self.part_arrived.notified()
     }
 
     /// Makes the thread take the session over as soon as no caller leads, even if no operation is

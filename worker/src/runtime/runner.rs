@@ -131,12 +131,22 @@ impl LeadingCaller<'_> {
         self.guard.lead();
         let runner = self.runner;
         let mut wait = runner.adaptive_spin().begin(Instant::now());
+        let mut part_arrived = pin!(runner.leadership.part_arrived());
         let mut has_begun = false;
         runner.runtime().block_on(std::future::poll_fn(|context| {
             if !std::mem::replace(&mut has_begun, true) {
                 runner.leadership.begin();
             }
             let polled = poll(context);
+            // The thread waits for the peer before each part of a long answer, and not while it
+            // copies them.
+            while polled.is_pending() && part_arrived.as_mut().poll(context).is_ready() {
+                part_arrived.set(runner.leadership.part_arrived());
+                let now = Instant::now();
+                let mut spin = runner.adaptive_spin();
+                spin.waited(now, &wait);
+                wait = spin.begin(now);
+            }
             if polled.is_pending() && wait.polls(Instant::now(), timed_yield) {
                 context.waker().wake_by_ref();
             }

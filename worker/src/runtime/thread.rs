@@ -117,6 +117,9 @@ pub(super) struct SessionCore {
     times: Arc<OperationTimes>,
 }
 
+/// The bytes of a body that are still to come from which on it arrives in several parts.
+const LONG_BODY: usize = 64 << 10;
+
 /// Locks, ignoring poison: a panic ends the session, and only the clean-up uses the data then.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -293,7 +296,13 @@ impl SessionCore {
         link: usize,
         receive: impl FnOnce(Option<&mut [&mut [u8]]>) -> R,
     ) -> R {
-        lock(&self.session).with_targets(link, receive)
+        lock(&self.session).with_targets(link, |targets| {
+            let bytes = targets.iter().flat_map(|slices| slices.iter()).map(|slice| slice.len());
+            if bytes.sum::<usize>() >= LONG_BODY {
+                self.returns.leadership().part_arrives();
+            }
+            receive(targets)
+        })
     }
 
     fn deliver(&self, output: SessionOutput) {
