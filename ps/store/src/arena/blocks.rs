@@ -455,6 +455,8 @@ impl PinnedSet {
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use super::*;
 
     #[test]
@@ -549,19 +551,23 @@ mod tests {
         let memory = Memory::of_file(file).unwrap();
         memory.occupy(0..PAGE_BYTES).unwrap();
         let mut blocks = Blocks::new(memory, grid);
+        let (first, middle, last) = (2..4, 6..7, 7..8);
         assert!(!blocks.are_occupied_but(&[]));
         blocks.occupy(0..7).unwrap();
-        assert!(!blocks.are_occupied_but(&[]) && blocks.are_occupied_but(&[7..8]));
-        blocks.occupy(7..8).unwrap();
+        assert!(!blocks.are_occupied_but(&[]) && blocks.are_occupied_but(from_ref(&last)));
+        blocks.occupy(last).unwrap();
         assert!(blocks.are_occupied_but(&[]));
-        if !(blocks.vacate(2..4) && blocks.vacate(6..7)) {
+        if !(blocks.vacate(first.clone()) && blocks.vacate(middle.clone())) {
             println!("skipped: the file system of temporary files makes no holes");
             return;
         }
-        assert!(blocks.are_occupied_but(&[2..4, 6..7]));
-        assert!(!blocks.are_occupied_but(&[2..4]) && !blocks.are_occupied_but(&[6..7]));
-        blocks.occupy(6..7).unwrap();
-        assert!(blocks.are_occupied_but(&[2..4]) && !blocks.are_occupied_but(&[]));
+        assert!(blocks.are_occupied_but(&[first.clone(), middle.clone()]));
+        assert!(
+            !blocks.are_occupied_but(from_ref(&first))
+                && !blocks.are_occupied_but(from_ref(&middle))
+        );
+        blocks.occupy(middle).unwrap();
+        assert!(blocks.are_occupied_but(from_ref(&first)) && !blocks.are_occupied_but(&[]));
     }
 
     #[test]
