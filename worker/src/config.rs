@@ -286,10 +286,11 @@ impl WorkerConfig {
         WorkerConfig { credentials: credentials.into(), ..self }
     }
 
-    /// Sets for how long a blocking call polls at most before its thread sleeps. It polls for up to
-    /// 50 us, and longer only while waits have ended within `longest` again and again. It does not
-    /// poll while other threads want the processor: it yields the processor while it polls, and
-    /// stops polling for 50 to 800 ms if others go on taking it.
+    /// Sets for how long a blocking call polls at most before its thread sleeps, for an answer or for
+    /// the next part of a long one. It polls for up to 50 us, and longer only while waits have ended
+    /// within `longest` again and again. It does not poll while other threads want the processor: it
+    /// yields the processor while it polls, and stops polling for 50 to 800 ms if others go on taking
+    /// it.
     ///
     /// On an idle host polling costs one processor during a call and saves two wake-ups of some 20
     /// us. On a busy host the thread does not poll. Zero switches polling off. Default 400 us.
