@@ -50,17 +50,7 @@ impl Generation {
         let geometry =
             StoreGeometry::new(&layout, slots, config.block_bytes, config.storage.pin_bytes_max);
         let push_slots = config.push_slots();
-        let kept_push_slots = config.kept_push_slots();
-        let reserves_pins = reserves_pins(config);
-        Generation {
-            catalogue,
-            layout,
-            rules,
-            geometry,
-            push_slots,
-            kept_push_slots,
-            reserves_pins,
-        }
+        Generation::with_sizes(config, catalogue, layout, rules, geometry, push_slots)
     }
 
     /// Returns the generation that these words describe. Fails if its blocks do not fit the
@@ -78,9 +68,21 @@ impl Generation {
             StoreGeometry::of_words(&layout, record.slots, record.block_bytes, record.pinned);
         let geometry = geometry.filter(|geometry| geometry.slots == slots).ok_or(slots)?;
         let push_slots = record.push_slots;
+        Ok(Generation::with_sizes(config, catalogue, layout, rules, geometry, push_slots))
+    }
+
+    fn with_sizes(
+        config: &PsConfig,
+        catalogue: Arc<Catalogue>,
+        layout: ShardLayout,
+        rules: VariableRules,
+        geometry: StoreGeometry,
+        push_slots: usize,
+    ) -> Generation {
+        // An earlier process may have had fewer slots than this one would keep.
         let kept_push_slots = config.kept_push_slots().min(push_slots);
         let reserves_pins = reserves_pins(config);
-        Ok(Generation {
+        Generation {
             catalogue,
             layout,
             rules,
@@ -88,7 +90,7 @@ impl Generation {
             push_slots,
             kept_push_slots,
             reserves_pins,
-        })
+        }
     }
 
     /// Returns the number of words of the tables file, without those of embedding tables.
