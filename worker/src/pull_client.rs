@@ -226,7 +226,7 @@ impl<'a> ParamsPull<'a> {
         ParamsPull { call: PullCall::requested(call), params, replica_values: None }
     }
 
-    /// Whether the parameters have lent their memory to this pull.
+    /// Returns whether this pull holds the memory of the parameters.
     fn is_in_place(&self) -> bool {
         !self.params.buffer.is_of(self.params.plan.bytes())
     }

@@ -30,7 +30,7 @@ pub struct Memory {
     pub(crate) test_file: Option<TestFile>,
 }
 
-/// What a mapping shows.
+/// The memory behind a mapping.
 #[derive(Debug)]
 enum Backing {
     /// Memory that is private to this process.

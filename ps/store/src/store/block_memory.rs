@@ -20,8 +20,8 @@ const BYTES_AT_ONCE: u64 = 64 << 20;
 pub(super) struct BlockMemory {
     /// The blocks without memory. The last gets memory first.
     pub(super) vacant: Vec<u32>,
-    /// What blocks with memory have taken off the budget, beyond the reservation of the store;
-    /// `None` if that covers all blocks.
+    /// The bytes that blocks have taken off the budget beyond the reservation of the store; `None` if
+    /// that covers all blocks.
     taken: Option<Reservation>,
     /// The least number of free blocks since `since`.
     least_free: usize,

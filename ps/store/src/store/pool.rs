@@ -36,7 +36,7 @@ pub(crate) struct Pool {
     in_durable_image: Vec<u32>,
     /// Blocks that the image being written may name, and the one after it does not.
     in_next_image: Vec<u32>,
-    /// Which blocks have no memory; `None` if all keep theirs.
+    /// The blocks that have no memory; `None` if all keep theirs.
     memory: Option<BlockMemory>,
     /// The readers in other processes; none for slots.
     pub(super) readers: Readers,
