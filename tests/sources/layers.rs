@@ -361,6 +361,7 @@ const BELOW_OWNERS: &[(&str, &[&str])] = &[
 
 /// The files that may hold `unsafe`.
 const UNSAFE: &[&str] = &[
+    "common/net/src/home_process.rs",
     "common/net/src/readiness.rs",
     "common/net/src/shared_pipe.rs",
     "common/net/src/stream.rs",

@@ -129,7 +129,7 @@ impl Ps {
     /// Checks that this is the process of the server. A child of `fork` has none of its threads, and
     /// would wait for their ends for ever.
     fn check_home(&mut self) -> Result<(), ServeError> {
-        let home = self.handle.home;
+        let home = &self.handle.home;
         if !home.is_elsewhere() {
             return Ok(());
         }

@@ -43,8 +43,8 @@ impl SessionRunner {
     }
 
     /// Returns the process of the session.
-    pub fn home(&self) -> HomeProcess {
-        self.home
+    pub fn home(&self) -> &HomeProcess {
+        &self.home
     }
 
     /// Returns how long a caller polls while another thread runs the session.

@@ -24,7 +24,7 @@ impl Ring {
             over: Some(RingError::Fenced { detail }),
             scratch: Vec::new(),
             metrics: self.metrics(),
-            home: self.home,
+            home: self.home.clone(),
         };
         std::mem::replace(self, stays)
     }

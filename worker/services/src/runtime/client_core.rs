@@ -507,7 +507,7 @@ impl Future for ReplyFuture {
         let reply = std::task::ready!(Pin::new(&mut self.receiver).poll(context));
         Poll::Ready(reply.unwrap_or_else(|_| {
             let doing = self.doing.take().unwrap_or_else(|| "go on".to_owned());
-            let home = self.core.shared.home;
+            let home = &self.core.shared.home;
             Err(match &self.core.outer {
                 _ if home.is_elsewhere() => ServiceError::Forked { doing, parent: home.id() },
                 Some(outer) if outer.is_over() => ServiceError::Cancelled { doing },
