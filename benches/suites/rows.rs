@@ -1,5 +1,5 @@
 //! Suite `rows` in the store: pulls and pushes of rows of a sparse variable and of a table that
-//! grows, interleaved with a bare gather.
+//! grows, interleaved with a bare gather and with the rule in place.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -19,6 +19,10 @@ pub(crate) const BATCH: usize = 4096;
 /// thirds of the table's rows are in at least one batch. The 128,000 rows of 64 batches would be 8
 /// MB at 16 elements. A cache of 32 MiB keeps those, and the ceiling would measure the cache.
 const BATCHES: usize = 1024;
+
+/// The ceilings of pushes and pulls.
+pub(crate) const IN_PLACE: &str = "the rule in place";
+pub(crate) const GATHER: &str = "a bare gather";
 
 /// A container of rows.
 trait RowStore {
@@ -101,8 +105,8 @@ pub(crate) fn run(widths: &[u64], pace: Pace, report: &mut Report) -> Result<(),
     Ok(())
 }
 
-/// Measures pushes and pulls beside a gather of the same rows. Returns the times of the first pushes,
-/// one to each row.
+/// Measures pushes beside the rule in place and pulls beside a gather, of the same rows. Returns the
+/// times of the first pushes, one to each row.
 fn measure<H: RowStore>(
     mut store: H,
     width: usize,
@@ -112,13 +116,13 @@ fn measure<H: RowStore>(
 ) -> Result<Rounds, Box<dyn Error>> {
     let mut plain = RowsInPlace::new(ROWS as usize, width, Arc::new(Adagrad::new(0.5)))?;
     let gradient: Vec<f32> = (0..BATCH * width).map(|i| (i % 17) as f32 - 8.0).collect();
-    let row = |name: &str, (ours, ceiling)| Row {
+    let row = |name: &str, (ours, ceiling), ceiling_name| Row {
         name: format!("rows_{name}_{}_dim{width}", H::NAME),
         unit: Unit::Rows,
         amount: BATCH as u64,
         ours,
         ceiling,
-        ceiling_name: "a bare gather",
+        ceiling_name,
     };
     let keys = |rows: &[u32]| rows.iter().map(|&row| H::key(row)).collect::<Vec<H::Key>>();
     let sorted: Vec<Vec<u32>> = batches.iter().map(|rows| sorted_by::<H>(rows)).collect();
@@ -140,9 +144,7 @@ fn measure<H: RowStore>(
         store.push(keys, &gradient);
         plain.push(rows, &gradient);
     }
-    let mut pushes = BATCHES;
-    let mut turn = 0;
-    let mut out = vec![0.0_f32; BATCH * width];
+    let (mut pushes, mut applied) = (0, 0);
     let push = || {
         let keys = &sorted_keys[pushes % BATCHES];
         pushes += 1;
@@ -150,19 +152,23 @@ fn measure<H: RowStore>(
         store.push(keys, &gradient);
         Ok(start.elapsed())
     };
-    let gather = || {
-        turn += 1;
+    let apply = || {
+        let rows = &sorted[applied % BATCHES];
+        applied += 1;
         let start = Instant::now();
-        plain.gather(&batches[turn % BATCHES], &mut out);
+        plain.push(rows, &gradient);
         Ok(start.elapsed())
     };
-    report.row(row("push_adagrad", interleave(pace, push, gather)?))?;
-    (BATCHES..pushes).for_each(|turn| plain.push(&sorted[turn % BATCHES], &gradient));
+    let times = interleave(pace, push, apply)?;
+    report.row(row("push_adagrad", times, IN_PLACE))?;
+    (pushes..applied).for_each(|turn| store.push(&sorted_keys[turn % BATCHES], &gradient));
+    (applied..pushes).for_each(|turn| plain.push(&sorted[turn % BATCHES], &gradient));
     if store.pull(&keys(&all)) != bytemuck::cast_slice::<f32, u8>(plain.values()) {
         return Err("the rows differ from those of the rule in place".into());
     }
 
     let mut turn = 0;
+    let mut out = vec![0.0_f32; BATCH * width];
     let mut pulled = Vec::new();
     let pull = || {
         turn += 1;
@@ -182,7 +188,7 @@ fn measure<H: RowStore>(
     if pulled != bytemuck::cast_slice::<f32, u8>(&out) {
         return Err("the pulled rows differ from those of the rule in place".into());
     }
-    report.row(row("pull", times))?;
+    report.row(row("pull", times, GATHER))?;
     Ok(vec![first])
 }
 

@@ -16,7 +16,8 @@ use pushpull_common::variable::VariableSpec;
 use pushpull_optim::optimizer::{ApplyAt, Optimizer, OptimizerRules, Run, SumRun, Sums};
 
 use crate::arena::{Arena, ArenaStorage, Budget, Memory, SKEW_BYTES};
-use crate::change::Change;
+use crate::cache::prefetch;
+use crate::change::{Change, SLOTS_MAX};
 use crate::commit::{Journal, table_bytes};
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
@@ -307,6 +308,9 @@ impl InPlace {
     }
 }
 
+/// The number of rows between the row that a rule changes in place and the row that it prefetches.
+const PREFETCH_ROWS: usize = 64;
+
 /// Rows over plain buffers, gathered and changed in place without a commit.
 #[derive(Debug)]
 pub struct RowsInPlace {
@@ -332,20 +336,35 @@ impl RowsInPlace {
         }
     }
 
-    /// Applies a gradient of rows.
+    /// Applies a gradient of rows. Prefetches each row.
     pub fn push(&mut self, rows: &[u32], gradient: &[f32]) {
+        let width = self.width;
         let InPlace { streams, optimizer, count } = &mut self.buffers;
         *count += 1;
         let at = ApplyAt::new(*count, *count - 1);
-        for (&row, gradient) in rows.iter().zip(gradient.chunks_exact(self.width)) {
-            let start = row as usize * self.width;
+        let elements = |stream: usize, row: u32| {
+            let start = stream * SKEW_BYTES / 4 + row as usize * width;
+            start..start + width
+        };
+        let mut ahead = rows.iter().skip(PREFETCH_ROWS);
+        for (&row, gradient) in rows.iter().zip(gradient.chunks_exact(width)) {
+            if let Some(&next) = ahead.next() {
+                for (stream, buffer) in streams.iter().enumerate() {
+                    let buffer = bytemuck::cast_slice::<u8, f32>(buffer.bytes());
+                    prefetch(&buffer[elements(stream, next)]);
+                }
+            }
             let mut streams = streams.iter_mut().enumerate().map(|(stream, buffer)| {
-                let start = stream * SKEW_BYTES / 4 + start;
-                &mut bytemuck::cast_slice_mut(buffer.bytes_mut())[start..start + self.width]
+                &mut bytemuck::cast_slice_mut(buffer.bytes_mut())[elements(stream, row)]
             });
             let values = streams.next().expect("a stream of values");
-            let mut slots: Vec<&mut [f32]> = streams.collect();
-            optimizer.apply_f32(at, Run { values, slots: &mut slots, gradient });
+            let mut slots: [&mut [f32]; SLOTS_MAX] = std::array::from_fn(|_| Default::default());
+            let mut count = 0;
+            for (slot, stream) in slots.iter_mut().zip(streams) {
+                *slot = stream;
+                count += 1;
+            }
+            optimizer.apply_f32(at, Run { values, slots: &mut slots[..count], gradient });
         }
     }
 
