@@ -1,19 +1,19 @@
 //! Credentials for all connections of a process of tests: any suite can run over TLS and with
 //! tokens, although its tests name neither.
 
-#[cfg(feature = "simulation")]
+#[cfg(all(feature = "simulation", debug_assertions))]
 use std::{path::PathBuf, sync::OnceLock};
 
-#[cfg(feature = "simulation")]
+#[cfg(all(feature = "simulation", debug_assertions))]
 use super::credentials::CredentialFiles;
 use super::credentials::Credentials;
 
 /// The variable with the folder of the files: `ca.pem`, `server.pem`, `server.key` and `tokens`.
-#[cfg(feature = "simulation")]
+#[cfg(all(feature = "simulation", debug_assertions))]
 const FOLDER: &str = "PUSHPULL_TEST_CREDENTIALS";
 
 /// Returns the credentials of a connection: its own, or those of all in a process of tests.
-#[cfg(feature = "simulation")]
+#[cfg(all(feature = "simulation", debug_assertions))]
 pub(crate) fn in_effect(own: Option<&Credentials>) -> Option<Credentials> {
     static OF_ALL: OnceLock<Option<Credentials>> = OnceLock::new();
     let of_all = OF_ALL.get_or_init(|| {
@@ -28,7 +28,7 @@ pub(crate) fn in_effect(own: Option<&Credentials>) -> Option<Credentials> {
 }
 
 /// Returns the credentials of a connection.
-#[cfg(not(feature = "simulation"))]
+#[cfg(not(all(feature = "simulation", debug_assertions)))]
 pub(crate) fn in_effect(own: Option<&Credentials>) -> Option<Credentials> {
     own.cloned()
 }
