@@ -63,8 +63,7 @@ impl PullClient {
             true => std::mem::replace(&mut params.buffer, AlignedBuffer::of_bytes(0)),
             false => self.buffers.take_like(&params.buffer, plan.bytes()),
         };
-        // A child of `fork` would pin values in the reader slot of its parent.
-        let shared = (!self.caller.is_forked()).then(|| self.caller.mapped_shards());
+        let shared = self.caller.mapped_shards();
         let state = match shared.and_then(|shared| shared.pull(&plan, &mut buffer, token)) {
             Some(MappedPullOutcome::Pulled(read)) => PullState::Ready(Some((buffer, Some(read)))),
             Some(MappedPullOutcome::Stale) => PullState::Ready(Some((buffer, None))),

@@ -370,11 +370,9 @@ impl Worker {
         let memory = free.map(|free| self.pool.swap_remove(free));
         let mut memory = memory.unwrap_or_else(|| GradientMemory::new(plan, runs.clone()));
         let push_buffers = self.client.caller.push_buffers();
-        // The push buffers of a child of `fork` are its parent's.
-        let is_ours = !self.client.caller.is_forked();
         memory.buffer_mut().renew(
-            |push_buffer| is_ours && push_buffers.has(push_buffer),
-            |shard| if is_ours { push_buffers.take(shard) } else { None },
+            |push_buffer| push_buffers.is_some_and(|buffers| buffers.has(push_buffer)),
+            |shard| push_buffers?.take(shard),
         );
         memory
     }

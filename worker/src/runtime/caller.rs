@@ -104,14 +104,16 @@ impl Caller {
         &self.runner
     }
 
-    /// Returns the shards whose values the caller can read from shared memory.
-    pub(crate) fn mapped_shards(&self) -> &MappedShards {
-        &self.mapped_shards
+    /// Returns the shards whose values the caller can read from shared memory. A child of `fork` has
+    /// none: it would pin values in the reader slots of its parent.
+    pub(crate) fn mapped_shards(&self) -> Option<&MappedShards> {
+        (!self.is_forked()).then_some(&*self.mapped_shards)
     }
 
-    /// Returns the push buffers that the shards share.
-    pub(crate) fn push_buffers(&self) -> &PushBuffers {
-        &self.push_buffers
+    /// Returns the push buffers that the shards share. A child of `fork` has none: those that it
+    /// has inherited are its parent's.
+    pub(crate) fn push_buffers(&self) -> Option<&PushBuffers> {
+        (!self.is_forked()).then_some(&*self.push_buffers)
     }
 
     /// Sets a deadline for all later calls, beside their own timeouts; `None` removes it.

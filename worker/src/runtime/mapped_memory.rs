@@ -185,9 +185,6 @@ impl PushBuffers {
 #[derive(Debug)]
 struct PerLink<T> {
     all: Mutex<Vec<LinkEntry<T>>>,
-    /// The owning process. A forked child inherits the mappings but must not use them: only one
-    /// process may write.
-    process: u32,
 }
 
 #[derive(Debug)]
@@ -199,7 +196,7 @@ struct LinkEntry<T> {
 
 impl<T> Default for PerLink<T> {
     fn default() -> PerLink<T> {
-        PerLink { all: Mutex::default(), process: std::process::id() }
+        PerLink { all: Mutex::default() }
     }
 }
 
@@ -216,20 +213,17 @@ impl<T> PerLink<T> {
         self.all().retain(|other| other.link != link);
     }
 
-    /// Returns the value that a shard shares; `None` in a forked child.
+    /// Returns the value that a shard shares.
     fn of(&self, shard: ShardId) -> Option<Arc<T>> {
         self.find(|other| (other.shard == shard).then(|| other.shared.clone()))
     }
 
-    /// Returns whether a shared value satisfies the predicate; `false` in a forked child.
+    /// Returns whether a shared value satisfies the predicate.
     fn any(&self, is_it: impl Fn(&T) -> bool) -> bool {
         self.find(|other| is_it(&other.shared).then_some(())).is_some()
     }
 
     fn find<R>(&self, of: impl Fn(&LinkEntry<T>) -> Option<R>) -> Option<R> {
-        if std::process::id() != self.process {
-            return None;
-        }
         self.all().iter().find_map(of)
     }
 
@@ -257,10 +251,5 @@ mod tests {
         links.remove(0);
         assert!(links.of(shard(7)).is_none() && links.of(shard(8)).is_some());
         assert_eq!(*held, "first", "a holder keeps its value");
-        let links = PerLink { process: links.process + 1, ..links };
-        assert!(
-            links.of(shard(8)).is_none() && !links.any(|_| true),
-            "a forked child finds no value"
-        );
     }
 }

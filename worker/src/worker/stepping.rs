@@ -43,7 +43,8 @@ impl Worker {
         let next = step_after(&token);
         let synchronous = self.client.settings.synchronous;
         let push = self.push(token, gradients);
-        let shared = self.client.caller.mapped_shards().share_all(model.plan.shards());
+        let mapped = self.client.caller.mapped_shards();
+        let shared = mapped.is_some_and(|mapped| mapped.share_all(model.plan.shards()));
         // In asynchronous mode a shard other than the step owner would answer without this push,
         // and so would a read of mapped values.
         let early = synchronous || !(shared || model.plan.shards() != [self.client.owner]);
