@@ -11,6 +11,18 @@ impl Storage {
     pub fn limit(&self) -> u64 {
         self.bytes_max.unwrap_or_else(|| default_bytes_max(Path::new("/")))
     }
+
+    /// Returns the memory limit of the control groups of this process, if [`Storage::bytes_max`] is
+    /// above it. The system kills a process that reaches its limit.
+    pub fn exceeded_limit(&self) -> Option<u64> {
+        self.limit_below(Path::new("/"))
+    }
+
+    /// Implements [`Storage::exceeded_limit`] with a file system at `root`.
+    fn limit_below(&self, root: &Path) -> Option<u64> {
+        let bytes = self.bytes_max?;
+        memory_limit(root).filter(|&limit| limit < bytes)
+    }
 }
 
 /// Returns the default of `bytes_max`, with a file system at `root`: [`Storage::BYTES_MAX`], but at
@@ -149,6 +161,17 @@ mod tests {
         // Three quarters of 32 GiB are more than the maximum. The last system has no limit.
         assert_eq!(of("34359738368\n"), Storage::BYTES_MAX);
         assert_eq!(of("max\n"), Storage::BYTES_MAX);
+    }
+
+    #[test]
+    fn a_limit_below_the_bytes_that_are_set_is_told() {
+        let limit_file = ("/sys/fs/cgroup/memory.max", "1048576\n");
+        let root = system(&[(CGROUP, "0::/\n"), (MOUNTS, SECOND), limit_file]);
+        let of = |storage: Storage| storage.limit_below(root.path());
+        assert_eq!(of(Storage::memory().bytes_max((1 << 20) + 1)), Some(1 << 20));
+        assert_eq!(of(Storage::memory().bytes_max(1 << 20)), None);
+        assert_eq!(of(Storage::memory()), None, "the default is below the limit");
+        assert_eq!(Storage::memory().bytes_max(2).limit_below(system(&[]).path()), None);
     }
 
     #[test]

@@ -86,7 +86,7 @@ pub(crate) async fn run(
     let line = hint.or_else(|| access_line(address, can, network.insecure, at.credentials));
     print_line(format_args!("{task} has the functions {}", functions.names().join(", ")));
     print_line(format_args!("{task} serves on {address}"));
-    line.iter().for_each(|line| print_error(line));
+    line.iter().chain(&options.memory_line()).for_each(|line| print_error(line));
     server.serve(signals.any()).await;
     print_line(format_args!("{task} is done"));
     Ok(())

@@ -195,7 +195,7 @@ async fn run_ps(
     let hint = loopback_hint(at, handle.address());
     let line = hint.or_else(|| access_line(handle.address(), can, insecure, credentials));
     print_line(format_args!("task {task} serves on {}", handle.address()));
-    line.iter().for_each(|line| print_error(line));
+    line.iter().chain(&options.memory_line()).for_each(|line| print_error(line));
     let served = ps.serve(async {
         signals.any().await;
         // The calls under way end while the ps does.

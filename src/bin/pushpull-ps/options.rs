@@ -310,6 +310,16 @@ impl DaemonOptions {
         }
     }
 
+    /// Returns the line about a memory limit of the system that is below `--bytes-max`.
+    pub(crate) fn memory_line(&self) -> Option<String> {
+        let bytes = self.storage.bytes_max?;
+        let limit = Storage::memory().bytes_max(bytes).exceeded_limit()?;
+        Some(format!(
+            "--bytes-max {bytes} is above the memory limit of this container, {limit}: the system \
+             kills a process that reaches it"
+        ))
+    }
+
     /// Returns the memory of the functions beside the variables, a part of `--bytes-max`; `None`
     /// with `--no-functions`.
     pub(crate) fn function_bytes(&self) -> Option<u64> {
