@@ -44,6 +44,18 @@ fn refused<T>(what: &str, result: Result<T, Error>) -> Result<(), String> {
     }
 }
 
+/// Returns whether an address is in memory that processes share.
+fn is_shared<T>(at: *const T) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let map = maps.lines().find(|map| {
+        let (range, _) = map.split_once(' ').unwrap();
+        let (start, end) = range.split_once('-').unwrap();
+        let address = |hexadecimal| usize::from_str_radix(hexadecimal, 16).unwrap();
+        (address(start)..address(end)).contains(&at.addr())
+    });
+    map.unwrap().split(' ').nth(1).unwrap().ends_with('s')
+}
+
 /// The objects that a child inherits from a process that trains, reads, calls and serves.
 struct Inherited {
     worker: Worker,
@@ -60,7 +72,11 @@ impl Inherited {
         refused("a token", self.worker.token())?;
         refused("a pull", self.worker.pull(&self.token, &mut self.params))?;
         let mut gradients = self.worker.gradients();
-        gradients.view_mut::<f32>("w").map_err(|error| error.to_string())?.fill(1e9);
+        let values = gradients.view_mut::<f32>("w").map_err(|error| error.to_string())?;
+        if is_shared(values.as_ptr()) {
+            return Err("a gradient is in the push buffer of the parent".to_owned());
+        }
+        values.fill(1e9);
         refused("a push", self.worker.push(self.token, gradients))?;
         refused("a pull of a reader", self.reader.pull(&mut self.params))?;
         match self.client.call(sum()) {
@@ -102,6 +118,7 @@ fn a_child_is_refused_by_name_and_its_parent_trains_on() {
     let mut worker = Worker::connect(config()).unwrap();
     let mut params = worker.join(&[VariableSpec::f32("w", [1000]).unwrap()], |_| ()).unwrap();
     let mut reader = Reader::connect(config()).unwrap();
+    let mut shared = 0;
     for step in 0..20_u8 {
         let token = worker.token().unwrap().unwrap();
         worker.pull(&token, &mut params).unwrap();
@@ -118,11 +135,14 @@ fn a_child_is_refused_by_name_and_its_parent_trains_on() {
             }
         }
         let mut gradients = worker.gradients();
-        gradients.view_mut::<f32>("w").unwrap().fill(1.0);
+        let values = gradients.view_mut::<f32>("w").unwrap();
+        values.fill(1.0);
+        shared += u32::from(is_shared(values.as_ptr()));
         worker.push(token, gradients).unwrap();
         assert_eq!(client.call(sum()).unwrap().element::<f32>(), Ok(3.0));
     }
     assert!(worker.token().unwrap().is_none(), "the last step is reached");
+    assert!(shared > 10, "{shared} gradients were in a push buffer");
     assert_eq!(reader.pull(&mut params).unwrap(), 20);
     assert_eq!(params.view::<f32>("w").unwrap(), [-20.0; 1000]);
     worker.leave().unwrap();
