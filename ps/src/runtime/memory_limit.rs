@@ -12,14 +12,14 @@ impl Storage {
         self.bytes_max.unwrap_or_else(|| default_bytes_max(Path::new("/")))
     }
 
-    /// Returns the memory limit of the control groups of this process, if [`Storage::bytes_max`] is
-    /// above it. The system kills a process that reaches its limit.
-    pub fn exceeded_limit(&self) -> Option<u64> {
-        self.limit_below(Path::new("/"))
+    /// Returns the memory limit of the control groups of this process in bytes, if it is lower than
+    /// [`Storage::bytes_max`]. The system may kill a process that reaches its limit.
+    pub fn lower_limit(&self) -> Option<u64> {
+        self.lower_limit_at(Path::new("/"))
     }
 
-    /// Implements [`Storage::exceeded_limit`] with a file system at `root`.
-    fn limit_below(&self, root: &Path) -> Option<u64> {
+    /// Implements [`Storage::lower_limit`] with a file system at `root`.
+    fn lower_limit_at(&self, root: &Path) -> Option<u64> {
         let bytes = self.bytes_max?;
         memory_limit(root).filter(|&limit| limit < bytes)
     }
@@ -164,14 +164,14 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_below_the_bytes_that_are_set_is_told() {
+    fn a_limit_below_the_bytes_that_are_set_is_found() {
         let limit_file = ("/sys/fs/cgroup/memory.max", "1048576\n");
         let root = system(&[(CGROUP, "0::/\n"), (MOUNTS, SECOND), limit_file]);
-        let of = |storage: Storage| storage.limit_below(root.path());
+        let of = |storage: Storage| storage.lower_limit_at(root.path());
         assert_eq!(of(Storage::memory().bytes_max((1 << 20) + 1)), Some(1 << 20));
         assert_eq!(of(Storage::memory().bytes_max(1 << 20)), None);
         assert_eq!(of(Storage::memory()), None, "the default is below the limit");
-        assert_eq!(Storage::memory().bytes_max(2).limit_below(system(&[]).path()), None);
+        assert_eq!(Storage::memory().bytes_max(2).lower_limit_at(system(&[]).path()), None);
     }
 
     #[test]

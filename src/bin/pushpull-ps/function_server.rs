@@ -78,6 +78,7 @@ pub(crate) async fn run(
         });
         listener.start(config).map_err(|error| Chain(&error).to_string().into())
     };
+    options.memory_line(typed).iter().for_each(|line| print_error(line));
     let server = start_after_predecessor(start, signals).await;
     let server = server.map_err(configuration)?;
     let address = server.target();
@@ -86,7 +87,7 @@ pub(crate) async fn run(
     let line = hint.or_else(|| access_line(address, can, network.insecure, at.credentials));
     print_line(format_args!("{task} has the functions {}", functions.names().join(", ")));
     print_line(format_args!("{task} serves on {address}"));
-    line.iter().chain(&options.memory_line()).for_each(|line| print_error(line));
+    line.iter().for_each(|line| print_error(line));
     server.serve(signals.any()).await;
     print_line(format_args!("{task} is done"));
     Ok(())

@@ -188,6 +188,8 @@ async fn run_ps(
         let config = options.checkpoints.apply(config, options.storage.group_writable, typed)?;
         listener.start(config).map_err(|error| typed.cannot_start(&error))
     };
+    // The system may end the process before it serves.
+    options.memory_line(typed).iter().for_each(|line| print_error(line));
     let ps = start_after_predecessor(start, signals).await.map_err(configuration)?;
     let handle = ps.handle();
     let can = "change the variables and stop the server";
@@ -195,7 +197,7 @@ async fn run_ps(
     let hint = loopback_hint(at, handle.address());
     let line = hint.or_else(|| access_line(handle.address(), can, insecure, credentials));
     print_line(format_args!("task {task} serves on {}", handle.address()));
-    line.iter().chain(&options.memory_line()).for_each(|line| print_error(line));
+    line.iter().for_each(|line| print_error(line));
     let served = ps.serve(async {
         signals.any().await;
         // The calls under way end while the ps does.

@@ -310,13 +310,14 @@ impl DaemonOptions {
         }
     }
 
-    /// Returns the line about a memory limit of the system that is below `--bytes-max`.
-    pub(crate) fn memory_line(&self) -> Option<String> {
+    /// Returns the line about a control group whose memory limit is below `--bytes-max`.
+    pub(crate) fn memory_line(&self, typed: &CommandLine) -> Option<String> {
         let bytes = self.storage.bytes_max?;
-        let limit = Storage::memory().bytes_max(bytes).exceeded_limit()?;
+        let limit = Storage::memory().bytes_max(bytes).lower_limit()?;
+        let setting = typed.flag("--bytes-max");
         Some(format!(
-            "--bytes-max {bytes} is above the memory limit of this container, {limit}: the system \
-             kills a process that reaches it"
+            "{setting}: the memory limit of the control group is lower, {limit} bytes: the system may \
+             kill a process that reaches it"
         ))
     }
 
