@@ -165,7 +165,7 @@ Suites:
   quick       a short selection of the others, in less than a minute
   transport   pulls and pushes beside the bare transport; also in the tool, as `pushpull bench`
   apply       update rules in the store beside the same rules in place
-  rows        rows of a sparse variable and of a table, in the store and served, beside them in place
+  rows        rows of a sparse variable and of a table, in the store and served, beside a gather and the rule
   restart     a killed daemon from exec to its first answered pull, beside an empty process
   mlp         a small network trained by two workers, beside the same two that only compute
   memory      memory of a daemon beside its bounds, and pushes beside a reader that stops reading

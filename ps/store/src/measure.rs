@@ -308,7 +308,7 @@ impl InPlace {
     }
 }
 
-/// The number of rows between the row that a rule changes in place and the row that it prefetches.
+/// The prefetch distance of a rule in place, in rows.
 const PREFETCH_ROWS: usize = 64;
 
 /// Rows over plain buffers, gathered and changed in place without a commit.
