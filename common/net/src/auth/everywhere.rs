@@ -1,21 +1,20 @@
 //! Credentials for all connections of a process of tests: any suite can run over TLS and with
 //! tokens, although its tests name neither.
 
-#[cfg(all(feature = "simulation", debug_assertions))]
-use std::{path::PathBuf, sync::OnceLock};
+use std::path::PathBuf;
+use std::sync::OnceLock;
 
-#[cfg(all(feature = "simulation", debug_assertions))]
-use super::credentials::CredentialFiles;
-use super::credentials::Credentials;
+use super::credentials::{CredentialFiles, Credentials};
 
 /// The variable with the folder of the files: `ca.pem`, `server.pem`, `server.key` and `tokens`.
-#[cfg(all(feature = "simulation", debug_assertions))]
 const FOLDER: &str = "PUSHPULL_TEST_CREDENTIALS";
 
-/// Returns the credentials of a connection: its own, or those of all in a process of tests.
-#[cfg(all(feature = "simulation", debug_assertions))]
+/// Returns the credentials of a connection: its own, or in tests those of all.
 pub(crate) fn in_effect(own: Option<&Credentials>) -> Option<Credentials> {
     static OF_ALL: OnceLock<Option<Credentials>> = OnceLock::new();
+    if !cfg!(all(feature = "simulation", debug_assertions)) {
+        return own.cloned();
+    }
     let of_all = OF_ALL.get_or_init(|| {
         let folder = PathBuf::from(std::env::var_os(FOLDER)?);
         let files = CredentialFiles::new()
@@ -25,10 +24,4 @@ pub(crate) fn in_effect(own: Option<&Credentials>) -> Option<Credentials> {
         Some(files.open().unwrap_or_else(|error| panic!("{FOLDER}: {error:?}")))
     });
     own.or(of_all.as_ref()).cloned()
-}
-
-/// Returns the credentials of a connection.
-#[cfg(not(all(feature = "simulation", debug_assertions)))]
-pub(crate) fn in_effect(own: Option<&Credentials>) -> Option<Credentials> {
-    own.cloned()
 }
