@@ -215,16 +215,12 @@ impl<T> PerLink<T> {
 
     /// Returns the value that a shard shares.
     fn of(&self, shard: ShardId) -> Option<Arc<T>> {
-        self.find(|other| (other.shard == shard).then(|| other.shared.clone()))
+        self.all().iter().find(|other| other.shard == shard).map(|other| other.shared.clone())
     }
 
     /// Returns whether a shared value satisfies the predicate.
     fn any(&self, is_it: impl Fn(&T) -> bool) -> bool {
-        self.find(|other| is_it(&other.shared).then_some(())).is_some()
-    }
-
-    fn find<R>(&self, of: impl Fn(&LinkEntry<T>) -> Option<R>) -> Option<R> {
-        self.all().iter().find_map(of)
+        self.all().iter().any(|other| is_it(&other.shared))
     }
 
     fn all(&self) -> MutexGuard<'_, Vec<LinkEntry<T>>> {
