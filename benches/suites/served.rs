@@ -75,15 +75,20 @@ fn measure(
         push(turn)?;
         apply(turn);
     }
-    let mut pushes = 0..;
-    let mut applied = 0..;
-    let push_next = || push(pushes.next().expect("no end"));
-    let apply_next = || Ok(apply(applied.next().expect("no end")));
+    let (mut pushes, mut applied) = (0, 0);
+    let push_next = || {
+        pushes += 1;
+        push(pushes - 1)
+    };
+    let apply_next = || {
+        applied += 1;
+        Ok(apply(applied - 1))
+    };
     let pushed = interleave(pace, push_next, apply_next)?;
-    for turn in pushes.start..applied.start {
+    for turn in pushes..applied {
         push(turn)?;
     }
-    for turn in applied.start..pushes.start {
+    for turn in applied..pushes {
         apply(turn);
     }
 
