@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 use pushpull_common::shared_values::Geometry;
 
 use super::grid::Grid;
-use super::memory::{Memory, copy_non_temporal, touched_pages, whole_pages};
+use super::memory::{Memory, copy_non_temporal, page_bytes, touched_pages, whole_pages};
 use crate::cache::prefetch;
 use crate::layout::PAGE_BYTES;
 use crate::testing::store_trace;
@@ -320,7 +320,7 @@ impl Blocks {
     /// Returns whether a file surely has memory for all blocks except these runs of adjacent blocks,
     /// in ascending order, which were vacated.
     ///
-    /// The file system only tells how many pages there are. Besides those of the blocks, that may
+    /// The file system only tells how many bytes have memory. Besides those of the blocks, that may
     /// be the pages at the ends of the runs, and some that the file system counts for itself.
     /// Together they must be fewer than those of one block.
     pub(crate) fn are_occupied_but(&self, vacated: &[Range<u32>]) -> bool {
@@ -332,8 +332,9 @@ impl Blocks {
             ranges.sum::<usize>()
         };
         let needed = PAGE_BYTES + (0..self.parts()).map(of_part).sum::<usize>();
-        let uncertain = 2 * self.parts() * (vacated.len() + 1) + OF_FILE_SYSTEM;
-        let of_a_block = whole_pages(self.range(&(0..1), 0)).len() / PAGE_BYTES;
+        let page = page_bytes();
+        let uncertain = (2 * self.parts() * (vacated.len() + 1) + OF_FILE_SYSTEM) * page;
+        let of_a_block = whole_pages(self.range(&(0..1), 0), page).len();
         uncertain < of_a_block && self.shared.memory.are_occupied(needed)
     }
 

@@ -17,8 +17,8 @@ use memmap2::{MmapOptions, MmapRaw};
 use pushpull_optim::volatile::Volatile;
 
 use crate::layout::PAGE_BYTES;
-use crate::testing::store_trace;
 use crate::testing::test_files::TestFile;
+use crate::testing::store_trace;
 
 /// A mapping: anonymous memory or a file.
 #[derive(Debug)]
@@ -188,7 +188,7 @@ impl Memory {
 
     /// Returns the memory of the whole pages of a range to the system. Their bytes are unspecified
     /// until they are written again, after [`Memory::occupy`]. Returns false if the range keeps its
-    /// memory: another process has mapped it, or the file system makes no holes.
+    /// memory: it was sealed as it was shared, or the file system makes no holes.
     pub fn vacate(&mut self, within: Range<usize>) -> bool {
         // SAFETY: `&mut self` excludes borrows of the bytes.
         unsafe { self.vacate_unborrowed(within) }
@@ -200,7 +200,7 @@ impl Memory {
     /// The bytes of the range must not be borrowed.
     pub(super) unsafe fn vacate_unborrowed(&self, within: Range<usize>) -> bool {
         assert!(within.end <= self.bytes, "bytes up to {} of {}", within.end, self.bytes);
-        let pages = whole_pages(within);
+        let pages = whole_pages(within, page_bytes());
         if pages.is_empty() {
             return true;
         }
@@ -447,7 +447,7 @@ pub(super) fn reserve(file: &File, within: Range<usize>) -> std::io::Result<()> 
     Ok(())
 }
 
-/// Returns the pages of which a range has any bytes.
+/// Returns the pages of a file of which a range has any bytes.
 pub(super) fn touched_pages(within: Range<usize>) -> Range<usize> {
     match within.is_empty() {
         true => 0..0,
@@ -455,9 +455,15 @@ pub(super) fn touched_pages(within: Range<usize>) -> Range<usize> {
     }
 }
 
-/// Returns the whole pages of a range.
-pub(super) fn whole_pages(within: Range<usize>) -> Range<usize> {
-    within.start.next_multiple_of(PAGE_BYTES)..within.end & !(PAGE_BYTES - 1)
+/// Returns the whole pages of a range, where pages have `page` bytes.
+pub(super) fn whole_pages(within: Range<usize>, page: usize) -> Range<usize> {
+    within.start.next_multiple_of(page)..within.end & !(page - 1)
+}
+
+/// Returns the size of the pages that the system gives and takes back: 4 KiB, or on some AArch64
+/// systems 16 or 64.
+pub(super) fn page_bytes() -> usize {
+    rustix::param::page_size().max(PAGE_BYTES)
 }
 
 /// The size from which shareable memory requests huge pages.
@@ -482,6 +488,29 @@ mod tests {
                 assert_eq!(&bytes[start..start + length], &source[start..start + length]);
                 assert!(bytes[..start].iter().chain(&bytes[start + length..]).all(|&b| b == 0));
             }
+        }
+    }
+
+    #[test]
+    fn pages_are_given_back_whole() {
+        for page in [4 << 10, 16 << 10, 64 << 10] {
+            let pages = whole_pages(5000..300_000, page);
+            assert!(pages.start >= 5000 && pages.end <= 300_000, "{page}: {pages:?}");
+            assert_eq!((pages.start % page, pages.end % page), (0, 0), "{page}");
+            assert!(pages.len() > 295_000 - 2 * page, "{page}: {pages:?}");
+            assert_eq!(whole_pages(page..3 * page, page), page..3 * page);
+            assert!(whole_pages(1..page + 1, page).is_empty());
+        }
+    }
+
+    #[test]
+    fn memory_beside_vacated_bytes_is_kept() {
+        for memory in [Memory::anonymous(1 << 20), Memory::shareable(1 << 20)] {
+            let Ok(mut memory) = memory else { continue };
+            memory.bytes_mut().fill(7);
+            assert!(memory.vacate(100_000..900_000));
+            let bytes = memory.bytes();
+            assert!(bytes[..100_000].iter().chain(&bytes[900_000..]).all(|&byte| byte == 7));
         }
     }
 
