@@ -286,8 +286,9 @@ const CHECKPOINT_EVERY_MS: &str = "250";
 /// The maximum number of connections per shard: small, so that leaked connections are noticed soon.
 const CONNECTIONS_MAX: usize = 64;
 
-/// The memory limit of a server: many times the variables, four whole pushes and their copies.
-const BYTES_MAX: u64 = 1 << 30;
+/// The memory limit of a server: many times the variables, four whole pushes and their copies, and
+/// more than all tables may need, so that push slots and push buffers have memory too.
+const BYTES_MAX: u64 = 2 << 30;
 
 fn is_shard(entry: std::io::Result<fs::DirEntry>) -> bool {
     entry.is_ok_and(|entry| entry.file_name().to_string_lossy().starts_with("shard"))

@@ -55,9 +55,10 @@ impl Storage {
     /// [`Durability::Power`], the bytes of [`Storage::pin_bytes_max`] are included. Other memory is
     /// taken when it is needed and returned after five seconds without use: by further push slots
     /// ([`PsConfig::inbox_pushes`](crate::PsConfig::inbox_pushes)), and by updates while pulls pin
-    /// what they read (not returned while clients of the same host have the values mapped). Default
-    /// [`Storage::BYTES_MAX`], or three quarters of the memory limit of this process's control group
-    /// if that is less. At least [`Storage::BYTES_MAX_MIN`].
+    /// what they read (not returned, without a state directory, once a client of the same host has
+    /// mapped the values, until they are declared again). Bytes that embedding tables may still grow
+    /// by are kept for them. Default [`Storage::BYTES_MAX`], or three quarters of the memory limit of
+    /// this process's control group if that is less. At least [`Storage::BYTES_MAX_MIN`].
     pub fn bytes_max(self, bytes: u64) -> Self {
         Storage { bytes_max: Some(bytes), ..self }
     }

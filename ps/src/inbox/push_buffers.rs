@@ -150,7 +150,7 @@ impl Inbox {
     ) -> Result<(), StorageError> {
         let bytes = self.memory.stride();
         if let Some(shared) = self.buffer_slot_mut(number).filter(|shared| shared.own.is_none()) {
-            let reservation = budget.reserve(bytes as u64)?;
+            let reservation = budget.reserve_unpromised(bytes as u64)?;
             let memory = Memory::anonymous(bytes).map_err(|source| {
                 let path = "memory for parts of a push".into();
                 StorageError::Io { doing: "map", path, source }

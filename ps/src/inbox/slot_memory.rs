@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use pushpull_store::arena::{Budget, Memory, Promise, Reservation};
+use pushpull_store::arena::{Budget, Memory, Reservation};
 use pushpull_store::layout::PAGE_BYTES;
 use pushpull_store::planted::{Bug, PlantedBugs};
 
@@ -37,8 +37,6 @@ pub(crate) struct SlotMemory {
     slots: Vec<SlotState>,
     /// When the file system had no space for a slot.
     full_since: Option<Instant>,
-    /// The bytes of the budget that are left to the tables of the shard.
-    _promise: Promise,
     planted: PlantedBugs,
 }
 
@@ -63,8 +61,6 @@ pub(crate) struct SlotSizes {
     pub(crate) slots: usize,
     /// The number of slots that keep their memory.
     pub(crate) kept: usize,
-    /// The bytes of the budget that are left to the tables of the shard.
-    pub(crate) promised: u64,
 }
 
 impl SlotMemory {
@@ -76,7 +72,7 @@ impl SlotMemory {
         budget: &Budget,
         planted: PlantedBugs,
     ) -> SlotMemory {
-        let SlotSizes { stride, slots, kept, promised } = sizes;
+        let SlotSizes { stride, slots, kept } = sizes;
         SlotMemory {
             memory,
             stride,
@@ -84,14 +80,13 @@ impl SlotMemory {
             kept,
             slots: (0..slots).map(|_| SlotState::default()).collect(),
             full_since: None,
-            _promise: budget.promise(promised),
             planted,
         }
     }
 
     /// Takes over the memory of slots that all keep it.
     pub(crate) fn kept(memory: Memory, stride: usize, slots: usize) -> SlotMemory {
-        let sizes = SlotSizes { stride, slots, kept: slots, promised: 0 };
+        let sizes = SlotSizes { stride, slots, kept: slots };
         SlotMemory::new(memory, sizes, &Budget::new(0), PlantedBugs::default())
     }
 

@@ -325,9 +325,9 @@ impl ShardReader<'_> {
             // opened.
             let slots = Table::slots_of(journal, table).min(SLOTS_MAX as u64) as usize;
             let generation = record.generation;
-            let budget = Budget::new(u64::MAX);
+            let promise = Budget::new(u64::MAX).promise(0);
             let inputs = TableInputs {
-                files: TableFiles { arena: arena.clone(), generation, table, budget },
+                files: TableFiles { arena: arena.clone(), generation, table, promise },
                 catalogue,
                 partition,
                 slots: &vec![OptimizerSlot::new("", 0.0); slots],

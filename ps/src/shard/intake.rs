@@ -416,7 +416,7 @@ impl Intake {
         if inbox.push_buffers() >= PUSH_BUFFERS_MAX {
             return Err(unsupported(kind, "the maximum number of push buffers is shared"));
         }
-        let reservation = budget.reserve(bytes).map_err(storage_refusal)?;
+        let reservation = budget.reserve_unpromised(bytes).map_err(storage_refusal)?;
         let (memory, descriptor) = SharedBytes::new(bytes as usize)
             .map_err(|error| unsupported(kind, &format!("cannot share memory: {error}")))?;
         self.may_stall = true;

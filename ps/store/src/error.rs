@@ -11,11 +11,11 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum StorageError {
     /// The configured memory limit is too small.
-    #[error("cannot reserve {need} bytes: {limit} bytes of bytes_max are left")]
+    #[error("cannot reserve {need} bytes: {limit} bytes of bytes_max are left for it")]
     DoesNotFit {
         /// The bytes needed.
         need: u64,
-        /// The bytes left under the limit.
+        /// The bytes left under the limit, without those that are kept for others.
         limit: u64,
     },
     /// The variables of a shard need more memory than the limit leaves.

@@ -246,7 +246,7 @@ pub(crate) fn holding(
     };
     let reservation = Budget::new(geometry.need(true)).reserve(geometry.need(true))?;
     let mut store = Store::create(plan, reservation, &rules)?;
-    store.attach_tables(&arena, 1, &Budget::new(u64::MAX), &rules, |inputs| {
+    store.attach_tables(&arena, 1, &Budget::new(u64::MAX), &rules, 1, |inputs| {
         Table::create(inputs, &mut journal)
     })?;
     Ok((store, journal))

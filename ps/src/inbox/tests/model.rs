@@ -72,7 +72,7 @@ impl InboxModel {
         let budget = Budget::new(affordable * STRIDE);
         let bytes = PAGE_BYTES + Inbox::file_bytes(&layout, slots) as usize;
         let memory = Memory::anonymous(bytes).expect("memory for a test");
-        let sizes = SlotSizes { stride: STRIDE as usize, slots, kept, promised: 0 };
+        let sizes = SlotSizes { stride: STRIDE as usize, slots, kept };
         let memory = SlotMemory::new(memory, sizes, &budget, planted);
         let inbox = Inbox::new(memory, &layout, slots, 1);
         let (of_other, waiting) = Default::default();

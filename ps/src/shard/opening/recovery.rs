@@ -223,8 +223,9 @@ impl Shard {
         let &ShardRecord { generation: number, integrity, version, stage, .. } = record;
         let plan = generation.store_plan(files, number, integrity);
         let mut store = Box::new(Store::open(plan, reservation, &files.journal, version)?);
+        let together = generation.pushes_together(files.config.mode.synchronous().is_some());
         let ShardFiles { arena, budget, journal, .. } = files;
-        store.attach_tables(arena, number, budget, &generation.rules, |inputs| {
+        store.attach_tables(arena, number, budget, &generation.rules, together, |inputs| {
             Table::open(inputs, journal)
         })?;
         if integrity && stage == ShardStage::Ready {

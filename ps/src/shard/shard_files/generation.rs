@@ -120,11 +120,16 @@ impl Generation {
     /// Returns the bytes that the variables need. Embedding tables allocate memory as they grow;
     /// this counts what each needs at least.
     pub(in crate::shard) fn bytes_min(&self, is_synchronous: bool) -> u64 {
-        let together = if is_synchronous { self.push_slots as u64 } else { 1 };
+        let together = self.pushes_together(is_synchronous);
         let tables = self.layout.tables().iter().map(|partition| {
             Table::need(&self.catalogue, partition, self.rules.slots(partition), together)
         });
         tables.fold(self.fixed_bytes(), u64::saturating_add)
+    }
+
+    /// Returns the most pushes that are applied together.
+    pub(in crate::shard) fn pushes_together(&self, is_synchronous: bool) -> u64 {
+        if is_synchronous { self.push_slots as u64 } else { 1 }
     }
 
     /// Says what the bytes that the variables need are for, and which setting allows more.
@@ -176,12 +181,10 @@ impl Generation {
 
     /// Divides the memory of the inbox among the push slots.
     pub(in crate::shard) fn slot_memory(&self, files: &ShardFiles, memory: Memory) -> SlotMemory {
-        let is_synchronous = files.config.mode.synchronous().is_some();
         let sizes = SlotSizes {
             stride: Inbox::need(&self.layout, 1) as usize,
             slots: self.push_slots,
             kept: self.kept_push_slots,
-            promised: self.bytes_min(is_synchronous).saturating_sub(self.fixed_bytes()),
         };
         SlotMemory::new(memory, sizes, &files.budget, files.config.planted)
     }
@@ -197,6 +200,7 @@ impl Generation {
         let reservation = self.reserve(files)?;
         let words = self.table_words();
         let tables = self.tables();
+        let together = self.pushes_together(files.config.mode.synchronous().is_some());
         let generation = files.generation + 1;
         for kind in OF_A_GENERATION {
             // An earlier attempt was killed, or ran out of space.
@@ -218,7 +222,7 @@ impl Generation {
         files.journal.reserve_intent(transaction_words(words, tables))?;
         files.journal.begin_tables(memory, generation, geometry.first_table());
         let ShardFiles { arena, budget, journal, .. } = files;
-        store.attach_tables(arena, generation, budget, rules, |inputs| {
+        store.attach_tables(arena, generation, budget, rules, together, |inputs| {
             Table::create(inputs, journal)
         })?;
         files.generation = generation;

@@ -1,5 +1,5 @@
-//! Tables that cannot grow. The push waits and clients learn the cause; it is applied once there is
-//! memory.
+//! The memory that tables grow into. What they may need is kept for them. If there is none, a push
+//! waits and clients learn the cause; it is applied once there is memory.
 
 use std::time::Duration;
 
@@ -12,17 +12,31 @@ use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Push, bytes_of, index_of, worker};
 use super::world::{ConnectionId, World};
+use crate::config::PsConfig;
 use crate::event::Event;
 use crate::shard::values::applier::WorkOutcome;
 use crate::shard::{ShardInput, TICK};
 
 /// A world with the table `users` alone (rows of 2 f32), which has no records yet.
 fn ready() -> (World, ConnectionId) {
-    let users = TableSpec::new(1 << 20).rows_at_once(4);
-    let users = VariableSpec::table("users", DType::F32, [2], users).unwrap();
-    let (mut world, _) = World::ready(vec![users], Sgd::new(1.0), |config| config.inbox_pushes(2));
+    let (mut world, _) =
+        World::ready(vec![users(1 << 20)], Sgd::new(1.0), |config| config.inbox_pushes(2));
     let line = world.join(0, &mut worker(1));
     (world, line)
+}
+
+/// A table of rows of 2 f32 that may have this many bytes.
+fn users(bytes: u64) -> VariableSpec {
+    let users = TableSpec::new(bytes).rows_at_once(4);
+    VariableSpec::table("users", DType::F32, [2], users).unwrap()
+}
+
+/// A world with the table `users` and a variable, and two workers.
+fn with_dense(configure: impl Fn(PsConfig) -> PsConfig) -> (World, [ConnectionId; 2]) {
+    let variables = vec![VariableSpec::f32("w", [4]).unwrap(), users(1 << 20)];
+    let (mut world, _) = World::ready(variables, Sgd::new(1.0), configure);
+    let lines = [1, 2].map(|task| world.join(0, &mut worker(task)));
+    (world, lines)
 }
 
 /// Sends a whole gradient for one row.
@@ -154,3 +168,29 @@ fn a_heartbeat_is_answered_while_an_update_grows_its_table() {
 }
 
 const TICKS_OF_A_SECOND: u32 = 20;
+
+#[test]
+fn bytes_that_a_table_has_taken_are_not_kept_for_it_too() {
+    let (mut world, lines) = with_dense(|config| config.inbox_pushes(2));
+    let unpromised = world.bytes_left_unpromised();
+    let slots = lines.map(|line| world.push_slot(line));
+    let slot_bytes = unpromised - world.bytes_left_unpromised();
+    assert!(slots.iter().all(|&slot| slot != 0) && slot_bytes > 0);
+    world.pass(Duration::from_secs(11), &lines);
+    assert_eq!(world.bytes_left_unpromised(), unpromised);
+
+    let left = world.bytes_left();
+    let request = push(&mut world, lines[0], 1, 77);
+    world.work();
+    assert!(matches!(world.answer(lines[0], request), Some(Message::PushAnswer(_))));
+    assert!(world.bytes_left() < left, "the table has grown");
+    world.pass(Duration::from_secs(11), &lines);
+    assert_eq!(world.bytes_left_unpromised(), unpromised);
+    // There is memory for one further push slot beside all that the table may still need.
+    let _others = world.take(unpromised - slot_bytes);
+    for line in lines {
+        let request = world.say(line, message::Reserve {}.into());
+        let answer = world.answer(line, request);
+        assert!(matches!(answer, Some(Message::Reserved(_))), "{answer:?}");
+    }
+}

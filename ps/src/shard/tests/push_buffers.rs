@@ -707,6 +707,20 @@ fn push_buffers_and_the_parts_sent_beside_them_count_as_memory() {
 }
 
 #[test]
+fn push_buffers_leave_to_tables_what_they_may_need() {
+    let users = VariableSpec::table("users", DType::F32, [2], TableSpec::new(1 << 20)).unwrap();
+    let variables = vec![VariableSpec::f32("w", [4]).unwrap(), users];
+    let (mut world, _, line) = same_host(variables, |config| config);
+    let others = world.take(world.bytes_left_unpromised() - 8191);
+    assert!(world.bytes_left() > 1 << 20);
+    let refused = refusal(world.ask(line, SharePushBuffer {}.into()));
+    assert!(matches!(refused, Refusal::DoesNotFit { need: 8192, limit: 8191, .. }), "{refused}");
+    drop(others);
+    let answer = world.ask(line, SharePushBuffer {}.into());
+    assert!(matches!(answer, Message::SharedPushBuffer(_)), "{answer:?}");
+}
+
+#[test]
 fn values_are_assigned_from_a_push_buffer() {
     let (mut world, line, _) = same_host(variables(), |config| config);
     let push_buffer = MappedBuffer::new(&mut world, line);

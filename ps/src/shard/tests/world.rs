@@ -14,7 +14,7 @@ use pushpull_common::protocol::message::{self, Hello, Welcome};
 use pushpull_common::protocol::{Envelope, Message, Refusal};
 use pushpull_common::variable::VariableSpec;
 use pushpull_optim::optimizer::Optimizer;
-use pushpull_store::arena::{ArenaStorage, Budget};
+use pushpull_store::arena::{ArenaStorage, Budget, Reservation};
 use pushpull_store::testing::test_files::{Content, TestFiles};
 
 use super::peers::{Peer, chief, identity, pack, place};
@@ -289,9 +289,19 @@ impl World {
         self.budget.left()
     }
 
+    /// Returns the free bytes of the memory budget that are not promised to tables.
+    pub(super) fn bytes_left_unpromised(&self) -> u64 {
+        self.budget.left_unpromised()
+    }
+
     /// Takes all free memory until the returned value is dropped.
-    pub(super) fn fill(&self) -> pushpull_store::arena::Reservation {
-        self.budget.reserve(self.budget.left()).expect("the budget has this many bytes left")
+    pub(super) fn fill(&self) -> Reservation {
+        self.take(self.budget.left())
+    }
+
+    /// Takes this much memory until the returned value is dropped.
+    pub(super) fn take(&self, bytes: u64) -> Reservation {
+        self.budget.reserve(bytes).expect("the budget has this many bytes left")
     }
 
     pub(super) fn metrics(&self) -> Metrics {

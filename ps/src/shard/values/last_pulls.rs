@@ -56,7 +56,7 @@ impl LastPulls {
         // Values that the current update uses are not overwritten.
         let values = previous.and_then(Arc::into_inner).or_else(|| {
             let bytes = store.layout().bytes();
-            let reservation = budget.reserve(bytes).ok()?;
+            let reservation = budget.reserve_unpromised(bytes).ok()?;
             let words = vec![0; bytes.div_ceil(8) as usize];
             Some(PulledValues { words, gradients, _reservation: reservation })
         });

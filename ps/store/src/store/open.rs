@@ -206,7 +206,8 @@ impl Store {
     }
 
     /// Attaches the tables, which `make` creates or opens with [`Table::create`] or
-    /// [`Table::open`]. Then clears the undo, because every uncommitted change in place has been
+    /// [`Table::open`]. What they may need, if at most `pushes` pushes are applied together, is
+    /// promised to them. Then clears the undo, because every uncommitted change in place has been
     /// rolled back.
     pub fn attach_tables(
         &mut self,
@@ -214,16 +215,19 @@ impl Store {
         generation: u64,
         budget: &Budget,
         rules: &VariableRules,
+        pushes: u64,
         mut make: impl FnMut(TableInputs<'_>) -> Result<Table, StorageError>,
     ) -> Result<(), StorageError> {
         let undo_rows = std::mem::take(&mut self.undo_rows);
         for (table, partition) in (0..).zip(self.layout.tables()) {
-            let budget = budget.clone();
+            let slots = rules.optimizer(partition.variable).slots();
+            let need = Table::need(&self.catalogue, partition, slots.len(), pushes);
+            let promise = budget.promise(need);
             let inputs = TableInputs {
-                files: TableFiles { arena: arena.clone(), generation, table, budget },
+                files: TableFiles { arena: arena.clone(), generation, table, promise },
                 catalogue: &self.catalogue,
                 partition,
-                slots: rules.optimizer(partition.variable).slots(),
+                slots,
                 integrity: self.integrity,
                 undo_rows: &undo_rows,
             };

@@ -229,7 +229,7 @@ impl Store {
         let geometry = self.values.blocks.geometry(self.geometry.logical_blocks);
         let (values, values_bytes) = self.values.blocks.read_only_descriptor().map_err(failed)?;
         let words = SharedWords::new(READER_SLOT_WORDS).map_err(failed)?;
-        let reservation = budget.reserve(words.bytes())?;
+        let reservation = budget.reserve_unpromised(words.bytes())?;
         let reader_slot = words.writable_descriptor().map_err(failed)?;
         let reader_slot_bytes = words.bytes();
         let committed =
@@ -237,7 +237,7 @@ impl Store {
         let mut made = None;
         if !self.values.readers.exist() {
             let words = SharedWords::new(block_table_words(committed.len())).map_err(failed)?;
-            let reservation = budget.reserve(words.bytes())?;
+            let reservation = budget.reserve_unpromised(words.bytes())?;
             let readers = Vec::new();
             let first_sequences = vec![0; committed.len()];
             let moved_blocks = Vec::new();

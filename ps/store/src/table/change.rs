@@ -5,8 +5,8 @@ use pushpull_common::table::{Eviction, RowHead};
 
 use super::admission::AdmissionDecision;
 use super::index::{
-    ChangedPages, DirtyPage, DirtyPages, IndexEntry, PAGES_MAX, PageFull, Pages, RECORDS_MAX, find,
-    page_of, pages_for, tag_of,
+    ChangedPages, DirtyPage, DirtyPages, IndexEntry, PageFull, Pages, RECORDS_MAX, find,
+    grown_index, page_of, pages_for, tag_of,
 };
 use super::records::{HEAD_BYTES, TableFiles, head_of, put_head};
 use super::{CommittedPages, IdState, Table};
@@ -169,7 +169,13 @@ impl Table {
             if self.records.count() >= most {
                 return Err(Stalled::NoFreeBlock);
             }
-            self.records.grow()?;
+            match self.records.grow() {
+                // A checkpoint gives its records back, so others need not wait for memory.
+                Err(StorageError::DoesNotFit { .. }) if self.records.are_pinned() => {
+                    return Err(Stalled::NoFreeBlock);
+                }
+                grown => grown?,
+            }
         }
         Ok(())
     }
@@ -182,12 +188,12 @@ impl Table {
     ) -> Result<(), StorageError> {
         let before = journal.index_pages(self.number);
         if pages > before {
-            let TableFiles { arena, generation, budget, .. } = self.records.files();
+            let TableFiles { arena, generation, promise, .. } = self.records.files();
             let name = Part::Table(self.number).file_name(Kind::Index, *generation);
             let path = arena.storage.path(&name);
-            let more = (pages + (pages / 8).clamp(8, 4096)).min(PAGES_MAX as usize);
+            let more = grown_index(pages);
             let bytes = index_bytes(more) - index_bytes(before);
-            let reservation = budget.reserve(bytes)?;
+            let reservation = promise.reserve(bytes)?;
             journal.grow_index(self.number, more, path)?;
             self.index_reservations.push(reservation);
         }

@@ -53,6 +53,11 @@ pub(super) fn pages_for(entries: u64) -> u32 {
     u32::try_from(pages).unwrap_or(PAGES_MAX).min(PAGES_MAX)
 }
 
+/// Returns the page capacity of an index that has grown to `pages` pages: some more.
+pub(super) fn grown_index(pages: usize) -> usize {
+    (pages + (pages / 8).clamp(8, 4096)).min(PAGES_MAX as usize)
+}
+
 /// A decoded word of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IndexEntry {

@@ -6,7 +6,7 @@ use pushpull_optim::optimizer::OptimizerSlot;
 
 use super::change::DirtyRows;
 use super::index::{
-    ENTRIES, IndexEntry, Pages, RECORDS_MAX, find, page_of, pages_for, tag_in, tag_of,
+    ENTRIES, IndexEntry, Pages, RECORDS_MAX, find, grown_index, page_of, pages_for, tag_in, tag_of,
 };
 use super::records::{RecordShape, Records, TableFiles, id_of, is_sound};
 use super::{FILES_WORD, Initial, PAGES_WORD, SLOTS_WORD, STEP_WORD, Table, TableCounts};
@@ -40,11 +40,11 @@ pub struct TableInputs<'a> {
 impl Table {
     /// Creates an empty table, as the next index of the journal. No committed word names it yet.
     pub fn create(inputs: TableInputs<'_>, journal: &mut Journal) -> Result<Table, StorageError> {
-        let TableFiles { arena, generation, table, budget } = &inputs.files;
+        let TableFiles { arena, generation, table, promise } = &inputs.files;
         let part = Part::Table(*table);
         let bytes = index_bytes(FIRST_PAGES);
         arena.storage.remove(&part.file_name(Kind::Index, *generation))?;
-        let reservation = budget.reserve(bytes)?;
+        let reservation = promise.reserve(bytes)?;
         let memory = arena.create_part(Kind::Index, *generation, part, bytes)?;
         journal.use_index(memory, *generation);
         let table = *table;
@@ -106,8 +106,9 @@ impl Table {
         let (shape, limit) = sizes_of(catalogue, partition, slots);
         let rows = limit.saturating_add(partition.row_count().saturating_mul(pushes));
         // Candidates have entries in the index too.
-        let index = index_bytes(pages_for(limit.saturating_mul(2)) as usize);
-        Records::need(shape, limit, rows).saturating_add(index + index / 8)
+        let pages = pages_for(limit.saturating_mul(2)) as usize;
+        let index = index_bytes(grown_index(pages).max(FIRST_PAGES));
+        Records::need(shape, limit, rows).saturating_add(index)
     }
 
     /// Returns the undo bytes for the rows of one push, in a partition whose rows have `slots`
@@ -129,7 +130,7 @@ impl Table {
 
     /// Opens a table left by an earlier process, whose index the journal has mapped.
     pub fn open(inputs: TableInputs<'_>, journal: &mut Journal) -> Result<Table, StorageError> {
-        let TableFiles { arena, generation, table, budget } = inputs.files.clone();
+        let TableFiles { arena, generation, table, promise } = inputs.files.clone();
         let name = Part::Table(table).file_name(Kind::Index, generation);
         let corrupt = |fault| arena.storage.corrupt(&name, fault);
         let head = |word| Address::Index(table, word);
@@ -152,7 +153,7 @@ impl Table {
         let shape = shape_of(&inputs);
         let limit = limit_of(&inputs);
         let records = Records::open(inputs.files.clone(), shape, limit, files)?;
-        let reservation = budget.reserve(index_bytes(journal.index_pages(table)))?;
+        let reservation = promise.reserve_recovered(index_bytes(journal.index_pages(table)))?;
         let undo_rows = inputs.undo_rows;
         let mut opened = Table::of(inputs, records);
         opened.index_reservations.push(reservation);

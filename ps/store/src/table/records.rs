@@ -8,7 +8,7 @@ use pushpull_common::table::RowHead;
 use pushpull_common::tensor::DType;
 
 use super::index::RECORDS_MAX;
-use crate::arena::{Arena, Blocks, Budget, Grid, Part, PinnedSet, Reservation};
+use crate::arena::{Arena, Blocks, Grid, Memory, Part, PinnedSet, Promise, Reservation};
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES};
 use crate::undo::Undo;
@@ -93,7 +93,7 @@ pub(super) fn is_sound(record: &[u8]) -> bool {
     (word(record, PUSHES) >> 32) as u32 == checksum(record)
 }
 
-/// The location of a table's files, and their budget.
+/// The location of a table's files, and the memory for them.
 #[derive(Clone, Debug)]
 pub struct TableFiles {
     /// The shard's files.
@@ -102,8 +102,8 @@ pub struct TableFiles {
     pub generation: u64,
     /// The table's number in the layout of the shard.
     pub table: u16,
-    /// The budget that the records use.
-    pub budget: Budget,
+    /// The memory that the index and the records take.
+    pub promise: Promise,
 }
 
 /// Records by number.
@@ -161,7 +161,8 @@ impl Records {
             let part = Part::OfTable(*table, number);
             let bytes = Some(records.file_bytes());
             let memory = arena.open_part(Kind::Rows, *generation, part, bytes)?;
-            records.add_file(memory)?;
+            let reservation = records.files.promise.reserve_recovered(records.grid().need())?;
+            records.add_file(memory, reservation);
         }
         records.free.clear();
         Ok(records)
@@ -184,8 +185,7 @@ impl Records {
         self.grid().need() - PAGE_BYTES as u64
     }
 
-    fn add_file(&mut self, memory: crate::arena::Memory) -> Result<(), StorageError> {
-        let reservation = self.files.budget.reserve(self.grid().need())?;
+    fn add_file(&mut self, memory: Memory, reservation: Reservation) {
         let first = (self.memory.len() as u32) << self.file_bits;
         // The files can be very many, and none grows.
         let memory = memory.without_file();
@@ -195,7 +195,6 @@ impl Records {
         let free = std::mem::take(&mut self.free);
         self.free.extend((first..first + (1 << self.file_bits)).rev());
         self.free.extend(free);
-        Ok(())
     }
 
     /// Adds a file.
@@ -209,10 +208,7 @@ impl Records {
         if number >= most {
             return Err(StorageError::DoesNotFit { need: bytes, limit: 0 });
         }
-        let left = self.files.budget.left();
-        if left < self.grid().need() {
-            return Err(StorageError::DoesNotFit { need: bytes, limit: left });
-        }
+        let reservation = self.files.promise.reserve(self.grid().need())?;
         let TableFiles { arena, generation, table, .. } = &self.files;
         let part = Part::OfTable(*table, number);
         // An earlier process may have been killed or denied space while it created the file.
@@ -222,7 +218,8 @@ impl Records {
             // A retry creates the file again. Until then its space is free for others.
             let _ = arena.storage.remove(&name);
         })?;
-        self.add_file(memory)
+        self.add_file(memory, reservation);
+        Ok(())
     }
 
     /// Returns the location of the files.

@@ -13,7 +13,7 @@ use pushpull_optim::optimizer::{Adagrad, ApplyAt, Optimizer};
 
 use super::*;
 use crate::arena::{Arena, ArenaStorage, Budget};
-use crate::change::Change;
+use crate::change::{Change, Stalled};
 use crate::commit::table_bytes;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
 use crate::planted::PlantedBugs;
@@ -28,6 +28,7 @@ const ROW: u64 = 32 + TableSpec::ROW_OVERHEAD_BYTES;
 struct TestTable {
     arena: Arena,
     catalogue: Catalogue,
+    budget: Budget,
     journal: Journal,
     table: Table,
     undo: Undo,
@@ -39,6 +40,10 @@ struct TestTable {
 
 impl TestTable {
     fn new(spec: TableSpec) -> TestTable {
+        TestTable::within(spec, Budget::new(1 << 30))
+    }
+
+    fn within(spec: TableSpec, budget: Budget) -> TestTable {
         let uniform = Initializer::Uniform { low: -1.0, high: 1.0 };
         let variable = VariableSpec::table("t", DType::F32, [WIDTH as u64], spec).unwrap();
         let variables = vec![variable.initializer(uniform).seed(7)];
@@ -53,19 +58,20 @@ impl TestTable {
         journal.begin_tables(tables, 1, std::iter::empty());
         let rule = Adagrad::new(0.1);
         let undo = Undo::create(arena.create(Kind::Undo, 1, Undo::bytes(1 << 20)).unwrap());
-        let inputs = inputs(&arena, &catalogue, &rule, &[]);
+        let inputs = inputs(&arena, &catalogue, &budget, &rule, &[]);
         let table = Table::create(inputs, &mut journal).unwrap();
         let in_place = true;
         let version = 0;
         let mut fixture =
-            TestTable { arena, catalogue, journal, table, undo, in_place, rule, version };
+            TestTable { arena, catalogue, budget, journal, table, undo, in_place, rule, version };
         fixture.commit();
         fixture
     }
 
     /// Reopens the table as another process would.
     fn reopened(self) -> TestTable {
-        let TestTable { arena, catalogue, journal, table, undo, in_place, rule, version } = self;
+        let TestTable { arena, catalogue, budget, journal, table, undo, in_place, rule, version } =
+            self;
         drop((journal, table, undo));
         let control = arena.open(Kind::Control, 0, None).unwrap();
         let mut journal = Journal::open(&arena, control, PlantedBugs::default()).unwrap();
@@ -76,10 +82,10 @@ impl TestTable {
         journal.check_intent(64).unwrap();
         let mut undo = Undo::open(arena.open(Kind::Undo, 1, None).unwrap());
         let undo_rows = undo.rows(version).unwrap();
-        let inputs = inputs(&arena, &catalogue, &rule, &undo_rows);
+        let inputs = inputs(&arena, &catalogue, &budget, &rule, &undo_rows);
         let table = Table::open(inputs, &mut journal).unwrap();
         undo.clear();
-        TestTable { arena, catalogue, journal, table, undo, in_place, rule, version }
+        TestTable { arena, catalogue, budget, journal, table, undo, in_place, rule, version }
     }
 
     fn commit(&mut self) {
@@ -91,7 +97,7 @@ impl TestTable {
     }
 
     /// Begins a push of these rows, whose ids ascend, and applies it without a commit.
-    fn begin(&mut self, step: u64, rows: &[(u64, f32)]) -> Result<(), crate::change::Stalled> {
+    fn begin(&mut self, step: u64, rows: &[(u64, f32)]) -> Result<(), Stalled> {
         let ids: Vec<u64> = rows.iter().map(|(id, _)| *id).collect();
         self.table.begin(&mut self.journal, &ids, step, self.version + 1, false)?;
         self.journal.grow_intent(self.table.dirty_words()).unwrap();
@@ -153,15 +159,17 @@ impl TestTable {
 fn inputs<'a>(
     arena: &Arena,
     catalogue: &'a Catalogue,
+    budget: &Budget,
     rule: &'a Adagrad,
     undo_rows: &'a [UndoRow],
 ) -> TableInputs<'a> {
     let arena = arena.clone();
-    let budget = Budget::new(1 << 30);
+    let partition = &catalogue.partitions()[0];
+    let promise = budget.promise(Table::need(catalogue, partition, rule.slots().len(), 1));
     TableInputs {
-        files: TableFiles { arena, generation: 1, table: 0, budget },
+        files: TableFiles { arena, generation: 1, table: 0, promise },
         catalogue,
-        partition: &catalogue.partitions()[0],
+        partition,
         slots: rule.slots(),
         integrity: true,
         undo_rows,
@@ -258,6 +266,40 @@ fn rows_pinned_by_a_checkpoint_do_not_change() {
     let other = std::thread::spawn(move || read(&image).len()).join().unwrap();
     assert_eq!(other, 100);
     fixture.push_ids(3, 0..100);
+}
+
+#[test]
+fn a_checkpoint_makes_way_for_rows_rather_than_memory_kept_for_others() {
+    let spec = TableSpec::new(1000 * ROW).rows_at_once(1000);
+    let all: Vec<(u64, f32)> = (0..1000).map(|id| (id, 1.0)).collect();
+    let made = |fixture: &mut TestTable| {
+        fixture.push_ids(1, 0..1000);
+        let image = fixture.table.image(1);
+        let mut made = 0;
+        let stalled = loop {
+            match fixture.begin(2, &all) {
+                Ok(()) => fixture.table.publish(&mut fixture.journal),
+                Err(stalled) => break stalled,
+            }
+            fixture.version += 1;
+            fixture.commit();
+            made += 1;
+        };
+        assert!(matches!(stalled, Stalled::NoFreeBlock), "{stalled:?}");
+        drop(image);
+        fixture.push_ids(3, 0..1000);
+        made
+    };
+    let budget = Budget::new(1 << 20);
+    let others = budget.promise(budget.left());
+    assert_eq!(made(&mut TestTable::within(spec, budget.clone())), 1);
+    drop(others);
+    let mut fixture = TestTable::within(spec, budget.clone());
+    assert_eq!(made(&mut fixture), 2, "nobody else needs the memory");
+    // It is opened again as it is, even if others need the memory now.
+    let _others = budget.promise(1 << 20);
+    let mut fixture = fixture.reopened();
+    assert_eq!(fixture.ids().len(), 1000);
 }
 
 #[test]
@@ -427,7 +469,7 @@ fn damaged_files_are_rejected() {
         journal.use_tables(arena.open(Kind::Tables, 1, None)?, 1);
         Table::map_index(&arena, 1, 0, &mut journal)?;
         journal.redo()?;
-        let inputs = inputs(&arena, &catalogue, &rule, &[]);
+        let inputs = inputs(&arena, &catalogue, &Budget::new(1 << 30), &rule, &[]);
         Table::open(inputs, &mut journal).map(|table| table.rows())
     };
     assert_eq!(open(&files).unwrap(), 300);
