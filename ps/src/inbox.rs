@@ -32,8 +32,8 @@ pub(crate) use words::{WholeSlot, map_words, whole_slots};
 /// The push slots of a shard.
 ///
 /// Invariants: slot numbers are unique and never 0. A slot with a whole push is neither reclaimed
-/// nor reassigned before it is released. A slot has memory if it is requested or has a push; one that
-/// was offered may lose it.
+/// nor reassigned before it is released. A slot has memory if it is requested or has a push, or at
+/// least pages if that is the whole push of an earlier process; one that was offered may lose it.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     memory: SlotMemory,
@@ -153,10 +153,11 @@ impl Inbox {
     /// Takes back the memory of slots that nobody has used for a time. A slot that was offered stays
     /// so.
     pub(crate) fn take_back_memory(&mut self, now: Instant) {
+        let mut allowed = slot_memory::BYTES_AT_ONCE;
         for (slot, push_slot) in self.push_slots.iter().enumerate() {
             match push_slot {
                 Some(used) if used.requested || used.arrival.is_some() => self.memory.used(slot),
-                _ => self.memory.take_back_unused(slot, now),
+                _ => allowed = self.memory.take_back_unused(slot, now, allowed),
             }
         }
     }
@@ -539,9 +540,12 @@ impl Inbox {
         let mut pushes = std::collections::BTreeSet::new();
         self.check_push_buffers();
         for (slot, push_slot) in self.push_slots.iter().enumerate() {
-            let is_used = |it: &PushSlot| it.requested || it.arrival.is_some();
-            let needs_memory = push_slot.as_ref().is_some_and(is_used);
-            assert!(!needs_memory || self.memory.has(slot), "push slot {slot} has memory");
+            let has_memory = match push_slot {
+                Some(it) if it.is_whole() => self.memory.has_pages(slot),
+                Some(it) if it.requested || it.arrival.is_some() => self.memory.has(slot),
+                _ => true,
+            };
+            assert!(has_memory, "push slot {slot} has memory");
         }
         for push_slot in self.all() {
             assert!(

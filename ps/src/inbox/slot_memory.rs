@@ -19,14 +19,14 @@ pub(crate) const UNUSED_MAX: Duration = Duration::from_secs(5);
 /// The time after which a file system that had no space is asked again.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
 
-/// The most bytes that are given back at a time, which takes a few milliseconds.
-const BYTES_AT_ONCE: usize = 64 << 20;
+/// The most bytes that all slots give back at a time, which takes a few milliseconds.
+pub(super) const BYTES_AT_ONCE: usize = 64 << 20;
 
 /// The memory of all push slots outside push buffers.
 ///
-/// Invariants: a push is received only in a slot with memory. The bytes of all slots with memory
-/// are off the budget, except those of whole pushes that an earlier process left and that did not
-/// fit.
+/// Invariants: a push is received only in a slot with memory, whose bytes are off the budget. Only a
+/// slot that has, or had, the whole push of an earlier process may have pages that are not; it
+/// counts as one without memory, and gives them back like any other.
 #[derive(Debug)]
 pub(crate) struct SlotMemory {
     memory: Memory,
@@ -47,8 +47,8 @@ struct SlotState {
     has_pages: bool,
     /// The number of its bytes that are still to be given back. 0 if all or none were.
     giving_back: usize,
-    /// Its bytes of the budget. `None` for memory that is kept, and for that of a recovered push
-    /// that did not fit.
+    /// Its bytes of the budget. `None` for memory that is kept, and for that of a recovered push as
+    /// long as the budget has too little.
     reservation: Option<Reservation>,
     unused_since: Option<Instant>,
 }
@@ -109,8 +109,14 @@ impl SlotMemory {
         start..start + self.stride
     }
 
-    /// Returns whether a slot has memory.
+    /// Returns whether a slot has memory that the budget covers.
     pub(super) fn has(&self, slot: usize) -> bool {
+        let is_covered = |state: &SlotState| state.has_pages && state.reservation.is_some();
+        slot < self.kept || self.slots.get(slot).is_some_and(is_covered)
+    }
+
+    /// Returns whether the bytes of a slot can be written, covered by the budget or not.
+    pub(super) fn has_pages(&self, slot: usize) -> bool {
         slot < self.kept || self.slots.get(slot).is_some_and(|state| state.has_pages)
     }
 
@@ -121,12 +127,15 @@ impl SlotMemory {
         self.slots.iter().skip(keeps).any(is_allocated)
     }
 
-    /// Records that a slot with memory is being used.
+    /// Records that a slot with pages is being used.
     pub(super) fn used(&mut self, slot: usize) {
-        if let Some(state) = self.slots.get_mut(slot) {
-            state.has_pages = true;
-            state.giving_back = 0;
-            state.unused_since = None;
+        let Some(state) = self.slots.get_mut(slot) else { return };
+        state.has_pages = true;
+        state.giving_back = 0;
+        state.unused_since = None;
+        if slot >= self.kept && state.reservation.is_none() {
+            // It was recovered. Its bytes are taken once the other shards have opened.
+            state.reservation = self.budget.reserve_unpromised(self.stride as u64).ok();
         }
     }
 
@@ -156,10 +165,9 @@ impl SlotMemory {
         true
     }
 
-    /// Records that a slot has the whole push of an earlier process, and so memory.
+    /// Records that a slot has the whole push of an earlier process, and so pages.
     pub(super) fn recovered(&mut self, slot: usize) {
-        let taken = (slot >= self.kept).then(|| self.budget.reserve(self.stride as u64));
-        self.occupied(slot, taken.and_then(Result::ok));
+        self.occupied(slot, None);
     }
 
     fn occupied(&mut self, slot: usize, reservation: Option<Reservation>) {
@@ -171,7 +179,8 @@ impl SlotMemory {
     /// Brings the memory of a file that an earlier process left in line with the slots: one that
     /// kept fewer or more slots, or was killed while it used others.
     pub(super) fn settle(&mut self) -> std::io::Result<()> {
-        let unused = (0..self.slots.len()).filter(|&slot| !self.has(slot)).collect::<Vec<_>>();
+        let unused = (0..self.slots.len()).filter(|&slot| !self.has_pages(slot));
+        let unused = unused.collect::<Vec<_>>();
         for &slot in &unused {
             // A file system that cannot take the memory back leaves it with the file.
             self.memory.vacate(self.range(slot));
@@ -183,26 +192,28 @@ impl SlotMemory {
         (0..self.kept).try_for_each(|slot| self.memory.occupy(self.range(slot)))
     }
 
-    /// Takes back the pages of a slot that is not in use, some at a time, if it has not been used
-    /// for [`UNUSED_MAX`]. From then on it has no memory, unless it keeps it.
-    pub(super) fn take_back_unused(&mut self, slot: usize, now: Instant) {
+    /// Takes back the pages of a slot that is not in use, at most `allowed` bytes at a time, if it
+    /// has not been used for [`UNUSED_MAX`]. From then on it has no memory, unless it keeps it.
+    /// Returns the bytes that are still allowed.
+    pub(super) fn take_back_unused(&mut self, slot: usize, now: Instant, allowed: usize) -> usize {
         let within = self.range(slot);
         // A file system that is full by then would have no pages for a slot that keeps its memory.
         let is_fixed = slot < self.kept && !self.memory.is_anonymous();
-        let Some(state) = self.slots.get_mut(slot).filter(|_| !is_fixed) else { return };
+        let Some(state) = self.slots.get_mut(slot).filter(|_| !is_fixed) else { return allowed };
         if state.has_pages {
             let since = *state.unused_since.get_or_insert(now);
             if now.saturating_duration_since(since) < UNUSED_MAX {
-                return;
+                return allowed;
             }
             state.has_pages = false;
             state.giving_back = within.len();
         }
-        if state.giving_back == 0 {
-            return;
+        if state.giving_back == 0 || allowed == 0 {
+            return allowed;
         }
         let end = within.start + state.giving_back;
-        state.giving_back = state.giving_back.saturating_sub(BYTES_AT_ONCE);
+        let given = state.giving_back.min(allowed);
+        state.giving_back -= given;
         if !self.memory.vacate(within.start + state.giving_back..end) {
             // It keeps its pages, and so its bytes of the budget.
             state.has_pages = true;
@@ -214,6 +225,7 @@ impl SlotMemory {
                 std::mem::forget(before);
             }
         }
+        allowed - given
     }
 
     /// Returns the bytes that the slots have reserved, without those that keep their memory.

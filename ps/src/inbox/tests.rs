@@ -153,6 +153,25 @@ fn push_slots_are_disjoint_and_their_numbers_are_unique() {
 }
 
 #[test]
+fn unused_push_slots_give_their_pages_back_some_at_a_time() {
+    let layout = layout(&[48 << 20]);
+    let memory = Memory::anonymous(PAGE_BYTES + Inbox::file_bytes(&layout, 3) as usize).unwrap();
+    let slots = SlotMemory::kept(memory, Inbox::need(&layout, 1) as usize, 3);
+    let mut inbox = Inbox::new(slots, &layout, 3, 1);
+    let mut now = Instant::now();
+    for client in 0..3 {
+        inbox.reserve(ClientKey(client), now).unwrap();
+    }
+    (0..3).for_each(|client| inbox.drop_client(ClientKey(client)));
+    inbox.take_back_memory(now);
+    now += slot_memory::UNUSED_MAX;
+    for left in [true, true, false] {
+        inbox.take_back_memory(now);
+        assert_eq!(inbox.has_reclaimable_memory(), left, "144 MiB, of which 64 at a time");
+    }
+}
+
+#[test]
 fn whole_pushes_outlive_their_client() {
     let now = Instant::now();
     let mut inbox = inbox(3);

@@ -10,6 +10,7 @@ use pushpull_optim::optimizer::Sgd;
 use super::peers::{Push, bytes_of, chief, f32s, place, variables, worker};
 use super::synchronous::synchronous;
 use super::world::{ConnectionId, World};
+use crate::config::Storage;
 
 const LEASE: Duration = Duration::from_secs(5);
 
@@ -351,21 +352,29 @@ fn requests_without_memory_take_turns_until_there_is_some() {
 #[test]
 fn complete_pushes_are_recovered_even_if_their_memory_exceeds_the_budget() {
     let (mut world, lines) = ready(3, 3);
-    let before = world.bytes_left();
+    let need = Storage::BYTES_MAX - world.bytes_left();
     let slots = [0, 1, 2].map(|line| world.push_slot(lines[line]));
     for (line, push_slot) in (0..).zip(slots) {
         let push = add(1, push_slot);
         world.announce(lines[line], push.envelope(), push.part(32, Some(16)), 16);
         world.body(lines[line], &ones());
     }
-    let full = world.fill();
+    world.limit_memory(need + SLOT_BYTES);
     world.restart(0).unwrap();
+    assert_eq!(world.bytes_left(), SLOT_BYTES, "other shards open before it is taken");
     world.work();
     let line = world.join(0, &mut worker(4));
     assert_eq!(f32s(&world.values(line)[32..48]), [3.0; 4]);
-    drop(full);
+    // The memory of two further pushes is still there, and the budget has bytes for one.
+    let others = [5, 6].map(|task| world.join(0, &mut worker(task)));
+    world.push_slot(line);
+    world.push_slot(others[0]);
+    assert_eq!(world.bytes_left(), 0);
+    let waiting = world.say(others[1], message::Reserve {}.into());
+    assert_eq!(world.answer(others[1], waiting), None);
+    others.into_iter().for_each(|other| world.disconnect(other));
     world.pass(Duration::from_millis(5100), &[line]);
-    assert_eq!(world.bytes_left(), before);
+    assert_eq!(world.bytes_left(), SLOT_BYTES);
 }
 
 #[test]

@@ -211,6 +211,11 @@ impl World {
         lines
     }
 
+    /// Has the processes to come use no more memory than this.
+    pub(super) fn limit_memory(&mut self, bytes_max: u64) {
+        self.budget = Budget::new(bytes_max);
+    }
+
     /// Kills the process of a shard and restarts it. Its connections are gone.
     pub(super) fn restart(&mut self, shard: usize) -> Result<(), StorageError> {
         let files = self.shard_files[shard].contents();
