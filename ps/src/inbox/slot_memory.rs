@@ -179,14 +179,20 @@ impl SlotMemory {
     /// Brings the memory of a file that an earlier process left in line with the slots: one that
     /// kept fewer or more slots, or was killed while it used others.
     pub(super) fn settle(&mut self) -> std::io::Result<()> {
-        let unused = (0..self.slots.len()).filter(|&slot| !self.has_pages(slot));
-        let unused = unused.collect::<Vec<_>>();
-        for &slot in &unused {
-            // A file system that cannot take the memory back leaves it with the file.
-            self.memory.vacate(self.range(slot));
+        let has_pages: Vec<_> = (0..self.slots.len()).map(|slot| self.has_pages(slot)).collect();
+        let mut slot = 0;
+        let mut ranges = 0;
+        for run in has_pages.chunk_by(|a, b| a == b) {
+            let bytes = self.range(slot).start..self.range(slot + run.len() - 1).end;
+            match run[0] {
+                true => ranges += 1,
+                // A file system that cannot take the memory back leaves it with the file.
+                false => _ = self.memory.vacate(bytes),
+            }
+            slot += run.len();
         }
-        let used = PAGE_BYTES + (self.slots.len() - unused.len()) * self.stride;
-        if self.memory.are_occupied(used) {
+        let used = has_pages.iter().filter(|&&has_pages| has_pages).count();
+        if self.memory.are_occupied(PAGE_BYTES + used * self.stride, ranges, self.stride) {
             return Ok(());
         }
         (0..self.kept).try_for_each(|slot| self.memory.occupy(self.range(slot)))

@@ -19,9 +19,6 @@ use crate::cache::prefetch;
 use crate::layout::PAGE_BYTES;
 use crate::testing::store_trace;
 
-/// The number of pages of a file that its file system may use for itself.
-const OF_FILE_SYSTEM: usize = 4;
-
 /// Blocks of equal size, addressed by number.
 ///
 /// A block can be pinned. It is then not writable until all its pins are gone. A holder of a pin
@@ -318,11 +315,7 @@ impl Blocks {
     }
 
     /// Returns whether a file surely has memory for all blocks except these runs of adjacent blocks,
-    /// in ascending order, which were vacated.
-    ///
-    /// The file system only tells how many bytes have memory. Besides those of the blocks, that may
-    /// be the pages at the ends of the runs, and some that the file system counts for itself.
-    /// Together they must be fewer than those of one block.
+    /// in ascending order, which were vacated; see [`Memory::are_occupied`].
     pub(crate) fn are_occupied_but(&self, vacated: &[Range<u32>]) -> bool {
         let starts = std::iter::once(0).chain(vacated.iter().map(|run| run.end));
         let ends = vacated.iter().map(|run| run.start).chain([self.count()]);
@@ -332,10 +325,9 @@ impl Blocks {
             ranges.sum::<usize>()
         };
         let needed = PAGE_BYTES + (0..self.parts()).map(of_part).sum::<usize>();
-        let page = page_bytes();
-        let uncertain = (2 * self.parts() * (vacated.len() + 1) + OF_FILE_SYSTEM) * page;
-        let of_a_block = whole_pages(self.range(&(0..1), 0), page).len();
-        uncertain < of_a_block && self.shared.memory.are_occupied(needed)
+        let ranges = self.parts() * (vacated.len() + 1);
+        let of_a_block = whole_pages(self.range(&(0..1), 0), page_bytes()).len();
+        self.shared.memory.are_occupied(needed, ranges, of_a_block)
     }
 
     /// Returns the position of a part of adjacent blocks in the memory.

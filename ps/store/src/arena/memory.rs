@@ -178,12 +178,19 @@ impl Memory {
         }
     }
 
-    /// Returns whether at least `bytes` of a file have memory. Reserving memory that is there already
-    /// takes seconds for some GiB on a memory file system, if it was never written.
-    pub fn are_occupied(&self, bytes: usize) -> bool {
+    /// Returns whether `needed` bytes of a file surely have memory. They are at most `ranges` adjacent
+    /// ranges, outside of which all was vacated, and what may be missing has at least `least` bytes.
+    /// Reserving memory that is there already takes seconds for some GiB on a memory file system, if
+    /// it was never written.
+    ///
+    /// The file system only tells how many bytes have memory. Besides those of the ranges, that may
+    /// be pages at their ends, and some that the file system counts for itself. Together they must
+    /// be fewer than what may be missing.
+    pub fn are_occupied(&self, needed: usize, ranges: usize, least: usize) -> bool {
         let Backing::File(file) = &self.backing else { return true };
         let found = file.metadata().map_or(0, |metadata| metadata.blocks().saturating_mul(512));
-        found >= bytes as u64
+        let uncertain = (2 * ranges + OF_FILE_SYSTEM) * page_bytes();
+        uncertain < least && found >= needed as u64
     }
 
     /// Returns the memory of the whole pages of a range to the system. Their bytes are unspecified
@@ -465,6 +472,9 @@ pub(super) fn whole_pages(within: Range<usize>, page: usize) -> Range<usize> {
 pub(super) fn page_bytes() -> usize {
     rustix::param::page_size().max(PAGE_BYTES)
 }
+
+/// The number of pages of a file that its file system may use for itself.
+const OF_FILE_SYSTEM: usize = 4;
 
 /// The size from which shareable memory requests huge pages.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
