@@ -123,11 +123,11 @@ impl Store {
         pools.map(Pool::bytes_taken).fold(self.reservation.bytes(), u64::saturating_add)
     }
 
-    /// Takes back the memory of blocks that no change has needed for a time. There must be no change
-    /// under way.
-    pub fn take_back_memory(&mut self, now: Instant) {
-        self.values.take_back_memory(now);
-        self.slots.iter_mut().for_each(|slots| slots.take_back_memory(now));
+    /// Takes back the memory of blocks that no change has needed for a time, unless a change is
+    /// under way, and lets a full file system be asked again after some. Call it regularly.
+    pub fn pass_time(&mut self, now: Instant, is_changing: bool) {
+        self.values.pass_time(now, is_changing);
+        self.slots.iter_mut().for_each(|slots| slots.pass_time(now, is_changing));
     }
 
     /// Returns the layout of the variables on this shard.

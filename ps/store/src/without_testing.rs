@@ -20,6 +20,14 @@ pub(crate) mod store_trace {
     pub(crate) fn moved(_from: usize, _to: usize) {}
 }
 
+/// A file system that is not full.
+pub(crate) mod full_disk {
+    #[inline]
+    pub(crate) fn check() -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Files that do not exist.
 pub(crate) mod test_files {
     use crate::arena::Memory;

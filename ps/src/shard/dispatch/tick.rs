@@ -40,9 +40,8 @@ impl Shard {
             changes |= Changes::SLOTS;
         }
         self.intake.take_back_memory(now);
-        // An update under way relies on the blocks that were free when it began.
-        if let Some(store) = self.variables.store_mut().filter(|_| !self.applier.is_updating()) {
-            store.take_back_memory(now);
+        if let Some(store) = self.variables.store_mut() {
+            store.pass_time(now, self.applier.is_updating());
         }
         if self.variables.is_shared() {
             self.variables.count_direct_pulls();

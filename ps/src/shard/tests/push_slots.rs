@@ -6,6 +6,7 @@ use pushpull_common::ids::{RestoreEpoch, Sequence};
 use pushpull_common::protocol::message::{self, Operation};
 use pushpull_common::protocol::{Envelope, Message, Outcome, Refusal};
 use pushpull_optim::optimizer::Sgd;
+use pushpull_store::testing::full_disk::FullDisk;
 
 use super::peers::{Push, bytes_of, chief, f32s, place, variables, worker};
 use super::synchronous::synchronous;
@@ -387,4 +388,20 @@ fn the_gradients_of_a_step_have_memory_whatever_else_uses_the_budget() {
     let _full = world.fill();
     let slots = lines.iter().map(|&line| world.push_slot(line)).collect::<Vec<_>>();
     assert!(slots.iter().all(|&push_slot| push_slot != 0), "{slots:?}");
+}
+
+#[test]
+fn a_full_file_system_is_asked_for_a_push_slot_once_a_second() {
+    let (mut world, lines) = ready(2, 2);
+    world.push_slot(lines[0]);
+    let disk = FullDisk::fill();
+    let before = world.bytes_left();
+    let waiting = world.say(lines[1], message::Reserve {}.into());
+    world.pass(Duration::from_millis(950), &lines);
+    assert_eq!((disk.refused(), world.bytes_left()), (1, before));
+    world.pass(Duration::from_millis(1050), &lines);
+    assert_eq!((disk.refused(), world.answer(lines[1], waiting)), (3, None));
+    drop(disk);
+    world.pass(Duration::from_secs(1), &lines);
+    assert!(matches!(world.answer(lines[1], waiting), Some(Message::Reserved(_))));
 }

@@ -18,7 +18,7 @@ use pushpull_optim::volatile::Volatile;
 
 use crate::layout::PAGE_BYTES;
 use crate::testing::test_files::TestFile;
-use crate::testing::store_trace;
+use crate::testing::{full_disk, store_trace};
 
 /// A mapping: anonymous memory or a file.
 #[derive(Debug)]
@@ -172,6 +172,7 @@ impl Memory {
     /// later store. The bytes of pages that had no memory are zeros. Other memory gets its pages
     /// when they are written. Takes 0.1 s for a GiB on a memory file system.
     pub fn occupy(&self, within: Range<usize>) -> std::io::Result<()> {
+        full_disk::check()?;
         match &self.backing {
             Backing::File(file) => reserve(file, within),
             Backing::Anonymous | Backing::Shareable(_) | Backing::Closed => Ok(()),

@@ -12,6 +12,10 @@ use crate::arena::{Blocks, Budget, Reservation};
 /// The time without use after which a block gives its memory back.
 const UNUSED_MAX: Duration = Duration::from_secs(5);
 
+/// The time after which a file system that had no space is asked again. A change that waits for
+/// pinned blocks tries again every millisecond.
+const RETRY: Duration = Duration::from_secs(1);
+
 /// The most bytes that are given back at a time, which takes a few milliseconds.
 const BYTES_AT_ONCE: u64 = 64 << 20;
 
@@ -27,6 +31,10 @@ pub(super) struct BlockMemory {
     least_free: usize,
     /// `None` while no block has more memory than changes need.
     since: Option<Instant>,
+    /// Whether the file system had no space.
+    is_full: bool,
+    /// When that was noticed, at the first [`BlockMemory::pass_time`] afterwards.
+    full_since: Option<Instant>,
 }
 
 impl BlockMemory {
@@ -34,7 +42,7 @@ impl BlockMemory {
     /// reservation of the store covers all blocks.
     pub(super) fn new(vacant: Vec<u32>, budget: Option<&Budget>) -> BlockMemory {
         let taken = budget.map(Budget::reserve_none);
-        BlockMemory { vacant, taken, least_free: 0, since: None }
+        BlockMemory { vacant, taken, least_free: 0, since: None, is_full: false, full_since: None }
     }
 
     /// Returns the bytes taken off the budget.
@@ -43,8 +51,11 @@ impl BlockMemory {
     }
 
     /// Gives memory to at most `count` blocks, as far as the budget and the file system have any,
-    /// and adds them to `free`.
+    /// and adds them to `free`. After a failure of the file system it gives none for [`RETRY`].
     pub(super) fn occupy(&mut self, blocks: &mut Blocks, free: &mut Vec<u32>, count: usize) {
+        if self.is_full {
+            return;
+        }
         let bytes = blocks.bytes_of_each();
         let wanted = self.vacant.len() - count.min(self.vacant.len())..self.vacant.len();
         let taken = wanted.rev().take_while(|_| match &mut self.taken {
@@ -62,6 +73,18 @@ impl BlockMemory {
             blocks.vacate(run.clone());
             self.return_bytes(run.len() as u64 * bytes);
             self.vacant.extend(run.rev());
+            self.is_full = true;
+        }
+    }
+
+    /// Lets a full file system be asked again after [`RETRY`].
+    pub(super) fn pass_time(&mut self, now: Instant) {
+        if !self.is_full {
+            return;
+        }
+        let since = *self.full_since.get_or_insert(now);
+        if now.saturating_duration_since(since) >= RETRY {
+            (self.is_full, self.full_since) = (false, None);
         }
     }
 

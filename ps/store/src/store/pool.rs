@@ -125,10 +125,15 @@ impl Pool {
         self.memory.as_ref().map_or(0, BlockMemory::taken)
     }
 
-    /// Takes back the memory of blocks that no change has needed for a time. A change under way
-    /// would rely on the blocks that are free, so there must be none.
-    pub(super) fn take_back_memory(&mut self, now: Instant) {
+    /// Takes back the memory of blocks that no change has needed for a time, and lets a full file
+    /// system be asked again after some. A change under way relies on the blocks that are free, so
+    /// these keep their memory.
+    pub(super) fn pass_time(&mut self, now: Instant, is_changing: bool) {
         let Pool { blocks, committed, free, memory: Some(memory), .. } = self else { return };
+        memory.pass_time(now);
+        if is_changing {
+            return;
+        }
         let occupied = blocks.count() as usize - memory.vacant.len();
         let extra = occupied.saturating_sub(2 * committed.len());
         memory.take_back_unused(blocks, free, extra, now);

@@ -18,6 +18,7 @@ use super::*;
 use crate::arena::Budget;
 use crate::change::ByteSource;
 use crate::measure::{alone, holding};
+use crate::testing::full_disk::FullDisk;
 use pushpull_optim::optimizer::SharedRun;
 
 const BLOCK: usize = 1024;
@@ -134,13 +135,38 @@ fn blocks_beyond_those_of_a_change_have_memory_only_while_others_are_pinned() {
     let mut now = Instant::now();
     for (seconds, blocks) in [(0, 2), (4, 2), (1, 0), (9, 0)] {
         now += Duration::from_secs(seconds);
-        fixture.store.take_back_memory(now);
+        fixture.store.pass_time(now, false);
         fixture.store.check_invariants();
         assert_eq!(fixture.store.reserved(), reserved + blocks * block_bytes, "{seconds} s");
     }
     assert_eq!(budget.left(), 2 * block_bytes);
     fixture.add(all.clone(), 1.0).unwrap();
     assert_eq!(fixture.all()[0], 5.0);
+}
+
+#[test]
+fn a_full_file_system_is_asked_for_blocks_once_a_second() {
+    let mut fixture = fixture(Sgd::new(1.0), 3);
+    let budget = Budget::new(u64::MAX);
+    fixture.store.values.limit_memory(&budget);
+    let all = 0..4 * ELEMENTS;
+    let pull = fixture.store.snapshot(std::slice::from_ref(&all));
+    fixture.add(all.clone(), 1.0).unwrap();
+    let disk = FullDisk::fill();
+    let mut now = Instant::now();
+    for second in 1..=3 {
+        for _ in 0..20 {
+            assert_eq!(fixture.add(all.clone(), 1.0), Err(NoFreeBlock));
+            fixture.store.pass_time(now, true);
+            now += Duration::from_millis(50);
+        }
+        assert_eq!((disk.refused(), budget.left()), (second, u64::MAX));
+        fixture.store.pass_time(now, true);
+    }
+    drop(disk);
+    fixture.add(all.clone(), 1.0).unwrap();
+    assert_eq!((read(&pull, 0..4), fixture.all()[0]), (vec![0.0], 2.0));
+    fixture.store.check_invariants();
 }
 
 #[test]
@@ -156,7 +182,7 @@ fn blocks_that_changes_keep_using_keep_their_memory() {
         fixture.add(all.clone(), 1.0).unwrap();
         drop(pull);
         now += Duration::from_secs(1);
-        fixture.store.take_back_memory(now);
+        fixture.store.pass_time(now, false);
         let taken = u64::MAX - budget.left();
         assert_eq!(taken, 3 * (BLOCK + crate::arena::GAP_BYTES) as u64);
     }
