@@ -93,7 +93,7 @@ impl BudgetBytes {
 pub struct Reservation {
     budget: Budget,
     bytes: u64,
-    /// How many of the bytes were promised, and by which promise.
+    /// The promise that some of the bytes are of, and the number of those.
     promised: Option<(Promise, u64)>,
 }
 

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 
 thread_local! {
-    /// How often memory was refused; `None` if the file system is not full.
+    /// The number of refused requests for memory; `None` if the file system is not full.
     static REFUSED: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
@@ -19,7 +19,7 @@ impl FullDisk {
         FullDisk(PhantomData)
     }
 
-    /// Returns how often memory was refused.
+    /// Returns the number of refused requests for memory.
     pub fn refused(&self) -> usize {
         REFUSED.get().unwrap_or(0)
     }
