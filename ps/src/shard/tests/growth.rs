@@ -12,7 +12,6 @@ use pushpull_optim::optimizer::Sgd;
 
 use super::peers::{Push, bytes_of, index_of, worker};
 use super::world::{ConnectionId, World};
-use crate::config::PsConfig;
 use crate::event::Event;
 use crate::shard::values::applier::WorkOutcome;
 use crate::shard::{ShardInput, TICK};
@@ -20,21 +19,21 @@ use crate::shard::{ShardInput, TICK};
 /// A world with the table `users` alone (rows of 2 f32), which has no records yet.
 fn ready() -> (World, ConnectionId) {
     let (mut world, _) =
-        World::ready(vec![users(1 << 20)], Sgd::new(1.0), |config| config.inbox_pushes(2));
+        World::ready(vec![users()], Sgd::new(1.0), |config| config.inbox_pushes(2));
     let line = world.join(0, &mut worker(1));
     (world, line)
 }
 
-/// A table of rows of 2 f32 that may have this many bytes.
-fn users(bytes: u64) -> VariableSpec {
-    let users = TableSpec::new(bytes).rows_at_once(4);
+/// A table of rows of 2 f32.
+fn users() -> VariableSpec {
+    let users = TableSpec::new(1 << 20).rows_at_once(4);
     VariableSpec::table("users", DType::F32, [2], users).unwrap()
 }
 
 /// A world with the table `users` and a variable, and two workers.
-fn with_dense(configure: impl Fn(PsConfig) -> PsConfig) -> (World, [ConnectionId; 2]) {
-    let variables = vec![VariableSpec::f32("w", [4]).unwrap(), users(1 << 20)];
-    let (mut world, _) = World::ready(variables, Sgd::new(1.0), configure);
+fn with_dense() -> (World, [ConnectionId; 2]) {
+    let variables = vec![VariableSpec::f32("w", [4]).unwrap(), users()];
+    let (mut world, _) = World::ready(variables, Sgd::new(1.0), |config| config.inbox_pushes(2));
     let lines = [1, 2].map(|task| world.join(0, &mut worker(task)));
     (world, lines)
 }
@@ -171,7 +170,7 @@ const TICKS_OF_A_SECOND: u32 = 20;
 
 #[test]
 fn bytes_that_a_table_has_taken_are_not_kept_for_it_too() {
-    let (mut world, lines) = with_dense(|config| config.inbox_pushes(2));
+    let (mut world, lines) = with_dense();
     let unpromised = world.bytes_left_unpromised();
     let slots = lines.map(|line| world.push_slot(line));
     let slot_bytes = unpromised - world.bytes_left_unpromised();
