@@ -170,8 +170,10 @@ impl Table {
                 return Err(Stalled::NoFreeBlock);
             }
             match self.records.grow() {
-                // A checkpoint gives its records back, so others need not wait for memory.
-                Err(StorageError::DoesNotFit { .. }) if self.records.are_pinned() => {
+                // A checkpoint that ends gives back enough, so nobody has to wait for memory.
+                Err(StorageError::DoesNotFit { .. })
+                    if self.records.free_count_unpinned() >= rows =>
+                {
                     return Err(Stalled::NoFreeBlock);
                 }
                 grown => grown?,

@@ -250,6 +250,11 @@ impl Records {
         self.free.len()
     }
 
+    /// Returns the number of records that are free once no reader pins any.
+    pub(super) fn free_count_unpinned(&self) -> usize {
+        self.free.len() + self.retired.len()
+    }
+
     pub(super) fn take(&mut self) -> Option<u32> {
         self.free.pop()
     }
