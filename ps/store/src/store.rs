@@ -117,10 +117,11 @@ impl Store {
         self.geometry
     }
 
-    /// Returns the bytes reserved for the shard.
+    /// Returns the bytes reserved for the shard, with those that its tables have taken.
     pub fn reserved(&self) -> u64 {
-        let pools = std::iter::once(&self.values).chain(&self.slots);
-        pools.map(Pool::bytes_taken).fold(self.reservation.bytes(), u64::saturating_add)
+        let pools = std::iter::once(&self.values).chain(&self.slots).map(Pool::bytes_taken);
+        let taken = pools.chain(self.tables.iter().map(Table::bytes_taken));
+        taken.fold(self.reservation.bytes(), u64::saturating_add)
     }
 
     /// Takes back the memory of blocks that no change has needed for a time, unless a change is

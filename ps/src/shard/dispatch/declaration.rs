@@ -87,16 +87,20 @@ impl Shard {
             let made_of = generation.made_of(need);
             return Err(StorageError::ModelDoesNotFit { need, limit, made_of });
         }
-        // The memory of an earlier declaration is released first, because both may not fit.
-        self.forget_variables()?;
-        self.make_variables(generation)
+        self.replace_generation(generation)
     }
 
-    /// Creates the files of a new generation of variables, and switches to them.
-    pub(in crate::shard) fn make_variables(
+    /// Forgets the variables and their files, creates those of a new generation, and switches to
+    /// them.
+    pub(in crate::shard) fn replace_generation(
         &mut self,
         generation: Generation,
     ) -> Result<(), StorageError> {
+        // The memory of the earlier variables is released first, because both may not fit. What
+        // takes memory as it needs it, such as a push slot of another shard, leaves it to these.
+        let need = generation.bytes_min(self.steps.is_synchronous());
+        let _kept = self.files.budget.promise(need);
+        self.forget_variables()?;
         let (store, inbox) = generation.create(&mut self.files, self.intake.next_push_slot)?;
         self.intake.inbox = Some(inbox);
         self.steps.count_participants(store.catalogue().shards());

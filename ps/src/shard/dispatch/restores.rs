@@ -158,8 +158,7 @@ impl Shard {
         if let Some(owner) = &mut steps.owner {
             owner.forget_tokens();
         }
-        self.forget_variables()?;
-        self.make_variables(Generation::new(self.id, &self.config, catalogue))
+        self.replace_generation(Generation::new(self.id, &self.config, catalogue))
     }
 
     /// Completes the restore: continues with the checkpoint's values, or forgets the variables.

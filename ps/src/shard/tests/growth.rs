@@ -4,13 +4,14 @@
 use std::time::Duration;
 
 use pushpull_common::ids::ShardId;
+use pushpull_common::protocol::message::Operation;
 use pushpull_common::protocol::{Envelope, Message, Refusal, message};
 use pushpull_common::table::TableSpec;
 use pushpull_common::tensor::DType;
 use pushpull_common::variable::VariableSpec;
 use pushpull_optim::optimizer::Sgd;
 
-use super::peers::{Push, bytes_of, index_of, worker};
+use super::peers::{Push, bytes_of, chief, index_of, place, worker};
 use super::world::{ConnectionId, World};
 use crate::event::Event;
 use crate::shard::values::applier::WorkOutcome;
@@ -24,10 +25,15 @@ fn ready() -> (World, ConnectionId) {
     (world, line)
 }
 
-/// A table of rows of 2 f32.
+/// The table `users`.
 fn users() -> VariableSpec {
-    let users = TableSpec::new(1 << 20).rows_at_once(4);
-    VariableSpec::table("users", DType::F32, [2], users).unwrap()
+    table_of("users")
+}
+
+/// A table of rows of 2 f32.
+fn table_of(name: &str) -> VariableSpec {
+    let rows = TableSpec::new(1 << 20).rows_at_once(4);
+    VariableSpec::table(name, DType::F32, [2], rows).unwrap()
 }
 
 /// A world with the table `users` and a variable, and two workers.
@@ -192,4 +198,28 @@ fn bytes_that_a_table_has_taken_are_not_kept_for_it_too() {
         let answer = world.answer(line, request);
         assert!(matches!(answer, Some(Message::Reserved(_))), "{answer:?}");
     }
+}
+
+#[test]
+fn another_declaration_may_use_the_memory_that_a_table_has_taken() {
+    let mut world = World::bare(vec![users()], Sgd::new(1.0), |config| config.inbox_pushes(1));
+    let line = world.join(0, &mut chief());
+    let first = world.catalogue.clone();
+    world.declare(line, &first);
+    let _others = world.take(world.bytes_left_unpromised());
+    let left = world.bytes_left();
+    let layout = first.layout(ShardId::default());
+    let table = &layout.tables()[0];
+    let assign = Push::plain(1, Operation::Assign {}, world.push_slot(line));
+    let index = index_of(&[7_u64]);
+    let row = bytes_of(&[1_f32, 2.0]);
+    let rows = [(table.index.unwrap(), &index[..]), (table.offset, &row[..])];
+    let answer = world.push_answer(line, &assign, &rows);
+    assert!(matches!(answer, Message::PushAnswer(_)), "{answer:?}");
+    assert!(world.bytes_left() < left, "the table has grown");
+    // The chief has died meanwhile, and another names the table otherwise.
+    let second = place(vec![table_of("clients")], 1);
+    let declared = world.declare(line, &second);
+    assert!(matches!(declared, Message::Declared(_)), "{declared:?}");
+    assert_eq!(world.bytes_left(), left);
 }

@@ -194,6 +194,12 @@ impl Table {
         self.records.bytes()
     }
 
+    /// Returns the bytes that the records and the index have taken off the budget.
+    pub(crate) fn bytes_taken(&self) -> u64 {
+        let index = self.index_reservations.iter().map(Reservation::bytes);
+        index.fold(self.bytes(), u64::saturating_add)
+    }
+
     /// Returns the counters, and resets them to 0.
     pub fn take_counts(&mut self) -> TableCounts {
         std::mem::take(&mut self.counts)
