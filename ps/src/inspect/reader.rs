@@ -17,7 +17,7 @@ use pushpull_store::commit::{Journal, table_bytes};
 use pushpull_store::layout::{FORMAT, Fault, Kind, PAGE_BYTES, Page};
 use pushpull_store::planted::PlantedBugs;
 use pushpull_store::store::{Store, StoreGeometry, StorePlan, count_undo_rows};
-use pushpull_store::table::{Table, TableFiles, TableInputs};
+use pushpull_store::table::{Table, TableFiles, TableInputs, TableNeed};
 use pushpull_store::undo::UndoRow;
 
 use super::report::{
@@ -325,9 +325,9 @@ impl ShardReader<'_> {
             // opened.
             let slots = Table::slots_of(journal, table).min(SLOTS_MAX as u64) as usize;
             let generation = record.generation;
-            let promise = Budget::new(u64::MAX).promise(0);
+            let promises = TableNeed::default().promised(&Budget::new(u64::MAX));
             let inputs = TableInputs {
-                files: TableFiles { arena: arena.clone(), generation, table, promise },
+                files: TableFiles { arena: arena.clone(), generation, table, promises },
                 catalogue,
                 partition,
                 slots: &vec![OptimizerSlot::new("", 0.0); slots],

@@ -122,7 +122,7 @@ impl Generation {
     pub(in crate::shard) fn bytes_min(&self, is_synchronous: bool) -> u64 {
         let together = self.pushes_together(is_synchronous);
         let tables = self.layout.tables().iter().map(|partition| {
-            Table::need(&self.catalogue, partition, self.rules.slots(partition), together)
+            Table::need(&self.catalogue, partition, self.rules.slots(partition), together).bytes()
         });
         tables.fold(self.fixed_bytes(), u64::saturating_add)
     }

@@ -222,9 +222,9 @@ impl Store {
         for (table, partition) in (0..).zip(self.layout.tables()) {
             let slots = rules.optimizer(partition.variable).slots();
             let need = Table::need(&self.catalogue, partition, slots.len(), pushes);
-            let promise = budget.promise(need);
+            let promises = need.promised(budget);
             let inputs = TableInputs {
-                files: TableFiles { arena: arena.clone(), generation, table, promise },
+                files: TableFiles { arena: arena.clone(), generation, table, promises },
                 catalogue: &self.catalogue,
                 partition,
                 slots,

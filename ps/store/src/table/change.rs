@@ -190,12 +190,12 @@ impl Table {
     ) -> Result<(), StorageError> {
         let before = journal.index_pages(self.number);
         if pages > before {
-            let TableFiles { arena, generation, promise, .. } = self.records.files();
+            let TableFiles { arena, generation, promises, .. } = self.records.files();
             let name = Part::Table(self.number).file_name(Kind::Index, *generation);
             let path = arena.storage.path(&name);
             let more = grown_index(pages);
             let bytes = index_bytes(more) - index_bytes(before);
-            let reservation = promise.reserve(bytes)?;
+            let reservation = promises.index.reserve(bytes)?;
             journal.grow_index(self.number, more, path)?;
             self.index_reservations.push(reservation);
         }

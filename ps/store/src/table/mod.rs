@@ -30,8 +30,8 @@ use crate::undo::RowLocation;
 use change::{DirtyRows, NewId};
 use index::{ENTRIES, IndexEntry, Pages, find, page_of, tag_of};
 pub use open::TableInputs;
-pub use records::TableFiles;
 use records::{HEAD_BYTES, Records, id_of};
+pub use records::{TableFiles, TableNeed, TablePromises};
 use rows::RestoredIndex;
 pub(crate) use rows::TableImage;
 

@@ -8,7 +8,7 @@ use super::change::DirtyRows;
 use super::index::{
     ENTRIES, IndexEntry, Pages, RECORDS_MAX, find, grown_index, page_of, pages_for, tag_in, tag_of,
 };
-use super::records::{RecordShape, Records, TableFiles, id_of, is_sound};
+use super::records::{RecordShape, Records, TableFiles, TableNeed, id_of, is_sound};
 use super::{FILES_WORD, Initial, PAGES_WORD, SLOTS_WORD, STEP_WORD, Table, TableCounts};
 use crate::arena::Part;
 use crate::commit::{Address, Journal, index_bytes, offset_of};
@@ -40,11 +40,11 @@ pub struct TableInputs<'a> {
 impl Table {
     /// Creates an empty table, as the next index of the journal. No committed word names it yet.
     pub fn create(inputs: TableInputs<'_>, journal: &mut Journal) -> Result<Table, StorageError> {
-        let TableFiles { arena, generation, table, promise } = &inputs.files;
+        let TableFiles { arena, generation, table, promises } = &inputs.files;
         let part = Part::Table(*table);
         let bytes = index_bytes(FIRST_PAGES);
         arena.storage.remove(&part.file_name(Kind::Index, *generation))?;
-        let reservation = promise.reserve(bytes)?;
+        let reservation = promises.index.reserve(bytes)?;
         let memory = arena.create_part(Kind::Index, *generation, part, bytes)?;
         journal.use_index(memory, *generation);
         let table = *table;
@@ -100,15 +100,20 @@ impl Table {
         Ok(())
     }
 
-    /// Returns the maximum memory of a table partition in bytes, while nothing is pinned: for all
-    /// the rows that it may have and for those of `pushes` pushes that are applied together.
-    pub fn need(catalogue: &Catalogue, partition: &Partition, slots: usize, pushes: u64) -> u64 {
+    /// Returns the maximum memory of a table partition, while nothing is pinned: for all the rows
+    /// that it may have and for those of `pushes` pushes that are applied together.
+    pub fn need(
+        catalogue: &Catalogue,
+        partition: &Partition,
+        slots: usize,
+        pushes: u64,
+    ) -> TableNeed {
         let (shape, limit) = sizes_of(catalogue, partition, slots);
         let rows = limit.saturating_add(partition.row_count().saturating_mul(pushes));
         // Candidates have entries in the index too.
         let pages = pages_for(limit.saturating_mul(2)) as usize;
         let index = index_bytes(grown_index(pages).max(FIRST_PAGES));
-        Records::need(shape, limit, rows).saturating_add(index)
+        TableNeed { index, records: Records::need(shape, limit, rows) }
     }
 
     /// Returns the undo bytes for the rows of one push, in a partition whose rows have `slots`
@@ -130,7 +135,7 @@ impl Table {
 
     /// Opens a table left by an earlier process, whose index the journal has mapped.
     pub fn open(inputs: TableInputs<'_>, journal: &mut Journal) -> Result<Table, StorageError> {
-        let TableFiles { arena, generation, table, promise } = inputs.files.clone();
+        let TableFiles { arena, generation, table, promises } = inputs.files.clone();
         let name = Part::Table(table).file_name(Kind::Index, generation);
         let corrupt = |fault| arena.storage.corrupt(&name, fault);
         let head = |word| Address::Index(table, word);
@@ -153,7 +158,8 @@ impl Table {
         let shape = shape_of(&inputs);
         let limit = limit_of(&inputs);
         let records = Records::open(inputs.files.clone(), shape, limit, files)?;
-        let reservation = promise.reserve_recovered(index_bytes(journal.index_pages(table)))?;
+        let index = index_bytes(journal.index_pages(table));
+        let reservation = promises.index.reserve_recovered(index)?;
         let undo_rows = inputs.undo_rows;
         let mut opened = Table::of(inputs, records);
         opened.index_reservations.push(reservation);

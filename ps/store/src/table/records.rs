@@ -8,7 +8,7 @@ use pushpull_common::table::RowHead;
 use pushpull_common::tensor::DType;
 
 use super::index::RECORDS_MAX;
-use crate::arena::{Arena, Blocks, Grid, Memory, Part, PinnedSet, Promise, Reservation};
+use crate::arena::{Arena, Blocks, Budget, Grid, Memory, Part, PinnedSet, Promise, Reservation};
 use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES};
 use crate::undo::Undo;
@@ -102,8 +102,36 @@ pub struct TableFiles {
     pub generation: u64,
     /// The table's number in the layout of the shard.
     pub table: u16,
-    /// The memory that the index and the records take.
-    pub promise: Promise,
+    /// The memory that is kept for the table.
+    pub promises: TablePromises,
+}
+
+/// The memory that is kept for a table. The index has a promise of its own: records are never given
+/// back, and while a checkpoint pins them there can be twice as many.
+#[derive(Clone, Debug)]
+pub struct TablePromises {
+    pub(super) index: Promise,
+    pub(super) records: Promise,
+}
+
+/// The most memory that a table takes while nothing is pinned.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TableNeed {
+    pub(super) index: u64,
+    pub(super) records: u64,
+}
+
+impl TableNeed {
+    /// Returns the sum, in bytes.
+    pub fn bytes(self) -> u64 {
+        self.index.saturating_add(self.records)
+    }
+
+    /// Keeps this memory of a budget.
+    pub fn promised(self, budget: &Budget) -> TablePromises {
+        let TableNeed { index, records } = self;
+        TablePromises { index: budget.promise(index), records: budget.promise(records) }
+    }
 }
 
 /// Records by number.
@@ -161,7 +189,8 @@ impl Records {
             let part = Part::OfTable(*table, number);
             let bytes = Some(records.file_bytes());
             let memory = arena.open_part(Kind::Rows, *generation, part, bytes)?;
-            let reservation = records.files.promise.reserve_recovered(records.grid().need())?;
+            let reservation =
+                records.files.promises.records.reserve_recovered(records.grid().need())?;
             records.add_file(memory, reservation);
         }
         records.free.clear();
@@ -208,7 +237,7 @@ impl Records {
         if number >= most {
             return Err(StorageError::DoesNotFit { need: bytes, limit: 0 });
         }
-        let reservation = self.files.promise.reserve(self.grid().need())?;
+        let reservation = self.files.promises.records.reserve(self.grid().need())?;
         let TableFiles { arena, generation, table, .. } = &self.files;
         let part = Part::OfTable(*table, number);
         // An earlier process may have been killed or denied space while it created the file.

@@ -15,6 +15,7 @@ use super::*;
 use crate::arena::{Arena, ArenaStorage, Budget};
 use crate::change::{Change, Stalled};
 use crate::commit::table_bytes;
+use crate::error::StorageError;
 use crate::layout::{Kind, PAGE_BYTES, Stamp};
 use crate::planted::PlantedBugs;
 use crate::testing::test_files::{Content, TestFiles};
@@ -165,9 +166,9 @@ fn inputs<'a>(
 ) -> TableInputs<'a> {
     let arena = arena.clone();
     let partition = &catalogue.partitions()[0];
-    let promise = budget.promise(Table::need(catalogue, partition, rule.slots().len(), 1));
+    let promises = Table::need(catalogue, partition, rule.slots().len(), 1).promised(budget);
     TableInputs {
-        files: TableFiles { arena, generation: 1, table: 0, promise },
+        files: TableFiles { arena, generation: 1, table: 0, promises },
         catalogue,
         partition,
         slots: rule.slots(),
@@ -300,6 +301,51 @@ fn a_checkpoint_makes_way_for_rows_rather_than_memory_kept_for_others() {
     let _others = budget.promise(1 << 20);
     let mut fixture = fixture.reopened();
     assert_eq!(fixture.ids().len(), 1000);
+}
+
+#[test]
+fn a_checkpoint_that_ends_makes_way_only_if_that_is_enough() {
+    let budget = Budget::new(1 << 30);
+    let spec = TableSpec::new(100_000 * ROW).rows_at_once(50_000);
+    let mut fixture = TestTable::within(spec, budget.clone());
+    fixture.push_ids(1, 0..1000);
+    let image = fixture.table.image(1);
+    let others = budget.reserve(budget.left()).unwrap();
+    let many: Vec<(u64, f32)> = (0..50_000).map(|id| (id, 1.0)).collect();
+    let stalled = fixture.begin(2, &many).unwrap_err();
+    let Stalled::Growth(error) = stalled else { panic!("{stalled:?}") };
+    assert!(matches!(*error, StorageError::DoesNotFit { .. }), "{error:?}");
+    assert_eq!(image.rows(), 1000, "it can be written meanwhile");
+    drop(others);
+    fixture.push(2, &many);
+    assert_eq!(fixture.table.rows(), 50_000);
+}
+
+#[test]
+fn records_that_a_checkpoint_has_doubled_leave_the_index_its_memory() {
+    let spec = TableSpec::new(40_000 * ROW).rows_at_once(20_000);
+    let need = {
+        let table = TestTable::new(spec);
+        let partition = &table.catalogue.partitions()[0];
+        Table::need(&table.catalogue, partition, table.rule.slots().len(), 1)
+    };
+    // Not a byte more than what the table needs.
+    let mut fixture = TestTable::within(spec, Budget::new(need.bytes()));
+    fixture.push_ids(1, 0..20_000);
+    let image = fixture.table.image(1);
+    let all: Vec<(u64, f32)> = (0..20_000).map(|id| (id, 1.0)).collect();
+    let stalled = loop {
+        match fixture.begin(2, &all) {
+            Ok(()) => fixture.table.publish(&mut fixture.journal),
+            Err(stalled) => break stalled,
+        }
+        fixture.version += 1;
+        fixture.commit();
+    };
+    assert!(matches!(stalled, Stalled::NoFreeBlock), "{stalled:?}");
+    drop(image);
+    fixture.push_ids(3, 20_000..40_000);
+    assert_eq!(fixture.table.rows(), 40_000);
 }
 
 #[test]
