@@ -132,15 +132,15 @@ impl Inbox {
     /// Gives memory to a free slot that has none, or else to one that was offered and has lost its
     /// memory. Returns false if there is no such slot, or no memory for it.
     fn allocate_slot(&mut self, now: Instant) -> bool {
-        let free = self.push_slots.iter().position(Option::is_none);
-        let slot = free.or_else(|| self.oldest_offered(false));
-        slot.is_some_and(|slot| {
-            let is_allocated = self.memory.allocate(slot, now);
-            if is_allocated {
-                self.push_slots[slot] = None;
-            }
-            is_allocated
-        })
+        let offered = self.oldest_offered(false);
+        let Inbox { memory, push_slots, .. } = self;
+        // The budget may have too little for one, and a later one its bytes still, because it has
+        // not given back all its pages.
+        let mut free = (0..push_slots.len()).filter(|&slot| push_slots[slot].is_none());
+        let allocated = free
+            .find(|&slot| memory.allocate(slot, now))
+            .or_else(|| offered.filter(|&slot| memory.allocate(slot, now)));
+        allocated.map(|slot| push_slots[slot] = None).is_some()
     }
 
     /// Gives memory to a slot that was offered and has lost its memory since. Returns false if there

@@ -7,8 +7,9 @@ use pushpull_common::ids::{GlobalStep, RequestId, ShardId};
 use pushpull_common::placement::{Placement, PlacementStrategy, ShardMap};
 use pushpull_common::variable::VariableSpec;
 
-use pushpull_store::arena::Memory;
+use pushpull_store::arena::{Budget, Memory};
 use pushpull_store::layout::PAGE_BYTES;
+use pushpull_store::planted::PlantedBugs;
 
 use super::*;
 
@@ -169,6 +170,36 @@ fn unused_push_slots_give_their_pages_back_some_at_a_time() {
         inbox.take_back_memory(now);
         assert_eq!(inbox.has_reclaimable_memory(), left, "144 MiB, of which 64 at a time");
     }
+}
+
+#[test]
+fn a_push_slot_that_still_gives_its_pages_back_is_lent_again() {
+    let layout = layout(&[160 << 20]);
+    let memory = Memory::anonymous(PAGE_BYTES + Inbox::file_bytes(&layout, 3) as usize).unwrap();
+    let stride = Inbox::need(&layout, 1);
+    let budget = Budget::new(2 * stride);
+    let sizes = SlotSizes { stride: stride as usize, slots: 3, kept: 1 };
+    let slots = SlotMemory::new(memory, sizes, &budget, PlantedBugs::default());
+    let mut inbox = Inbox::new(slots, &layout, 3, 1);
+    let mut now = Instant::now();
+    for client in 0..3 {
+        assert!(inbox.free_up(now), "client {client}");
+        inbox.reserve(ClientKey(client), now).unwrap();
+    }
+    // The second slot has given its pages back, and another shard takes the bytes.
+    inbox.drop_client(ClientKey(1));
+    (0..2).for_each(|_| inbox.take_back_memory(now));
+    now += slot_memory::UNUSED_MAX;
+    (0..3).for_each(|_| inbox.take_back_memory(now));
+    let _of_other = budget.reserve(stride).unwrap();
+    inbox.drop_client(ClientKey(2));
+    inbox.take_back_memory(now);
+    now += slot_memory::UNUSED_MAX;
+    inbox.take_back_memory(now);
+    assert!(inbox.has_reclaimable_memory() && !inbox.has_free());
+    assert!(inbox.free_up(now), "the third slot has its bytes still");
+    inbox.reserve(ClientKey(3), now).unwrap();
+    inbox.check_invariants();
 }
 
 #[test]
