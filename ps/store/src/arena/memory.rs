@@ -48,8 +48,24 @@ impl Memory {
     /// Maps zeroed memory that is private to this process, in huge pages where the system grants
     /// them on request.
     pub fn anonymous(bytes: usize) -> std::io::Result<Memory> {
+        Memory::map_anonymous(bytes, MmapOptions::new())
+    }
+
+    /// Maps zeroed memory as [`Memory::anonymous`] does, of which only `at_once` bytes are written
+    /// for now. The rest may be more than the system has.
+    pub(super) fn anonymous_sparse(bytes: usize, at_once: usize) -> std::io::Result<Memory> {
+        let mut options = MmapOptions::new();
+        if at_once < bytes {
+            // A system that has too little for what is written says so.
+            drop(Memory::anonymous(at_once)?);
+            options.no_reserve_swap();
+        }
+        Memory::map_anonymous(bytes, options)
+    }
+
+    fn map_anonymous(bytes: usize, mut options: MmapOptions) -> std::io::Result<Memory> {
         // A mapping cannot be empty.
-        let map = MmapOptions::new().len(bytes.max(1)).map_anon()?;
+        let map = options.len(bytes.max(1)).map_anon()?;
         // An update reads up to nine streams at once and writes as many shadows. With small pages
         // most of them miss the TLB again and again, which is slower.
         #[cfg(target_os = "linux")]
@@ -523,6 +539,20 @@ mod tests {
             let bytes = memory.bytes();
             assert!(bytes[..100_000].iter().chain(&bytes[900_000..]).all(|&byte| byte == 7));
         }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn sparse_memory_may_be_more_than_the_system_has() {
+        const STRICT: &str = "2";
+        let policy = std::fs::read_to_string("/proc/sys/vm/overcommit_memory");
+        if policy.is_ok_and(|policy| policy.trim() == STRICT) {
+            println!("SKIPPED: this system commits no more memory than it has");
+            return;
+        }
+        let mut memory = Memory::anonymous_sparse(1 << 44, 1 << 12).unwrap();
+        memory.store(1 << 40, 7);
+        assert_eq!((memory.load(1 << 40), memory.len()), (7, 1 << 44));
     }
 
     #[test]

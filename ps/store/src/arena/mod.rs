@@ -166,12 +166,13 @@ impl ArenaStorage {
         let path = self.path(name);
         let length = usize::try_from(bytes)
             .map_err(|_| StorageError::DoesNotFit { need: bytes, limit: usize::MAX as u64 })?;
+        let anonymous = || Memory::anonymous_sparse(length, occupied.iter().map(Range::len).sum());
         let memory = match self {
             // Without shareable memory, or without a free descriptor, nothing is shared.
             ArenaStorage::Shareable if name.starts_with(Kind::Values.name()) => {
-                Memory::shareable(length).or_else(|_| Memory::anonymous(length))
+                Memory::shareable(length).or_else(|_| anonymous())
             }
-            ArenaStorage::Anonymous | ArenaStorage::Shareable => Memory::anonymous(length),
+            ArenaStorage::Anonymous | ArenaStorage::Shareable => anonymous(),
             ArenaStorage::Folder(folder) => Memory::of_file(folder.create(name, length, occupied)?),
             ArenaStorage::TestFiles(test_files) => Ok(test_files.create(name, length)),
         };
