@@ -126,6 +126,21 @@ impl TestTable {
         self.commit();
     }
 
+    /// Pushes these rows again and again. Returns how many pushes had memory, and why the next had
+    /// none.
+    fn push_until_stalled(&mut self, step: u64, rows: &[(u64, f32)]) -> (u32, Stalled) {
+        let mut made = 0;
+        loop {
+            match self.begin(step, rows) {
+                Ok(()) => self.table.publish(&mut self.journal),
+                Err(stalled) => return (made, stalled),
+            }
+            self.version += 1;
+            self.commit();
+            made += 1;
+        }
+    }
+
     fn push_ids(&mut self, step: u64, ids: impl IntoIterator<Item = u64>) {
         let rows: Vec<(u64, f32)> = ids.into_iter().map(|id| (id, 1.0)).collect();
         self.push(step, &rows);
@@ -276,16 +291,7 @@ fn a_checkpoint_makes_way_for_rows_rather_than_memory_kept_for_others() {
     let made = |fixture: &mut TestTable| {
         fixture.push_ids(1, 0..1000);
         let image = fixture.table.image(1);
-        let mut made = 0;
-        let stalled = loop {
-            match fixture.begin(2, &all) {
-                Ok(()) => fixture.table.publish(&mut fixture.journal),
-                Err(stalled) => break stalled,
-            }
-            fixture.version += 1;
-            fixture.commit();
-            made += 1;
-        };
+        let (made, stalled) = fixture.push_until_stalled(2, &all);
         assert!(matches!(stalled, Stalled::NoFreeBlock), "{stalled:?}");
         drop(image);
         fixture.push_ids(3, 0..1000);
@@ -334,14 +340,7 @@ fn records_that_a_checkpoint_has_doubled_leave_the_index_its_memory() {
     fixture.push_ids(1, 0..20_000);
     let image = fixture.table.image(1);
     let all: Vec<(u64, f32)> = (0..20_000).map(|id| (id, 1.0)).collect();
-    let stalled = loop {
-        match fixture.begin(2, &all) {
-            Ok(()) => fixture.table.publish(&mut fixture.journal),
-            Err(stalled) => break stalled,
-        }
-        fixture.version += 1;
-        fixture.commit();
-    };
+    let (_, stalled) = fixture.push_until_stalled(2, &all);
     assert!(matches!(stalled, Stalled::NoFreeBlock), "{stalled:?}");
     drop(image);
     fixture.push_ids(3, 20_000..40_000);
